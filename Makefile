@@ -1,0 +1,38 @@
+# Two commands: `make demo` trains the example, `make test` proves the project. Both set up first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint unit slow bench clean
+
+demo: $(READY)
+	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
+
+test: lint unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/saferun profiles check profiles/*.yaml
+	tools/shell-check
+
+unit: $(READY)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
+slow: $(READY)
+	$(BIN)/pytest -m slow
+
+bench: $(READY)
+	$(BIN)/python benchmarks/launch.py
+	$(BIN)/python benchmarks/inject.py
+
+# One install for all: the constraints pin torch, whose registry build for GPUs is gigabytes.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,lint]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) out

@@ -1,0 +1,51 @@
+"""What can go wrong, said as what, where and the mend; and the exit codes that go with it.
+
+Exit codes are an interface (README lists them). The job's own code passes through untouched.
+"""
+
+from __future__ import annotations
+
+import os
+
+EXIT_USAGE = 2
+EXIT_UNAVAILABLE = os.EX_UNAVAILABLE  # 69: a preflight or a needed program failed
+EXIT_SOFTWARE = os.EX_SOFTWARE  # 70: our own fault
+EXIT_BUSY = os.EX_TEMPFAIL  # 75: a lock is held
+EXIT_CONFIG = os.EX_CONFIG  # 78: bad profile or configuration
+
+
+class SaferunError(Exception):
+    """A mistake that a person can mend.
+
+    Args:
+        what: what is wrong, in one clause.
+        where: the file, option or variable it stands in; may be empty.
+        mend: what to do about it; may be empty.
+    """
+
+    code = EXIT_CONFIG
+
+    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.mend = mend
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (self.what, self.where, self.mend) if part)
+
+
+class UsageError(SaferunError):
+    """The command line is wrong (exit 2)."""
+
+    code = EXIT_USAGE
+
+
+class ProfileError(SaferunError):
+    """A profile or a setting is wrong (exit 78)."""
+
+
+class UnavailableError(SaferunError):
+    """A program or a library that the launch needs is not there (exit 69)."""
+
+    code = EXIT_UNAVAILABLE

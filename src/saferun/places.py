@@ -1,0 +1,81 @@
+"""Where saferun's own files lie, and how they are written: private, atomic, no planted links.
+
+Nothing here raises for a place that cannot be used: what we keep is a convenience, and a full disk
+or a read-only home never stops a job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def config_dir(environ: Mapping[str, str]) -> str:
+    """Return the user's directory of saferun settings; it may not exist."""
+    return _base(environ, "XDG_CONFIG_HOME", ".config")
+
+
+def cache_dir(environ: Mapping[str, str]) -> str:
+    """Return the directory of what can be computed anew; it may not exist."""
+    return _base(environ, "XDG_CACHE_HOME", ".cache")
+
+
+def state_dir(environ: Mapping[str, str]) -> str:
+    """Return the directory of what runs leave behind; it may not exist."""
+    return _base(environ, "XDG_STATE_HOME", ".local/state")
+
+
+def _base(environ: Mapping[str, str], variable: str, default: str) -> str:
+    base = environ.get(variable, "")
+    if not os.path.isabs(base):  # the XDG rule: a relative path is ignored
+        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), default)
+    return os.path.join(base, "saferun")
+
+
+def private_dir(path: str) -> bool:
+    """Make a directory 0700 (parents too) and say whether it is ours alone to write."""
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return (status.st_mode & 0o170022) == 0o040000 and status.st_uid == os.geteuid()
+
+
+def read_private(path: str, limit: int = 4 * 1024 * 1024) -> bytes | None:
+    """Return the content of a regular file of ours, None where it is not one or not readable."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if (status.st_mode & 0o170000) != 0o100000 or status.st_uid != os.geteuid():
+            return None
+        return os.read(descriptor, limit)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def write_private(path: str, content: bytes) -> bool:
+    """Write a file 0600 in one step (a reader sees the old or the new one, whole)."""
+    if not private_dir(os.path.dirname(path)):
+        return False
+    temporary = f"{path}.{os.getpid()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(temporary, flags, 0o600)
+        try:
+            os.write(descriptor, content)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except OSError:
+        try:  # noqa: SIM105 (contextlib is not worth its import on the launch path)
+            os.unlink(temporary)
+        except OSError:
+            pass
+        return False
+    return True

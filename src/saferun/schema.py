@@ -1,0 +1,291 @@
+"""Pure: what a profile may say, as one table: type, choices, default and words of every key.
+
+Validation (yamldoc.py), `--set`, the defaults of a launch and the JSON Schema for editors are all
+made from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from saferun.torchrun import OPTIONS
+
+
+class Key(NamedTuple):
+    """One profile key. `kind`: choice, bool, int, number, text, texts or range."""
+
+    kind: str
+    default: Any
+    doc: str
+    choices: tuple[str, ...] = ()
+    nullable: bool = False
+    least: float | None = None  # smallest value allowed
+    unit: str = ""
+
+
+def _choice(*choices: str, doc: str) -> Key:
+    return Key("choice", choices[0], doc, choices)
+
+
+def _flag(default: bool, doc: str) -> Key:
+    return Key("bool", default, doc)
+
+
+def _int(default: int, least: int, doc: str) -> Key:
+    return Key("int", default, doc, least=least)
+
+
+def _seconds(default: float | None, doc: str, *, least: float = 0) -> Key:
+    return Key("number", default, doc, nullable=default is None, least=least, unit="s")
+
+
+KEYS: dict[str, Key] = {
+    "launcher": _choice("torchrun", "python", doc="What starts the script."),
+    "hooks.compile.enabled": _choice(
+        "keep", "off", doc="torch.compile as the script asks, or not at all."
+    ),
+    "hooks.compile.autotune": _choice(
+        "keep", "off", doc="Whether kernels are benchmarked against each other when first built."
+    ),
+    "hooks.compile.cudagraphs": _choice(
+        "keep", "off", "off-when-distributed", doc="Whether inductor may record CUDA graphs."
+    ),
+    "hooks.compile.fallback": _choice(
+        "off", "on", doc="Run a frame eagerly where its compilation fails."
+    ),
+    "hooks.cudagraph_markers": _choice(
+        "keep",
+        "off",
+        "off-when-distributed",
+        doc="Whether torch.compiler.cudagraph_mark_step_begin does anything.",
+    ),
+    "hooks.init.set_device": _flag(
+        True, "Choose the GPU of LOCAL_RANK before the process group is made, if nobody did."
+    ),
+    "hooks.init.barrier": _choice(
+        "store", "collective", "off", doc="How ranks wait for each other after init."
+    ),
+    "hooks.init.agree": _choice(
+        "error", "warn", "off", doc="What happens when ranks differ in versions or GPU type."
+    ),
+    "hooks.init.timeout_s": _seconds(
+        600.0, "How long ranks wait for each other at init before the missing are named.", least=1
+    ),
+    "hooks.excepthook": _choice(
+        "on", "off", doc="Record the first exception of each rank where torchrun looks for it."
+    ),
+    "hooks.order.mode": _choice(
+        "warn", "error", "fix", "off", doc="What happens when things are made before the group."
+    ),
+    "hooks.order.wrap_barrier": _flag(True, "Ranks wait for each other after DDP/FSDP wrapping."),
+    "hooks.shards": _choice(
+        "off", "warn", "error", doc="What happens when ranks read the same data."
+    ),
+    "hooks.guards.labels": _choice("off", "on", doc="Check class labels before the loss kernel."),
+    "hooks.guards.logits": _choice("off", "on", doc="Check the shape of logits before the loss."),
+    "hooks.guards.embeddings": _choice("off", "on", doc="Check indices before an embedding."),
+    "hooks.memory.clear_between_trials": _flag(
+        False, "Clear the allocator's cache before and after garbage collection between trials."
+    ),
+    "hooks.optuna.mode": _choice("off", "on", doc="Keep a study going through CUDA errors."),
+    "hooks.optuna.recycle_every": _int(
+        50, 0, "Good trials after which the process is made anew; 0 is never."
+    ),
+    "hooks.tensorflow.cross_device_ops": _choice(
+        "keep", "hierarchical-copy", doc="How MirroredStrategy adds gradients up."
+    ),
+    "hooks.tensorflow.memory_growth": _flag(
+        False, "TensorFlow takes GPU memory as it needs it, not all at once."
+    ),
+    "hooks.required": _flag(False, "End the job where a hook cannot be put in place."),
+    "retry.attempts": _int(3, 1, "Attempts in a row without progress; 1 replaces saferun by exec."),
+    "retry.attempts_total": _int(10, 1, "Attempts altogether, progress or not."),
+    "retry.backoff_s": Key(
+        "range", (5.0, 60.0), "First and longest wait between attempts.", least=0, unit="s"
+    ),
+    "retry.deadline_s": _seconds(None, "No attempt starts later than this after the first."),
+    "retry.unknown_after_s": _seconds(
+        None, "An unrecognised failure is retried once if the attempt lived longer than this."
+    ),
+    "retry.rejoin_s": _seconds(
+        60.0, "How long a node without a verdict waits for the others to meet again."
+    ),
+    "retry.debug_last": _flag(False, "Make the last attempt a diagnosing one."),
+    "retry.resume_args": Key("texts", (), "Added to the script's arguments from attempt 2 on."),
+    "mitigate.enabled": _flag(True, "Change settings after a failure that they cure."),
+    "mitigate.remember": _flag(True, "Start with a cure that helped this script before."),
+    "mitigate.never": Key("texts", (), "Names of cures that are not to be used."),
+    "preflight.mode": _choice("off", "warn", "require", doc="Try every GPU before the job starts."),
+    "preflight.timeout_s": _seconds(20.0, "How long that may take.", least=0.1),
+    "locks.gpus": _choice(
+        "warn", "refuse", "wait", "off", doc="What happens when another run has the GPUs."
+    ),
+    "locks.wait_s": _seconds(0.0, "How long `wait` waits."),
+    "locks.slots": _int(1, 1, "Runs that may share one GPU."),
+    "locks.slot_memory_gib": Key(
+        "number", None, "GPU memory that one slot needs.", nullable=True, least=0, unit="GiB"
+    ),
+    "workers": _int(1, 1, "Processes to start (launcher: python only)."),
+    "watch.silence_s": _seconds(
+        None, "A job without output for so long is taken for hung.", least=1
+    ),
+    "recover.gpu_reset": _choice("never", "when-idle", doc="Whether an idle GPU may be reset."),
+}
+
+MAX_BYTES = 256 * 1024  # of a profile's text
+HEAD = ("schema", "name", "description", "extends", "match")
+OPEN = ("env", "torchrun")  # sections whose keys are not in the table
+LEAF_WORDS = ("value", "why", "source", "when")
+WHEN_WORDS = ("torch", "gpus", "distributed")
+TORCHRUN_FLAGS = {o.strings[-1].lstrip("-").replace("_", "-"): o.flag for o in OPTIONS}
+
+
+class Leaf(NamedTuple):
+    """One value that a profile gives, with its reason and the condition under which it counts."""
+
+    value: Any
+    why: str = ""
+    source: str = ""
+    when: tuple[tuple[str, Any], ...] = ()
+    line: int = 0
+
+
+class Doc(NamedTuple):
+    """One profile file, checked; nothing is merged yet. Keys of `leaves` are dotted."""
+
+    path: str
+    name: str
+    description: str
+    extends: tuple[str, ...]
+    match: tuple[str, ...]  # fragments of GPU product names
+    leaves: Mapping[str, Leaf]
+
+
+def groups() -> set[str]:
+    """Return the dotted names of all groups of keys ("hooks", "hooks.compile", …)."""
+    return {key[:i] for key in KEYS for i, c in enumerate(key) if c == "."} | set(OPEN)
+
+
+def children(group: str) -> list[str]:
+    """Return the names that may stand directly below `group` ("" is the top)."""
+    if not group:
+        return [*HEAD, *dict.fromkeys(k.split(".")[0] for k in [*KEYS, *OPEN])]
+    if group == "torchrun":
+        return list(TORCHRUN_FLAGS)
+    below = [k[len(group) + 1 :].split(".")[0] for k in KEYS if k.startswith(group + ".")]
+    return list(dict.fromkeys(below))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a mend for an unknown word: the nearest known one, or the list of them."""
+    import difflib
+
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"known here: {', '.join(known)}" if known else ""
+
+
+_RANGE = re.compile(r"\s*(>=|<=|==|!=|>|<)?\s*(\d+(?:\.\d+)*)\s*\Z")
+_OPS = {
+    ">=": lambda a, b: a >= b,
+    "<=": lambda a, b: a <= b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    ">": lambda a, b: a > b,
+    "<": lambda a, b: a < b,
+}
+
+
+def is_range(text: str) -> bool:
+    """Return whether a text is a list of comparisons such as ">=2.8,<2.10"."""
+    return all(_RANGE.match(part) for part in text.split(","))
+
+
+def in_range(version: str, wanted: str) -> bool:
+    """Return whether a version's release number satisfies every comparison.
+
+    Local and pre-release parts do not count: "2.9.0a0+git1" and "2.9.0+cu130" are both 2.9.0.
+    """
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    if not match:
+        return False
+    have = [int(n) for n in match.group().split(".")]
+    for part in wanted.split(","):
+        op, number = _RANGE.match(part).groups()  # type: ignore[union-attr]
+        want = [int(n) for n in number.split(".")]
+        width = max(len(have), len(want))
+        pad = [x + [0] * (width - len(x)) for x in (have, want)]
+        if not _OPS[op or "=="](*pad):
+            return False
+    return True
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a profile, for editors."""
+    text = {"type": "string"}
+    properties: dict[str, Any] = {
+        "schema": {"const": 1, "description": "The version of this format."},
+        "name": {**text, "description": "What `--profile` calls it; else the file's name."},
+        "description": text,
+        "extends": {
+            "anyOf": [text, {"type": "array", "items": text}],
+            "description": "Profiles that this one builds on; later ones win, this one last.",
+        },
+        "match": _object({"gpu": {"anyOf": [text, {"type": "array", "items": text}]}}),
+        "torchrun": _object(
+            {name: _entry({"type": ["string", "number", "boolean"]}) for name in TORCHRUN_FLAGS}
+        ),
+        "env": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+            "additionalProperties": _entry({"type": ["string", "number"]}),
+        },
+    }
+    for key, spec in KEYS.items():
+        *above, name = key.split(".")
+        level = properties
+        for group in above:
+            level = level.setdefault(group, _object({}))["properties"]
+        level[name] = {**_entry(_plain_schema(spec)), "description": spec.doc}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "saferun profile",
+        **_object(properties),
+        "required": ["schema"],
+    }
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _entry(plain: dict[str, Any]) -> dict[str, Any]:
+    """A value, or the value with its reasons and its condition."""
+    text = {"type": "string"}
+    comparisons = {"type": ["string", "number"], "pattern": r"^[\d<>=!., ]+$"}
+    when = _object({"torch": comparisons, "gpus": comparisons, "distributed": {"type": "boolean"}})
+    annotated = _object({"value": plain, "why": text, "source": text, "when": when})
+    return {"anyOf": [plain, {**annotated, "required": ["value"]}]}
+
+
+def _plain_schema(spec: Key) -> dict[str, Any]:
+    if spec.kind == "choice":
+        # an editor may read `off` as text or, by the older rules, as false
+        also = [b for b, word in ((True, "on"), (False, "off")) if word in spec.choices]
+        return {"enum": [*spec.choices, *also], "default": spec.default}
+    number: dict[str, Any] = {} if spec.least is None else {"minimum": spec.least}
+    if spec.kind == "range":
+        items = {"type": "number", **number}
+        return {"type": "array", "items": items, "minItems": 2, "maxItems": 2}
+    if spec.kind == "texts":
+        return {"type": "array", "items": {"type": "string"}, "default": []}
+    kind = {"bool": "boolean", "int": "integer", "number": "number"}[spec.kind]
+    return {
+        "type": [kind, "null"] if spec.nullable else kind,
+        **number,
+        "default": spec.default,
+    }

@@ -1,0 +1,380 @@
+"""Pure: YAML text read against the table of schema.py, with file, line and nearest key.
+
+We decode ourselves: the strict decoders that were tried (msgspec, pydantic) cost 17-45 ms to
+import, know no line numbers or nearest keys, and cannot see that YAML has turned `off` into False
+(benchmarks/imports.py has the times). Nothing is constructed: the node tree is walked, so tags
+make no objects and aliases cannot blow up.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from saferun.errors import ProfileError
+from saferun.schema import (
+    HEAD,
+    KEYS,
+    LEAF_WORDS,
+    MAX_BYTES,
+    OPEN,
+    TORCHRUN_FLAGS,
+    WHEN_WORDS,
+    Doc,
+    Key,
+    Leaf,
+    children,
+    groups,
+    is_range,
+    nearest,
+)
+from saferun.yamlvalue import coerce, expected, kind, scalar
+
+MAX_NODES = 20_000
+MAX_DEPTH = 8
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def parse(text: str, path: str) -> Doc:
+    """Read one profile.
+
+    Args:
+        text: the YAML.
+        path: where it stands, for error messages and provenance.
+
+    Raises:
+        ProfileError: with file, line and mend; further errors are counted (`check` lists all).
+    """
+    doc, errors = check(text, path)
+    if errors:
+        first = errors[0]
+        if len(errors) > 1:
+            more = f"{len(errors) - 1} more: saferun profiles check {path}"
+            first = ProfileError(
+                first.what, where=first.where, mend="; ".join(filter(None, (first.mend, more)))
+            )
+        raise first
+    assert doc is not None
+    return doc
+
+
+def check(text: str, path: str) -> tuple[Doc | None, list[ProfileError]]:
+    """Read one profile and return it with every error found; the Doc is None if there are any."""
+    reader = Reader(path)
+    doc = reader.read(text)
+    return (None if reader.errors else doc), reader.errors
+
+
+def parse_value(key: str, text: str, origin: str) -> Leaf:
+    """Read the VALUE of `--set KEY=VALUE`; `env.` and `torchrun.` values are taken as they are.
+
+    Raises:
+        ProfileError: unknown key or a value that does not fit it.
+    """
+    reader = Reader(f"{origin} {key}")
+    leaf = reader.setting(key, text)
+    if reader.errors:
+        raise reader.errors[0]
+    assert leaf is not None
+    return leaf
+
+
+class Reader:
+    """Walks a YAML node tree against the table and gathers errors."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.errors: list[ProfileError] = []
+        self.leaves: dict[str, Leaf] = {}
+        self.head: dict[str, Any] = {}
+        self._seen = 0
+
+    def error(self, what: str, node: Any = None, mend: str = "", key: str = "") -> None:
+        """Note an error at a node."""
+        line = f", line {node.start_mark.line + 1}" if node is not None else ""
+        inside = f", `{key}`" if key else ""
+        self.errors.append(ProfileError(what, where=f"{self.path}{line}{inside}", mend=mend))
+
+    def read(self, text: str) -> Doc | None:
+        """Read a whole file."""
+        root = self._compose(text)
+        if root is None:
+            return None
+        for name, key_node, node in self._pairs(root, ""):
+            if name in HEAD:
+                self._head(name, node)
+            else:
+                self._section(name, key_node, node)
+        if "schema" not in self.head and not self.errors:
+            self.error("the profile does not say which schema it is", root, "add `schema: 1`")
+        name = self.head.get("name") or self.path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
+        return Doc(
+            self.path,
+            name,
+            self.head.get("description", ""),
+            tuple(self.head.get("extends", ())),
+            tuple(self.head.get("match", ())),
+            self.leaves,
+        )
+
+    def setting(self, key: str, text: str) -> Leaf | None:
+        """Read one value given on the command line."""
+        import yaml
+
+        section, _, name = key.partition(".")
+        if section in OPEN and name:
+            node: Any = yaml.ScalarNode("tag:yaml.org,2002:str", text)
+            return self._open_leaf(section, name, None, node)
+        if key not in KEYS:
+            self._unknown_set(key)
+            return None
+        nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "")
+        node = self._compose(text) if text.strip() else nothing
+        return None if node is None else self._leaf(key, KEYS[key], node)
+
+    def _unknown_set(self, key: str) -> None:
+        inside = [k for k in KEYS if k.startswith(key + ".")]
+        inside += [f"{key}.NAME"] if key in OPEN else []
+        if inside:
+            self.error(f"`{key}` is a group", mend=f"it has: {', '.join(inside)}")
+            return
+        guess = nearest(key, KEYS)
+        self.error(
+            f"unknown key `{key}`",
+            mend=guess if guess.startswith("did") else "`saferun profiles schema` has them all",
+        )
+
+    def _compose(self, text: str) -> Any:
+        import yaml
+
+        if len(text) > MAX_BYTES:
+            self.error(
+                f"the file has {len(text):,} characters, which is no profile",
+                mend=f"at most {MAX_BYTES:,} are read",
+            )
+            return None
+        try:
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.YAMLError as error:
+            self._yaml_error(error)
+            return None
+        except (RecursionError, ValueError) as error:
+            self.error(f"not readable as YAML ({type(error).__name__})", mend="")
+            return None
+        if root is None:
+            self.error("the file is empty", mend="the least is `schema: 1` and one value")
+        return root
+
+    def _yaml_error(self, error: Any) -> None:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{self.path}, line {mark.line + 1}" if mark else self.path
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        self.errors.append(
+            ProfileError(f"not readable as YAML: {problem}", where=where, mend="mend the YAML")
+        )
+
+    def _pairs(self, node: Any, key: str) -> list[tuple[str, Any, Any]]:
+        """Return the (name, key node, value node) of a mapping; duplicates are errors."""
+        import yaml
+
+        if not isinstance(node, yaml.MappingNode):
+            names = ", ".join(children(key)) if key not in OPEN else "names and values"
+            self.error(f"{kind(node)} where a mapping belongs", node, f"it has: {names}", key)
+            return []
+        found: dict[str, tuple[str, Any, Any]] = {}
+        for key_node, value_node in node.value:
+            self._seen += 1
+            name = key_node.value if isinstance(key_node, yaml.ScalarNode) else ""
+            if not name:
+                self.error("a key that is not a word", key_node, key=key)
+            elif name in found:
+                first = found[name][1].start_mark.line + 1
+                self.error(f"duplicate key `{name}`", key_node, f"first given on line {first}", key)
+            elif self._seen > MAX_NODES or key.count(".") > MAX_DEPTH:
+                self.error("more entries than any profile has", key_node)
+                return []
+            else:
+                found[name] = (name, key_node, value_node)
+        return list(found.values())
+
+    def _head(self, name: str, node: Any) -> None:
+        value = self._plain(node)
+        if name == "schema" and value != 1:
+            self.error(f"schema {value!r} is not known", node, "this saferun reads `schema: 1`")
+        elif name in ("name", "description") and not isinstance(value, str):
+            self.error(f"{kind(node)} where text belongs", node, "put it in quotes", name)
+        elif name == "name" and not re.match(r"[\w.+-]+\Z", value):
+            self.error(f"`{value}` cannot be a profile's name", node, "letters, digits, -", name)
+        elif name == "extends":
+            value = [value] if isinstance(value, str) else value
+            if not _texts(value):
+                self.error("`extends` is a list of profile names", node, "extends: [cuda]")
+                value = ()
+        elif name == "match":
+            value = self._match(node)
+        self.head[name] = value
+
+    def _match(self, node: Any) -> tuple[str, ...]:
+        found: tuple[str, ...] = ()
+        for name, key_node, value_node in self._pairs(node, "match"):
+            value = self._plain(value_node)
+            value = [value] if isinstance(value, str) else value
+            if name != "gpu":
+                self.error(f"unknown key `{name}`", key_node, nearest(name, ["gpu"]), "match")
+            elif not _texts(value) or not all(v.strip() for v in value):
+                self.error("`match: gpu:` is a list of product names", value_node, "gpu: [H100]")
+            else:
+                found = tuple(value)
+        return found
+
+    def _section(self, name: str, key_node: Any, node: Any) -> None:
+        if name in KEYS:
+            self._keep(name, self._leaf(name, KEYS[name], node))
+        elif name in OPEN:
+            for entry, entry_key, entry_node in self._pairs(node, name):
+                leaf = self._open_leaf(name, entry, entry_key, entry_node)
+                if leaf is not None:
+                    self._keep(f"{name}.{_canonical(name, entry)}", leaf)
+        elif name in groups():
+            self._group(name, node)
+        else:
+            self.error(f"unknown key `{name}`", key_node, nearest(name, children("")))
+
+    def _group(self, group: str, node: Any) -> None:
+        for name, key_node, value_node in self._pairs(node, group):
+            key = f"{group}.{name}"
+            if key in KEYS:
+                self._keep(key, self._leaf(key, KEYS[key], value_node))
+            elif key in groups():
+                self._group(key, value_node)
+            else:
+                self.error(f"unknown key `{name}`", key_node, nearest(name, children(group)), group)
+
+    def _keep(self, key: str, leaf: Leaf | None) -> None:
+        if leaf is not None:
+            self.leaves[key] = leaf
+
+    def _leaf(self, key: str, spec: Key, node: Any) -> Leaf | None:
+        """Read a value or its annotated form {value, why, source, when}."""
+        value_node, notes = self._annotations(key, node)
+        if value_node is None:
+            return None
+        ok, value = coerce(spec, value_node)
+        if not ok:
+            given = value_node.value if hasattr(value_node, "tag") else ""
+            shown = f" `{given}`" if isinstance(given, str) and given else ""
+            mend = expected(spec)
+            if spec.kind == "choice" and isinstance(given, str) and given:
+                mend = nearest(given, spec.choices)
+            self.error(f"{kind(value_node)}{shown} does not fit here", value_node, mend, key)
+            return None
+        return Leaf(value, *notes, line=node.start_mark.line + 1 if node.start_mark else 0)
+
+    def _open_leaf(self, section: str, name: str, key_node: Any, node: Any) -> Leaf | None:
+        key = f"{section}.{name}"
+        if section == "env" and not ENV_NAME.match(name):
+            self.error(f"`{name}` cannot be a variable's name", key_node, "letters, digits and _")
+            return None
+        if section == "env" and name.startswith("SAFERUN_"):
+            self.error(f"`{name}` is saferun's own", key_node, "use the profile key it stands for")
+            return None
+        if section == "torchrun" and _canonical(section, name) not in TORCHRUN_FLAGS:
+            self.error(f"unknown torchrun option `{name}`", key_node, nearest(name, TORCHRUN_FLAGS))
+            return None
+        value_node, notes = self._annotations(key, node)
+        if value_node is None:
+            return None
+        value = self._open_value(section, name, value_node, key)
+        if value is None:
+            return None
+        return Leaf(value, *notes, line=node.start_mark.line + 1 if node.start_mark else 0)
+
+    def _open_value(self, section: str, name: str, node: Any, key: str) -> str | None:
+        if section == "torchrun" and TORCHRUN_FLAGS[_canonical(section, name)]:
+            ok, value = coerce(KEYS["hooks.required"], node)
+            if not ok and getattr(node, "value", None) in ("", "true", "false"):
+                ok, value = True, node.value != "false"
+            if ok:
+                return "true" if value else "false"
+            self.error(f"{kind(node)} does not fit here", node, "true or false", key)
+            return None
+        return self._text(node, key)
+
+    def _text(self, node: Any, key: str) -> str | None:
+        """Return the text of a variable's value: as it was typed, unless YAML makes it a bool."""
+        import yaml
+
+        if not isinstance(node, yaml.ScalarNode):
+            self.error(f"{kind(node)} where text belongs", node, "write one value", key)
+            return None
+        plain = node.start_mark is not None and node.style is None
+        if plain and node.tag.endswith((":bool", ":null")):
+            typed = node.value or "nothing"
+            mend = f'YAML reads {typed} as {kind(node)}: put it in quotes, "{node.value}"'
+            self.error(f"{kind(node)} where text belongs", node, mend, key)
+            return None
+        if "\0" in node.value:
+            self.error("a NUL character cannot be in a variable", node, "leave it out", key)
+            return None
+        return str(node.value)
+
+    def _annotations(
+        self, key: str, node: Any
+    ) -> tuple[Any, tuple[str, str, tuple[tuple[str, Any], ...]]]:
+        """Split a node into its value node and (why, source, when)."""
+        import yaml
+
+        if not isinstance(node, yaml.MappingNode):
+            return node, ("", "", ())
+        found: dict[str, Any] = {}
+        for name, key_node, value_node in self._pairs(node, key):
+            if name not in LEAF_WORDS:
+                self.error(f"unknown key `{name}`", key_node, nearest(name, LEAF_WORDS), key)
+            found[name] = value_node
+        if "value" not in found:
+            self.error("an entry without `value`", node, "write {value: …, why: …}", key)
+            return None, ("", "", ())
+        when = self._when(found["when"], key) if "when" in found else ()
+        return found["value"], (
+            self._words(found.get("why"), key),
+            self._words(found.get("source"), key),
+            when,
+        )
+
+    def _words(self, node: Any, key: str) -> str:
+        if node is None:
+            return ""
+        text = self._text(node, key)
+        return " ".join(text.split()) if text else ""
+
+    def _when(self, node: Any, key: str) -> tuple[tuple[str, Any], ...]:
+        found: list[tuple[str, Any]] = []
+        for name, key_node, value_node in self._pairs(node, f"{key}.when"):
+            value = self._plain(value_node)
+            if name not in WHEN_WORDS:
+                self.error(f"unknown condition `{name}`", key_node, nearest(name, WHEN_WORDS), key)
+            elif name == "distributed" and isinstance(value, bool):
+                found.append((name, value))
+            elif name != "distributed" and isinstance(value, (str, int)) and is_range(str(value)):
+                found.append((name, str(value)))
+            else:
+                mend = "true or false" if name == "distributed" else 'a range such as ">=2.8,<2.10"'
+                self.error(f"`{value}` is no condition on `{name}`", value_node, mend, key)
+        return tuple(found)
+
+    def _plain(self, node: Any) -> Any:
+        """Return a small node as a Python value; anything strange becomes None."""
+        import yaml
+
+        if isinstance(node, yaml.SequenceNode):
+            scalars = [n for n in node.value if isinstance(n, yaml.ScalarNode)]
+            return [scalar(n) for n in scalars] if len(scalars) == len(node.value) else None
+        return scalar(node) if isinstance(node, yaml.ScalarNode) else None
+
+
+def _canonical(section: str, name: str) -> str:
+    return name.replace("_", "-") if section == "torchrun" else name
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)

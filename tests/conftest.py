@@ -1,0 +1,32 @@
+"""What tests of several modules share."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def corpus() -> pathlib.Path:
+    """The directory of real command lines and failures; it is not part of the project."""
+    place = pathlib.Path(os.environ.get("SAFERUN_CORPUS") or ROOT.parent / "shared" / "corpus")
+    if not place.is_dir():
+        pytest.skip(f"no corpus at {place} (SAFERUN_CORPUS)")
+    return place
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> pathlib.Path:
+    """A user's fresh home, and none of our variables set."""
+    for name in list(os.environ):
+        if name.startswith(("SAFERUN_", "PET_", "XDG_", "CUDA_VISIBLE", "PYTHONPATH")):
+            if name != "SAFERUN_CORPUS":
+                monkeypatch.delenv(name)
+    place = tmp_path / "home"
+    place.mkdir()
+    monkeypatch.setenv("HOME", str(place))
+    return place

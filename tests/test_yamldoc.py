@@ -1,0 +1,227 @@
+"""A profile's text: what is accepted, and how what is not is said."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from saferun import yamldoc
+from saferun.errors import ProfileError
+
+
+def read(text: str) -> dict:
+    doc = yamldoc.parse(textwrap.dedent(text), "p.yaml")
+    return {key: leaf.value for key, leaf in doc.leaves.items()}
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ProfileError) as caught:
+        yamldoc.parse(textwrap.dedent(text), "p.yaml")
+    assert caught.value.code == 78
+    return str(caught.value)
+
+
+def test_a_value_may_be_bare_or_carry_its_reasons_and_its_condition():
+    doc = yamldoc.parse(
+        textwrap.dedent("""
+        schema: 1
+        hooks:
+          compile:
+            autotune: off
+            enabled: {value: off, why: it breaks, source: "x", when: {torch: ">=2.8,<2.10"}}
+        """),
+        "p.yaml",
+    )
+    assert doc.leaves["hooks.compile.autotune"].value == "off"
+    leaf = doc.leaves["hooks.compile.enabled"]
+    assert (leaf.value, leaf.why, leaf.source) == ("off", "it breaks", "x")
+    assert leaf.when == (("torch", ">=2.8,<2.10"),)
+    assert leaf.line == 6
+
+
+@pytest.mark.parametrize("word", ["off", "'off'", "no", "false", "False"])
+def test_off_means_off_whatever_type_yaml_gives_it(word):
+    assert read(f"schema: 1\nhooks: {{excepthook: {word}}}") == {"hooks.excepthook": "off"}
+
+
+def test_a_number_for_a_variable_stays_as_it_was_typed():
+    env = "env: {A: 0x10, B: 010, C: 1e3, D: 1_000, E: 2025-01-02, F: '', G: 1:30}"
+    assert read(f"schema: 1\n{env}") == {
+        "env.A": "0x10",
+        "env.B": "010",
+        "env.C": "1e3",
+        "env.D": "1_000",
+        "env.E": "2025-01-02",
+        "env.F": "",
+        "env.G": "1:30",
+    }
+
+
+NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï\u2028 ; & | > < * ? ~ # !"
+
+
+def test_any_characters_survive_in_a_variable():
+    import json
+
+    assert read(f"schema: 1\nenv: {{A: {json.dumps(NASTY)}}}") == {"env.A": NASTY}
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        pytest.param(
+            "schema: 1\nenv:\n  A: '1'\nhoks: {}",
+            ["unknown key `hoks`", "p.yaml, line 4", "did you mean `hooks`?"],
+            id="unknown section",
+        ),
+        pytest.param(
+            "schema: 1\nhooks:\n  compile:\n    autotun: off",
+            ["unknown key `autotun`", "line 4", "`hooks.compile`", "did you mean `autotune`?"],
+            id="unknown key in a group",
+        ),
+        pytest.param(
+            "schema: 1\nenv:\n  A: '1'\n  A: '2'",
+            ["duplicate key `A`", "line 4", "first given on line 3"],
+            id="duplicate key",
+        ),
+        pytest.param(
+            "schema: 1\nhooks: {init: {timeout_s: soon}}",
+            ["`soon`", "line 2", "hooks.init.timeout_s", "a number of at least 1 (s)"],
+            id="wrong type",
+        ),
+        pytest.param(
+            "schema: 1\nhooks: {init: {barrier: stores}}",
+            ["`stores`", "did you mean `store`?"],
+            id="no such choice",
+        ),
+        pytest.param(
+            "schema: 1\nretry: {attempts: 0}",
+            ["`0`", "a whole number of at least 1"],
+            id="out of range",
+        ),
+        pytest.param(
+            "schema: 1\nretry: {backoff_s: [60, 5]}", ["two numbers, [first, longest]"], id="pair"
+        ),
+        pytest.param(
+            "schema: 1\nretry: {attempts: true}", ["a boolean", "whole number"], id="bool as int"
+        ),
+        pytest.param(
+            "schema: 1\nhooks: {init: {set_device: 1}}", ["true or false"], id="int as bool"
+        ),
+        pytest.param(
+            "schema: 1\nenv: {A: off}",
+            ["a boolean where text belongs", 'put it in quotes, "off"'],
+            id="boolean variable",
+        ),
+        pytest.param(
+            "schema: 1\nenv: {A: }", ["nothing where text belongs", "quotes"], id="empty variable"
+        ),
+        pytest.param("schema: 1\nenv: {A: [1]}", ["a list where text belongs"], id="list variable"),
+        pytest.param("schema: 1\nenv: {1A: x}", ["`1A` cannot be a variable's name"], id="name"),
+        pytest.param("schema: 1\nenv: {SAFERUN_X: x}", ["saferun's own"], id="our variable"),
+        pytest.param(
+            "schema: 1\nhooks: {compile: off}",
+            ["a boolean where a mapping belongs", "enabled, autotune, cudagraphs, fallback"],
+            id="scalar for a group",
+        ),
+        pytest.param(
+            "schema: 1\ntorchrun: {nproc_per_nod: 2}",
+            ["unknown torchrun option `nproc_per_nod`", "nproc-per-node"],
+            id="torchrun option",
+        ),
+        pytest.param(
+            "schema: 1\nenv: {A: {valu: x}}",
+            ["unknown key `valu`", "did you mean `value`?"],
+            id="annotation",
+        ),
+        pytest.param(
+            "schema: 1\nenv: {A: {value: x, when: {torch: new}}}",
+            ["`new` is no condition on `torch`", ">=2.8,<2.10"],
+            id="condition",
+        ),
+        pytest.param(
+            "schema: 1\nenv: {A: {value: x, when: {cuda: '12'}}}",
+            ["unknown condition `cuda`"],
+            id="unknown condition",
+        ),
+        pytest.param("schema: 2", ["schema 2 is not known", "`schema: 1`"], id="schema"),
+        pytest.param("name: x", ["which schema", "add `schema: 1`"], id="no schema"),
+        pytest.param("- a\n- b", ["a list where a mapping belongs", "line 1"], id="a list"),
+        pytest.param("just words", ["the text where a mapping belongs"], id="a text"),
+        pytest.param("", ["the file is empty"], id="empty"),
+        pytest.param("a: [1\nb: 2", ["not readable as YAML", "line 2"], id="broken YAML"),
+        pytest.param("a: \x01", ["not readable as YAML"], id="control character"),
+        pytest.param("schema: 1\nextends: {a: b}", ["a list of profile names"], id="extends"),
+        pytest.param("schema: 1\nmatch: {cpu: x}", ["unknown key `cpu`"], id="match"),
+        pytest.param("schema: 1\n<<: {a: b}", ["unknown key `<<`"], id="merge key"),
+        pytest.param("schema: 1\n? [a]\n: b", ["a key that is not a word"], id="odd key"),
+        pytest.param(
+            "schema: 1\nenv: !!python/object/apply:os.system ['touch x']",
+            ["a list where a mapping belongs"],
+            id="a tag makes no object",
+        ),
+        pytest.param("schema: 1\nextends: &a [*a]", ["a list of profile names"], id="recursive"),
+        pytest.param("[" * 3000, ["not readable as YAML"], id="deep"),
+        pytest.param("a: " + "x" * 300_000, ["300,003 characters"], id="large"),
+    ],
+)
+def test_what_is_wrong_is_said_with_place_and_mend(text, parts):
+    said = refusal(text)
+    for part in parts:
+        assert part in said
+    assert "\n" not in said
+
+
+def test_all_errors_of_a_file_are_found_and_counted():
+    text = "schema: 1\nhoks: {}\nenv: {A: off}\nretry: {attempts: x}"
+    assert len(yamldoc.check(text, "p.yaml")[1]) == 3
+    assert "2 more: saferun profiles check p.yaml" in refusal(text)
+
+
+def test_aliases_are_allowed_and_cannot_blow_up():
+    bomb = "schema: 1\nx: &a [1,1,1,1,1,1,1,1]\n" + "".join(
+        f"y{i}: &b{i} [{', '.join(['*a' if i == 0 else f'*b{i - 1}'] * 8)}]\n" for i in range(8)
+    )
+    assert "unknown key `x`" in refusal(bomb)
+    assert read("schema: 1\nenv: {A: &v one, B: *v}") == {"env.A": "one", "env.B": "one"}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("hooks.compile.autotune", "off", "off"),
+        ("hooks.init.timeout_s", "30", 30.0),
+        ("retry.attempts", "1", 1),
+        ("retry.deadline_s", "null", None),
+        ("retry.deadline_s", "", None),
+        ("retry.backoff_s", "[1, 2]", (1.0, 2.0)),
+        ("retry.resume_args", "[--resume, 'x y']", ("--resume", "x y")),
+        ("env.A", "off", "off"),
+        ("env.A", "", ""),
+        ("env.A", "{a: b}", "{a: b}"),
+        ("torchrun.nproc-per-node", "2", "2"),
+        ("torchrun.standalone", "true", "true"),
+        ("launcher", "python", "python"),
+    ],
+)
+def test_set_reads_a_value_as_the_key_wants_it(key, text, value):
+    assert yamldoc.parse_value(key, text, "--set").value == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "parts"),
+    [
+        ("hooks.compile.autotun", "off", ["unknown key", "`hooks.compile.autotune`"]),
+        ("hooks.compile", "off", ["is a group", "hooks.compile.autotune"]),
+        ("env", "x", ["is a group"]),
+        ("retry.attempts", "many", ["`many`", "--set retry.attempts", "whole number"]),
+        ("retry.attempts", "[", ["not readable as YAML"]),
+        ("env.1A", "x", ["cannot be a variable's name"]),
+    ],
+)
+def test_a_wrong_set_is_said(key, text, parts):
+    with pytest.raises(ProfileError) as caught:
+        yamldoc.parse_value(key, text, "--set")
+    for part in parts:
+        assert part in str(caught.value)
