@@ -1,0 +1,137 @@
+"""Pure: which environment variables a job gets, and who decides each one.
+
+`--set env.X=` beats what the user exported, which beats a profile. Values that are lists are
+merged item by item, so that a profile's allocator setting never throws the user's own away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from saferun.model import Setting
+
+# Two names of one list. Which one torch reads first has changed with its versions (pytorch#183387):
+# where the user has exported only the other one, both get the merged value.
+TWINS = {
+    "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF",
+}
+# How lists are written: (between items, between an item's name and its value).
+LISTS = {
+    "PYTORCH_ALLOC_CONF": (",", ":"),
+    "PYTORCH_CUDA_ALLOC_CONF": (",", ":"),
+    "NCCL_DEBUG_SUBSYS": (",", ""),
+    "PYTHONPATH": (":", ""),
+    "LD_LIBRARY_PATH": (":", ""),
+    "TF_XLA_FLAGS": (" ", "="),
+    "XLA_FLAGS": (" ", "="),
+}
+
+
+class Merged(NamedTuple):
+    """What saferun sets, and what it would have set had the user not exported something."""
+
+    env: Mapping[str, Setting]
+    kept: Mapping[str, Setting]  # name -> the profile's setting that was not taken
+    remarks: tuple[str, ...]
+
+
+def merge(profile: Mapping[str, Setting], exported: Mapping[str, str]) -> Merged:
+    """Return the variables that saferun sets for a job.
+
+    Args:
+        profile: the resolved `env` section; origin `--set` or `SAFERUN_SET` beats `exported`.
+        exported: the user's environment.
+    """
+    env: dict[str, Setting] = {}
+    kept: dict[str, Setting] = {}
+    remarks: list[str] = []
+    for name, setting in profile.items():
+        twin = TWINS.get(name, "")
+        theirs = exported.get(name)
+        if _renumbers(name, exported, setting):
+            kept[name] = setting
+            if _commanded(setting):
+                remarks.append(_renumbering(name, setting, exported))
+        elif theirs is None and twin in exported:
+            _merge_list(twin, exported[twin], setting, env, kept)
+            env[name] = env.get(twin, setting._replace(value=exported[twin], origin="exported"))
+        elif theirs is None or (_commanded(setting) and name not in LISTS):
+            env[name] = setting
+        elif name in LISTS:
+            _merge_list(name, theirs, setting, env, kept)
+        elif theirs != setting.value:
+            kept[name] = setting
+    return Merged(env, kept, tuple(remarks))
+
+
+def _commanded(setting: Setting) -> bool:
+    return setting.origin in ("--set", "SAFERUN_SET")
+
+
+def _renumbers(name: str, exported: Mapping[str, str], setting: Setting) -> bool:
+    """Whether a setting would give the job other GPUs than the ones exported for it."""
+    visible = exported.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return False
+    if name == "CUDA_DEVICE_ORDER":
+        return exported.get(name) != setting.value and any(
+            item.strip().isdigit() for item in visible.split(",")
+        )
+    if name == "CUDA_VISIBLE_DEVICES":
+        return not set(_items(setting.value, ",")) <= set(_items(visible, ","))
+    return False
+
+
+def _renumbering(name: str, setting: Setting, exported: Mapping[str, str]) -> str:
+    visible = exported["CUDA_VISIBLE_DEVICES"]
+    return (
+        f"{name}={setting.value} ({setting.origin}) left out: CUDA_VISIBLE_DEVICES={visible} is "
+        "exported and would name other GPUs; export both yourself to change that"
+    )
+
+
+def _items(text: str, between: str) -> list[str]:
+    return [item.strip() for item in text.split(between) if item.strip()]
+
+
+def _merge_list(
+    name: str,
+    theirs: str,
+    setting: Setting,
+    env: dict[str, Setting],
+    kept: dict[str, Setting],
+) -> None:
+    """Add a setting's items to the exported ones; on a clash `--set` wins, a profile yields."""
+    between, pair = LISTS[name]
+    ours, old = _items(setting.value, between), _items(theirs, between)
+
+    def key(item: str) -> str:
+        return item.split(pair, 1)[0] if pair else item
+
+    winners, others = (ours, old) if _commanded(setting) else (old, ours)
+    taken = {key(item) for item in winners}
+    added = [item for item in others if key(item) not in taken]
+    if winners is old and not added:
+        if any(item not in old for item in ours):
+            kept[name] = setting
+        return
+    if winners is old:  # the user's text stays as it is: an empty item can mean something
+        value = between.join([theirs, *added] if theirs else added)
+    else:
+        value = between.join([*added, *ours])
+    if value != theirs:
+        env[name] = setting._replace(value=value, origin=f"exported + {setting.origin}")
+
+
+def combine(name: str, older: str, newer: str) -> str:
+    """Return a list value with a later profile's items put over an earlier one's."""
+    between, pair = LISTS[name]
+    wins = {item.split(pair, 1)[0] if pair else item for item in _items(newer, between)}
+    kept = [
+        item
+        for item in _items(older, between)
+        if (item.split(pair, 1)[0] if pair else item) not in wins
+    ]
+    return between.join([*kept, *_items(newer, between)])

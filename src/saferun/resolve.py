@@ -1,0 +1,145 @@
+"""Pure: a chain of profile files, the user's `--set`s and the facts make one Profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from saferun.envvars import LISTS, combine
+from saferun.errors import ProfileError
+from saferun.model import Profile, Setting
+from saferun.schema import KEYS, Doc, Leaf, in_range
+
+
+class Conditions(NamedTuple):
+    """What `when:` clauses are decided by."""
+
+    torch: str | None  # version text; None where it could not be found out
+    gpus: int  # visible ones
+    distributed: bool  # more than one rank will run
+
+
+class Given(NamedTuple):
+    """One `--set`, read."""
+
+    key: str
+    leaf: Leaf
+    origin: str  # "--set" or "SAFERUN_SET"
+
+
+def holds(leaf: Leaf, conditions: Conditions) -> bool:
+    """Return whether every condition of an entry holds; an unknown torch version holds none."""
+    return all(_holds(name, wanted, conditions) for name, wanted in leaf.when)
+
+
+def _holds(name: str, wanted: Any, conditions: Conditions) -> bool:
+    if name == "torch":
+        return conditions.torch is not None and in_range(conditions.torch, wanted)
+    if name == "gpus":
+        return in_range(str(conditions.gpus), wanted)
+    return bool(wanted) == conditions.distributed
+
+
+def resolve(
+    chain: Sequence[Doc],
+    sets: Iterable[Given],
+    conditions: Conditions,
+    *,
+    named: bool,
+    origin: str,
+) -> Profile:
+    """Merge a chain of profiles, ancestors first, and the user's settings; later wins.
+
+    Args:
+        chain: the profile asked for is the last one.
+        sets: `--set`s in order; they beat every file.
+        conditions: decide the `when:` clauses.
+        named: the user named the profile (a detected one never changes torchrun's arguments).
+        origin: who named it, for messages.
+
+    Raises:
+        ProfileError: values that exclude each other.
+    """
+    leaves: dict[str, tuple[Leaf, str]] = {}
+    for doc in chain:
+        for key, leaf in doc.leaves.items():
+            if holds(leaf, conditions):
+                leaves[key] = (_over(leaves.get(key), key, leaf), doc.path)
+    for given in sets:
+        leaves[given.key] = (_over(leaves.get(given.key), given.key, given.leaf), given.origin)
+    values = {key: leaf.value for key, (leaf, _) in leaves.items()}
+    _refuse_pairs(values, leaves)
+    return Profile(
+        name=chain[-1].name if chain else "none",
+        launcher=values.get("launcher", KEYS["launcher"].default),
+        torchrun=_open_section("torchrun", leaves),
+        env=_open_section("env", leaves),
+        sections=sections(values),
+        notes={k: _setting(*v) for k, v in leaves.items() if k in KEYS},
+        named=named,
+        origin=origin,
+        gpu_profile=any(doc.match for doc in chain) or any(d.name == "cuda" for d in chain),
+    )
+
+
+def sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested tree of all keys but `launcher`, with defaults where nothing is given."""
+    tree: dict[str, Any] = {}
+    for key, spec in KEYS.items():
+        *above, name = key.split(".")
+        level = tree
+        for group in above:
+            level = level.setdefault(group, {})
+        value = values.get(key, spec.default)
+        level[name] = list(value) if isinstance(value, tuple) else value
+    del tree["launcher"]
+    return tree
+
+
+def _over(older: tuple[Leaf, str] | None, key: str, leaf: Leaf) -> Leaf:
+    """A later value replaces an earlier one, except that lists of items are merged."""
+    name = key.partition(".")[2]
+    if older is None or not key.startswith("env.") or name not in LISTS:
+        return leaf
+    return leaf._replace(value=combine(name, older[0].value, leaf.value))
+
+
+def _setting(leaf: Leaf, origin: str) -> Setting:
+    return Setting(str(leaf.value), origin, leaf.why, leaf.source)
+
+
+def _open_section(name: str, leaves: Mapping[str, tuple[Leaf, str]]) -> dict[str, Setting]:
+    start = name + "."
+    return {k[len(start) :]: _setting(*v) for k, v in leaves.items() if k.startswith(start)}
+
+
+def _refuse_pairs(values: Mapping[str, Any], leaves: Mapping[str, tuple[Leaf, str]]) -> None:
+    """Refuse values that exclude each other, naming where the later one was given."""
+
+    def value(key: str) -> Any:
+        return values.get(key, KEYS[key].default)
+
+    def where(*keys: str) -> str:
+        return "; ".join(f"`{k}` from {leaves[k][1]}" for k in keys if k in leaves)
+
+    markers, graphs = value("hooks.cudagraph_markers"), value("hooks.compile.cudagraphs")
+    loose = {"off": ("keep", "off-when-distributed"), "off-when-distributed": ("keep",)}
+    if graphs in loose.get(markers, ()) and value("hooks.compile.enabled") != "off":
+        raise ProfileError(
+            f"CUDA-graph markers `{markers}` with CUDA graphs `{graphs}`",
+            where=where("hooks.cudagraph_markers", "hooks.compile.cudagraphs"),
+            mend="with graphs on, markers are what keeps their outputs apart: "
+            f"set hooks.compile.cudagraphs to {markers} too, or markers to keep",
+        )
+    if value("retry.attempts") > value("retry.attempts_total"):
+        raise ProfileError(
+            "retry.attempts is larger than retry.attempts_total",
+            where=where("retry.attempts", "retry.attempts_total"),
+            mend="raise retry.attempts_total",
+        )
+    if value("workers") > 1 and value("launcher") == "torchrun":
+        raise ProfileError(
+            "workers is for `launcher: python`",
+            where=where("workers"),
+            mend="under torchrun the count is torchrun.nproc-per-node",
+        )

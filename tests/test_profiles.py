@@ -1,0 +1,259 @@
+"""Finding, reading and choosing profiles."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+import jsonschema
+import pytest
+import yaml
+
+from saferun import profiles, schema, yamldoc
+from saferun.errors import ProfileError
+from saferun.model import Gpu, GpuFacts
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture
+def place(home, tmp_path):
+    """A working directory and an environment with a fresh home."""
+    cwd = tmp_path / "work"
+    cwd.mkdir()
+    return cwd, {"HOME": str(home)}
+
+
+def own(home: dict, name: str, text: str) -> pathlib.Path:
+    path = pathlib.Path(profiles.user_dir(home)) / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def gpus(*names: str) -> GpuFacts:
+    return GpuFacts(tuple(Gpu(i, f"GPU-{i}", n) for i, n in enumerate(names)), "proc")
+
+
+def chosen(wanted, place, gpu=GpuFacts()):  # noqa: B008 (a frozen value)
+    cwd, environ = place
+    return profiles.choose(wanted, "--profile", environ, str(cwd), gpu)
+
+
+def test_ancestors_come_first_and_each_once(place):
+    own(place[1], "mine", "schema: 1\nextends: [h100, cuda, ddp-safe]\n")
+    names = [doc.name for doc in chosen("mine", place).chain]
+    assert names == ["cuda", "h100", "ddp-safe", "mine"]
+
+
+def test_a_profile_may_extend_the_shipped_one_of_its_own_name(place):
+    own(place[1], "h100", "schema: 1\nextends: [h100]\nenv: {X: '1'}\n")
+    chain = chosen("h100", place).chain
+    assert [doc.name for doc in chain] == ["cuda", "h100", "h100"]
+    assert "env.X" in chain[-1].leaves
+
+
+def test_a_circle_of_profiles_is_named(place):
+    own(place[1], "a", "schema: 1\nextends: [b]\n")
+    own(place[1], "b", "schema: 1\nextends: [a]\n")
+    with pytest.raises(ProfileError, match=r"circle; a.yaml -> b.yaml -> a.yaml"):
+        chosen("a", place)
+
+
+def test_a_profile_that_extends_only_itself_is_refused(place):
+    own(place[1], "a", "schema: 1\nextends: [a]\n")
+    with pytest.raises(ProfileError, match="`a` extends itself"):
+        chosen("a", place)
+
+
+def test_an_unknown_ancestor_is_named_with_the_file(place):
+    path = own(place[1], "a", "schema: 1\nextends: [h10]\n")
+    with pytest.raises(ProfileError, match=r"unknown profile `h10`.*did you mean `h100`") as caught:
+        chosen("a", place)
+    assert str(path) in str(caught.value)
+
+
+def test_an_unknown_profile_lists_the_known_ones(place):
+    with pytest.raises(ProfileError, match=r"did you mean `h100`\? known: a100, b200, cpu"):
+        chosen("h10O", place)
+
+
+def test_a_file_beside_us_is_offered_and_never_taken_silently(place):
+    (place[0] / "mine.yaml").write_text("schema: 1\n")
+    with pytest.raises(ProfileError, match=r"--profile ./mine.yaml"):
+        chosen("mine", place)
+    assert chosen("./mine.yaml", place).chain[-1].name == "mine"
+
+
+def test_a_file_beside_us_does_not_shadow_a_shipped_name(place):
+    (place[0] / "h100.yaml").write_text("schema: 1\nname: h100\nenv: {X: '1'}\n")
+    assert "env.X" not in chosen("h100", place).chain[-1].leaves
+
+
+def test_saferun_yaml_is_used_where_no_profile_is_named(place):
+    (place[0] / "saferun.yaml").write_text("schema: 1\nextends: [h100]\n")
+    choice = chosen(None, place, gpus("NVIDIA B200"))
+    assert (choice.chain[-1].name, choice.named, choice.origin) == (
+        "saferun",
+        True,
+        "./saferun.yaml",
+    )
+
+
+def test_saferun_yaml_of_a_shipped_name_is_said_aloud(place):
+    (place[0] / "saferun.yaml").write_text("schema: 1\nname: h100\nenv: {X: '1'}\n")
+    choice = chosen("h100", place)
+    assert "env.X" in choice.chain[-1].leaves
+    assert "./saferun.yaml" in choice.remarks[0]
+
+
+def test_an_ancestor_may_be_a_file_beside_the_profile(place):
+    (place[0] / "sub").mkdir()
+    (place[0] / "sub/base.yaml").write_text("schema: 1\nenv: {X: '1'}\n")
+    (place[0] / "sub/top.yaml").write_text("schema: 1\nextends: [./base.yaml]\n")
+    assert [d.name for d in chosen("sub/top.yaml", place).chain] == ["base", "top"]
+
+
+@pytest.mark.parametrize(
+    ("names", "profile"),
+    [
+        ([], "cpu"),
+        ([H100] * 8, "h100"),
+        (["NVIDIA GH200 480GB"], "h100"),
+        (["NVIDIA H200"] * 2, "h200"),
+        (["NVIDIA GeForce RTX 4090"], "rtx4090"),
+        (["NVIDIA GeForce GTX 1080 Ti"], "cuda"),
+        ([H100, "NVIDIA H100 PCIe"], "h100"),
+        ([H100, "NVIDIA A100-SXM4-80GB"], "cuda"),
+        ([H100, "NVIDIA GeForce GTX 1080 Ti"], "cuda"),
+        ([""], "cuda"),
+    ],
+)
+def test_the_product_name_decides_where_no_profile_is_named(place, names, profile):
+    choice = chosen(None, place, gpus(*names))
+    assert (choice.chain[-1].name, choice.named) == (profile, False)
+    assert bool(choice.remarks) == (len(set(names)) > 1 and profile == "cuda")
+
+
+@pytest.mark.parametrize(
+    ("fragment", "product", "fits"),
+    [
+        ("H100", H100, True),
+        ("h100", H100, True),
+        ("H100", "NVIDIA GH100", False),
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A100", "NVIDIA A100X", False),
+        ("RTX 4090", "NVIDIA GeForce RTX 4090 Laptop GPU", True),
+        ("RTX 409", "NVIDIA GeForce RTX 4090", False),
+    ],
+)
+def test_a_fragment_matches_whole_words(fragment, product, fits):
+    assert profiles.matches(fragment, product) is fits
+
+
+def test_the_longest_fragment_wins_and_the_users_own_comes_first(place):
+    own(place[1], "laptop", "schema: 1\nmatch: {gpu: [RTX 4090 Laptop GPU]}\n")
+    name = "NVIDIA GeForce RTX 4090 Laptop GPU"
+    assert chosen(None, place, gpus(name)).chain[-1].name == "laptop"
+    assert chosen(None, place, gpus("NVIDIA GeForce RTX 4090")).chain[-1].name == "rtx4090"
+    own(place[1], "mine", "schema: 1\nmatch: {gpu: [H100]}\n")
+    assert chosen(None, place, gpus(H100)).chain[-1].name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe", "not UTF-8"),
+        (b"#" * (10 * 1024 * 1024), "larger than 256 KiB"),
+        (None, "cannot be read"),
+    ],
+    ids=["binary", "10 MB", "a directory"],
+)
+def test_a_file_that_is_no_text_is_refused(place, content, said):
+    path = place[0] / "p.yaml"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ProfileError, match=said):
+        chosen("./p.yaml", place)
+
+
+def test_an_unreadable_file_is_refused(place):
+    path = place[0] / "p.yaml"
+    path.write_text("schema: 1\n")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    with pytest.raises(ProfileError, match="cannot be read: Permission denied"):
+        chosen("./p.yaml", place)
+
+
+def cache_files(environ) -> list[pathlib.Path]:
+    return list(pathlib.Path(environ["HOME"], ".cache/saferun/profiles").glob("*.json"))
+
+
+def test_a_second_read_parses_nothing_and_gives_the_same(place, monkeypatch):
+    first = chosen("h100-nanochat", place).chain
+    monkeypatch.setattr(yamldoc, "parse", lambda *a: pytest.fail("parsed again"))
+    assert chosen("h100-nanochat", place).chain == first
+    assert all(f.stat().st_mode & 0o777 == 0o600 for f in cache_files(place[1]))
+
+
+def test_a_changed_file_is_read_anew_even_within_one_clock_tick(place):
+    path = place[0] / "p.yaml"
+    for value in ("1", "2"):
+        path.write_text(f"schema: 1\nenv: {{X: '{value}'}}\n")
+        os.utime(path, (1, 1))
+        assert chosen("./p.yaml", place).chain[-1].leaves["env.X"].value == value
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b'{"format": 1}', b"\xff"])
+def test_a_damaged_cache_is_ignored(place, garbage):
+    expected = chosen("h100", place).chain
+    for file in cache_files(place[1]):
+        file.write_bytes(garbage)
+    assert chosen("h100", place).chain == expected
+
+
+def test_a_planted_link_in_the_cache_is_not_followed(place, tmp_path):
+    chosen("cpu", place)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for file in cache_files(place[1]):
+        file.unlink()
+        file.symlink_to(victim)
+    chosen("cpu", place)
+    assert victim.read_text() == "precious"
+
+
+def test_an_unwritable_home_stops_nothing(place):
+    pathlib.Path(place[1]["HOME"]).rmdir()
+    pathlib.Path(place[1]["HOME"]).write_text("not a directory")
+    assert chosen("h100", place).chain[-1].name == "h100"
+
+
+def shipped() -> list[profiles.Found]:
+    return list(profiles._listed(profiles.shipped_dir(), "profiles"))
+
+
+@pytest.mark.parametrize("found", shipped(), ids=lambda f: f.name)
+def test_the_json_schema_accepts_what_we_ship(found):
+    text = pathlib.Path(found.path).read_text()
+    jsonschema.validate(yaml.safe_load(text), schema.json_schema())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["schema: 1\nhoks: {}", "schema: 2", "schema: 1\nretry: {attempts: 0}", "schema: 1\nenv: [1]"],
+)
+def test_the_json_schema_refuses_what_we_refuse(text):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(text), schema.json_schema())
+    assert yamldoc.check(text, "p.yaml")[1]
+
+
+def test_the_json_schema_is_json_and_a_schema():
+    printed = json.loads(json.dumps(schema.json_schema()))
+    jsonschema.Draft202012Validator.check_schema(printed)

@@ -1,0 +1,135 @@
+"""A chain of profiles, `--set`s and facts make one Profile."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.errors import ProfileError
+from saferun.resolve import Conditions, Given, resolve
+from saferun.schema import KEYS, Doc, Leaf, in_range
+
+HERE = Conditions(torch="2.9.0+cu130", gpus=2, distributed=True)
+
+
+def doc(name: str, /, *, match: tuple[str, ...] = (), **leaves) -> Doc:
+    found = {k.replace("__", "."): v for k, v in leaves.items()}
+    as_leaf = {k: v if isinstance(v, Leaf) else Leaf(v) for k, v in found.items()}
+    return Doc(f"{name}.yaml", name, "", (), match, as_leaf)
+
+
+def made(*docs: Doc, sets=(), at=HERE):
+    return resolve(docs, sets, at, named=True, origin="--profile")
+
+
+def test_a_later_profile_wins_and_says_where_a_value_comes_from():
+    profile = made(doc("a", env__X="1", env__Y="1"), doc("b", env__X="2"))
+    assert {n: (s.value, s.origin) for n, s in profile.env.items()} == {
+        "X": ("2", "b.yaml"),
+        "Y": ("1", "a.yaml"),
+    }
+    assert profile.name == "b"
+
+
+def test_set_beats_every_file():
+    sets = [Given("retry.attempts", Leaf(1), "--set"), Given("env.X", Leaf("3"), "--set")]
+    profile = made(doc("a", retry__attempts=5, env__X="1"), sets=sets)
+    assert profile.sections["retry"]["attempts"] == 1
+    assert profile.env["X"].origin == "--set"
+
+
+def test_what_nobody_gives_has_the_default_of_the_table():
+    profile = made(doc("a"))
+    assert profile.sections["hooks"]["init"]["timeout_s"] == 600
+    assert profile.sections["retry"]["backoff_s"] == [5, 60]
+    assert profile.launcher == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("when", "at", "holds"),
+    [
+        ((("torch", ">=2.8,<2.10"),), HERE, True),
+        ((("torch", ">=2.10"),), HERE, False),
+        ((("torch", ">=2.8"),), HERE._replace(torch=None), False),
+        ((("gpus", ">1"),), HERE, True),
+        ((("gpus", ">1"),), HERE._replace(gpus=1), False),
+        ((("gpus", "1"),), HERE._replace(gpus=1), True),
+        ((("distributed", True),), HERE, True),
+        ((("distributed", False),), HERE, False),
+        ((("torch", ">=2.8"), ("gpus", ">4")), HERE, False),
+    ],
+)
+def test_an_entry_counts_only_where_its_conditions_hold(when, at, holds):
+    profile = made(doc("a", env__X="old"), doc("b", env__X=Leaf("new", when=when)), at=at)
+    assert profile.env["X"].value == ("new" if holds else "old")
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "inside"),
+    [
+        ("2.9.0+cu130", ">=2.9", True),
+        ("2.9.0a0+git12", ">=2.9", True),
+        ("2.10.1", ">=2.8,<2.10", False),
+        ("2.10.0", ">2.9", True),
+        ("2.9", "==2.9.0", True),
+        ("2.9.1", "!=2.9.1", False),
+        ("2.13.0.dev20260101", "<=2.13", True),
+        ("unknown", ">=1", False),
+    ],
+)
+def test_versions_compare_by_release_number(version, wanted, inside):
+    assert in_range(version, wanted) is inside
+
+
+def test_allocator_lists_of_a_chain_are_merged():
+    profile = made(
+        doc("a", env__PYTORCH_CUDA_ALLOC_CONF="x:1,y:1"),
+        doc("b", env__PYTORCH_CUDA_ALLOC_CONF="y:2"),
+    )
+    assert profile.env["PYTORCH_CUDA_ALLOC_CONF"].value == "x:1,y:2"
+
+
+@pytest.mark.parametrize(
+    ("markers", "graphs", "enabled", "fine"),
+    [
+        ("keep", "keep", "keep", True),
+        ("off", "keep", "keep", False),
+        ("off", "off-when-distributed", "keep", False),
+        ("off", "off", "keep", True),
+        ("off", "keep", "off", True),
+        ("off-when-distributed", "keep", "keep", False),
+        ("off-when-distributed", "off-when-distributed", "keep", True),
+        ("off-when-distributed", "off", "keep", True),
+        ("keep", "off", "keep", True),
+    ],
+)
+def test_markers_off_with_graphs_on_is_refused_as_a_pair(markers, graphs, enabled, fine):
+    leaves = {
+        "hooks.cudagraph_markers": Leaf(markers),
+        "hooks.compile.cudagraphs": Leaf(graphs),
+        "hooks.compile.enabled": Leaf(enabled),
+    }
+    it = Doc("a.yaml", "a", "", (), (), leaves)
+    if fine:
+        made(it)
+        return
+    with pytest.raises(ProfileError, match="`hooks.cudagraph_markers` from a.yaml") as caught:
+        made(it)
+    assert "hooks.compile.cudagraphs" in str(caught.value)
+
+
+def test_a_profile_is_for_gpus_if_any_ancestor_names_one():
+    assert made(doc("a", match=("H100",)), doc("b")).gpu_profile
+    assert made(doc("cuda"), doc("b")).gpu_profile
+    assert not made(doc("cpu")).gpu_profile
+
+
+def test_every_default_of_the_table_fits_its_own_key():
+    from saferun import yamldoc
+
+    for key, spec in KEYS.items():
+        text = (
+            "null"
+            if spec.default is None
+            else str(list(spec.default) if isinstance(spec.default, tuple) else spec.default)
+        )
+        assert yamldoc.parse_value(key, text, "default").value == spec.default
