@@ -1,0 +1,433 @@
+"""Which torchrun the user has, and what it is: its interpreter, its torch, its options.
+
+A thin edge: it looks at files, and only `option_table` starts anything. saferun may live in
+another environment than torch, so nothing here imports torch or asks our own `sys.path` first.
+
+Sources: CPython's Lib/site.py and Modules/getpath.py (where a Python looks for packages),
+torch/distributed/run.py (`PYTHON_EXEC`, `sys.executable`), the first lines that pip, uv and conda
+write (https://packaging.python.org/en/latest/specifications/entry-points/).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from saferun.errors import UnavailableError
+from saferun.model import Option
+
+OPTION_TABLE_TIMEOUT_S = 20.0  # `torchrun --help` takes 1.7 s warm, and 10 s from a cold disk
+
+_HEAD_BYTES = 4096
+_CACHE_BYTES = 1 << 18
+# Patterns are text, compiled where they are first used: compiling all costs 0.6 ms at every launch.
+_PYTHON = r"(?:python|pypy)[\d.]*t?$"
+_TAG = r"python(\d+\.\d+t?)$"
+# The second line where a path is too long or has blanks for a first one (pip's and conda's form),
+# and uv's for an environment that can be moved.
+_TRAMPOLINE = rb"""'''exec'\s+(?:"([^"$]+)"|'([^']+)'|([^\s"'$]+))((?:\s+-\w+)*)\s+"\$0\""""
+_TRAMPOLINE_BESIDE = rb"""'''exec'\s+"\$\(dirname .*?"\$0"\)"\)"/'?([\w.]+)'?"""
+# A wrapper that starts saferun: the command as a word of its own outside comments, or the import.
+_WRAPS_US = rb"(?m)^(?!\s*#)[^\n]*(?<![\w.$-])saferun(?![\w./=-])|^\s*(?:from|import)\s+saferun\b"
+_VERSION = r"(?m)^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]"
+
+
+class Launcher(NamedTuple):
+    """How torchrun is started."""
+
+    argv: tuple[str, ...]  # ("/venv/bin/torchrun",)
+    interpreter: str | None = None  # the Python of its first line; None behind a shim
+    flags: str = ""  # that Python's own flags, as letters: "sP" for `python3 -sP`
+    prefix: str | None = None  # that Python's sys.prefix; None where it has none to see
+
+
+def find_launcher(environ: Mapping[str, str]) -> Launcher:
+    """Find the user's torchrun: the first on PATH that is not saferun itself.
+
+    Args:
+        environ: the user's environment; only PATH is read.
+
+    Returns:
+        That program; where there is none, our own interpreter's `-m torch.distributed.run`.
+
+    Raises:
+        UnavailableError: there is neither.
+    """
+    ours = _own_programs()
+    for path in on_path("torchrun", environ):
+        head = _read_head(path)
+        if os.path.realpath(path) in ours or _wraps_us(head):
+            continue
+        interpreter, flags = _interpreter(head, path, environ)
+        return Launcher((path,), interpreter, flags, _prefix(interpreter))
+    if sys.executable and _has_torch(sys.path):
+        argv = (sys.executable, "-m", "torch.distributed.run")
+        return Launcher(argv, sys.executable, "", _prefix(sys.executable))
+    raise UnavailableError(
+        "there is no torchrun",
+        where=f"PATH, and saferun's own Python ({sys.executable}) has no torch",
+        mend="activate the environment that has torch, or install torch beside saferun",
+    )
+
+
+def worker_interpreter(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
+    """Return the Python that torchrun starts the workers with, None where it cannot be known.
+
+    torchrun takes `PYTHON_EXEC` for them, else its own interpreter.
+    """
+    chosen = environ.get("PYTHON_EXEC")
+    if chosen is None:
+        return launcher.interpreter
+    if "/" in chosen:
+        return chosen
+    return next(on_path(chosen, environ), None) if chosen else None
+
+
+def torch_version(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
+    """Return the version of the launcher's torch ("2.13.0+cpu"), read from torch/version.py.
+
+    Nothing is imported or started. None where looking does not find it: behind a shim, or where
+    a .pth file or an import hook leads to torch.
+    """
+    for folder in _search_path(launcher, environ):
+        package = os.path.join(folder, "torch")
+        try:
+            with open(os.path.join(package, "version.py"), encoding="utf-8") as file:
+                found = re.search(_VERSION, file.read(_HEAD_BYTES))
+            return found[1] if found else None
+        except (OSError, ValueError):
+            if os.path.exists(os.path.join(package, "__init__.py")):
+                return None  # a torch without a version hides those behind it
+    return None
+
+
+def option_table(
+    launcher: Launcher,
+    version: str | None,
+    cache_dir: str | None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[Option, ...] | None:
+    """Ask the installed torch for torchrun's options, in a subprocess of its interpreter.
+
+    Args:
+        launcher: whose torch.
+        version: that torch's version; the answer is kept by interpreter and version, and not
+            kept where this is None.
+        cache_dir: where answers are kept; None or an unusable folder: they are not.
+        environ: the subprocess's environment, our own by default; without SAFERUN_INJECT, and
+            without PET_ variables, which can keep the parser from being built.
+
+    Returns:
+        The table for `torchrun.parse`, None where there is no answer within 20 s.
+    """
+    if launcher.interpreter is None:
+        return None
+    path = _cache_path(launcher.interpreter, version, cache_dir)
+    table = _table(_read_cache(path)) if path else None
+    if table is None:
+        text = _ask(launcher, os.environ if environ is None else environ)
+        table = _table(text)
+        if table is not None and path is not None:
+            _write_cache(path, text)
+    return table
+
+
+# --- finding the program
+
+
+def _own_programs() -> set[str]:
+    """Return the real paths under which saferun itself can be found."""
+    names = [
+        sys.argv[0] if sys.argv else "",
+        os.path.join(os.path.dirname(sys.executable), "saferun"),
+        os.path.join(os.path.dirname(__file__), "__main__.py"),
+    ]
+    return {os.path.realpath(name) for name in names if name}
+
+
+def on_path(name: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the executable files of this name on PATH, first come first."""
+    for entry in environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(os.path.abspath(entry), name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            yield path
+
+
+def _read_head(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEAD_BYTES)
+    except OSError:  # a program may be executable and not readable
+        return b""
+
+
+def _wraps_us(head: bytes) -> bool:
+    """Return whether a script starts saferun, going by the text below its interpreter's lines."""
+    if not head.startswith(b"#!") or b"saferun" not in head:
+        return False
+    lines = head.split(b"\n")[1:]
+    body = b"\n".join(line for line in lines if not line.startswith(b"'''exec'"))
+    return re.search(_WRAPS_US, body) is not None
+
+
+def _interpreter(head: bytes, path: str, environ: Mapping[str, str]) -> tuple[str | None, str]:
+    """Return the Python that a program's first lines name, and its flags; None: it is no Python."""
+    first, _, rest = head.partition(b"\n")
+    words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
+    if words and os.path.basename(words[0]) == "env":
+        del words[0]
+        while words and (words[0].startswith("-") or "=" in words[0]):
+            del words[0]
+        words[:1] = [next(on_path(name, environ), "") for name in words[:1]]
+    elif words and not _is_python(words[0]):
+        words = _trampoline(rest, path)
+    if not words or not _is_python(words[0]):
+        return None, ""
+    return words[0], "".join(word[1:] for word in words[1:] if word.startswith("-"))
+
+
+def _is_python(program: str) -> bool:
+    return re.match(_PYTHON, os.path.basename(program)) is not None
+
+
+def _trampoline(rest: bytes, path: str) -> list[str]:
+    """Return the interpreter and flags of a `'''exec' …` line, which sh runs and Python skips."""
+    beside = re.match(_TRAMPOLINE_BESIDE, rest)
+    if beside:
+        return [os.path.join(os.path.dirname(os.path.realpath(path)), os.fsdecode(beside[1]))]
+    found = re.match(_TRAMPOLINE, rest)
+    if not found:
+        return []
+    program = found[1] or found[2] or found[3]
+    return [os.fsdecode(program), *os.fsdecode(found[4]).split()]
+
+
+# --- finding its packages
+
+
+def _prefix(interpreter: str | None) -> str | None:
+    """Return sys.prefix of a Python: its virtual environment, else where it really lives."""
+    if interpreter is None:
+        return None
+    environment = os.path.dirname(os.path.dirname(interpreter))
+    if os.path.exists(os.path.join(environment, "pyvenv.cfg")):
+        return environment
+    return os.path.dirname(os.path.dirname(os.path.realpath(interpreter)))
+
+
+def _has_torch(folders: list[str]) -> bool:
+    return any(os.path.isfile(os.path.join(folder, "torch", "__init__.py")) for folder in folders)
+
+
+def _search_path(launcher: Launcher, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the folders in which the launcher's Python looks for packages, in its order."""
+    if launcher.interpreter is None or launcher.prefix is None:
+        return
+    flags = launcher.flags
+    if "-m" in launcher.argv and not environ.get("PYTHONSAFEPATH"):
+        yield os.getcwd()
+    if "E" not in flags and "I" not in flags and environ.get("PYTHONPATH"):
+        yield from map(os.path.abspath, environ["PYTHONPATH"].split(os.pathsep))
+    config = _venv_config(launcher.prefix)
+    tag = _tag(launcher.interpreter, launcher.prefix, config)
+    base = launcher.prefix
+    if "home" in config:
+        yield from _site_folders(launcher.prefix, tag)
+        if config.get("include-system-site-packages", "").lower() != "true":
+            return
+        base = os.path.dirname(config["home"])
+    if "s" not in flags and "I" not in flags and not environ.get("PYTHONNOUSERSITE"):
+        home = environ.get("PYTHONUSERBASE") or os.path.join(environ.get("HOME", ""), ".local")
+        yield os.path.join(home, "lib", "python" + tag, "site-packages")
+    yield from _site_folders(base, tag)
+
+
+def _site_folders(prefix: str, tag: str) -> Iterator[str]:
+    """Yield where packages lie below a prefix; Debian's and Fedora's own places among them."""
+    python = "python" + tag
+    if prefix == "/usr":
+        yield f"/usr/local/lib/{python}/dist-packages"
+        yield f"/usr/local/lib64/{python}/site-packages"
+        yield f"/usr/local/lib/{python}/site-packages"
+    yield os.path.join(prefix, "lib64", python, "site-packages")
+    yield os.path.join(prefix, "lib", python, "site-packages")
+    yield os.path.join(prefix, "lib", "python3", "dist-packages")
+    yield os.path.join(prefix, "lib", python, "dist-packages")
+
+
+def _venv_config(prefix: str) -> dict[str, str]:
+    """Return the keys of a virtual environment's pyvenv.cfg; empty for any other Python."""
+    try:
+        with open(os.path.join(prefix, "pyvenv.cfg"), encoding="utf-8") as file:
+            pairs = [line.partition("=") for line in file]
+    except (OSError, ValueError):
+        return {}
+    return {key.strip().lower(): value.strip() for key, _, value in pairs}
+
+
+def _tag(interpreter: str, prefix: str, config: Mapping[str, str]) -> str:
+    """Return the "3.11" (or "3.13t") of a Python's folders; "" where nothing tells it."""
+    named = re.search(_TAG, os.path.realpath(interpreter))
+    if named:
+        return named[1]
+    version = config.get("version") or config.get("version_info") or ""
+    if version:
+        return ".".join(version.split(".")[:2])
+    try:
+        found = [re.search(_TAG, name) for name in os.listdir(os.path.join(prefix, "lib"))]
+    except OSError:
+        return ""
+    tags = [match[1] for match in found if match]
+    return tags[0] if len(tags) == 1 else ""
+
+
+# --- asking the installed torch
+
+# Run by the launcher's Python, of any version that torch supports. The folder that -c puts first
+# is not on torchrun's path. Output of other modules' imports goes to stderr.
+_MARK = "saferun-options:"
+_DUMP = """
+import os, sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+out = os.dup(1)
+os.dup2(2, 1)
+import json
+from torch.distributed.argparse_util import check_env, env
+from torch.distributed.run import get_args_parser
+options = []
+for action in get_args_parser()._actions:
+    if action.option_strings:
+        if action.nargs not in (None, 0):
+            raise SystemExit("an option with nargs=%r" % (action.nargs,))
+        reads = "PET_" + action.dest.upper() if isinstance(action, (env, check_env)) else None
+        options.append([action.dest, action.option_strings, action.nargs == 0, reads])
+os.write(out, ("MARK" + json.dumps(options) + "\\n").encode())
+""".replace("MARK", _MARK)
+
+
+def _ask(launcher: Launcher, environ: Mapping[str, str]) -> str:
+    """Return the JSON that the launcher's Python answers, "" where it does not within its time."""
+    import signal
+    import subprocess
+
+    assert launcher.interpreter is not None
+    flags = ["-" + launcher.flags] if launcher.flags else []
+    clean = {
+        name: value
+        for name, value in environ.items()
+        if name != "SAFERUN_INJECT" and not name.startswith("PET_")
+    }
+    try:
+        process = subprocess.Popen(  # noqa: S603 (the Python that torchrun would start)
+            [launcher.interpreter, *flags, "-c", _DUMP],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=clean,
+            start_new_session=True,  # so that what it started ends with it
+        )
+    except OSError:
+        return ""
+    try:
+        out, _ = process.communicate(timeout=OPTION_TABLE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return ""
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+    _, mark, text = out.decode("utf-8", "replace").rpartition(_MARK)
+    return text.strip() if mark and process.returncode == 0 else ""
+
+
+def _table(text: str) -> tuple[Option, ...] | None:
+    """Return the table that a JSON text holds, None where it is not one."""
+    import json
+
+    try:
+        rows = json.loads(text)
+    except ValueError:
+        return None
+    options = [_row(row) for row in rows] if isinstance(rows, list) else []
+    table = tuple(option for option in options if option is not None)
+    return table if table and len(table) == len(options) else None
+
+
+def _row(row: Any) -> Option | None:
+    if not isinstance(row, list) or len(row) != 4:
+        return None
+    dest, strings, flag, env = row
+    good = (
+        isinstance(dest, str)
+        and isinstance(strings, list)
+        and all(isinstance(string, str) and string.startswith("-") for string in strings)
+        and isinstance(flag, bool)
+        and (env is None or isinstance(env, str))
+    )
+    return Option(dest, tuple(strings), flag, env) if good else None
+
+
+# --- keeping the answer
+
+
+def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) -> str | None:
+    """Return the file for this interpreter and version; None where it must not be used.
+
+    The folder must be the user's own and writable by nobody else: the table decides how a command
+    line is read.
+    """
+    if version is None or cache_dir is None:
+        return None
+    import hashlib
+
+    try:
+        os.makedirs(cache_dir, mode=0o700, exist_ok=True)
+        state = os.stat(cache_dir)
+    except OSError:
+        return None
+    if state.st_uid != os.geteuid() or state.st_mode & 0o022:
+        return None
+    key = hashlib.sha256(os.fsencode(interpreter) + b"\0" + os.fsencode(version)).hexdigest()
+    return os.path.join(cache_dir, f"options-{key[:24]}.json")
+
+
+def _read_cache(path: str) -> str:
+    """Return the text of a cache file of our own, "" for anything else, symlinks included."""
+    import stat
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with open(descriptor, "rb") as file:
+        state = os.fstat(descriptor)
+        own = state.st_uid == os.geteuid() and not state.st_mode & 0o022
+        if not own or not stat.S_ISREG(state.st_mode):
+            return ""
+        return file.read(_CACHE_BYTES).decode("utf-8", "replace")
+
+
+def _write_cache(path: str, text: str) -> None:
+    """Put the file in place in one step. A full disk or a read-only folder is no matter."""
+    draft = f"{path}.{os.getpid()}"
+    try:
+        descriptor = os.open(
+            draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+    except OSError:
+        return
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(draft, path)
+    except OSError:
+        try:
+            os.unlink(draft)
+        except OSError:
+            return
