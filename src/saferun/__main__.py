@@ -1,0 +1,94 @@
+"""The door: a launch goes straight to its plan; only commands load click.
+
+`saferun …`, `saferun run …` and `python -m saferun …` all come here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+COMMANDS = ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor", "runs")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run saferun and return its exit status (a launch does not return: it becomes the job)."""
+    words = sys.argv[1:] if words is None else words
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads us: no traceback at exit
+        return 141
+    except Exception as error:
+        return _report(error)
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    if words and words[0] in COMMANDS and words[0] != "run":
+        from saferun.cli import commands
+
+        return commands(words)
+    if not words or words[0] in ("--help", "-h", "--version"):
+        from saferun.front import front
+
+        return front(words)
+    return launch(words[1:] if words[0] == "run" else words, os.environ)
+
+
+def launch(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Start what the words ask for; returns only for `--dry-run`."""
+    from saferun import gather
+    from saferun.launch import check_script, replace_process
+
+    request = gather.read(words, environ)
+    cwd = gather.working_directory()
+    if request.dry_run:
+        from saferun.cli import show_plan
+
+        return show_plan(request, environ, cwd, as_json=False)
+    plan = gather.start(request, environ, cwd)
+    if request.line.refusal is not None or "help" in request.line.given:
+        _advise(request.line)
+    elif not gather.disabled(environ):
+        check_script(request.line.script, request.line.given, environ, cwd)
+        _announce(plan)
+    replace_process(plan, environ)
+
+
+def _announce(plan) -> None:  # type: ignore[no-untyped-def]
+    from saferun.page import headline
+
+    lines = [headline(plan), *plan.remarks]
+    sys.stderr.write("".join(f"saferun: {line}\n" for line in lines))
+
+
+def _advise(line) -> None:  # type: ignore[no-untyped-def]
+    from saferun.torchrun import launch_only
+
+    advice = launch_only(line)
+    if advice:
+        sys.stderr.write(f"saferun: {advice}\n")
+
+
+def _report(error: Exception) -> int:
+    """Say what went wrong: one line for a person's mistake, everything for ours."""
+    from saferun.errors import EXIT_SOFTWARE, SaferunError
+
+    if isinstance(error, SaferunError):
+        sys.stderr.write(f"saferun: {error}\n")
+        return error.code
+    import traceback
+
+    traceback.print_exception(error)
+    sys.stderr.write(
+        "saferun: this is a fault of saferun's own; SAFERUN_DISABLE=1 runs torchrun without it. "
+        "Please report it with the lines above.\n"
+    )
+    return EXIT_SOFTWARE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""The commands (click): parse, call, print; no decisions. A launch never comes here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+import click
+
+from saferun import __version__, gather, profiles
+from saferun.errors import UsageError
+from saferun.model import Request
+
+LATER = {
+    "gen-shell": "write the plan as a bash script",
+    "diagnose": "explain a failure from its log",
+    "doctor": "check the machine",
+    "runs": "list and show what runs left behind",
+}
+
+
+def commands(words: Sequence[str]) -> int:
+    """Run one command and return its exit status.
+
+    Raises:
+        SaferunError: the caller prints it.
+    """
+    try:
+        return main.main(list(words), prog_name="saferun", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
+
+
+def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json: bool) -> int:
+    """Print the plan of a request and start nothing.
+
+    Raises:
+        UsageError: torchrun would refuse these words; the message is torchrun's.
+    """
+    from saferun import page
+    from saferun.torchrun import launch_only
+
+    line = request.line
+    if line.refusal is not None:
+        raise UsageError(
+            f"torchrun would refuse this: {line.refusal}", mend=launch_only(line) or ""
+        )
+    plan = gather.show(request, environ, cwd)
+    if as_json:
+        click.echo(json.dumps(page.as_json(plan), indent=2))
+    else:
+        click.echo(page.as_text(plan))
+    return 0
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Stands where torchrun stands. `saferun --help` tells about launches."""
+
+
+TORCHRUN_WORDS = {
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+    "help_option_names": [],
+}
+
+
+@main.command(context_settings=TORCHRUN_WORDS)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def plan(words: tuple[str, ...]) -> int:
+    """Show what would run; nothing is started. Takes the words of a launch, and --json."""
+    if words in (("--help",), ("-h",)):
+        click.echo("Usage: saferun plan [--json] [WORDS OF A LAUNCH]...\n")
+        click.echo("Show what would run; nothing is started and nothing need exist.")
+        return 0
+    as_json, request = gather.read_command(words, os.environ)
+    return show_plan(request, os.environ, gather.working_directory(), as_json=as_json)
+
+
+@main.command()
+@click.option("--profile", metavar="NAME|FILE", help="The profile; else SAFERUN_PROFILE, detected.")
+@click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any profile key.")
+def env(profile: str | None, sets: tuple[str, ...]) -> int:
+    """Print `export` lines for eval: eval "$(saferun env --profile h100)"."""
+    from saferun.script import exports
+
+    words = [*(["--profile", profile] if profile else []), *(w for s in sets for w in ("--set", s))]
+    try:
+        request = gather.read([*words, "SCRIPT"], os.environ)
+        plan = gather.show(request, os.environ, gather.working_directory())
+    except Exception:
+        click.echo("false")  # so that the eval fails too
+        raise
+    click.echo(exports(plan), nl=False)
+    for remark in plan.remarks:
+        click.echo(f"saferun: {remark}", err=True)
+    return 0
+
+
+@main.group("profiles")
+def profiles_group() -> None:
+    """List, show and check profiles."""
+
+
+@profiles_group.command("list")
+def list_profiles() -> int:
+    """List the known profiles; the one for this machine is marked."""
+    from saferun import gpu
+
+    cwd = gather.working_directory()
+    chosen = profiles.choose(None, "", os.environ, cwd, gpu.detect(os.environ))
+    seen: set[str] = set()
+    for found in profiles.known(os.environ):
+        doc = profiles.load(found, os.environ)
+        mark = "*" if doc.path == chosen.chain[-1].path else " "
+        shadowed = f" (hidden by the other {found.name})" if found.name in seen else ""
+        where = "" if found.shown.startswith("profiles/") else f" [{found.shown}]"
+        click.echo(f"{mark} {found.name:<15} {doc.description}{where}{shadowed}")
+        seen.add(found.name)
+    if chosen.named:
+        click.echo(f"* {chosen.origin} of this directory is used where no --profile is given")
+    return 0
+
+
+@profiles_group.command("show")
+@click.argument("name")
+def show_profile(name: str) -> int:
+    """Show every value of a profile, with its reason and its source."""
+    import textwrap
+
+    cwd = gather.working_directory()
+    chain = profiles.chain(profiles.find(name, os.environ, cwd), os.environ, cwd)
+    last = chain[-1]
+    click.echo(f"{last.name}: {last.description}\n{last.path}")
+    if len(chain) > 1:
+        click.echo("extends " + ", ".join(f"{doc.name} ({doc.path})" for doc in chain[:-1]))
+    if last.match:
+        click.echo("for GPUs named " + ", ".join(last.match))
+    for key in dict.fromkeys(key for doc in chain for key in doc.leaves):
+        for doc in (d for d in chain if key in d.leaves):
+            leaf = doc.leaves[key]
+            when = ", ".join(f"{what} {wanted}" for what, wanted in leaf.when)
+            note = f"  when {when}" if when else ""
+            click.echo(f"\n{key} = {leaf.value}{note}  [{doc.path}:{leaf.line}]")
+            words = leaf.why + (f" <{leaf.source}>" if leaf.source else "")
+            wrap = textwrap.wrap(words, 92, break_long_words=False, break_on_hyphens=False)
+            for line in wrap:
+                click.echo(f"    {line}")
+    return 0
+
+
+@profiles_group.command("check")
+@click.argument("files", nargs=-1, required=True)
+def check_profiles(files: tuple[str, ...]) -> int:
+    """Check profile files and print every error, one a line; exit 78 if there is any."""
+    from saferun import yamldoc
+    from saferun.errors import EXIT_CONFIG, ProfileError
+
+    bad = 0
+    cwd = gather.working_directory()
+    for name in files:
+        path = os.path.join(cwd, name)
+        try:
+            errors = yamldoc.check(profiles.read(path, name), name)[1]
+            if not errors:
+                found = profiles.Found("", path, name)
+                profiles.check_chain(profiles.chain(found, os.environ, cwd))
+        except ProfileError as mistake:
+            errors = [mistake]
+        for error in errors:
+            click.echo(str(error), err=True)
+        click.echo(f"{name}: {len(errors) or 'no'} error{'' if len(errors) == 1 else 's'}")
+        bad += len(errors)
+    return EXIT_CONFIG if bad else 0
+
+
+@profiles_group.command("schema")
+def print_schema() -> int:
+    """Print the JSON Schema of a profile, for editors."""
+    from saferun.schema import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+def _later(name: str, what: str) -> None:
+    @main.command(name, hidden=True, context_settings=TORCHRUN_WORDS)
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def command(words: tuple[str, ...]) -> int:
+        raise UsageError(
+            f"`saferun {name}` (to {what}) is not in saferun {__version__}",
+            mend=f"for a script of that name: saferun run {name} …",
+        )
+
+
+for _name, _what in LATER.items():
+    _later(_name, _what)

@@ -1,0 +1,41 @@
+"""What `saferun`, `saferun --help` and `saferun --version` say; imports nothing heavy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from saferun import __version__
+from saferun.errors import EXIT_USAGE
+
+HELP = """\
+Usage: saferun [SAFERUN OPTIONS | TORCHRUN OPTIONS]... SCRIPT [ARGS]...
+       saferun COMMAND ...
+
+Stands where torchrun stands: every option of torchrun means here what it means there
+(torchrun --help lists them).
+
+Saferun's own options, before SCRIPT:
+  --profile NAME|FILE   settings for a GPU type or a known incident    [SAFERUN_PROFILE]
+  --set KEY=VALUE       any profile key, such as retry.attempts=1      [SAFERUN_SET]
+  --retries N           attempts after the first; 0 is none            [SAFERUN_RETRIES]
+  --run-dir DIR         where runs keep their journal                  [SAFERUN_RUN_DIR]
+  --dry-run             show what would run, start nothing             [SAFERUN_DRY_RUN]
+
+SAFERUN_DISABLE=1 runs torchrun untouched, whatever else is said.
+
+Commands:
+  run         launch, spelled out (for a script that is named like a command)
+  plan        show what would run: command, variables with their reasons, hooks, retries
+  env         print `export` lines for eval
+  profiles    list, show, check profiles; print their JSON Schema
+"""
+
+
+def front(words: Sequence[str]) -> int:
+    """Answer; without any words, the help is an error's."""
+    if words and words[0] == "--version":
+        sys.stdout.write(f"saferun {__version__}\n")
+        return 0
+    (sys.stdout if words else sys.stderr).write(HELP)
+    return 0 if words else EXIT_USAGE

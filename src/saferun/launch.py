@@ -1,0 +1,68 @@
+"""Start a LaunchPlan: replace this process by it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from saferun.errors import UnavailableError, UsageError
+from saferun.installed import on_path
+from saferun.model import LaunchPlan
+
+
+def check_script(
+    script: str | None, given: Mapping[str, str], environ: Mapping[str, str], cwd: str
+) -> None:
+    """Refuse a script that is not there before anything is started.
+
+    A module (`-m`) is the interpreter's to find, and with PYTHON_EXEC the words mean what that
+    program takes them for.
+
+    Raises:
+        UsageError: no such file.
+    """
+    if script is None or "module" in given or "PYTHON_EXEC" in environ:
+        return
+    if "no_python" in given and "run_path" not in given:
+        if "/" in script:
+            found = os.access(os.path.join(cwd, script), os.X_OK)
+        else:
+            found = any(on_path(script, environ))
+        if not found:
+            raise UsageError(f"there is no program `{script}`", mend="check the path and its mode")
+        return
+    if not os.path.exists(os.path.join(cwd, script)):
+        raise UsageError(f"there is no script `{script}`", where=f"in {cwd}", mend=_other(script))
+
+
+def _other(script: str) -> str:
+    from saferun.__main__ import COMMANDS
+
+    if script in COMMANDS:
+        return f"for the command, put it first: saferun {script} …"
+    return "check the path, or use -m for a module"
+
+
+def environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the job: the user's own with the plan's on top."""
+    return {**environ, **{name: setting.value for name, setting in plan.env.items()}}
+
+
+def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
+    """Become the job: same pid, nothing of ours left.
+
+    Raises:
+        UnavailableError: the program cannot be executed.
+    """
+    program = plan.command[0]
+    path = program if "/" in program else next(on_path(program, environ), None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(path or program, plan.command, environment(plan, environ))  # noqa: S606
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot start `{program}`: {error.strerror}", mend="check the program and its mode"
+        ) from None

@@ -1,0 +1,173 @@
+"""Pure: a LaunchPlan as a page for people, as JSON for programs, and as one line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from saferun.model import LaunchPlan, Setting
+from saferun.schema import KEYS
+
+WIDTH = 96
+
+
+def as_json(plan: LaunchPlan) -> dict[str, Any]:
+    """Return the fixed JSON form of a plan (schema 1)."""
+    return {
+        "schema": 1,
+        "profile": plan.profile,
+        "launcher": plan.launcher,
+        "command": list(plan.command),
+        "torchrun_args": list(plan.torchrun_args),
+        "script": plan.script,
+        "script_args": list(plan.script_args),
+        "env": {name: _setting_json(setting) for name, setting in plan.env.items()},
+        "hooks": dict(plan.hooks),
+        "retry": dict(plan.retry),
+        "locks": dict(plan.locks),
+        "mitigations": list(plan.mitigations),
+    }
+
+
+def _setting_json(setting: Setting) -> dict[str, str]:
+    return {
+        "value": setting.value,
+        "origin": setting.origin,
+        "why": setting.why,
+        "source": setting.source,
+    }
+
+
+def headline(plan: LaunchPlan) -> str:
+    """Return the one line said when a job starts."""
+    origin = plan.profile_origin
+    who = f"detected: {_gpus(plan)}" if origin == "detected" else f"from {origin}"
+    parts = [f"profile {plan.profile} ({who})"]
+    shown = [name for name in plan.env if name not in ("PYTHONPATH", "SAFERUN_INJECT")]
+    if shown:
+        parts.append(f"sets {', '.join(shown)}")
+    if plan.hint:
+        parts.append(plan.hint)
+    return "; ".join(parts)
+
+
+def _gpus(plan: LaunchPlan) -> str:
+    names = [gpu.name or "unknown GPU" for gpu in plan.gpus.gpus]
+    if not names:
+        return "no GPU"
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    return ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
+
+
+def as_text(plan: LaunchPlan) -> str:
+    """Return a plan as a short page for people."""
+    return "\n".join(
+        [
+            *_top(plan),
+            "",
+            *_environment(plan),
+            "",
+            *_section("hooks", plan.hooks, plan.notes),
+            "",
+            *_section("retry", plan.retry, plan.notes),
+            *[f"\nnote: {remark}" for remark in plan.remarks],
+        ]
+    )
+
+
+def _top(plan: LaunchPlan) -> list[str]:
+    origin = plan.profile_origin
+    lines = [f"profile   {plan.profile} ({origin}; {_gpus(plan)} visible)"]
+    lines += _wrapped("command", plan.command)
+    if plan.hint:
+        lines.append(f"hint      {plan.hint}")
+    return lines
+
+
+def _wrapped(label: str, words: Sequence[str]) -> list[str]:
+    """Lay out a command over lines that a shell still reads as one; no word is broken."""
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if lines[-1] and len(lines[-1]) + len(word) > WIDTH:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    heads = [label, *[""] * (len(lines) - 1)]
+    ends = [" \\"] * (len(lines) - 1) + [""]
+    return [f"{h:<9} {line}{end}" for h, line, end in zip(heads, lines, ends, strict=True)]
+
+
+def _environment(plan: LaunchPlan) -> list[str]:
+    lines = ["environment, set by saferun" if plan.env else "environment: nothing is set"]
+    for name, setting in plan.env.items():
+        value = "{…}" if name == "SAFERUN_INJECT" else shlex.quote(setting.value)
+        lines.append(f"  {name}={value}    [{setting.origin}]")
+        lines += _reason(setting)
+    for name, setting in plan.kept.items():
+        lines.append(
+            f"  {name} stays as you exported it    [{setting.origin} has "
+            f"{shlex.quote(setting.value)}]"
+        )
+    return lines
+
+
+def _reason(setting: Setting) -> list[str]:
+    import textwrap
+
+    words = setting.why + (f" <{setting.source}>" if setting.source else "")
+    return textwrap.wrap(
+        words.strip(),
+        WIDTH,
+        initial_indent="      ",
+        subsequent_indent="      ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _section(prefix: str, tree: Mapping[str, Any], notes: Mapping[str, Setting]) -> Iterator[str]:
+    """One line a group of values; below it the reasons for those that are not the default."""
+    yield prefix if tree else f"{prefix}: none"
+    for label, keys in _groups(prefix, tree).items():
+        text = ", ".join(f"{name} {_plain(value)}".strip() for name, value in keys.items())
+        yield from _hang(label, text)
+        for name in keys:
+            key = ".".join(filter(None, (prefix, label, name)))
+            note = notes.get(key)
+            if note and note.value != str(KEYS[key].default):
+                yield f"      {name or label} {note.value}    [{note.origin}]"
+                yield from _reason(note)
+
+
+def _groups(prefix: str, tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Put a section's values into lines: one for each group, one for the rest together."""
+    lines: dict[str, dict[str, Any]] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            lines[name] = dict(value)
+        elif prefix == "hooks":
+            lines[name] = {"": value}
+        else:
+            lines.setdefault("", {})[name] = value
+    return lines
+
+
+def _hang(label: str, text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"  {label:<18} " if label else "  ",
+        subsequent_indent=" " * 21 if label else "  ",
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_plain(v) for v in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value is None else str(value)

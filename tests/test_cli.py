@@ -1,0 +1,327 @@
+"""The command as people run it: real processes, and a torchrun on PATH that tells what it got."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from saferun import __main__ as door
+
+NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # !"
+
+TORCHRUN = """#!{python}
+import json, os, sys
+with open(os.environ["RECORD"], "w") as f:
+    json.dump({{"argv": sys.argv, "pid": os.getpid(), "env": dict(os.environ)}}, f)
+sys.stdout.write("job out\\n")
+sys.stderr.write("job err\\n")
+sys.exit(int(os.environ.get("STATUS", "0")))
+"""
+
+
+class Desk:
+    """A user's machine: a home, a working directory and a PATH with a telling torchrun."""
+
+    def __init__(self, home: pathlib.Path, tmp: pathlib.Path) -> None:
+        self.cwd = tmp / "work"
+        self.cwd.mkdir()
+        self.bin = tmp / "bin"
+        self.bin.mkdir()
+        self.record = tmp / "record.json"
+        self.environ = {
+            "HOME": str(home),
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "RECORD": str(self.record),
+            "LANG": "C.UTF-8",
+        }
+        self.program("torchrun", TORCHRUN.format(python=sys.executable))
+        (self.cwd / "train.py").write_text("")
+
+    def program(self, name: str, text: str) -> None:
+        path = self.bin / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def run(self, *words: str, status: int | None = 0, **environ: str):
+        done = subprocess.run(
+            [sys.executable, "-m", "saferun", *words],
+            cwd=self.cwd,
+            env={**self.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if status is not None:
+            assert done.returncode == status, (done.returncode, done.stderr)
+        assert "Traceback" not in done.stderr
+        return done
+
+    @property
+    def got(self) -> dict:
+        return json.loads(self.record.read_text())
+
+    def refused(self, *words: str, status: int, **environ: str) -> str:
+        done = self.run(*words, status=status, **environ)
+        assert not self.record.exists(), "the job was started"
+        assert done.stdout in ("", "false\n")
+        return done.stderr
+
+
+@pytest.fixture
+def desk(home, tmp_path) -> Desk:
+    return Desk(home, tmp_path)
+
+
+def test_a_launch_hands_torchrun_the_users_words_and_adds_one_line(desk):
+    done = desk.run("--nnodes=1", "train.py", "--profile", "x")
+    assert desk.got["argv"] == [
+        str(desk.bin / "torchrun"),
+        "--nnodes=1",
+        "train.py",
+        "--profile",
+        "x",
+    ]
+    assert done.stdout == "job out\n"
+    assert done.stderr == "saferun: profile cpu (detected: no GPU)\njob err\n"
+
+
+def test_the_job_has_our_pid(desk):
+    job = subprocess.Popen(
+        [sys.executable, "-m", "saferun", "train.py"],
+        cwd=desk.cwd,
+        env=desk.environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert job.wait(60) == 0
+    assert desk.got["pid"] == job.pid
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 75])
+def test_the_exit_status_is_the_jobs(desk, status):
+    desk.run("train.py", status=status, STATUS=str(status))
+
+
+def test_the_environment_is_the_users_own_with_the_plan_on_top(desk):
+    plan = json.loads(desk.run("plan", "--json", "--profile", "debug", "train.py").stdout)
+    desk.run("--profile", "debug", "train.py", MINE=NASTY)
+    env = desk.got["env"]
+    ours = {n: s["value"] for n, s in plan["env"].items() if n != "SAFERUN_INJECT"}
+    for name, value in ours.items():
+        assert env[name] == value
+    added = set(env) - set(desk.environ) - set(ours) - {"LC_CTYPE"}
+    assert added == {"MINE", "SAFERUN_INJECT"}
+    assert env["MINE"] == NASTY
+
+
+def test_disable_runs_torchrun_untouched_whatever_else_is_said(desk):
+    done = desk.run("--profile", "nonsense", "--nnodes=1", "missing.py", SAFERUN_DISABLE="1")
+    assert desk.got["argv"][1:] == ["--nnodes=1", "missing.py"]
+    assert set(desk.got["env"]) - {"LC_CTYPE"} == {*desk.environ, "SAFERUN_DISABLE"}
+    assert done.stderr == "job err\n"
+
+
+@pytest.mark.parametrize("words", [["--dry-run", "train.py"], ["plan", "train.py"]])
+def test_a_dry_run_shows_the_plan_and_starts_nothing(desk, words):
+    done = desk.run(*words)
+    assert "torchrun train.py" in done.stdout
+    assert not desk.record.exists()
+
+
+def test_a_dry_run_can_be_asked_for_by_variable(desk):
+    desk.run("train.py", SAFERUN_DRY_RUN="1")
+    assert not desk.record.exists()
+
+
+def test_a_plan_needs_neither_script_nor_torchrun_nor_gpu(desk):
+    (desk.bin / "torchrun").unlink()
+    made = json.loads(desk.run("plan", "--profile", "h100", "--json", "nowhere.py").stdout)
+    assert made["torchrun_args"] == ["--nproc-per-node=gpu", "nowhere.py"]
+
+
+def test_options_have_variables_and_the_option_wins(desk):
+    environ = {
+        "SAFERUN_PROFILE": "debug",
+        "SAFERUN_SET": "env.A='x y' retry.attempts=2",
+        "SAFERUN_RETRIES": "4",
+    }
+    made = json.loads(desk.run("plan", "--json", "train.py", **environ).stdout)
+    assert (made["profile"], made["env"]["A"]["value"]) == ("debug", "x y")
+    assert made["env"]["A"]["origin"] == "SAFERUN_SET"
+    assert made["retry"]["attempts"] == 5
+    words = ["plan", "--profile=cpu", "--set=env.A=z", "--retries=0", "--json", "train.py"]
+    made = json.loads(desk.run(*words, **environ).stdout)
+    assert (made["profile"], made["env"]["A"]["value"]) == ("cpu", "z")
+    assert made["retry"]["attempts"] == 1
+
+
+def test_retries_beyond_the_total_raise_the_total(desk):
+    made = json.loads(desk.run("plan", "--retries=50", "--json", "train.py").stdout)
+    assert (made["retry"]["attempts"], made["retry"]["attempts_total"]) == (51, 51)
+
+
+@pytest.mark.parametrize("word", ["plan", "env", "doctor", "run"])
+def test_run_launches_a_script_that_is_named_like_a_command(desk, word):
+    (desk.cwd / word).write_text("")
+    desk.run("run", word, "--json")
+    assert desk.got["argv"][1:] == [word, "--json"]
+
+
+def test_a_values_characters_reach_the_job_unchanged(desk):
+    (desk.cwd / "p.yaml").write_text(f"schema: 1\nenv: {{A: {json.dumps(NASTY)}}}\n")
+    desk.run("--profile", "./p.yaml", "--set", f"env.B={NASTY}", "train.py")
+    assert (desk.got["env"]["A"], desk.got["env"]["B"]) == (NASTY, NASTY)
+    assert not (desk.cwd / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "parts"),
+    [
+        (["--profile", "h10", "train.py"], 78, ["unknown profile `h10`", "h100", "known: a100"]),
+        (["--profile", "./no.yaml", "train.py"], 78, ["no profile file `./no.yaml`"]),
+        (["--set", "retry.attemts=1", "train.py"], 78, ["retry.attemts", "`retry.attempts`"]),
+        (["--set", "retry.attempts=x", "train.py"], 78, ["whole number"]),
+        (["--set", "nonsense", "train.py"], 2, ["takes KEY=VALUE"]),
+        (["--retries", "x", "train.py"], 2, ["takes a whole number"]),
+        (["--retries", "-1", "train.py"], 2, ["--retries takes a whole number"]),
+        (["missing.py"], 2, ["no script `missing.py`", "in "]),
+        (["--no-python", "missing-program"], 2, ["no program `missing-program`"]),
+        (["--profile", "cpu", "plan", "train.py"], 2, ["no script `plan`", "saferun plan"]),
+        (["--profile"], 2, ["--profile needs a value"]),
+        (["plan", "--nonsense", "train.py"], 2, ["unrecognized arguments: --nonsense"]),
+        (["plan"], 2, ["training_script"]),
+        (["plan", "--use_env", "t.py"], 2, ["--use_env", "leave it out"]),
+        (["--profile", "tf-rtx5090", "--nnodes=2", "train.py"], 2, ["--nnodes is torchrun's"]),
+        (["profiles", "show", "nope"], 78, ["unknown profile `nope`"]),
+        (["profiles", "nope"], 2, ["No such command"]),
+        (["env", "--profile", "nope"], 78, ["unknown profile `nope`"]),
+        ([], 2, ["Usage: saferun"]),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else None,
+)
+def test_a_mistake_is_said_with_its_mend_and_nothing_starts(desk, words, status, parts):
+    said = desk.refused(*words, status=status)
+    for part in parts:
+        assert part in said
+
+
+def test_a_wrong_profile_file_says_file_and_line(desk):
+    (desk.cwd / "p.yaml").write_text("schema: 1\nenv:\n  A: off\n")
+    said = desk.refused("--profile", "./p.yaml", "train.py", status=78)
+    assert said.startswith("saferun: a boolean where text belongs; ./p.yaml, line 3")
+    assert said.count("\n") == 1
+
+
+def test_no_torch_anywhere_is_said(desk, tmp_path):
+    (desk.bin / "torchrun").unlink()
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from saferun.__main__ import main; main()"
+    src = pathlib.Path(door.__file__).parents[1]
+    bare = "/usr/bin/python3"
+    if subprocess.run([bare, "-c", "import torch"], capture_output=True).returncode == 0:
+        pytest.skip("the system's python has torch")
+    program = f"import sys; sys.path.insert(0, {str(src)!r}); from saferun.__main__ import main\n"
+    done = subprocess.run(
+        [bare, "-c", program + "sys.exit(main(['train.py']))"],
+        cwd=desk.cwd,
+        env=desk.environ,
+        capture_output=True,
+        text=True,
+    )
+    assert code
+    assert (done.returncode, "Traceback" in done.stderr) == (69, False), done.stderr
+    assert "torchrun" in done.stderr
+
+
+def test_torchruns_own_refusal_is_torchruns_to_print(desk):
+    desk.run("--nonsense", "train.py")
+    assert desk.got["argv"][1:] == ["--nonsense", "train.py"]
+
+
+def test_use_env_gets_a_clear_word_beside_torchruns_message(desk):
+    done = desk.run("--use_env", "train.py")
+    assert "--use_env belongs to torch.distributed.launch" in done.stderr
+    assert desk.got["argv"][1:] == ["--use_env", "train.py"]
+
+
+def test_env_prints_only_code_that_eval_takes(desk):
+    done = desk.run("env", "--profile", "debug", "--set", f"env.A={NASTY}")
+    code = done.stdout + 'printf %s "$A"'
+    shell = subprocess.run(["bash", "-euc", code], cwd=desk.cwd, capture_output=True, check=True)
+    assert shell.stdout.decode() == NASTY
+    plain = desk.run("env", "--profile", "debug").stdout.splitlines()
+    assert all(line.startswith("export ") for line in plain)
+    assert plain == sorted(plain)
+
+
+def test_env_makes_the_eval_fail_where_it_fails(desk):
+    done = desk.run("env", "--profile", "nope", status=78)
+    assert done.stdout == "false\n"
+
+
+def test_profiles_can_be_listed_shown_checked_and_described(desk):
+    assert "* cpu" in desk.run("profiles", "list").stdout
+    shown = desk.run("profiles", "show", "h100-nanochat").stdout
+    assert "hooks.compile.autotune = off" in shown
+    assert "nanochat/issues/257" in shown
+    assert json.loads(desk.run("profiles", "schema").stdout)["title"] == "saferun profile"
+    (desk.cwd / "good.yaml").write_text("schema: 1\nextends: [cuda]\n")
+    (desk.cwd / "bad.yaml").write_text("schema: 1\nx: 1\ny: 2\n")
+    (desk.cwd / "pair.yaml").write_text("schema: 1\nhooks: {cudagraph_markers: off}\n")
+    done = desk.run("profiles", "check", "good.yaml", "bad.yaml", "pair.yaml", status=78)
+    assert done.stdout == "good.yaml: no errors\nbad.yaml: 2 errors\npair.yaml: 1 error\n"
+    assert "bad.yaml, line 2" in done.stderr
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_names_every_command_and_option(desk, word):
+    said = desk.run(word).stdout
+    for name in ("--profile", "--set", "--retries", "--run-dir", "--dry-run", "SAFERUN_DISABLE"):
+        assert name in said
+
+
+def test_version_is_printed(desk):
+    from saferun import __version__
+
+    assert desk.run("--version").stdout == f"saferun {__version__}\n"
+
+
+@pytest.mark.parametrize("word", ["gen-shell", "diagnose", "doctor", "runs"])
+def test_a_command_that_is_not_there_yet_says_so(desk, word):
+    assert f"`saferun {word}`" in desk.refused(word, "--json", status=2)
+
+
+def test_a_fault_of_ours_has_its_own_status_and_says_what_to_do(monkeypatch, capsys):
+    monkeypatch.setattr(door, "_dispatch", lambda words: 1 / 0)
+    assert door.main(["train.py"]) == 70
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError" in said
+    assert "SAFERUN_DISABLE=1" in said
+
+
+def test_a_reader_that_goes_away_is_no_fault(desk):
+    command = f"{sys.executable} -m saferun profiles schema | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=desk.cwd, env=desk.environ, capture_output=True, text=True
+    )
+    assert done.stdout.strip() in ("0", "1", "141")  # click's own status for it is 1
+    assert done.stderr == ""
+
+
+def test_a_vanished_working_directory_stops_nobody(desk):
+    gone = desk.cwd / "gone"
+    gone.mkdir()
+    script = desk.cwd / "train.py"
+    code = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); os.execv(sys.executable, [sys.executable, '-m', 'saferun', sys.argv[2]])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(gone), str(script)],
+        env=desk.environ,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert os.path.exists(desk.record)

@@ -1,0 +1,239 @@
+"""Everything that is known makes one plan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from saferun import page, script, torchrun
+from saferun.errors import UsageError
+from saferun.inject import contract
+from saferun.model import Facts, Gpu, GpuFacts, Identity, Request, Setting
+from saferun.plan import SHARE_STORE, any_hook, bare_plan, build_plan, conditions
+from saferun.resolve import Conditions, resolve
+from saferun.schema import KEYS, Doc, Leaf
+
+SITE = "/pkg/inject/site"
+TWO = GpuFacts((Gpu(0, "GPU-a", "NVIDIA H100"), Gpu(1, "GPU-b", "NVIDIA H100")), "proc")
+GPU_DOC = {"torchrun.nproc-per-node": Leaf("gpu", "one each", "docs")}
+
+
+def request(*words: str) -> Request:
+    return Request(line=torchrun.parse(words).line)
+
+
+def planned(*words, leaves=None, named=True, environ=None, gpus=TWO, **identity):
+    environ = environ or {}
+    doc = Doc("p.yaml", "p", "", (), ("H100",), GPU_DOC if leaves is None else leaves)
+    facts = Facts(gpu=gpus, torch="2.13.0", launcher=("/v/bin/torchrun",), python="/v/bin/python")
+    asked = request(*words)
+    at = conditions(asked, facts, environ, starts_all=named)
+    profile = resolve([doc], (), at, named=named, origin="--profile" if named else "detected")
+    return build_plan(asked, profile, facts, environ, Identity(SITE, **identity))
+
+
+def test_a_named_gpu_profile_starts_one_process_a_gpu():
+    plan = planned("train.py", "--x")
+    assert plan.command == ("/v/bin/torchrun", "--nproc-per-node=gpu", "train.py", "--x")
+    assert plan.torchrun_args == ("--nproc-per-node=gpu", "train.py", "--x")
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        (["--nproc_per_node=2", "train.py"], {}),
+        (["train.py"], {"PET_NPROC_PER_NODE": "2"}),
+        (["--nnodes=2", "train.py"], {}),
+        (["--nnodes", "1:4", "train.py"], {}),
+        (["train.py"], {"PET_NNODES": "2"}),
+    ],
+    ids=["count given", "PET count", "two nodes", "elastic", "PET nodes"],
+)
+def test_a_count_or_several_nodes_leave_the_arguments_alone(words, environ):
+    assert planned(*words, environ=environ).torchrun_args == tuple(words)
+
+
+def test_a_detected_profile_never_changes_the_arguments_and_hints():
+    plan = planned("train.py", named=False)
+    assert plan.torchrun_args == ("train.py",)
+    assert "2 GPUs and one process: --profile p starts one on each" in page.headline(plan)
+
+
+def test_a_flag_of_torchrun_may_be_a_default():
+    leaves = {"torchrun.standalone": Leaf("true"), "torchrun.no-python": Leaf("false")}
+    assert planned("t.py", leaves=leaves).torchrun_args == ("--standalone", "t.py")
+
+
+@pytest.mark.parametrize("word", ["--rdzv-endpoint=h:1", "--master-port=1", "--nnodes=2"])
+def test_standalone_is_no_default_where_the_user_says_where_to_meet(word):
+    leaves = {"torchrun.standalone": Leaf("true")}
+    assert planned(word, "t.py", leaves=leaves).torchrun_args == (word, "t.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "set_"),
+    [
+        (["--max-restarts=3", "t.py"], {}, True),
+        (["t.py"], {"PET_MAX_RESTARTS": "1"}, True),
+        (["--max-restarts=0", "t.py"], {}, False),
+        (["t.py"], {}, False),
+        (["--max-restarts=3", "t.py"], {SHARE_STORE: "0"}, False),
+    ],
+)
+def test_torchruns_own_restarts_are_made_to_work(words, environ, set_):
+    assert (SHARE_STORE in planned(*words, environ=environ).env) is set_
+
+
+def test_python_is_started_where_the_profile_says_so():
+    leaves = {"launcher": Leaf("python")}
+    assert planned("-m", "a.b", "--x", leaves=leaves).command == (
+        "/v/bin/python",
+        "-m",
+        "a.b",
+        "--x",
+    )
+    assert planned("t.py", leaves=leaves).command == ("/v/bin/python", "t.py")
+    assert planned("--no-python", "./t.sh", "1", leaves=leaves).command == ("./t.sh", "1")
+
+
+def test_torchruns_options_are_refused_where_python_starts():
+    with pytest.raises(UsageError, match=r"--nproc-per-node is torchrun's") as caught:
+        planned("--nproc-per-node", "2", "t.py", leaves={"launcher": Leaf("python")})
+    assert caught.value.code == 2
+
+
+def test_the_hooks_travel_in_two_variables_in_front_of_the_users_path():
+    plan = planned("t.py", environ={"PYTHONPATH": "src::/x"}, run="r1", receipts="/r")
+    assert plan.env["PYTHONPATH"].value == f"{SITE}:src::/x"
+    told = contract.decode(plan.env[contract.VARIABLE].value)
+    assert (told["run"], told["attempt"], told["receipts"]) == ("r1", 1, "/r")
+    assert told["hooks"] == plan.hooks
+
+
+def test_our_path_stands_once_however_deep_saferun_is_nested():
+    plan = planned("t.py", environ={"PYTHONPATH": f"{SITE}:/x"})
+    assert plan.env["PYTHONPATH"].value == f"{SITE}:/x"
+
+
+ALL_OFF = {
+    "hooks.init.set_device": Leaf(False),
+    "hooks.init.barrier": Leaf("off"),
+    "hooks.init.agree": Leaf("off"),
+    "hooks.excepthook": Leaf("off"),
+    "hooks.order.mode": Leaf("off"),
+    "hooks.order.wrap_barrier": Leaf(False),
+}
+
+
+def test_nothing_is_injected_where_no_hook_does_anything():
+    assert planned("t.py", leaves=ALL_OFF).env == {}
+
+
+def switches() -> list[tuple[str, object]]:
+    """Every hook key with a value at which the hook does something."""
+    busy: list[tuple[str, object]] = []
+    for key, spec in KEYS.items():
+        if key.startswith("hooks.") and key != "hooks.required":
+            if spec.kind == "bool":
+                busy.append((key, True))
+            elif spec.kind == "choice":
+                idle = "keep" if "keep" in spec.choices else "off"
+                busy.append((key, next(c for c in spec.choices if c != idle)))
+    return busy
+
+
+def sections_of(leaves) -> dict:
+    doc = Doc("p.yaml", "p", "", (), (), leaves)
+    at = Conditions("2.13", 2, True)
+    return resolve([doc], (), at, named=True, origin="x").sections["hooks"]
+
+
+@pytest.mark.parametrize(("key", "value"), switches(), ids=str)
+def test_any_single_hook_brings_the_injection(key, value):
+    leaves = {**ALL_OFF, key: Leaf(value)}
+    if key == "hooks.cudagraph_markers":
+        leaves["hooks.compile.cudagraphs"] = Leaf(value)
+    assert any_hook(sections_of(leaves))
+    assert not any_hook(sections_of(ALL_OFF))
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "gpus", "starts_all", "distributed"),
+    [
+        (["t.py"], {}, TWO, True, True),
+        (["t.py"], {}, TWO, False, False),
+        (["--nproc-per-node=1", "t.py"], {}, TWO, True, False),
+        (["--nproc-per-node=2", "t.py"], {}, GpuFacts(), False, True),
+        (["--nproc-per-node=gpu", "t.py"], {}, TWO, False, True),
+        (["--nproc-per-node=cpu", "t.py"], {}, GpuFacts(), False, True),
+        (["--nnodes=2", "t.py"], {}, GpuFacts(), False, True),
+        (["t.py"], {"PET_NPROC_PER_NODE": "4"}, GpuFacts(), False, True),
+    ],
+)
+def test_distributed_means_more_than_one_rank(words, environ, gpus, starts_all, distributed):
+    at = conditions(request(*words), Facts(gpu=gpus), environ, starts_all=starts_all)
+    assert at.distributed is distributed
+
+
+def test_the_json_has_exactly_the_fixed_keys():
+    made = json.loads(json.dumps(page.as_json(planned("t.py", "--a"))))
+    fixed = "schema profile launcher command torchrun_args script script_args env hooks retry "
+    assert " ".join(made) == fixed + "locks mitigations"
+    assert made["script_args"] == ["--a"]
+    assert set(made["env"]["PYTHONPATH"]) == {"value", "origin", "why", "source"}
+    assert made["locks"]["devices"] == ["GPU-a", "GPU-b"]
+
+
+def test_the_page_says_command_variables_with_reasons_hooks_and_retries():
+    leaves = {
+        **GPU_DOC,
+        "env.X": Leaf("a b", "it helps", "https://example.org/x"),
+        "env.KEPT": Leaf("1"),
+        "hooks.compile.autotune": Leaf("off", "it fails", "somewhere"),
+    }
+    text = page.as_text(planned("t.py", leaves=leaves, environ={"KEPT": "2"}))
+    for part in (
+        "torchrun --nproc-per-node=gpu t.py",
+        "X='a b'    [p.yaml]",
+        "it helps <https://example.org/x>",
+        "KEPT stays as you exported it    [p.yaml has 1]",
+        "autotune off    [p.yaml]",
+        "it fails <somewhere>",
+        "attempts 3",
+    ):
+        assert part in text
+
+
+def test_a_long_command_stays_one_command_for_a_shell():
+    import shlex
+
+    words = [f"--option-{i}=a  b\n{i}" for i in range(30)]
+    plan = planned("t.py", *words)
+    top = page.as_text(plan).split("\n\n")[0]
+    shown = top[top.index("command") + len("command") :]
+    assert shlex.split(shown.replace("\\\n", "\n")) == list(plan.command)
+
+
+def test_disabled_means_torchrun_as_the_user_wrote_it():
+    parsed = torchrun.parse(["--profile", "h100", "--nnodes=1", "t.py", "--profile", "x"])
+    plan = bare_plan(Request(line=parsed.line), Facts(launcher=("/v/bin/torchrun",)))
+    assert plan.command == ("/v/bin/torchrun", "--nnodes=1", "t.py", "--profile", "x")
+    assert plan.env == {}
+
+
+def test_exports_survive_any_characters(tmp_path):
+    import subprocess
+
+    nasty = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # !"
+    plan = planned("t.py")._replace(env={"NASTY": Setting(nasty, "x"), "B": Setting("", "x")})
+    code = script.exports(plan) + 'printf "%s|%s" "$NASTY" "$B"'
+    done = subprocess.run(["bash", "-euc", code], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout.decode() == nasty + "|"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_asked_for_and_not_there_yet_is_said():
+    leaves = {"hooks.optuna.mode": Leaf("on"), "retry.attempts": Leaf(1), "locks.wait_s": Leaf(0.0)}
+    plan = planned("t.py", leaves=leaves)
+    assert plan.remarks == ("asked for, and not in this version: hooks.optuna.mode",)

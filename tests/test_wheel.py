@@ -1,0 +1,90 @@
+"""The built wheel alone, in a fresh environment, launches."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> pathlib.Path:
+    place = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", place, ROOT],
+        check=True,
+        capture_output=True,
+    )
+    return next(place.glob("*.whl"))
+
+
+def test_the_wheel_holds_profiles_shell_injection_and_types(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in (
+        "saferun/data/profiles/h100.yaml",
+        "saferun/data/shell/README.md",
+        "saferun/inject/site/sitecustomize.py",
+        "saferun/py.typed",
+    ):
+        assert name in names
+    assert not [n for n in names if n.startswith(("tests", "examples")) or "__pycache__" in n]
+
+
+@pytest.fixture(scope="module")
+def alone(wheel, tmp_path_factory) -> pathlib.Path:
+    """A fresh environment with the wheel and pyyaml and click, and no torch."""
+    place = tmp_path_factory.mktemp("alone") / "env with blank"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = place / "lib" / version / "site-packages"
+    zipfile.ZipFile(wheel).extractall(site)
+    for package in ("click", "yaml", "filelock"):
+        found = pathlib.Path(__import__(package).__file__).parent
+        (site / package).symlink_to(found)
+    return place / "bin" / "python"
+
+
+def test_it_launches_torch_of_another_environment(alone, tmp_path):
+    """saferun in one environment, torch in another: the torchrun on PATH decides."""
+    import torch
+
+    script = tmp_path / "t.py"
+    script.write_text(
+        "import os, sys, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 0: print(sys.executable, 'saferun' in sys.modules)\n"
+        "dist.destroy_process_group()\n"
+    )
+    theirs = pathlib.Path(sys.executable).parent
+    done = subprocess.run(
+        [alone, "-m", "saferun", "--nproc-per-node=2", script],
+        env={"HOME": str(tmp_path), "PATH": f"{theirs}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert torch.__version__
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{sys.executable} False\n"
+    assert done.stderr == "saferun: profile cpu (detected: no GPU)\n"
+    receipts = list(tmp_path.glob(".local/state/saferun/runs/*/receipts/*.jsonl"))
+    assert len(receipts) == 2, os.listdir(tmp_path)
+
+
+def test_the_shipped_profiles_are_found(alone, tmp_path):
+    done = subprocess.run(
+        [alone, "-m", "saferun", "plan", "--profile", "h100", "t.py"],
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nproc-per-node=gpu" in done.stdout
