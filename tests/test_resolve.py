@@ -112,7 +112,7 @@ def test_markers_off_with_graphs_on_is_refused_as_a_pair(markers, graphs, enable
     if fine:
         made(it)
         return
-    with pytest.raises(ProfileError, match="`hooks.cudagraph_markers` from a.yaml") as caught:
+    with pytest.raises(ProfileError, match=r"`hooks\.cudagraph_markers` from a\.yaml") as caught:
         made(it)
     assert "hooks.compile.cudagraphs" in str(caught.value)
 

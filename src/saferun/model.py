@@ -59,7 +59,7 @@ class Request(NamedTuple):
 class Gpu(NamedTuple):
     """One GPU that the job may see."""
 
-    index: int | None  # as nvidia-smi numbers it; None where only the UUID is known
+    number: int | None  # as nvidia-smi numbers it; None where only the UUID is known
     uuid: str  # "GPU-…" or "MIG-…"; "" where unknown
     name: str  # "NVIDIA H200"; "" where unknown
 

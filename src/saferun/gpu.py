@@ -1,0 +1,352 @@
+"""Ask the machine which GPUs the job will see, without torch and without a CUDA context.
+
+The cheapest answer first: the driver's own files in /proc (under a millisecond), and only where
+they are missing or leave a doubt `nvidia-smi -L`, which is bounded, since it hangs on a sick GPU.
+What CUDA_VISIBLE_DEVICES makes of that was measured on driver 580 (H200) entry by entry and agrees
+with https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html;
+MIG follows https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html.
+NVIDIA_VISIBLE_DEVICES belongs to the container runtime: CUDA does not read it, nor do we.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from saferun.model import Gpu, GpuFacts
+
+HIDE_ALL = ("", "-1", "NoDevFiles")  # deliberate; NoDevFiles is Slurm's word for "no GPU here"
+UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
+OUTPUT_LIMIT = 1 << 20  # bytes; 16 GPUs with 7 MIG instances each print 10 kB
+REAP_S = 0.2  # what is kept of timeout_s for a killed nvidia-smi to go away
+
+
+class Machine(NamedTuple):
+    """The GPUs that this process may open, in PCI order, before CUDA_VISIBLE_DEVICES."""
+
+    gpus: tuple[Gpu, ...] = ()
+    instances: Mapping[str, tuple[str, ...]] = {}  # UUID of a GPU -> those of its MIG instances
+    source: str = "none"
+    doubt: str = ""  # why the answer may be wrong; "" where it is sure
+
+
+def detect(
+    environ: Mapping[str, str],
+    *,
+    proc: str = "/proc/driver/nvidia",
+    dev: str = "/dev",
+    timeout_s: float = 3.0,
+) -> GpuFacts:
+    """Return the GPUs that a CUDA program started with `environ` will see.
+
+    Args:
+        environ: the job's environment; PATH, CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER count.
+        proc: where the driver shows its files.
+        dev: where the device nodes are.
+        timeout_s: the most seconds that `nvidia-smi` may take.
+
+    Returns:
+        The facts; no GPU and no warning on a machine without NVIDIA's driver. Never raises for
+        what the machine says.
+    """
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is not None and wanted.strip() in HIDE_ALL:
+        return GpuFacts()
+    machine = survey(environ, wanted or "", proc=proc, dev=dev, timeout_s=timeout_s)
+    if not machine.gpus:
+        return GpuFacts(warning=machine.doubt)
+    by_bus = environ.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID"
+    gpus, remark = visible(machine, wanted, by_bus=by_bus)
+    warning = "; ".join(text for text in (machine.doubt, remark) if text)
+    return GpuFacts(gpus, machine.source, warning)
+
+
+def product(facts: GpuFacts) -> str | None:
+    """Return the product name that all visible GPUs share, None where they differ or are unknown.
+
+    MIG instances carry the name of the GPU that they are cut from.
+    """
+    names = {gpu.name for gpu in facts.gpus}
+    return names.pop() or None if len(names) == 1 else None
+
+
+# What CUDA makes of CUDA_VISIBLE_DEVICES (pure)
+
+
+def visible(
+    machine: Machine, wanted: str | None, *, by_bus: bool = False
+) -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs that CUDA shows for one value of CUDA_VISIBLE_DEVICES, and a remark.
+
+    The first entry decides how all are read: `GPU-…` as UUIDs, `MIG-…` as instances, anything
+    else as numbers. An entry that names nothing ends the list; a repeated one voids it.
+    """
+    if wanted is None:
+        return _through_mig(machine, machine.gpus)
+    if wanted.startswith("MIG-"):
+        return _instance(machine, wanted)
+    by_uuid = wanted.startswith("GPU-")
+    chosen, remark = _take(wanted, machine.gpus, _by_uuid if by_uuid else _by_number)
+    seen, mig = _through_mig(machine, chosen)
+    names = {gpu.name for gpu in machine.gpus}
+    if not by_uuid and not by_bus and len(names) > 1 and 0 < len(chosen) < len(machine.gpus):
+        remark = remark or (
+            f"CUDA_VISIBLE_DEVICES={wanted} counts from CUDA's fastest GPU, not along the PCI bus, "
+            "and the GPUs here differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID to say which are meant"
+        )
+    return seen, remark or mig
+
+
+def _take(
+    wanted: str, gpus: Sequence[Gpu], find: Callable[[str, Sequence[Gpu]], int | None]
+) -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs that the entries name, in their order, and what is wrong with them."""
+    chosen: list[Gpu] = []
+    for entry in wanted.split(","):
+        place = find(entry, gpus)
+        if place is None:
+            if entry.strip() in HIDE_ALL and chosen:
+                return tuple(chosen), ""  # the documented way to end a list
+            kept = "CUDA shows none" if not chosen else f"CUDA shows only the {len(chosen)} before"
+            return tuple(chosen), f"CUDA_VISIBLE_DEVICES={wanted}: {entry!r} names no GPU; {kept}"
+        if gpus[place] in chosen:
+            return (), f"CUDA_VISIBLE_DEVICES={wanted}: {entry!r} is repeated; CUDA shows none"
+        chosen.append(gpus[place])
+    return tuple(chosen), ""
+
+
+def _by_number(entry: str, gpus: Sequence[Gpu]) -> int | None:
+    """Read a number as C's strtol does (` 1`, `+1`, `1abc` and `01` are 1); None if not valid."""
+    text = entry.lstrip()
+    sign, text = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
+    digits = text[: len(text) - len(text.lstrip("0123456789"))]
+    if not digits or len(digits) > 9:  # nobody has a billion GPUs, and int() has a limit
+        return None
+    number = int(sign + digits)
+    return number if 0 <= number < len(gpus) else None
+
+
+def _by_uuid(entry: str, gpus: Sequence[Gpu]) -> int | None:
+    """Find the one GPU whose UUID begins so; what follows a whole UUID does not count."""
+    if not entry.startswith("GPU-"):
+        return None
+    start = entry.rstrip()[:UUID_LENGTH].lower()
+    found = [n for n, gpu in enumerate(gpus) if gpu.uuid.lower().startswith(start)]
+    return found[0] if len(found) == 1 else None
+
+
+def _through_mig(machine: Machine, gpus: tuple[Gpu, ...]) -> tuple[tuple[Gpu, ...], str]:
+    """Replace GPUs cut by MIG: CUDA shows one instance, and no whole GPU beside it."""
+    for gpu in gpus:
+        cut = machine.instances.get(gpu.uuid, ())
+        if cut:
+            remark = "" if len(gpus) == len(cut) == 1 else "MIG: CUDA shows one instance only"
+            return (Gpu(None, cut[0], gpu.name),), remark
+    return gpus, ""
+
+
+def _instance(machine: Machine, wanted: str) -> tuple[tuple[Gpu, ...], str]:
+    """Find the MIG instance that the first entry names; CUDA shows one, however many are named."""
+    entry, _, others = wanted.partition(",")
+    for gpu in machine.gpus:
+        for uuid in machine.instances.get(gpu.uuid, ()):
+            # Since driver 470 an instance has a UUID of its own; before, MIG-GPU-<uuid>/<gi>/<ci>.
+            old_form = entry.lower().startswith(f"mig-{gpu.uuid}/".lower())
+            if uuid.lower() == entry.rstrip().lower() or old_form:
+                remark = "MIG: CUDA shows the first instance only" if others else ""
+                return (Gpu(None, entry.rstrip(), gpu.name),), remark
+    return (), f"CUDA_VISIBLE_DEVICES={wanted}: {entry!r} names no MIG instance; CUDA shows none"
+
+
+# What the machine says (the edge)
+
+
+def survey(
+    environ: Mapping[str, str], wanted: str, *, proc: str, dev: str, timeout_s: float
+) -> Machine:
+    """Return the machine's GPUs: from /proc where that is beyond doubt, else from nvidia-smi."""
+    files = read_proc(proc, dev)
+    by_uuid = wanted.startswith(("GPU-", "MIG-"))
+    unnamed = by_uuid and not all(gpu.uuid for gpu in files.gpus)
+    if files.gpus and not files.doubt and not unnamed and not _has_mig(proc, wanted):
+        return files
+    program = _which("nvidia-smi", environ.get("PATH", os.defpath))
+    if program is None:
+        return files
+    answer = parse_list(*_run((program, "-L"), environ, timeout_s))
+    if answer.gpus or not files.gpus:
+        return answer
+    return files._replace(doubt=answer.doubt or files.doubt)
+
+
+def read_proc(proc: str, dev: str) -> Machine:
+    """Return the GPUs in the driver's files whose device node this process may open.
+
+    The files show every GPU of the host, in a container too; CUDA and nvidia-smi skip (and do not
+    count) those whose node is missing or closed to us. access(2) asks the device cgroup as well,
+    and unlike open(2) it wakes no GPU.
+    """
+    gpus: list[Gpu] = []
+    unread = missing = ""
+    for bus in sorted(_listdir(f"{proc}/gpus"), key=_bus_order):
+        path = f"{proc}/gpus/{bus}/information"
+        fields = _fields(path)
+        name, minor = fields.get("Model", ""), fields.get("Device Minor", "")
+        if "Yes" in (fields.get("GPU Excluded"), fields.get("Blacklisted")):
+            continue
+        if not name or not minor:
+            unread = f"{path} cannot be read or is incomplete"
+            continue
+        node = f"{dev}/nvidia{minor}"
+        if os.access(node, os.R_OK | os.W_OK):
+            uuid = fields.get("GPU UUID", "")  # GPU-????????-… until the GPU is first used
+            gpus.append(Gpu(len(gpus), "" if "?" in uuid else uuid, name))
+        elif not os.path.exists(node) and _makes_nodes(proc):
+            missing = f"{node} does not exist yet"
+    # Without any node this is most likely a container that was given no GPU.
+    doubt = unread or (missing if gpus else "")
+    return Machine(tuple(gpus), source="proc" if gpus else "none", doubt=doubt)
+
+
+def parse_list(output: str, trouble: str) -> Machine:
+    """Read what `nvidia-smi -L` printed; `trouble` says why it did not end well, if so."""
+    gpus: list[Gpu] = []
+    instances: dict[str, tuple[str, ...]] = {}
+    strange = ""
+    for line in output.splitlines():
+        head, _, uuid = line.strip().rpartition(" (UUID: ")
+        kind, _, rest = head.partition(" ")
+        number, _, name = rest.partition(": ")
+        if kind == "GPU" and number.isdecimal() and name:
+            gpus.append(Gpu(int(number), uuid.rstrip(")"), name.strip()))
+        elif kind == "MIG" and gpus:
+            parent = gpus[-1].uuid
+            instances[parent] = (*instances.get(parent, ()), uuid.rstrip(")"))
+        elif line.strip() and not strange:
+            strange = line.strip()[:200]
+    said = "".join(c if c.isprintable() else "?" for c in strange)
+    doubt = ": ".join(text for text in (trouble, said) if text)
+    if not gpus and not doubt:
+        doubt = "it printed nothing"
+    return Machine(
+        tuple(gpus),
+        instances,
+        source="nvidia-smi" if gpus else "none",
+        doubt=f"nvidia-smi -L: {doubt}" if doubt else "",
+    )
+
+
+def _has_mig(proc: str, wanted: str) -> bool:
+    """Say whether MIG instances may be in play: asked for, or made on some GPU."""
+    if wanted.startswith("MIG-"):
+        return True
+    for gpu in _listdir(f"{proc}/capabilities"):
+        if gpu.startswith("gpu") and any(
+            name.startswith("gi") for name in _listdir(f"{proc}/capabilities/{gpu}/mig")
+        ):
+            return True
+    return False
+
+
+def _makes_nodes(proc: str) -> bool:
+    """Say whether the driver's libraries create missing device nodes (off in containers)."""
+    return _fields(f"{proc}/params").get("ModifyDeviceFiles", "1") != "0"
+
+
+def _fields(path: str) -> dict[str, str]:
+    """Read `Name:  value` lines; empty where the file cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read(1 << 16).splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _listdir(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _bus_order(bus: str) -> tuple[list[int], str]:
+    """Sort key of a PCI address such as 0000:c1:00.0, whose parts are hexadecimal."""
+    try:
+        return [int(part, 16) for part in bus.replace(".", ":").split(":")], bus
+    except ValueError:
+        return [], bus
+
+
+def _which(name: str, path: str) -> str | None:
+    for folder in path.split(os.pathsep):
+        program = os.path.join(folder or ".", name)
+        if os.access(program, os.X_OK) and os.path.isfile(program):
+            return program
+    return None
+
+
+def _run(command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
+    """Run a command for at most `timeout_s` seconds; return its output and what went wrong.
+
+    Neither SIGTERM, which may be ignored, nor the end of the output, which a grandchild may hold
+    open, is relied on. A process that the kernel cannot kill is left behind, not waited for.
+    """
+    import subprocess
+    import time
+
+    end = time.monotonic() + max(timeout_s - REAP_S, timeout_s / 2)
+    try:
+        child = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(environ),
+            start_new_session=True,
+        )
+    except OSError as error:
+        return "", f"cannot be run ({error.strerror})"
+    assert child.stdout is not None
+    with child.stdout as pipe:
+        text, ended = _read_until(pipe.fileno(), child.poll, end)
+    if ended:
+        return text, f"exit status {child.returncode}" if child.returncode else ""
+    _kill_group(child.pid)
+    try:
+        child.wait(REAP_S)
+    except subprocess.TimeoutExpired:
+        child.returncode = -9  # else its destructor complains, and somebody else's exec follows
+    return text, f"it did not end within {timeout_s:g} s"
+
+
+def _read_until(fd: int, poll: Callable[[], int | None], end: float) -> tuple[str, bool]:
+    """Read until the process has ended or time is up; return the text and whether it ended."""
+    import select
+    import time
+
+    poller, data, status = select.poll(), b"", None
+    poller.register(fd, select.POLLIN)
+    open_ended = True
+    while time.monotonic() < end and len(data) < OUTPUT_LIMIT:
+        if open_ended and poller.poll(0 if status is not None else 20):
+            piece = os.read(fd, 1 << 16)
+            open_ended = bool(piece)
+            data += piece
+            continue
+        if status is not None:
+            return data.decode("utf-8", "replace"), True
+        status = poll()
+        if status is None and not open_ended:
+            time.sleep(0.001)  # its output has ended and so will it
+    return data.decode("utf-8", "replace"), False
+
+
+def _kill_group(pid: int) -> None:
+    import contextlib
+    import signal
+
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)

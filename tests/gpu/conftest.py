@@ -1,0 +1,71 @@
+"""Tests that only a GPU can show; skipped with a reason elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def gpu_count() -> int:
+    """GPUs that torch sees, asked in a process of its own."""
+    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
+@pytest.fixture(scope="session")
+def gpus() -> int:
+    count = gpu_count()
+    if not count:
+        pytest.skip("no GPU that torch can use")
+    return count
+
+
+@pytest.fixture
+def two_gpus(gpus) -> int:
+    if gpus < 2:
+        pytest.skip("needs two GPUs")
+    return gpus
+
+
+class Result:
+    """A finished job: its JSON lines by rank, its streams, its receipts."""
+
+    def __init__(self, done: subprocess.CompletedProcess, receipts: pathlib.Path) -> None:
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        self.told = [json.loads(line) for line in lines]
+        self.receipts = [
+            json.loads(line)
+            for file in receipts.glob("*/receipts/*.jsonl")
+            for line in file.read_text().splitlines()
+        ]
+
+
+@pytest.fixture
+def saferun(tmp_path):
+    """Run a script text under saferun with the given words before it."""
+
+    def run(text: str, *words: str, timeout: float = 240, **environ: str) -> Result:
+        script = tmp_path / "job.py"
+        script.write_text(text)
+        runs = tmp_path / "runs"
+        path = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+        done = subprocess.run(
+            [sys.executable, "-m", "saferun", "--run-dir", str(runs), *words, str(script)],
+            env={**os.environ, "PYTHONPATH": path, "HOME": str(tmp_path), **environ},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return Result(done, runs)
+
+    return run

@@ -1,0 +1,113 @@
+"""On a real GPU machine: what `detect` says against nvidia-smi, CUDA's driver and torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from saferun import gpu
+
+FACTS = gpu.detect({"PATH": os.environ.get("PATH", os.defpath)})
+
+pytestmark = pytest.mark.skipif(not FACTS.gpus, reason="no NVIDIA GPU here")
+
+DRIVER = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+count = ctypes.c_int(0)
+if cuda.cuInit(0) == 0:
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+for device in range(count.value):
+    raw = (ctypes.c_ubyte * 16)()
+    cuda.cuDeviceGetUuid_v2(raw, device)
+    h = bytes(raw).hex()
+    print("GPU-" + "-".join([h[:8], h[8:12], h[12:16], h[16:20], h[20:]]))
+"""
+
+TORCH = """
+import torch
+for device in range(torch.cuda.device_count()):
+    print(torch.cuda.get_device_properties(device).name)
+"""
+
+
+def ask(code, visible):
+    """Run a Python program under one value of CUDA_VISIBLE_DEVICES; return its lines."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(visible),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def environment(visible):
+    kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return kept if visible is None else {**kept, "CUDA_VISIBLE_DEVICES": visible}
+
+
+def values():
+    """Values to try: the table of test_gpu.py, said with the UUIDs that are here."""
+    first, last = FACTS.gpus[0].uuid, FACTS.gpus[-1].uuid
+    plain = [None, "", "-1", "0", " 0", "0 ", "+0", "01", "0x1", "0,-1", "0,0", "0,99,0", "1,0"]
+    plain += ["0abc", "abc", ",0", "0,,0", "NoDevFiles", "999999999999"]
+    named = [first, first + "x", first[:12], " " + first, first.replace("GPU", "gpu")]
+    listed = [f"{last},{first}", f"{first},{first}", f"{first},0", f"0,{first}", f"{first},GPU-x"]
+    return [*plain, *named, *listed]
+
+
+def test_the_gpus_are_those_that_nvidia_smi_lists():
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    expected = re.findall(r"^GPU (\d+): (.+) \(UUID: (GPU-[^)]+)\)$", listed, re.MULTILINE)
+    assert [(str(g.number), g.name, g.uuid) for g in FACTS.gpus] == expected
+
+
+def test_the_driver_files_and_nvidia_smi_give_the_same():
+    asked = gpu.detect(environment(None), proc="/nowhere", timeout_s=30)
+    assert asked.source == "nvidia-smi"
+    assert asked.gpus == FACTS.gpus
+
+
+@pytest.mark.parametrize("visible", values() if FACTS.gpus else [None], ids=repr)
+def test_visible_devices_mean_what_cudas_driver_makes_of_them(visible):
+    shown = [found.uuid for found in gpu.detect(environment(visible)).gpus]
+    assert shown == ask(DRIVER, visible)
+
+
+@pytest.mark.parametrize("visible", [None, "0", ""], ids=repr)
+def test_torch_sees_the_same_products(visible):
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("no torch here")
+    assert [found.name for found in gpu.detect(environment(visible)).gpus] == ask(TORCH, visible)
+
+
+COST = """
+import os, time
+from saferun import gpu
+began = time.perf_counter()
+facts = gpu.detect(os.environ)
+print(time.perf_counter() - began)
+print("libcuda" in open("/proc/self/maps").read())
+"""
+
+
+def test_detection_loads_no_cuda_and_takes_milliseconds():
+    source = os.path.dirname(os.path.dirname(gpu.__file__))
+    path = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", COST],
+        env={**environment(None), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seconds, loaded = done.stdout.split()
+    assert loaded == "False"
+    assert float(seconds) < (0.02 if FACTS.source == "proc" else 3)

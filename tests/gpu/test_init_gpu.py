@@ -1,0 +1,75 @@
+"""The start of a process group on NCCL."""
+
+from __future__ import annotations
+
+DEVICE = """
+import json, os, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+x = torch.ones(1, device="cuda")
+dist.all_reduce(x)
+print(json.dumps({"rank": dist.get_rank(), "device": torch.cuda.current_device(),
+                  "sum": x.item()}), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_each_rank_has_its_own_device_before_nccl_starts(two_gpus, saferun):
+    done = saferun(DEVICE, "--nproc-per-node=2")
+    assert done.code == 0, done.err[-3000:]
+    assert sorted((t["rank"], t["device"], t["sum"]) for t in done.told) == [(0, 0, 2), (1, 1, 2)]
+    init = [r for r in done.receipts if r["hook"] == "init" and r["outcome"] == "applied"]
+    assert sorted(r["rank"] for r in init) == [0, 1]
+
+
+def test_a_device_that_the_script_chose_stays(two_gpus, saferun):
+    chosen = "import torch\ntorch.cuda.set_device(1)\ntorch.zeros(1, device='cuda')\n"
+    done = saferun(chosen + DEVICE, "--nproc-per-node=1")
+    assert [t["device"] for t in done.told] == [1], done.err[-3000:]
+
+
+LATE = """
+import os, sys
+if os.environ["RANK"] == "1":
+    import signal
+    signal.pause()
+import torch.distributed as dist
+dist.init_process_group("nccl")
+"""
+
+
+def test_a_rank_that_never_arrives_is_named_within_the_timeout(two_gpus, saferun):
+    done = saferun(LATE, "--nproc-per-node=2", "--set", "hooks.init.timeout_s=5", timeout=120)
+    assert done.code == 1
+    assert "rank 1 of 2 did not reach init_process_group" in done.err, done.err[-3000:]
+
+
+OTHER_TORCH = """
+import os, torch, torch.distributed as dist
+if os.environ["RANK"] == "1":
+    torch.version.cuda = "11.8"
+dist.init_process_group("nccl")
+"""
+
+
+def test_a_rank_with_another_cuda_is_named(two_gpus, saferun):
+    done = saferun(OTHER_TORCH, "--nproc-per-node=2")
+    assert done.code == 1
+    assert "11.8" in done.err
+    assert "rank 1" in done.err
+
+
+WRONG_DEVICE = """
+import torch, torch.distributed as dist
+model = torch.nn.Linear(4, 4).cuda()
+dist.init_process_group("nccl")
+try:
+    torch.nn.parallel.DistributedDataParallel(model)
+except Exception:
+    pass
+"""
+
+
+def test_ddp_wrapped_before_the_device_is_set_is_said_with_its_line(two_gpus, saferun):
+    done = saferun(WRONG_DEVICE, "--nproc-per-node=2")
+    said = [line for line in done.err.splitlines() if line.startswith("saferun:")]
+    assert any("job.py:6" in line and "device" in line for line in said), done.err[-3000:]

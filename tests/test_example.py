@@ -1,0 +1,300 @@
+"""The example trains, survives interruption bit by bit, and gives each rank its own data."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt.py"
+SMALL = ["--batch", "4", "--block", "32", "--layers", "1", "--width", "32", "--log-every", "1"]
+STEP = re.compile(r"^step (\d+) loss ([\d.]+) [\d,]+ tokens/s$", re.MULTILINE)
+DONE = re.compile(r"^done step=(\d+) train_loss=([\d.]+) val_loss=([\d.]+)$")
+
+
+def command(ranks, *arguments):
+    """The example under a real torchrun, or under plain Python for one rank."""
+    if ranks == 1:
+        return [sys.executable, str(EXAMPLE), *SMALL, *arguments]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    return [*torchrun, str(ranks), str(EXAMPLE), *SMALL, *arguments]
+
+
+def environment():
+    """One thread each and no GPU: the same sums in the same order, on every machine."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def train(ranks, out, *arguments):
+    """Train to the end; return what was printed."""
+    done = subprocess.run(
+        command(ranks, "--out", str(out), *arguments),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses(printed):
+    return {int(step): loss for step, loss in STEP.findall(printed)}
+
+
+def checkpoint(out):
+    return torch.load(out / "checkpoint.pt", weights_only=True)
+
+
+def differences(first, second, at=""):
+    """Name every place where two checkpoints are not the same, bit by bit."""
+    if isinstance(first, torch.Tensor):
+        return [] if torch.equal(first, second) else [at]
+    if isinstance(first, dict):
+        assert first.keys() == second.keys(), at
+        return [d for key in first for d in differences(first[key], second[key], f"{at}.{key}")]
+    if isinstance(first, (list, tuple)):
+        assert len(first) == len(second), at
+        pairs = enumerate(zip(first, second, strict=True))
+        return [d for n, (one, two) in pairs for d in differences(one, two, f"{at}[{n}]")]
+    return [] if first == second else [at]
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_two_ranks_under_torchrun_lower_the_loss_and_end_with_one_readable_line(tmp_path):
+    printed = train(2, tmp_path, "--steps", "60", "--lr", "1e-2", "--eval-every", "30")
+    trajectory = losses(printed)
+    assert list(trajectory) == list(range(1, 61))
+    step, train_loss, held_out = DONE.match(printed.splitlines()[-1]).groups()
+    assert int(step) == 60
+    assert float(trajectory[1]) > 4.5
+    assert float(train_loss) < 3.4
+    assert float(held_out) < 3.6
+    assert "step 30 held-out loss" in printed
+
+
+def interrupt(ranks, out, after_step, *arguments):
+    """Start a run and SIGKILL one rank as soon as it prints that step; return what it printed."""
+    run = subprocess.Popen(
+        command(ranks, "--out", str(out), *arguments),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    printed = ""
+    try:
+        for line in run.stdout:
+            printed += line
+            if line.startswith(f"step {after_step} loss"):
+                os.kill(rank_pid(run.pid, ranks), signal.SIGKILL)
+        assert run.wait(60) != 0
+    finally:
+        run.stdout.close()
+        if run.poll() is None:
+            run.kill()
+            run.wait()
+    return printed
+
+
+def rank_pid(pid, ranks):
+    """The pid of the last rank: the process itself without torchrun."""
+    if ranks == 1:
+        return pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ranked = [child for child in children if f"RANK={ranks - 1}" in environ_of(child)]
+    return int(ranked[0])
+
+
+def environ_of(pid):
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 0)])
+def test_a_killed_and_resumed_run_ends_bit_by_bit_as_an_uninterrupted_one(tmp_path, ranks, workers):
+    arguments = ["--steps", "60", "--save-every", "5", "--dropout", "0.1"]
+    arguments += ["--workers", str(workers)]
+    whole = train(ranks, tmp_path / "whole", *arguments)
+    killed = interrupt(ranks, tmp_path / "killed", 8, *arguments)
+    assert "done" not in killed
+    saved = checkpoint(tmp_path / "killed")["step"]
+    assert 5 <= saved < 60
+    resumed = train(ranks, tmp_path / "killed", *arguments, "--resume")
+    assert min(losses(resumed)) == saved + 1
+    assert losses(resumed).items() <= losses(whole).items()
+    assert resumed.splitlines()[-1] == whole.splitlines()[-1]
+    assert differences(checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "killed")) == []
+
+
+def test_the_order_goes_on_across_the_end_of_an_epoch(example, tmp_path, monkeypatch):
+    """A text of seven steps an epoch; the interruption falls into the third."""
+    text = (torch.arange(7 * 4 * 32 + 40) * 37 % 128).to(torch.uint8)
+    monkeypatch.setattr(example, "read_sources", lambda: (text, text))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def run(out, *more):
+        words = [*SMALL, "--dropout", "0.1", "--steps", "30", "--save-every", "17", *more]
+        monkeypatch.setattr(sys, "argv", ["train_gpt.py", "--out", str(tmp_path / out), *words])
+        return example.Trainer(example.parse_arguments())
+
+    def stop_at_18(trainer, loss):
+        if trainer.step == 18:
+            raise KeyboardInterrupt
+        return report(trainer, loss)
+
+    run("whole").train()
+    report, part = example.Trainer.report, run("part")
+    monkeypatch.setattr(example.Trainer, "report", stop_at_18)
+    with pytest.raises(KeyboardInterrupt):
+        part.train()
+    monkeypatch.setattr(example.Trainer, "report", report)
+    saved = checkpoint(tmp_path / "part")
+    assert (saved["step"], saved["epoch"]) == (17, 2)
+    run("part", "--resume").train()
+    assert differences(checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "part")) == []
+
+
+def test_resume_without_a_checkpoint_begins_anew_and_a_finished_run_stays_finished(tmp_path):
+    first = train(1, tmp_path, "--steps", "3", "--resume")
+    again = train(1, tmp_path, "--steps", "3", "--resume")
+    assert list(losses(first)) == [1, 2, 3]
+    assert losses(again) == {}
+    assert again.splitlines()[-1] == first.splitlines()[-1]
+
+
+def test_the_time_limit_ends_a_run_cleanly_and_saves(tmp_path):
+    printed = train(2, tmp_path, "--steps", "1000000", "--max-seconds", "1")
+    step = int(DONE.match(printed.splitlines()[-1]).group(1))
+    assert checkpoint(tmp_path)["step"] == step
+
+
+@pytest.mark.slow
+def test_compiled_training_gives_the_same_first_losses(tmp_path):
+    plain = losses(train(1, tmp_path, "--steps", "3"))
+    compiled = losses(train(1, tmp_path, "--steps", "3", "--compile"))
+    for step, loss in plain.items():
+        assert float(compiled[step]) == pytest.approx(float(loss), abs=2e-3)
+
+
+def test_ranks_read_disjoint_data_and_a_resumed_sampler_the_rest_of_it(example):
+    data = example.Windows(torch.arange(1001) % 128, 10)
+
+    def picked(rank, skip=0, epoch=3):
+        sampler = example.ResumableSampler(data, 3, rank, seed=7, drop_last=True)
+        sampler.set_epoch(epoch)
+        sampler.skip = skip
+        return list(sampler)
+
+    shares = [picked(rank) for rank in range(3)]
+    assert len(set().union(*shares)) == sum(map(len, shares)) == 99
+    assert [picked(rank, skip=20) for rank in range(3)] == [share[20:] for share in shares]
+    assert picked(0, epoch=4) != shares[0]
+
+
+def test_the_target_of_a_window_is_its_text_one_character_on(example):
+    windows = example.Windows(torch.arange(101), 10)
+    assert len(windows) == 10
+    x, y = windows[9]
+    assert x.tolist() == list(range(90, 100))
+    assert y.tolist() == list(range(91, 101))
+
+
+def test_no_character_sees_a_later_one(example):
+    options = type("Options", (), {"layers": 2, "heads": 2, "width": 16, "block": 8, "dropout": 0})
+    model = example.GPT(options).eval()
+    seen = []
+    model.head.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    first = torch.randint(0, 128, (1, 8))
+    second = first.clone()
+    second[0, 5:] = (second[0, 5:] + 1) % 128
+    for text in (first, second):
+        model(text, text)
+    assert torch.equal(seen[0][:, :5], seen[1][:, :5])
+    assert not torch.equal(seen[0][:, 5:], seen[1][:, 5:])
+
+
+def test_held_out_files_are_not_trained_on(example):
+    train_text, held_out_text = example.read_sources()
+    assert 5 < len(train_text) / len(held_out_text) < 20
+    assert int(train_text.max()) < example.VOCABULARY
+    needle = bytes(held_out_text[2000:2200].tolist())
+    assert needle not in bytes(train_text.tolist())
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_checkpoint(example, tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.pt"
+    example.save(path, {"step": 1})
+
+    def half(state, file):
+        file.write(b"PK\x03\x04 half a checkpoint")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(OSError, match="No space"):
+        example.save(path, {"step": 2})
+    monkeypatch.undo()
+    assert torch.load(path) == {"step": 1}
+
+
+WRITER = """
+import importlib.util, itertools, pathlib, sys, torch
+spec = importlib.util.spec_from_file_location("train_gpt", sys.argv[1])
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+for step in itertools.count():
+    example.save(pathlib.Path(sys.argv[2]), {"step": step, "x": torch.full((1 << 24,), step)})
+    if step == 0:
+        print("writing", flush=True)
+"""
+
+
+def test_a_checkpoint_is_readable_whenever_its_writer_is_killed(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    writer = [sys.executable, "-c", WRITER, str(EXAMPLE), str(path)]
+    temporary = path.with_name(path.name + ".tmp")
+    torn = 0
+    for round_ in range(4):
+        path.unlink(missing_ok=True)
+        run = subprocess.Popen(writer, stdout=subprocess.PIPE)
+        try:
+            assert run.stdout.readline() == b"writing\n"
+            end = time.monotonic() + 30
+            # Kill while a write of 64 MiB is under way, each time at another size.
+            while size(temporary) <= round_ << 23:
+                assert time.monotonic() < end
+        finally:
+            run.kill()
+            run.wait()
+            run.stdout.close()
+        torn += temporary.exists()
+        state = torch.load(path)
+        assert torch.all(state["x"] == state["step"])
+    assert torn, "no kill hit a write: the test measured nothing"
+
+
+def size(path):
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
+def test_the_example_knows_nothing_of_saferun():
+    assert "saferun" not in EXAMPLE.read_text().lower()
