@@ -60,7 +60,7 @@ def compare(code: str, extra: dict[str, str], pairs: int) -> tuple[float, float,
     walls, diffs, cpus = [], [], []
     for turn in range(pairs + 1):
         order = (0, 1) if turn % 2 else (1, 0)
-        took = dict((which, first_word_ms(code, both[which])) for which in order)
+        took = {which: first_word_ms(code, both[which]) for which in order}
         if turn:  # the first pair warms the caches
             walls.append(took[0][0])
             diffs.append(took[1][0] - took[0][0])

@@ -20,9 +20,8 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RATE = re.compile(r"^step \d+ loss \S+ ([\d,]+) tokens/s", re.M)
 SIZES = {
-    "cpu": ["--log-every", "10"],
-    "gpu": ["--layers", "12", "--width", "768", "--heads", "12", "--block", "1024"]
-    + ["--batch", "16", "--lr", "6e-4", "--log-every", "20"],
+    "cpu": "--log-every 10",
+    "gpu": "--layers 12 --width 768 --heads 12 --block 1024 --batch 16 --lr 6e-4 --log-every 20",
 }
 
 
@@ -39,6 +38,10 @@ def rate(launcher: list[str], ranks: int, words: list[str], out: str) -> float:
     return statistics.median(rates[3:])
 
 
+def _on(words: list[str]) -> str:
+    return "on" if words else "off"
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -46,12 +49,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--profile", default="", help="name one; default: detected")
+    parser.add_argument("--compile", choices=("off", "on", "both"), default="both")
     arguments = parser.parse_args()
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     size = SIZES["gpu" if gpus else "cpu"]
-    words = [*size, "--steps", str(arguments.steps), "--eval-every", "100000"]
+    words = [*size.split(), "--steps", str(arguments.steps), "--eval-every", "100000"]
     words += ["--save-every", "100000"]
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     saferun = [sys.executable, "-m", "saferun"]
@@ -62,16 +66,17 @@ def main() -> None:
     for ranks in map(int, arguments.ranks.split(",")):
         if gpus and ranks > gpus:
             continue
-        for compiled in ([], ["--compile"]):
+        for compiled in [w for w in ([], ["--compile"]) if arguments.compile in ("both", _on(w))]:
             plain, ours = [], []
             for pair in range(arguments.pairs):
                 sides = [(torchrun, plain), (saferun, ours)]
                 for launcher, rates in sides if pair % 2 else sides[::-1]:
                     with tempfile.TemporaryDirectory() as out:
                         rates.append(rate(launcher, ranks, [*words, *compiled], out))
+                print(f"pair {pair}: {plain[-1]:,.0f} {ours[-1]:,.0f}", file=sys.stderr, flush=True)
             ratios = [a / b for a, b in zip(plain, ours, strict=True)]
             print(
-                f"| {ranks} | {'on' if compiled else 'off'} | {statistics.median(plain):,.0f} | "
+                f"| {ranks} | {_on(compiled)} | {statistics.median(plain):,.0f} | "
                 f"{statistics.median(ours):,.0f} | {statistics.median(ratios):.4f} | "
                 f"{' '.join(f'{r:.3f}' for r in ratios)} |",
                 flush=True,

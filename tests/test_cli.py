@@ -304,7 +304,8 @@ def test_a_fault_of_ours_has_its_own_status_and_says_what_to_do(monkeypatch, cap
 
 
 def test_a_reader_that_goes_away_is_no_fault(desk):
-    command = f"{sys.executable} -m saferun profiles schema | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
+    pipe = f"{sys.executable} -m saferun profiles schema | head -c 1 >/dev/null"
+    command = pipe + "; echo ${PIPESTATUS[0]}"
     done = subprocess.run(
         ["bash", "-c", command], cwd=desk.cwd, env=desk.environ, capture_output=True, text=True
     )
@@ -316,7 +317,10 @@ def test_a_vanished_working_directory_stops_nobody(desk):
     gone = desk.cwd / "gone"
     gone.mkdir()
     script = desk.cwd / "train.py"
-    code = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); os.execv(sys.executable, [sys.executable, '-m', 'saferun', sys.argv[2]])"
+    code = (
+        "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'saferun', sys.argv[2]])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, str(gone), str(script)],
         env=desk.environ,
@@ -325,3 +329,9 @@ def test_a_vanished_working_directory_stops_nobody(desk):
     )
     assert done.returncode == 0, done.stderr
     assert os.path.exists(desk.record)
+
+
+def test_a_closed_stderr_and_stdout_stop_nobody(desk):
+    command = f"{sys.executable} -m saferun train.py 2>&- >&-"
+    subprocess.run(["bash", "-c", command], cwd=desk.cwd, env=desk.environ, timeout=60)
+    assert desk.got["argv"][1:] == ["train.py"]

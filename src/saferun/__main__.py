@@ -9,6 +9,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+TYPE_CHECKING = False  # importing typing for it would cost `--help` 4 ms
+if TYPE_CHECKING:
+    from saferun.model import CommandLine, LaunchPlan
+
 COMMANDS = ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor", "runs")
 
 
@@ -55,22 +59,28 @@ def launch(words: Sequence[str], environ: Mapping[str, str]) -> int:
     elif not gather.disabled(environ):
         check_script(request.line.script, request.line.given, environ, cwd)
         _announce(plan)
-    replace_process(plan, environ)
+    return replace_process(plan, environ)
 
 
-def _announce(plan) -> None:  # type: ignore[no-untyped-def]
+def say(text: str) -> None:
+    """Write `saferun:` lines on stderr; a stderr that is closed or gone stops no job."""
+    try:
+        sys.stderr.write("".join(f"saferun: {line}\n" for line in text.splitlines()))
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        return
+
+
+def _announce(plan: LaunchPlan) -> None:
     from saferun.page import headline
 
-    lines = [headline(plan), *plan.remarks]
-    sys.stderr.write("".join(f"saferun: {line}\n" for line in lines))
+    say("\n".join([headline(plan), *plan.remarks]))
 
 
-def _advise(line) -> None:  # type: ignore[no-untyped-def]
+def _advise(line: CommandLine) -> None:
     from saferun.torchrun import launch_only
 
-    advice = launch_only(line)
-    if advice:
-        sys.stderr.write(f"saferun: {advice}\n")
+    say(launch_only(line) or "")
 
 
 def _report(error: Exception) -> int:
@@ -78,14 +88,14 @@ def _report(error: Exception) -> int:
     from saferun.errors import EXIT_SOFTWARE, SaferunError
 
     if isinstance(error, SaferunError):
-        sys.stderr.write(f"saferun: {error}\n")
+        say(str(error).replace("\n", " "))
         return error.code
     import traceback
 
     traceback.print_exception(error)
-    sys.stderr.write(
-        "saferun: this is a fault of saferun's own; SAFERUN_DISABLE=1 runs torchrun without it. "
-        "Please report it with the lines above.\n"
+    say(
+        "this is a fault of saferun's own; SAFERUN_DISABLE=1 runs torchrun without it. "
+        "Please report it with the lines above."
     )
     return EXIT_SOFTWARE
 

@@ -58,8 +58,9 @@ def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
     """
     program = plan.command[0]
     path = program if "/" in program else next(on_path(program, environ), None)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by the caller
+            stream.flush()
     try:
         os.execve(path or program, plan.command, environment(plan, environ))  # noqa: S606
     except OSError as error:

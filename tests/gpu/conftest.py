@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -40,8 +41,8 @@ class Result:
 
     def __init__(self, done: subprocess.CompletedProcess, receipts: pathlib.Path) -> None:
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        self.told = [json.loads(line) for line in lines]
+        # two ranks may print on one line: print() writes the text and its end apart
+        self.told = [json.loads(text) for text in re.findall(r"\{[^{}]*\}", done.stdout)]
         self.receipts = [
             json.loads(line)
             for file in receipts.glob("*/receipts/*.jsonl")

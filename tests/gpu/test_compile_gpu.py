@@ -26,10 +26,12 @@ def benchmark_counted(self, *args, **kwargs):
     seen["benchmarked"] += 1
     return benchmark(self, *args, **kwargs)
 heuristics.CachingAutotuner.benchmark_all_configs = benchmark_counted
-def choices_counted(choices, *args, _inner=select_algorithm.AlgorithmSelectorCache.benchmark_choices, **kw):
+algorithms = select_algorithm.AlgorithmSelectorCache
+choices = algorithms.benchmark_choices
+def choices_counted(*args, **kwargs):
     seen["algorithms"] += 1
-    return _inner(choices, *args, **kw)
-select_algorithm.AlgorithmSelectorCache.benchmark_choices = staticmethod(choices_counted)
+    return choices(*args, **kwargs)
+algorithms.benchmark_choices = staticmethod(choices_counted)
 capture = torch.cuda.CUDAGraph.capture_begin
 def capture_counted(self, *args, **kwargs):
     seen["graphs"] += 1
@@ -59,7 +61,10 @@ print(json.dumps(seen), flush=True)
 """
 ASKS = {
     "max-autotune": 'net = torch.compile(net, mode="max-autotune")',
-    "options": 'net = torch.compile(net, options={"max_autotune": True, "triton.cudagraphs": True})',
+    "options": (
+        'wanted = {"max_autotune": True, "triton.cudagraphs": True}\n'
+        "net = torch.compile(net, options=wanted)"
+    ),
     "config": (
         "import torch._inductor.config as c; c.max_autotune = True\n"
         "c.coordinate_descent_tuning = True; net = torch.compile(net)"

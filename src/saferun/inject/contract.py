@@ -1,0 +1,61 @@
+"""What saferun and the processes of a job tell each other, as versioned JSON.
+
+In: the environment variable SAFERUN_INJECT. Out: one receipt file for each process that became
+a rank or compiled something, with one JSON object a line, appended and never rewritten.
+
+    SAFERUN_INJECT   {"v": 1, "run": ID, "attempt": N, "hooks": {…}, "mitigations": […],
+                      "receipts": DIRECTORY or null}
+    receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,
+                      "outcome": OUTCOME, …what the hook adds, "effective" among it}
+
+SAFERUN_RANK_PID is ours alone: the first Python that starts with RANK in its environment writes
+its pid there, and every helper that inherits it knows that it is not the rank process itself.
+"""
+
+VARIABLE = "SAFERUN_INJECT"
+RANK_MARK = "SAFERUN_RANK_PID"  # pid of the first Python under RANK; its helpers inherit it
+VERSION = 1
+
+APPLIED = "applied"  # the hook is in place, or did its work
+NOT_NEEDED = "not needed"  # nothing to do here (already so, no such thing in this torch)
+OFF = "off"  # the profile says keep or off
+FAILED = "failed"  # ours failed; the job went on without it
+OBSERVED = "observed"  # a value read back from torch
+
+
+def encode(*, run, attempt, hooks, mitigations, receipts):  # type: ignore[no-untyped-def]
+    """Return the text of SAFERUN_INJECT. Keys are sorted: the same plan gives the same bytes."""
+    import json
+
+    return json.dumps(
+        {
+            "v": VERSION,
+            "run": run,
+            "attempt": attempt,
+            "hooks": hooks,
+            "mitigations": list(mitigations),
+            "receipts": receipts,
+        },
+        sort_keys=True,
+        separators=(",", ":"),
+    )
+
+
+def decode(text):  # type: ignore[no-untyped-def]
+    """Return the contract as a dict. Raises ValueError for what is no contract of this version."""
+    import json
+
+    contract = json.loads(text)
+    if not isinstance(contract, dict) or contract.get("v") != VERSION:
+        raise ValueError("SAFERUN_INJECT has a version that this saferun does not speak")
+    missing = [key for key in ("run", "attempt", "hooks", "mitigations") if key not in contract]
+    if missing or not isinstance(contract["hooks"], dict):
+        raise ValueError("SAFERUN_INJECT lacks " + ", ".join(missing or ["a mapping of hooks"]))
+    return contract
+
+
+def receipt_name(attempt, restart, rank, pid):  # type: ignore[no-untyped-def]
+    """Return the file name of one process's receipt; `rank` is None outside a group."""
+    return "a{}-r{}-rank{}-pid{}.jsonl".format(
+        attempt, restart, "none" if rank is None else rank, pid
+    )

@@ -1,0 +1,22 @@
+"""The modules that hooks wait for, and the hooks that act on each, in order.
+
+A hook is a module of this package with `apply(name, module, context)`: called right after the
+module `name` has been executed and before anybody else can take a name out of it (again after
+`importlib.reload`). It returns nothing, reports through `context.receipt`, and imports nothing of
+torch that is not there yet. Whatever it raises is one line on stderr (`context.failed`).
+"""
+
+TARGETS = {
+    "torch": ("excepthook", "compile"),
+    "torch.nn.attention.flex_attention": ("compile",),
+    "torch._dynamo.convert_frame": ("compile",),
+    "torch._dynamo.backends.cudagraphs": ("compile",),
+    "torch._inductor.compile_fx": ("compile",),
+    "torch._inductor.runtime.triton_heuristics": ("compile",),
+    "torch._inductor.cudagraph_trees": ("cudagraph_markers",),
+    "torch.distributed.distributed_c10d": ("init", "order"),
+    "torch.utils.data.dataloader": ("order",),
+    "torch.nn.parallel.distributed": ("order",),
+    "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
+    "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
+}

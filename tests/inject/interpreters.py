@@ -1,0 +1,96 @@
+"""Fresh interpreters with the injection in place, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+INJECT = Path(__file__).resolve().parents[2] / "src" / "saferun" / "inject"
+SITE = INJECT / "site"
+DEADLINE_S = 150
+_OURS = ("SAFERUN_", "TORCHELASTIC_", "PYTHON", "TORCH", "COV_")
+_GROUP = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+class Ran(NamedTuple):
+    """One finished interpreter."""
+
+    code: int
+    out: str
+    err: str
+    receipts: list[dict[str, Any]]
+
+    def by(self, hook: str, outcome: str | None = None) -> list[dict[str, Any]]:
+        return [
+            line
+            for line in self.receipts
+            if line["hook"] == hook and outcome in (None, line["outcome"])
+        ]
+
+
+class Interpreters:
+    """Starts Pythons as a launcher would: our site first, a contract in the environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.receipts = folder / "receipts"
+
+    def environ(self, hooks: dict[str, Any] | None, **extra: str) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(_OURS) and k not in _GROUP}
+        kept["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")
+        kept["OMP_NUM_THREADS"] = "1"
+        kept["PYTHONPATH"] = str(SITE)
+        if hooks is not None:
+            kept["SAFERUN_INJECT"] = self.contract(hooks)
+        return {**kept, **extra}
+
+    def contract(self, hooks: dict[str, Any]) -> str:
+        quiet = {"init": {"set_device": False, "barrier": "off", "agree": "off", "timeout_s": 30}}
+        hooks = {**quiet, "order": {"mode": "off", "wrap_barrier": False}, **hooks}
+        return json.dumps(
+            {
+                "v": 1,
+                "run": "test",
+                "attempt": 1,
+                "hooks": hooks,
+                "mitigations": [],
+                "receipts": str(self.receipts),
+            }
+        )
+
+    def run(
+        self,
+        script: str = "",
+        *,
+        hooks: dict[str, Any] | None = None,
+        argv: tuple[str, ...] = (),
+        python: str = sys.executable,
+        flags: tuple[str, ...] = (),
+        cwd: Path | None = None,
+        environ: dict[str, str] | None = None,
+        **extra: str,
+    ) -> Ran:
+        """Run a script (a file, so that dynamo and inspect find its source) or a command line."""
+        if not argv:
+            path = self.folder / "script.py"
+            path.write_text(script)
+            argv = (str(path),)
+        done = subprocess.run(
+            [python, *flags, *argv],
+            env=self.environ(hooks, **extra) if environ is None else environ,
+            cwd=cwd or self.folder,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr, self.read_receipts())
+
+    def read_receipts(self) -> list[dict[str, Any]]:
+        files = sorted(self.receipts.glob("*.jsonl")) if self.receipts.is_dir() else []
+        files = [file for file in files if not file.is_symlink()]
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]

@@ -1,0 +1,154 @@
+"""Real jobs for the tests: torchrun, ranks on gloo, the injection in place, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SITE = REPOSITORY / "src" / "saferun" / "inject" / "site"
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+DEADLINE_S = 120
+MARK = "SAFERUN_TEST_JOB"
+_DROPPED = ("SAFERUN_", "TORCH", "PYTHON", "PET_", "MASTER_", "COV_")
+_RANK = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+
+
+class Job(NamedTuple):
+    """What a finished job left: its status, its streams, its receipts and its orphans."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    receipts: list[dict[str, Any]]
+    orphans: list[str]
+
+    def said(self, text: str = "") -> list[str]:
+        """The lines that saferun said, those with `text` only."""
+        lines = [line for line in self.err.splitlines() if line.startswith("saferun: ")]
+        return [line for line in lines if text in line]
+
+    def hook(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.receipts if line["hook"] == name]
+
+
+def hooks(
+    init: dict[str, Any] | None = None, order: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The two hooks' settings: the shipped defaults, changed as a test says."""
+    return {
+        "compile": {"enabled": "keep", "autotune": "keep", "cudagraphs": "keep", "fallback": "off"},
+        "cudagraph_markers": "keep",
+        "excepthook": "off",
+        "init": {
+            "set_device": True,
+            "barrier": "store",
+            "agree": "error",
+            "timeout_s": 600,
+            **(init or {}),
+        },
+        "order": {"mode": "warn", "wrap_barrier": True, **(order or {})},
+        "required": False,
+    }
+
+
+def launch(
+    folder: Path,
+    script: str,
+    *words: str,
+    ranks: int = 2,
+    init: dict[str, Any] | None = None,
+    order: dict[str, Any] | None = None,
+    launcher: tuple[str, ...] | None = None,
+    environ: dict[str, str] | None = None,
+    injected: bool = True,
+) -> Job:
+    """Run `script` as `ranks` ranks under torchrun (or under `launcher`) and wait for its end."""
+    path = folder / "train.py"
+    path.write_text(script)
+    command = launcher or (TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED) and k not in _RANK}
+    kept |= {"PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", MARK: uuid.uuid4().hex}
+    if injected:
+        kept["SAFERUN_INJECT"] = json.dumps(
+            {
+                "v": 1,
+                "run": "test",
+                "attempt": 1,
+                "hooks": hooks(init, order),
+                "mitigations": [],
+                "receipts": str(folder / "receipts"),
+            }
+        )
+    kept |= environ or {}
+    start = time.monotonic()
+    code, out, err = _finish([*command, str(path), *words], kept, folder)
+    seconds = time.monotonic() - start
+    receipts = [
+        json.loads(line)
+        for file in sorted((folder / "receipts").glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    return Job(code, out, err, seconds, receipts, orphans(kept[MARK]))
+
+
+def _finish(command: list[str], environ: dict[str, str], folder: Path) -> tuple[int, str, str]:
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)  # torchrun ends its ranks
+        time.sleep(1)
+        for pid in alive(environ[MARK]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {DEADLINE_S} s\n{out}\n{err}") from None
+    return process.returncode, out, err
+
+
+def orphans(mark: str, patience_s: float = 5.0) -> list[str]:
+    """The command lines of processes of a job that outlive it; they are ended here."""
+    end = time.monotonic() + patience_s
+    while alive(mark) and time.monotonic() < end:
+        time.sleep(0.05)
+    left = []
+    for pid in alive(mark):
+        with contextlib.suppress(OSError):
+            left.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+            os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def alive(mark: str) -> list[int]:
+    """The pids whose environment carries this job's mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def line_of(script: str, text: str) -> int:
+    """The number of the line of `script` that holds `text`."""
+    return next(n for n, line in enumerate(script.splitlines(), 1) if text in line)

@@ -1,0 +1,502 @@
+"""The injected bootstrap: inert, light, chained and honest, in real interpreters."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from interpreters import INJECT, SITE, Interpreters
+
+ARMED = """
+import sys
+print("armed" if any(type(f).__module__ == "_saferun_inject.bootstrap" for f in sys.meta_path)
+      else "not armed")
+"""
+NEUTRAL = {"excepthook": "on"}
+
+
+def other_pythons() -> list[Path]:
+    found = Path.home().joinpath(".pyenv/versions").glob("3.*/bin/python")
+    wanted = [p for p in found if tuple(map(int, p.parts[-3].split(".")[:2])) >= (3, 9)]
+    return sorted(wanted) or [Path(sys.executable)]
+
+
+def user_site(folder: Path, text: str) -> Path:
+    site = folder / "users"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(text)
+    return site
+
+
+def both(*entries: object) -> str:
+    return os.pathsep.join(map(str, entries))
+
+
+def fake_torch(folder: Path, body: str = "") -> Path:
+    """A package named torch that costs nothing, for what does not need the real one."""
+    package = folder / "fake" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import sys\ncompile = len\nnow = (__spec__.loader, __loader__)\n" + body
+    )
+    return package.parent
+
+
+# arming
+
+
+def test_without_a_contract_nothing_is_armed(interpreters: Interpreters) -> None:
+    ran = interpreters.run(ARMED + "print([m for m in sys.modules if 'saferun' in m])")
+    assert ran.out.split("\n")[:2] == ["not armed", "[]"]
+
+
+@pytest.mark.parametrize("python", other_pythons(), ids=lambda p: p.parts[-3])
+def test_every_python_from_3_9_on_is_armed_without_saferun(
+    interpreters: Interpreters, python: Path
+) -> None:
+    fake = fake_torch(interpreters.folder)
+    ran = interpreters.run(
+        ARMED + "import torch; print(torch.__spec__.loader is torch.__loader__)",
+        hooks={"compile": {"enabled": "off"}},
+        python=str(python),
+        PYTHONPATH=both(SITE, fake),
+    )
+    assert (ran.code, ran.out.split(), ran.err) == (0, ["armed", "True"], "")
+
+
+def test_arming_imports_neither_json_nor_re_nor_importlib_nor_torch(
+    interpreters: Interpreters,
+) -> None:
+    show = "import sys; print(' '.join(sorted(sys.modules)))"
+    bare = set(interpreters.run(show).out.split())
+    armed = set(interpreters.run(show, hooks=NEUTRAL).out.split())
+    assert {m for m in armed - bare if not m.startswith("_saferun_inject")} == set()
+
+
+def test_arming_starts_no_thread(interpreters: Interpreters) -> None:
+    count = "import os; print(len(os.listdir('/proc/self/task')))"
+    assert interpreters.run(count, hooks=NEUTRAL).out == "1\n"
+
+
+def test_the_site_directory_twice_on_the_path_arms_once(interpreters: Interpreters) -> None:
+    ran = interpreters.run(
+        "import sys; print([type(f).__name__ for f in sys.meta_path].count('Finder'))",
+        hooks=NEUTRAL,
+        PYTHONPATH=both(SITE, SITE, f"{SITE}/"),
+    )
+    assert ran.out == "1\n"
+
+
+def test_sys_path_is_what_it_would_be_without_us(interpreters: Interpreters) -> None:
+    show = "import sys; print(sys.path)"
+    bare = interpreters.run(show, PYTHONPATH="relative").out
+    assert interpreters.run(show, hooks=NEUTRAL, PYTHONPATH=both(SITE, "relative")).out == bare
+
+
+def test_relative_entries_of_the_user_work_after_a_change_of_directory(
+    interpreters: Interpreters,
+) -> None:
+    folder = interpreters.folder / "mods"
+    folder.mkdir()
+    (folder / "users_module.py").write_text("value = 7")
+    ran = interpreters.run(
+        "import os; os.chdir('/'); import users_module; print(users_module.value)",
+        hooks=NEUTRAL,
+        PYTHONPATH=both(SITE, "mods"),
+    )
+    assert ran.out == "7\n"
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
+def test_a_python_that_ignores_its_environment_leaves_no_receipt(
+    interpreters: Interpreters, flag: str
+) -> None:
+    ran = interpreters.run(ARMED, hooks=NEUTRAL, flags=(flag,), RANK="0")
+    assert (ran.out, ran.receipts) == ("not armed\n", [])
+
+
+def test_children_of_the_job_are_armed_through_the_environment(interpreters: Interpreters) -> None:
+    script = (
+        f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {ARMED!r}]))"
+    )
+    assert "b'armed" in interpreters.run(script, hooks=NEUTRAL).out
+
+
+MULTIPROCESSING = """
+import multiprocessing, sys
+def look(queue):
+    queue.put(any(type(f).__module__ == "_saferun_inject.bootstrap" for f in sys.meta_path))
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=look, args=(queue,))
+    child.start(); print(queue.get(timeout=60)); child.join()
+"""
+
+
+def test_spawned_children_are_armed(interpreters: Interpreters) -> None:
+    assert interpreters.run(MULTIPROCESSING, hooks=NEUTRAL).out == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "kind"),
+    [
+        (["python", "train.py", "-m", "torch.distributed.run"], "job"),
+        (["python", "-u", "-W", "ignore", "train.py"], "job"),
+        (["python", "-m", "train"], "job"),
+        (["python"], "job"),
+        (["python", "-"], "job"),
+        (["python", "/v/bin/torchrun", "train.py"], "agent"),
+        (["python", "-um", "torch.distributed.run", "x.py"], "agent"),
+        (["python", "-Xfaulthandler", "-mtorch.distributed.launch", "x.py"], "agent"),
+        (["python", "/s/torch/distributed/run.py", "x.py"], "agent"),
+        (["python", "/home/u/mytorchrun", "x.py"], "job"),
+        (["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"], "helper"),
+        (["python", "-c", "from multiprocessing.forkserver import main; main(4)"], "helper"),
+        (["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"], "job"),
+        (["python", "/s/torch/_inductor/compile_worker/__main__.py", "--workers=2"], "helper"),
+        (["python", "-m", "torch._inductor.compile_worker", "--workers=2"], "helper"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[1:])[:50] or "none",
+)
+def test_a_command_line_tells_jobs_from_agents_and_helpers(
+    interpreters: Interpreters, argv: list[str], kind: str
+) -> None:
+    script = (
+        "import _saferun_inject.bootstrap as b, json, os\n"
+        "print(b.kind_of(json.loads(os.environ['A'])))"
+    )
+    assert interpreters.run(script, hooks=NEUTRAL, A=json.dumps(argv)).out == kind + "\n"
+
+
+def test_the_first_python_of_a_rank_is_marked_and_its_helpers_are_not(
+    interpreters: Interpreters,
+) -> None:
+    child = "import os; print(os.environ['SAFERUN_RANK_PID'] == str(os.getpid()))"
+    script = (
+        f"{child}\nimport subprocess, sys; sys.stdout.flush()\n"
+        f"subprocess.call([sys.executable, '-c', {child!r}])"
+    )
+    assert interpreters.run(script, hooks=NEUTRAL, RANK="1").out == "True\nFalse\n"
+
+
+def test_an_agent_forgets_the_rank_mark_that_it_inherited(interpreters: Interpreters) -> None:
+    agent = interpreters.folder / "torchrun"
+    agent.write_text(ARMED + "import os; print(os.environ.get('SAFERUN_RANK_PID'))")
+    ran = interpreters.run(hooks=NEUTRAL, argv=(str(agent),), RANK="0", SAFERUN_RANK_PID="1")
+    assert ran.out == "not armed\nNone\n"
+
+
+# the user's own sitecustomize
+
+CHAIN = """
+import sys
+print("user", __name__, __file__ == {path!r}, __spec__.origin == {path!r})
+"""
+
+
+@pytest.mark.parametrize("hooks", [None, NEUTRAL], ids=["inert", "armed"])
+def test_the_users_sitecustomize_runs_once_under_its_own_name(
+    interpreters: Interpreters, hooks: dict | None
+) -> None:
+    path = str(interpreters.folder / "users" / "sitecustomize.py")
+    site = user_site(interpreters.folder, CHAIN.format(path=path))
+    script = "import sitecustomize, importlib; print(sitecustomize.__file__)"
+    ran = interpreters.run(script, hooks=hooks, PYTHONPATH=both(SITE, site))
+    assert ran.out == f"user sitecustomize True True\n{path}\n"
+    assert ran.err == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise ValueError('from the user')",
+        "raise SystemExit(3)",
+        "import a_module_that_is_not_there",
+        "raise KeyboardInterrupt",
+        "import os; os._exit(4)",
+        "def broken(:",
+        "import sys; sys.modules.pop(__name__)",
+    ],
+    ids=["error", "exit", "import error", "interrupt", "hard exit", "syntax", "removes itself"],
+)
+def test_its_failures_end_as_they_would_without_us(interpreters: Interpreters, body: str) -> None:
+    site = user_site(interpreters.folder, body)
+    after = "import sys; print('ran', 'sitecustomize' in sys.modules)"
+    bare = interpreters.run(after, PYTHONPATH=str(site))
+    ours = interpreters.run(after, hooks=NEUTRAL, PYTHONPATH=both(SITE, site))
+    assert (ours.code, ours.out) == (bare.code, bare.out)
+    assert last_line(ours.err) == last_line(bare.err)
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def test_without_one_sitecustomize_is_as_absent_as_before(interpreters: Interpreters) -> None:
+    script = """
+try:
+    import sitecustomize
+    print(sitecustomize.__file__)
+except ImportError as error:
+    print(error.name)
+"""
+    bare = interpreters.run(script, PYTHONPATH="")
+    assert interpreters.run(script, hooks=NEUTRAL).out == bare.out
+
+
+def test_reloading_the_users_sitecustomize_reloads_the_users(interpreters: Interpreters) -> None:
+    site = user_site(interpreters.folder, "print('user')")
+    script = "import importlib, sitecustomize; importlib.reload(sitecustomize)"
+    ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, site))
+    assert ran.out == "user\nuser\n"
+
+
+# the finder
+
+
+def test_a_hooked_module_keeps_its_own_loader_already_while_it_executes(
+    interpreters: Interpreters,
+) -> None:
+    fake = fake_torch(interpreters.folder)
+    script = """
+import torch, inspect, importlib, pickle, pkgutil, importlib.util
+print([type(l).__name__ for l in torch.now], type(torch.__loader__).__name__)
+print("compile = len" in inspect.getsource(torch), pkgutil.resolve_name("torch") is torch)
+print(pickle.loads(pickle.dumps(torch.__spec__)).name, importlib.reload(torch) is torch)
+print(type(torch.__spec__.loader).__name__)
+"""
+    ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake))
+    assert ran.out.splitlines() == [
+        "['SourceFileLoader', 'SourceFileLoader'] SourceFileLoader",
+        "True True",
+        "torch True",
+        "SourceFileLoader",
+    ], ran.err
+
+
+def test_a_hooked_package_may_come_from_a_zip_or_be_a_namespace(
+    interpreters: Interpreters,
+) -> None:
+    fake = fake_torch(interpreters.folder)
+    packed = interpreters.folder / "packed.zip"
+    subprocess.run([sys.executable, "-m", "zipfile", "-c", packed, "torch"], cwd=fake, check=True)
+    ran = interpreters.run(
+        "import torch; print(torch.__file__, type(torch.__loader__).__name__)",
+        hooks=NEUTRAL,
+        PYTHONPATH=both(SITE, packed),
+    )
+    assert ran.out == f"{packed}/torch/__init__.py zipimporter\n"
+    bare = interpreters.folder / "bare"
+    (bare / "torch").mkdir(parents=True)
+    ran = interpreters.run(
+        "import torch; print(torch.__file__)",
+        hooks=NEUTRAL,
+        flags=("-s",),
+        python=str(other_pythons()[0]),
+        PYTHONPATH=both(SITE, bare),
+    )
+    assert (ran.code, ran.out) == (0, "None\n")
+
+
+@pytest.mark.parametrize(
+    "body", ["raise OSError('broken torch')", "import not_there"], ids=["error", "import error"]
+)
+def test_an_error_in_a_hooked_module_passes_unchanged(
+    interpreters: Interpreters, body: str
+) -> None:
+    fake = fake_torch(interpreters.folder, body)
+    script = """
+import sys
+try:
+    import torch
+except Exception as error:
+    print(repr(error), "torch" in sys.modules, error.__cause__, error.__context__)
+"""
+    bare = interpreters.run(script, PYTHONPATH=str(fake))
+    assert interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake)).out == bare.out
+
+
+@pytest.mark.parametrize("place", ["0", "len(sys.meta_path)"], ids=["before ours", "after ours"])
+def test_no_other_finder_is_starved(interpreters: Interpreters, place: str) -> None:
+    fake = fake_torch(interpreters.folder)
+    script = f"""
+import sys
+asked = []
+class Other:
+    def find_spec(self, name, path=None, target=None):
+        asked.append(name)
+sys.meta_path.insert({place}, Other())
+(ordinary,) = (f for f in sys.meta_path if getattr(f, "__name__", "") == "PathFinder")
+sys.meta_path.remove(ordinary); sys.meta_path.append(ordinary)
+import torch
+print("torch" in asked, type(torch.__loader__).__name__, torch.compile is len)
+"""
+    hooks = {"compile": {"enabled": "off"}}
+    ran = interpreters.run(script, hooks=hooks, PYTHONPATH=both(SITE, fake))
+    assert ran.out == "True SourceFileLoader False\n", ran.err
+
+
+# honesty
+
+
+def test_an_unreadable_contract_is_one_line_and_the_job_runs(interpreters: Interpreters) -> None:
+    fake = fake_torch(interpreters.folder)
+    environ = interpreters.environ(None, SAFERUN_INJECT="{broken", PYTHONPATH=both(SITE, fake))
+    ran = interpreters.run("import torch; print('ran')", environ=environ)
+    assert (ran.code, ran.out) == (0, "ran\n")
+    assert ran.err.startswith("saferun: inject: SAFERUN_INJECT: ")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_hook_that_cannot_be_applied_ends_the_job_only_where_required(
+    interpreters: Interpreters, required: bool
+) -> None:
+    fake = fake_torch(interpreters.folder, "del compile\n")
+    ran = interpreters.run(
+        "print('first', end='')\n"
+        "try:\n    import torch\nexcept BaseException: pass\n"
+        "print(' second')",
+        hooks={"compile": {"enabled": "off"}, "required": required},
+        PYTHONPATH=both(SITE, fake),
+        RANK="0",
+    )
+    assert (ran.code, ran.out) == ((70, "first") if required else (0, "first second\n"))
+    assert ran.err.startswith("saferun: inject: hook compile: AttributeError: ")
+    assert ran.err.count("\n") == 1
+    if required:
+        assert [line["error"][:14] for line in ran.by("compile", "failed")] == ["AttributeError"]
+
+
+WRITES = """
+import torch, sys
+from _saferun_inject import bootstrap
+context = bootstrap.current_context()
+context.receipt("test", "applied", n=1)
+print(len(context._pending))
+context.activate()
+context.receipt("test", "observed", odd=object)
+"""
+
+
+def test_receipts_wait_until_the_process_is_active(interpreters: Interpreters) -> None:
+    fake = fake_torch(interpreters.folder)
+    path = both(SITE, fake)
+    idle = interpreters.run("import torch", hooks=NEUTRAL, PYTHONPATH=path, RANK="3")
+    assert (idle.code, idle.receipts) == (0, [])
+    ran = interpreters.run(
+        WRITES, hooks=NEUTRAL, PYTHONPATH=path, RANK="3", TORCHELASTIC_RESTART_COUNT="2"
+    )
+    assert [(line["n"], line["rank"]) for line in ran.by("test", "applied")] == [(1, 3)]
+    (file,) = interpreters.receipts.iterdir()
+    assert file.name.startswith("a1-r2-rank3-pid")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(interpreters.receipts.stat().st_mode) == 0o700
+
+
+def test_receipts_are_appended_and_never_follow_a_link(interpreters: Interpreters) -> None:
+    fake = fake_torch(interpreters.folder)
+    interpreters.receipts.mkdir()
+    target = interpreters.folder / "precious"
+    target.write_text("mine")
+    script = f"""
+import os
+os.symlink({str(target)!r}, "{interpreters.receipts}/a1-r0-rank0-pid%d.jsonl" % os.getpid())
+{WRITES}
+print("done")
+"""
+    ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake), RANK="0")
+    assert (ran.code, ran.out.splitlines()[-1], target.read_text()) == (0, "done", "mine")
+
+
+@pytest.mark.parametrize("where", ["/dev/full/x", "/proc/nowhere", "/dev/null/x"])
+def test_an_unwritable_receipt_stops_no_job(interpreters: Interpreters, where: str) -> None:
+    fake = fake_torch(interpreters.folder)
+    interpreters.receipts = Path(where)
+    ran = interpreters.run(
+        WRITES + "print('done')", hooks=NEUTRAL, PYTHONPATH=both(SITE, fake), RANK="0"
+    )
+    assert (ran.code, ran.out.splitlines()[-1], ran.err) == (0, "done", "")
+
+
+def test_a_forked_helper_of_an_active_rank_leaves_no_receipt(interpreters: Interpreters) -> None:
+    fake = fake_torch(interpreters.folder)
+    script = WRITES + (
+        "import os\n"
+        "if os.fork() == 0:\n    context.receipt('child', 'applied'); os._exit(0)\n"
+        "os.wait()\n"
+    )
+    ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake), RANK="0")
+    assert ran.by("test")
+    assert ran.by("child") == []
+
+
+def test_a_script_may_clear_its_environment_before_it_imports_torch(
+    interpreters: Interpreters,
+) -> None:
+    fake = fake_torch(interpreters.folder)
+    ran = interpreters.run(
+        "import os; os.environ.clear(); import torch; print(torch.compile is len)",
+        hooks={"compile": {"enabled": "off"}},
+        PYTHONPATH=both(SITE, fake),
+    )
+    assert (ran.out, ran.err) == ("False\n", "")
+
+
+# real torch
+
+IMPORT_TORCH = """
+import sys, torch
+print(" ".join(sorted(m for m in sys.modules if m.split(".")[0] == "torch")))
+"""
+
+
+def test_torch_imports_what_it_imports_without_us(interpreters: Interpreters) -> None:
+    bare = interpreters.run(IMPORT_TORCH, PYTHONPATH="").out
+    hooks = {
+        "compile": {"enabled": "off", "autotune": "off", "cudagraphs": "off", "fallback": "on"},
+        "cudagraph_markers": "off",
+    }
+    ours = interpreters.run(IMPORT_TORCH, hooks=hooks, RANK="0")
+    assert (ours.out, ours.err) == (bare, "")
+
+
+WORKERS = """
+import torch
+from torch.utils.data import DataLoader
+@torch.compile
+def f(x): return x.sin() + 1
+if __name__ == "__main__":
+    for _ in DataLoader(list(range(4)), num_workers=1, multiprocessing_context="{start}"): pass
+    f(torch.ones(3))
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_only_the_process_that_compiled_leaves_a_receipt(
+    interpreters: Interpreters, start: str
+) -> None:
+    ran = interpreters.run(WORKERS.format(start=start), hooks=NEUTRAL, RANK="0", LOCAL_RANK="0")
+    assert ran.code == 0, ran.err
+    assert len(list(interpreters.receipts.iterdir())) == 1
+
+
+def test_everything_injected_is_standard_library_only() -> None:
+    code = (
+        "import ast, sys\n"
+        "for path in sys.argv[1:]:\n"
+        "    for node in ast.walk(ast.parse(open(path).read())):\n"
+        "        names = [a.name for a in node.names] if isinstance(node, ast.Import) else "
+        "[node.module] if isinstance(node, ast.ImportFrom) else []\n"
+        "        print(*(n.split('.')[0] for n in names), sep='\\n')\n"
+    )
+    files = [str(path) for path in INJECT.rglob("*.py")]
+    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True)
+    allowed = set(sys.stdlib_module_names) | {"_saferun_inject", "torch", "sitecustomize"}
+    assert set(done.stdout.split()) - allowed == set()

@@ -1,0 +1,366 @@
+"""The compile hook: inductor's effective values are the profile's, whatever the script says.
+
+Every script probes inductor itself, where a graph is lowered (`GraphLowering.run`), forward and
+backward. The same scripts without the hook show the opposite, so that these tests can fail.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from interpreters import Interpreters
+
+KEYS = [
+    "max_autotune",
+    "max_autotune_gemm",
+    "max_autotune_pointwise",
+    "coordinate_descent_tuning",
+    "triton.autotune_pointwise",
+    "triton.cudagraphs",
+]
+PROBE = f"""
+import json, os, sys
+import torch
+import torch._inductor.config as config
+from torch._inductor.graph import GraphLowering
+lowered = []
+original = GraphLowering.run
+def run(self, *args):
+    values = config.get_config_copy()
+    lowered.append(dict({{k: values[k] for k in {KEYS}}}, backward=bool(self.is_backward)))
+    return original(self, *args)
+GraphLowering.run = run
+weight = torch.randn(8, 8)
+def body(x): return x @ weight  # nothing that inductor must generate C++ for: that costs seconds
+x = torch.randn(8, 8, requires_grad=True)
+dx = torch.ones(8, 8)
+"""
+ALL = {
+    "max_autotune": True,
+    "max_autotune_gemm": True,
+    "max_autotune_pointwise": True,
+    "coordinate_descent_tuning": True,
+    "triton.autotune_pointwise": True,
+    "triton.cudagraphs": True,
+}
+WAYS = {
+    "mode": "torch.compile(body, mode='max-autotune')(x).backward(dx)",
+    "options": f"torch.compile(body, options={ALL})(x).backward(dx)",
+    "dashed options": "torch.compile(body, options={'max-autotune': True})(x).backward(dx)",
+    "decorator": """
+@torch.compile
+def f(x): return body(x)
+config.max_autotune = True
+f(x).backward(dx)
+""",
+    "decorator with arguments": """
+@torch.compile(mode="max-autotune", dynamic=False)
+def f(x): return body(x)
+f(x).backward(dx)
+""",
+    "module": """
+class M(torch.nn.Module):
+    def forward(self, x): return body(x)
+m = M(); m.compile(mode="max-autotune"); m(x).backward(dx)
+""",
+    "assignment before": f"""
+for key, value in {ALL}.items(): setattr(config, key, value)
+torch.compile(body)(x).backward(dx)
+assert all(config.get_config_copy()[key] for key in {KEYS}), "the script's own values changed"
+""",
+    "assignment between forward and backward": f"""
+config.max_autotune = True
+y = torch.compile(body)(x)
+for key, value in {ALL}.items(): setattr(config, key, value)
+y.backward(dx)
+""",
+    "patch": f"""
+with config.patch({ALL}):
+    torch.compile(body)(x).backward(dx)
+""",
+    "inductor's own compile": f"""
+gm = torch.fx.symbolic_trace(lambda x: (x @ x,))
+torch._inductor.compile(gm, [x.detach()], options={ALL})(x.detach())
+""",
+    "names taken before": """
+from torch import compile as mine
+from torch._inductor.compile_fx import compile_fx
+config.max_autotune = True
+mine(body, backend=compile_fx)(x).backward(dx)
+""",
+}
+ALL_WAYS = f"""
+found = {{}}
+untouched = config.save_config()
+for way, code in {WAYS!r}.items():
+    torch._dynamo.reset(); config.load_config(untouched); lowered.clear()
+    exec(code, dict(globals()))
+    found[way] = list(lowered)
+print(json.dumps(found))
+"""
+OFF = {"compile": {"autotune": "off", "cudagraphs": "off"}}
+KEEP = {"compile": {"autotune": "keep", "cudagraphs": "keep"}}
+CACHES_OFF = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+
+
+def lowered(interpreters: Interpreters, code: str, hooks: dict | None, **extra: str) -> Any:
+    ran = interpreters.run(PROBE + code, hooks=hooks, **CACHES_OFF, **extra)
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out.splitlines()[-1]), ran
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return lowered(Interpreters(tmp_path_factory.mktemp("held")), ALL_WAYS, OFF)
+
+
+@pytest.fixture(scope="module")
+def free(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return lowered(Interpreters(tmp_path_factory.mktemp("free")), ALL_WAYS, KEEP)
+
+
+def directions(graphs: list[dict]) -> list[bool]:
+    return [graph["backward"] for graph in graphs]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_autotune_and_graphs_are_off_in_forward_and_backward_when_asked_for_by(
+    held: Any, way: str
+) -> None:
+    graphs = held[0][way]
+    assert directions(graphs) == ([False] if way == "inductor's own compile" else [False, True])
+    for graph in graphs:
+        assert {key: graph[key] for key in KEYS} == dict.fromkeys(KEYS, False)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_the_policy_the_same_script_does_autotune_when_asked_for_by(
+    free: Any, way: str
+) -> None:
+    assert [g["max_autotune"] for g in free[0][way]] == [True] * len(free[0][way])
+    assert all(graph["triton.autotune_pointwise"] for graph in free[0][way])
+
+
+def test_the_receipt_tells_the_values_in_force_for_both_directions(held: Any, free: Any) -> None:
+    for (_, ran), value in ((held, False), (free, True)):
+        told = [line for line in ran.by("compile", "observed") if "graph" in line]
+        assert {line["graph"] for line in told} == {"entry", "forward", "backward"}
+        assert any(line["effective"]["max_autotune"] for line in told) is value
+
+
+def test_the_policy_beats_the_environment(interpreters: Interpreters) -> None:
+    script = "torch.compile(body)(x).backward(dx); print(json.dumps(lowered))"
+    for hooks, value in ((OFF, False), (KEEP, True)):
+        found, _ = lowered(interpreters, script, hooks, TORCHINDUCTOR_MAX_AUTOTUNE="1")
+        assert [graph["max_autotune"] for graph in found] == [value, value]
+
+
+def test_a_second_run_finds_its_graphs_in_the_cache_and_still_tells(
+    interpreters: Interpreters,
+) -> None:
+    script = f"{PROBE}{WAYS['mode']}" + (
+        "\nfrom torch._dynamo.utils import counters"
+        "\nprint(counters['aot_autograd']['autograd_cache_hit'])"
+    )
+    first, second = (interpreters.run(script, hooks=OFF) for _ in range(2))
+    assert (first.out, second.out) == ("0\n", "1\n"), second.err
+    assert len([line for line in second.receipts if line.get("graph") == "entry"]) == 2
+
+
+# CUDA graphs when distributed
+
+GROUP = """
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+"""
+GRAPHS = """
+torch.compile(body, options={'triton.cudagraphs': True})(x).backward(dx)
+print(json.dumps(lowered))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "extra", "graphs"),
+    [
+        ("", {}, True),
+        (GROUP, {}, False),
+        ("", {"RANK": "0", "WORLD_SIZE": "2"}, False),
+        ("", {"RANK": "0", "WORLD_SIZE": "1"}, True),
+        ("", {"WORLD_SIZE": "2"}, True),
+    ],
+    ids=["alone", "in a group", "a rank of two", "a rank of one", "no rank"],
+)
+def test_graphs_go_off_when_distributed_and_only_then(
+    interpreters: Interpreters, before: str, extra: dict[str, str], graphs: bool
+) -> None:
+    hooks = {"compile": {"cudagraphs": "off-when-distributed"}}
+    found, _ = lowered(interpreters, before + GRAPHS, hooks, **extra)
+    assert [graph["triton.cudagraphs"] for graph in found] == [graphs, graphs]
+
+
+@pytest.mark.parametrize(("setting", "skips"), [("keep", True), ("off", False)])
+def test_the_cudagraphs_backend_is_held_too(
+    interpreters: Interpreters, setting: str, skips: bool
+) -> None:
+    script = """
+import torch
+from torch._dynamo.utils import counters
+out = torch.compile(lambda x: x.sin() + 1, backend="cudagraphs")(torch.ones(3))
+assert torch.equal(out, torch.ones(3).sin() + 1)
+print(counters["inductor"]["cudagraph_skips"] > 0)  # on a CPU an attempt is a skip
+"""
+    ran = interpreters.run(script, hooks={"compile": {"cudagraphs": setting}})
+    assert ran.out == f"{skips}\n", ran.err
+
+
+# one launcher
+
+LAUNCHERS = """
+import torch
+from torch._inductor.runtime import triton_heuristics as h
+class Config: pass
+class Result:
+    def __init__(self): self.config = Config()
+    def make_launcher(self):
+        def launcher(): pass
+        launcher.config = self.config
+        return launcher
+tuner = object.__new__(h.CachingAutotuner)
+tuner.launchers = []; tuner.compile_results = [Result(), Result(), Result()]
+tuner.custom_kernel = CUSTOM; tuner.triton_meta = {"device": None}
+import torch._dynamo.device_interface as d, contextlib
+d.DeviceGuard = lambda *a: contextlib.nullcontext()
+tuner.get_device_interface = lambda: None
+first = tuner.compile_results[0]
+tuner._make_launchers()
+print(len(tuner.launchers), len(tuner.compile_results), tuner.compile_results[0] is first)
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "custom", "left"),
+    [("off", False, 1), ("keep", False, 3), ("off", True, 3)],
+    ids=["off", "keep", "a user's own kernel"],
+)
+def test_a_generated_kernel_has_one_launcher(
+    interpreters: Interpreters, setting: str, custom: bool, left: int
+) -> None:
+    script = LAUNCHERS.replace("CUSTOM", str(custom))
+    ran = interpreters.run(script, hooks={"compile": {"autotune": setting}})
+    assert ran.out == f"{left} {left} True\n", ran.err
+
+
+# enabled
+
+EAGER = """
+import torch
+from torch._dynamo.utils import counters
+def body(x): return x @ x
+class M(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Linear(2, 2)
+    def forward(self, x): return body(self.w(x))
+x = torch.ones(2, 2)
+"""
+COMPILED = {
+    "function": "torch.compile(body, fullgraph=True)(x)",
+    "decorator": "torch.compile()(body)(x)",
+    "decorator with arguments": "torch.compile(mode='max-autotune', dynamic=True)(body)(x)",
+    "module": "m = torch.compile(M()); m(x)",
+    "module in place": "m = M(); m.compile(); m(x)",
+    "class": "C = torch.compile(M); C()(x)",
+}
+COUNT = f"""
+for way, code in {COMPILED!r}.items():
+    torch._dynamo.reset(); counters.clear()
+    exec(code, dict(globals()))
+    print(way, "=", counters["stats"]["unique_graphs"] > 0)
+"""
+
+
+@pytest.mark.parametrize("setting", ["keep", "off"])
+def test_with_compilation_off_nothing_is_compiled_however_asked_for(
+    interpreters: Interpreters, setting: str
+) -> None:
+    ran = interpreters.run(EAGER + COUNT, hooks={"compile": {"enabled": setting}})
+    assert ran.out.splitlines() == [f"{way} = {setting == 'keep'}" for way in COMPILED], ran.err
+
+
+def test_an_uncompiled_module_has_the_shape_that_torchs_own_switch_gives_it(
+    interpreters: Interpreters,
+) -> None:
+    script = EAGER + (
+        "m = torch.compile(M()); m.train(); m(x).sum().backward()\n"
+        "print(type(m).__name__, sorted(m.state_dict()), m._orig_mod.w.weight.grad is not None)"
+    )
+    torchs = interpreters.run(script, hooks=None, TORCH_COMPILE_DISABLE="1")
+    ours = interpreters.run(script, hooks={"compile": {"enabled": "off"}})
+    assert ours.out == torchs.out
+    assert "_orig_mod.w.weight" in ours.out
+
+
+def test_with_compilation_off_torchs_own_uses_still_compile(interpreters: Interpreters) -> None:
+    script = """
+import torch
+from torch._dynamo.utils import counters
+from torch._higher_order_ops import cond
+print(cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, [torch.ones(1)]))
+print(counters["stats"]["unique_graphs"] > 0)
+"""
+    ran = interpreters.run(script, hooks={"compile": {"enabled": "off"}})
+    assert ran.out == "tensor([2.])\nTrue\n", ran.err
+
+
+@pytest.mark.parametrize("name", ["flex_attention", "create_block_mask"])
+def test_flex_attention_stays_compiled_when_asked_for(
+    interpreters: Interpreters, name: str
+) -> None:
+    script = f"""
+import torch
+from torch.nn.attention.flex_attention import flex_attention, create_block_mask
+from torch._dynamo.utils import counters
+compiled = torch.compile({name})
+q = torch.randn(1, 1, 128, 16)
+if compiled.__name__ == "flex_attention": compiled(q, q, q)
+else: compiled(lambda b, h, i, j: i >= j, 1, 1, 128, 128, device="cpu")
+print(counters["stats"]["unique_graphs"] > 0)
+"""
+    ran = interpreters.run(script, hooks={"compile": {"enabled": "off"}})
+    assert ran.out == "True\n", ran.err
+
+
+# fallback
+
+FAILS = """
+import torch
+from torch._inductor import graph
+original = graph.GraphLowering.run
+def run(self, *args):
+    if self.is_backward is BACKWARD: raise RuntimeError("the compiler fails")
+    return original(self, *args)
+graph.GraphLowering.run = run
+import torch._dynamo.config
+torch._dynamo.config.suppress_errors = False
+x = torch.randn(4, 4, requires_grad=True)
+weight = torch.randn(4, 4)
+torch.compile(lambda x: x @ weight, fullgraph=FULL)(x).backward(torch.ones(4, 4))
+print(x.grad is not None)
+"""
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    ("setting", "full", "works"),
+    [("on", False, True), ("off", False, False), ("on", True, False)],
+    ids=["on", "off", "fullgraph"],
+)
+def test_fallback_runs_eagerly_what_fails_to_compile(
+    interpreters: Interpreters, setting: str, full: bool, works: bool, backward: bool
+) -> None:
+    script = FAILS.replace("BACKWARD", str(backward)).replace("FULL", str(full))
+    ran = interpreters.run(script, hooks={"compile": {"fallback": setting}})
+    assert (ran.out == "True\n") is works, ran.err
+    assert "the compiler fails" in ran.err

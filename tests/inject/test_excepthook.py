@@ -1,0 +1,233 @@
+"""A rank's first uncaught exception is in torch elastic's error file, even without @record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from interpreters import SITE, Interpreters, Ran
+
+ON = {"excepthook": "on"}
+
+
+def rank(interpreters: Interpreters, script: str, hooks: dict | None = None, **extra: str) -> Ran:
+    """Run a script as torchrun would run a rank, without torchrun."""
+    path = interpreters.folder / "error.json"
+    extra = {"RANK": "0", "TORCHELASTIC_ERROR_FILE": str(path), **extra}
+    return interpreters.run(script, hooks=ON if hooks is None else hooks, **extra)
+
+
+def recorded(interpreters: Interpreters) -> dict | None:
+    path = interpreters.folder / "error.json"
+    return json.loads(path.read_text())["message"] if path.exists() else None
+
+
+FAIL = "def step(): raise ValueError('the root cause')\nstep()\n"
+
+
+def test_an_exception_before_torch_is_imported_is_recorded(interpreters: Interpreters) -> None:
+    rank(interpreters, FAIL)
+    message = recorded(interpreters)
+    assert message is not None
+    assert message["message"] == "ValueError: the root cause"
+    assert "in step" in message["extraInfo"]["py_callstack"]
+    assert int(message["extraInfo"]["timestamp"]) == int(message["extraInfo"]["time_s"])
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "import sys; sys.excepthook = lambda *a: print('mine', a[0].__name__, file=sys.stderr)\n",
+        "import sys; old = sys.excepthook\n"
+        "def mine(*a):\n    print('first', file=sys.stderr); old(*a)\n"
+        "sys.excepthook = mine\n",
+        "import sys; sys.excepthook = sys.__excepthook__\n",
+    ],
+    ids=["none", "replaced", "chained", "put back"],
+)
+def test_what_is_printed_is_what_the_users_own_hook_prints(
+    interpreters: Interpreters, before: str
+) -> None:
+    bare = interpreters.run(before + FAIL, hooks=None)
+    ours = rank(interpreters, before + FAIL)
+    assert (ours.code, ours.out, ours.err) == (bare.code, bare.out, bare.err)
+    assert recorded(interpreters) is not None
+
+
+def test_a_hook_of_the_users_sitecustomize_still_runs(interpreters: Interpreters) -> None:
+    users = interpreters.folder / "users"
+    users.mkdir()
+    (users / "sitecustomize.py").write_text(
+        "import sys; sys.excepthook = lambda *a: print('from the site', file=sys.stderr)"
+    )
+    ran = rank(interpreters, FAIL, PYTHONPATH=f"{SITE}:{users}")
+    assert ran.err == "from the site\n"
+    assert recorded(interpreters) is not None
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("raise SystemExit(3)", None),
+        ("import sys; sys.exit('a word')", None),
+        ("raise KeyboardInterrupt", None),
+        ("pass", None),
+        ("try: 1 / 0\nexcept Exception: pass", None),
+        ("import threading as t; x = t.Thread(target=lambda: 1 / 0); x.start(); x.join()", None),
+        ("import asyncio\nraise asyncio.CancelledError('x')", "CancelledError: x"),
+        ("class Odd(Exception):\n    def __str__(self): 1 / 0\nraise Odd", "Odd: "),
+        ("try: 1 / 0\nexcept Exception as e: raise OSError('second') from e", "OSError: second"),
+        ("raise ValueError('\\ud800 \\n \\0')", "ValueError: \ud800 \n \0"),
+    ],
+    ids=[
+        "exit",
+        "exit word",
+        "ctrl-c",
+        "success",
+        "caught",
+        "thread",
+        "base",
+        "str",
+        "chain",
+        "odd",
+    ],
+)
+def test_only_failures_of_the_main_program_are_recorded(
+    interpreters: Interpreters, script: str, expected: str | None
+) -> None:
+    rank(interpreters, script)
+    message = recorded(interpreters)
+    assert message is None if expected is None else message["message"].startswith(expected)
+
+
+def test_an_existing_error_file_is_never_overwritten(interpreters: Interpreters) -> None:
+    path = interpreters.folder / "error.json"
+    path.write_text("kept")
+    ran = rank(interpreters, FAIL)
+    assert (path.read_text(), "saferun" in ran.err) == ("kept", False)
+
+
+def test_an_unwritable_error_file_is_one_line(interpreters: Interpreters) -> None:
+    ran = rank(interpreters, FAIL, TORCHELASTIC_ERROR_FILE="/proc/nowhere/error.json")
+    assert ran.err.count("saferun: ") == 1
+    assert ran.err.rstrip().endswith("ValueError: the root cause")
+
+
+@pytest.mark.parametrize(
+    "helper",
+    [
+        "import subprocess, sys; subprocess.call([sys.executable, '-c', '1/0'])",
+        "import os\nif os.fork() == 0: 1 / 0\nos.wait()",
+        "import multiprocessing as m\nif __name__ == '__main__':\n"
+        "    p = m.get_context('spawn').Process(target=divmod, args=(1, 0)); p.start(); p.join()",
+    ],
+    ids=["a Python of its own", "a fork", "a spawned process"],
+)
+def test_a_failing_helper_of_the_rank_records_nothing(
+    interpreters: Interpreters, helper: str
+) -> None:
+    ran = rank(interpreters, helper)
+    assert (ran.code, "ZeroDivisionError" in ran.err, recorded(interpreters)) == (0, True, None)
+
+
+@pytest.mark.parametrize("off", ["off", False])
+def test_off_is_off(interpreters: Interpreters, off: object) -> None:
+    rank(interpreters, FAIL, hooks={"excepthook": off})
+    assert recorded(interpreters) is None
+
+
+def test_outside_a_rank_sys_excepthook_is_untouched(interpreters: Interpreters) -> None:
+    script = "import sys; print(sys.excepthook is sys.__excepthook__)"
+    assert interpreters.run(script, hooks=ON).out == "True\n"
+
+
+def test_watching_imports_no_json(interpreters: Interpreters) -> None:
+    script = "import sys; print({'json', 'traceback', 're'} & set(sys.modules))"
+    assert rank(interpreters, script).out == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("hooks", "enabled"), [(ON, True), ({"excepthook": "off"}, False)], ids=["on", "off"]
+)
+def test_faulthandler_is_on_in_a_rank(
+    interpreters: Interpreters, hooks: dict, enabled: bool
+) -> None:
+    fake = interpreters.folder / "fake"
+    fake.mkdir()
+    (fake / "torch.py").write_text("compile = len")
+    script = "import torch, faulthandler; print(faulthandler.is_enabled())"
+    ran = rank(interpreters, script, hooks, PYTHONPATH=f"{SITE}:{fake}")
+    assert ran.out == f"{enabled}\n", ran.err
+
+
+# real torchrun
+
+ROOT = """
+import os, time
+{record}
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("the root cause")
+    time.sleep(60)  # ended by torchrun
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["", "from torch.distributed.elastic.multiprocessing.errors import record\n@record"],
+    ids=["bare", "@record"],
+)
+def test_torchruns_own_summary_names_the_root_cause(
+    interpreters: Interpreters, torchrun: tuple[str, ...], record: str
+) -> None:
+    ran = torchrun_two(interpreters, torchrun, ROOT.format(record=record), ON)
+    assert ran.code == 1
+    summary = ran.err[ran.err.index("Root Cause") :]
+    assert "rank      : 1" in summary
+    assert "ValueError: the root cause" in summary
+    assert "error_file: <N/A>" not in summary
+
+
+def test_without_the_hook_torchruns_summary_does_not(
+    interpreters: Interpreters, torchrun: tuple[str, ...]
+) -> None:
+    ran = torchrun_two(interpreters, torchrun, ROOT.format(record=""), {"excepthook": "off"})
+    summary = ran.err[ran.err.index("Root Cause") :]
+    assert "error_file: <N/A>" in summary
+    assert "ValueError" not in summary
+
+
+def test_the_earlier_of_two_failures_is_the_root(
+    interpreters: Interpreters, torchrun: tuple[str, ...]
+) -> None:
+    script = """
+import os, pathlib, sys, time
+flag, old = pathlib.Path(os.environ["FLAG"]), sys.excepthook
+def slowly(*a):  # the root's process lives on for a while, as with a slow abort
+    old(*a); flag.touch(); time.sleep(3)
+if os.environ["RANK"] == "1":
+    sys.excepthook = slowly
+    raise ValueError("the root cause")
+deadline = time.time() + 60
+while not flag.exists() and time.time() < deadline: time.sleep(0.05)
+wait = time.time() + 1.1  # torch compares whole seconds
+while time.time() < wait: time.sleep(0.05)
+raise RuntimeError("the echo")
+"""
+    flag = interpreters.folder / "flag"
+    ran = torchrun_two(interpreters, torchrun, script, ON, FLAG=str(flag))
+    summary = ran.err[ran.err.index("Root Cause") :]
+    assert "rank      : 1" in summary
+    assert "ValueError: the root cause" in summary
+
+
+def torchrun_two(
+    interpreters: Interpreters, torchrun: tuple[str, ...], text: str, hooks: dict, **extra: str
+) -> Ran:
+    script: Path = interpreters.folder / "two.py"
+    script.write_text(text)
+    argv = (*torchrun, "--standalone", "--nproc-per-node=2", str(script))
+    return interpreters.run(hooks=hooks, argv=argv, **extra)

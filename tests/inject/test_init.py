@@ -1,0 +1,630 @@
+"""What `init` promises: ranks check in, agree, and set off together, or it is said who did not."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import ranks
+import torch.distributed as dist
+from ranks import Job, launch
+
+
+@pytest.fixture(scope="module")
+def hook():
+    """The hook's module and its store helper, loaded as a job's Python loads them."""
+    package = type(sys)("_saferun_inject")
+    package.__path__ = [str(ranks.SITE.parent)]
+    before = sys.modules.get("_saferun_inject")
+    sys.modules["_saferun_inject"] = package
+    try:
+        import _saferun_inject.hooks.init as module
+
+        yield module
+    finally:
+        for name in [name for name in sys.modules if name.startswith("_saferun_inject")]:
+            del sys.modules[name]
+        if before is not None:
+            sys.modules["_saferun_inject"] = before
+
+
+PLAIN = """
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+print(f"sum {one.item()}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def applied(job: Job) -> list[dict]:
+    return [line for line in job.hook("init") if line["outcome"] == "applied"]
+
+
+# Who is missing
+
+
+def test_ranks_that_never_arrive_are_named_within_the_timeout_in_one_line(tmp_path):
+    script = "import os, sys\nif os.environ['RANK'] in '13': sys.exit(0)\n" + PLAIN
+    job = launch(tmp_path, script, ranks=4, init={"timeout_s": 2})
+    text = "ranks 1, 3 of 4 did not reach init_process_group within 2 s"
+    assert job.said() == [f"saferun: {text}"]
+    assert job.code == 1
+    assert f"torch.distributed.DistStoreError: {text}" in job.err
+    assert job.seconds < 30
+    assert job.orphans == []
+
+
+def test_a_rank_that_hangs_before_init_is_named_and_ended(tmp_path):
+    script = "import os, time\nif os.environ['RANK'] == '0': time.sleep(600)\n" + PLAIN
+    job = launch(tmp_path, script, init={"timeout_s": 2})
+    assert job.said() == ["saferun: rank 0 of 2 did not reach init_process_group within 2 s"]
+    assert job.code == 1
+    assert job.orphans == []
+
+
+def test_naming_the_missing_adds_no_warning_of_the_store_itself(tmp_path):
+    script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
+    job = launch(tmp_path, script, ranks=3, init={"timeout_s": 2})
+    assert "[c10d]" not in job.err
+
+
+def test_a_longer_timeout_of_the_script_wins(tmp_path):
+    script = PLAIN.replace('("gloo")', '("gloo", timeout=timedelta(seconds=60))')
+    script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(3)\n" + script
+    script = "from datetime import timedelta\n" + script
+    job = launch(tmp_path, script, init={"timeout_s": 1})
+    assert (job.code, job.said(), job.out.count("sum 2.0")) == (0, [], 2)
+
+
+def test_the_receipt_tells_who_was_missing(tmp_path):
+    script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
+    job = launch(tmp_path, script, init={"timeout_s": 1})
+    assert [(line["rank"], line["missing"]) for line in job.hook("init")] == [(0, [1])]
+
+
+# Agreement
+
+LIE = "import os, torch\nif os.environ['RANK'] == '2':\n    {}\n" + PLAIN
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ("torch.__version__ = '2.0.0'", "rank 2 has torch 2.0.0, ranks 0-1 have torch_version"),
+        ("torch.version.cuda = '11.8'", "rank 2 has CUDA 11.8, ranks 0-1 have none"),
+        (
+            "torch.cuda.is_initialized = lambda: True; torch.cuda.device_count = lambda: 0;"
+            " torch.cuda.get_device_name = lambda: 'NVIDIA B200';"
+            " torch.cuda.nccl.version = lambda: (2, 30, 1)",
+            None,
+        ),
+    ],
+    ids=["torch", "cuda", "gpu-on-gloo-is-not-asked"],
+)
+def test_ranks_that_differ_are_named_by_value(tmp_path, lie, words):
+    job = launch(tmp_path, LIE.replace("{}", lie, 1), ranks=3)
+    if words is None:
+        assert (job.code, job.said()) == (0, [])
+        return
+    import torch
+
+    words = words.replace("torch_version", str(torch.__version__))
+    assert f"RuntimeError: ranks differ: {words}. Give all ranks the same" in job.err
+    assert (job.code, job.out) == (1, "")
+
+
+GPUS = """
+import os, torch
+name = "NVIDIA A100" if os.environ["RANK"] == "2" else "NVIDIA H100"
+torch.cuda.is_initialized = lambda: True
+torch.cuda.get_device_name = lambda: name
+torch.cuda.nccl.version = lambda: (2, 27, 5 + (os.environ["RANK"] == "1"))
+import torch.distributed as dist
+dist.init_process_group()
+"""
+
+
+def test_every_rank_is_refused_when_ranks_differ(tmp_path):
+    refused = PLAIN.replace(
+        'dist.init_process_group("gloo")',
+        """
+try:
+    dist.init_process_group("gloo")
+except RuntimeError as error:
+    print(f"refused {error}", flush=True)
+    raise SystemExit(0)
+""",
+    )
+    script = f"import os, torch\nif os.environ['RANK'] == '2': torch.version.cuda = 'x'\n{refused}"
+    job = launch(tmp_path, script, ranks=3)
+    assert job.out.count("refused ranks differ: rank 2 has CUDA x, ranks 0-1 have none.") == 3
+
+
+def test_gpu_types_and_nccl_versions_that_differ_are_named(tmp_path):
+    job = launch(tmp_path, GPUS, ranks=3)
+    assert job.code == 1
+    assert "rank 1 has NCCL 2.27.6, ranks 0, 2 have 2.27.5" in job.err
+    assert "rank 2 has GPU NVIDIA A100, ranks 0-1 have NVIDIA H100" in job.err
+
+
+def test_warn_says_the_difference_once_and_the_job_runs(tmp_path):
+    script = LIE.replace("{}", "torch.version.cuda = '11.8'", 1)
+    job = launch(tmp_path, script, ranks=3, init={"agree": "warn"})
+    assert job.said() == ["saferun: ranks differ: rank 2 has CUDA 11.8, ranks 0-1 have none"]
+    assert (job.code, job.out.count("sum 3.0")) == (0, 3)
+
+
+def test_agree_off_says_nothing_and_still_names_missing_ranks(tmp_path):
+    script = LIE.replace("{}", "torch.version.cuda = '11.8'", 1)
+    job = launch(tmp_path, script, ranks=3, init={"agree": "off"})
+    assert (job.code, job.said()) == (0, [])
+    script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
+    job = launch(tmp_path, script, init={"agree": "off", "timeout_s": 1})
+    assert job.said("rank 1 of 2 did not reach")
+
+
+def test_other_arguments_only_warn_in_one_line(tmp_path):
+    script = "import os, sys\nif os.environ['RANK'] == '0': sys.argv[2] = '0.2'\n" + PLAIN
+    job = launch(tmp_path, script, "--lr", "0.1")
+    warning = "saferun: rank 1 was started with other arguments than rank 0: 0.1 against 0.2"
+    assert job.said() == [warning]
+    assert (job.code, job.out.count("sum 2.0")) == (0, 2)
+
+
+def test_rank_arguments_may_differ(tmp_path):
+    script = "import os, sys\nsys.argv += ['--local_rank=' + os.environ['RANK']]\n" + PLAIN
+    job = launch(tmp_path, script)
+    assert (job.code, job.said()) == (0, [])
+
+
+# Whatever name it goes by
+
+NAMES = {
+    "torch.distributed": "import torch.distributed as dist; dist.init_process_group('gloo')",
+    "from-import": "from torch.distributed import init_process_group as f; f(backend='gloo')",
+    "distributed_c10d": "import torch.distributed.distributed_c10d as c\n"
+    "c.init_process_group('gloo')",
+    "explicit-env": "import os, torch.distributed as d; d.init_process_group('gloo', 'env://',"
+    " rank=int(os.environ['RANK']), world_size=int(os.environ['WORLD_SIZE']))",
+    "init_device_mesh": "from torch.distributed.device_mesh import init_device_mesh as f\n"
+    "f('cpu', (2,))",
+    "no-backend": "import torch.distributed as d; d.init_process_group()",
+    "accelerate": "from accelerate import Accelerator; Accelerator(cpu=True)",
+}
+
+
+@pytest.mark.parametrize("call", list(NAMES.values()), ids=list(NAMES))
+def test_the_check_in_happens_by_whatever_name(tmp_path, call):
+    if "accelerate" in call:
+        pytest.importorskip("accelerate")
+    script = f"import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n{call}\n"
+    job = launch(tmp_path, script, init={"timeout_s": 1})
+    assert job.said() == ["saferun: rank 1 of 2 did not reach init_process_group within 1 s"]
+    assert job.orphans == []
+
+
+@pytest.mark.parametrize("call", list(NAMES.values()), ids=list(NAMES))
+def test_all_ranks_get_through_in_silence_by_whatever_name(tmp_path, call):
+    if "accelerate" in call:
+        pytest.importorskip("accelerate")
+    check = "import torch.distributed as x; assert x.is_initialized() and x.get_world_size() == 2\n"
+    job = launch(tmp_path, f"{call}\n{check}")
+    assert (job.code, job.said(), job.orphans) == (0, [], [])
+    assert sorted(line["rank"] for line in applied(job)) == [0, 1]
+    assert all(line["world_size"] == 2 and line["check_in_s"] is not None for line in applied(job))
+
+
+def test_signature_and_docstring_are_torchs_own(tmp_path):
+    script = """
+import inspect
+from torch.distributed import init_process_group as f
+print(list(inspect.signature(f).parameters)[:3], f.__name__, f.__doc__.split()[:2], f.__module__)
+"""
+    with_us = launch(tmp_path, script, ranks=1)
+    without = launch(tmp_path, script, ranks=1, injected=False)
+    assert with_us.out == without.out
+    assert "init_process_group" in with_us.out
+
+
+# Without an agent's store: agreement afterwards
+
+FILE = """
+import os, torch
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+if rank == 1: torch.version.cuda = "11.8"
+meet = "file://" + os.getcwd() + "/meet"
+dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
+print("through", flush=True)
+"""
+CUSTOM = """
+import os, torch
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+if rank == 1: torch.version.cuda = "11.8"
+store = dist.FileStore(os.getcwd() + "/meet", 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+print("through", flush=True)
+"""
+HOSTED = """
+import os, torch
+import torch.distributed as dist
+if os.environ["RANK"] == "1": torch.version.cuda = "11.8"
+dist.init_process_group("gloo")
+print("through", flush=True)
+"""
+SPAWNED = """
+import os, torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+def main(rank, port):
+    if rank == 1: torch.version.cuda = "11.8"
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    print("through", flush=True)
+if __name__ == "__main__":
+    import socket
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(main, (port,), nprocs=2)
+"""
+ELSEWHERE = {
+    "file": (FILE, None, {}),
+    "custom-store": (CUSTOM, None, {}),
+    "store-in-rank-0": (HOSTED, None, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+    "mp-spawn": (SPAWNED, (sys.executable,), {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "launcher", "environ"), list(ELSEWHERE.values()), ids=list(ELSEWHERE)
+)
+def test_without_an_agents_store_ranks_agree_afterwards(tmp_path, script, launcher, environ):
+    job = launch(tmp_path, script, launcher=launcher, environ=environ)
+    assert job.code == 1
+    assert "RuntimeError: ranks differ: rank 1 has CUDA 11.8, rank 0 has none" in job.err
+    assert "through" not in job.out
+    assert job.orphans == []
+
+
+@pytest.mark.parametrize(
+    ("script", "launcher", "environ"), list(ELSEWHERE.values()), ids=list(ELSEWHERE)
+)
+def test_without_an_agents_store_equal_ranks_run_in_silence(tmp_path, script, launcher, environ):
+    script = script.replace('"11.8"', "torch.version.cuda")
+    job = launch(tmp_path, script, launcher=launcher, environ=environ)
+    assert (job.code, job.out.count("through"), job.said()) == (0, 2, [])
+    assert sorted(line["rank"] for line in applied(job)) == [0, 1]
+
+
+def test_a_second_init_after_destroy_works(tmp_path):
+    # Through a file: torch's own second init through one store meets stale addresses at times.
+    script = PLAIN + PLAIN.replace(
+        'init_process_group("gloo")',
+        'init_process_group("gloo", "file://" + os.getcwd() + "/meet",'
+        ' rank=int(os.environ["RANK"]), world_size=2)',
+    )
+    job = launch(tmp_path, script)
+    assert (job.code, job.out.count("sum 2.0"), job.said()) == (0, 4, [])
+    assert sorted(line["rank"] for line in applied(job)) == [0, 0, 1, 1]
+
+
+def test_a_group_smaller_than_the_world_is_the_scripts_own_affair(tmp_path):
+    script = """
+import os
+import torch.distributed as dist
+if os.environ["RANK"] != "2":
+    method = "file://" + os.getcwd() + "/meet"
+    dist.init_process_group("gloo", method, rank=int(os.environ["RANK"]), world_size=2)
+"""
+    job = launch(tmp_path, script, ranks=3, init={"timeout_s": 20})
+    assert (job.code, job.said()) == (0, [])
+
+
+def test_torchs_own_complaints_are_unchanged(tmp_path):
+    script = """
+import torch.distributed as dist
+for words in ({"backend": "gloo", "nonsense": 1}, {"backend": "gloo"}, {"backend": "gloo"}):
+    try:
+        dist.init_process_group(**words)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+"""
+    job = launch(tmp_path, script, ranks=1)
+    plain = launch(tmp_path, script, ranks=1, injected=False)
+    assert job.out == plain.out
+    assert "twice" in job.out
+
+
+def test_a_fake_backend_meets_nobody(tmp_path):
+    script = """
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", rank=0, world_size=512, store=FakeStore())
+print(dist.get_world_size())
+"""
+    job = launch(tmp_path, script, launcher=(sys.executable,))
+    assert (job.code, job.out, job.said()) == (0, "512\n", [])
+
+
+# Barrier, faults, and the in-agent restart
+
+
+def test_no_rank_gets_through_before_all_are_in(tmp_path):
+    script = """
+import os, time
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+if os.environ["RANK"] == "1":
+    inner = c10d._new_process_group_helper
+    def slow(*args, **kwargs):
+        made = inner(*args, **kwargs)
+        time.sleep(2)
+        print(f"made {time.time()} ", flush=True)
+        return made
+    c10d._new_process_group_helper = slow
+dist.init_process_group("gloo")
+print(f"through {time.time()} ", flush=True)
+"""
+    times: dict[str, list[float]] = {}
+    for word, at in re.findall(r"([a-z]+) ([\d.]+)", launch(tmp_path, script).out):
+        times.setdefault(word, []).append(float(at))
+    assert min(times["through"]) > times["made"][0]
+    (tmp_path / "off").mkdir()
+    times = {}
+    for word, at in re.findall(
+        r"([a-z]+) ([\d.]+)", launch(tmp_path / "off", script, init={"barrier": "off"}).out
+    ):
+        times.setdefault(word, []).append(float(at))
+    assert min(times["through"]) < times["made"][0], "the barrier is what held rank 0"
+
+
+def test_a_collective_barrier_calls_torchs_own(tmp_path):
+    script = """
+import torch.distributed.distributed_c10d as c10d
+inner = c10d.barrier
+def barrier(*args, **kwargs):
+    print(f"barrier {kwargs}\\n", end="", flush=True)
+    return inner(*args, **kwargs)
+c10d.barrier = barrier
+c10d.init_process_group("gloo")
+"""
+    job = launch(tmp_path, script, init={"barrier": "collective"})
+    assert (job.code, job.out) == (0, "barrier {}\nbarrier {}\n")
+
+
+def test_a_fault_of_ours_is_one_line_and_the_original_runs(tmp_path):
+    script = (
+        """
+import torch.distributed as dist
+dist.TCPStore = None
+"""
+        + PLAIN
+    )
+    job = launch(tmp_path, script)
+    assert (job.code, job.out.count("sum 2.0")) == (0, 2)
+    assert len(job.said("hook init: TypeError")) == 2
+
+
+def test_a_restart_in_the_same_agent_meets_afresh(tmp_path):
+    script = """
+import os, sys, time
+import torch.distributed as dist
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+if again and os.environ["RANK"] == "1":
+    time.sleep(600)
+dist.init_process_group("gloo")
+sys.exit(0 if again else 3)
+"""
+    launcher = (ranks.TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1")
+    job = launch(tmp_path, script, launcher=launcher, init={"timeout_s": 20})
+    assert job.code == 1
+    assert job.said() == ["saferun: rank 1 of 2 did not reach init_process_group within 20 s"]
+
+
+def test_all_off_leaves_torch_alone(tmp_path):
+    script = "import os, torch\ntorch.version.cuda = os.environ['RANK']\n" + PLAIN
+    off = {"barrier": "off", "agree": "off", "set_device": False}
+    job = launch(tmp_path, script, init=off)
+    assert (job.code, job.said()) == (0, [])
+    assert [line["check_in_s"] for line in applied(job)] == [None, None]
+
+
+# The pure parts
+
+
+class Cuda:
+    """torch.cuda as the decision sees it; asking it when there is no need fails."""
+
+    def __init__(self, count=4, *, available=True, initialized=False):
+        self.count, self.available, self.initialized = count, available, initialized
+
+    def is_initialized(self):
+        return self.initialized
+
+    def is_available(self):
+        return self.available
+
+    def device_count(self):
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("backend", "local_rank", "cuda", "index"),
+    [
+        ("nccl", "3", Cuda(), 3),
+        ("cpu:gloo,cuda:nccl", "1", Cuda(), 1),
+        ("undefined", "1", Cuda(), 1),
+        ("undefined", "1", Cuda(available=False), None),
+        ("gloo", "1", None, None),
+        ("nccl", "4", Cuda(), None),
+        ("nccl", "1", Cuda(1), None),
+        ("nccl", "1", Cuda(initialized=True), None),
+        ("nccl", None, None, None),
+        ("nccl", "x", None, None),
+    ],
+    ids=[
+        "nccl",
+        "both",
+        "no-backend",
+        "no-backend-no-gpu",
+        "gloo-never-asks-cuda",
+        "more-ranks-than-devices",
+        "one-visible-device-each",
+        "context-exists",
+        "no-local-rank",
+        "odd-local-rank",
+    ],
+)
+def test_the_device_is_set_only_where_it_is_certain(hook, backend, local_rank, cuda, index):
+    assert hook.device_to_set(backend, local_rank, cuda) == index
+
+
+ENV = {"RANK": "1", "WORLD_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "world"),
+    [
+        ({}, ENV, (1, 4)),
+        ({"init_method": "env://", "rank": 1, "world_size": 4}, ENV, (1, 4)),
+        ({"rank": -1, "world_size": 4}, ENV, (1, 4)),
+        ({"world_size": 2}, ENV, None),
+        ({"rank": 0}, ENV, None),
+        ({"init_method": "tcp://h:1"}, ENV, None),
+        ({"init_method": "env://?rank=1"}, ENV, None),
+        ({"store": object()}, ENV, None),
+        ({}, {"RANK": "1"}, None),
+        ({}, {"RANK": "one", "WORLD_SIZE": "4"}, None),
+    ],
+    ids=[
+        "env",
+        "the-same-said",
+        "half-said",
+        "other-size",
+        "other-rank",
+        "tcp",
+        "query",
+        "store",
+        "no-size",
+        "no-number",
+    ],
+)
+def test_only_the_environments_world_checks_in_before(hook, arguments, environ, world):
+    assert hook.world_of(arguments, environ) == world
+
+
+AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("more", "shared"),
+    [
+        ({}, True),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, False),
+        ({"MASTER_PORT": ""}, False),
+        ({"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "0"}, True),
+        ({"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}, False),
+        ({"GROUP_WORLD_SIZE": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}, True),
+    ],
+    ids=["agent", "rank-0-hosts", "no-port", "nodes", "nodes-restarting", "node-restarting"],
+)
+def test_nodes_that_count_restarts_apart_do_not_meet_in_the_agents_store(hook, more, shared):
+    assert hook.shares_agent_store({**AGENT, **more}) is shared
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ([3], "rank 3"),
+        ([1, 3], "ranks 1, 3"),
+        ([0, 1, 2, 5], "ranks 0-2, 5"),
+        ([7, 6], "ranks 6-7"),
+    ],
+)
+def test_ranks_are_named_in_runs(hook, members, text):
+    assert hook.ranks_text(members) == text
+
+
+def test_the_rarest_value_is_the_odd_one_and_the_lowest_rank_breaks_ties(hook):
+    facts = {rank: {"torch": "b" if rank == 2 else "a"} for rank in range(4)}
+    assert hook.differences(facts) == ["rank 2 has torch b, ranks 0-1, 3 have a"]
+    facts = {rank: {"torch": "a" if rank < 2 else "b"} for rank in range(4)}
+    assert hook.differences(facts) == ["ranks 2-3 have torch b, ranks 0-1 have a"]
+    facts = {rank: {"torch": "abbcc"[rank]} for rank in range(5)}
+    assert hook.differences(facts) == ["rank 0 has torch a, ranks 1-2 have b, ranks 3-4 have c"]
+
+
+def test_what_a_rank_does_not_know_is_no_difference(hook):
+    assert hook.differences({0: {"gpu": None}, 1: {"gpu": "NVIDIA H100"}, 2: {}}) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["/a/train.py", "--lr", "1"], ["train.py", "--lr", "1"]),
+        (["t", "--local_rank=3", "x"], ["t", "x"]),
+        (["t", "--local-rank", "3", "x"], ["t", "x"]),
+        (["t", "--rank", "3", "--node_rank", "1"], ["t"]),
+        (["t", "--api-key", "abc", "--token=abc"], ["t", "--api-key", "***", "--token=***"]),
+        ([], []),
+    ],
+    ids=["path", "equals", "word", "several", "secrets", "none"],
+)
+def test_arguments_are_compared_without_ranks_paths_and_secrets(hook, argv, words):
+    assert hook.arguments_of(argv) == words
+
+
+def test_one_rank_of_each_node_speaks(hook):
+    facts = {rank: {"node": str(rank // 4)} for rank in (1, 3, 5, 6)}
+    assert hook.judge(facts)["speakers"] == [1, 5]
+
+
+# The meeting itself, with threads as ranks
+
+
+def meeting(hook, size, present, timeout_s, judge=lambda facts: {}):
+    """What each present rank of `size` gets from a meeting, over one real TCPStore."""
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    verdicts = {}
+
+    def attend(rank):
+        store = dist.TCPStore(
+            "127.0.0.1", host.port, wait_for_workers=False, timeout=timedelta(seconds=20)
+        )
+        room = dist.PrefixStore("room", store)
+        verdicts[rank] = hook.meetings.meet(room, rank, size, {"r": rank}, judge, timeout_s)
+
+    threads = [threading.Thread(target=attend, args=(rank,)) for rank in present]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return verdicts
+
+
+def test_one_rank_judges_and_all_read_the_same(hook):
+    judged = []
+
+    def judge(facts):
+        judged.append(facts)
+        return {"sum": sum(fact["r"] for fact in facts.values())}
+
+    verdicts = meeting(hook, 16, range(16), 30, judge)
+    assert list(verdicts.values()) == [{"sum": 120, "missing": []}] * 16
+    assert len(judged) == 1
+
+
+def test_all_who_wait_learn_who_is_missing_when_the_first_runs_out_of_time(hook):
+    start = time.monotonic()
+    verdicts = meeting(hook, 4, [0, 2, 3], 0.5)
+    assert list(verdicts.values()) == [{"missing": [1]}] * 3
+    assert time.monotonic() - start < 5, "nobody waits for a time-out of its own"

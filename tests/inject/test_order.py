@@ -1,0 +1,396 @@
+"""What `order` promises: things made in a harmful order are said once, with the user's line."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+import ranks
+from ranks import launch, line_of
+
+
+@pytest.fixture(scope="module")
+def hook():
+    """The hook's module, loaded as a job's Python loads it."""
+    package = type(sys)("_saferun_inject")
+    package.__path__ = [str(ranks.SITE.parent)]
+    before = sys.modules.get("_saferun_inject")
+    sys.modules["_saferun_inject"] = package
+    try:
+        import _saferun_inject.hooks.order as module
+
+        yield module
+    finally:
+        for name in [name for name in sys.modules if name.startswith("_saferun_inject")]:
+            del sys.modules[name]
+        if before is not None:
+            sys.modules["_saferun_inject"] = before
+
+
+HEAD = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import *
+data = TensorDataset(torch.arange(8.0))
+rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+"""
+# Ranks end together: gloo resets the connection of a rank that is still in its last collective.
+TAIL = """
+import time
+print("done", flush=True)
+if dist.is_initialized():
+    store = dist.distributed_c10d._get_default_store()
+    store.add("end", 1)
+    while store.add("end", 0) < size:
+        time.sleep(0.02)
+"""
+EARLY = (
+    HEAD
+    + """
+def make_loader():
+    return DataLoader(  # here
+        data,
+        batch_size=2,
+    )
+
+loader = make_loader()
+dist.init_process_group("gloo")
+late = make_loader()
+"""
+    + TAIL
+)
+
+
+def test_a_loader_made_before_the_group_is_said_once_with_the_users_line(tmp_path):
+    job = launch(tmp_path, EARLY)
+    place = f"{tmp_path}/train.py:{line_of(EARLY, '# here')}"
+    assert [line for line in job.said() if line.startswith(f"saferun: {place}: DataLoader made")]
+    assert len(job.said()) == 1
+    assert (job.code, job.out.count("done")) == (0, 2)
+
+
+def test_under_error_the_same_finding_is_raised_where_the_group_is_made(tmp_path):
+    job = launch(tmp_path, EARLY, order={"mode": "error"})
+    place = f"{tmp_path}/train.py:{line_of(EARLY, '# here')}"
+    assert f"RuntimeError: {place}: DataLoader made before init_process_group" in job.err
+    assert (job.code, job.out) == (1, "")
+
+
+def test_off_says_nothing(tmp_path):
+    job = launch(tmp_path, EARLY, order={"mode": "off"})
+    assert (job.code, job.said()) == (0, [])
+
+
+def test_a_shuffling_sampler_made_before_and_used_after_is_said_with_its_line(tmp_path):
+    script = HEAD + (
+        "sampler = RandomSampler(data)  # here\n"
+        "dist.init_process_group('gloo')\n"
+        "loader = DataLoader(data, sampler=sampler)\n"
+        "again = DataLoader(data, sampler=sampler)\n" + TAIL
+    )
+    job = launch(tmp_path, script)
+    assert len(job.said()) == 1
+    assert job.said(f"train.py:{line_of(script, '# here')}: RandomSampler made before")
+
+
+SILENT = {
+    "loader-after-the-group": "dist.init_process_group('gloo'); loader = DataLoader(data)",
+    "loader-with-its-own-ranks": (
+        "loader = DataLoader(data, sampler=DistributedSampler(data, size, rank))\n"
+        "dist.init_process_group('gloo')"
+    ),
+    "batches-that-know-their-rank": (
+        "class Mine(BatchSampler):\n"
+        "    def __init__(self, inner): super().__init__(inner, 2, False); self.rank = rank\n"
+        "loader = DataLoader(data, batch_sampler=Mine(SequentialSampler(data)))\n"
+        "dist.init_process_group('gloo')"
+    ),
+    "sampler-inside-batches": (
+        "inner = DistributedSampler(data, size, rank)\n"
+        "loader = DataLoader(data, batch_sampler=BatchSampler(inner, 2, False))\n"
+        "dist.init_process_group('gloo')"
+    ),
+    "iterable-dataset": (
+        "class Mine(IterableDataset):\n"
+        "    def __iter__(self): return iter(range(rank, 8, size))\n"
+        "loader = DataLoader(Mine())\n"
+        "dist.init_process_group('gloo')"
+    ),
+    "loader-thrown-away": (
+        "mean = sum(x.mean() for x, in DataLoader(data)) / 8\ndist.init_process_group('gloo')"
+    ),
+    "no-group-ever": "loader = DataLoader(data)\nlist(loader)",
+    "loader-in-a-loaders-worker": (
+        "kept = []\n"
+        "class Mine(Dataset):\n"
+        "    def __len__(self): return 2\n"
+        "    def __getitem__(self, n): kept.append(DataLoader(data)); return n\n"
+        "dist.init_process_group('gloo')\n"
+        "list(DataLoader(Mine(), num_workers=1, multiprocessing_context='fork'))"
+    ),
+    "ddp-then-compile": (
+        "dist.init_process_group('gloo')\n"
+        "net = torch.compile(DDP(torch.nn.Linear(2, 2)), backend='eager')"
+    ),
+    "compiled-blocks-inside-ddp": (
+        "dist.init_process_group('gloo')\n"
+        "net = DDP(torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2), backend='eager')))"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", list(SILENT.values()), ids=list(SILENT))
+def test_no_other_is_said(tmp_path, body):
+    job = launch(tmp_path, HEAD + body + "\n" + TAIL)
+    assert (job.code, job.out.count("done"), job.said(), job.orphans) == (0, 2, [], [])
+
+
+def test_one_rank_alone_hears_nothing(tmp_path):
+    job = launch(tmp_path, EARLY, ranks=1)
+    assert (job.code, job.said()) == (0, [])
+
+
+def test_a_group_that_a_library_makes_may_shard_loaders_afterwards(tmp_path):
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "trainer.py").write_text(
+        "import torch.distributed as dist\ndef fit(loader): dist.init_process_group('gloo')\n"
+    )
+    script = HEAD + "import sys; sys.path.append('site-packages')\nimport trainer\n"
+    script += "loader = DataLoader(data)\ntrainer.fit(loader)\nmore = DataLoader(data)\n" + TAIL
+    job = launch(tmp_path, script)
+    assert (job.code, job.said()) == (0, [])
+
+
+def test_accelerate_shards_a_loader_made_before_it_and_hears_nothing(tmp_path):
+    pytest.importorskip("accelerate")
+    script = HEAD + (
+        "from accelerate import Accelerator\n"
+        "loader = DataLoader(data, batch_size=2, shuffle=True)\n"
+        "loader = Accelerator(cpu=True).prepare(loader)\n"
+        "print(f'batches {len(loader)}', flush=True)\n"
+    )
+    job = launch(tmp_path, script)
+    assert (job.code, job.out.count("batches 2"), job.said()) == (0, 2, [])
+
+
+# DDP
+
+
+def test_a_compiled_model_in_ddp_is_said_once_with_the_line(tmp_path):
+    script = HEAD + (
+        "dist.init_process_group('gloo')\n"
+        "net = torch.compile(torch.nn.Linear(2, 2), backend='eager')\n"
+        "net = DDP(net)  # here\n"
+        "net(torch.ones(2)).sum().backward()\n" + TAIL
+    )
+    job = launch(tmp_path, script)
+    assert len(job.said()) == 1
+    assert job.said(f"train.py:{line_of(script, '# here')}: DDP wraps a compiled model")
+    assert job.code == 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "local_rank", "count", "devices", "wrong"),
+    [
+        ("nccl", "1", 2, {"cuda:0"}, True),
+        ("cpu:gloo,cuda:nccl", "3", 8, {"cuda:0"}, True),
+        ("nccl", "0", 2, {"cuda:0"}, False),
+        ("nccl", "1", 1, {"cuda:0"}, False),
+        ("nccl", "1", 2, {"cuda:1"}, False),
+        ("nccl", "1", 2, {"cuda:0", "cuda:1"}, False),
+        ("nccl", "1", 2, {"cpu"}, False),
+        ("gloo", "1", 2, {"cuda:0"}, False),
+        ("nccl", None, 2, {"cuda:0"}, False),
+    ],
+    ids=[
+        "on-the-first",
+        "two-backends",
+        "rank-0",
+        "one-visible-device",
+        "its-own",
+        "spread-over-devices",
+        "cpu",
+        "gloo",
+        "no-local-rank",
+    ],
+)
+def test_a_model_on_the_first_gpu_under_another_local_rank_is_wrong(
+    hook, backend, local_rank, count, devices, wrong
+):
+    assert hook.on_wrong_device(backend, local_rank, count, devices) is wrong
+
+
+# The barrier after wrapping
+
+WRAPS = {
+    "ddp": "DDP(torch.nn.Linear(2, 2))",
+    "fsdp1": "FSDP(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)),"
+    " device_id=torch.device('cpu'), auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear}))",
+    "fsdp2": "shard_all(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)))",
+}
+WRAP_HEAD = (
+    HEAD
+    + """
+import time
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.device_mesh import init_device_mesh
+
+def shard_all(net):
+    for block in net: fully_shard(block)
+    return fully_shard(net)
+
+def slowly(wrap):
+    # The last thing of a wrap takes long on rank 1: the wrapped model is made, nobody has it yet.
+    started = time.time()
+    inner = meetings.meet
+    def meet(*args, **kwargs):
+        if rank == 1: time.sleep(1.5); print(f"slow {time.time()} ", flush=True)
+        return inner(*args, **kwargs)
+    meetings.meet = meet
+    net = wrap()
+    print(f"wrapped {time.time()} ", flush=True)
+    return net
+
+import sys
+meetings = sys.modules["_saferun_inject.store"]
+orders = sys.modules["_saferun_inject.hooks.order"]
+"""
+)
+
+
+@pytest.mark.parametrize("wrap", list(WRAPS.values()), ids=list(WRAPS))
+def test_no_rank_leaves_the_wrap_before_all_have_wrapped(tmp_path, wrap):
+    script = WRAP_HEAD + "dist.init_process_group('gloo')\n"
+    if "FSDP(" in wrap or "shard_all" in wrap:
+        script += "mesh = init_device_mesh('cpu', (size,))\n"
+        script = script.replace("fully_shard(block)", "fully_shard(block, mesh=mesh)")
+        script = script.replace("fully_shard(net)", "fully_shard(net, mesh=mesh)")
+    script += f"slowly(lambda: {wrap})\n" + TAIL
+    job = launch(tmp_path, script)
+    assert (job.code, job.said()) == (0, [])
+    slow = [float(at) for at in re.findall(r"slow ([\d.]+)", job.out)]
+    wrapped = [float(at) for at in re.findall(r"wrapped ([\d.]+)", job.out)]
+    assert len(slow) == 1, "one barrier for one model, however many parts are wrapped"
+    assert min(wrapped) > slow[0]
+
+
+def test_wrap_barrier_off_meets_nobody(tmp_path):
+    script = WRAP_HEAD + "dist.init_process_group('gloo')\n"
+    script += f"slowly(lambda: {WRAPS['ddp']})\n" + TAIL
+    job = launch(tmp_path, script, order={"wrap_barrier": False})
+    assert job.code == 0
+    assert "slow" not in job.out
+
+
+def test_only_the_ranks_of_the_models_own_group_meet(tmp_path):
+    script = HEAD + (
+        "dist.init_process_group('gloo')\n"
+        "group = dist.new_group([1, 2])\n"
+        "if rank in (1, 2): DDP(torch.nn.Linear(2, 2), process_group=group)\n" + TAIL
+    )
+    job = launch(tmp_path, script, ranks=3)
+    assert (job.code, job.said()) == (0, [])
+
+
+def test_a_rank_that_never_wraps_costs_one_line_and_one_bounded_wait(tmp_path):
+    script = WRAP_HEAD + (
+        "orders.WRAP_BARRIER_S = 1\n"
+        "dist.init_process_group('gloo')\n"
+        "mesh = init_device_mesh('cpu', (size,))\n"
+        "make = lambda: torch.nn.Sequential(torch.nn.Linear(2, 2))\n"
+        "if rank != 1:\n"
+        "    for _ in range(3):\n"
+        "        net = make(); fully_shard(net[0], mesh=mesh); fully_shard(net, mesh=mesh)\n" + TAIL
+    )
+    job = launch(tmp_path, script, ranks=3)
+    assert job.code == 0
+    assert len(job.said()) == 1
+    assert job.said("rank 1 did not wrap the model within 1 s; the job goes on")
+
+
+def test_fully_shard_keeps_what_torch_hangs_on_it(tmp_path):
+    script = (
+        HEAD
+        + """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+mesh = init_device_mesh("cpu", (size,))
+fully_shard(net[0], mesh=mesh); fully_shard(net, mesh=mesh)
+assert fully_shard.state(net) is not None
+net(torch.ones(1, 2)).sum().backward()
+print(f"grad {net[0].weight.grad is not None}", flush=True)
+"""
+    )
+    job = launch(tmp_path, script)
+    assert (job.code, job.out.count("grad True"), job.said()) == (0, 2, [])
+
+
+# fix
+
+FIX = (
+    HEAD
+    + """
+print(f"asked {dist.is_initialized()}", flush=True)
+loader = DataLoader(data, sampler=DistributedSampler(data) if dist.is_initialized() else None)
+print(f"batches {len(loader)}", flush=True)
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+"""
+    + TAIL
+)
+
+
+def test_fix_makes_the_group_when_it_is_first_asked_for(tmp_path):
+    job = launch(tmp_path, FIX, order={"mode": "fix"})
+    assert (job.code, job.said(), job.orphans) == (0, [], [])
+    assert (job.out.count("asked True"), job.out.count("batches 4")) == (2, 2)
+
+
+def test_without_fix_the_same_script_reads_all_data_on_every_rank(tmp_path):
+    job = launch(tmp_path, FIX)
+    assert (job.out.count("asked False"), job.out.count("batches 8")) == (2, 2)
+    assert len(job.said("DataLoader made before")) == 1
+
+
+def test_fix_makes_the_group_at_the_first_loader_too(tmp_path):
+    script = HEAD + "loader = DataLoader(data)\nassert dist.GroupMember.WORLD is not None\n" + TAIL
+    script = script.replace("dist.GroupMember", "dist.distributed_c10d.GroupMember")
+    job = launch(tmp_path, script, order={"mode": "fix"})
+    assert (job.code, job.said()) == (0, [])
+
+
+def test_fix_accepts_the_scripts_own_init_once(tmp_path):
+    script = FIX.replace('print("done"', "dist.init_process_group('gloo')\nprint(\"done\"")
+    job = launch(tmp_path, script, order={"mode": "fix"})
+    assert job.code == 1
+    assert "trying to initialize the default process group twice" in job.err
+
+
+def test_fix_leaves_another_world_to_torchs_own_error(tmp_path):
+    script = FIX.replace('("gloo")', '("gloo", rank=0, world_size=1)')
+    job = launch(tmp_path, script, order={"mode": "fix"})
+    assert job.code == 1
+    assert job.said("init_process_group asks for another group")
+    assert "trying to initialize the default process group twice" in job.err
+
+
+def test_fix_makes_no_group_in_helpers_of_a_rank(tmp_path):
+    script = HEAD + (
+        "import subprocess, sys\n"
+        "code = 'import torch.distributed as d; print(f\"helper {d.is_initialized()}\")'\n"
+        "subprocess.run([sys.executable, '-c', code], check=True)\n" + TAIL
+    )
+    job = launch(tmp_path, script, order={"mode": "fix"})
+    assert (job.code, job.out.count("helper False")) == (0, 2)
+
+
+def test_fix_makes_no_group_for_a_single_process(tmp_path):
+    script = HEAD + "loader = DataLoader(data)\nprint('asked', dist.is_initialized())\n"
+    job = launch(tmp_path, script, launcher=(sys.executable,), order={"mode": "fix"})
+    assert (job.code, job.out) == (0, "asked False\n")
