@@ -22,10 +22,9 @@ def corpus() -> pathlib.Path:
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> pathlib.Path:
     """A user's fresh home, and none of our variables set."""
-    for name in list(os.environ):
-        if name.startswith(("SAFERUN_", "PET_", "XDG_", "CUDA_VISIBLE", "PYTHONPATH")):
-            if name != "SAFERUN_CORPUS":
-                monkeypatch.delenv(name)
+    ours = ("SAFERUN_", "PET_", "XDG_", "CUDA_VISIBLE", "PYTHONPATH")
+    for name in [n for n in os.environ if n.startswith(ours) and n != "SAFERUN_CORPUS"]:
+        monkeypatch.delenv(name)
     place = tmp_path / "home"
     place.mkdir()
     monkeypatch.setenv("HOME", str(place))

@@ -142,7 +142,7 @@ def test_the_keys_of_a_profile_are_these_and_no_more():
 @pytest.mark.parametrize(
     "word",
     [
-        *[f"saferun {c}" for c in ("run", "plan", "env", "profiles")],
+        *[f"saferun {c}" for c in ("run", "plan", "env", "profiles", "diagnose")],
         *torchrun.OWN,
         "SAFERUN_DISABLE",
         "SAFERUN_PROFILE",

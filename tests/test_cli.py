@@ -290,9 +290,28 @@ def test_version_is_printed(desk):
     assert desk.run("--version").stdout == f"saferun {__version__}\n"
 
 
-@pytest.mark.parametrize("word", ["gen-shell", "diagnose", "doctor", "runs"])
+@pytest.mark.parametrize("word", ["gen-shell", "doctor", "runs"])
 def test_a_command_that_is_not_there_yet_says_so(desk, word):
     assert f"`saferun {word}`" in desk.refused(word, "--json", status=2)
+
+
+def test_a_log_is_explained_from_a_file_or_a_pipe(desk):
+    log = "step 1\n[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'label'\n"
+    (desk.cwd / "train.log").write_text(log)
+    told = json.loads(desk.run("diagnose", "--json", "--exit-code", "1", "train.log").stdout)
+    keys = "schema kind group verdict mitigations root_line root_rank explanation advice references"
+    assert " ".join(told) == keys
+    assert (told["verdict"], told["root_rank"]) == ("stop-user", 1)
+    piped = subprocess.run(
+        [sys.executable, "-m", "saferun", "diagnose", "-"],
+        input=log,
+        capture_output=True,
+        text=True,
+        env=desk.environ,
+        check=True,
+    )
+    assert "(rank 1)" in piped.stdout
+    assert "cannot be read" in desk.refused("diagnose", "nowhere.log", status=69)
 
 
 def test_a_fault_of_ours_has_its_own_status_and_says_what_to_do(monkeypatch, capsys):
