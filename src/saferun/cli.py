@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 
 import click
@@ -14,7 +15,6 @@ from saferun.model import Request
 
 LATER = {
     "gen-shell": "write the plan as a bash script",
-    "diagnose": "explain a failure from its log",
     "doctor": "check the machine",
     "runs": "list and show what runs left behind",
 }
@@ -98,6 +98,21 @@ def env(profile: str | None, sets: tuple[str, ...]) -> int:
     click.echo(exports(plan), nl=False)
     for remark in plan.remarks:
         click.echo(f"saferun: {remark}", err=True)
+    return 0
+
+
+@main.command()
+@click.argument("log", required=False, metavar="[LOG | -]")
+@click.option("--exit-code", type=int, metavar="N", help="Exit status of what wrote the log.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def diagnose(log: str | None, exit_code: int | None, as_json: bool) -> int:
+    """Explain a failure from its log: what failed, on which rank, and what to do."""
+    from saferun import diagnose as room
+
+    if log is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("no log given", mend="saferun diagnose train.log, or … | saferun diagnose")
+    diagnosis = room.run(log, exit_code, os.environ)
+    click.echo(room.as_json(diagnosis) if as_json else room.as_text(diagnosis))
     return 0
 
 

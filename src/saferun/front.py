@@ -29,6 +29,7 @@ Commands:
   plan        show what would run: command, variables with their reasons, hooks, retries
   env         print `export` lines for eval
   profiles    list, show, check profiles; print their JSON Schema
+  diagnose    explain a failure from its log
 """
 
 

@@ -1,0 +1,103 @@
+"""`saferun diagnose`: a log from a file or a pipe -> Diagnosis, and how it is shown.
+
+The thin edge of failure.py: it reads bytes and finds the words; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO
+
+from saferun import failure, knowledge, logtext
+from saferun.errors import EXIT_UNAVAILABLE, SaferunError
+from saferun.evidence import Evidence
+from saferun.failure import Diagnosis
+
+_CHUNK_BYTES = 4 * 1024 * 1024
+_UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+
+
+class LogError(SaferunError):
+    """The log cannot be read (exit 69)."""
+
+    code = EXIT_UNAVAILABLE
+
+
+def run(
+    path: str | None, exit_code: int | None = None, environ: Mapping[str, str] | None = None
+) -> Diagnosis:
+    """Diagnose a log.
+
+    Args:
+        path: a file, or "-" or None for standard input.
+        exit_code: of the command that wrote it, where known; negative or 128+n for a signal.
+        environ: for the user's cache directory; the process's own where left out.
+
+    Raises:
+        LogError: the file is missing or not readable.
+    """
+    known = knowledge.load_failures(environ)
+    return failure.classify(Evidence(log=read(path), exit_code=exit_code), known)
+
+
+def read(path: str | None) -> logtext.Log:
+    """Read a log of any size in bounded memory.
+
+    Raises:
+        LogError: the file is missing or not readable.
+    """
+    if path is None or path == "-":
+        return logtext.read(_chunks(sys.stdin.buffer))
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return logtext.read(_chunks(file))
+    except OSError as error:
+        what = f"the log cannot be read: {os.strerror(error.errno or 0)}"
+        raise LogError(what, where=path, mend="name a text file, or - for standard input") from None
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield a stream's bytes; UTF-16, as Windows shells redirect it, becomes UTF-8."""
+    first = file.read(_CHUNK_BYTES) or b""
+    encoding = _UTF16.get(first[:2])
+    if encoding is None:
+        yield first
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+        return
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+    yield decoder.decode(first[2:]).encode()
+    while chunk := file.read(_CHUNK_BYTES):
+        yield decoder.decode(chunk).encode()
+
+
+def as_json(diagnosis: Diagnosis) -> str:
+    """Return the JSON that other programs read."""
+    shown = {"schema": failure.SCHEMA, **diagnosis._asdict()}
+    return json.dumps(shown, ensure_ascii=False, indent=2)
+
+
+_WORDS = {
+    "retry": "try again (it can pass)",
+    "mitigate": "try again with a setting changed",
+    "stop-user": "do not retry: code, data, arguments or packages need a change",
+    "stop-hardware": "do not retry: the machine needs attention",
+    "unknown": "not known",
+}
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    """Return the few lines that people read."""
+    rank = "" if diagnosis.root_rank is None else f" (rank {diagnosis.root_rank})"
+    lines = [f"{diagnosis.kind}{rank}: {_WORDS[diagnosis.verdict]}"]
+    if diagnosis.root_line:
+        lines.append(f"  {diagnosis.root_line}")
+    lines += [diagnosis.explanation, diagnosis.advice]
+    if diagnosis.mitigations:
+        lines.append(f"cures, in this order: {', '.join(diagnosis.mitigations)}")
+    lines += [f"see {reference}" for reference in diagnosis.references]
+    return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""Pure: what is known about a failed attempt, before anything is concluded from it."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from saferun.logtext import Log
+
+
+class RankFailure(NamedTuple):
+    """What is known of one rank's end from outside the log."""
+
+    rank: int | None = None
+    time_s: float | None = None  # seconds since the epoch
+    exit_code: int | None = None  # negative for a signal
+    message: str = ""  # of the error file: the exception's line
+    traceback: str = ""  # of the error file, complete
+
+
+class Evidence(NamedTuple):
+    """Everything that is known about a failed attempt."""
+
+    log: Log = Log()
+    exit_code: int | None = None  # of the whole command; negative or 128+n for a signal
+    failures: tuple[RankFailure, ...] = ()
+    age_s: float | None = None  # how long it ran
+    step: int | None = None  # the last one that it reached
+
+
+def rank_failure(rank: int | None, exit_code: int | None, content: str | None) -> RankFailure:
+    """Read what torch elastic's error file of a rank says.
+
+    Args:
+        rank: the global one.
+        exit_code: negative for a signal; None where not known.
+        content: the file's text; None or unreadable JSON where there is no more to know.
+    """
+    try:
+        said = json.loads(content or "null")["message"]
+    except (ValueError, TypeError, KeyError):
+        return RankFailure(rank=rank, exit_code=exit_code)
+    if not isinstance(said, dict):
+        return RankFailure(rank=rank, exit_code=exit_code, message=str(said))
+    extra = said.get("extraInfo")
+    if not isinstance(extra, dict):
+        extra = {}
+    return RankFailure(
+        rank=rank,
+        time_s=_number(extra.get("time_s", extra.get("timestamp"))),
+        exit_code=exit_code,
+        message=str(said.get("message", "")),
+        traceback=str(extra.get("py_callstack") or ""),
+    )
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:
+        return None

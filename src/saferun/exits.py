@@ -1,0 +1,154 @@
+"""Pure: what a log or a launcher says about exit codes and signals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from saferun.logtext import Line
+
+_SIGNALS = {
+    "sighup": 1, "sigint": 2, "sigquit": 3, "sigill": 4, "sigtrap": 5, "sigabrt": 6, "sigbus": 7,
+    "sigfpe": 8, "sigkill": 9, "sigusr1": 10, "sigsegv": 11, "sigusr2": 12, "sigpipe": 13,
+    "sigterm": 15, "sigxcpu": 24,
+}  # fmt: skip
+# signal -> kind, weight. Kills and crashes are causes unless an exception says more; an abort
+# follows an error that the log should hold; a SIGTERM mostly comes from a launcher that tidies up.
+_BY_SIGNAL = {
+    1: ("sighup-terminal-closed", 26),
+    2: ("interrupted", 24),
+    3: ("abort-unknown", 21),
+    4: ("illegal-instruction", 45),
+    5: ("illegal-instruction", 45),
+    6: ("abort-unknown", 22),
+    7: ("dataloader-shm-full", 45),
+    8: ("segfault-environment", 45),
+    9: ("host-oom-killed", 45),
+    10: ("sigterm-preempted", 18),
+    11: ("segfault", 45),
+    12: ("sigterm-preempted", 18),
+    15: ("sigterm-preempted", 13),
+    24: ("scheduler-time-limit", 45),
+}
+_BY_CODE = {
+    1: ("child-failed-no-root", 15),
+    2: ("user-args-error", 14),
+    127: ("user-missing-file", 40),
+}
+_ROOT = "root cause (first observed failure)"
+_EXITCODE = re.compile(r"exitcode\s{0,4}:\s{0,3}(-?\d{1,3})\b")
+_RANK = re.compile(r"\brank\s{0,6}:\s{0,3}(\d{1,5})\b")
+_NAMED = re.compile(r"\bsig(?:hup|int|quit|ill|trap|abrt|bus|fpe|kill|segv|usr1|usr2|term|xcpu)\b")
+_NUMBERED = re.compile(
+    r"(?:exit(?:ed)? with|died with|caught|terminated with|^|: )\s?signal (\d{1,2})\b"
+)
+_CODE = re.compile(
+    r"(?:return code = |exit(?:ed)?(?: with)?(?: (?:return )?(?:code|status))?[ =:]{1,3}"
+    r"|exit code \(|non-zero exit status |exit_code[ =:]{1,3}|exitcode[ =]{1,3})(-?\d{1,3})\b"
+)
+_AGENT_SIGNAL = re.compile(
+    r"received (\d{1,2}) death signal|got signal: (\d{1,2})\b"
+    r"|got termination signal: (?:signals\.)?(sig\w{3,5})"
+)
+_WORDS = (
+    ("segmentation fault", 11), ("segfault at", 11), ("bus error", 7), ("core dumped", 6),
+    ("floating point exception", 8), ("illegal instruction", 4), ("double free", 11),
+    ("free(): invalid", 11), ("corrupted size vs", 11), ("munmap_chunk()", 11),
+    ("malloc(): ", 11), ("corrupted double-linked", 11), ("free(): double", 11),
+    ("fatal python error: aborted", 6), ("terminate called", 6), ("malloc_consolidate()", 11),
+)  # fmt: skip
+_KILLED_ALONE = re.compile(
+    r"^(?:\S{1,80}: (?:line \d{1,6}: )?)?\s{0,4}(?:\d{1,9}\s{1,4})?killed\b"
+    r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
+)
+_NOISE = (
+    "sending process", "closing signal", "killing subprocess", "registered signal",
+    "signal handler", "stopping process", "signals_to_handle", "unable to shutdown process",
+)  # fmt: skip
+_HINTS = (
+    "exit",
+    "sig",
+    "kill",
+    "fault",
+    "error",
+    "core",
+    "free",
+    "malloc",
+    "terminate",
+    "munmap",
+    "corrupted",
+)
+
+
+class Ended(NamedTuple):
+    """One sign of how a process ended."""
+
+    kind: str
+    weight: int
+    at: int  # index of the line
+    rank: int | None
+    code: int  # negative for a signal
+
+
+class Exits(NamedTuple):
+    """How processes ended, and which rank the launcher names as the first one."""
+
+    ended: tuple[Ended, ...]
+    root_rank: int | None
+
+
+def kind_of(code: int) -> tuple[str, int] | None:
+    """Return kind and weight of an exit status (negative or 128+n for a signal)."""
+    number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
+    if number:
+        return _BY_SIGNAL.get(number)
+    return _BY_CODE.get(code, _BY_CODE[1]) if code else None
+
+
+def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
+    """Return what a log says of exit codes and signals.
+
+    Args:
+        lines: the log's.
+        skip: indices of lines that say nothing about it (tracebacks' frames).
+    """
+    skipped = frozenset(skip)
+    ended: list[Ended] = []
+    root: tuple[int, int | None] | None = None  # where its block begins, its rank
+    for at, line in enumerate(lines):
+        text = line.text.lower()
+        if _ROOT in text:
+            root, ended = (at, None), [e for e in ended if e.code not in (0, 1) and e.weight > 40]
+        elif root and root[1] is None and at < root[0] + 8 and (found := _RANK.search(text)):
+            root = (root[0], int(found[1]))
+        if at in skipped or not any(hint in text for hint in _HINTS):
+            continue
+        code = _code(text)
+        known = None if code is None else kind_of(code)
+        if code is not None and known:
+            kind, weight = known
+            if _AGENT_SIGNAL.search(text):
+                weight = 40
+            ended.append(Ended(kind, weight, at, root[1] if root else line.rank, code))
+    return Exits(tuple(ended), root[1] if root else None)
+
+
+def _code(text: str) -> int | None:
+    """Return the exit code that a line (lower case) states; negative for a signal."""
+    if any(word in text for word in _NOISE):
+        return None
+    if found := _EXITCODE.search(text):
+        return int(found[1])
+    if found := _AGENT_SIGNAL.search(text):
+        return -(_SIGNALS.get(found[3], 15) if found[3] else int(found[1] or found[2]))
+    if found := _NAMED.search(text):
+        return -_SIGNALS[found[0]]
+    if found := _NUMBERED.search(text):
+        return -int(found[1])
+    if found := _CODE.search(text):
+        return int(found[1])
+    for word, number in _WORDS:
+        if word in text and len(text) < 400:
+            return -number
+    return -9 if len(text) < 600 and _KILLED_ALONE.match(text) else None

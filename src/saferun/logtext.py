@@ -1,0 +1,270 @@
+"""Pure: the bytes of a log, however long, become a bounded list of clean lines.
+
+A log's head, its tail and every place that mentions a failure are kept; the rest is only counted.
+What is kept is freed of colours, carriage returns and the prefixes that launchers, schedulers and
+containers put in front; a rank that such a prefix names stays with the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+HEAD_BYTES = 128 * 1024
+TAIL_BYTES = 512 * 1024
+BEFORE_BYTES = 6000  # context kept before a mention: a traceback
+AFTER_BYTES = 3000  # and after it: a message of several lines
+FIRST_BYTES = 256 * 1024  # of the mentions between head and tail: the first ones
+LAST_BYTES = 512 * 1024  # and the last ones
+BAR_PARTS = 12  # of a progress bar that rewrites its line: the first ones and the last ones
+LINE_CHARS = 4000  # a longer line is cut into pieces of this length
+
+# A place that holds none of these words cannot decide anything (only between head and tail).
+_MENTIONS = (b"rror", b"xception", b"NCCL WARN", b"FAIL", b"signal ", b"atal", b"Xid", b"illed")
+
+_ANSI = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,500}(?:\x07|\x1b\\)|[()][A-Z0-9])"
+)
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
+
+# One prefix at a time, tried again on what is left. Bounded counts: nothing here can backtrack far.
+_STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_PREFIX = re.compile(
+    r"""
+      \[[A-Za-z_]{1,20}(?P<tee>\d{1,5})\]:[ ]?            # torchrun --tee, [rank3]:
+    | \[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:[ ]?   # mpirun --tag-output
+    | [ ]{0,4}(?P<srun>\d{1,5}):[ ](?=[ ]{0,8}\D)         # srun --label
+    | \(\w{1,60}[ ](?:\w{1,20}[ ])?pid=\d{1,9}(?:,[ ]ip=[\d.]{1,20})?\)[ ]?  # ray
+    | \[?"""
+    + _STAMP
+    + r"""\]?[ ]{0,3}(?:std(?:err|out)[ ][FP][ ])?        # ISO time: docker, kubectl, loggers
+    | (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[ ]{1,2}\d{1,2}[ ]\d\d:\d\d:\d\d
+      [ ][\w.-]{1,64}[ ][\w.@/-]{1,64}(?:\[\d{1,9}\])?:[ ]   # syslog, journald
+    | [\w.-]{1,60}-\d{1,4}[ ]{1,20}\|[ ]                  # docker compose
+    | E\d{4}[ ]\d\d:\d\d:\d\d\.\d{1,9}[ ]\d{1,9}[ ][\w./-]{1,160}:\d{1,6}\]
+      (?:[ ]\[\d{1,4}/\d{1,4}\])?(?:[ ]|$)             # torch's own loggers, errors only
+    | >[ ](?:ERROR|INFO|WARNING)[ ]{1,4}
+    | (?:ERROR|CRITICAL)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d{1,6}\](?:[ ]|$)   # vLLM
+    """,
+    re.VERBOSE,
+)
+_MAX_PREFIXES = 4
+_RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank (\d{1,5})\]")
+_NCCL_DEVICE = re.compile(r"^[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
+_BOX = re.compile(r"^\s{0,4}[│|]\s?|\s*[│]\s*$")
+_DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
+
+
+class Line(NamedTuple):
+    """One line of a log."""
+
+    number: int  # counted from 1; between head and tail of a long log only nearly right
+    rank: int | None  # as a prefix said it
+    text: str  # without prefixes; what rules look at
+    raw: str  # as printed, without colours; what people are shown
+
+
+class Log(NamedTuple):
+    """What is kept of a log."""
+
+    lines: tuple[Line, ...] = ()
+    size_bytes: int = 0
+    line_count: int = 0
+    whole: bool = True  # False: parts between head and tail were only counted
+
+
+class _Piece(NamedTuple):
+    offset: int
+    number: int  # of its first line, from 1
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
+    def without(self, count: int) -> _Piece:
+        """Return the rest behind the first `count` bytes."""
+        if count <= 0:
+            return self
+        number = self.number + self.data.count(b"\n", 0, count)
+        return _Piece(self.offset + count, number, self.data[count:])
+
+
+def read(chunks: Iterable[bytes]) -> Log:
+    """Digest a log of any size in bounded memory.
+
+    Args:
+        chunks: the log's bytes in order; a few MiB each is the best size.
+    """
+    skim = _Skim()
+    for chunk in chunks:
+        skim.feed(chunk)
+    return skim.log()
+
+
+def of_text(text: str) -> Log:
+    """Digest a text that is already in memory."""
+    return read([text.encode("utf-8", "surrogateescape")])
+
+
+class _Skim:
+    """Keeps head, tail and mentions of a stream."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._tail: deque[_Piece] = deque()
+        self._tail_bytes = 0
+        self._first: list[_Piece] = []
+        self._first_bytes = 0
+        self._last: deque[_Piece] = deque()
+        self._last_bytes = 0
+        self._offset = 0
+        self._newlines = 0
+        self._carry = b""  # the end of what was searched, as context for what comes
+
+    def feed(self, chunk: bytes) -> None:
+        if not chunk:
+            return
+        if len(self._head) < HEAD_BYTES:
+            self._head += chunk[: HEAD_BYTES - len(self._head)]
+        self._search(chunk)
+        self._keep_tail(_Piece(self._offset, self._newlines + 1, chunk))
+        self._offset += len(chunk)
+        self._newlines += chunk.count(b"\n")
+
+    def _search(self, chunk: bytes) -> None:
+        block = self._carry + chunk
+        begin = self._offset - len(self._carry)
+        number = self._newlines - self._carry.count(b"\n")
+        done = 0
+        for start, end in _windows(block, min(len(self._carry), AFTER_BYTES)):
+            number += block.count(b"\n", done, start)
+            done = start
+            self._keep_mention(_Piece(begin + start, number + 1, block[start:end]))
+        self._carry = block[-(BEFORE_BYTES + AFTER_BYTES) :]
+
+    def _keep_mention(self, piece: _Piece) -> None:
+        if piece.end <= HEAD_BYTES:
+            return
+        room = FIRST_BYTES - self._first_bytes
+        if room > 0:
+            self._first.append(piece._replace(data=piece.data[:room]))
+            self._first_bytes += len(self._first[-1].data)
+            piece = piece.without(room)
+        piece = piece.without(len(piece.data) - LAST_BYTES)
+        if not piece.data:
+            return
+        self._last.append(piece)
+        self._last_bytes += len(piece.data)
+        while self._last_bytes > LAST_BYTES and len(self._last) > 1:
+            self._last_bytes -= len(self._last.popleft().data)
+
+    def _keep_tail(self, piece: _Piece) -> None:
+        self._tail.append(piece)
+        self._tail_bytes += len(piece.data)
+        while self._tail_bytes - len(self._tail[0].data) >= TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft().data)
+
+    def log(self) -> Log:
+        if not self._offset:
+            return Log()
+        pieces = _joined([_Piece(0, 1, bytes(self._head)), *self._first, *self._last, self._end()])
+        lines = tuple(line for piece in pieces for line in _lines(piece))
+        return Log(lines, self._offset, self._newlines + 1, len(pieces) == 1)
+
+    def _end(self) -> _Piece:
+        data = b"".join(piece.data for piece in self._tail)
+        first = self._tail[0]
+        return _Piece(first.offset, first.number, data).without(len(data) - TAIL_BYTES)
+
+
+def _windows(block: bytes, searched_from: int) -> list[tuple[int, int]]:
+    """Return the merged stretches of a block around its mentions, in order."""
+    found: list[tuple[int, int]] = []
+    for word in _MENTIONS:
+        at = block.find(word, searched_from)
+        while at >= 0:
+            found.append((_line_start(block, at), min(len(block), at + AFTER_BYTES)))
+            at = block.find(word, at + AFTER_BYTES)
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(found):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _line_start(block: bytes, at: int) -> int:
+    """Return where the context before a mention begins: at a line's start if there is one."""
+    floor = max(0, at - BEFORE_BYTES)
+    newline = block.find(b"\n", floor, at)
+    return newline + 1 if floor and newline >= 0 else floor
+
+
+def _joined(pieces: Iterable[_Piece]) -> list[_Piece]:
+    """Return pieces in order, none overlapping, neighbours made one."""
+    done: list[_Piece] = []
+    for piece in sorted(pieces, key=lambda p: (p.offset, -len(p.data))):
+        if done and piece.offset <= done[-1].end:
+            fresh = piece.data[done[-1].end - piece.offset :]
+            if fresh:
+                done[-1] = done[-1]._replace(data=done[-1].data + fresh)
+        elif piece.data:
+            done.append(piece)
+    return done
+
+
+def _lines(piece: _Piece) -> Iterator[Line]:
+    data = piece.data.replace(b"\r\n", b"\n")
+    if b"\x1b" in data:
+        data = _ANSI.sub(b"", data)
+    number = piece.number
+    for row in data.split(b"\n"):
+        for part in _parts(row):
+            yield from _clean(number, part)
+        number += 1
+
+
+def _parts(row: bytes) -> list[bytes]:
+    """Return what a line that rewrites itself showed: the first and the last states of a bar."""
+    if b"\r" not in row:
+        return [row]
+    parts = [part for part in row.split(b"\r") if part] or [b""]
+    return parts if len(parts) <= 2 * BAR_PARTS else parts[:BAR_PARTS] + parts[-BAR_PARTS:]
+
+
+def _clean(number: int, part: bytes) -> Iterator[Line]:
+    for begin in range(0, max(1, len(part)), LINE_CHARS):
+        raw = _CONTROL.sub(b" ", part[begin : begin + LINE_CHARS]).decode("utf-8", "replace")
+        raw = raw.rstrip()
+        if raw or not begin:
+            rank, text = strip_prefixes(raw)
+            yield Line(number, rank, text, raw)
+
+
+def strip_prefixes(raw: str) -> tuple[int | None, str]:
+    """Take launchers', schedulers' and containers' prefixes off a line.
+
+    Returns:
+        the rank that a prefix named (None where none did), and the rest of the line.
+    """
+    rank: int | None = None
+    text = raw
+    if text.startswith('{"log":') and (boxed := _DOCKER_JSON.match(text)):
+        text = boxed[1].replace('\\"', '"').replace("\\u003c", "<").replace("\\u003e", ">")
+    for _ in range(_MAX_PREFIXES):
+        found = _PREFIX.match(text)
+        if not found:
+            break
+        named = found["tee"] or found["mpi"] or found["srun"]
+        rank = int(named) if named and rank is None else rank
+        text = text[found.end() :]
+    if "│" in text:
+        text = _BOX.sub("  ", text)
+    if rank is None:
+        inside = _RANK_INSIDE.search(text) or _NCCL_DEVICE.match(text)
+        rank = int(inside[1]) if inside else None
+    return rank, text

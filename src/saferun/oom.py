@@ -1,0 +1,102 @@
+"""Pure: an out-of-memory message by its numbers, in the wordings of torch from 0.4 to 2.13.
+
+Fragmentation, a full card, somebody else's memory and a refusal despite free memory all say
+"CUDA out of memory"; what they report of the card tells them apart.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_UNITS = {"bytes": 2**-20, "kib": 2**-10, "mib": 1.0, "gib": 1024.0, "tib": 1024.0**2}
+_SIZE = r"(?P<n>\d{1,12}(?:\.\d{1,6})?)\s?(?P<u>bytes|[KMGT]iB)"
+_FIELDS = {
+    "requested": rf"(?:Tried to allocate|tried to allocate) {_SIZE}",
+    "total": rf"(?:total capaci?ty of {_SIZE})",
+    "total_old": rf"{_SIZE} total capacity",
+    "free": rf"of which {_SIZE} is free",
+    "free_old": rf"{_SIZE} free\b",
+    "process": rf"this process has {_SIZE}",
+    "allocated": rf"Of the allocated memory {_SIZE}",
+    "allocated_old": rf"{_SIZE} already allocated",
+    "idle": rf"{_SIZE} is reserved by PyTorch but unallocated",
+    "cached": rf"{_SIZE} cached",  # torch < 1.4: cached and idle
+    "reserved": rf"{_SIZE} reserved in total",
+}
+_PATTERNS = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
+# An allocator is called fragmented where what it holds idle would serve the request and is a
+# tenth of the card at least: below that, growing the segments has not been seen to help.
+_IDLE_SHARE = 0.10
+_OTHERS_SHARE = 0.15
+_LITTLE_SHARE = 0.50  # of the card: what a process may hold and still not be the one that fills it
+_FREE_FACTOR = 1.25
+
+
+class Memory(NamedTuple):
+    """What an out-of-memory message says; MiB, None where it does not say."""
+
+    requested: float | None
+    total: float | None
+    free: float | None
+    held: float | None  # by this process: allocated and idle
+    idle: float | None  # of that, reserved but not allocated
+
+
+def read(text: str) -> Memory:
+    """Read a message; lines that a terminal broke may be joined before."""
+    said = {name: _size(pattern.search(text)) for name, pattern in _PATTERNS.items()}
+    allocated = _first(said["allocated"], said["allocated_old"])
+    idle = _first(said["idle"], said["cached"])
+    if idle is None and said["reserved"] is not None and allocated is not None:
+        idle = said["reserved"] - allocated
+    held = _first(said["reserved"], said["process"])
+    if allocated is not None:
+        held = max(held or 0.0, allocated + (idle or 0.0))
+    total = _first(said["total"], said["total_old"])
+    return Memory(said["requested"], total, _first(said["free"], said["free_old"]), held, idle)
+
+
+def _size(found: re.Match[str] | None) -> float | None:
+    return float(found["n"]) * _UNITS[found["u"].lower()] if found else None
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def kind(memory: Memory) -> str:
+    """Return which kind of out-of-memory the numbers mean; `cuda-oom` where they do not say."""
+    requested, total, free, held, idle = memory
+    if requested is None or total is None or requested > total:
+        return "cuda-oom"
+    oversubscribed = held is not None and held > total  # the driver lends host memory
+    if free is not None and free >= requested * _FREE_FACTOR and not oversubscribed:
+        return "cuda-oom-despite-free"
+    if idle is not None and idle >= max(requested, _IDLE_SHARE * total) and not oversubscribed:
+        return "cuda-oom-fragmentation"
+    if free is not None and held is not None:
+        others = total - free - held
+        if others >= _OTHERS_SHARE * total and held + requested <= _LITTLE_SHARE * total:
+            return "cuda-oom-other-process"
+    return "cuda-oom"
+
+
+def sentence(memory: Memory) -> str:
+    """Return the numbers in one sentence, "" where the message has none."""
+    parts = [
+        f"{_shown(value)} {what}"
+        for value, what in (
+            (memory.requested, "asked for"),
+            (memory.free, "free"),
+            (memory.held, "held by this process"),
+            (memory.idle, "of that idle in the allocator"),
+            (memory.total, "on the card"),
+        )
+        if value is not None
+    ]
+    return f"{', '.join(parts)}." if parts else ""
+
+
+def _shown(mib: float) -> str:
+    return f"{mib / 1024:.2f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"

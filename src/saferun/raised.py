@@ -1,0 +1,233 @@
+"""Pure: find the Python exceptions in a log, with their frames, messages and chains.
+
+Works per rank where prefixes tell ranks apart, and on fragments: an exception's line is recognised
+without the word Traceback before it, and frames without an exception after them are let go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from saferun.logtext import Line
+
+MESSAGE_LINES = 24  # of one exception
+FRAME_LINES = 80
+MOST = 300  # exceptions: the first and the last ones of a log
+_TRACEBACK = "Traceback (most recent call last)"
+_DIRECT = "direct cause of the following exception"
+_DURING = "During handling of the above exception"
+_NAME = r"(?:[A-Za-z_]\w{0,80}\.){0,8}"
+# The line of an exception: a dotted name that ends as exceptions' names do, then `:` or nothing.
+_RAISED = re.compile(
+    rf"(?P<type>{_NAME}(?:_?[A-Z]\w{{2,80}}(?:Failed|Hit|Unsupported|Missing|Resources|ProcessPool)"
+    r"|(?:_?[A-Z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Abort|Pruned|Exhausted|Conflict|Invalid"
+    r"|NotFound|Expired|Cancelled|Denied|Mismatch\w{0,30})))(?P<args>\((?:['\"].{0,3900})?\)?)?"
+    r"(?P<colon>:(?=\s|$))?(?P<message>.*)"
+)
+_ANY_NAME = re.compile(rf"(?P<type>{_NAME}[A-Za-z_]\w{{0,80}})(?P<colon>:(?=\s|$))?(?P<message>.*)")
+_REPR = re.compile(
+    r"\b(?P<type>[A-Z]\w{0,80}(?:Error|Exception))\((?P<quote>['\"])(?P<message>.{1,3900})"
+)
+_THROWN = re.compile(rf"raise (?P<type>{_NAME}[A-Z]\w{{0,80}})\(")
+# What ends a message: the log goes on with something else.
+_OTHER = re.compile(
+    r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{4} |\[[EWIF] |={8}|-{8}"
+    r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
+    r"|During handling|The above exception|\S{1,200}:\d{1,6}: "
+)
+_BACKGROUND = (
+    "Exception ignored in",
+    "Exception in thread",
+    "Error in atexit",
+    "Error in sys.excep",
+)
+_WARNED = re.compile(r"Warning\b")
+_QUOTED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
+
+
+class Raised(NamedTuple):
+    """One exception as printed."""
+
+    at: int  # index of its line among the log's
+    rank: int | None
+    type: str  # "torch.OutOfMemoryError"; as printed
+    rows: tuple[int, ...]  # indices of the lines of its message, the first is `at`
+    text: str  # those lines
+    frames: str  # the traceback's lines before it
+    chain: int  # exceptions of one chain share it
+    link: str  # how it hangs on the one before: "", "cause", "context"
+    background: bool  # of a thread or of the interpreter's end: the process went on
+    headed: bool  # a whole traceback stood before it
+
+    @property
+    def name(self) -> str:
+        """The type without its module."""
+        return self.type.rsplit(".", 1)[-1]
+
+
+class Found(NamedTuple):
+    """The exceptions of a log, and which lines are only their tracebacks' frames."""
+
+    raised: tuple[Raised, ...]
+    framed: frozenset[int]  # indices of lines
+
+
+class _Stream:
+    """Reads the lines of one rank, in order."""
+
+    def __init__(self, reader: _Reader, rank: int | None) -> None:
+        self._reader = reader
+        self._rank = rank
+        self._inside = False
+        self._indent = 0
+        self._frames: list[str] = []
+        self._chain = 0
+        self._link = ""
+        self._rows: list[int] = []  # of the message that is being read
+        self._open: tuple[str, str, bool] | None = None  # its type, frames, headed
+        self._background = False
+        self._framed_at = 0
+
+    def take(self, at: int, text: str) -> None:
+        if _TRACEBACK in text:
+            self._begin(text)
+        elif _DIRECT in text or _DURING in text:
+            self.close()
+            self._link = "cause" if _DIRECT in text else "context"
+        elif text.startswith(_BACKGROUND):
+            self.close()
+            self._background = True
+        elif self._inside:
+            self._take_inside(at, text)
+        else:
+            self._take_outside(at, text)
+
+    def _begin(self, text: str) -> None:
+        self.close()
+        self._inside = True
+        self._indent = len(text) - len(text.lstrip())
+        self._frames = []
+
+    def _take_inside(self, at: int, text: str) -> None:
+        indent = len(text) - len(text.lstrip())
+        if not text.strip() or indent > self._indent or text[0] in "│╭╰^" or 'File "' in text[:12]:
+            self._framed(at, text)
+            return
+        self._inside = False
+        found = _RAISED.match(text.lstrip()) or _ANY_NAME.match(text.lstrip())
+        if found and (found["colon"] or not found["message"].strip() or _looks_raised(found)):
+            self._opened(at, found["type"], headed=True)
+
+    def _take_outside(self, at: int, text: str) -> None:
+        found = _RAISED.match(text.lstrip()) if "r" in text else None
+        inside_message = self._rows and text.startswith(" ")
+        if found and not inside_message and _looks_raised(found):
+            self.close()
+            self._opened(at, found["type"], headed=False)
+            return
+        if 'File "' in text[:16] or (self._frames and text.startswith("    ")):
+            self.close()
+            self._framed(at, text)
+        elif self._rows:
+            self._go_on(at, text)
+        elif (boxed := _REPR.search(text)) and not _QUOTED.search(text):
+            self._opened(at, boxed["type"], headed=False)
+
+    def _framed(self, at: int, text: str) -> None:
+        """Keep a line of the traceback's: its first half and its last half at most."""
+        if len(self._frames) >= FRAME_LINES:
+            del self._frames[FRAME_LINES // 2]
+        self._frames.append(text)
+        self._framed_at = at
+        self._reader.framed.add(at)
+
+    def end(self) -> None:
+        """Hand over what the log's end cut short: a `raise` without the exception it printed, or a
+        traceback of which no more is known (its type is "")."""
+        self.close()
+        for text in reversed(self._frames[-2:]):
+            found = _THROWN.search(text)
+            if found:
+                self._reader.framed.discard(self._framed_at)
+                self._opened(self._framed_at, found["type"], headed=False)
+                self.close()
+                return
+        if self._inside and self._frames:
+            self._opened(self._framed_at, "", headed=True)
+            self.close()
+
+    def _go_on(self, at: int, text: str) -> None:
+        if _OTHER.match(text) or len(self._rows) >= MESSAGE_LINES:
+            self.close()
+        elif text.strip():
+            self._rows.append(at)
+
+    def _opened(self, at: int, kind: str, *, headed: bool) -> None:
+        self._rows = [at]
+        self._open = (kind, "\n".join(self._frames), headed)
+        self._frames = []
+
+    def close(self) -> None:
+        """Hand over the exception whose message has ended."""
+        if self._open is None:
+            return
+        kind, frames, headed = self._open
+        if not self._link:
+            self._chain = self._reader.next_chain()
+        self._reader.found(
+            self._rank, kind, tuple(self._rows), frames, self._chain, self._link,
+            self._background, headed,
+        )  # fmt: skip
+        self._open, self._rows, self._link, self._background = None, [], "", False
+
+
+def _looks_raised(found: re.Match[str]) -> bool:
+    """Return whether a match is an exception's line and not prose that begins with such a word."""
+    groups = found.groupdict()
+    if _WARNED.search(found["type"]):
+        return False
+    if groups.get("colon") or groups.get("args"):
+        return True
+    return not found["message"].strip() and not found["type"].islower()
+
+
+class _Reader:
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines = lines
+        self._streams: dict[int | None, _Stream] = {}
+        self._chains = 0
+        self.done: list[Raised] = []
+        self.framed: set[int] = set()
+
+    def next_chain(self) -> int:
+        self._chains += 1
+        return self._chains
+
+    def found(
+        self, rank: int | None, kind: str, rows: tuple[int, ...], frames: str,
+        chain: int, link: str, background: bool, headed: bool,
+    ) -> None:  # fmt: skip
+        text = "\n".join(self._lines[row].text.strip() for row in rows)
+        self.done.append(
+            Raised(rows[0], rank, kind, rows, text, frames, chain, link, background, headed)
+        )
+
+    def run(self) -> Found:
+        for at, line in enumerate(self._lines):
+            stream = self._streams.get(line.rank)
+            if stream is None:
+                stream = self._streams[line.rank] = _Stream(self, line.rank)
+            stream.take(at, line.text)
+        for stream in self._streams.values():
+            stream.end()
+        done = sorted(self.done, key=lambda raised: raised.at)
+        if len(done) > 2 * MOST:
+            done = done[:MOST] + done[-MOST:]
+        return Found(tuple(done), frozenset(self.framed))
+
+
+def find(lines: Sequence[Line]) -> Found:
+    """Return the exceptions in a log's lines, in the order of their lines."""
+    return _Reader(lines).run()

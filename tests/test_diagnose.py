@@ -1,0 +1,112 @@
+"""The edge of the diagnosis: where a log is read from, and how the answer is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from saferun import diagnose
+from saferun.errors import SaferunError
+
+LOG = (
+    "[rank2]: Traceback (most recent call last):\n"
+    '[rank2]:   File "train.py", line 3, in <module>\n'
+    "[rank2]: FileNotFoundError: [Errno 2] No such file or directory: 'data/träin.bin'\n"
+)
+KEYS = [
+    "schema", "kind", "group", "verdict", "mitigations", "root_line", "root_rank",
+    "explanation", "advice", "references",
+]  # fmt: skip
+
+
+@pytest.fixture
+def log(tmp_path, home):
+    path = tmp_path / "train.log"
+    path.write_text(LOG, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_is_diagnosed(log):
+    found = diagnose.run(log, 1)
+    assert (found.kind, found.verdict, found.root_rank) == ("user-missing-file", "stop-user", 2)
+
+
+@pytest.mark.parametrize("path", ["-", None], ids=["dash", "nothing"])
+def test_standard_input_is_diagnosed(path, home, monkeypatch):
+    stdin = types.SimpleNamespace(buffer=io.BytesIO(LOG.encode()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert diagnose.run(path, None).kind == "user-missing-file"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_log_that_a_windows_shell_redirected_is_read(encoding, tmp_path, home):
+    path = tmp_path / "out.txt"
+    path.write_bytes(("\ufeff" + LOG.replace("\n", "\r\n")).encode(encoding))
+    found = diagnose.run(str(path), None)
+    assert (found.kind, "träin.bin" in found.root_line) == ("user-missing-file", True)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda p: None, lambda p: p.mkdir()], ids=["missing", "directory"]
+)
+def test_a_log_that_cannot_be_read_is_said_with_the_mend(make, tmp_path, home):
+    path = tmp_path / "train.log"
+    make(path)
+    with pytest.raises(SaferunError) as caught:
+        diagnose.run(str(path), None)
+    assert (caught.value.where, caught.value.code) == (str(path), 69)
+    assert "standard input" in caught.value.mend
+
+
+def test_the_json_has_the_keys_that_others_script_against(log):
+    shown = json.loads(diagnose.as_json(diagnose.run(log, 1)))
+    assert list(shown) == KEYS
+    assert (shown["schema"], shown["mitigations"]) == (1, [])
+    assert shown["root_line"].startswith("[rank2]: FileNotFoundError")
+
+
+def test_people_are_told_what_where_and_what_to_do(log):
+    text = diagnose.as_text(diagnose.run(log, 1))
+    first, root, *rest = text.splitlines()
+    assert first.startswith("user-missing-file (rank 2): do not retry")
+    assert "träin.bin" in root
+    assert "Check the path" in " ".join(rest)
+
+
+def test_people_are_told_the_cures(tmp_path, home):
+    path = tmp_path / "a.log"
+    path.write_text("RuntimeError: Address already in use\n")
+    assert "cures, in this order: free-port" in diagnose.as_text(diagnose.run(str(path), 1))
+
+
+def test_an_unusable_home_changes_nothing(log, monkeypatch):
+    environ = {"XDG_CACHE_HOME": "/proc/nowhere"}
+    assert diagnose.run(log, 1, environ).kind == "user-missing-file"
+
+
+def test_a_long_log_is_read_in_bounded_memory(tmp_path, home):
+    path = tmp_path / "long.log"
+    row = b"[rank%d]: step %d val_error 2.3 RuntimeError failed signal 3 \r"
+    block = b"".join(row % (n % 8, n) + b"\n" * (n % 3 == 0) for n in range(20_000))
+    with open(path, "wb") as file:
+        for _ in range(50):
+            file.write(block)
+        file.write(b"KeyError: 'x'\n")
+    code = (  # not ru_maxrss: that of the process which started us would count
+        "import re, sys; from saferun import diagnose; "
+        "line = diagnose.run(sys.argv[1], None).root_line; "
+        "print(line, re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, env=os.environ
+    )
+    line, kib = done.stdout.rsplit(maxsplit=1)
+    assert line == "KeyError: 'x'"
+    assert path.stat().st_size > 50 * 2**20
+    assert int(kib) < 96 * 1024
