@@ -1,0 +1,512 @@
+"""Stand between saferun and one attempt's job, and leave nothing of the job behind.
+
+    saferun -> keeper -> torchrun -> ranks -> DataLoader workers, compile workers, …
+
+The keeper is a session of its own and a *subreaper*: whatever the job leaves without a parent
+becomes the keeper's child, also what has changed its session or its group. When the job ends, or
+when the pipe from saferun closes because saferun died, the keeper freezes all descendants (a
+frozen process makes no new ones), kills them, and reports. Should the keeper itself be killed,
+saferun is the next subreaper and does the same with the same code.
+
+It also carries the job's output (streams.py), because it must go on while saferun is stopped by
+Ctrl-Z: torchrun's ranks go on then, too.
+
+    under_saferun(IN, OUT)                     a task comes in on IN, reports go out on OUT
+    python -I -S keeper.py COMMAND [ARGS]...   alone, for shell scripts: it ends the job when its
+                                               own parent dies, and passes descriptors through
+
+Standard library only, Python >= 3.9, runs by its path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import select
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from saferun.streams import Streams
+
+UNKILLABLE_S = 30.0
+HURRIED_DRAIN_S = 2.0  # for output that waits for a slow reader once somebody wants an end
+_FREEZE_S = 5.0
+_SET_PDEATHSIG, _SET_NAME, _SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
+_DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+_PARENT_DIED = signal.SIGALRM  # what a keeper that works alone asks the kernel for
+_DEAF_TO = (
+    *_DEATH_SIGNALS,
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ),
+    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH),
+)
+
+
+def prctl(option: int, value: object) -> None:
+    """Call prctl(2); quietly does nothing where the kernel refuses."""
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def become_subreaper() -> None:
+    """Let orphans among our descendants become our children."""
+    prctl(_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+
+
+# --- messages: a length and a marshalled list --------------------------------------------------
+
+
+def send(fd: int, message: Any) -> None:
+    """Write one message; a reader that went away is no error."""
+    data = marshal.dumps(message)
+    view = memoryview(len(data).to_bytes(8, "little") + data)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except BrokenPipeError:
+        return
+
+
+class Inbox:
+    """Reads messages as they come."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.closed = False
+        self._data = b""
+
+    def read(self) -> list[Any]:
+        """Read once (blocks if nothing has come) and return the messages that are complete."""
+        data = os.read(self.fd, 1 << 20)
+        self.closed = not data
+        self._data += data
+        messages = []
+        while len(self._data) >= 8:
+            end = 8 + int.from_bytes(self._data[:8], "little")
+            if len(self._data) < end:
+                break
+            messages.append(marshal.loads(self._data[8:end]))  # noqa: S302 - our own process
+            self._data = self._data[end:]
+        return messages
+
+
+# --- the family: every descendant of this process ----------------------------------------------
+
+
+def read_stat(pid: int | str) -> tuple[int, str, int] | None:
+    """Return (parent, state, start time) of a process; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(words[1]), words[0].decode(), int(words[19])
+
+
+def _is_dead(pid: int, state: str) -> bool:
+    # A leader that left while other threads of its run on is a zombie, too, and holds everything.
+    if state not in "ZX":
+        return False
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) <= 1
+    except OSError:
+        return True
+
+
+def opens(pid: int, prefix: str) -> bool:
+    """Return whether a process has a file open whose path begins with `prefix`."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for name in names:
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{name}").startswith(prefix):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            line = file.read().partition(b"SigCgt:")[2].split(b"\n", 1)[0]
+    except OSError:
+        return False
+    return bool(int(line or b"0", 16) >> (signum - 1) & 1)
+
+
+def send_signal(pid: int, start: int, signum: int) -> None:
+    """Signal exactly the process that started at `start`; no other that has got its number."""
+    handle = _open_pidfd(pid)
+    try:
+        stat = read_stat(pid)
+        if stat and stat[2] == start:
+            if handle is None:
+                os.kill(pid, signum)
+            else:
+                signal.pidfd_send_signal(handle, signum)
+    except OSError:  # gone, or another user's: it will be reported as not killed
+        return
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    # None before Linux 5.3, in a Python that was built for such, in a sandbox that forbids it, and
+    # for a process that is gone.
+    try:
+        return os.pidfd_open(pid) if hasattr(signal, "pidfd_send_signal") else None
+    except (OSError, AttributeError):
+        return None
+
+
+class Family:
+    """The descendants of this process, less those of the children in `spared()`."""
+
+    def __init__(self, spared: Callable[[], Iterable[int]] = tuple) -> None:
+        self._root = os.getpid()
+        self._spared = spared
+        self.first = 0  # the child whose status is kept
+        self.status: int | None = None
+
+    def living(self) -> dict[int, int]:
+        """Return {pid: start time} of every living descendant; dead children are reaped."""
+        table = {int(pid): read_stat(pid) for pid in os.listdir("/proc") if pid.isdigit()}
+        children: dict[int, list[int]] = {}
+        for pid, stat in table.items():
+            if stat:
+                children.setdefault(stat[0], []).append(pid)
+        found = {}
+        todo = [pid for pid in children.get(self._root, ()) if pid not in set(self._spared())]
+        while todo:
+            pid = todo.pop()
+            todo += children.get(pid, ())
+            parent, state, start = table[pid]  # type: ignore[misc]
+            if not _is_dead(pid, state):
+                found[pid] = start
+            elif parent == self._root:
+                self.reap(pid)
+        return found
+
+    def reap(self, which: int = -1) -> bool:
+        """Take the status of dead children; return whether there are any children left."""
+        try:
+            while True:
+                pid, status = os.waitpid(which, os.WNOHANG)
+                if not pid:
+                    return True
+                if pid == self.first:
+                    self.status = status
+        except ChildProcessError:
+            return False
+
+
+def end_processes(
+    find: Callable[[], dict[int, int]], limit_s: float = UNKILLABLE_S
+) -> tuple[int, list[int]]:
+    """Kill what `find()` returns until it returns nothing: all are frozen first, then killed.
+
+    Args:
+        find: returns {pid: start time}.
+        limit_s: how long to wait for those that do not die.
+
+    Returns:
+        How many were killed, and the pids that live on.
+    """
+    limit = time.monotonic() + limit_s
+    seen: dict[int, int] = {}
+    pause = 0.0005
+    while True:
+        living = _freeze(find)
+        for pid, start in living.items():
+            send_signal(pid, start, signal.SIGKILL)
+        seen.update(living)
+        time.sleep(pause if living else 0)
+        pause = min(pause * 2, 0.05)
+        living = find() if living else {}
+        if not living or time.monotonic() > limit:
+            return len(seen) - len(living), sorted(living)
+
+
+def _freeze(find: Callable[[], dict[int, int]]) -> dict[int, int]:
+    # A stopped process forks no more: when a look finds nobody new, all are stopped.
+    frozen: dict[int, int] = {}
+    limit = time.monotonic() + _FREEZE_S
+    while True:
+        found = find()
+        fresh = [(pid, start) for pid, start in found.items() if frozen.get(pid) != start]
+        if not fresh or time.monotonic() > limit:
+            return found
+        for pid, start in fresh:
+            send_signal(pid, start, signal.SIGSTOP)
+        frozen.update(fresh)
+
+
+# --- the job -----------------------------------------------------------------------------------
+
+
+def start_job(task: dict[str, Any], files: list[int]) -> int:
+    """Fork and execute the task's command with `files` as its descriptors 1 and 2.
+
+    Returns:
+        Its pid.
+
+    Raises:
+        OSError: it could not be executed.
+    """
+    reading, writing = os.pipe()
+    keeper = os.getpid()
+    pid = os.fork()
+    if not pid:
+        try:
+            _become_job(task, files, keeper)
+        except OSError as error:
+            os.write(writing, b"%d" % (error.errno or 0))
+        finally:
+            os._exit(127)
+    os.close(writing)
+    failure = os.read(reading, 32)
+    os.close(reading)
+    if failure:
+        os.waitpid(pid, 0)
+        raise OSError(int(failure), os.strerror(int(failure)), task["argv"][0])
+    return pid
+
+
+def _become_job(task: dict[str, Any], files: list[int], keeper: int) -> None:
+    if task["own"] == "group":
+        os.setpgid(0, 0)
+    elif task["own"] == "session":
+        os.setsid()
+    for number, file in enumerate(files, 1):
+        os.dup2(file, number, inheritable=True)
+    for number in (*_DEAF_TO, signal.SIGCHLD):
+        ignored = number in task["ignored"]
+        signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != keeper:
+        os._exit(127)  # the keeper died in between, and nobody would have told us
+    signal.pthread_sigmask(signal.SIG_SETMASK, task["blocked"])
+    os.execvpe(task["argv"][0], task["argv"], task["env"])  # noqa: S606
+
+
+class Keeper:
+    """Runs one job and ends what is left of it."""
+
+    def __init__(self, streams: Streams | None = None, reports: int | None = None) -> None:
+        self._reports = reports
+        self._streams = streams
+        self._family = Family()
+        self._poller = select.poll()
+        self._handlers: dict[int, Callable[[], object]] = {}
+        self._own_group = True
+        self.hurry = False  # saferun died, or wants the job to be killed
+
+    def watch(self, fd: int, handler: Callable[[], object]) -> None:
+        """Call `handler()` whenever there is something to read on `fd`."""
+        self._poller.register(fd, select.POLLIN)
+        self._handlers[fd] = handler
+
+    def unwatch(self, fd: int) -> None:
+        """Look at `fd` no more."""
+        if self._handlers.pop(fd, None):
+            self._poller.unregister(fd)
+
+    def turn(self, limit_s: float | None = None) -> None:
+        """Wait for something to happen and deal with it."""
+        for fd, _ in self._poller.poll(None if limit_s is None else limit_s * 1000):
+            self._handlers[fd]()
+        self._family.reap()
+
+    def signal(self, number: int, ranks: list[int] | None = None) -> None:
+        """Signal the job, or those of `ranks` that are of the job and have a handler for it."""
+        if ranks is None:
+            if self._family.status is None:
+                os.kill(self._family.first, number)  # not reaped: the number is still its own
+            return
+        for pid, start in self._family.living().items():
+            if pid in ranks and catches(pid, number):
+                send_signal(pid, start, number)
+
+    def resize(self) -> None:
+        """The terminal has a new size."""
+        if self._streams:
+            self._streams.resize()
+            if not self._own_group:
+                self.signal(signal.SIGWINCH)  # the kernel's came before the size was copied
+
+    def run(self, task: dict[str, Any]) -> int:
+        """Run the task to its very end and return the job's wait status.
+
+        Raises:
+            OSError: the command could not be executed.
+        """
+        self._start(task)
+        began = time.monotonic()
+        while self._family.status is None and not self.hurry:
+            self.turn()
+        self._report("exited", time.monotonic() - began)
+        killed, unkillable = self._end(task["gpu_prefix"])
+        self._drain()
+        status = self._family.status
+        status = int(signal.SIGKILL) if status is None else status  # it would not die
+        survivors = status == 0 and self._family.reap() and bool(self._family.living())
+        tails = self._streams.tails() if self._streams else (b"", b"")
+        merged = bool(self._streams and self._streams.merged)
+        lingers = bool(survivors and self._streams and not self._streams.done())
+        self._report("ended", status, killed, unkillable, *tails, merged, lingers)
+        if lingers:
+            self._linger()
+        return status
+
+    def _start(self, task: dict[str, Any]) -> None:
+        self._own_group = task["own"] == "group"
+        if self._own_group:
+            os.setsid()
+        files = self._streams.files if self._streams else [1, 2]
+        self._family.first = start_job(task, files)
+        if not task["own"]:
+            os.setsid()  # the job stays in the group that it was born in
+        self._report("started", self._family.first)
+        if self._streams:
+            self._streams.start()
+        _let_go()
+
+    def _report(self, *message: object) -> None:
+        if self._reports is not None:
+            send(self._reports, message)
+
+    def _end(self, gpu_prefix: str) -> tuple[int, list[int]]:
+        family = self._family
+        if not family.reap():
+            return 0, []
+        if family.status == 0 and not self.hurry:
+            # The job detached the others on purpose, and torchrun would leave them.
+            return end_processes(
+                lambda: {p: start for p, start in family.living().items() if opens(p, gpu_prefix)}
+            )
+        return end_processes(family.living)
+
+    def _drain(self) -> None:
+        # Whoever wrote has ended: once a channel has been empty, all has been carried.
+        if not self._streams:
+            return
+        self._streams.flush()
+        limit = None
+        while not self._streams.settled():
+            if self.hurry and limit is None:
+                limit = time.monotonic() + HURRIED_DRAIN_S
+            left = None if limit is None else limit - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            self.turn(left)
+
+    def _linger(self) -> None:
+        # Somebody whom the job left behind on purpose may still write. Carry it, as a plain
+        # descriptor would, but keep nobody waiting for us.
+        assert self._streams is not None
+        assert self._reports is not None
+        os.close(self._reports)
+        while not self._streams.done():
+            self.turn()
+
+
+def _let_go() -> None:
+    # The job has these; whoever waits for them to be closed should not wait for the keeper.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.chdir("/")
+
+
+def _prepare() -> tuple[int, int]:
+    """Hear nothing but the end of children; return both ends of the pipe that tells of it."""
+    prctl(_SET_NAME, ctypes.c_char_p(b"saferun-keeper"))
+    become_subreaper()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    os.set_blocking(reading, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in _DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _no_op)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    return reading, writing
+
+
+def _no_op(number: int, frame: object) -> None:
+    """Be a handler: the number arrives through the wake-up descriptor."""
+
+
+def under_saferun(commands: int, reports: int) -> None:
+    """Do the task that comes in on `commands`, and what is asked for until it has ended."""
+    os.set_inheritable(commands, False)
+    os.set_inheritable(reports, False)
+    wake, notify = _prepare()
+    import streams  # type: ignore[import-not-found]  # our neighbour; there is no package here
+
+    inbox = Inbox(commands)
+    messages = inbox.read()
+    while not messages and not inbox.closed:
+        messages = inbox.read()
+    if messages:
+        task = messages[0]
+        try:
+            keeper = Keeper(streams.Streams(task["tail_bytes"], notify), reports)
+            keeper.watch(wake, lambda: os.read(wake, 4096))
+            keeper.watch(commands, lambda: _obey(keeper, inbox))
+            keeper.run(task)
+        except OSError as error:
+            send(reports, ("failed", error.errno, error.strerror, task["argv"][0]))
+    os._exit(0)  # with carriers that may be stuck in a write
+
+
+def _obey(keeper: Keeper, inbox: Inbox) -> None:
+    for word, *rest in inbox.read():
+        if word == "signal":
+            keeper.signal(*rest)
+        elif word == "size":
+            keeper.resize()
+        elif word == "kill":
+            keeper.hurry = True
+    if inbox.closed:  # saferun died, or has heard all it wanted to hear
+        keeper.hurry = True
+        keeper.unwatch(inbox.fd)
+
+
+def alone(argv: list[str]) -> int:
+    """Run a command, forward signals to it, end it when our parent dies; return its exit status."""
+    ignored = [n for n in _DEAF_TO if signal.getsignal(n) is signal.SIG_IGN]
+    ignored = [n for n in ignored if n not in (signal.SIGPIPE, signal.SIGXFSZ)]  # Python's own
+    wake, _ = _prepare()
+    keeper = Keeper()
+    for number in (*_DEATH_SIGNALS, _PARENT_DIED):
+        if number not in ignored or number == _PARENT_DIED:
+            signal.signal(number, _no_op)
+    prctl(_SET_PDEATHSIG, ctypes.c_ulong(_PARENT_DIED))
+    keeper.watch(wake, lambda: _react(keeper, os.read(wake, 4096)))
+    env = dict(os.environ)
+    task = {"argv": argv, "env": env, "own": "session", "ignored": ignored, "blocked": ()}
+    status = keeper.run({**task, "gpu_prefix": "/dev/nvidia"})
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def _react(keeper: Keeper, numbers: bytes) -> None:
+    for number in numbers:
+        if number in _DEATH_SIGNALS:
+            keeper.signal(number)
+        elif number == _PARENT_DIED:
+            keeper.hurry = True
+
+
+if __name__ == "__main__":
+    os._exit(alone(sys.argv[1:]))

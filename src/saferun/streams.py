@@ -1,0 +1,297 @@
+"""Carry a job's output to where ours goes: every byte, unchanged, at once, and its end is kept.
+
+Each way out gets a channel of its own; where 1 and 2 are one terminal or one pipe they share it,
+since two channels would lose the order of the lines. A terminal stays a terminal (a raw pty of
+ours in front of it), a pipe stays a pipe (enlarged), a regular file is handed to the job itself
+and its end is read back. A slow reader slows the job; a reader that went away is gone for the job
+too, by closing our end, so that it gets the EPIPE or EIO that it would have got without us.
+
+Runs inside the keeper and is loaded there by path: standard library only, Python >= 3.9, and no
+import that the start of a job would feel.
+"""
+
+from __future__ import annotations
+
+import _thread
+import fcntl
+import os
+import select
+import stat
+import termios
+
+CHUNK_BYTES = 1 << 20
+PIPE_BYTES = 1 << 20  # the largest that an unprivileged user may ask for by default
+_SET_PIPE_BYTES = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # in fcntl since Python 3.10
+_TIOCGDEV = 0x80045432  # which terminal stands behind /dev/tty or /dev/console
+_FLUSH_BYTES = 4 << 20  # enough to call a channel flushed although somebody goes on writing
+_FULL_PIECE_BYTES, _GATHER_BYTES = 2048, 1 << 16
+_GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
+
+TERMINAL, PIPE, FILE, DEVICE = "terminal", "pipe", "file", "device"
+
+
+def kind(fd: int) -> str:
+    """Return what `fd` leads to: a terminal, a pipe (or socket, or /dev/null), a file, a device."""
+    mode = os.fstat(fd)
+    if os.isatty(fd):
+        return TERMINAL
+    if stat.S_ISREG(mode.st_mode):
+        return FILE
+    null = stat.S_ISCHR(mode.st_mode) and mode.st_rdev == os.makedev(1, 3)
+    return PIPE if null or stat.S_ISFIFO(mode.st_mode) or stat.S_ISSOCK(mode.st_mode) else DEVICE
+
+
+def same(one: int, other: int) -> bool:
+    """Return whether two descriptors lead to one terminal, pipe or file."""
+    kinds = kind(one), kind(other)
+    if kinds == (TERMINAL, TERMINAL):
+        return _terminal(one) == _terminal(other)
+    return kinds[0] == kinds[1] and os.path.sameopenfile(one, other)
+
+
+def _terminal(fd: int) -> bytes:
+    try:
+        return fcntl.ioctl(fd, _TIOCGDEV, bytes(4))
+    except OSError:
+        return b"%d" % os.fstat(fd).st_rdev
+
+
+class Tail:
+    """The last `limit` bytes of what was added."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept = bytearray()
+
+    def add(self, chunk: memoryview) -> None:
+        """Take in a chunk; costs a copy of at most `limit` bytes."""
+        if self._limit:
+            self._kept += chunk[-self._limit :]
+            if len(self._kept) > 2 * self._limit:
+                del self._kept[: -self._limit]
+
+    def read(self) -> bytes:
+        """Return what was kept."""
+        return bytes(self._kept[-self._limit :]) if self._limit else b""
+
+
+class FileTail:
+    """The end of what a job wrote to a regular file that it was handed directly."""
+
+    def __init__(self, fd: int, limit: int) -> None:
+        self._fd, self._limit = fd, limit
+        self._start = self._end()
+
+    def _end(self) -> int:
+        if fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_APPEND:
+            return os.fstat(self._fd).st_size
+        return os.lseek(self._fd, 0, os.SEEK_CUR)
+
+    def read(self) -> bytes:
+        """Return the last bytes written since the start; none where the file may not be read."""
+        try:
+            end = self._end()
+            start = self._start if self._start <= end else 0  # it was truncated meanwhile
+            start = max(start, end - self._limit)
+            fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.pread(fd, end - start, start)
+            finally:
+                os.close(fd)
+        except OSError:
+            return b""
+
+
+class Channel:
+    """One way out: what the job writes to `inner` goes to the descriptor `outer`."""
+
+    def __init__(self, outer: int, tail_bytes: int, notify: int) -> None:
+        self.outer = outer
+        self._notify = notify
+        self.tail = Tail(tail_bytes)
+        self.is_terminal = kind(outer) == TERMINAL
+        self._ours, self.inner = _pty(outer) if self.is_terminal else _pipe(outer)
+        os.set_blocking(self._ours, False)  # no need to poll while the job is faster than we are
+        self._watch_reader = self.is_terminal or not _named_fifo(outer)
+        self._wake, self._waker = os.pipe()
+        self._flushing = -1  # bytes carried since a flush was asked for; -1: nobody asked
+        self.flushed = False
+        self.done = False  # the job closed its end, or the reader went away
+
+    def start(self) -> None:
+        """Carry from now on, in a thread; the job's end of it must be in the job's hands alone."""
+        os.close(self.inner)
+        _thread.start_new_thread(self._run, ())
+
+    def flush(self) -> None:
+        """Ask for `flushed`, which comes when all that was written until now has been carried."""
+        self.flushed, self._flushing = False, 0
+        os.write(self._waker, b"f")
+
+    def resize(self) -> None:
+        """Give the job's terminal the window size of ours."""
+        if self.is_terminal and not self.done:
+            _copy_size(self.outer, self._ours)
+
+    def _run(self) -> None:
+        try:
+            self._carry()
+        except OSError:
+            return  # EIO: the job closed its last terminal descriptor; EPIPE: our reader went
+        finally:
+            self.done = True
+            os.close(self._ours)
+            os.write(self._notify, b"\0")
+
+    def _carry(self) -> None:
+        buffer = bytearray(CHUNK_BYTES)
+        view = memoryview(buffer)
+        poller = select.poll()
+        poller.register(self._ours, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        if self._watch_reader:
+            poller.register(self.outer, 0)
+        while True:
+            try:
+                count = os.readv(self._ours, [buffer])
+            except BlockingIOError:
+                if not self._wait(poller):
+                    return
+                continue
+            if not count:
+                return
+            if self.is_terminal:
+                count = self._gather(view, count)
+            self._deliver(view[:count])
+
+    def _gather(self, view: memoryview, count: int) -> int:
+        """Read on while a terminal hands out full pieces, which hold 4 KiB at most."""
+        last = count
+        while last >= _FULL_PIECE_BYTES and count < _GATHER_BYTES:
+            try:
+                last = os.readv(self._ours, [view[count:]])
+            except OSError:  # nothing more now, or the end: the next read will tell
+                break
+            count += last
+        return count
+
+    def _wait(self, poller: select.poll) -> bool:
+        """Wait for the job to write; return whether anybody reads what it writes."""
+        ready = dict(poller.poll())
+        if ready.get(self.outer, 0) & _GONE:
+            return False
+        if self._wake in ready and self._ours not in ready:
+            os.read(self._wake, 64)  # a flush was asked for, and all has been carried
+            self._say_flushed()
+        return True
+
+    def _deliver(self, chunk: memoryview) -> None:
+        self.tail.add(chunk)
+        count = len(chunk)
+        while chunk:
+            try:
+                chunk = chunk[os.write(self.outer, chunk) :]
+            except BlockingIOError:  # somebody made our reader's end non-blocking
+                select.select([], [self.outer], [])
+        if self._flushing >= 0:
+            self._flushing += count
+            if self._flushing > _FLUSH_BYTES:
+                self._say_flushed()
+
+    def _say_flushed(self) -> None:
+        self.flushed, self._flushing = True, -1
+        os.write(self._notify, b"\0")
+
+
+class Streams:
+    """What the job gets as descriptors 1 and 2, and the channels behind them.
+
+    Args:
+        tail_bytes: how much of the end of each way out to keep.
+        notify: a descriptor that gets a zero byte when a channel is flushed or done.
+    """
+
+    def __init__(self, tail_bytes: int, notify: int) -> None:
+        self._notify = notify
+        self.merged = same(1, 2)
+        self.channels: list[Channel] = []
+        self.files = [1, 2]  # what becomes descriptors 1 and 2 of the job
+        self._tails: list[Tail | FileTail | None] = [None, None]
+        for place, fd in enumerate((1,) if self.merged else (1, 2)):
+            self._open(place, fd, tail_bytes)
+        if self.merged and self.channels:
+            self.files[1] = self.files[0]
+
+    def _open(self, place: int, fd: int, tail_bytes: int) -> None:
+        what = kind(fd)
+        if what in (TERMINAL, PIPE):
+            try:
+                channel = Channel(fd, tail_bytes, self._notify)
+            except OSError:  # no pseudo-terminal to be had: better a job without its last words
+                return
+            self.channels.append(channel)
+            self.files[place], self._tails[place] = channel.inner, channel.tail
+        elif what == FILE:
+            self._tails[place] = FileTail(fd, tail_bytes)
+
+    def start(self) -> None:
+        """Begin to carry; call it when the job has its descriptors."""
+        for channel in self.channels:
+            channel.start()
+
+    def resize(self) -> None:
+        """Pass the terminal's window size on."""
+        for channel in self.channels:
+            channel.resize()
+
+    def flush(self) -> None:
+        """Begin to carry what was written until now; `settled` tells when it is through."""
+        for channel in self.channels:
+            channel.flush()
+
+    def settled(self) -> bool:
+        """Return whether all that was written before `flush` has arrived, or nobody reads it."""
+        return all(channel.done or channel.flushed for channel in self.channels)
+
+    def done(self) -> bool:
+        """Return whether no channel can carry anything more."""
+        return all(channel.done for channel in self.channels)
+
+    def tails(self) -> tuple[bytes, bytes]:
+        """Return the end of stdout and of stderr; a shared channel counts as stdout."""
+        one, two = (tail.read() if tail else b"" for tail in self._tails)
+        return one, two
+
+
+def _pipe(outer: int) -> tuple[int, int]:
+    ours, inner = os.pipe()
+    for end in (inner, outer):
+        try:
+            fcntl.fcntl(end, _SET_PIPE_BYTES, PIPE_BYTES)
+        except OSError:  # a socket, /dev/null, or this user's share of pipe memory is used up
+            continue
+    return ours, inner
+
+
+def _pty(outer: int) -> tuple[int, int]:
+    ours, inner = os.openpty()
+    modes = termios.tcgetattr(inner)
+    modes[0] = modes[1] = modes[3] = 0  # raw: the real terminal does all there is to do
+    termios.tcsetattr(inner, termios.TCSANOW, modes)
+    _copy_size(outer, ours)
+    return ours, inner
+
+
+def _copy_size(source: int, target: int) -> None:
+    try:
+        size = fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(target, termios.TIOCSWINSZ, size)
+    except OSError:  # the terminal is gone
+        return
+
+
+def _named_fifo(fd: int) -> bool:
+    # A FIFO with a name may find its next reader later; one without never will.
+    return stat.S_ISFIFO(os.fstat(fd).st_mode) and not os.readlink(
+        f"/proc/self/fd/{fd}"
+    ).startswith("pipe:")

@@ -1,0 +1,211 @@
+"""Jobs that misbehave, a process that supervises one attempt, and the means to watch both.
+
+As a script this file is that process: `python helpers.py RESULT OPTIONS COMMAND...` runs the
+command with `run_attempt(**json.loads(OPTIONS))` and writes how it ended to RESULT as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src"
+DEADLINE_S = 40
+MARK = "SAFERUN_TEST_MARK"
+
+# What the small jobs below have in common. `join(role)` enters the roster; `kin()` starts what
+# ranks start: a plain child, one that left its group, and one that left everything.
+COMMON = """
+import os, signal, subprocess, sys, time
+ROSTER = os.environ["ROSTER"]
+def join(role):
+    with open(ROSTER, "a") as file: file.write(f"{role} {os.getpid()}\\n")
+def stay():
+    while True: signal.pause()
+def child(role, *steps):
+    if os.fork() == 0:
+        for step in steps: step()
+        join(role); stay()
+def orphan():
+    if os.fork(): os._exit(0)
+def kin():
+    child("worker")
+    child("grouped", lambda: os.setpgid(0, 0))
+    child("daemon", os.setsid, orphan)
+def note(*names):
+    def write(number, frame):
+        join(signal.Signals(number).name)
+    for name in names: signal.signal(getattr(signal, name), write)
+"""
+
+# An agent as torchrun's is: ranks are sessions; a failure or a signal ends them all, exit 1.
+AGENT = (
+    COMMON
+    + """
+class Asked(Exception): pass
+def asked(number, frame): raise Asked(number)
+def main(rank_code, count=2):
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
+        number = getattr(signal, name)
+        if signal.getsignal(number) is not signal.SIG_IGN: signal.signal(number, asked)
+    start = lambda i: subprocess.Popen([sys.executable, "-c", rank_code], start_new_session=True,
+                                       env={**os.environ, "RANK": str(i)})
+    ranks = [start(i) for i in range(count)]
+    join("agent")
+    try:
+        while True:
+            codes = [rank.poll() for rank in ranks]
+            if any(codes): break
+            if codes == [0] * count: sys.exit(0)
+            time.sleep(0.01)
+    except Asked as error:
+        join(f"heard-{error.args[0]}")
+    for rank in ranks:
+        if rank.poll() is None: rank.send_signal(signal.SIGTERM)
+    for rank in ranks: rank.wait()
+    sys.exit(1)
+"""
+)
+
+RANK = COMMON + "kin(); join('rank'); stay()"
+
+
+def agent(rank_code: str = RANK, count: int = 2) -> list[str]:
+    """Return the command of a small agent whose ranks run `rank_code`."""
+    return python(AGENT + f"main({rank_code!r}, {count})")
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def living(mark: str) -> dict[int, str]:
+    """Return {pid: name} of the living processes that carry a mark in their environment."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() not in Path(f"/proc/{name}/environ").read_bytes():
+                continue
+            stat = Path(f"/proc/{name}/stat").read_text()
+            if stat.rpartition(")")[2].split()[0] not in "ZX":
+                found[int(name)] = Path(f"/proc/{name}/comm").read_text().strip()
+    return found
+
+
+def until(condition: Callable[[], Any], what: object = "", limit_s: float = DEADLINE_S) -> Any:
+    """Return the first true value of `condition()`; fail when the time is over."""
+    limit = time.monotonic() + limit_s
+    while not (value := condition()):
+        if time.monotonic() > limit:
+            raise AssertionError(f"not within {limit_s} s: {what or condition}")
+        time.sleep(0.005)
+    return value
+
+
+class Supervised:
+    """A process that runs one attempt, and the processes of that attempt."""
+
+    def __init__(self, folder: Path, command: Sequence[str], **options: Any) -> None:
+        self.mark = uuid.uuid4().hex
+        self.folder = folder
+        self.roster = folder / f"roster-{self.mark}"
+        self._result = folder / f"result-{self.mark}"
+        popen = options.pop("popen", {})
+        wrap = options.pop("wrap", [sys.executable])
+        plain, prefix = options.pop("plain", ()), options.pop("prefix", ())
+        words = [*wrap, str(Path(__file__).resolve()), str(self._result), json.dumps(options)]
+        self.arguments = [*prefix, *(plain or words), *command]
+        self.environment = self._environment(popen.pop("env", {}))
+        self.process = self._start(popen)
+
+    def _environment(self, extra: dict[str, str]) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SAFERUN", "TORCHEL"))}
+        ours = {MARK: self.mark, "ROSTER": str(self.roster), "OMP_NUM_THREADS": "1"}
+        return {**kept, **ours, "PYTHONPATH": str(SOURCES), **extra}
+
+    def _start(self, popen: dict[str, Any]) -> subprocess.Popen[bytes]:
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(self.arguments, env=self.environment, **{**quiet, **popen})
+
+    def members(self, role: str) -> list[int]:
+        """Return the pids that entered the roster in a role."""
+        lines = self.roster.read_text().splitlines() if self.roster.exists() else []
+        return [int(line.split()[1]) for line in lines if line.split()[0] == role]
+
+    def arrived(self, **counts: int) -> None:
+        """Wait until so many have entered the roster in each role."""
+        until(
+            lambda: all(len(self.members(role)) >= n for role, n in counts.items()),
+            lambda: (counts, self.roster.read_text() if self.roster.exists() else "no roster"),
+        )
+
+    def pid(self, who: str) -> int:
+        """Return the pid of "saferun", "keeper" or the first member in a role."""
+        if who == "saferun":
+            return self.process.pid
+        if who == "keeper":
+            names = living(self.mark).items()
+            return next(pid for pid, name in names if name == "saferun-keeper")
+        return self.members(who)[0]
+
+    def kill(self, who: str, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid(who), number)
+
+    def ended(self) -> dict[str, Any]:
+        """Wait for the end and return what run_attempt returned."""
+        self.out, self.err = self.process.communicate(timeout=DEADLINE_S)
+        assert self._result.exists(), self.err
+        result: dict[str, Any] = json.loads(self._result.read_text())
+        return result
+
+    def nothing_lives(self, *but: int) -> None:
+        """Wait until no process of the attempt lives, except those named."""
+        until(lambda: set(living(self.mark)) <= set(but), f"{living(self.mark)} still live")
+
+    def clean(self) -> None:
+        """End everything that carries the mark."""
+        while found := living(self.mark):
+            for pid in found:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream:
+                stream.close()
+
+
+@contextlib.contextmanager
+def supervised(folder: Path, command: Sequence[str], **options: Any) -> Iterator[Supervised]:
+    """Supervise a command; whatever is left of it is ended afterwards."""
+    run = Supervised(folder, command, **options)
+    try:
+        yield run
+    finally:
+        run.clean()
+
+
+def _main() -> None:
+    from saferun.attempt import run_attempt
+
+    result, options, *command = sys.argv[1:]
+    ended = run_attempt(command, os.environ, **json.loads(options))
+    facts = ended._asdict() | {"exit_code": ended.exit_code, "signal": ended.signal}
+    facts = {k: v.decode("latin-1") if isinstance(v, bytes) else v for k, v in facts.items()}
+    Path(result).with_suffix(".new").write_text(json.dumps(facts))
+    Path(result).with_suffix(".new").rename(result)
+    sys.exit(ended.exit_code)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,350 @@
+"""What a job writes arrives: every byte, in order, and not later than without us."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from helpers import COMMON, SOURCES, python, supervised, until
+
+MIB = 1 << 20
+F_GETPIPE_SZ = 1032
+
+
+def digest_of(fd: int, chunk: int = MIB) -> tuple[str, int]:
+    """Read to the end; return the digest and the number of bytes."""
+    digest, count = hashlib.sha256(), 0
+    while True:
+        try:
+            data = os.read(fd, chunk)
+        except OSError:  # a terminal's end
+            data = b""
+        if not data:
+            return digest.hexdigest(), count
+        digest.update(data)
+        count += len(data)
+
+
+def writer(blocks: int, tail: str = "") -> list[str]:
+    """Return a command that writes so many MiB of every byte value in a fixed order."""
+    code = f"""
+import os
+block = bytes(range(256)) * 4096
+for i in range({blocks}):
+    view = memoryview(block)
+    while view: view = view[os.write(1, view):]
+{tail}"""
+    return python(code)
+
+
+def expected(blocks: int) -> tuple[str, int]:
+    digest = hashlib.sha256()
+    for _ in range(blocks):
+        digest.update(bytes(range(256)) * 4096)
+    return digest.hexdigest(), blocks * MIB
+
+
+@pytest.mark.parametrize(
+    "blocks", [1, 50, pytest.param(1024, marks=pytest.mark.slow)], ids=lambda n: f"{n} MiB"
+)
+def test_pipe_carries_every_byte(tmp_path, blocks):
+    with supervised(tmp_path, writer(blocks)) as run:
+        assert digest_of(run.process.stdout.fileno()) == expected(blocks)
+        assert run.ended()["stdout_tail"] == (bytes(range(256)) * 1024).decode("latin-1")
+
+
+def test_memory_stays_small_at_any_volume(tmp_path):
+    with supervised(tmp_path, writer(300, "import signal; signal.pause()")) as run:
+        left = 300 * MIB
+        while left:
+            left -= len(os.read(run.process.stdout.fileno(), MIB))
+        peak_kib = _peak_kib(run.pid("keeper"))
+        run.kill("saferun", signal.SIGTERM)
+    assert peak_kib < 32 * 1024
+
+
+def _peak_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def test_terminal_stays_a_terminal_and_carries_every_byte(tmp_path):
+    ours, theirs = _raw_pty()
+    code = "import os; assert os.isatty(1) and os.isatty(2)\n" + writer(20)[-1]
+    try:
+        with supervised(tmp_path, python(code), popen={"stdout": theirs, "stderr": theirs}) as run:
+            os.close(theirs)
+            assert digest_of(ours) == expected(20)
+            assert run.ended()["exit_code"] == 0
+    finally:
+        os.close(ours)
+
+
+def _raw_pty() -> tuple[int, int]:
+    import tty
+
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    return ours, theirs
+
+
+def test_stdout_and_stderr_stay_apart(tmp_path):
+    with supervised(tmp_path, ["sh", "-c", "echo out; echo err >&2"]) as run:
+        ended = run.ended()
+        assert (run.out, run.err) == (b"out\n", b"err\n")
+        assert (ended["stdout_tail"], ended["stderr_tail"], ended["merged"]) == (
+            "out\n",
+            "err\n",
+            False,
+        )
+
+
+@pytest.mark.parametrize("way", ["pipe", "terminal", "file"])
+def test_lines_of_both_streams_keep_their_order_where_they_share_one_way(tmp_path, way):
+    code = "for i in $(seq 500); do echo out $i; echo err $i >&2; done"
+    ours, theirs = {"pipe": os.pipe, "terminal": _raw_pty, "file": lambda: _file(tmp_path)}[way]()
+    popen = {"stdout": theirs, "stderr": theirs}
+    with supervised(tmp_path, ["sh", "-c", code], popen=popen) as run:
+        os.close(theirs)
+        data = b""
+        if way == "file":
+            run.process.wait()
+        while chunk := _read(ours):
+            data += chunk
+        os.close(ours)
+        assert run.ended()["merged"]
+    wanted = [f"{name} {i}" for i in range(1, 501) for name in ("out", "err")]
+    assert data.decode().split("\n")[:-1] == wanted
+
+
+def _file(folder: Path) -> tuple[int, int]:
+    theirs = os.open(folder / "log", os.O_CREAT | os.O_WRONLY)
+    return os.open(folder / "log", os.O_RDONLY), theirs
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, MIB)
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("flag", [os.O_APPEND, 0], ids=["append", "from where it stands"])
+def test_regular_file_is_the_jobs_own_and_its_end_is_read_back(tmp_path, flag):
+    log = tmp_path / "log"
+    log.write_text("old\n")
+    fd = os.open(log, os.O_WRONLY | flag)
+    os.lseek(fd, 4, os.SEEK_SET)
+    code = "stat -Lc %F /proc/self/fd/1; head -c 300000 /dev/zero; echo end"
+    with supervised(tmp_path, ["sh", "-c", code], popen={"stdout": fd}, tail_bytes=1000) as run:
+        os.close(fd)
+        ended = run.ended()
+    assert log.read_bytes() == b"old\nregular file\n" + bytes(300000) + b"end\n"
+    assert ended["stdout_tail"] == "\0" * 996 + "end\n"
+
+
+def test_old_text_in_a_file_is_no_part_of_the_tail(tmp_path):
+    fd = os.open(tmp_path / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
+    os.write(fd, b"NCCL error of yesterday\n")
+    with supervised(tmp_path, ["echo", "today"], popen={"stdout": fd}) as run:
+        os.close(fd)
+        assert run.ended()["stdout_tail"] == "today\n"
+
+
+def test_output_arrives_while_the_job_runs(tmp_path):
+    code = COMMON + "os.write(1, b'no newline'); join('agent'); stay()"
+    with supervised(tmp_path, python(code)) as run:
+        run.arrived(agent=1)
+        assert select.select([run.process.stdout], [], [], 10)[0]
+        assert os.read(run.process.stdout.fileno(), 100) == b"no newline"
+
+
+def test_output_of_the_last_moment_is_not_lost(tmp_path):
+    last = "os.write(1, b'x' * 65536); os.kill(os.getpid(), 9)"
+    for _ in range(5):
+        with supervised(tmp_path, python("import os\n" + last)) as run:
+            run.ended()
+            assert len(run.out) == 65536
+
+
+def test_output_that_waits_for_a_slow_reader_when_the_job_ends_is_not_lost(tmp_path):
+    size = 3 * MIB // 2  # more than the reader's pipe holds, less than that and ours
+    code = (
+        COMMON + f"join('agent'); data = bytes({size})\nwhile data: data = data[os.write(1, data):]"
+    )
+    with supervised(tmp_path, python(code)) as run:
+        run.arrived(agent=1)
+        agent = run.pid("agent")
+        until(lambda: not Path(f"/proc/{agent}").exists())
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.process.wait(0.3)  # it waits for the reader
+        assert digest_of(run.process.stdout.fileno())[1] == size
+        assert run.ended()["exit_code"] == 0
+
+
+def test_output_after_the_agents_death_is_kept(tmp_path):
+    # The agent leaves with success; a rank of its still has something to say.
+    code = COMMON + "child('rank', lambda: (time.sleep(0.3), os.write(1, b'late'), os._exit(0)))"
+    with supervised(tmp_path, python(code)) as run:
+        run.ended()
+        assert run.out == b"late"
+
+
+def test_daemon_that_keeps_the_pipe_does_not_hold_us_and_may_go_on_writing(tmp_path):
+    code = (
+        COMMON
+        + """
+note()
+def wait(number, frame): os.write(1, b'daemon'); join('wrote'); os._exit(0)
+signal.signal(signal.SIGUSR1, wait)
+child('daemon', os.setsid, orphan)
+while not os.path.exists(ROSTER): time.sleep(0.01)
+"""
+    )
+    with supervised(tmp_path, python(code)) as run:
+        assert until(lambda: run.process.poll() is not None)
+        run.kill("daemon", signal.SIGUSR1)
+        run.arrived(wrote=1)
+        assert run.process.stdout.read() == b"daemon"
+        run.nothing_lives()
+
+
+def test_slow_reader_slows_the_job_and_loses_nothing(tmp_path):
+    code = COMMON + writer(8)[-1] + "\njoin('wrote')"
+    with supervised(tmp_path, python(code)) as run:
+        until(lambda: _is_full(run.process.stdout.fileno()))
+        assert not run.members("wrote")
+        assert digest_of(run.process.stdout.fileno(), 4096) == expected(8)
+        assert run.ended()["exit_code"] == 0
+
+
+def _is_full(fd: int) -> bool:
+    waiting = fcntl.ioctl(fd, termios.FIONREAD, bytes(4))
+    return int.from_bytes(waiting, sys.byteorder) >= fcntl.fcntl(fd, F_GETPIPE_SZ)
+
+
+def test_reader_that_left_is_seen_by_the_job_as_a_broken_pipe(tmp_path):
+    code = COMMON + "signal.signal(signal.SIGPIPE, signal.SIG_DFL); join('agent')"
+    code += "\nwhile True: os.write(1, b'y\\n')"
+    with supervised(tmp_path, python(code)) as run:
+        run.arrived(agent=1)
+        run.process.stdout.close()
+        run.process.stdout = None
+        assert run.ended()["exit_code"] == 128 + signal.SIGPIPE
+
+
+def test_reader_that_left_before_the_first_byte_is_seen_at_the_first_byte(tmp_path):
+    code = (
+        COMMON
+        + """
+note('SIGUSR1'); join('agent')
+signal.pause()
+try: os.write(1, b'y')
+except BrokenPipeError: sys.exit(9)
+"""
+    )
+    with supervised(tmp_path, python(code)) as run:
+        run.arrived(agent=1)
+        run.process.stdout.close()
+        run.process.stdout = None
+        keeper = run.pid("keeper")
+        until(lambda: _count_threads(keeper) == 2)  # stdout's carrier has seen it and left
+        run.kill("agent", signal.SIGUSR1)
+        assert run.ended()["exit_code"] == 9
+
+
+def _count_threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def test_reader_may_make_its_pipe_non_blocking(tmp_path):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with supervised(tmp_path, writer(5), popen={"stdout": writing}) as run:
+        os.close(writing)
+        until(lambda: _is_full(reading))
+        assert digest_of(reading, 10000) == expected(5)
+        assert run.ended()["exit_code"] == 0
+    os.close(reading)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_descriptors_do_not_mix_with_ours(tmp_path, closed):
+    inner = python("import os; os.write(1, b'out'); os.write(2, b'err')")
+    shell = ["bash", "-c", f'"$@" {closed}', "-"]
+    with supervised(tmp_path, inner, prefix=shell) as run:
+        assert run.ended()["exit_code"] == 0
+        assert run.out == (b"" if " >&-" in " " + closed else b"out")
+
+
+def test_device_is_the_jobs_own(tmp_path):
+    full = os.open("/dev/full", os.O_WRONLY)
+    with supervised(
+        tmp_path, python("import os; os.write(1, b'x')"), popen={"stdout": full}
+    ) as run:
+        os.close(full)
+        assert run.ended()["exit_code"] == 1
+        assert b"No space left" in run.err
+
+
+def test_job_gets_our_terminal_where_there_are_no_more_to_be_had(tmp_path):
+    code = (
+        "import os; from saferun.streams import Streams\n"
+        "def none(): raise OSError('out of pty devices')\n"
+        "os.openpty = none; streams = Streams(100, 2); streams.start()\n"
+        "assert streams.files == [1, 2] and streams.done() and streams.tails() == (b'', b'')"
+    )
+    ours, theirs = _raw_pty()
+    environ = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    subprocess.run(python(code), env=environ, stdout=theirs, stderr=theirs, check=True)
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_end_of_what_goes_to_the_null_device_is_kept(tmp_path):
+    null = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with supervised(tmp_path, ["sh", "-c", "echo x; echo y >&2"], popen=null) as run:
+        assert run.ended()["stdout_tail"] == "x\ny\n"
+
+
+def test_input_is_the_jobs_own(tmp_path):
+    with supervised(tmp_path, ["cat"], popen={"stdin": subprocess.PIPE}) as run:
+        run.process.stdin.write(b"question")
+        run.process.stdin.close()
+        run.process.stdin = None
+        run.ended()
+        assert run.out == b"question"
+
+
+def test_descriptors_beyond_the_three_are_the_jobs_own(tmp_path):
+    shell = ["bash", "-c", f'exec 3>{tmp_path}/three 4>{tmp_path}/four; "$@"', "-"]
+    with supervised(tmp_path, ["sh", "-c", "echo c >&3; echo d >&4"], prefix=shell) as run:
+        assert run.ended()["exit_code"] == 0
+    assert (tmp_path / "three").read_text() + (tmp_path / "four").read_text() == "c\nd\n"
+
+
+def test_unread_output_does_not_keep_a_killed_job_alive(tmp_path):
+    with supervised(tmp_path, writer(50)) as run:
+        until(lambda: _is_full(run.process.stdout.fileno()))
+        os.kill(run.pid("saferun"), signal.SIGKILL)
+        run.nothing_lives()
+
+
+def test_tail_holds_the_last_bytes_whatever_the_pieces():
+    from saferun.streams import Tail
+
+    tail = Tail(10)
+    whole = b""
+    for size in (0, 1, 3, 9, 10, 11, 25, 2):
+        piece = os.urandom(size)
+        whole += piece
+        tail.add(memoryview(piece))
+        assert tail.read() == whole[-10:]

@@ -1,0 +1,274 @@
+"""At a terminal: a real shell with job control in a pty, and a person's keys."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import termios
+import time
+
+import pytest
+from helpers import AGENT, COMMON, DEADLINE_S, Supervised, agent, living, python, until
+
+TICK = "\nfor i in range(100000): print('tick', i, flush=True); time.sleep(0.05)"
+
+
+class Terminal:
+    """An interactive bash in a pty."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.pid, self.fd = pty.fork()
+        if not self.pid:
+            shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+            os.execvpe("bash", shell, {**environment, "PS1": "READY$ ", "TERM": "dumb"})
+        self.seen = b""
+        self.expect(rb"READY\$ ")
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def expect(self, pattern: bytes, limit_s: float = DEADLINE_S) -> re.Match[bytes]:
+        """Return the first match in what was not matched before; forget all up to its end."""
+        limit = time.monotonic() + limit_s
+        while not (match := re.search(pattern, self.seen)):
+            left = limit - time.monotonic()
+            assert left > 0, f"no {pattern!r} in {self.seen[-2000:]!r}"
+            if select.select([self.fd], [], [], left)[0]:
+                self.seen += os.read(self.fd, 65536)
+        self.seen = self.seen[match.end() :]
+        return match
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+    def end(self) -> None:
+        self.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+class Typed(Supervised):
+    """A supervised command that was started by typing it in a terminal."""
+
+    def _start(self, popen):  # type: ignore[no-untyped-def]
+        self.terminal = Terminal(self.environment)
+        script = self.folder / "run.sh"
+        script.write_text("exec " + " ".join(map(_quote, self.arguments)) + "\n")
+        self.terminal.type(f". {script}\n" if popen.get("replace") else f"bash {script}\n")
+
+    def clean(self) -> None:
+        while found := living(self.mark):
+            for pid in set(found) - {self.terminal.pid}:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            if set(found) == {self.terminal.pid}:
+                break
+        self.terminal.end()
+
+    def status(self) -> int:
+        """Return the exit status that the shell saw."""
+        self.terminal.type("echo status=$?\n")
+        return int(self.terminal.expect(rb"status=(\d+)")[1])
+
+
+def _quote(word: str) -> str:
+    import shlex
+
+    return shlex.quote(word)
+
+
+@pytest.fixture
+def typed(tmp_path):
+    runs = []
+
+    def start(command, **options):
+        runs.append(Typed(tmp_path, command, **options))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.clean()
+
+
+def ticking(prefix: str = "") -> list[str]:
+    return agent(COMMON + prefix + "join('rank')" + TICK)
+
+
+def test_interrupt_key_reaches_the_agent_once(typed):
+    run = typed(ticking())
+    run.terminal.expect(rb"tick 3")
+    run.terminal.type("\x03")
+    run.terminal.expect(rb"READY\$ ")
+    assert run.status() == 1
+    assert len(run.members("heard-2")) == 1
+    assert not run.members("heard-15")
+
+
+def test_second_interrupt_key_kills(typed):
+    run = typed(ticking("signal.signal(signal.SIGTERM, signal.SIG_IGN); "), grace_s=1000)
+    run.terminal.expect(rb"tick 3")
+    run.terminal.type("\x03")
+    run.arrived(**{"heard-2": 1})
+    begin = time.monotonic()
+    until(lambda: time.monotonic() > begin + 0.15)  # a second keypress, not the first one's echo
+    run.terminal.type("\x03")
+    run.terminal.expect(rb"READY\$ ")
+    assert run.status() == 130
+    assert set(living(run.mark)) == {run.terminal.pid}
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun"])
+def test_interrupt_key_reaches_a_command_in_our_own_group_once(typed, launcher):
+    code = COMMON + "note('SIGINT'); join('agent')" + TICK
+    run = typed(python(code), launcher=launcher, no_python=True)
+    run.terminal.expect(rb"tick 3")
+    run.terminal.type("\x03")
+    run.arrived(SIGINT=1)
+    run.terminal.expect(rb"tick")
+    run.terminal.type("\x1c")  # SIGQUIT, which ends it
+    run.terminal.expect(rb"READY\$ ")
+    assert run.status() == 131
+    assert len(run.members("SIGINT")) == 1
+
+
+def test_job_stops_and_goes_on_as_under_torchrun(typed):
+    run = typed(ticking())
+    run.terminal.expect(rb"tick 3")
+    run.terminal.type("\x1a")
+    run.terminal.expect(rb"Stopped")
+    run.terminal.expect(rb"tick (\d+)")  # ranks are sessions of their own: they go on meanwhile
+    run.terminal.expect(rb"tick (\d+)")
+    run.terminal.type("fg\n")
+    run.terminal.expect(rb"tick (\d+)")
+    run.terminal.type("\x03")
+    run.terminal.expect(rb"READY\$ ")
+    assert run.status() == 1
+
+
+def test_plain_python_stops_with_us_and_goes_on_with_us(typed):
+    run = typed(python(COMMON + "join('agent')" + TICK), launcher="python")
+    run.terminal.expect(rb"tick 3")
+    run.terminal.type("\x1a")
+    run.terminal.expect(rb"Stopped")
+    run.terminal.expect(rb"READY\$ ")
+    until(lambda: _state(run.pid("agent")) == "T")
+    run.terminal.type("fg\n")
+    run.terminal.expect(rb"tick (\d+)")
+    run.terminal.type("\x03")
+    run.terminal.expect(rb"READY\$ ")
+    assert run.status() == 130
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def test_stopped_job_can_be_ended_by_the_shell(typed):
+    run = typed(ticking())
+    run.terminal.expect(rb"tick 3")
+    run.terminal.type("\x1a")
+    run.terminal.expect(rb"Stopped")
+    run.terminal.type("kill %1\n")
+    until(lambda: set(living(run.mark)) == {run.terminal.pid})
+
+
+def test_rank_reads_the_terminal(typed):
+    run = typed(agent(COMMON + "print('got', input('question? ')); join('rank'); os._exit(0)", 1))
+    run.terminal.expect(rb"question\? ")
+    run.terminal.type("answer\n")
+    run.terminal.expect(rb"got answer")
+    run.terminal.expect(rb"READY\$ ")
+    assert run.status() == 0
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "python"])
+def test_breakpoint_works(typed, launcher):
+    code = COMMON + "import sys; x = 41\nbreakpoint()\nprint('after', x); sys.exit(0)"
+    command = agent(code, 1) if launcher == "torchrun" else python(code)
+    run = typed(command, launcher=launcher)
+    run.terminal.expect(rb"\(Pdb\) ")
+    run.terminal.type("p x + 1\n")
+    run.terminal.expect(rb"42")
+    run.terminal.expect(rb"\(Pdb\) ")
+    run.terminal.type("c\n")
+    run.terminal.expect(rb"after 41")
+    run.terminal.expect(rb"READY\$ ")
+    assert run.status() == 0
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "python"])
+def test_new_window_size_reaches_the_job(typed, launcher):
+    code = (
+        COMMON
+        + """
+note('SIGWINCH')
+while True: print('size', *os.get_terminal_size(), flush=True); time.sleep(0.05)
+"""
+    )
+    command = agent(code, 1) if launcher == "torchrun" else python(code)
+    run = typed(command, launcher=launcher)
+    run.terminal.resize(33, 111)
+    run.terminal.expect(rb"size 111 33")
+    run.terminal.resize(44, 99)
+    run.terminal.expect(rb"size 99 44")
+    if launcher == "python":
+        run.arrived(SIGWINCH=1)
+
+
+def test_settings_of_the_terminal_survive_a_job_that_was_killed_while_it_had_changed_them(typed):
+    code = COMMON + "import tty; tty.setraw(0); join('agent'); os.kill(os.getpid(), 9)"
+    run = typed(python(code))
+    run.arrived(agent=1)
+    run.terminal.expect(rb"READY\$ ")
+    run.terminal.type("stty -a\n")
+    assert b" icanon" in run.terminal.expect(rb"[ -]icanon")[0]
+    run.terminal.expect(rb" echo ")
+
+
+def test_terminal_that_closes_ends_the_job(typed):
+    run = typed(ticking())
+    run.terminal.expect(rb"tick 3")
+    run.terminal.close()
+    until(lambda: set(living(run.mark)) <= {run.terminal.pid})
+    assert len(run.members("heard-1")) == 1
+
+
+def test_job_under_nohup_outlives_its_terminal(typed, tmp_path):
+    code = AGENT + f"main({COMMON + 'join(chr(114)); stay()'!r}, 1)"
+    run = typed(python(code), prefix=["nohup"])
+    run.arrived(agent=1, r=1)
+    run.terminal.close()
+    os.waitid(os.P_PID, run.terminal.pid, os.WEXITED | os.WNOWAIT)
+    assert {run.pid("agent"), run.pid("r")} <= set(living(run.mark))
+    assert not run.members("heard-1")
+
+
+def test_colours_and_carriage_returns_pass_unchanged(typed):
+    bar = r"\033[31mred\033[0m 10%\r20%\r"
+    run = typed(python(f"import sys; sys.stdout.write('{bar}' + 'end\\n')"))
+    run.terminal.expect(re.escape(b"\033[31mred\033[0m 10%\r20%\rend\r\n"))
+    run.terminal.expect(rb"READY\$ ")
+
+
+def test_background_job_is_not_stopped_for_its_output(typed):
+    run = typed(ticking(), prefix=["bash", "-c", 'stty tostop; "$@"', "-"])
+    run.terminal.expect(rb"tick 3")
+    run.terminal.type("\x1a")
+    run.terminal.expect(rb"Stopped")
+    run.terminal.type("bg\n")
+    run.terminal.expect(rb"tick (\d+)")
+    run.terminal.expect(rb"tick (\d+)")
+    run.terminal.type("kill %1\n")
+    until(lambda: set(living(run.mark)) == {run.terminal.pid})
