@@ -11,6 +11,7 @@ prints is `done step=… train_loss=… val_loss=…`.
 """
 
 import argparse
+import gc
 import itertools
 import math
 import os
@@ -316,7 +317,10 @@ class Trainer:
 
 
 def main():
-    Trainer(parse_arguments()).train()
+    trainer = Trainer(parse_arguments())
+    trainer.train()
+    del trainer  # DDP holds the group, in cycles: gloo's threads must end before the interpreter
+    gc.collect()  # does (https://github.com/pytorch/pytorch/issues/190489)
     if dist.is_initialized():
         dist.destroy_process_group()
 

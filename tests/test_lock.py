@@ -440,6 +440,7 @@ def _racer(directory, job, go_read, go, tell):
         os._exit(70)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("jobs", "winners"),
     [

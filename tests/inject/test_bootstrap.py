@@ -478,6 +478,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_only_the_process_that_compiled_leaves_a_receipt(
     interpreters: Interpreters, start: str

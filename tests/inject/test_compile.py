@@ -314,6 +314,7 @@ print(counters["stats"]["unique_graphs"] > 0)
     assert ran.out == "tensor([2.])\nTrue\n", ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flex_attention", "create_block_mask"])
 def test_flex_attention_stays_compiled_when_asked_for(
     interpreters: Interpreters, name: str
