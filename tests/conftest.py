@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 
 import pytest
+
+# A shell starts its background jobs with these ignored, and so would be all that tests start.
+for _name in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_name) is signal.SIG_IGN:
+        own = signal.default_int_handler if _name == signal.SIGINT else signal.SIG_DFL
+        signal.signal(_name, own)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

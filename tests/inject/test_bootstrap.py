@@ -294,11 +294,13 @@ def test_a_hooked_package_may_come_from_a_zip_or_be_a_namespace(
     assert ran.out == f"{packed}/torch/__init__.py zipimporter\n"
     bare = interpreters.folder / "bare"
     (bare / "torch").mkdir(parents=True)
+    alone = interpreters.folder / "alone"  # a Python that has no torch
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", alone], check=True)
     ran = interpreters.run(
         "import torch; print(torch.__file__)",
         hooks=NEUTRAL,
         flags=("-s",),
-        python=str(other_pythons()[0]),
+        python=str(alone / "bin" / "python"),
         PYTHONPATH=both(SITE, bare),
     )
     assert (ran.code, ran.out) == (0, "None\n")
@@ -501,3 +503,30 @@ def test_everything_injected_is_standard_library_only() -> None:
     done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True)
     allowed = set(sys.stdlib_module_names) | {"_saferun_inject", "torch", "sitecustomize"}
     assert set(done.stdout.split()) - allowed == set()
+
+
+def test_a_python_that_a_shell_runs_on_the_way_is_not_the_rank(
+    interpreters: Interpreters, torchrun: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Under --no-python the shell is the rank, until it execs."""
+    told = tmp_path / "told"
+    mark = "import os; print(os.environ.get('SAFERUN_RANK_PID') == str(os.getpid()))"
+    (tmp_path / "mark.py").write_text(mark)
+    shell = tmp_path / "rank.sh"
+    shell.write_text(
+        f"#!/bin/bash\n{sys.executable} {tmp_path}/mark.py >{told}.1\n"
+        f"exec {sys.executable} {tmp_path}/mark.py >{told}.2\n"
+    )
+    shell.chmod(0o755)
+    environ = interpreters.environ(NEUTRAL)
+    words = [*torchrun, "--standalone", "--no-python", str(shell)]
+    subprocess.run(words, env=environ, check=True, capture_output=True, timeout=120)
+    assert [Path(f"{told}.{n}").read_text() for n in (1, 2)] == ["False\n", "True\n"]
+
+
+def test_an_older_python_is_left_alone(interpreters: Interpreters, tmp_path: Path) -> None:
+    old = sorted(Path("~/.pyenv/versions").expanduser().glob("2.7*/bin/python"))
+    if not old:
+        pytest.skip("no Python 2.7 on this machine")
+    ran = interpreters.run("print('fine')", hooks=NEUTRAL, python=str(old[0]))
+    assert (ran.code, ran.out, ran.err) == (0, "fine\n", "")

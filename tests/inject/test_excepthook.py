@@ -231,3 +231,25 @@ def torchrun_two(
     script.write_text(text)
     argv = (*torchrun, "--standalone", "--nproc-per-node=2", str(script))
     return interpreters.run(hooks=hooks, argv=argv, **extra)
+
+
+def test_a_stderr_without_a_descriptor_is_no_fault(interpreters, tmp_path):
+    """Scripts put a Tee there before they import torch."""
+    script = """
+import faulthandler, sys
+class Tee:
+    def write(self, text): return len(text)
+    def flush(self): pass
+sys.stderr = Tee()
+import torch
+sys.stderr = sys.__stderr__
+print(faulthandler.is_enabled())
+"""
+    ran = interpreters.run(
+        script,
+        hooks={"excepthook": "on"},
+        RANK="0",
+        WORLD_SIZE="1",
+        TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"),
+    )
+    assert (ran.code, ran.out, ran.err) == (0, "True\n", "")

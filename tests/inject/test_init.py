@@ -84,6 +84,68 @@ def test_a_longer_timeout_of_the_script_wins(tmp_path):
     assert (job.code, job.said(), job.out.count("sum 2.0")) == (0, [], 2)
 
 
+def test_a_shorter_timeout_of_the_script_wins_too(tmp_path):
+    script = """
+import os, signal, torch.distributed as dist
+from datetime import timedelta
+if os.environ["RANK"] == "1":
+    signal.sigtimedwait([signal.SIGUSR2], 20)
+    os._exit(0)
+try:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+except dist.DistStoreError:
+    print("alone", flush=True)
+"""
+    job = launch(tmp_path, script, init={"timeout_s": 600})
+    assert (job.code, job.out) == (0, "alone\n")
+
+
+def test_ranks_that_a_script_numbers_anew_meet_all_the_same(tmp_path):
+    """A middle rank keeps its number: it must not wait for the others, who changed theirs."""
+    script = PLAIN.replace(
+        'dist.init_process_group("gloo")',
+        'w = int(os.environ["WORLD_SIZE"]); r = w - 1 - int(os.environ["RANK"])\n'
+        'dist.init_process_group("gloo", rank=r, world_size=w)',
+    )
+    job = launch(tmp_path, script, ranks=3, init={"timeout_s": 30})
+    assert (job.code, job.said(), job.out.count("sum 3.0")) == (0, [], 3)
+
+
+def test_an_init_that_waits_for_nobody_stays_so(tmp_path):
+    """With lazy gloo rank 1 may depend on what rank 0 does after its init."""
+    script = """
+import os, pathlib, time
+import torch, torch.distributed as dist
+flag = pathlib.Path(__file__).with_name("flag")
+if os.environ["RANK"] == "1":
+    end = time.monotonic() + 30
+    while not flag.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+dist.init_process_group("gloo")
+flag.touch()
+one = torch.ones(1)
+dist.all_reduce(one)
+print(one.item(), flush=True)
+dist.destroy_process_group()
+"""
+    job = launch(tmp_path, script, init={"timeout_s": 60, "barrier": "off", "agree": "off"})
+    assert job.code == 0
+    lazy = {"TORCH_GLOO_LAZY_INIT": "1"}
+    (tmp_path / "flag").unlink()
+    job = launch(tmp_path, script, init={"timeout_s": 60}, environ=lazy)
+    assert (job.code, job.out.count("2.0")) == (0, 2)
+
+
+def test_a_call_that_torch_refuses_is_torchs_affair(tmp_path):
+    script = PLAIN.replace(
+        'dist.init_process_group("gloo")',
+        "try:\n    dist.init_process_group('gloo', no_such_word=1)\n"
+        "except TypeError:\n    dist.init_process_group('gloo')",
+    )
+    job = launch(tmp_path, script)
+    assert (job.code, job.said()) == (0, [])
+
+
 def test_the_receipt_tells_who_was_missing(tmp_path):
     script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
     job = launch(tmp_path, script, init={"timeout_s": 1})
@@ -498,7 +560,7 @@ ENV = {"RANK": "1", "WORLD_SIZE": "4"}
         ({"init_method": "env://", "rank": 1, "world_size": 4}, ENV, (1, 4)),
         ({"rank": -1, "world_size": 4}, ENV, (1, 4)),
         ({"world_size": 2}, ENV, None),
-        ({"rank": 0}, ENV, None),
+        ({"rank": 0}, ENV, (1, 4)),
         ({"init_method": "tcp://h:1"}, ENV, None),
         ({"init_method": "env://?rank=1"}, ENV, None),
         ({"store": object()}, ENV, None),
@@ -628,3 +690,22 @@ def test_all_who_wait_learn_who_is_missing_when_the_first_runs_out_of_time(hook)
     verdicts = meeting(hook, 4, [0, 2, 3], 0.5)
     assert list(verdicts.values()) == [{"missing": [1]}] * 3
     assert time.monotonic() - start < 5, "nobody waits for a time-out of its own"
+
+
+@pytest.mark.parametrize(
+    ("argvs", "locals_", "said"),
+    [
+        ([["t.py", "--device", "cuda:0"], ["t.py", "--device", "cuda:1"]], "01", False),
+        ([["t.py", "--log=out.2.txt"], ["t.py", "--log=out.3.txt"]], "23", False),
+        ([["t.py", "--lr", "0.1"], ["t.py", "--lr", "0.2"]], "01", True),
+        ([["t.py", "--lr", "0.1"], ["t.py", "--lr", "0.1"]], "01", False),
+        ([["t.py", "a"], ["t.py"]], "01", True),
+    ],
+    ids=["device", "log-by-local-rank", "another-rate", "same", "one-more"],
+)
+def test_arguments_that_only_tell_a_rank_its_number_are_no_difference(hook, argvs, locals_, said):
+    facts = {
+        rank: {"argv": argv, "local": local}
+        for rank, (argv, local) in enumerate(zip(argvs, locals_, strict=True))
+    }
+    assert bool(hook.argument_difference(facts)) is said

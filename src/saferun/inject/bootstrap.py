@@ -169,11 +169,18 @@ def start():
     if kind == "agent":
         # Its workers are ranks of their own, whatever rank the agent itself was started by.
         os.environ.pop(contract.RANK_MARK, None)
+        os.environ[contract.AGENT_MARK] = str(os.getpid())
     if kind != "job" or any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
-    if "RANK" in os.environ:
+    if "RANK" in os.environ and _is_agents_child():
         os.environ.setdefault(contract.RANK_MARK, str(os.getpid()))
     sys.meta_path.insert(0, Finder())
+
+
+def _is_agents_child():
+    # Under --no-python a shell is the rank, and a Python that it runs on the way is not.
+    agent = os.environ.get(contract.AGENT_MARK)
+    return agent is None or agent == str(os.getppid())
 
 
 def settle():

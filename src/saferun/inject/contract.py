@@ -13,7 +13,8 @@ its pid there, and every helper that inherits it knows that it is not the rank p
 """
 
 VARIABLE = "SAFERUN_INJECT"
-RANK_MARK = "SAFERUN_RANK_PID"  # pid of the first Python under RANK; its helpers inherit it
+RANK_MARK = "SAFERUN_RANK_PID"  # pid of the Python that is the rank; its helpers inherit it
+AGENT_MARK = "SAFERUN_AGENT_PID"  # pid of torchrun's agent, whose children are the ranks
 VERSION = 1
 
 APPLIED = "applied"  # the hook is in place, or did its work

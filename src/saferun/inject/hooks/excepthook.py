@@ -74,11 +74,18 @@ def apply(name, module, context):
         return
     import faulthandler
 
-    was_on = faulthandler.is_enabled()
-    if not was_on:
-        faulthandler.enable()
+    state = "already on" if faulthandler.is_enabled() else _switch_on(faulthandler)
     outcome = contract.APPLIED if _watcher is not None else contract.NOT_NEEDED
-    context.receipt("excepthook", outcome, faulthandler="already on" if was_on else "switched on")
+    context.receipt("excepthook", outcome, faulthandler=state)
+
+
+def _switch_on(faulthandler):
+    """Enable it on the process's own stderr: scripts put objects without a descriptor there."""
+    try:
+        faulthandler.enable(file=sys.__stderr__)
+    except (AttributeError, OSError, RuntimeError, ValueError):  # closed: nobody to tell
+        return "no stderr"
+    return "switched on"
 
 
 def _is_on():

@@ -69,11 +69,14 @@ def _wrap(c10d, original, settings, context):
         visit = None
         try:
             bound = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # what is wrong with the call itself, torch says better
+            return original(*args, **kwargs)
+        try:
             visit = Visit(c10d, bound, settings, context, done.get(os.getpid(), 0))
             visit.before()
         except RefusalError as refusal:
             raise _error(c10d, refusal) from None
-        except Exception as error:  # what is wrong with the call itself, torch says better
+        except Exception as error:
             visit = None
             context.failed("init", error)
         result = original(*args, **kwargs)
@@ -192,6 +195,8 @@ class Visit:
     def _absent(self, verdict, rank, size, timeout_s, verb):
         who = (ranks_text(verdict["missing"]), size, verb or "meet after", timeout_s)
         text = "%s of %d did not %s init_process_group within %g s" % who
+        if verb and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+            text += " (every node has to run under saferun)"
         if rank in verdict.get("speakers", ()) or (not verdict.get("speakers") and rank == 0):
             self.context.say(text if verb else text + " (is saferun there?); the job goes on")
         if verb:
@@ -233,7 +238,8 @@ class Visit:
         """Return `store` under a prefix of run, attempt and restart: the agent's store lives on."""
         run = os.environ.get("TORCHELASTIC_RUN_ID", "")
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        prefix = "saferun/%s/%s/%s/%s" % (run, self.context.attempt, restart, what)
+        world = os.environ.get("WORLD_SIZE", "")  # changes where nodes come and go
+        prefix = "saferun/%s/%s/%s/%s/%s" % (run, self.context.attempt, restart, world, what)
         return _stores().PrefixStore(prefix, store)
 
     def _facts(self, rank, size):
@@ -242,6 +248,7 @@ class Visit:
             "mitigations": ", ".join(sorted(self.context.mitigations)) or "none",
             "barrier": self._barrier(),
             "argv": arguments_of(sys.argv),
+            "local": os.environ.get("LOCAL_RANK", ""),
             "node": os.environ.get("GROUP_RANK", "0"),
         }
         facts.update(_versions(sys.modules["torch"], self.backend))
@@ -252,8 +259,9 @@ class Visit:
 
 
 def bound_s(timeout_s, given):
-    """Return our bound in seconds: the profile's, or the script's own where that is longer."""
-    return max(float(timeout_s), given.total_seconds() if given is not None else 0.0)
+    """Return our bound in seconds: the script's own where it gives one, else the profile's."""
+    seconds = getattr(given, "total_seconds", None)
+    return float(timeout_s) if seconds is None else seconds()
 
 
 def wants_meeting(backend, settings):
@@ -264,9 +272,10 @@ def wants_meeting(backend, settings):
 
 
 def world_of(arguments, environ):
-    """Return (rank, size) where the environment decides them, None where the script does.
+    """Return the environment's (rank, size), None where the group is not one of its world.
 
-    Ranks given by the script that equal the environment's are the environment's.
+    A script may number the ranks anew (`rank=`): before the group is made all of them go by the
+    environment's numbers, or those whose numbers coincide would wait for the others.
     """
     if arguments.get("store") is not None or arguments.get("init_method") not in (None, "env://"):
         return None
@@ -274,8 +283,7 @@ def world_of(arguments, environ):
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     except (KeyError, ValueError):
         return None
-    given = (arguments.get("rank", -1), arguments.get("world_size", -1))
-    if given[0] not in (-1, rank) or given[1] not in (-1, size) or not 0 <= rank < size:
+    if arguments.get("world_size", -1) not in (-1, size) or not 0 <= rank < size:
         return None
     return rank, size
 
@@ -288,6 +296,8 @@ def shares_agent_store(environ):
     """
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
+    if environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):
+        return False  # the script wants an init that waits for nobody
     if not (environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")):
         return False
     one_node = environ.get("GROUP_WORLD_SIZE", "1") == "1"
@@ -369,14 +379,36 @@ def differences(facts):
 
 def argument_difference(facts):
     """Return one line about ranks that were started with other arguments, or ""."""
-    groups = _grouped({rank: _frozen(fact.get("argv")) for rank, fact in facts.items()})
+    words = _without_ranks(facts)
+    groups = _grouped({rank: _frozen(words.get(rank)) for rank in facts})
     if len(groups) < 2:
         return ""
     (words, odd), (usual, others) = groups[0], groups[-1]
-    pairs = zip((*words, "nothing more"), (*usual, "nothing more"))  # noqa: B905 (Python 3.9)
+    pairs = zip((*words, "nothing more"), (*usual, "nothing more"))
     mine, theirs = next(pair for pair in pairs if pair[0] != pair[1])
     text = "%s %s started with other arguments than %s: %s against %s"
     return text % (ranks_text(odd), _was(odd), ranks_text(others), mine[:80], theirs[:80])
+
+
+def _without_ranks(facts):
+    """Return each rank's arguments; a word that differs by the rank's own number becomes "#"."""
+    import re
+
+    words = {rank: fact["argv"] for rank, fact in facts.items() if fact.get("argv") is not None}
+    if len({len(argv) for argv in words.values()}) != 1:
+        return words
+    columns = []
+    for column in zip(*words.values()):
+        for numbers in (list(words), [facts[rank].get("local", "") for rank in words]):
+            marked = {
+                re.sub(r"(?<!\d)%s(?!\d)" % number, "#", word) if str(number) else word
+                for number, word in zip(numbers, column)
+            }
+            if len(marked) == 1 and len(set(column)) > 1:
+                column = tuple(marked) * len(words)
+        columns.append(column)
+    rows = zip(*columns) if columns else [()] * len(words)
+    return dict(zip(words, (list(row) for row in rows)))
 
 
 def ranks_text(ranks):

@@ -28,6 +28,7 @@ from _saferun_inject.hooks import init
 WRAP_BARRIER_S = 60.0
 WRAP_BARRIERS = 8  # for each group; a model with hundreds of wrapped blocks needs no more
 SHARDING = ("num_replicas", "rank", "num_processes", "process_index", "world_size", "num_shards")
+CHOSEN = ("indices", "_indices")  # Subset and its like: the script may have dealt them out itself
 SHUFFLING = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 C10D = "torch.distributed.distributed_c10d"
 
@@ -180,7 +181,8 @@ def _patch_fsdp2(module, watch):
     def fully_shard(target, *args, **kwargs):
         result = original(target, *args, **kwargs)
         if _has_sharded_parts(target, getattr(module, "FSDPModule", ())):
-            watch.guard(watch.after_wrapping, _group_of_mesh(kwargs))
+            # no collective here and none in torch: ranks may be minutes apart, and that is no news
+            watch.guard(watch.after_wrapping, _group_of_mesh(kwargs), False)
         return result
 
     module.fully_shard = fully_shard
@@ -327,8 +329,8 @@ class Watch:
         for key, text in self.guard(_wrap_findings, what, module, frame) or ():
             self.tell(key, text)
 
-    def after_wrapping(self, group):
-        """Wait, bounded, for the ranks of exactly this group."""
+    def after_wrapping(self, group, tell=True):
+        """Wait, bounded, for the ranks of exactly this group; `tell` of those that do not come."""
         c10d = sys.modules.get(C10D)
         if not self.wrap_barrier or self.gave_up or group is None or c10d is None:
             return
@@ -346,7 +348,7 @@ class Watch:
             meetings.leave(room, rank, size)
             return
         self.gave_up = True
-        if rank == verdict["speaker"]:
+        if tell and rank == verdict["speaker"]:
             absent = [c10d.get_global_rank(group, rank) for rank in verdict["missing"]]
             text = "%s did not wrap the model within %g s; the job goes on, without such barriers"
             self.context.say(text % (init.ranks_text(absent), WRAP_BARRIER_S))
@@ -369,6 +371,8 @@ def shards_itself(loader):
     inner = (getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None))
     parts = (getattr(loader, "sampler", None), batches, *inner, getattr(loader, "dataset", None))
     if any(hasattr(part, name) for part in parts for name in SHARDING):
+        return True
+    if any(hasattr(parts[-1], name) for name in CHOSEN):
         return True
     return any(cls.__name__ == "IterableDataset" for cls in type(parts[-1]).__mro__)
 
@@ -431,7 +435,8 @@ def _first_of_all_ranks(key):
 
 
 def _real(c10d, group):
-    parts = [part.rpartition(":")[2] for part in str(c10d._world.pg_map[group][0]).split(",")]
+    known = c10d._world.pg_map.get(group)  # a group of the script's own making is not there
+    parts = [part.rpartition(":")[2] for part in str(known[0] if known else "").split(",")]
     return all(part in init.BACKENDS for part in parts)
 
 

@@ -17,6 +17,8 @@ def _bootstrap():
     sys.path[:] = [entry for entry in sys.path if entry != here]
     if not os.environ.get("SAFERUN_INJECT") or "_saferun_inject" in sys.modules:
         return None
+    if sys.version_info < (3, 9):  # a helper of the job's in an older Python, 2.7 included
+        return None
     package = type(sys)("_saferun_inject")
     package.__path__ = [os.path.dirname(here)]
     sys.modules["_saferun_inject"] = package
