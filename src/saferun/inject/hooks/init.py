@@ -119,7 +119,7 @@ class Visit:
         self.device_id = arguments.get("device_id")
         self.timeout_s = bound_s(settings.get("timeout_s", 600), arguments.get("timeout"))
         self.world = world_of(arguments, os.environ)
-        self.wanted = wants_meeting(self.backend, settings)
+        self.wanted = wants_meeting(self.backend, settings) and not waits_for_nobody(os.environ)
         self.agent = None  # our own connection to the agent's store, for as long as the call lasts
         self.judged = False
         self.check_in_s = None
@@ -271,6 +271,11 @@ def wants_meeting(backend, settings):
     return not off and all(part in BACKENDS for part in parts)
 
 
+def waits_for_nobody(environ):
+    """Tell whether the script wants an init that returns before other ranks are there."""
+    return environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0")
+
+
 def world_of(arguments, environ):
     """Return the environment's (rank, size), None where the group is not one of its world.
 
@@ -296,8 +301,6 @@ def shares_agent_store(environ):
     """
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
-    if environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):
-        return False  # the script wants an init that waits for nobody
     if not (environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")):
         return False
     one_node = environ.get("GROUP_WORLD_SIZE", "1") == "1"
