@@ -115,7 +115,7 @@ def test_the_environment_is_the_users_own_with_the_plan_on_top(desk):
     for name, value in ours.items():
         assert env[name] == value
     added = set(env) - set(desk.environ) - set(ours) - {"LC_CTYPE"}
-    assert added == {"MINE", "SAFERUN_INJECT"}
+    assert added == {"MINE", "SAFERUN_INJECT", "SAFERUN_AGENT_PID"}  # the last: our torchrun's own
     assert env["MINE"] == NASTY
 
 
