@@ -245,7 +245,8 @@ def test_terminal_that_closes_ends_the_job(typed):
     assert len(run.members("heard-1")) == 1
 
 
-def test_job_under_nohup_outlives_its_terminal(typed, tmp_path):
+def test_job_under_nohup_outlives_its_terminal(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # nohup.out is written there
     code = AGENT + f"main({COMMON + 'join(chr(114)); stay()'!r}, 1)"
     run = typed(python(code), prefix=["nohup"])
     run.arrived(agent=1, r=1)
