@@ -215,7 +215,9 @@ def in_range(version: str, wanted: str) -> bool:
         return False
     have = [int(n) for n in match.group().split(".")]
     for part in wanted.split(","):
-        op, number = _RANGE.match(part).groups()  # type: ignore[union-attr]
+        comparison = _RANGE.match(part)
+        assert comparison is not None, f"{wanted!r} was checked by is_range"
+        op, number = comparison.groups()
         want = [int(n) for n in number.split(".")]
         width = max(len(have), len(want))
         pad = [x + [0] * (width - len(x)) for x in (have, want)]

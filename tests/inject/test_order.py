@@ -301,6 +301,25 @@ def test_only_the_ranks_of_the_models_own_group_meet(tmp_path):
     assert (job.code, job.said()) == (0, [])
 
 
+def test_a_group_of_the_scripts_own_making_is_left_alone(tmp_path):
+    """As torchft makes them: torch's own tables do not know such a group."""
+    script = HEAD + (
+        "class Mine(dist.ProcessGroup):\n"
+        "    def __init__(self, inner):\n"
+        "        super().__init__(inner.rank(), inner.size()); self.inner = inner\n"
+        "    def getBackendName(self): return 'mine'\n"
+        "    def size(self): return self.inner.size()\n"
+        "    def rank(self): return self.inner.rank()\n"
+        "    def allreduce(self, *a): return self.inner.allreduce(*[x for x in a if x])\n"
+        "    def broadcast(self, *a): return self.inner.broadcast(*[x for x in a if x])\n"
+        "    def allgather(self, *a): return self.inner.allgather(*[x for x in a if x])\n"
+        "dist.init_process_group('gloo')\n"
+        "net = DDP(torch.nn.Linear(2, 2), process_group=Mine(dist.group.WORLD))\n" + TAIL
+    )
+    job = launch(tmp_path, script)
+    assert (job.code, job.said(), job.out.count("done")) == (0, [], 2)
+
+
 def test_a_rank_that_never_shards_costs_one_bounded_wait_and_no_word(tmp_path):
     """Nor does torch say anything: fully_shard needs no other rank."""
     script = WRAP_HEAD + (
@@ -313,11 +332,11 @@ def test_a_rank_that_never_shards_costs_one_bounded_wait_and_no_word(tmp_path):
         "if rank != 1:\n"
         "    for _ in range(3):\n"
         "        net = make(); fully_shard(net[0], mesh=mesh); fully_shard(net, mesh=mesh)\n"
-        "    print('waits', len(met), flush=True)\n" + TAIL
+        "    print(f'waits {len(met)} ', flush=True)\n" + TAIL
     )
     job = launch(tmp_path, script, ranks=3)
     assert (job.code, job.said()) == (0, [])
-    assert job.out.count("waits 1") == 2, job.out
+    assert job.out.count("waits 1 ") == 2, job.out
 
 
 def test_fully_shard_keeps_what_torch_hangs_on_it(tmp_path):

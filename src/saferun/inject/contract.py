@@ -8,9 +8,14 @@ a rank or compiled something, with one JSON object a line, appended and never re
     receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,
                       "outcome": OUTCOME, …what the hook adds, "effective" among it}
 
-SAFERUN_RANK_PID is ours alone: the first Python that starts with RANK in its environment writes
+SAFERUN_RANK_PID is ours alone: the Python that torchrun's agent itself started as a rank writes
 its pid there, and every helper that inherits it knows that it is not the rank process itself.
 """
+
+TYPE_CHECKING = False  # arming a Python imports nothing; hence the annotations in quotes
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
 VARIABLE = "SAFERUN_INJECT"
 RANK_MARK = "SAFERUN_RANK_PID"  # pid of the Python that is the rank; its helpers inherit it
@@ -24,7 +29,14 @@ FAILED = "failed"  # ours failed; the job went on without it
 OBSERVED = "observed"  # a value read back from torch
 
 
-def encode(*, run, attempt, hooks, mitigations, receipts):  # type: ignore[no-untyped-def]
+def encode(
+    *,
+    run: str,
+    attempt: int,
+    hooks: "Mapping[str, Any]",
+    mitigations: "Iterable[str]",
+    receipts: "str | None",
+) -> str:
     """Return the text of SAFERUN_INJECT. Keys are sorted: the same plan gives the same bytes."""
     import json
 
@@ -42,7 +54,7 @@ def encode(*, run, attempt, hooks, mitigations, receipts):  # type: ignore[no-un
     )
 
 
-def decode(text):  # type: ignore[no-untyped-def]
+def decode(text: str) -> "dict[str, Any]":
     """Return the contract as a dict. Raises ValueError for what is no contract of this version."""
     import json
 
@@ -55,7 +67,7 @@ def decode(text):  # type: ignore[no-untyped-def]
     return contract
 
 
-def receipt_name(attempt, restart, rank, pid):  # type: ignore[no-untyped-def]
+def receipt_name(attempt: int, restart: str, rank: "int | None", pid: int) -> str:
     """Return the file name of one process's receipt; `rank` is None outside a group."""
     return "a{}-r{}-rank{}-pid{}.jsonl".format(
         attempt, restart, "none" if rank is None else rank, pid
