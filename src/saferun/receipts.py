@@ -1,0 +1,237 @@
+"""What the ranks of an attempt left behind: did our hooks run in them, and which ones failed?
+
+`-I`, `-E` and `-S` skip `sitecustomize` silently, and so does any program that is no Python. Each
+process that was started as a rank leaves a line at its start (inject/bootstrap.py), so that a job
+that ran unguarded can be told so. `read` looks at the disk; the rest judges what it returned.
+
+Imported when an attempt ends, never on the way to one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeGuard
+
+from saferun.inject import contract
+
+MAX_FILE_BYTES = 1 << 16  # the first of each: a rank's own word is its first line
+MAX_BYTES = 1 << 26  # of all files together: a thousand full ones
+MAX_LINES = 20_000
+MAX_SAID = 3
+_MAX_LOCAL = 4096  # ranks of one machine; beyond that the line is no truth
+_MAX_RUNS = 8  # of consecutive ranks that are named
+_MAX_WORDS = 200  # characters of one error that are repeated
+_NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(?:\d{1,9}|none)-pid(\d{1,9})\.jsonl", re.ASCII)
+_HEAD = frozenset({"v", "at", "pid", "rank", "hook", "outcome"})
+
+
+class Receipt(NamedTuple):
+    """One line of one process."""
+
+    pid: int
+    rank: int | None  # None: no rank of a group
+    restart: int  # torchrun's own restarts within the attempt
+    at: float  # Unix seconds
+    hook: str  # "bootstrap", "compile", …
+    outcome: str  # contract.APPLIED, …
+    facts: Mapping[str, Any]  # what the hook added
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
+    """Return what the processes of an attempt left, by restart, rank, pid and then as written.
+
+    Tolerant: what cannot be read, is not ours (links, other users' files) or is no receipt is left
+    out. Bounded by MAX_LINES, MAX_BYTES and the first MAX_FILE_BYTES of each file.
+
+    Args:
+        directory: where they were told to leave them; None where nothing could be written.
+        attempt: the number of the attempt, from 1 on.
+    """
+    found: list[Receipt] = []
+    lines, room = MAX_LINES, MAX_BYTES
+    for restart, name in _files(directory, attempt) if directory else ():
+        if lines <= 0 or room <= 0:
+            break
+        content = _content(os.path.join(directory or "", name), room)
+        written = content.split(b"\n", lines)[:-1]
+        lines, room = lines - len(written), room - len(content)
+        found += [receipt for line in written if (receipt := _parse(line, restart)) is not None]
+    found.sort(key=lambda receipt: (receipt.restart, _order(receipt.rank), receipt.pid))
+    return tuple(found)
+
+
+def _files(directory: str, attempt: int) -> list[tuple[int, str]]:
+    # The latest restart first: it is the one that ended the attempt.
+    found = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                match = _NAME.fullmatch(entry.name)
+                if match and int(match[1]) == attempt:
+                    found.append((int(match[2]), entry.name))
+    except OSError:
+        return []
+    return sorted(found, key=lambda item: (-item[0], item[1]))
+
+
+def _content(path: str, room: int) -> bytes:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except OSError:
+        return b""
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+            return b""
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(min(MAX_FILE_BYTES, room))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _parse(line: bytes, restart: int) -> Receipt | None:
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or said.get("v") != contract.VERSION:
+        return None
+    at, pid, rank = said.get("at"), said.get("pid"), said.get("rank")
+    hook, outcome = said.get("hook"), said.get("outcome")
+    if not (_is_count(pid) and (rank is None or _is_count(rank)) and _is_time(at)):
+        return None
+    if not (isinstance(hook, str) and isinstance(outcome, str)):
+        return None
+    facts = {key: value for key, value in said.items() if key not in _HEAD}
+    return Receipt(pid, rank, restart, float(at), hook, outcome, facts)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    return _is_count(value) or isinstance(value, float)
+
+
+def _order(rank: int | None) -> int:
+    return -1 if rank is None else rank
+
+
+# --- judging -----------------------------------------------------------------------------------
+
+
+def rank_pids(receipts: Iterable[Receipt]) -> tuple[int, ...]:
+    """Return the pids of the ranks of the latest restart, in the order of the ranks.
+
+    A helper that compiles carries its rank's number, too; the process that the launcher started is
+    the rank where there is one. A pid may have ended since: look before you signal.
+    """
+    told = [receipt for receipt in receipts if receipt.rank is not None]
+    latest = max((receipt.restart for receipt in told), default=0)
+    started: dict[int, dict[int, None]] = {}
+    others: dict[int, dict[int, None]] = {}
+    for receipt in told:
+        if receipt.restart == latest and receipt.rank is not None:
+            group = started if receipt.hook == contract.BOOTSTRAP else others
+            group.setdefault(receipt.rank, {})[receipt.pid] = None
+    ranks = {**others, **started}
+    return tuple(pid for rank in sorted(ranks) for pid in ranks[rank])
+
+
+def judge(
+    receipts: Iterable[Receipt], *, expects_hooks: bool, ranks_ran: bool, no_python: bool
+) -> tuple[str, ...]:
+    """Return what a person must know about the hooks of an attempt: at most three lines.
+
+    Args:
+        receipts: what `read` returned.
+        expects_hooks: the attempt was told to run hooks.
+        ranks_ran: torchrun is known to have started its ranks, and long enough ago (a second) for a
+            word: torchrun ends those that have not begun yet when the first one fails at once.
+        no_python: the ranks need not be Pythons (--no-python, or another program in PYTHON_EXEC):
+            not a word about missing receipts unless some rank left one.
+    """
+    if not expects_hooks:
+        return ()
+    receipts = tuple(receipts)
+    lines = (*(_missing(receipts, no_python) if ranks_ran else ()), *_failed(receipts))
+    if len(lines) <= MAX_SAID:
+        return lines
+    rest = len(lines) - MAX_SAID + 1
+    return (*lines[: MAX_SAID - 1], f"{rest} more hooks failed; the receipts have their errors")
+
+
+def _missing(receipts: tuple[Receipt, ...], no_python: bool) -> tuple[str, ...]:
+    present = {receipt.rank for receipt in receipts if receipt.rank is not None}
+    if not present:
+        line = (
+            "the hooks did not run in any rank: was Python started with -I, -E or -S, or is it "
+            "another program? the job ran unguarded"
+        )
+        return () if no_python else (line,)
+    silent = _expected(receipts) - present
+    if not silent:
+        return ()
+    line = (
+        f"the hooks did not run in {_ranks(silent)}, though in others: was Python started with "
+        "-I, -E or -S there, or is it another program? that part of the job ran unguarded"
+    )
+    return (line,)
+
+
+def _expected(receipts: tuple[Receipt, ...]) -> set[int]:
+    """Return the ranks of the machines heard from: torchrun numbers one machine's in a row."""
+    ranks: set[int] = set()
+    for receipt in receipts:
+        if receipt.hook != contract.BOOTSTRAP or receipt.rank is None:
+            continue
+        local, size = (receipt.facts.get(key) for key in ("local_rank", "local_world_size"))
+        if isinstance(local, int) and isinstance(size, int) and 0 <= local < size <= _MAX_LOCAL:
+            first = max(receipt.rank - local, 0)
+            ranks.update(range(first, first + size))
+    return ranks
+
+
+def _failed(receipts: tuple[Receipt, ...]) -> tuple[str, ...]:
+    hooks: dict[str, list[Receipt]] = {}
+    for receipt in receipts:
+        if receipt.outcome == contract.FAILED:
+            hooks.setdefault(_plain(receipt.hook), []).append(receipt)
+    lines = []
+    for hook, those in sorted(hooks.items()):
+        error = _plain(str(those[0].facts.get("error", "")) or "no error was given")
+        ranks = _ranks({receipt.rank for receipt in those if receipt.rank is not None})
+        lines.append(f"hook {hook} failed in {ranks} and does not hold there: {error}")
+    return tuple(lines)
+
+
+def _plain(text: str) -> str:
+    """Return text of a job as one short line that no terminal obeys."""
+    line = " ".join(text.split())[:_MAX_WORDS]
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def _ranks(ranks: set[int]) -> str:
+    """Return "rank 3", "ranks 0-2, 5", or "a process without a rank" for none."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    words = ["-".join(map(str, run)) for run in runs[:_MAX_RUNS]]
+    words += ["…"] if len(runs) > _MAX_RUNS else []
+    if not words:
+        return "a process without a rank"
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(words)

@@ -1,0 +1,181 @@
+"""What an attempt left behind, gathered as Evidence: its output's end, error files, the machine.
+
+A thin edge: nothing is concluded here (failure.py), and nothing here raises for what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from typing import NamedTuple
+
+from saferun import logtext, places
+from saferun.attempt import Ended
+from saferun.evidence import Evidence, RankFailure, rank_failure
+
+_ERROR_FILE = r"a(\d+)-r(\d+)-rank(\d+|none)-pid\d+\.error\.json"  # inject/hooks/excepthook.py
+_ERROR_FILES = 256  # that are read: the earliest exceptions of a large job are among them
+_ERROR_BYTES = 1 << 20
+_SHM_BYTES = 1 << 30  # sixteen times what a container has by default
+
+
+def evidence(
+    ended: Ended, receipts: str | None, attempt: int, oom_kills: int | None = None
+) -> Evidence:
+    """Return what is known about an attempt that has ended.
+
+    Args:
+        ended: how it ended, with the ends of its streams.
+        receipts: the directory in which its ranks left theirs; None where there is none.
+        attempt: its number.
+        oom_kills: see `OutOfMemoryKills`.
+    """
+    return Evidence(
+        log=logtext.read((ended.stdout_tail, b"\n", ended.stderr_tail)),
+        exit_code=ended.exit_code,
+        failures=failures(receipts, attempt),
+        age_s=ended.lived_s,
+        oom_kills=oom_kills,
+        reader_gone=_reader_is_gone(),
+        unkillable=len(ended.unkillable),
+        shm_ample=_shm_is_ample(),
+    )
+
+
+def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
+    """Read the exceptions that ranks wrote down before they ended, of their last restart only."""
+    found: list[tuple[int, RankFailure]] = []
+    for name in _names(directory):
+        match = re.fullmatch(_ERROR_FILE, name)
+        if not match or int(match[1]) != attempt:
+            continue
+        content = places.read_private(os.path.join(directory or "", name), _ERROR_BYTES)
+        text = None if content is None else content.decode("utf-8", "replace")
+        rank = int(match[3]) if match[3].isdigit() else None
+        found.append((int(match[2]), rank_failure(rank, None, text)))
+    newest = max((restart for restart, _ in found), default=0)
+    return tuple(failure for restart, failure in found if restart == newest)
+
+
+def _names(directory: str | None) -> list[str]:
+    try:
+        names = os.listdir(directory) if directory else []
+    except OSError:
+        return []
+    return sorted(name for name in names if name.endswith(".error.json"))[:_ERROR_FILES]
+
+
+class Ranks(NamedTuple):
+    """What was seen of the processes that a launcher had started."""
+
+    seen: bool = False  # there are ranks: children that carry RANK, which the launcher does not
+    isolated: bool = False  # one is a Python that was told to ignore its environment
+
+
+def ranks(launcher: int) -> Ranks:
+    """Look at a launcher's children; what cannot be seen is not there."""
+    try:
+        with open(f"/proc/{launcher}/task/{launcher}/children", "rb") as file:
+            children = [int(pid) for pid in file.read().split()]
+    except OSError:  # gone, or a kernel without CONFIG_PROC_CHILDREN
+        return Ranks()
+    found = [] if _is_rank(launcher) else [child for child in children if _is_rank(child)]
+    return Ranks(bool(found), any(_is_isolated(_words(pid)) for pid in found))
+
+
+def _is_rank(pid: int) -> bool:
+    return any(entry.startswith(b"RANK=") for entry in _read(pid, "environ"))
+
+
+def _words(pid: int) -> list[bytes]:
+    return _read(pid, "cmdline")
+
+
+def _read(pid: int, name: str) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def _is_isolated(words: list[bytes]) -> bool:
+    """Whether a command line is a Python's with -I, -E or -S, which skip our sitecustomize."""
+    if not words or b"python" not in os.path.basename(words[0]):
+        return False
+    for word in words[1:]:
+        if not word.startswith(b"-") or word.startswith(b"--"):
+            return False
+        for letter in word[1:].decode("latin-1"):
+            if letter in "IES":
+                return True
+            if letter in "mcWX":  # the rest, or the next word, is this one's value
+                return False
+    return False
+
+
+def _reader_is_gone() -> bool:
+    """Whether our own stdout or stderr, the job's too, leads nowhere, as after `| head`."""
+    poller = select.poll()
+    for fd in (1, 2):
+        poller.register(fd, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poller.poll(0))
+
+
+def _shm_is_ample() -> bool | None:
+    try:
+        room = os.statvfs("/dev/shm")  # noqa: S108 - looked at, not written to
+    except OSError:
+        return None
+    return room.f_blocks * room.f_frsize >= _SHM_BYTES and room.f_bfree * 2 >= room.f_blocks
+
+
+class OutOfMemoryKills:
+    """Whether the kernel killed a process for want of memory since this was made.
+
+    A rank that died of SIGKILL was killed by that, or by somebody; only the kernel's counters know:
+    `oom_kill` of our control group, which counts its own processes whoever killed them
+    (cgroup-v2's memory.events, v1's memory.oom_control), or else of the machine (/proc/vmstat).
+    """
+
+    def __init__(self) -> None:
+        self._path, self._before = _kill_counter()
+
+    def since(self) -> int | None:
+        """Return how many there were; None where the kernel does not tell."""
+        now = _count(self._path)
+        return None if now is None or self._before is None else max(0, now - self._before)
+
+
+def _kill_counter() -> tuple[str, int | None]:
+    """Return the first counter that can be read, and what it says."""
+    for path in (*_group_counters(), "/proc/vmstat"):
+        count = _count(path)
+        if count is not None:
+            return path, count
+    return "", None
+
+
+def _group_counters() -> list[str]:
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return []
+    paths = []
+    for number, controllers, path in groups:
+        if number == "0":
+            paths.append(f"/sys/fs/cgroup{path}/memory.events")
+        elif "memory" in controllers.split(","):
+            paths.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+    return paths
+
+
+def _count(path: str) -> int | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            words = (line.split() for line in file)
+            return next((int(line[1]) for line in words if line[:1] == ["oom_kill"]), None)
+    except (OSError, ValueError, IndexError):
+        return None

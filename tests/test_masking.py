@@ -1,0 +1,356 @@
+"""What never reaches the disk, and what a log must keep so that a person can read it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.parse
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from saferun.masking import MASK, Masker, is_secret
+
+SECRET = "s3cr3t-Value/with+odd=chars"
+PLAIN = Masker({}, [])
+
+
+def masker(*words: str, **environ: str) -> Masker:
+    return Masker(environ, words)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "WANDB_API_KEY",
+        "hf_token",
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "Password",
+        "MY_PASSWD",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "SSH_PASSPHRASE",
+        "DB_PASS",
+        "MYSQL_PWD",
+        "TOKENIZERS_PARALLELISM",  # the patterns are the contract, harmless ones included
+        "KEYBOARD_LAYOUT",
+    ],
+)
+def test_a_variable_of_this_name_is_a_secret(name):
+    assert is_secret(name)
+    assert PLAIN.setting(name, "x") == MASK
+
+
+@pytest.mark.parametrize("name", ["PYTHONHASHSEED", "PWD", "OLDPWD", "PATH", "NCCL_DEBUG", ""])
+def test_a_variable_of_this_name_is_none(name):
+    assert not is_secret(name)
+    assert PLAIN.setting(name, "/usr/bin:/bin") == "/usr/bin:/bin"
+
+
+def test_a_setting_of_harmless_name_is_masked_inside():
+    given = masker(HF_TOKEN=SECRET)
+    assert given.setting("URL", f"https://h/?a={SECRET}") == f"https://h/?a={MASK}"
+
+
+# The values of this run's secrets, wherever they stand
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        SECRET,
+        urllib.parse.quote(SECRET, safe=""),
+        urllib.parse.quote(SECRET),
+        urllib.parse.quote_plus(SECRET),
+        urllib.parse.quote(SECRET, safe="").lower().replace("value", "Value"),
+        SECRET.replace("/", "\\/"),
+    ],
+)
+def test_a_secret_is_masked_however_it_is_written(written):
+    given = masker(MY_TOKEN=SECRET)
+    assert given.text(f"before {written} after") == f"before {MASK} after"
+
+
+@pytest.mark.parametrize(
+    "value", ['quo"ted\\back\tslash', "größe-schlüssel-€", "it's a secret", "two words"]
+)
+def test_a_secret_is_masked_as_json_python_and_utf8_write_it(value):
+    given = masker(MY_TOKEN=value)
+    for written in (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)):
+        assert given.text(f"<{written}>") == f"<{written[0]}{MASK}{written[-1]}>"
+    assert given.data(f"a {value} b".encode()) == f"a {MASK} b".encode()
+
+
+def test_each_line_of_a_private_key_is_masked_alone_too():
+    lines = ["b3BlbnNzaC1rZXktdjEAAAAABG5vbmU", "QyNTUxOQAAACBvrk4vbjQ2cnUyb3Zh"]
+    given = masker(DEPLOY_KEY="\n".join(lines))
+    assert given.text(f"read {lines[1]} ok") == f"read {MASK} ok"
+
+
+def test_overlapping_secrets_leave_no_part_of_either():
+    given = masker(A_TOKEN="abcdefgh1234", B_TOKEN="1234ijklmnop")
+    assert given.text("<abcdefgh1234ijklmnop>") == f"<{MASK}>"
+
+
+def test_a_secret_of_bytes_that_are_no_text_is_masked():
+    value = b"\xff\xfebinary-token".decode("utf-8", "surrogateescape")  # as os.environ has it
+    assert masker(X_TOKEN=value).data(b"a \xff\xfebinary-token b\xff") == b"a *** b\xff"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOKENIZERS_PARALLELISM", "disabled"),
+        ("MAX_TOKENS", "16777216"),
+        ("RANDOM_KEY", "12345678"),
+        ("KEYBOARD_LAYOUT", "qwertzuiop"),
+        ("TOKENIZER_NAME", "mistralai/Mistral-7B"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/root/gcp/credentials.json"),
+        ("SSH_KEY_FILE", "/x/y"),
+        ("SHORT_TOKEN", "seven77"),
+        ("SECRET_FLAG", "undefined"),
+    ],
+)
+def test_words_of_every_log_are_not_masked_for_the_sake_of_this_variable(name, value):
+    text = f"step {value} of {value}, done"
+    assert Masker({name: value}, []).text(text) == text
+
+
+@pytest.mark.parametrize("value", ["/AbC9+dEfGhIjKlMnOpQrStUvWxYz0123456789Ab", "12345678"])
+def test_a_secret_that_looks_harmless_is_masked_where_its_name_leaves_no_doubt(value):
+    assert Masker({"AWS_SECRET_ACCESS_KEY": value}, []).text(f"a {value} b") == f"a {MASK} b"
+
+
+def test_the_password_of_an_exported_url_is_a_secret_everywhere():
+    given = masker(HTTPS_PROXY="http://me:pr0xyPassw0rd@proxy:3128")
+    assert given.text("tried pr0xyPassw0rd twice") == f"tried {MASK} twice"
+
+
+def test_a_secret_of_the_command_line_is_a_secret_everywhere():
+    for words in (["--hf-token", SECRET], [f"--api_key={SECRET}"], [f"wandb.api_key={SECRET}"]):
+        assert masker("train.py", *words).text(f"got {SECRET}") == f"got {MASK}"
+
+
+# Tails
+
+
+def test_the_end_of_a_secret_at_the_beginning_of_a_tail_is_masked():
+    given = masker(MY_TOKEN=SECRET)
+    assert given.data(SECRET[9:].encode() + b" and on") == b"*** and on"
+    assert given.data(SECRET[-4:].encode() + b" and on") == b"*** and on"
+    assert given.data(SECRET[-3:].encode() + b" and on") == SECRET[-3:].encode() + b" and on"
+
+
+def test_a_secret_cut_inside_a_letter_is_masked():
+    given = masker(MY_TOKEN="schlüsselwörter")
+    cut = "schlüsselwörter".encode()[5:]
+    assert given.data(cut + b"!") == b"***!"
+
+
+# Text: by name, by place, by shape
+
+MASKED = {
+    "https://user:hunter2@host/x": "https://user:***@host/x",
+    "postgres://u:p@ss@db:5432/x": "postgres://u:***@db:5432/x",
+    "git clone https://0123456789abcdef0123@github.com/a/b": "git clone https://***@github.com/a/b",
+    "GET https://h/p?a=1&access_token=abc&b=2": "GET https://h/p?a=1&access_token=***&b=2",
+    "https://h/p?key=abc#x": "https://h/p?key=***#x",
+    "https://s3/o?X-Amz-Signature=0a1b&x=1": "https://s3/o?X-Amz-Signature=***&x=1",
+    "HF_TOKEN=abc": "HF_TOKEN=***",
+    "export WANDB_API_KEY='a b c'": "export WANDB_API_KEY='***'",
+    "DB_PASSWORD=1234": "DB_PASSWORD=***",
+    "password: hunter2": "password: ***",
+    '{"api_key": "value", "lr": 1}': '{"api_key": "***", "lr": 1}',
+    r'{"api_key": "va\"lue"}': '{"api_key": "***"}',
+    r'"{\"apiKey\": \"value\"}"': r'"{\"apiKey\": \"***\"}"',
+    "Namespace(hf_token='abc', lr=3)": "Namespace(hf_token='***', lr=3)",
+    "{'client_secret': b'abc'}": "{'client_secret': b'***'}",
+    'os.environ["HF_TOKEN"] = "abc"': 'os.environ["HF_TOKEN"] = "***"',
+    "Authorization: Bearer abc.def": "Authorization: Bearer ***",
+    "curl -H 'Authorization: Basic YTpi' x": "curl -H 'Authorization: Basic ***' x",
+    "'authorization': 'Bearer abc'": "'authorization': 'Bearer ***'",
+    "sent Bearer abcdefghij0123456789": "sent Bearer ***",
+    "run t.py --hf-token abc --lr 3": "run t.py --hf-token *** --lr 3",
+    "run t.py --token=abc --lr 3": "run t.py --token=*** --lr 3",
+    "['t.py', '--wandb-key', 'abc', '-v']": "['t.py', '--wandb-key', '***', '-v']",
+    "x hf_AbCdEfGhIjKlMnOpQrStUvWxYz01234567 y": "x *** y",
+    "x ghp_0123456789abcdefghijABCDEFGHIJ012345 y": "x *** y",
+    "x github_pat_11ABCDEFG0abcdefghijkl_mnopqrstuv y": "x *** y",
+    "x sk-proj-abcdef0123456789ABCDEF y": "x *** y",
+    "x sk-ant-api03-abcdef0123456789ABCDEF y": "x *** y",
+    "x xoxb-123456789012-abcdefghij y": "x *** y",
+    "x AKIAIOSFODNN7EXAMPLE y": "x *** y",
+    "wandb login 0123456789abcdef0123456789abcdef01234567": "wandb login ***",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nab==\n-----END RSA PRIVATE KEY-----": (
+        "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----"
+    ),
+    "-----BEGIN PRIVATE KEY-----\nMIIE": "-----BEGIN PRIVATE KEY-----***",
+}
+
+
+@pytest.mark.parametrize(("text", "masked"), MASKED.items(), ids=list(MASKED))
+def test_text_is_masked(text, masked):
+    assert PLAIN.text(text) == masked
+    assert PLAIN.data(text.encode()) == masked.encode()
+    assert PLAIN.text(masked) == masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KeyError: 'lm_head.weight'",
+        "TypeError: got an unexpected keyword argument 'key'",
+        "Missing key(s) in state_dict: 'a.b', 'c.d'",
+        "unexpected token: '}'",
+        "max_tokens=512, max_new_tokens: 4096, tokens/s: 123.4",
+        "tokens=123456 loss=2.3",
+        "pad_token: '<pad>', eos_token='</s>', \"mask_token\": \"[MASK]\"",
+        "TOKENIZERS_PARALLELISM=(true | false)",
+        "tokenizer=gpt2 num_key_value_heads=8 cache_key: abc sorted(x, key=len)",
+        "Namespace(hf_token=None, api_key='') token_type='word' token_id_map=abc",
+        "--tokenizer gpt2 --max-tokens 8 --use-token --lr 3",
+        "HF_TOKEN=$HF_TOKEN python t.py",
+        "git@github.com:a/b.git ssh://git@host/x http://localhost:8080/@x",
+        "commit 0123456789abcdef0123456789abcdef01234567",
+        "hf_hub_download hf_transfer disk-usage-of-sk-learn-0123456789abcdef",
+        "the bearer of bad news, a token of love, the key to it: patience",
+        "std::token::value keys: ['a', 'b']",
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    ],
+)
+def test_text_without_secrets_stays(text):
+    assert PLAIN.text(text) == text
+
+
+def test_no_line_of_real_failures_is_changed(corpus):
+    for line in (corpus / "failure_logs.jsonl").read_text().splitlines():
+        log = json.loads(line)["log"]
+        assert PLAIN.text(log) == log
+
+
+# Command lines
+
+
+def test_a_command_line_is_masked_word_by_word():
+    words = "t.py --hf-token abc --token=x -token y --api_key=z HF_TOKEN=q a.api_key=r --lr 3"
+    masked = "t.py --hf-token *** --token=*** -token *** --api_key=*** HF_TOKEN=*** a.api_key=***"
+    assert PLAIN.words(words.split()) == [*masked.split(), "--lr", "3"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tokenizer", "gpt2", "--max-tokens", "8"],
+        ["--use-token", "--lr", "3"],
+        ["--token", "-v"],
+        ["t.py", "", "-", "--"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_a_command_line_without_secrets_stays(words):
+    assert PLAIN.words(words) == words
+
+
+def test_a_secret_of_several_words_is_masked_whole():
+    assert PLAIN.words(["--api_key=two words", "a.password=two words"]) == [
+        "--api_key=***",
+        "a.password=***",
+    ]
+
+
+def test_a_secret_that_begins_with_a_dash_is_no_option():
+    assert PLAIN.words(["--token", "-x1_random_word"]) == ["--token", MASK]
+
+
+# Laws
+
+TEXT = st.text(st.characters(exclude_categories=()), max_size=60)
+VALUES = st.text(st.characters(exclude_categories=("Cs", "Cc", "Z")), min_size=8, max_size=40)
+
+
+@settings(deadline=None)
+@given(VALUES, TEXT, TEXT, st.sampled_from(["A_TOKEN", "MY_SECRET", "apiKey", "PASSWORD"]))
+@example("***abcde", "***abcde", "abcdeabcde", "A_TOKEN")
+@example("***abcde", "***", "abcde" * 100, "A_TOKEN")
+@example("********", "***", "**********", "A_TOKEN")
+def test_no_secret_survives_in_any_surrounding(value, before, after, name):
+    assume(not re.fullmatch(r"[0-9.,_+-]+([eE][-+]?\d+)?|[<\[{$./~].*", value))
+    assume(value.lower() not in ("disabled", "undefined", "required", "optional"))
+    masked = Masker({name: value}, []).text(before + value + after)
+    assert value not in masked
+
+
+PIECES = st.sampled_from(
+    [*MASKED, *MASKED.values(), "token", "=", ": ", '"', "'", "\\", " ", "--", "key", "@", "://"]
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.one_of(PIECES, st.text(max_size=4)), max_size=8), VALUES)
+def test_masking_twice_is_masking_once(pieces, value):
+    given = masker(A_TOKEN=value)
+    once = given.text("".join(pieces))
+    assert given.text(once) == once
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200), VALUES)
+def test_bytes_without_secrets_pass_unchanged(data, value):
+    assume(not any(value.encode().endswith(data[:n]) for n in range(4, 41)))
+    assume(value.encode() not in data)
+    assume(not re.search(rb"[=:@-]", data))
+    assert masker(A_TOKEN=value).data(data) == data
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_characters="=:-@_"), max_size=200))
+def test_text_of_any_letters_comes_back_as_it_is(text):
+    assert PLAIN.text(text) == text
+
+
+# Time
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a", "-", "key", "://", "sk-", "token=", "\\", "--a", "tokenizer=", "'", "Bearer ", "eyJ."],
+)
+def test_no_input_takes_more_than_linear_time(piece):
+    """Ten times the input takes about ten times as long: a square would take a hundred times."""
+    given = masker(A_TOKEN="an-ordinary-secret")
+
+    def seconds(size: int) -> float:
+        data = (piece * (size // len(piece))).encode()
+        best = 1e9
+        for _ in range(3):
+            begin = time.process_time()
+            given.data(data)
+            best = min(best, time.process_time() - begin)
+        return best
+
+    assert seconds(1_000_000) < 30 * max(seconds(100_000), 0.001)
+
+
+@pytest.mark.parametrize("piece", [b"a", b"-"])
+def test_ten_megabytes_of_one_letter_take_less_than_a_second(piece):
+    begin = time.process_time()
+    PLAIN.data(piece * 10_000_000)
+    assert time.process_time() - begin < 1.0
+
+
+def test_a_tail_is_masked_in_a_moment():
+    given = masker(HF_TOKEN=SECRET)
+    line = b"[rank0] step 100 tokens=123456 loss=2.345 lr=1e-4 tokens/s: 123.4\n"
+    data = (line * 8000)[: 512 * 1024]
+    took = []
+    for _ in range(5):
+        begin = time.process_time()
+        given.data(data)
+        took.append(time.process_time() - begin)
+    assert min(took) < 0.05

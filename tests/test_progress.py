@@ -1,0 +1,44 @@
+"""The first step of an attempt is read from its output, or is not known."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saferun.progress import HEAD_BYTES, first_step
+
+OUTPUTS = {
+    "plain steps": (b"step 1 loss 3\nstep 2 loss 2\n", 1),
+    "resumed": (b"resumed at step 10\nstep 11 loss 3\nstep 12 loss 2\n", 11),
+    "logged every hundredth": (b"iter 100: loss 3\niter 200: loss 2\n", 100),
+    "nanoGPT resumed": (b"iter 2000: loss 3.1, time 9ms\niter 2010: loss 3.0, time 9ms\n", 2000),
+    "a bar": (b"  0%|  | 0/90 [00:00<?]\r  1%|  | 1/90 [00:01<?]\r", 0),
+    "a resumed bar": (b" 50%|## | 45/90 [00:00<?]\r 51%|## | 46/90 [00:01<?]\r", 45),
+    "loading first": (
+        b"Loading shards: 1/3 [00:01]\rLoading shards: 2/3 [00:02]\r"
+        b" 50%|##| 500/1000 [00:01<9]\r 50%|##| 501/1000 [00:02<9]\r",
+        500,
+    ),
+    "a dictionary": (b"{'step': 40, 'loss': 1}\n{'step': 50, 'loss': 1}\n", 40),
+    "with a time in front": (b"12:00:01 step: 7\n12:00:02 step: 8\n", 7),
+    "one number only": (b"step 5 loss 3\n", None),
+    "settings": (b"max_steps: 20000\nsave_steps=500\nwarmup steps: 100\n", None),
+    "the same number again": (b"step 5 rank 0\nstep 5 rank 1\n", None),
+    "nothing": (b"", None),
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS.values(), ids=OUTPUTS.keys())
+def test_first_step(case):
+    output, step = case
+    assert first_step(output) == step
+
+
+@given(st.binary(max_size=3000))
+def test_any_bytes_are_read(data):
+    assert first_step(data) is None or first_step(data) >= 0
+
+
+def test_only_the_beginning_is_looked_at():
+    assert first_step(b"x" * HEAD_BYTES + b"\nstep 1\nstep 2\n") is None

@@ -1,0 +1,282 @@
+"""What ranks leave behind, read back and judged; with real interpreters and a real torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from saferun import receipts
+from saferun.inject import contract
+from saferun.receipts import Receipt, judge, rank_pids, read
+
+SITE = Path(contract.__file__).with_name("site")
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+NOWHERE = "the hooks did not run in any rank"
+KNOWN = {"expects_hooks": True, "ranks_ran": True, "no_python": False}
+
+
+def line(**changes: object) -> str:
+    head = {"v": 1, "at": 5.5, "pid": 10, "rank": 0, "hook": "bootstrap", "outcome": "applied"}
+    return json.dumps({**head, **changes}) + "\n"
+
+
+def put(folder: Path, name: str, text: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def started(rank: int, *, size: int = 4, restart: int = 0, pid: int | None = None) -> Receipt:
+    facts = {"local_rank": rank % size, "local_world_size": size}
+    return Receipt(pid or 100 + rank, rank, restart, 1.0, "bootstrap", "applied", facts)
+
+
+def left(rank: int | None, hook: str, outcome: str = "applied", **facts: object) -> Receipt:
+    return Receipt(100 + (rank or 0), rank, 0, 2.0, hook, outcome, facts)
+
+
+# reading
+
+
+def test_a_line_comes_back_with_what_the_hook_added(tmp_path: Path) -> None:
+    put(tmp_path, "a2-r1-rank0-pid10.jsonl", line() + line(hook="init", missing=[3]))
+    assert read(str(tmp_path), 2) == (
+        Receipt(10, 0, 1, 5.5, "bootstrap", "applied", {}),
+        Receipt(10, 0, 1, 5.5, "init", "applied", {"missing": [3]}),
+    )
+
+
+def test_restarts_then_ranks_come_in_order(tmp_path: Path) -> None:
+    for restart, rank, pid in [(1, 0, 7), (0, 10, 6), (0, 2, 5), (0, None, 9)]:
+        name = f"a1-r{restart}-rank{'none' if rank is None else rank}-pid{pid}.jsonl"
+        put(tmp_path, name, line(rank=rank, pid=pid))
+    found = [(r.restart, r.rank, r.pid) for r in read(str(tmp_path), 1)]
+    assert found == [(0, None, 9), (0, 2, 5), (0, 10, 6), (1, 0, 7)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a2-r0-rank0-pid10.jsonl",
+        "a11-r0-rank0-pid10.jsonl",
+        "a1-r0-rank0-pid10.jsonl.swp",
+        ".a1-r0-rank0-pid10.jsonl",
+        "a1-rX-rank0-pid10.jsonl",
+        "plan.json",
+        "a1-r0-rank\N{ARABIC-INDIC DIGIT ONE}-pid10.jsonl",
+    ],
+)
+def test_other_attempts_and_other_files_are_not_read(tmp_path: Path, name: str) -> None:
+    put(tmp_path, name, line())
+    assert read(str(tmp_path), 1) == ()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"\n",
+        b"\xff\xfe\x00garbage\n",
+        b'{"v": 1, "at": 5.5, "pid": 10, "ra\n',
+        b"[" * 50_000 + b"\n",
+        b"[1, 2]\n",
+        line(v=2),
+        line(pid="10"),
+        line(pid=-1),
+        line(pid=True),
+        line(rank="0"),
+        line(rank=10**12),
+        line(at="now"),
+        line(at=10**400),
+        line(hook=None),
+        line(outcome=["applied"]),
+        b'{"v": 1, "at": ' + b"9" * 5000 + b"}\n",
+    ],
+    ids=lambda value: repr(value[:40]),
+)
+def test_what_is_no_receipt_is_left_out_and_its_neighbours_are_read(
+    tmp_path: Path, bad: str | bytes
+) -> None:
+    bad = bad.encode() if isinstance(bad, str) else bad
+    put(tmp_path, "a1-r0-rank0-pid10.jsonl", line().encode() + bad + line(hook="init").encode())
+    assert [r.hook for r in read(str(tmp_path), 1)] == ["bootstrap", "init"]
+
+
+def test_a_line_without_its_end_is_left_out(tmp_path: Path) -> None:
+    whole = line()
+    put(tmp_path, "a1-r0-rank0-pid10.jsonl", whole + line(hook="init")[:-1])
+    assert [r.hook for r in read(str(tmp_path), 1)] == ["bootstrap"]
+
+
+@pytest.mark.parametrize("where", [None, "/proc/nowhere", "/dev/null", ""])
+def test_a_missing_directory_holds_nothing(where: str | None) -> None:
+    assert read(where, 1) == ()
+
+
+def test_links_pipes_and_folders_are_not_followed(tmp_path: Path) -> None:
+    target = put(tmp_path, "elsewhere", line())
+    folder = tmp_path / "receipts"
+    folder.mkdir()
+    (folder / "a1-r0-rank0-pid1.jsonl").symlink_to(target)
+    os.mkfifo(folder / "a1-r0-rank0-pid2.jsonl")
+    os.mkfifo(folder / "a1-r0-rank0-pid4.jsonl")
+    (folder / "a1-r0-rank0-pid3.jsonl").mkdir()
+    full = os.open(folder / "a1-r0-rank0-pid2.jsonl", os.O_RDWR)
+    os.write(full, line().encode())
+    assert read(str(folder), 1) == ()
+    os.close(full)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_files_of_other_users_are_not_believed(tmp_path: Path) -> None:
+    os.chown(put(tmp_path, "a1-r0-rank0-pid1.jsonl", line()), 12345, -1)
+    assert read(str(tmp_path), 1) == ()
+
+
+@pytest.mark.parametrize("files", [1, 200], ids=["one file", "many files"])
+def test_a_hundred_thousand_lines_take_bounded_time_and_memory(tmp_path: Path, files: int) -> None:
+    text = line(hook="order", text="x" * 100) * (100_000 // files)
+    for pid in range(files):
+        put(tmp_path, f"a1-r0-rank0-pid{pid}.jsonl", line(pid=pid) + text)
+    tracemalloc.start()
+    start = time.process_time()
+    found = read(str(tmp_path), 1)
+    took_s = time.process_time() - start
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found[0].hook == "bootstrap"
+    assert len(found) <= receipts.MAX_LINES
+    assert (took_s < 3, peak < 64 << 20) == (True, True), (took_s, peak)
+
+
+def test_one_full_file_hides_no_other_rank(tmp_path: Path) -> None:
+    put(tmp_path, "a1-r0-rank0-pid1.jsonl", line() * 100_000)
+    put(tmp_path, "a1-r0-rank1-pid2.jsonl", line(rank=1, pid=2))
+    assert {r.rank for r in read(str(tmp_path), 1)} == {0, 1}
+
+
+# the pids of ranks
+
+
+def test_the_pids_are_those_of_the_latest_restart_by_rank() -> None:
+    given = [started(1, pid=21), started(0, pid=20), started(0, restart=1, pid=30)]
+    assert rank_pids(given) == (30,)
+    assert rank_pids(given[:2]) == (20, 21)
+
+
+def test_a_helper_that_compiled_is_not_taken_for_its_rank() -> None:
+    helper = Receipt(77, 0, 0, 2.0, "compile", "applied", {})
+    assert rank_pids([helper, started(0, pid=20), left(None, "compile")]) == (20,)
+
+
+def test_ranks_that_no_torchrun_started_are_known_by_their_other_lines() -> None:
+    assert rank_pids([left(1, "init"), left(0, "init"), left(0, "order")]) == (100, 101)
+
+
+# the judgement
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "said"),
+    [
+        ([], {}, [NOWHERE]),
+        ([], {"expects_hooks": False}, []),
+        ([], {"ranks_ran": False}, []),
+        ([], {"no_python": True}, []),
+        ([left(None, "compile")], {}, [NOWHERE]),
+        ([started(r) for r in range(4)], {}, []),
+        ([started(0), started(2)], {}, ["the hooks did not run in ranks 1, 3, "]),
+        ([started(0), started(2)], {"no_python": True}, ["the hooks did not run in ranks 1, 3, "]),
+        ([started(0), started(2)], {"ranks_ran": False}, []),
+        ([started(0), started(2)], {"expects_hooks": False}, []),
+        ([started(5), started(6), started(7)], {}, ["the hooks did not run in rank 4, "]),
+        ([started(3, size=8)], {}, ["the hooks did not run in ranks 0-2, 4-7, "]),
+        ([started(0, size=2), left(1, "init")], {}, []),
+        ([started(0, size=2), started(1, size=2, restart=1)], {}, []),
+        ([left(0, "init")], {}, []),
+    ],
+    ids=[
+        *("none", "no hooks expected", "no rank ran", "no python"),
+        *("only a process without a rank", "all", "some", "some without python"),
+        *("some, too early to know", "some, no hooks expected", "second machine"),
+        *("rows of ranks", "known by another hook", "known by a restart", "sizes unknown"),
+    ],
+)
+def test_ranks_without_a_word_are_told(
+    given: list[Receipt], known: dict[str, bool], said: list[str]
+) -> None:
+    lines = judge(given, **{**KNOWN, **known})
+    assert [text[: len(begin)] for text, begin in zip(lines, said, strict=True)] == said
+
+
+def test_a_failed_hook_is_told_once_with_its_ranks_and_its_error() -> None:
+    failures = [left(r, "compile", "failed", error=f"ValueError: {r}\n\x1b[31m") for r in (3, 1, 2)]
+    given = [*(started(r) for r in range(4)), *failures]
+    (said,) = judge(given, **KNOWN)
+    assert said == "hook compile failed in ranks 1-3 and does not hold there: ValueError: 3 ?[31m"
+
+
+def test_never_more_than_three_lines() -> None:
+    given = [started(0), *(left(0, hook, "failed", error="E") for hook in "abcd")]
+    said = judge(given, **KNOWN)
+    assert [text[:20] for text in said] == [
+        "the hooks did not ru",
+        "hook a failed in ran",
+        "3 more hooks failed;",
+    ]
+    assert len(judge(given[1:3], **KNOWN)) == 2
+
+
+# real ranks
+
+
+def torchrun(tmp_path: Path, *words: str, **extra: str) -> tuple[Receipt, ...]:
+    """Run two ranks that do nothing, under our hooks, and read what they left."""
+    (tmp_path / "train.py").write_text("pass")
+    text = contract.encode(
+        run="r", attempt=1, hooks={}, mitigations=[], receipts=str(tmp_path / "receipts")
+    )
+    dropped = ("SAFERUN_", "TORCH", "PYTHON", "PET_", "RANK", "LOCAL_", "WORLD_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    environ = {**kept, "PYTHONPATH": str(SITE), "SAFERUN_INJECT": text, "OMP_NUM_THREADS": "1"}
+    command = [TORCHRUN, "--standalone", "--nproc-per-node=2", *words, str(tmp_path / "train.py")]
+    subprocess.run(command, env={**environ, **extra}, check=True, capture_output=True, timeout=120)
+    return read(str(tmp_path / "receipts"), 1)
+
+
+def python_exec(tmp_path: Path, body: str) -> str:
+    wrapper = tmp_path / "my-python"
+    wrapper.write_text(f"#!/bin/bash\n{body}\n")
+    wrapper.chmod(0o755)
+    return str(wrapper)
+
+
+def test_both_ranks_of_a_real_job_leave_their_word(tmp_path: Path) -> None:
+    found = torchrun(tmp_path)
+    assert [(r.rank, r.hook, r.outcome) for r in found] == [
+        (0, "bootstrap", "applied"),
+        (1, "bootstrap", "applied"),
+    ]
+    assert len(rank_pids(found)) == 2
+    assert judge(found, **KNOWN) == ()
+
+
+def test_python_dash_i_in_every_rank_is_found_out(tmp_path: Path) -> None:
+    isolated = python_exec(tmp_path, f'exec {sys.executable} -I "$@"')
+    found = torchrun(tmp_path, PYTHON_EXEC=isolated)
+    (said,) = judge(found, **KNOWN)
+    assert said.startswith(NOWHERE)
+
+
+def test_python_dash_i_in_one_rank_is_found_out_by_name(tmp_path: Path) -> None:
+    body = f'if [ "$RANK" = 1 ]; then set -- -I "$@"; fi; exec {sys.executable} "$@"'
+    found = torchrun(tmp_path, PYTHON_EXEC=python_exec(tmp_path, body))
+    (said,) = judge(found, **KNOWN)
+    assert said.startswith("the hooks did not run in rank 1, though in others")
