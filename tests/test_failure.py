@@ -9,6 +9,7 @@ read where it is (SAFERUN_CORPUS).
 from __future__ import annotations
 
 import json
+import pathlib
 import re
 import time
 
@@ -931,7 +932,7 @@ def test_cases_cover_every_kind_that_a_log_alone_can_show():
         "cuda-exclusive-mode-conflict", "triton-compile-error-custom", "nccl-system-error",
         "nccl-internal-error", "nccl-invalid-usage", "nccl-version-mismatch", "nccl-p2p-hang",
         "port-privileged", "process-limit", "segfault-environment", "illegal-instruction",
-        "cuda-error-other",
+        "cuda-error-other", "killed-from-outside", "bus-error", "process-unkillable", "output-reader-gone",
     }  # fmt: skip
     assert set(KNOWN.kinds) - {case[1] for case in CASES} - not_by_log == set()
 
@@ -958,6 +959,100 @@ def test_cases_cover_every_kind_that_a_log_alone_can_show():
 )  # fmt: skip
 def test_a_rarer_failure_is_recognised(kind, log):
     assert diagnose(log).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "log"),
+    [
+        ("peer-lost", "E external/xla/coordination_service.cc:954] /job:jax_worker/replica:0/task:3 has been set to ERROR in coordination service: UNAVAILABLE: Task /job:jax_worker/replica:0/task:3 heartbeat timeout. This indicates that the remote task has failed, got preempted, or crashed."),
+        ("peer-lost", "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of the ranks"),
+        ("collective-mismatch", "RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 60 vs 28"),
+        ("collective-mismatch", "n1:7:9 [0] transport/net_ib.cc:2000 NCCL WARN Message truncated : received 512 bytes instead of 256"),
+        ("nccl-socket-interface", "n1:7:9 [0] NCCL WARN Bootstrap : socket creation failed"),
+        ("nccl-ib-error", "n1:7:9 [3] NCCL WARN NET/OFI Request 0x7f completed with error. RC: 113. Error: unreachable"),
+        ("nccl-ib-link-down", "n1:7:9 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_3:1 async error event: port error"),
+        ("cuda-oom", "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 21474836480 bytes."),
+        ("gpu-ecc-uncorrectable", "[88.1] NVRM: Xid (PCI:0000:1b:00): 140, pid=77, name=python, Unrecovered ECC Error"),
+        ("gpu-container-runtime", "docker: Error response from daemon: unknown or invalid runtime name: nvidia."),
+        ("user-missing-file", "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach https://huggingface.co/gpt2: offline mode is enabled."),
+        ("hub-auth", "OSError: org/model is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'"),
+        ("hub-unavailable", "fatal: unable to access 'https://git.corp/org/repo/': The requested URL returned error: 503"),
+        ("user-import-error", "ERROR: No matching distribution found for flash-attn==9.9"),
+        ("disk-full", "OSError: [Errno 27] File too large"),
+        ("disk-full", "train.sh: line 3: 71 File size limit exceeded(core dumped) python train.py"),
+        ("scheduler-time-limit", "train.sh: line 3: 71 CPU time limit exceeded  python train.py"),
+        ("host-oom-killed", "srun: error: node-7: task 0: Killed"),
+        ("host-oom-killed", "srun: error: node-7: tasks 0,2-4: Killed"),
+        ("host-oom-killed", "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 9 (Killed)."),
+        ("child-failed-no-root", "  Process name: [[1,1],0]\n  Exit code:    3"),
+        ("sigterm-preempted", "torch.distributed.elastic.multiprocessing.api.SignalException: Process 9 got sigval:15"),
+        ("checkpoint-corrupt", '  File "/w/train.py", line 9, in resume\n    state = torch.load(path, weights_only=True)\nRuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory'),
+        ("user-exception", '  File "/w/train.py", line 9, in resume\n    state = torch.load(path)\n_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default value of the `weights_only` argument'),
+        ("user-exception", TRACEBACK + '  File "/e/multiprocessing/connection.py", line 383, in _recv\n    raise EOFError\nEOFError'),
+        ("nccl-unhandled-cuda-error", "n54:44712:44746 [2] transport/nvls.cc:246 NCCL WARN Cuda failure 3 'initialization error'"),
+        ("user-exception", "AssertionError        assert param.ds_status == AVAILABLE, param.ds_summary()AssertionError"),
+        ("cuda-launch-failure", "[rank5]: RuntimeError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error"),
+        ("gpu-container-runtime", "nvidia-docker | 2026/06/06 22:49:17 Error: Could not load UVM kernel module. Is nvidia-modprobe installed?"),
+        ("disk-full", "tensorflow.python.framework.errors_impl.UnknownError: ckpt-334.data-00000-of-00001; Input/output error"),
+        ("disk-full", "no checkpoint yet: [Errno 2] No such file or directory: 'last.ckpt'\n" + TRACEBACK + "OSError: [Errno 28] No space left on device"),
+        ("too-many-open-files", TRACEBACK + "RuntimeError: unable to open shared memory object </torch_30997_2076> in read-write mode\n" + TRACEBACK + "OSError: [Errno 24] Too many open files"),
+        ("user-args-error", "unrecognized arguments: --local-rank=0"),
+        ("cuda-init-unknown-error", "F0528 22:26:23 13844 syncedmem.hpp:18] Check failed: error == cudaSuccess (30 vs. 0) unknown error"),
+        ("cuda-oom", "F0528 22:26:23 13844 syncedmem.cpp:56] Check failed: error == cudaSuccess (2 vs. 0) out of memory"),
+        ("inductor-compile-worker-died", "BackendCompilerFailed: backend='debug_wrapper' raised:\nBrokenProcessPool: A child process terminated abruptly, the process pool is not usable anymore"),
+        ("compile-toolchain-missing", "torch._inductor.exc.InductorError: CalledProcessError: Command '['/e/bin/x86_64-conda-linux-gnu-cc', '/tmp/t/cuda_utils.c', '-shared', '-lcuda']' returned non-zero exit status 1."),
+        ("toolchain-missing-custom-kernel", "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/t/main.c', '-shared', '-lcuda']' returned non-zero exit status 1."),
+        ("ddp-optimizer-error", "torch._dynamo.exc.BackendCompilerFailed: backend='compile_fn' raised:\nTypeError: _convert_frame_assert() missing 2 required positional arguments"),
+        ("ddp-optimizer-error", '  File "/e/torch/_dynamo/backends/distributed.py", line 528, in compile_fn\n    submod_compiler.run(*example_inputs)'),
+        ("nccl-socket-interface", "NCCL WARN Connect to 10.38.10.112<21724> failed : Connection refused"),
+        ("rendezvous-connect-failed", "downloaded from huggingface.co\ntorch.distributed.DistNetworkError: The client socket has timed out after 1800000ms while trying to connect to (node0, 29500)."),
+        ("peer-lost", 'A RuntimeError occurs in distributed mode: "Connection closed by peer [10.24.184.33]:16062"'),
+        ("checkpoint-corrupt", "RuntimeError: unexpected EOF, expected 8 more bytes. The file might be corrupted."),
+        ("loss-nan-abort", "InvalidArgumentError: tower_0/L2Loss:0 : Tensor had Inf values"),
+        ("child-failed-no-root", "LAUNCH ERROR 2023-08-17 16:45:31,525 Container failed !!!\nContainer rank 0 status failed cmd ['/e/python', '-u', 'train.py'] code 1 log log/workerlog.0"),
+        ("nccl-timeout-slow-rank", "Running tokenizer on dataset (num_proc=16): 41%\n[rank3]: RuntimeError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: wait timeout after 600000ms"),
+    ],
+)  # fmt: skip
+def test_a_wording_that_real_logs_taught_is_recognised(kind, log):
+    assert diagnose(log).kind == kind
+
+
+RECORDS = pathlib.Path(__file__).parent / "records" / "logs"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "rank", "root"),
+    [
+        ("abrt", "abort-unknown", 1, "SIGABRT"),
+        ("agent-HUP", "sighup-terminal-closed", None, "Received 1 death signal"),
+        ("agent-INT", "interrupted", None, "Received 2 death signal"),
+        ("agent-TERM", "sigterm-preempted", None, "Received 15 death signal"),
+        ("argparse", "user-args-error", 0, "unrecognized arguments: --stepz 3"),
+        ("caught", "user-exception", None, "IndexError: list index out of range"),
+        ("ckpt-cut", "checkpoint-corrupt", 1, "failed finding central directory"),
+        ("disk-full", "disk-full", 0, "No space left on device"),
+        ("empty", "checkpoint-corrupt", None, "EOFError"),
+        ("exception", "user-exception", 1, "KeyError: 'input_ids'"),
+        ("kill", "host-oom-killed", 1, "exitcode: -9"),
+        ("mismatch", "collective-mismatch", 1, "op.preamble.length"),
+        ("missing-node", "rendezvous-connect-failed", None, "RendezvousTimeoutError"),
+        ("port-static", "port-in-use", None, "failed to listen on any local network address"),
+        ("priv-port", "port-privileged", None, "port: 97"),
+        ("term", "sigterm-preempted", 1, "SIGTERM"),
+        ("thread", "user-exception", 1, "TypeError: unsupported operand"),
+        ("timeout", "nccl-timeout", 0, "Timed out"),
+    ],
+)
+def test_a_failure_that_was_provoked_is_recognised(name, kind, rank, root):
+    """Two processes of torchrun and gloo (torch 2.x), each log as it was printed, paths renamed."""
+    found = diagnose((RECORDS / f"{name}.log").read_bytes())
+    assert (found.kind, found.root_rank) == (kind, rank)
+    assert root in found.root_line
+
+
+def test_every_recorded_log_is_tested():
+    cases = test_a_failure_that_was_provoked_is_recognised.pytestmark[0].args[1]
+    assert {f"{case[0]}.log" for case in cases} == {path.name for path in RECORDS.iterdir()}
 
 
 # --- the root, not the echo --------------------------------------------------------------------------
@@ -1000,6 +1095,11 @@ def test_a_rank_that_ended_without_a_word_outweighs_what_the_others_saw():
 def test_a_launcher_that_tidies_up_with_sigkill_is_not_the_machine_out_of_memory():
     tidying = "W0920 api.py:900] Sending process 85005 closing signal SIGKILL\n"
     assert diagnose(tidying + SUMMARY.format(rank=1, code=1)).kind == "child-failed-no-root"
+
+
+def test_a_rank_that_the_launcher_killed_after_the_root_is_not_the_machine_out_of_memory():
+    killed_after = SUMMARY.replace("-15", "-9").format(rank=1, code=1)
+    assert diagnose(killed_after, oom_kills=0).kind == "child-failed-no-root"
 
 
 def test_a_word_that_a_log_is_full_of_does_not_hide_the_line_that_decides():
@@ -1058,6 +1158,72 @@ def test_the_earliest_error_file_wins_over_later_ones_and_over_echoes():
     )
 
 
+@pytest.mark.parametrize(
+    ("code", "known", "kind"),
+    [
+        (-9, {"oom_kills": None}, "host-oom-killed"),
+        (-9, {"oom_kills": 1}, "host-oom-killed"),
+        (-9, {"oom_kills": 0}, "killed-from-outside"),
+        (-7, {"shm_ample": None}, "dataloader-shm-full"),
+        (-7, {"shm_ample": False}, "dataloader-shm-full"),
+        (-7, {"shm_ample": True}, "bus-error"),
+    ],
+)
+@pytest.mark.parametrize("where", ["log", "rank", "command"])
+def test_what_the_machine_counted_tells_what_a_signal_means(where, code, known, kind):
+    log = SUMMARY.format(rank=1, code=code) if where == "log" else ""
+    failures = (RankFailure(rank=1, exit_code=code),) if where == "rank" else ()
+    exit_code = code if where == "command" else 1
+    found = diagnose(log, failures=failures, exit_code=exit_code, **known)
+    assert found.kind == kind
+
+
+PEER = (
+    "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer\n"
+)
+
+
+def test_a_process_that_the_kernel_cannot_end_outweighs_the_log():
+    found = diagnose(TRACEBACK + "KeyError: 'a'\n", unkillable=1, exit_code=1)
+    assert (found.kind, found.verdict) == ("process-unkillable", "stop-hardware")
+
+
+@pytest.mark.parametrize(
+    ("echo", "code", "kind"),
+    [
+        (PEER, -6, "abort-unknown"),
+        (PEER, -15, "sigterm-preempted"),
+        (PEER, 1, "child-failed-no-root"),
+        (TIMEOUT + "\n", -6, "nccl-timeout"),
+    ],
+)
+def test_the_rank_that_ended_first_explains_what_its_peers_saw(echo, code, kind):
+    assert diagnose(echo + SUMMARY.format(rank=1, code=code)).kind == kind
+
+
+@pytest.mark.parametrize("steps", [0, 30])
+def test_a_failure_that_the_job_went_on_from_is_not_the_root(steps):
+    log = FULL_CARD + "\n" + output(steps) + TRACEBACK + "IndexError: list index out of range\n"
+    assert diagnose(log).kind == ("user-exception" if steps else "cuda-oom")
+
+
+def test_an_exception_before_a_failure_that_stops_is_not_the_root():
+    log = TRACEBACK + "KeyError: 'x'\n" + output(30) + TRACEBACK + FULL_CARD + "\n"
+    assert diagnose(log).kind == "cuda-oom"
+
+
+@pytest.mark.parametrize("words", ["See root cause above.", "See stack trace for root cause."])
+def test_a_wrapper_that_points_to_the_root_elsewhere_is_not_it(words):
+    log = TRACEBACK + f"RuntimeError: Engine core initialization failed. {words}\n"
+    assert diagnose(log).kind == "child-failed-no-root"
+    assert diagnose("worker 2 received SIGKILL\n" + log).kind == "host-oom-killed"
+
+
+def test_a_message_that_begins_on_the_next_line_is_in_the_root_line():
+    log = TRACEBACK + "RuntimeError: \n        ====\n        An attempt has been made to start\n"
+    assert diagnose(log).root_line == "RuntimeError: An attempt has been made to start"
+
+
 def test_a_killed_rank_is_known_from_its_status_alone():
     failures = (RankFailure(rank=6, exit_code=-9),)
     found = diagnose("", failures=failures, exit_code=1)
@@ -1084,6 +1250,45 @@ def test_an_exception_that_the_job_survived_is_not_the_root():
     )
     found = diagnose(handled + output(20) + TRACEBACK + "KeyError: 'x'\n")
     assert (found.verdict, found.root_line) == ("stop-user", "KeyError: 'x'")
+
+
+OPENED = TRACEBACK + "PIL.UnidentifiedImageError: cannot identify image file 'a.jpg'\n"
+PORT = TRACEBACK + "RuntimeError: Address already in use\n"
+
+
+@pytest.mark.parametrize(
+    ("between", "kind"),
+    [
+        ("", "user-exception"),
+        (output(2), "user-exception"),
+        ("step 7 loss 2\n" * 9, "user-exception"),
+        ("preparing\n" * 9, "user-exception"),
+        (output(3), "port-in-use"),
+        ("".join(f" 1%| | {n}/400 [00:0{n}<07:00]\n" for n in range(4)), "port-in-use"),
+    ],
+    ids=["at once", "two steps", "the same step", "no steps", "three steps", "a progress bar"],
+)  # fmt: skip
+def test_an_exception_is_outlived_once_the_job_has_made_three_steps(between, kind):
+    assert diagnose(OPENED + between + PORT).kind == kind
+
+
+@pytest.mark.parametrize("later", [TIMEOUT, "failed (exitcode: -11) local_rank: 0 (pid: 28773)"])
+def test_steps_after_an_exception_do_not_make_an_echo_or_a_crash_the_root(later):
+    # a rank's stdout is written at its exit where it is a file: steps may follow their exception
+    assert diagnose(OPENED + output(30) + later).kind == "user-exception"
+
+
+def test_another_ranks_steps_do_not_mean_that_an_exception_was_outlived():
+    raised_by_1 = "".join(f"[rank1]: {line}\n" for line in OPENED.splitlines())
+    steps_of_0 = output(9, "[rank0]: step {} loss 2.5")
+    assert diagnose(raised_by_1 + steps_of_0 + PORT).kind == "user-exception"
+
+
+@pytest.mark.parametrize("handled", ["", OPENED], ids=["alone", "beside a handled one"])
+def test_an_error_file_is_of_the_exception_that_ended_its_rank(handled):
+    filed = (RankFailure(exit_code=1, traceback=TRACEBACK + "KeyError: 'x'"),)
+    found = diagnose(handled + output(30) + PORT, failures=filed)
+    assert (found.kind, found.root_line) == ("user-exception", "KeyError: 'x'")
 
 
 def test_what_happened_thousands_of_lines_before_the_end_is_not_the_root():
@@ -1120,8 +1325,13 @@ def test_an_exception_in_a_thread_does_not_end_a_job():
         "| epoch 001 | oom 0 | loss 3.1 | loss_scale 128",
         "WARNING: huggingface_hub: ReadTimeoutError('Read timed out.') thrown while requesting HEAD. Retrying in 1s [Retry 1/5].",
         "W0920 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 85005 closing signal SIGTERM",
+        "'(ReadTimeoutError(\"HTTPSConnectionPool(host='cdn-lfs.huggingface.co')\"), '(Request ID: 1)')' thrown while requesting GET https://huggingface.co/x\nRetrying in 1s [Retry 1/5].",
+        "ERROR:root:could not parse record 17: KeyError('label'); skipped",
+        "n1:1:1 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]",
+        "n1:1:1 [0] NCCL INFO NET/IB : No device found.",
+        "A matching Triton is not available, some optimizations will not be enabled.\nModuleNotFoundError: No module named 'triton'",
     ],
-    ids=["deprecation", "destroy_process_group", "semaphores", "joblib", "handlers", "part of a word", "numbers", "oom in progress", "a retry", "tidying up"],
+    ids=["deprecation", "destroy_process_group", "semaphores", "joblib", "handlers", "part of a word", "numbers", "oom in progress", "a retry", "tidying up", "a retry on the next line", "a bad record", "no verbs", "no IB", "no triton"],
 )  # fmt: skip
 def test_what_looks_fatal_and_is_not_gives_way_to_the_exception(line):
     log = f"{line}\n{TRACEBACK}ZeroDivisionError: division by zero\n{line}\n"
@@ -1143,6 +1353,10 @@ OWN = [
     "RuntimeError: shape '[3, 4]' is invalid for input of size 13",
     "TypeError: forward() missing 1 required positional argument: 'mask'",
 ]
+
+
+def test_a_table_of_exceptions_names_is_not_an_exception():
+    assert diagnose("KeyError        3\nValueError      12\n").kind == "unknown"
 
 
 @pytest.mark.parametrize("line", OWN, ids=lambda line: line.split(":")[0])
@@ -1225,6 +1439,30 @@ def test_how_far_the_job_came_tells_a_sporadic_fault(age_s, step, kind):
     assert diagnose(log, age_s=age_s, step=step).kind == kind
 
 
+@pytest.mark.parametrize(
+    ("progress", "kind"),
+    [
+        ("Epoch: [2][300/7922] loss 1", "cuda-illegal-access"),
+        ("Epoch: [19][300/7922] loss 1", "cuda-illegal-access-sporadic"),
+        ("    85/299     10.4G   0.05  640:  25%|###", "cuda-illegal-access-sporadic"),
+        ("     3/299     10.4G   0.05  640:  25%|###", "cuda-illegal-access"),
+    ],
+)
+def test_epochs_tell_a_sporadic_fault(progress, kind):
+    log = (
+        f"{progress}\n{TRACEBACK}RuntimeError: CUDA error: an illegal memory access was encountered"
+    )
+    assert diagnose(log).kind == kind
+
+
+def test_a_warning_is_no_context_for_what_follows_it():
+    warned = "W1110 17:56:13 torch/_dynamo/convert_frame.py:1550] torch._dynamo hit config.recompile_limit (8)\n"
+    assert (
+        diagnose(warned + TRACEBACK + "RuntimeError: CUDA error: unspecified launch failure").kind
+        == "cuda-launch-failure"
+    )
+
+
 def memory(requested, total, free, held, idle):
     return oom.kind(oom.Memory(requested, total, free, held, idle))
 
@@ -1241,10 +1479,12 @@ def memory(requested, total, free, held, idle):
         ((130_000_000, 80000, 38000, 28000, 700), "cuda-oom"),
         ((11_000, 12000, 0, 23900, 11_900), "cuda-oom"),
         ((64, None, None, None, None), "cuda-oom"),
+        ((20, 24000, 400, 500, 10), "cuda-oom-other-process"),
     ],
     ids=[
         "full", "idle serves it", "idle is smaller than asked", "idle is under a tenth",
         "somebody else", "free is plenty", "more than the card", "oversubscribed", "no numbers",
+        "what the driver keeps back",
     ],
 )  # fmt: skip
 def test_out_of_memory_by_its_numbers(numbers, kind):
@@ -1282,15 +1522,32 @@ def prefixed(prefix: str) -> str:
         (prefixed("trainer-1  | "), None),
         (prefixed("(RayTrainWorker pid=81, ip=10.0.0.3) "), None),
         (prefixed("2024-05-05 10:10:10 [rank4]: "), 4),
+        (prefixed("[trainer0|6]:"), 0),
+        (prefixed("stderr: [rank4]: "), 4),
+        (prefixed("[1830] "), None),
+        (prefixed("2: [rank17]: "), 17),
+        (prefixed("[2024-02-27T21:35:28.893536Z] fa88a9df [rank=4] || "), 4),
+        (prefixed("10.0.0.12: "), None),
+        (prefixed("worker-0: "), None),
+        (prefixed("[worker-0] "), None),
+        (prefixed("algo-1-ab12c  | "), None),
+        (prefixed("10:10:10 "), None),
+        (prefixed("[10:10:10,123] "), None),
+        (prefixed("2024-05-05 10:10:10.123 | ERROR    | "), None),
+        (PLAIN.replace("ModuleNotFound", "[ERROR] ModuleNotFound"), None),
         ("\x1b[31m" + PLAIN.replace("\n", "\x1b[0m\r\n\x1b[1m"), None),
         ("  3%|# | 3/100 [00:01<00:30]\r  4%|# | 4/100 [00:02<00:30]\r" + PLAIN, None),
         ("\n".join(json.dumps({"log": line + "\n", "stream": "stderr", "time": "t"}) for line in PLAIN.splitlines()), None),
         (b"\xff\xfe\x00bad \x80\xff bytes\n" + PLAIN.encode(), None),
+        (b"\0" * 5000 + b"[rank3]: " + PLAIN.splitlines()[-1].encode(), 3),
         (PLAIN + "\nW1011 torch/distributed/elastic/agent/server/api.py:1] x\n" + SUMMARY.format(rank=9, code=1), 9),
     ],
     ids=[
         "rank", "tee", "srun", "mpirun", "kubectl", "journald", "logger", "compose", "ray", "two prefixes",
-        "ansi and crlf", "progress bar", "docker json", "invalid utf-8", "rank from the summary",
+        "torchx", "accelerate", "numbered", "srun and rank", "determined", "pdsh",
+        "pdsh by name", "named worker", "SageMaker", "time", "time in brackets", "loguru",
+        "a logger's exception",
+        "ansi and crlf", "progress bar", "docker json", "invalid utf-8", "a hole of zeros", "rank from the summary",
     ],
 )  # fmt: skip
 def test_the_same_failure_is_read_from_any_kind_of_log(log, rank):
@@ -1324,6 +1581,12 @@ def test_what_nothing_explains_is_unknown_with_its_most_telling_line(log, line):
     assert (found.kind, found.verdict) == ("unknown", "unknown")
     if line is not None:
         assert found.root_line == line
+
+
+def test_frames_alone_are_not_the_most_telling_line():
+    frames = '  File "/w/a.py", line 3, in start\n    begin(x)\n'
+    found = diagnose("the loader failed to start\n" + frames)
+    assert (found.kind, found.root_line) == ("unknown", "the loader failed to start")
 
 
 def test_a_command_that_succeeded_has_no_failure():
@@ -1547,3 +1810,14 @@ def test_real_kinds_are_known_with_their_verdict_and_group(corpus):
     kinds = yaml.safe_load((corpus / "failure_kinds.yaml").read_text())["kinds"]
     ours = {name: (kind.verdict, kind.group) for name, kind in KNOWN.kinds.items()}
     assert {name: (k["verdict"], k["group"]) for name, k in kinds.items()}.items() <= ours.items()
+
+
+def test_a_broken_pipe_is_the_end_where_nobody_reads_and_an_error_like_others_elsewhere():
+    said = (
+        "Traceback (most recent call last):\n  print(1)\nBrokenPipeError: [Errno 32] Broken pipe\n"
+    )
+    log = logtext.of_text(said)
+    gone = failure.classify(Evidence(log=log, exit_code=1, reader_gone=True), KNOWN)
+    assert (gone.kind, gone.verdict) == ("output-reader-gone", "stop-user")
+    there = failure.classify(Evidence(log=log, exit_code=1), KNOWN)
+    assert there.kind != "output-reader-gone"

@@ -26,6 +26,10 @@ class Evidence(NamedTuple):
     failures: tuple[RankFailure, ...] = ()
     age_s: float | None = None  # how long it ran
     step: int | None = None  # the last one that it reached
+    oom_kills: int | None = None  # by the kernel meanwhile; None where it does not tell
+    reader_gone: bool = False  # nobody reads its stdout or stderr any more
+    unkillable: int = 0  # processes of it that the kernel could not end
+    shm_ample: bool | None = None  # /dev/shm is large and mostly free
 
 
 def rank_failure(rank: int | None, exit_code: int | None, content: str | None) -> RankFailure:

@@ -8,6 +8,7 @@ exception of the user's own is never retried, and what nothing explains is `unkn
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ _BRIEF_LINES = 80  # in so short a log, bare words can be the reason to try agai
 _SEPARATE_LINES = 3  # of normal output between a handled exception and the one that ended it
 _LONG_RUN_S = 1800.0
 _LONG_RUN_STEPS = 500
+_LONG_RUN_EPOCHS = 10
+_STEPS_GONE_ON = 3  # of a job that an exception did not end
 # Exceptions that only pass on what another process or exception said.
 _WRAPPERS = frozenset(
     ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
@@ -37,10 +40,13 @@ _WRAPPERS = frozenset(
 )  # fmt: skip
 # How a rank ends that says nothing: what the others then see is not the cause.
 _SILENT = ("child-failed-no-root", "user-args-error")
+# What ends a rank without a word; an abort may follow any other echo, so it explains no other.
+_SILENT_TO_PEERS = (*_SILENT, "abort-unknown", "sigterm-preempted")
 _ENDED_ELSEWHERE = re.compile(
     r"terminated with (?:signal|exit code)|-- Process \d{1,5} terminated|died with <Signals|"
-    r"-- Tracebacks above this line"
+    r"-- Tracebacks above this line|[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
 )
+_BARE = re.compile(r"(?:^|[\s.])\w{1,80}(?:Error|Exception):$")
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
 # Exceptions that steer a program; one that came while handling them says more.
 _STEERING = frozenset(
@@ -51,6 +57,10 @@ _BARRIER = re.compile(r"world_size=(\d{1,6}), worker_count=(\d{1,6})")
 _STEPS = re.compile(
     r"\b(?:step|iter|iteration|global_step|batch)s?[\s=:/\[\]]{1,4}(\d{1,9})\b", re.I
 )
+_EPOCHS = re.compile(
+    r"\bepoch[\s=:#\[(]{1,4}(\d{1,5})\b|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s", re.I
+)
+_BAR = re.compile(r"\b(\d{1,9})/\d{1,9} \[\d")
 _ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
 _SHARE = re.compile(r"\b(\d{1,3})%\|")
 
@@ -67,6 +77,14 @@ class Diagnosis(NamedTuple):
     explanation: str
     advice: str
     references: tuple[str, ...]
+
+
+class _Step(NamedTuple):
+    """One line of a job that goes on."""
+
+    at: int  # index of the line
+    rank: int | None
+    number: int
 
 
 class _Found(NamedTuple):
@@ -90,7 +108,11 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
     """
     if evidence.exit_code == 0 and not evidence.failures:
         return _diagnosis("no-failure", knowledge, "", None, "")
-    lines = (*_filed(evidence.failures), *evidence.log.lines)
+    if evidence.unkillable:
+        return _diagnosis("process-unkillable", knowledge, "", None, "")
+    if evidence.reader_gone and (unread := _writes_to_nobody(evidence)):
+        return _diagnosis("output-reader-gone", knowledge, unread.raw, unread.rank, "")
+    lines = (*_filed(evidence.failures), *exits.by_rank(evidence.log.lines))
     found, ended = _all(evidence, lines, knowledge)
     best = _best(found, ended.root_rank, knowledge, lines)
     if best is None:
@@ -98,6 +120,12 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
     rank = best.rank if best.rank is not None else ended.root_rank
     line = telling_line(lines) if best.at < 0 else _root_line(best, lines, knowledge)
     return _diagnosis(best.kind, knowledge, line, rank, best.text)
+
+
+def _writes_to_nobody(evidence: Evidence) -> Line | None:
+    """Return the line that says so, where the job failed since what it writes to has gone."""
+    lines = (*_filed(evidence.failures), *evidence.log.lines)
+    return next((line for line in lines if "[Errno 32] Broken pipe" in line.text), None)
 
 
 def _filed(failures: Sequence[RankFailure]) -> tuple[Line, ...]:
@@ -123,16 +151,30 @@ def _all(
         for m in matches
         if brief or m.weight != WEIGHTS["bare"] or _stops(m.kind, knowledge)
     ]
-    found += _generic(seen.raised, {m.raised.at for m in matches if m.raised}, knowledge)
+    explained = {m.raised.at for m in matches if m.raised}
+    found += _generic(seen.raised, explained, knowledge, lines)
     found = _faded(found, lines)
-    found += [_Found(e.kind, e.weight, e.at, e.rank, _after(lines, e.at)) for e in ended.ended]
+    found += [
+        _Found(_by_machine(e.kind, evidence), e.weight, e.at, e.rank, _after(lines, e.at))
+        for e in ended.ended
+    ]
     for failure in evidence.failures:
         if failure.exit_code is not None and (known := exits.kind_of(failure.exit_code)):
-            found.append(_Found(known[0], known[1], -1, failure.rank, ""))
+            kind = _by_machine(known[0], evidence)
+            found.append(_Found(kind, known[1], -1, failure.rank, ""))
     # 1 says nothing: torchrun returns it whatever happened
     if evidence.exit_code not in (None, 1) and (known := exits.kind_of(evidence.exit_code)):
-        found.append(_Found(known[0], known[1] - 2, -1, None, ""))
+        found.append(_Found(_by_machine(known[0], evidence), known[1] - 2, -1, None, ""))
     return found, ended
+
+
+def _by_machine(kind: str, evidence: Evidence) -> str:
+    """Return what a bare signal means where the machine was watched: its usual cause, or not."""
+    if kind == "host-oom-killed" and evidence.oom_kills == 0:
+        return "killed-from-outside"
+    if kind == "dataloader-shm-full" and evidence.shm_ample:
+        return "bus-error"
+    return kind
 
 
 def _stops(kind: str, knowledge: Knowledge) -> bool:
@@ -144,18 +186,18 @@ def _after(lines: Sequence[Line], at: int) -> str:
 
 
 def _generic(
-    all_raised: Iterable[Raised], known: set[int], knowledge: Knowledge
+    all_raised: Iterable[Raised], known: set[int], knowledge: Knowledge, lines: Sequence[Line]
 ) -> Iterable[_Found]:
     """Yield one explanation for each chain of exceptions that no sign knows."""
     chains: dict[int, list[Raised]] = {}
     for item in all_raised:
         chains.setdefault(item.chain, []).append(item)
     for chain in chains.values():
-        if any(item.at in known for item in chain):
+        if any(item.at in known for item in chain) or not (chain[0].type or chain[0].headed):
             continue
         root = _root_of_chain(chain)
         kind, weight = _by_class(root, knowledge)
-        if root.background:
+        if root.background or signs.goes_on(root, lines):
             weight = WEIGHTS["hint"]
         yield _Found(kind, weight, root.at, root.rank, root.text, root, True)
 
@@ -215,18 +257,17 @@ def _best(
 
     best = min(found, key=order)
     if best.weight <= WEIGHTS["echo+"] and best.rank not in (None, root_rank):
-        silent = [item for item in found if item.kind in _SILENT and item.rank == root_rank]
+        kinds = _SILENT_TO_PEERS if best.kind == "peer-lost" else _SILENT
+        silent = [item for item in found if item.kind in kinds and item.rank == root_rank]
         best = min(silent, key=order, default=best) if root_rank is not None else best
-    if (
-        knowledge.kinds[best.kind].verdict in ("retry", "mitigate")
-        and best.weight < WEIGHTS["hard"]
-    ):
-        own = [item for item in found if _own_fault(item, best, lines)]
-        best = min(own, key=order, default=best)
+    if best.weight < WEIGHTS["hard"]:
+        stops = _stops(best.kind, knowledge)
+        own = [item for item in found if _own_fault(item, best, lines, after_only=stops)]
+        best = min(_not_outlived(own, best, lines), key=order, default=best)
     return best
 
 
-def _own_fault(item: _Found, best: _Found, lines: Sequence[Line]) -> bool:
+def _own_fault(item: _Found, best: _Found, lines: Sequence[Line], after_only: bool = False) -> bool:
     """Return whether an exception of the user's own, not what seems best, ended the job.
 
     One that stands before it on another chain came first. One that stands after it, apart from
@@ -237,12 +278,51 @@ def _own_fault(item: _Found, best: _Found, lines: Sequence[Line]) -> bool:
     if best.raised is not None and best.raised.chain == item.raised.chain:
         return False
     if item.at < best.at:
-        return True
+        return not after_only
     same = item.rank == best.rank
     end = min(best.raised.rows[-1], best.at + _MESSAGE_LINES) if best.raised else best.at
     between = lines[end + 1 : item.at]
     normal = sum(1 for line in between if _is_normal(line))
     return same and normal > _SEPARATE_LINES
+
+
+def _not_outlived(own: Sequence[_Found], best: _Found, lines: Sequence[Line]) -> list[_Found]:
+    """Return the exceptions after which the job made no steps before a later failure, `best`.
+
+    Without a failed rank its peers make none: the next collective holds them. (An echo, or a crash
+    at exit, weighs less than an exception and is never `best` here; it would prove nothing, as a
+    rank's stdout may be written when it ends.)
+    """
+    early = [item.at for item in own if item.at < best.at and lines[item.at].number]
+    if not early:
+        return list(own)
+    told = _steps_told(lines, min(early), best.at)
+    return [
+        item
+        for item in own
+        if item.at > best.at or not lines[item.at].number or not _steps_after(item, told)
+    ]
+
+
+def _steps_after(item: _Found, told: Sequence[_Step]) -> bool:
+    """Return whether enough steps follow an exception, each one further than the last."""
+    count, reached = 0, -1
+    for step in told[bisect_left(told, (item.at,)) :]:
+        if step.rank == item.rank and step.number > reached:
+            count, reached = count + 1, step.number
+        if count == _STEPS_GONE_ON:
+            return True
+    return False
+
+
+def _steps_told(lines: Sequence[Line], start: int, end: int) -> list[_Step]:
+    """Return the steps, iterations and positions of progress bars that lines tell."""
+    told = []
+    for at in range(start, end):
+        text = lines[at].text[-400:]
+        if found := _BAR.search(text) or _STEPS.search(text):
+            told.append(_Step(at, lines[at].rank, int(found[1])))
+    return told
 
 
 def _is_normal(line: Line) -> bool:
@@ -270,6 +350,8 @@ def _ran_long(evidence: Evidence, before: Sequence[Line]) -> bool:
         text = line.text[-400:]
         if any(int(n) >= _LONG_RUN_STEPS for n in _STEPS.findall(text)):
             return True
+        if any(int(a or b) >= _LONG_RUN_EPOCHS for a, b in _EPOCHS.findall(text)):
+            return True
         for hours, minutes, seconds in _ELAPSED.findall(text):
             if int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds) >= _LONG_RUN_S:
                 return True
@@ -281,7 +363,11 @@ def _root_line(best: _Found, lines: Sequence[Line], knowledge: Knowledge) -> str
     row = best.at
     if best.raised is not None:
         row = _row_that_says(best, lines, knowledge)
-    return lines[row].raw.strip()[:ROOT_CHARS]
+    line = lines[row].raw.strip()
+    if _BARE.search(line) and best.raised is not None:  # the message begins on the next line
+        rest = (lines[at].text.strip() for at in best.raised.rows if at > row)
+        line = " ".join([line, *[text for text in rest if any(map(str.isalnum, text))][:1]])
+    return line[:ROOT_CHARS]
 
 
 def _row_that_says(best: _Found, lines: Sequence[Line], knowledge: Knowledge) -> int:

@@ -33,7 +33,12 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
 _STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _PREFIX = re.compile(
     r"""
-      \[[A-Za-z_]{1,20}(?P<tee>\d{1,5})\]:[ ]?            # torchrun --tee, [rank3]:
+      \[rank(?P<rank>\d{1,5})\]:[ ]?                       # torch's own
+    | [0-9a-f]{8}[ ]\[rank=(?P<cluster>\d{1,5})\][ ]\|\|[ ]?   # determined
+    | \[[A-Za-z_]{1,20}(?P<tee>\d{1,5})(?:\|\d{1,5})?\]:[ ]?   # torchrun --tee, torchx
+    | std(?:err|out):[ ]                                # accelerate's own tests, some notebooks
+    | \[(?:INFO|ERROR|CRITICAL)\][ ]{1,2}(?=[\w.]{1,80}(?:Error|Exception)\b)   # loggers
+    | \[\d{4,9}\][ ](?=\S)                               # numbered lines of log viewers
     | \[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:[ ]?   # mpirun --tag-output
     | [ ]{0,4}(?P<srun>\d{1,5}):[ ](?=[ ]{0,8}\D)         # srun --label
     | \(\w{1,60}[ ](?:\w{1,20}[ ])?pid=\d{1,9}(?:,[ ]ip=[\d.]{1,20})?\)[ ]?  # ray
@@ -42,7 +47,12 @@ _PREFIX = re.compile(
     + r"""\]?[ ]{0,3}(?:std(?:err|out)[ ][FP][ ])?        # ISO time: docker, kubectl, loggers
     | (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[ ]{1,2}\d{1,2}[ ]\d\d:\d\d:\d\d
       [ ][\w.-]{1,64}[ ][\w.@/-]{1,64}(?:\[\d{1,9}\])?:[ ]   # syslog, journald
-    | [\w.-]{1,60}-\d{1,4}[ ]{1,20}\|[ ]                  # docker compose
+    | \[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?[ ]              # a time alone
+    | \|[ ](?:ERROR|CRITICAL|WARNING|INFO|DEBUG)[ ]{1,5}\|[ ]   # loguru, behind its time
+    | [\w.-]{1,60}-\w{1,12}[ ]{1,20}\|[ ]                 # docker compose, SageMaker
+    | \d{1,3}(?:\.\d{1,3}){3}:[ ]                        # pdsh: DeepSpeed on several nodes
+    | (?=[a-z0-9-]{1,60}\d:[ ])[a-z][a-z0-9]{0,30}(?:-[a-z0-9]{1,30}){1,6}:[ ]
+    | \[[a-z][a-z0-9]{0,30}(?:-[a-z0-9]{1,30}){0,6}-\d{1,5}\][ ]   # the name of a worker
     | E\d{4}[ ]\d\d:\d\d:\d\d\.\d{1,9}[ ]\d{1,9}[ ][\w./-]{1,160}:\d{1,6}\]
       (?:[ ]\[\d{1,4}/\d{1,4}\])?(?:[ ]|$)             # torch's own loggers, errors only
     | >[ ](?:ERROR|INFO|WARNING)[ ]{1,4}
@@ -223,6 +233,7 @@ def _lines(piece: _Piece) -> Iterator[Line]:
         data = _ANSI.sub(b"", data)
     number = piece.number
     for row in data.split(b"\n"):
+        row = row.lstrip(b"\0")  # the hole that a file has which was cut while it was written
         for part in _parts(row):
             yield from _clean(number, part)
         number += 1
@@ -259,8 +270,10 @@ def strip_prefixes(raw: str) -> tuple[int | None, str]:
         found = _PREFIX.match(text)
         if not found:
             break
-        named = found["tee"] or found["mpi"] or found["srun"]
-        rank = int(named) if named and rank is None else rank
+        named = found["rank"] or found["cluster"]  # of the whole job; others may be of a node
+        if named or rank is None:
+            named = named or found["tee"] or found["mpi"] or found["srun"]
+            rank = int(named) if named else rank
         text = text[found.end() :]
     if "│" in text:
         text = _BOX.sub("  ", text)

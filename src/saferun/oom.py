@@ -31,6 +31,7 @@ _IDLE_SHARE = 0.10
 _OTHERS_SHARE = 0.15
 _LITTLE_SHARE = 0.50  # of the card: what a process may hold and still not be the one that fills it
 _FREE_FACTOR = 1.25
+_FREE_SHARE = 0.05  # of the card: less is what the driver keeps back from a full one
 
 
 class Memory(NamedTuple):
@@ -71,7 +72,8 @@ def kind(memory: Memory) -> str:
     if requested is None or total is None or requested > total:
         return "cuda-oom"
     oversubscribed = held is not None and held > total  # the driver lends host memory
-    if free is not None and free >= requested * _FREE_FACTOR and not oversubscribed:
+    enough = max(requested * _FREE_FACTOR, _FREE_SHARE * total)
+    if free is not None and free >= enough and not oversubscribed:
         return "cuda-oom-despite-free"
     if idle is not None and idle >= max(requested, _IDLE_SHARE * total) and not oversubscribed:
         return "cuda-oom-fragmentation"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from saferun.model import LaunchPlan, Setting
+from saferun.plan import OF_ATTEMPT
 from saferun.schema import KEYS
 
 WIDTH = 96
@@ -44,12 +45,18 @@ def headline(plan: LaunchPlan) -> str:
     origin = plan.profile_origin
     who = f"detected: {_gpus(plan)}" if origin == "detected" else f"from {origin}"
     parts = [f"profile {plan.profile} ({who})"]
-    shown = [name for name in plan.env if name not in ("PYTHONPATH", "SAFERUN_INJECT")]
+    unsaid = ("PYTHONPATH", "SAFERUN_INJECT", *OF_ATTEMPT)
+    shown = [name for name in plan.env if name not in unsaid]
     if shown:
         parts.append(f"sets {', '.join(shown)}")
     if plan.hint:
         parts.append(plan.hint)
     return "; ".join(parts)
+
+
+def announcement(plan: LaunchPlan) -> str:
+    """Return all that is said when a job starts: the headline, and a line for each remark."""
+    return "\n".join([headline(plan), *plan.remarks])
 
 
 def _gpus(plan: LaunchPlan) -> str:

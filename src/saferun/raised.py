@@ -30,12 +30,14 @@ _ANY_NAME = re.compile(rf"(?P<type>{_NAME}[A-Za-z_]\w{{0,80}})(?P<colon>:(?=\s|$
 _REPR = re.compile(
     r"\b(?P<type>[A-Z]\w{0,80}(?:Error|Exception))\((?P<quote>['\"])(?P<message>.{1,3900})"
 )
+# Ranks that write at once lose each other's newlines: what follows a name is a traceback's line.
+_GLUED = re.compile(r" {4,64}(?:assert |raise |return |File \"|\w{1,80}[.(]|\w{1,80} = )")
 _THROWN = re.compile(rf"raise (?P<type>{_NAME}[A-Z]\w{{0,80}})\(")
 # What ends a message: the log goes on with something else.
 _OTHER = re.compile(
     r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{4} |\[[EWIF] |={8}|-{8}"
     r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
-    r"|During handling|The above exception|\S{1,200}:\d{1,6}: "
+    r"|'\(\w{1,80}Error\(|During handling|The above exception|\S{1,200}:\d{1,6}: "
 )
 _BACKGROUND = (
     "Exception ignored in",
@@ -154,8 +156,8 @@ class _Stream:
                 self._opened(self._framed_at, found["type"], headed=False)
                 self.close()
                 return
-        if self._inside and self._frames:
-            self._opened(self._framed_at, "", headed=True)
+        if self._frames:
+            self._opened(self._framed_at, "", headed=self._inside)
             self.close()
 
     def _go_on(self, at: int, text: str) -> None:
@@ -190,7 +192,8 @@ def _looks_raised(found: re.Match[str]) -> bool:
         return False
     if groups.get("colon") or groups.get("args"):
         return True
-    return not found["message"].strip() and not found["type"].islower()
+    alone = not found["message"].strip() or _GLUED.match(found["message"]) is not None
+    return alone and not found["type"].islower()
 
 
 class _Reader:

@@ -29,6 +29,12 @@ _HITS = 60  # of one word: the first and the last ones are looked at
 _LAST_LINES = 3
 _WARNING = re.compile(r"warning\b|^\[?w\d{4} |^\[w |\bw\d{4} \d\d:|^warn\b|\[warn|deprecat")
 
+# Words of a program that goes on: what a line says is over, or will be tried again.
+_GOES_ON = re.compile(
+    r"\bretrying\b|\bwill retry\b|\bretry loop\b|\b(?:retry|attempt) \d{1,3} ?(?:/|of) ?\d{1,3}\b"
+    r"|\bskipp(?:ed|ing)\b|\bfalling back\b|\bsuppressed\b"
+)
+
 Needle = tuple[str, ...]  # lower-case parts that follow each other
 
 
@@ -44,6 +50,7 @@ class Kind(NamedTuple):
     references: tuple[str, ...]
     numbers: str  # regex with named groups; "" where a kind has no numbers
     detail: str  # filled from them
+    waits: bool  # waiting is part of the cure: it passes by itself, in a while
 
 
 class Sign(NamedTuple):
@@ -103,7 +110,14 @@ def parse(document: Mapping[str, Any]) -> Knowledge:
 def _kind(name: str, body: Mapping[str, Any]) -> Kind:
     if body["verdict"] not in VERDICTS:
         raise SaferunError(f"unknown verdict `{body['verdict']}`", where=f"kind {name}")
-    known = {"mitigations": (), "references": (), "numbers": "", "detail": "", **body}
+    known = {
+        "mitigations": (),
+        "references": (),
+        "numbers": "",
+        "detail": "",
+        "waits": False,
+        **body,
+    }
     known["mitigations"] = tuple(known["mitigations"])
     known["references"] = tuple(known["references"])
     try:
@@ -144,6 +158,22 @@ def says(needle: Needle, text: str) -> bool:
             return False
         at += len(part)
     return True
+
+
+def _is_warning(text: str) -> bool:
+    return _WARNING.search(text) is not None
+
+
+def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
+    """Return whether an exception that a line only mentions is one that the program deals with:
+    the line, or the one below it, says that it tries again or goes on without."""
+    if item.headed:
+        return False
+    return any(_GOES_ON.search(line.text.lower()) for line in lines[item.at : item.at + 2])
+
+
+# torchrun's own word for this machine is no address that anything was sent to
+_SUMMARY_HOST = re.compile(r"\s*host\s{1,20}: ")
 
 
 class _Text:
@@ -198,7 +228,9 @@ class _Text:
         """Return what stands around a line, with its traceback where it is an exception's."""
         if row not in self._around:
             begin, end = max(0, row - _CONTEXT_LINES), row + _CONTEXT_LINES
-            text = "\n".join(self.lower[begin:end])
+            lines = self.lower[begin:end]
+            told = (line for line in lines if not (_is_warning(line) or _SUMMARY_HOST.match(line)))
+            text = "\n".join(told)
             number = self.by_row.get(row)
             if number is not None:
                 item = self.raised[number]
@@ -271,11 +303,12 @@ def _fits(sign: Sign, text: _Text, row: int) -> bool:
 def _match(sign: Sign, text: _Text, row: int, number: int | None) -> Match:
     if number is not None:
         item = text.raised[number]
-        weight = WEIGHTS["hint"] + 1 if item.background else sign.weight
+        passed = item.background or goes_on(item, text.lines)
+        weight = min(sign.weight, WEIGHTS["hint"] + 1) if passed else sign.weight
         return Match(sign.kind, weight, row, item.rank, item, item.text)
     weight = sign.weight
-    if _WARNING.search(text.lower[row]) and not sign.warned:
-        weight = WEIGHTS["hint"]
+    if (_is_warning(text.lower[row]) and not sign.warned) or _GOES_ON.search(text.lower[row]):
+        weight = min(weight, WEIGHTS["hint"])
     elif sign.only == "exception":
         weight = WEIGHTS["bare"]
     elif WEIGHTS["echo+"] < weight < WEIGHTS["hard"]:
