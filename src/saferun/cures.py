@@ -1,0 +1,504 @@
+"""Pure: what each cure changes in the next attempt, and whether it can be used here.
+
+    parse(knowledge.load_mitigations()) -> the cures
+    refusal(cures, name, in_force, situation) -> "" where it can be used, else why not
+    changes(cures, names, situation) -> what build_plan puts over everything else
+
+A cure beats the profile, the exported variable and `--set`: it comes after a failure that those
+had, and the plan says so in each value's origin. What only the world knows (a free port, the
+newest ptxas) is asked by remedies.py and arrives as `Situation.answers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from saferun.envvars import LISTS, TWINS, combine
+from saferun.errors import SaferunError
+from saferun.model import CommandLine, LaunchPlan, Setting
+from saferun.schema import KEYS, in_range, is_range, nearest
+from saferun.torchrun import max_nodes, setting
+from saferun.torchrun import parse as parse_words
+
+CUDAGRAPHS = "cudagraphs"  # what a cure may exclude beside other cures
+GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
+# Questions that remedies.py answers, as the data writes them.
+FREE_PORT, FRESH_ID, OPEN_FILES = "free", "fresh", "open-files"
+COMPUTED = ("fresh-directory", "newest-ptxas", "reachable-interface", "=reachable-interface")
+_TORCHRUN = {"master-port": FREE_PORT, "rdzv-endpoint": FREE_PORT, "rdzv-id": FRESH_ID}
+_PROCESS = ("nofile", "session", "ignore")
+_FILE = "knowledge/mitigations.yaml"
+
+
+class Cure(NamedTuple):
+    """One entry of mitigations.yaml."""
+
+    name: str
+    cost: str  # in words
+    why: str
+    source: str
+    env: Mapping[str, str] = {}
+    computed: Mapping[str, str] = {}  # variable -> the question that gives its value
+    hooks: Mapping[str, Mapping[str, Any]] = {}
+    assign: Mapping[str, Any] = {}  # settings of torch without a variable, made in the rank
+    rank_directories: bool = False  # the hook makes each rank's own of the computed directory
+    torchrun: Mapping[str, str] = {}  # option -> "free" or "fresh"
+    process: Mapping[str, Any] = {}  # nofile, session, ignore
+    cost_percent: float | None = None  # of the throughput, where it was measured
+    excludes: tuple[str, ...] = ()  # cures in force, or "cudagraphs", beside which it is not used
+    torch: str = ""  # a range; "" is every torch that saferun supports
+    last: bool = False  # only for the one attempt that is to tell the reason
+
+    @property
+    def needs_hooks(self) -> bool:
+        """Whether it does its work inside the ranks."""
+        return bool(self.hooks or self.assign or self.rank_directories)
+
+    @property
+    def costs(self) -> bool:
+        """Whether it takes something from every run that has it."""
+        return not self.cost.startswith("none")
+
+    @property
+    def lasting(self) -> bool:
+        """Whether what it cures belongs to the script and the machine, not to the moment.
+
+        A port that was taken once is no reason to avoid it for good.
+        """
+        return not (self.last or self.torchrun or self.rank_directories)
+
+
+class Situation(NamedTuple):
+    """What a cure meets: the plan as it is without cures, and what the world answered."""
+
+    launcher: str
+    line: CommandLine  # the words that torchrun gets
+    hooks: Mapping[str, Any]
+    env: Mapping[str, Setting]  # what saferun sets
+    environ: Mapping[str, str]  # what the user exported
+    torch: str | None = None
+    answers: Mapping[str, str] = {}  # question -> answer; none where the world has none
+    graphs_seen: bool = False  # a rank of an earlier attempt compiled with CUDA graphs
+    hooks_run: bool = True  # False: an earlier attempt's ranks skipped them (-I, -E, -S)
+
+    def value(self, name: str) -> str | None:
+        """Return what the job would find in a variable."""
+        return self.env[name].value if name in self.env else self.environ.get(name)
+
+
+class Changes(NamedTuple):
+    """What the cures in force change together; it goes over everything else in a plan."""
+
+    env: tuple[tuple[str, Setting], ...] = ()  # in the order of the cures
+    hooks: Mapping[str, Mapping[str, Any]] = {}
+    notes: Mapping[str, Setting] = {}  # hooks.compile.autotune -> value and origin
+    torchrun: tuple[str, ...] = ()  # "--master-port=40123"
+    limits: Mapping[str, Any] = {}  # nofile, session, ignore
+    needs_hooks: bool = False  # some cure does its work inside the ranks
+
+
+NONE = Changes()
+
+
+# --- the data ------------------------------------------------------------------------------------
+
+
+def parse(document: Mapping[str, Any]) -> Mapping[str, Cure]:
+    """Return the cures of mitigations.yaml's `mitigations`, checked.
+
+    Raises:
+        SaferunError: an unknown key, a wrong type, a value that nothing understands.
+    """
+    cures = {name: _cure(name, body) for name, body in document.items()}
+    for cure in cures.values():
+        for other in cure.excludes:
+            _check(
+                other == CUDAGRAPHS or other in cures, cure.name, f"excludes `{other}`, no cure", ""
+            )
+    return cures
+
+
+def _check(holds: bool, name: str, what: str, mend: str) -> None:
+    if not holds:
+        raise SaferunError(f"cure {name}: {what}", where=_FILE, mend=mend)
+
+
+def _cure(name: str, body: Any) -> Cure:
+    _check(isinstance(body, Mapping), name, "is no mapping", "")
+    known = [field for field in Cure._fields if field != "name"]
+    for key in body:
+        _check(key in known, name, f"unknown key `{key}`", nearest(str(key), known))
+    for key in ("cost", "why", "source"):
+        _check(isinstance(body.get(key), str) and bool(body[key]), name, f"has no `{key}`", "")
+    for key in ("env", "computed", "hooks", "assign", "torchrun", "process"):
+        _check(isinstance(body.get(key, {}), Mapping), name, f"`{key}` is no mapping", "")
+    cure = Cure(name=name, **{**body, "excludes": tuple(body.get("excludes", ()))})
+    _check_values(cure)
+    _check_hooks(cure)
+    return cure
+
+
+def _check_values(cure: Cure) -> None:
+    for variable, value in cure.env.items():
+        mend = "quote it: YAML makes numbers and booleans of bare words"
+        _check(isinstance(value, str), cure.name, f"{variable} is no text", mend)
+    for variable, question in cure.computed.items():
+        what = f"{variable}: nothing answers `{question}`"
+        _check(question in COMPUTED, cure.name, what, nearest(str(question), COMPUTED))
+    for option, value in cure.torchrun.items():
+        what = f"torchrun: --{option} cannot be `{value}`"
+        _check(_TORCHRUN.get(option) == value, cure.name, what, f"known are {_TORCHRUN}")
+    for key in cure.process:
+        _check(key in _PROCESS, cure.name, f"process: unknown key `{key}`", nearest(key, _PROCESS))
+    percent = cure.cost_percent
+    fits = percent is None or (isinstance(percent, int | float) and 0 <= percent <= 100)
+    _check(fits, cure.name, "cost_percent is no share of 100", "")
+    ranged = isinstance(cure.torch, str) and (not cure.torch or is_range(cure.torch))
+    _check(ranged, cure.name, f"torch: `{cure.torch}` is no range", 'such as ">=2.8,<2.10"')
+    for flag in (cure.last, cure.rank_directories):
+        _check(isinstance(flag, bool), cure.name, "a flag is neither true nor false", "")
+
+
+def _check_hooks(cure: Cure) -> None:
+    for key, value in _dotted(cure.hooks):
+        _check(key in KEYS, cure.name, f"unknown setting {key}", nearest(key, KEYS))
+        spec = KEYS[key]
+        fits = value in spec.choices if spec.kind == "choice" else isinstance(value, bool)
+        _check(fits, cure.name, f"{key} cannot be {value!r}", f"known: {spec.choices}")
+
+
+def _dotted(hooks: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    return [(f"hooks.{hook}.{key}", v) for hook, part in hooks.items() for key, v in part.items()]
+
+
+# --- whether it can be used ----------------------------------------------------------------------
+
+
+def situation(
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    torch: str | None,
+    *,
+    answers: Mapping[str, str] | None = None,
+    graphs_seen: bool = False,
+    hooks_run: bool = True,
+) -> Situation:
+    """Return what cures meet here.
+
+    Args:
+        plan: of an attempt, without cures.
+        environ: what the user exported.
+        torch: the job's version; None where it could not be found out.
+        answers: what remedies.py found out, for `questions`.
+        graphs_seen: see `graphs_seen`.
+        hooks_run: False where the receipts tell that the ranks skip hooks.
+    """
+    line = parse_words(plan.torchrun_args, own={}).line
+    return Situation(
+        launcher=plan.launcher,
+        line=line,
+        hooks=plan.hooks,
+        env=plan.env,
+        environ=environ,
+        torch=torch,
+        answers=answers or {},
+        graphs_seen=graphs_seen,
+        hooks_run=hooks_run,
+    )
+
+
+def graphs_seen(observed: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether a rank compiled with CUDA graphs on, by the facts of its receipts."""
+    for facts in observed:
+        effective = facts.get("effective")
+        if isinstance(effective, Mapping) and effective.get("triton.cudagraphs") is True:
+            return True
+        if facts.get("graphs") is True:  # the backend of that name
+            return True
+    return False
+
+
+def questions(cures: Mapping[str, Cure], names: Iterable[str]) -> tuple[str, ...]:
+    """Return what remedies.py has to find out for these cures, each once."""
+    asked: list[str] = []
+    for cure in (cures[name] for name in names if name in cures):
+        asked += [question.lstrip("=") for question in cure.computed.values()]
+        asked += cure.torchrun.values()
+        asked += [OPEN_FILES] if "nofile" in cure.process else []
+    return tuple(dict.fromkeys(asked))
+
+
+def usable(cures: Mapping[str, Cure], name: str, in_force: Sequence[str], here: Situation) -> bool:
+    """Return whether a cure can be used beside those in force, and would change anything."""
+    return not refusal(cures, name, in_force, here)
+
+
+def refusal(cures: Mapping[str, Cure], name: str, in_force: Sequence[str], here: Situation) -> str:
+    """Return why a cure cannot be used here, in one clause; "" where it can."""
+    cure = cures.get(name)
+    if cure is None:
+        return "there is no such cure"
+    if name in in_force:
+        return "it is in force already"
+    if cure.last:
+        return "it cures nothing, it tells the reason"
+    if cure.torch and (here.torch is None or not in_range(here.torch, cure.torch)):
+        return f"it is for torch {cure.torch}, and here is {here.torch or 'an unknown one'}"
+    if clash := _clash(cure, in_force, here):
+        return clash
+    if cure.needs_hooks and not here.hooks_run:
+        return "the ranks skip the hooks that it needs"
+    if cure.torchrun and (refused := _cannot_meet_elsewhere(here)):
+        return refused
+    if missing := [word for word in questions(cures, [name]) if word not in here.answers]:
+        return f"this machine has no answer to: {', '.join(missing)}"
+    return "" if _changes_anything(cures, cure, in_force, here) else "it would change nothing"
+
+
+def _clash(cure: Cure, in_force: Sequence[str], here: Situation) -> str:
+    for other in cure.excludes:
+        if other in in_force:
+            return f"it is not used together with {other}"
+        if other == CUDAGRAPHS and _graphs_on(in_force, here):
+            return "it is not used together with CUDA graphs"
+    return ""
+
+
+def _graphs_on(in_force: Sequence[str], here: Situation) -> bool:
+    """Whether the job is known to use CUDA graphs through the compiler.
+
+    A policy of `keep` says nothing: the script decides. So the receipts do, or the variable.
+    """
+    if "cudagraphs-off" in in_force or "compile-off" in in_force:
+        return False
+    policy = here.hooks.get("compile", {})
+    if policy.get("cudagraphs") == "off" or policy.get("enabled") == "off":
+        return False
+    return here.graphs_seen or here.value(GRAPHS_VARIABLE) == "1"
+
+
+def _cannot_meet_elsewhere(here: Situation) -> str:
+    if here.launcher != "torchrun":
+        return "there is no torchrun whose arguments could be changed"
+    if max_nodes(here.line, here.environ) != 1:
+        return "one node alone cannot choose where several meet"
+    return ""
+
+
+def _changes_anything(
+    cures: Mapping[str, Cure], cure: Cure, in_force: Sequence[str], here: Situation
+) -> bool:
+    """Whether the next attempt would differ. Hook settings decide where a cure has them.
+
+    Its variables are then only for processes that no hook reaches.
+    """
+    if cure.assign or cure.rank_directories:
+        return True
+    before = changes(cures, in_force, here)
+    if cure.hooks:
+        now = over_hooks(here.hooks, before.hooks)
+        return any(
+            now.get(hook, {}) != over_hooks(now, {hook: part})[hook]
+            for hook, part in cure.hooks.items()
+        )
+    after = changes(cures, (*in_force, cure.name), here)
+    env = [over(here.env, here.environ, c.env) for c in (before, after)]
+    values = [{name: made.value for name, made in found.items()} for found in env]
+    return values[0] != values[1] or (before.torchrun, before.limits) != (
+        after.torchrun,
+        after.limits,
+    )
+
+
+# --- what it changes -----------------------------------------------------------------------------
+
+
+def changes(cures: Mapping[str, Cure], names: Sequence[str], here: Situation) -> Changes:
+    """Return what these cures change together, in their order; a later one wins.
+
+    A computed value that the world has no answer for is left out (`refusal` has said so).
+
+    Raises:
+        KeyError: a name that is no cure.
+    """
+    env: list[tuple[str, Setting]] = []
+    hooks: dict[str, Any] = {}
+    notes: dict[str, Setting] = {}
+    torchrun: list[str] = []
+    limits: dict[str, Any] = {}
+    for cure in (cures[name] for name in names):
+        env += [(name, _setting(cure, value)) for name, value in _variables(cure, here.answers)]
+        hooks = over_hooks(hooks, cure.hooks)
+        notes |= {key: _setting(cure, str(value)) for key, value in _dotted(cure.hooks)}
+        torchrun += [word for word in _words(cure, here) if word not in torchrun]
+        limits |= _limits(cure, here.answers)
+    needs_hooks = any(cures[name].needs_hooks for name in names)
+    return Changes(tuple(env), hooks, notes, tuple(torchrun), limits, needs_hooks)
+
+
+def _setting(cure: Cure, value: str) -> Setting:
+    return Setting(value, f"mitigation {cure.name}", cure.why, cure.source)
+
+
+def _variables(cure: Cure, answers: Mapping[str, str]) -> list[tuple[str, str]]:
+    found = list(cure.env.items())
+    for name, question in cure.computed.items():
+        bare = question.lstrip("=")  # NCCL's own mark: this interface, not all that begin so
+        if bare in answers:
+            found.append((name, question[: len(question) - len(bare)] + answers[bare]))
+    return found
+
+
+def _limits(cure: Cure, answers: Mapping[str, str]) -> dict[str, Any]:
+    found = {key: value for key, value in cure.process.items() if key != "nofile"}
+    if "nofile" in cure.process and OPEN_FILES in answers:
+        found["nofile"] = min(int(cure.process["nofile"]), int(answers[OPEN_FILES]))
+    return found
+
+
+def _words(cure: Cure, here: Situation) -> list[str]:
+    """Return torchrun's arguments of a cure, for the way in which this job meets.
+
+    Which option really moves the port (torch/distributed/run.py, 2.4 to 2.13): --standalone
+    overrides the others and takes a free port and a new id by itself; the static rendezvous takes
+    --master-port unless it has an endpoint; c10d takes the endpoint's. An endpoint of a service
+    (etcd) or of a file is not ours to move.
+    """
+    if here.launcher != "torchrun" or setting(here.line, here.environ, "standalone") is not None:
+        return []
+    words = []
+    for option, question in cure.torchrun.items():
+        answer = here.answers.get(question)
+        if answer is None or (question == FREE_PORT and option != _port_option(here)):
+            continue
+        if option == "rdzv-endpoint":
+            answer = f"{_endpoint(here)[0] or 'localhost'}:{answer}"
+        words.append(f"--{option}={answer}")
+    return words
+
+
+def _port_option(here: Situation) -> str:
+    backend = setting(here.line, here.environ, "rdzv_backend") or "static"
+    host, port = _endpoint(here)
+    if backend == "static":
+        return "rdzv-endpoint" if host else "master-port"
+    configured = setting(here.line, here.environ, "rdzv_conf") or ""
+    if backend != "c10d" or "store_type=file" in configured.replace(" ", "") or port == "0":
+        return ""
+    return "rdzv-endpoint"
+
+
+def _endpoint(here: Situation) -> tuple[str, str]:
+    """The rendezvous endpoint's host, as written, and its port; "" for what is not given."""
+    text = (setting(here.line, here.environ, "rdzv_endpoint") or "").strip()
+    host, colon, port = text.rpartition(":")
+    return (host, port) if colon and port.isdigit() else (text, "")
+
+
+def meeting_host(here: Situation) -> str:
+    """Return the host by which the ranks meet, "" where it is this machine by default."""
+    host = _endpoint(here)[0].strip("[]")
+    return host or setting(here.line, here.environ, "master_addr") or ""
+
+
+# --- putting it over a plan ----------------------------------------------------------------------
+
+
+def over(
+    env: Mapping[str, Setting], environ: Mapping[str, str], cured: Iterable[tuple[str, Setting]]
+) -> dict[str, Setting]:
+    """Return the variables that saferun sets, with the cures' over them.
+
+    Lists are merged item by item: the cure's items win, the others stay. An exported value that
+    says the same already needs no setting.
+
+    Args:
+        env: what saferun sets without cures.
+        environ: what the user exported.
+        cured: the cures' variables, in order.
+    """
+    made = dict(env)
+    for name, cure in cured:
+        if name not in LISTS:
+            if name in made or environ.get(name) != cure.value:
+                made[name] = cure
+            continue
+        twin = TWINS.get(name, "")
+        present = [n for n in (name, twin) if n in made or n in environ]
+        base = present[0] if present else name
+        targets = dict.fromkeys((name, *present))
+        made |= {
+            target: _merged(target if target in present else base, made, environ, cure)
+            for target in targets
+        }
+    return made
+
+
+def _merged(
+    name: str, made: Mapping[str, Setting], environ: Mapping[str, str], cure: Setting
+) -> Setting:
+    """A list variable's value, whoever gave it, with a cure's items put over it."""
+    older = made[name].value if name in made else environ.get(name, "")
+    origin = made[name].origin if name in made else "exported" if older else ""
+    if not older:
+        return cure
+    value = combine(name, older, cure.value)
+    return cure._replace(value=value, origin=f"{origin} + {cure.origin}")
+
+
+def over_hooks(hooks: Mapping[str, Any], cured: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return hook settings with the cures' over them."""
+    return {**hooks, **{name: {**hooks.get(name, {}), **part} for name, part in cured.items()}}
+
+
+def with_words(args: Sequence[str], line: CommandLine, words: Sequence[str]) -> tuple[str, ...]:
+    """Return torchrun's arguments with more options right before the script.
+
+    The last of several counts in torchrun's parser, whatever spelling the others have.
+
+    Args:
+        args: what torchrun would get.
+        line: the command line that they end with.
+        words: options, each one word.
+    """
+    if line.script is None or not words:
+        return tuple(args)
+    at = len(args) - len(line.script_args) - 1
+    separated = at > 0 and args[at - 1] == "--"  # -- SCRIPT ARGS
+    if separated or args[at] != line.script:  # SCRIPT -- ARGS
+        at -= 1
+    return (*args[:at], *words, *args[at:])
+
+
+def describe(cures: Mapping[str, Cure], names: Iterable[str]) -> str:
+    """Return one clause per cure: what it sets, and what that costs."""
+    return "; ".join(_described(cures[name]) for name in names if name in cures)
+
+
+_TOLD = {
+    FREE_PORT: "a free port",
+    FRESH_ID: "a fresh rendezvous id",
+    "fresh-directory": "fresh directories for compile caches",
+    "newest-ptxas": "the newest ptxas here",
+    "reachable-interface": "the interface that reaches the others",
+}
+
+
+def _described(cure: Cure) -> str:
+    sets = [f"{key.removeprefix('hooks.')}={value}" for key, value in _dotted(cure.hooks)]
+    sets += [f"{key.removeprefix('torch.')}={value}" for key, value in cure.assign.items()]
+    if not sets:  # the variables are then the hooks' own, for processes that no hook reaches
+        sets = [f"{name}={value}" for name, value in cure.env.items()]
+    asked = [*cure.computed.values(), *cure.torchrun.values()]
+    sets += [_TOLD[question] for question in dict.fromkeys(q.lstrip("=") for q in asked)]
+    sets += [_told_process(key, value) for key, value in cure.process.items()]
+    percent = cure.cost_percent
+    cost = f"{percent:g} % of the throughput" if percent else cure.cost
+    return f"{cure.name} ({', '.join(sets)}; cost: {cost})"
+
+
+def _told_process(key: str, value: Any) -> str:
+    if key == "nofile":
+        return f"up to {value} open files"
+    return f"a {value} session" if key == "session" else f"{' '.join(value)} ignored"

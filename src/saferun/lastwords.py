@@ -1,0 +1,107 @@
+"""Pure: what people are told between attempts and at the end, in few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from saferun import logtext
+from saferun.failure import Diagnosis
+from saferun.retry import Try, Verdict
+
+LINE_CHARS = 200  # of what the job printed; the journal has it whole
+
+
+def between(last: Try, diagnosis: Diagnosis, verdict: Verdict, change: str = "") -> str:
+    """Return the one line that tells why another attempt starts.
+
+    Args:
+        last: the attempt that failed.
+        diagnosis: of it.
+        verdict: to start another one.
+        change: what that one has that the last one had not, from `cures.describe`.
+    """
+    wait = f" in {seconds(verdict.delay_s)}" if verdict.delay_s >= 1 else ""
+    why = f"with {change}" if change else verdict.reason
+    return (
+        f"attempt {last.number} failed after {seconds(last.lived_s)}: {what(diagnosis)}; "
+        f"{why}: attempt {last.number + 1} starts{wait}"
+    )
+
+
+def success(history: Sequence[Try]) -> list[str]:
+    """Return the line that a run which needed more than one attempt ends with."""
+    if len(history) < 2:
+        return []
+    with_what = history[-1].mitigations
+    cured = f", with {', '.join(with_what)}" if with_what else ""
+    return [f"attempt {len(history)} succeeded{cured}"]
+
+
+def failure(
+    history: Sequence[Try],
+    diagnoses: Sequence[Diagnosis],
+    verdict: Verdict,
+    *,
+    host: str,
+    journal: str | None,
+) -> list[str]:
+    """Return the report of a run that failed: what, where, what was tried, what to do.
+
+    Args:
+        history: all attempts.
+        diagnoses: of those that failed.
+        verdict: why there is no further attempt.
+        host: this machine.
+        journal: the run's directory; None where there is none.
+    """
+    last, diagnosis = history[-1], diagnoses[-1]
+    if last.asked:
+        return []
+    lines = [f"the run failed: {what(diagnosis, line=False)}, host {host}"]
+    if diagnosis.root_line:
+        lines.append(f"  {_cut(diagnosis.root_line)}")
+    lines += [text for text in (diagnosis.explanation, diagnosis.advice) if text]
+    lines += _tried(history)
+    lines.append(f"not tried again: {verdict.reason}")
+    if journal:
+        lines.append(f"journal: {journal}")
+    return lines
+
+
+def what(diagnosis: Diagnosis, *, line: bool = True) -> str:
+    """Return the kind of a failure, its rank, and the line that decides."""
+    rank = "" if diagnosis.root_rank is None else f" on rank {diagnosis.root_rank}"
+    said = f" ({_cut(diagnosis.root_line)})" if line and diagnosis.root_line else ""
+    return f"{diagnosis.kind}{rank}{said}"
+
+
+def seconds(value_s: float) -> str:
+    """Return a duration for people.
+
+    >>> seconds(3.14), seconds(75), seconds(7300)
+    ('3.1 s', '1 min 15 s', '2 h 1 min')
+    """
+    if value_s < 60:
+        return f"{value_s:.1f} s" if value_s < 10 else f"{value_s:.0f} s"
+    minutes, rest = divmod(int(value_s), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _tried(history: Sequence[Try]) -> list[str]:
+    if len(history) < 2:
+        return []
+    told = []
+    for one in history[-4:]:
+        beside = f", with {', '.join(one.mitigations)}" if one.mitigations else ""
+        told.append(f"attempt {one.number}: {one.kind} after {seconds(one.lived_s)}{beside}")
+    more = f"({len(history) - 4} earlier) " if len(history) > 4 else ""
+    return [f"tried: {more}{'; '.join(told)}"]
+
+
+def _cut(text: str) -> str:
+    """Return a line of the job's as one that no terminal obeys, without its loggers' prefixes."""
+    bare = logtext.strip_prefixes(text)[1].strip() or text.strip()
+    plain = "".join(c if c.isprintable() else " " for c in bare)
+    return plain if len(plain) <= LINE_CHARS else f"{plain[: LINE_CHARS - 1]}…"

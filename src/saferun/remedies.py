@@ -1,0 +1,262 @@
+"""Find out what a cure needs to know of the world: a free port, a newer ptxas, an interface.
+
+Asked between attempts, never on the way to the first one. What the machine has no answer for is
+left out, and the cure that needs it is not used (cures.refusal). Nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+PTXAS_TIMEOUT_S = 10.0
+TOOLKITS = "/usr/local/cuda*/bin"  # where CUDA is installed by default
+_FOREIGN = ("192.0.2.1", "2001:db8::1")  # documentation addresses: routed by default, never reached
+_SIOCGIFCONF = 0x8912  # linux/sockios.h
+_IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux: a name of 16 bytes, a sockaddr, padding
+_PACKAGED = (
+    "triton/backends/nvidia/bin/ptxas*",
+    "triton/third_party/cuda/bin/ptxas",
+    "torch/bin/ptxas",
+)
+
+
+class Remedies:
+    """The answers of one run. What has to be fresh is asked anew for every attempt, and only once.
+
+    `close` removes the directories that were made; whoever runs the attempts calls it at the end.
+    """
+
+    def __init__(self, environ: Mapping[str, str], prefix: str | None, directory: str = "") -> None:
+        """Remember where to look.
+
+        Args:
+            environ: the user's variables: PATH, CUDA_HOME, CUDA_PATH, TMPDIR.
+            prefix: sys.prefix of the Python that has torch and triton; None where unknown.
+            directory: where caches may lie if the temporary directory cannot be used; may be "".
+        """
+        self._environ = environ
+        self._prefix = prefix
+        self._directory = directory
+        self._known: dict[tuple[str, int], str | None] = {}
+        self._made: list[str] = []
+
+    def ask(
+        self, questions: Iterable[str], attempt: int, *, host: str = "", nodes: int = 1
+    ) -> dict[str, str]:
+        """Return the answers that this machine has.
+
+        Args:
+            questions: from `cures.questions`.
+            attempt: the number of the attempt that they are for.
+            host: where the ranks meet (`cures.meeting_host`); "" is this machine.
+            nodes: how many machines the job has; 0 where that is unknown.
+        """
+        ways: dict[str, tuple[bool, Callable[[], str | None]]] = {
+            "free": (True, free_port),
+            "fresh": (True, fresh_id),
+            "open-files": (False, open_files),
+            "fresh-directory": (False, self._fresh_directory),
+            "newest-ptxas": (False, lambda: newest_ptxas(self._environ, self._prefix)),
+            "reachable-interface": (False, lambda: reachable_interface(host, nodes)),
+        }
+        found = {}
+        for question in questions:
+            each_time, way = ways[question]
+            key = (question, attempt if each_time else 0)
+            if key not in self._known:
+                self._known[key] = way()
+            answer = self._known[key]
+            if answer is not None:
+                found[question] = answer
+        return found
+
+    def close(self) -> None:
+        """Remove the directories that were made. Never raises."""
+        import shutil
+
+        made, self._made = self._made, []
+        for path in made:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _fresh_directory(self) -> str | None:
+        """A directory of ours alone, for as long as this run: a second attempt is warm."""
+        import tempfile
+
+        for place in (self._environ.get("TMPDIR") or "/tmp", self._directory):  # noqa: S108
+            try:
+                path = tempfile.mkdtemp(prefix="saferun-cache-", dir=os.path.abspath(place))
+            except OSError:
+                continue
+            self._made.append(path)
+            return path
+        return None
+
+
+def free_port() -> str | None:
+    """Return a port that nobody listens on, on any address of this machine.
+
+    torch's store listens on all addresses, of both families where there are both. Between now and
+    then another process may take it: the kernel hands out others first.
+    """
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as trial:
+                if family == socket.AF_INET6:
+                    trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                trial.bind((address, 0))
+                return str(trial.getsockname()[1])
+        except OSError:
+            continue
+    return None
+
+
+def fresh_id() -> str:
+    """Return a rendezvous id that no run has had."""
+    return f"saferun-{os.urandom(8).hex()}"
+
+
+def open_files() -> str | None:
+    """Return the hard limit of open files where the soft one is below it, else None."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = 1 << 20
+    return str(hard) if soft != resource.RLIM_INFINITY and soft < hard else None
+
+
+# --- ptxas ---------------------------------------------------------------------------------------
+
+
+def newest_ptxas(environ: Mapping[str, str], prefix: str | None) -> str | None:
+    """Return the newest ptxas of the CUDA toolkits here, where it is newer than those packaged.
+
+    Triton and torch bring their own ptxas; nothing of them is imported. Where none is found there,
+    nothing can be said, and the answer is None.
+    """
+    packaged = [ptxas_version(path) for path in _packaged(prefix)]
+    newest = max((version for version in packaged if version), default=None)
+    found = [(ptxas_version(path), path) for path in _toolkits(environ)]
+    version, path = max(((v, p) for v, p in found if v), default=((), ""))
+    return path if newest is not None and version > newest else None
+
+
+def ptxas_version(path: str) -> tuple[int, ...]:
+    """Return what a ptxas says of itself, (12, 8); () where it says nothing."""
+    import subprocess
+
+    try:
+        done = subprocess.run(  # noqa: S603
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PTXAS_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    found = re.search(rb"release (\d+)\.(\d+)", done.stdout)
+    return (int(found[1]), int(found[2])) if found else ()
+
+
+def _toolkits(environ: Mapping[str, str]) -> Iterator[str]:
+    import glob
+
+    homes = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
+    folders = [os.path.join(home, "bin") for home in homes]
+    folders += sorted(glob.glob(TOOLKITS))
+    folders += [folder for folder in environ.get("PATH", "").split(os.pathsep) if folder]
+    seen = set()
+    for path in (os.path.join(folder, "ptxas") for folder in folders):
+        real = os.path.realpath(path)
+        if real not in seen and os.access(path, os.X_OK):
+            seen.add(real)
+            yield os.path.abspath(path)
+
+
+def _packaged(prefix: str | None) -> list[str]:
+    import glob
+
+    if prefix is None:
+        return []
+    lib = os.path.join(glob.escape(prefix), "lib*", "python3*", "*-packages")
+    paths = [path for end in _PACKAGED for path in glob.glob(os.path.join(lib, end))]
+    return [path for path in paths if os.access(path, os.X_OK)]
+
+
+# --- network -------------------------------------------------------------------------------------
+
+
+def reachable_interface(host: str, nodes: int) -> str | None:
+    """Return the network interface by which the other ranks are reached.
+
+    That is the one towards the host where they meet; on one machine the one with the default
+    route, else the loopback. A UDP socket is connected, which sends nothing, and asked for its
+    own address.
+    """
+    interfaces = _interfaces()
+    alone = nodes == 1
+    for target in ([] if alone or not host else [host], _FOREIGN):
+        for name in target:
+            address = _own_address(name)
+            found = interfaces.get(address or "")
+            if found and (alone or not _is_loopback(address or "")):
+                return found
+    return "lo" if alone and "127.0.0.1" in interfaces else None
+
+
+def _own_address(host: str) -> str | None:
+    """The address that this machine would use towards a host; None where there is no way."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return None
+    for family, kind, protocol, _, target in found:
+        try:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.connect(target)
+                return str(trial.getsockname()[0])
+        except OSError:
+            continue
+    return None
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _interfaces() -> dict[str, str]:
+    """Which interface has which address: the kernel's list for IPv4, /proc for IPv6."""
+    import array
+    import fcntl
+    import struct
+
+    found: dict[str, str] = {}
+    buffer = array.array("B", bytes(256 * _IFREQ_BYTES))
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            question = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
+            size = struct.unpack("iL", fcntl.ioctl(asking, _SIOCGIFCONF, question))[0]
+    except OSError:
+        size = 0
+    entries = buffer.tobytes()[:size]
+    for at in range(0, size - _IFREQ_BYTES + 1, _IFREQ_BYTES):
+        name = entries[at : at + 16].split(b"\0")[0].decode().partition(":")[0]
+        found[socket.inet_ntoa(entries[at + 20 : at + 24])] = name
+    return {**found, **_interfaces_v6()}
+
+
+def _interfaces_v6() -> dict[str, str]:
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return {}
+    return {
+        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])): row[5]
+        for row in rows
+        if len(row) == 6
+    }

@@ -1,0 +1,176 @@
+"""The cures of one run: which are in force, which may be tried, which were known from before.
+
+Between the loop and the pure rooms: cures.py says what a cure changes, remedies.py asks the world
+what it needs, memory.py keeps what helped. Nothing is loaded before a failure or a memory asks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saferun import cures
+from saferun.gather import Gathered
+from saferun.model import LaunchPlan
+from saferun.torchrun import max_nodes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.memory import Entry, Key
+    from saferun.receipts import Receipt
+    from saferun.remedies import Remedies
+
+
+class Treatment:
+    """What is changed for this run's attempts.
+
+    Args:
+        gathered: what plans are computed from.
+        directory: the run's own, where caches may lie; "" where there is none.
+    """
+
+    def __init__(self, gathered: Gathered, directory: str) -> None:
+        self.in_force: tuple[str, ...] = ()
+        self._environ = gathered.environ
+        self._directory = directory
+        self._prefix = gathered.launcher.prefix if gathered.launcher else None
+        self._known: Mapping[str, cures.Cure] | None = None
+        self._remedies: Remedies | None = None
+        self._chosen: dict[str, str] = {}  # cure -> the kind of failure that asked for it
+        self._remembered: dict[str, Entry] = {}
+        self._graphs_seen = False  # a rank compiled with CUDA graphs
+        self._hooks_run = True  # False: the ranks skipped the hooks
+
+    # what is changed
+
+    def plan(self, gathered: Gathered) -> LaunchPlan:
+        """Return the plan of an attempt under the cures in force."""
+        base = gathered.plan()
+        if not self.in_force:
+            return base
+        here = self._situation(gathered, base, self.in_force)
+        return gathered.plan(self.in_force, cures.changes(self.known(), self.in_force, here))
+
+    def usable(self, gathered: Gathered, name: str, in_force: Sequence[str]) -> bool:
+        """Return whether a cure can be tried in the next attempt."""
+        here = self._situation(gathered, gathered.plan(), (*in_force, name))
+        return cures.usable(self.known(), name, in_force, here)
+
+    def add(self, name: str, kind: str) -> None:
+        """Put a cure in force that a failure of this kind asks for."""
+        self.in_force += (name,)
+        self._chosen[name] = kind
+
+    def notice(self, told: Sequence[Receipt], *, ranks_seen: bool) -> None:
+        """Learn from the ranks' receipts what decides whether a cure can be used."""
+        self._graphs_seen |= cures.graphs_seen(receipt.facts for receipt in told)
+        if ranks_seen:
+            self._hooks_run = any(receipt.rank is not None for receipt in told)
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Return what cures set and cost, for people."""
+        return cures.describe(self.known(), names)
+
+    def known(self) -> Mapping[str, cures.Cure]:
+        """Return all cures by name."""
+        if self._known is None:
+            from saferun import knowledge
+
+            self._known = cures.parse(knowledge.load_mitigations(self._environ))
+        return self._known
+
+    def close(self) -> None:
+        """Remove what was made for this run alone."""
+        if self._remedies is not None:
+            self._remedies.close()
+
+    def _situation(
+        self, gathered: Gathered, base: LaunchPlan, names: Sequence[str]
+    ) -> cures.Situation:
+        if self._remedies is None:
+            from saferun.remedies import Remedies
+
+            self._remedies = Remedies(self._environ, self._prefix, self._directory)
+        told: dict[str, Any] = {"graphs_seen": self._graphs_seen, "hooks_run": self._hooks_run}
+        here = cures.situation(base, self._environ, gathered.facts.torch, **told)
+        answers = self._remedies.ask(
+            cures.questions(self.known(), names),
+            gathered.identity.attempt,
+            host=cures.meeting_host(here),
+            nodes=max_nodes(here.line, self._environ) or 0,
+        )
+        return here._replace(answers=answers)
+
+    # what is remembered
+
+    def recall(self, gathered: Gathered, plan: LaunchPlan) -> str:
+        """Put in force what helped this script here before; return what to say of it."""
+        from saferun import memory
+
+        policy = plan.policy["mitigate"]
+        if not (policy["enabled"] and policy["remember"]):
+            return ""
+        if not os.path.exists(memory.path(self._environ)):
+            return ""
+        found = memory.recall(
+            memory.load(self._environ), self._key(gathered), self._arguments(gathered), time.time()
+        )
+        for entry in found:
+            name = entry.cure
+            if name not in policy["never"] and self.usable(gathered, name, self.in_force):
+                self.in_force += (name,)
+                self._remembered[name] = entry
+        return self._said_of_memory()
+
+    def learn(self, gathered: Gathered, plan: LaunchPlan) -> None:
+        """Remember what was chosen in this run, which has succeeded."""
+        from saferun import memory
+
+        lasting = [n for n in self._chosen if n in self.in_force and self.known()[n].lasting]
+        if not lasting or not plan.policy["mitigate"]["remember"]:
+            return
+        key, now = self._key(gathered), time.time()
+        arguments = self._arguments(gathered)
+        new = [
+            memory.Entry(
+                key, name, self._chosen[name], arguments if self.known()[name].costs else None, now
+            )
+            for name in lasting
+        ]
+        memory.save(self._environ, memory.learn(memory.load(self._environ), new))
+
+    def _arguments(self, gathered: Gathered) -> tuple[str, ...]:
+        """The script's arguments as they are kept and compared: without secrets."""
+        from saferun.masking import Masker
+
+        words = gathered.request.line.script_args
+        return tuple(Masker(self._environ, words).words(words))
+
+    def _said_of_memory(self) -> str:
+        if not self._remembered:
+            return ""
+        told = [
+            f"{name} (it cured {entry.kind} on {_day(entry.at)})"
+            for name, entry in self._remembered.items()
+        ]
+        return f"from memory: {', '.join(told)}; `saferun runs cures clear` forgets it"
+
+    def _key(self, gathered: Gathered) -> Key:
+        from saferun.gpu import driver_version
+        from saferun.memory import Key
+
+        line = gathered.request.line
+        script = line.script or ""
+        module = "module" in line.given
+        return Key(
+            script=f"-m {script}" if module else os.path.realpath(script),
+            gpu=", ".join(sorted({gpu.name for gpu in gathered.facts.gpu.gpus})),
+            torch=gathered.facts.torch or "",
+            driver=driver_version(),
+        )
+
+
+def _day(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(at_s))

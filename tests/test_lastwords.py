@@ -1,0 +1,94 @@
+"""What people are told between attempts and at the end: short, and with what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun import lastwords
+from saferun.failure import Diagnosis
+from saferun.retry import AGAIN, STOP, Try, Verdict
+
+
+def diagnosis(**facts) -> Diagnosis:
+    told = {
+        "kind": "segfault",
+        "group": "process",
+        "verdict": "retry",
+        "mitigations": (),
+        "root_line": "Fatal Python error: Segmentation fault",
+        "root_rank": 3,
+        "explanation": "A crash in native code.",
+        "advice": "Look at the trace.",
+        "references": (),
+    }
+    return Diagnosis(**{**told, **facts})
+
+
+def attempt(number: int = 1, **facts) -> Try:
+    return Try(**{"number": number, "exit_code": 1, "lived_s": 7620.0, "ended_s": 1.0, **facts})
+
+
+def test_between_attempts_one_line_says_what_failed_where_and_what_comes():
+    line = lastwords.between(attempt(), diagnosis(), Verdict(AGAIN, "it can pass", delay_s=4.2))
+    assert line == (
+        "attempt 1 failed after 2 h 7 min: segfault on rank 3 "
+        "(Fatal Python error: Segmentation fault); it can pass: attempt 2 starts in 4.2 s"
+    )
+
+
+def test_a_cure_is_named_with_what_it_sets_and_costs():
+    change = "autotune-off (compile.autotune=off; cost: a few percent)"
+    verdict = Verdict(AGAIN, "with autotune-off", add="autotune-off")
+    assert f"; with {change}: attempt 2 starts" in lastwords.between(
+        attempt(), diagnosis(), verdict, change
+    )
+
+
+@pytest.mark.parametrize(
+    ("history", "lines"),
+    [
+        ([attempt(exit_code=0)], []),
+        ([attempt(), attempt(2, exit_code=0)], ["attempt 2 succeeded"]),
+        (
+            [attempt(), attempt(2, exit_code=0, mitigations=("a", "b"))],
+            ["attempt 2 succeeded, with a, b"],
+        ),
+    ],
+    ids=["at once: nothing", "after a retry", "after a cure"],
+)
+def test_success_is_one_line_at_most(history, lines):
+    assert lastwords.success(history) == lines
+
+
+def failure(history, **facts):
+    verdict = Verdict(STOP, "the attempts are used up")
+    diagnoses = [diagnosis(**facts)] * len(history)
+    return lastwords.failure(history, diagnoses, verdict, host="node7", journal="/runs/x")
+
+
+def test_a_failed_run_says_what_where_what_was_tried_what_to_do_and_where_more_is():
+    history = [attempt(kind="segfault"), attempt(2, kind="segfault", mitigations=("a",))]
+    assert failure(history) == [
+        "the run failed: segfault on rank 3, host node7",
+        "  Fatal Python error: Segmentation fault",
+        "A crash in native code.",
+        "Look at the trace.",
+        "tried: attempt 1: segfault after 2 h 7 min; attempt 2: segfault after 2 h 7 min, with a",
+        "not tried again: the attempts are used up",
+        "journal: /runs/x",
+    ]
+
+
+def test_it_stays_short_after_many_attempts_and_long_lines():
+    lines = failure([attempt(n) for n in range(1, 11)], root_line="x" * 5000)
+    assert len(lines) <= 15
+    assert "(6 earlier)" in "\n".join(lines)
+    assert max(map(len, lines)) < 400
+
+
+def test_a_run_that_was_asked_to_end_has_nothing_to_explain():
+    assert failure([attempt(asked=True)]) == []
+
+
+def test_what_the_job_printed_cannot_move_the_terminal():
+    assert "\x1b" not in "\n".join(failure([attempt()], root_line="\x1b[2Jgone\r"))

@@ -1,0 +1,259 @@
+"""What happens after an attempt, as a table: history and policy in, verdict out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saferun.retry import AGAIN, DEBUG, DONE, STOP, Policy, Try, decide, policy, used_up
+
+POLICY = Policy(
+    attempts=3,
+    attempts_total=10,
+    backoff_s=(5.0, 60.0),
+    deadline_s=None,
+    unknown_after_s=None,
+    debug_last=False,
+    mitigate=True,
+    never=frozenset(),
+)
+
+
+def failed(number: int, verdict: str = "retry", **facts) -> Try:
+    """An attempt that failed after an age that no other attempt has."""
+    told = {
+        "number": number,
+        "exit_code": 1,
+        "kind": "k",
+        "verdict": verdict,
+        "cures": (),
+        "fingerprint": "k: line",
+        "lived_s": 100.0 * 1.5**number,
+        "ended_s": 1000.0 * number,
+    }
+    return Try(**{**told, **facts})
+
+
+def attempts(count: int, verdict: str = "retry", **facts) -> list[Try]:
+    return [failed(n, verdict, **facts) for n in range(1, count + 1)]
+
+
+CASES = {
+    "success is the end": ([failed(1, exit_code=0)], {}, DONE),
+    "a user's mistake is never tried again": ([failed(1, "stop-user")], {}, STOP),
+    "broken hardware is never tried again": ([failed(1, "stop-hardware")], {}, STOP),
+    "a passing failure is tried again": ([failed(1)], {}, AGAIN),
+    "a preemption is the scheduler's to restart": ([failed(1, asked=True)], {}, STOP),
+    "nothing starts beside what cannot be killed": ([failed(1, unkillable=True)], {}, STOP),
+    "attempts are bounded": (attempts(3), {}, STOP),
+    "one more than that is not yet the bound": (attempts(2), {}, AGAIN),
+    "all attempts together are bounded": (
+        [failed(n, first_step=100 * n) for n in range(1, 11)],
+        {},
+        STOP,
+    ),
+    "progress renews the budget": (
+        [failed(n, first_step=100 * n) for n in range(1, 9)],
+        {},
+        AGAIN,
+    ),
+    "a step reached without resuming is no progress": (attempts(3, first_step=0), {}, STOP),
+    "resuming from the same step again is no progress": (
+        [failed(1), *(failed(n, first_step=50) for n in range(2, 5))],
+        {},
+        STOP,
+    ),
+    "the same failure at the same age would come again": (
+        attempts(2, lived_s=40.0),
+        {},
+        STOP,
+    ),
+    "five seconds apart is the same age": (
+        [failed(1, lived_s=2.0), failed(2, lived_s=7.0)],
+        {},
+        STOP,
+    ),
+    "a tenth apart is the same age": (
+        [failed(1, lived_s=1000.0), failed(2, lived_s=910.0)],
+        {},
+        STOP,
+    ),
+    "more is another age": ([failed(1, lived_s=1000.0), failed(2, lived_s=890.0)], {}, AGAIN),
+    "another failure at the same age may pass": (
+        [failed(1, lived_s=9.0, fingerprint="other"), failed(2, lived_s=9.0)],
+        {},
+        AGAIN,
+    ),
+    "after progress the same age is another place": (
+        [failed(1, lived_s=3600.0), failed(2, lived_s=3600.0, first_step=50)],
+        {},
+        AGAIN,
+    ),
+    "from the same step at the same age it would come again": (
+        attempts(2, lived_s=3600.0, first_step=50),
+        {},
+        STOP,
+    ),
+    "under other settings it is another failure": (
+        [failed(1, lived_s=9.0), failed(2, lived_s=9.0, mitigations=("autotune-off",))],
+        {},
+        AGAIN,
+    ),
+    "what waiting cures may come at the same age": (
+        attempts(2, lived_s=61.0, waits=True),
+        {},
+        AGAIN,
+    ),
+    "and is bounded all the same": (attempts(3, lived_s=61.0, waits=True), {}, STOP),
+    "the unknown is not tried again": ([failed(1, "unknown")], {}, STOP),
+    "the unknown after a long life is tried once": (
+        [failed(1, "unknown", lived_s=700.0)],
+        {"unknown_after_s": 600.0},
+        AGAIN,
+    ),
+    "the unknown after a short life is not": (
+        [failed(1, "unknown", lived_s=500.0)],
+        {"unknown_after_s": 600.0},
+        STOP,
+    ),
+    "the unknown that came before is not": (
+        [failed(1, "unknown", lived_s=700.0), failed(2, "unknown", lived_s=9000.0)],
+        {"unknown_after_s": 600.0},
+        STOP,
+    ),
+    "no attempt starts after the deadline": ([failed(1)], {"deadline_s": 900.0}, STOP),
+    "one may before it": ([failed(1)], {"deadline_s": 1100.0}, AGAIN),
+    "a wait may not lead beyond the deadline": (
+        attempts(2),
+        {"deadline_s": 2004.0},
+        STOP,
+    ),
+    "one attempt is one attempt": ([failed(1)], {"attempts": 1}, STOP),
+    "a failure with a cure gets it": ([failed(1, "mitigate", cures=("a", "b"))], {}, AGAIN),
+    "cures can be switched off": (
+        [failed(1, "mitigate", cures=("a",))],
+        {"mitigate": False},
+        STOP,
+    ),
+    "a cure that was tried is not tried again": (
+        [failed(1, "mitigate", cures=("a",), mitigations=("a",))],
+        {},
+        STOP,
+    ),
+    "a cure that the user rules out is not used": (
+        [failed(1, "mitigate", cures=("a",))],
+        {"never": frozenset({"a"})},
+        STOP,
+    ),
+    "without a cure that fits, time may do": (
+        [failed(1, "mitigate", cures=("a",), mitigations=("a",), waits=True)],
+        {},
+        AGAIN,
+    ),
+    "without a cure there is nothing to change": ([failed(1, "mitigate")], {}, STOP),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_decision(case):
+    history, changes, action = case
+    verdict = decide(history, POLICY._replace(**changes))
+    assert verdict.action == action
+    assert bool(verdict.reason) == (action != DONE)
+
+
+def test_the_cheapest_cure_comes_first_and_is_kept_when_the_next_one_joins_it():
+    first = failed(1, "mitigate", cures=("a", "b"))
+    assert decide([first], POLICY).add == "a"
+    second = failed(2, "mitigate", cures=("a", "b"), mitigations=("a",), lived_s=first.lived_s)
+    assert decide([first, second], POLICY).add == "b"
+
+
+def test_a_cure_that_cannot_be_used_beside_the_others_is_passed_over():
+    last = failed(1, "mitigate", cures=("a", "b"), mitigations=("x",))
+    usable = {("a", ("x",)): False, ("b", ("x",)): True}
+    verdict = decide([last], POLICY, usable=lambda name, beside: usable[name, beside])
+    assert verdict.add == "b"
+
+
+def test_a_cure_does_not_wait_and_the_first_retry_neither():
+    assert decide([failed(1, "mitigate", cures=("a",))], POLICY).delay_s == 0
+    assert decide([failed(1)], POLICY).delay_s == 0
+
+
+@pytest.mark.parametrize(
+    ("waits", "count", "whole"),
+    [(False, 2, 5.0), (True, 1, 5.0), (True, 2, 10.0), (True, 5, 60.0), (False, 60, 60.0)],
+)
+def test_waits_double_up_to_the_longest(waits, count, whole):
+    many = POLICY._replace(attempts=100, attempts_total=100)
+    history = attempts(count, waits=waits)
+    assert decide(history, many).delay_s == whole
+    assert decide(history, many, jitter=1.0).delay_s == whole / 2
+
+
+@pytest.mark.parametrize("verdict", ["unknown", "stop-user"])
+def test_the_last_attempt_may_be_one_that_tells_the_reason_and_only_one(verdict):
+    last = failed(1, verdict, cures=() if verdict == "unknown" else (DEBUG,))
+    wanted = POLICY._replace(debug_last=True)
+    assert decide([last], wanted).add == DEBUG
+    assert decide([last], POLICY).action == STOP
+    again = failed(2, verdict, cures=last.cures, mitigations=(DEBUG,))
+    assert decide([last, again], wanted).action == STOP
+
+
+def test_a_known_mistake_is_not_tried_again_to_learn_its_reason():
+    assert decide([failed(1, "stop-user")], POLICY._replace(debug_last=True)).action == STOP
+
+
+def test_the_policy_is_read_from_a_profiles_sections():
+    retry = {
+        "attempts": 4,
+        "attempts_total": 9,
+        "backoff_s": (1, 2),
+        "deadline_s": 3.0,
+        "unknown_after_s": None,
+        "debug_last": True,
+    }
+    read = policy(retry, {"enabled": False, "never": ("x",)})
+    assert read == Policy(4, 9, (1.0, 2.0), 3.0, None, True, False, frozenset({"x"}))
+
+
+VERDICTS = st.sampled_from(["retry", "mitigate", "stop-user", "stop-hardware", "unknown"])
+
+
+@given(
+    st.lists(
+        st.tuples(VERDICTS, st.floats(0, 1e5), st.integers(0, 5), st.booleans()),
+        min_size=1,
+        max_size=40,
+    ),
+    st.floats(0, 1),
+)
+def test_no_run_goes_on_for_ever(story, jitter):
+    """Whatever comes, attempts_total ends it, stop verdicts end it, and cures never repeat."""
+    wanted = POLICY._replace(debug_last=True, unknown_after_s=1.0)
+    history: list[Try] = []
+    in_force: tuple[str, ...] = ()
+    for number, (verdict, lived_s, step, waits) in enumerate(story, 1):
+        one = failed(
+            number,
+            verdict,
+            lived_s=lived_s,
+            cures=("a", "b"),
+            first_step=step,
+            waits=waits,
+            mitigations=in_force,
+        )
+        history.append(one)
+        decision = decide(history, wanted, jitter=jitter)
+        assert used_up(history) >= 1
+        if verdict == "stop-hardware":
+            assert decision.add in ("", DEBUG)
+        if decision.action != AGAIN:
+            return
+        assert number < wanted.attempts_total
+        assert 0 <= decision.delay_s <= 60
+        assert decision.add not in in_force
+        in_force += (decision.add,) if decision.add else ()
