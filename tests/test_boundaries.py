@@ -18,14 +18,26 @@ from saferun.schema import KEYS
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "saferun"
 PURE = [
+    "cures",
     "envvars",
     "errors",
+    "evidence",
+    "exits",
+    "failure",
+    "lastwords",
+    "logtext",
+    "masking",
     "model",
+    "oom",
     "page",
     "plan",
+    "progress",
+    "raised",
     "resolve",
+    "retry",
     "schema",
     "script",
+    "signs",
     "torchrun",
     "yamldoc",
     "yamlvalue",
@@ -83,7 +95,7 @@ def test_print_and_exit_stand_only_at_the_edge():
 
 
 def modules_of(code: str, tmp_path: pathlib.Path) -> set[str]:
-    tail = "; import json, sys; print(json.dumps(sorted(sys.modules)))"
+    tail = "\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code + tail],
         capture_output=True,
@@ -97,15 +109,27 @@ def modules_of(code: str, tmp_path: pathlib.Path) -> set[str]:
 
 LAUNCH = (
     "import os; os.execve = lambda *a: None; from saferun.__main__ import main; "
-    "open('t.py', 'w').close(); main(['--profile', 'h100', 't.py'])"
+    "open('t.py', 'w').close(); main(['--retries', '0', '--profile', 'h100', 't.py'])"
 )
+# Up to the moment in which the job would be started.
+SUPERVISED = """
+from saferun import supervise
+from saferun.__main__ import main
+def started(*arguments, **options): raise KeyboardInterrupt
+supervise.run_attempt = started
+open('t.py', 'w').close()
+main(['--profile', 'h100', 't.py'])
+"""
 HEAVY = ("torch", "click", "yaml", "filelock", "importlib.metadata", "dataclasses", "inspect")
 HEAVY += ("subprocess", "logging", "pathlib", "argparse", "hashlib", "asyncio", "typing_extensions")
 
 
-def test_a_launch_loads_nothing_heavy(tmp_path):
-    modules_of(LAUNCH, tmp_path)  # fills the cache of parsed profiles
-    assert not modules_of(LAUNCH, tmp_path) & set(HEAVY)
+@pytest.mark.parametrize("launch", [LAUNCH, SUPERVISED], ids=["exec", "supervised"])
+def test_a_launch_loads_nothing_heavy(tmp_path, launch):
+    modules_of(launch, tmp_path)  # fills the cache of parsed profiles
+    loaded = modules_of(launch, tmp_path)
+    assert not loaded & set(HEAVY)
+    assert ("saferun.attempt" in loaded) is (launch == SUPERVISED)
 
 
 def test_help_loads_neither_torch_nor_click(tmp_path):
@@ -142,7 +166,7 @@ def test_the_keys_of_a_profile_are_these_and_no_more():
 @pytest.mark.parametrize(
     "word",
     [
-        *[f"saferun {c}" for c in ("run", "plan", "env", "profiles", "diagnose")],
+        *[f"saferun {c}" for c in ("run", "plan", "env", "profiles", "diagnose", "runs")],
         *torchrun.OWN,
         "SAFERUN_DISABLE",
         "SAFERUN_PROFILE",
@@ -150,7 +174,7 @@ def test_the_keys_of_a_profile_are_these_and_no_more():
         "SAFERUN_RETRIES",
         "SAFERUN_RUN_DIR",
         "SAFERUN_DRY_RUN",
-        *[f"| {code} |" for code in (2, 69, 70, 75, 78)],
+        *[f"| {code} |" for code in (2, 69, 70, 75, 78, 130)],
         "make demo",
         "make test",
     ],

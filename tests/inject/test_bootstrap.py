@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from interpreters import INJECT, SITE, Interpreters
+
+from saferun.inject import contract
 
 ARMED = """
 import sys
@@ -387,11 +393,14 @@ context.receipt("test", "observed", odd=object)
 """
 
 
-def test_receipts_wait_until_the_process_is_active(interpreters: Interpreters) -> None:
+def test_the_receipts_of_hooks_wait_until_the_process_is_active(
+    interpreters: Interpreters,
+) -> None:
     fake = fake_torch(interpreters.folder)
     path = both(SITE, fake)
     idle = interpreters.run("import torch", hooks=NEUTRAL, PYTHONPATH=path, RANK="3")
-    assert (idle.code, idle.receipts) == (0, [])
+    assert (idle.code, [line["hook"] for line in idle.receipts]) == (0, ["bootstrap"])
+    shutil.rmtree(interpreters.receipts)
     ran = interpreters.run(
         WRITES, hooks=NEUTRAL, PYTHONPATH=path, RANK="3", TORCHELASTIC_RESTART_COUNT="2"
     )
@@ -407,14 +416,17 @@ def test_receipts_are_appended_and_never_follow_a_link(interpreters: Interpreter
     interpreters.receipts.mkdir()
     target = interpreters.folder / "precious"
     target.write_text("mine")
-    script = f"""
-import os
-os.symlink({str(target)!r}, "{interpreters.receipts}/a1-r0-rank0-pid%d.jsonl" % os.getpid())
-{WRITES}
-print("done")
-"""
-    ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake), RANK="0")
-    assert (ran.code, ran.out.splitlines()[-1], target.read_text()) == (0, "done", "mine")
+    (interpreters.folder / "script.py").write_text(WRITES + "print('done')")
+    link = f"ln -s {target} {interpreters.receipts}/a1-r0-rank0-pid$$.jsonl"
+    ran = interpreters.run(
+        python="/bin/sh",
+        argv=("-c", f"{link} && exec {sys.executable} {interpreters.folder}/script.py"),
+        hooks=NEUTRAL,
+        PYTHONPATH=both(SITE, fake),
+        RANK="0",
+    )
+    assert (ran.code, ran.out.splitlines()[-1:], target.read_text()) == (0, ["done"], "mine")
+    assert ran.err == ""
 
 
 @pytest.mark.parametrize("where", ["/dev/full/x", "/proc/nowhere", "/dev/null/x"])
@@ -449,6 +461,130 @@ def test_a_script_may_clear_its_environment_before_it_imports_torch(
         PYTHONPATH=both(SITE, fake),
     )
     assert (ran.out, ran.err) == ("False\n", "")
+
+
+# a rank's first line
+
+
+@pytest.mark.parametrize("python", other_pythons(), ids=lambda p: p.parts[-3])
+def test_a_rank_says_at_its_start_that_the_hooks_run(
+    interpreters: Interpreters, python: Path
+) -> None:
+    before = time.time()
+    script = "import os; print(os.getpid())"
+    facts = {"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    count = {"TORCHELASTIC_RESTART_COUNT": "2"}
+    ran = interpreters.run(script, hooks=NEUTRAL, python=str(python), **facts, **count)
+    (line,) = ran.receipts
+    assert before <= line.pop("at") <= time.time()
+    assert line == {
+        "v": 1,
+        "pid": int(ran.out),
+        "rank": 5,
+        "hook": "bootstrap",
+        "outcome": "applied",
+        "local_rank": 1,
+        "local_world_size": 4,
+    }
+    (file,) = interpreters.receipts.iterdir()
+    assert file.name == f"a1-r2-rank5-pid{int(ran.out)}.jsonl"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_the_hooks_go_on_in_the_file_that_the_rank_began(interpreters: Interpreters) -> None:
+    fake = fake_torch(interpreters.folder)
+    ran = interpreters.run(WRITES, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake), RANK="0")
+    hooks = [line["hook"] for line in ran.receipts]
+    assert (hooks[0], hooks[-1]) == ("bootstrap", "test")
+    assert len(list(interpreters.receipts.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "extra"),
+    [
+        ("", {}),
+        ("", {"RANK": "0", "SAFERUN_RANK_PID": "1"}),
+        ("", {"RANK": "0", "SAFERUN_AGENT_PID": "1"}),
+    ],
+    ids=["no rank", "a helper of a rank", "not the agent's child"],
+)
+def test_a_process_that_is_no_rank_leaves_none(
+    interpreters: Interpreters, script: str, extra: dict[str, str]
+) -> None:
+    assert interpreters.run(script, hooks=NEUTRAL, **extra).receipts == []
+
+
+@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
+@pytest.mark.parametrize("odd", ["", "x", "007", '1,"pid":2'])
+def test_odd_numbers_in_the_environment_make_no_odd_line(
+    interpreters: Interpreters, variable: str, odd: str
+) -> None:
+    ran = interpreters.run(hooks=NEUTRAL, **{"RANK": "3", variable: odd})
+    (line,) = ran.receipts
+    assert line[variable.lower()] == (7 if odd == "007" else None)
+    assert ran.err == ""
+
+
+@pytest.mark.parametrize("where", [True, False], ids=["a directory", "no directory"])
+@pytest.mark.parametrize("spaces", [False, True], ids=["as encoded", "as json writes"])
+def test_a_ranks_start_needs_neither_json_nor_re(
+    interpreters: Interpreters, where: bool, spaces: bool
+) -> None:
+    show = "import sys; print(' '.join(sorted(sys.modules)))"
+    bare = set(interpreters.run(show).out.split())
+    told = json.loads(interpreters.contract(NEUTRAL))
+    told["receipts"] = told["receipts"] if where else None
+    text = json.dumps(told) if spaces else contract.encode(**{k: told[k] for k in told if k != "v"})
+    agent = str(os.getpid())
+    environ = interpreters.environ(None, SAFERUN_INJECT=text, RANK="0", SAFERUN_AGENT_PID=agent)
+    ran = interpreters.run(show, environ=environ)
+    assert bool(ran.receipts) == where
+    more = {m for m in set(ran.out.split()) - bare if not m.startswith("_saferun_inject")}
+    assert more == {"_ctypes"}
+
+
+ODD_CONTRACTS = [
+    {"receipts": None},
+    {"receipts": "/r"},
+    {"receipts": '/with "quotes" and \\ and \n'},
+    {"receipts": "/ümlaut \udcff"},
+    {"receipts": "/r", "hooks": {"receipts": "/other", "attempt": 9}},
+    {"receipts": None, "hooks": {"receipts": "/other", "attempt": 9}},
+    {"receipts": "/r", "mitigations": ['"attempt":9,"receipts":"/other"', "x\\"]},
+    {"receipts": "/r", "run": '","receipts":"/other'},
+    {"receipts": "/r", "attempt": 1234567},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_CONTRACTS, ids=str)
+def test_the_directory_and_the_attempt_are_cut_out_of_a_contract_exactly(odd: dict) -> None:
+    whole = {"run": "r", "attempt": 3, "hooks": {"a": {"b": 1}}, "mitigations": [], **odd}
+    text = contract.encode(**whole)
+    expected = (whole["receipts"], whole["attempt"])
+    assert contract.whereabouts(text) == expected
+    assert contract.whereabouts(json.dumps(json.loads(text))) == expected
+
+
+@pytest.mark.parametrize("text", ["", "{broken", "[]", '{"v":2,"attempt":"x"}', "null"])
+def test_what_is_no_contract_has_no_directory(interpreters: Interpreters, text: str) -> None:
+    with pytest.raises(ValueError):
+        contract.whereabouts(text)
+    environ = interpreters.environ(None, RANK="0", SAFERUN_INJECT=text)
+    ran = interpreters.run("print('ran')", environ=environ)
+    assert (ran.out, ran.err) == ("ran\n", "")
+
+
+@given(
+    attempt=st.integers(0, 10**6),
+    receipts=st.none() | st.text(),
+    run=st.text(),
+    hooks=st.dictionaries(st.text() | st.just("receipts"), st.text() | st.integers()),
+    mitigations=st.lists(st.text('"\\:,{}receiptsattempt')),
+)
+def test_cutting_a_contract_agrees_with_reading_it(**whole: object) -> None:
+    text = contract.encode(**whole)
+    read = contract.decode(text)
+    assert contract.whereabouts(text) == (read["receipts"], read["attempt"])
 
 
 # real torch
@@ -531,3 +667,23 @@ def test_an_older_python_is_left_alone(interpreters: Interpreters, tmp_path: Pat
     quiet = {"PYTHONDONTWRITEBYTECODE": "1"}  # 2.7 would write beside our source
     ran = interpreters.run("print('fine')", hooks=NEUTRAL, python=str(old[0]), **quiet)
     assert (ran.code, ran.out, ran.err) == (0, "fine\n", "")
+
+
+def test_an_agent_does_not_look_for_garbage_when_it_ends(interpreters: Interpreters) -> None:
+    """Its status and what it registered for its end stay as they are."""
+    folder = interpreters.folder / "torch" / "distributed"
+    folder.mkdir(parents=True)
+    for place in (folder, folder.parent):
+        (place / "__init__.py").write_text("")
+    (folder / "run.py").write_text(
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print('registered, frozen', gc.get_freeze_count()))\n"
+        "class Cycle:\n"
+        "    def __init__(self): self.me = self\n"
+        "    def __del__(self): print('found')\n"
+        "cycle = Cycle()\n"
+        "del cycle\n"
+        "sys.exit(3)\n"
+    )
+    ran = interpreters.run(argv=("-m", "torch.distributed.run"), hooks={})
+    assert (ran.code, ran.out) == (3, "registered, frozen 0\n")

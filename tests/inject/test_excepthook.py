@@ -253,3 +253,26 @@ print(faulthandler.is_enabled())
         TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"),
     )
     assert (ran.code, ran.out, ran.err) == (0, "True\n", "")
+
+
+def test_an_error_file_appears_whole_or_not_at_all(interpreters: Interpreters) -> None:
+    """torchrun ends ranks in the middle of this, and its own parser breaks on half a file."""
+    seen = interpreters.folder / "seen"
+    code = (
+        "import os\n"
+        "write = os.write\n"
+        "def slow(file, data):\n"
+        "    there = os.path.exists(os.environ['TORCHELASTIC_ERROR_FILE'])\n"
+        f"    open({str(seen)!r}, 'a').write('y' if there else 'n')\n"
+        "    return write(file, data[:10])\n"
+        "os.write = slow\n"
+        "raise ValueError('x' * 50)\n"
+    )
+    rank(interpreters, code)
+    assert recorded(interpreters)["message"] == "ValueError: " + "x" * 50
+    copies = list(interpreters.receipts.glob("a1-r0-rank*.error.json"))
+    assert [json.loads(copy.read_text())["message"] for copy in copies] == [recorded(interpreters)]
+    file = interpreters.folder / "error.json"
+    before_it, _, _ = seen.read_text().partition("y")  # then comes the supervisor's copy
+    assert len(before_it) > 10
+    assert [p.name for p in file.parent.glob("error.json*")] == ["error.json"]

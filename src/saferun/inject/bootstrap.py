@@ -5,8 +5,10 @@ when a watched module arrives. Not armed: torchrun's agent, multiprocessing's re
 fork server, inductor's compile workers. Children of `multiprocessing.spawn` are armed, since
 `torch.multiprocessing.spawn` makes ranks of them.
 
-Receipts wait in memory until the process is *active*: it joined a process group or compiled
-something. A DataLoader worker or a helper that merely imports torch leaves none.
+A process that torchrun's agent started as a rank leaves one line at its start, and the kernel ends
+it with the agent. All other receipts wait in memory until the process is *active*: it joined a
+process group or compiled something. A DataLoader worker or a helper that merely imports torch
+leaves none.
 """
 
 import os
@@ -19,6 +21,7 @@ _AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _AGENT_FILES = ("torchrun", "torch/distributed/run.py", "torch/distributed/launch.py")
 _HELPER_CODE = ("from multiprocessing.resource_tracker ", "from multiprocessing.forkserver ")
 _COMPILE_WORKER = "torch._inductor.compile_worker"
+_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, signal.h; the module signal costs 2 ms
 _PENDING_LIMIT = 1000  # receipts kept by a process that never becomes active
 
 
@@ -61,6 +64,13 @@ class Context:
         except Exception:
             self._pending = []
 
+    def leave(self, ending, content):
+        """Write a file of this process beside its receipts. Raises OSError where that fails."""
+        if self._directory:
+            _make(self._directory)
+            name = self._file_name()[: -len(".jsonl")] + ending
+            write_new(os.path.join(self._directory, name), content)
+
     def activate(self):
         """Say that this process is a rank or compiles: its receipts are written from now on."""
         try:
@@ -93,8 +103,7 @@ class Context:
             self._pid, self._active, self._pending = os.getpid(), False, []
 
     def _file_name(self):
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return contract.receipt_name(self.attempt, _word(restart), rank(), self._pid)
+        return _receipt_name(self.attempt, self._pid)
 
     def _lines(self, entries):
         import json
@@ -165,11 +174,15 @@ def start():
     """Arm this process, unless it is one that can never be a rank."""
     global _text
     _text = os.environ.get(contract.VARIABLE, "")
-    kind = kind_of(_original_argv())
+    if "RANK" in os.environ:
+        _tie_to_agent()
+    argv = _original_argv()
+    kind = kind_of(argv)
     if kind == "agent":
         # Its workers are ranks of their own, whatever rank the agent itself was started by.
         os.environ.pop(contract.RANK_MARK, None)
-        os.environ[contract.AGENT_MARK] = str(os.getpid())
+        os.environ[contract.AGENT_MARK] = _agent_mark(argv)
+        _end_quickly()
     if kind != "job" or any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
     if "RANK" in os.environ and _is_agents_child():
@@ -177,21 +190,136 @@ def start():
     sys.meta_path.insert(0, Finder())
 
 
+def _end_quickly():
+    """Spare an agent the search for garbage cycles when it ends, which is most of its exit.
+
+    Among all that `import torch` made it takes 0.25 s and more, and the next attempt waits for it.
+    """
+    import atexit
+    import gc
+
+    atexit.register(gc.freeze)
+
+
 def _is_agents_child():
     # Under --no-python a shell is the rank, and a Python that it runs on the way is not.
-    agent = os.environ.get(contract.AGENT_MARK)
-    return agent is None or agent == str(os.getppid())
+    agent = _agent()[0]
+    return agent is None or agent == os.getppid()
+
+
+def _agent():
+    # The pid of the agent (None: not started by one of ours) and its pid namespace ("": unknown).
+    pid, _, namespace = os.environ.get(contract.AGENT_MARK, "").partition(" ")
+    return (int(pid) if pid.isdigit() else None), namespace
+
+
+def _agent_mark(argv):
+    # An abbreviation may be as short as `--no-`; a script's own option only makes us careful.
+    other = any(word.startswith(("--no-", "--no_")) for word in argv)
+    if other or "PET_NO_PYTHON" in os.environ or "PYTHON_EXEC" in os.environ:
+        return str(os.getpid())
+    return "{} {}".format(os.getpid(), _namespace()).rstrip()
+
+
+def _namespace():
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _tie_to_agent():
+    """Have the kernel end this rank when its agent ends; end it now where that has happened.
+
+    torchrun ends its ranks when it can; killed by SIGKILL it leaves them all, and their GPU
+    memory. The kernel counts the end of the *thread* that started us: torchrun starts ranks from
+    its main thread (torch/distributed/elastic, 2.4 to 2.13), and helpers of a rank, which any
+    thread may start, are never tied.
+    """
+    agent, namespace = _agent()
+    mark = os.environ.get(contract.RANK_MARK)
+    if agent is None or mark not in (None, str(os.getpid())):
+        return
+    if os.getppid() == agent:
+        _die_with_parent()
+        gone = os.getppid() != agent
+    else:
+        gone = _is_orphan(agent, namespace)
+    if gone:
+        os.kill(os.getpid(), _SIGKILL)
+
+
+def _is_orphan(agent, namespace):
+    # Ranks are sessions of their own. In a container a pid of the outside says nothing.
+    if not namespace or namespace != _namespace() or os.getsid(0) != os.getpid():
+        return False
+    try:
+        os.kill(agent, 0)
+        with open("/proc/{}/stat".format(agent), "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+
+
+def _die_with_parent():
+    """Set PDEATHSIG to SIGKILL; a kernel or a Python that cannot leaves things as they were."""
+    arguments = (_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    try:
+        try:  # what ctypes is made of, at a quarter of its cost
+            import _ctypes
+
+            prctl = _ctypes.dlsym(_ctypes.dlopen(None, os.RTLD_NOW), "prctl")
+            _ctypes.call_function(prctl, arguments)
+        except (ImportError, AttributeError):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(*arguments)
+    except Exception:
+        pass
 
 
 def settle():
-    """Do what must come after the user's own sitecustomize: take sys.excepthook in rank processes.
+    """Do what must come after the user's own sitecustomize, in rank processes only.
 
-    Ubuntu's sitecustomize replaces sys.excepthook without calling the one before it.
+    Say that the hooks run here, and take sys.excepthook: Ubuntu's sitecustomize replaces it
+    without calling the one before it.
     """
-    if is_rank_process() and os.environ.get("TORCHELASTIC_ERROR_FILE"):
+    if not is_rank_process():
+        return
+    _leave_word()
+    if os.environ.get("TORCHELASTIC_ERROR_FILE"):
         from _saferun_inject.hooks import excepthook
 
         excepthook.watch()
+
+
+def _leave_word():
+    # A rank's first receipt, without json; what is wrong with the contract is said with torch.
+    try:
+        directory, attempt = contract.whereabouts(_text)
+        if directory:
+            _append(directory, _receipt_name(attempt, os.getpid()), [_first_line()])
+    except Exception:
+        pass
+
+
+def _first_line():
+    numbers = [_number(name) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    rank, local, size = ["null" if number is None else number for number in numbers]
+    return (
+        '{{"v":{},"at":{!r},"pid":{},"rank":{},"hook":"{}","outcome":"{}",'
+        '"local_rank":{},"local_world_size":{}}}'
+    ).format(
+        *(contract.VERSION, _now(), os.getpid(), rank),
+        *(contract.BOOTSTRAP, contract.APPLIED, local, size),
+    )
+
+
+def _number(name):
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None
 
 
 def is_rank_process():
@@ -234,8 +362,7 @@ def rank():
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if _group_is_initialised():
         return c10d.get_rank()
-    text = os.environ.get("RANK", "")
-    return int(text) if text.isdigit() else None
+    return _number("RANK")
 
 
 def _group_is_initialised():
@@ -309,6 +436,11 @@ def _program(argv):
     return "", ""
 
 
+def _receipt_name(attempt, pid):
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return contract.receipt_name(attempt, _word(restart), rank(), pid)
+
+
 def _word(text):
     return "".join(letter for letter in text if letter.isalnum()) or "0"
 
@@ -319,8 +451,53 @@ def _now():
     return time.time()
 
 
+def write_new(path, content):
+    """Make a file with its whole content at once: who reads it meanwhile finds none, or all of it.
+
+    Raises:
+        FileExistsError: there is one.
+        OSError: it cannot be written.
+    """
+    draft = "{}.{}".format(path, os.getpid())
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(draft, flags, 0o600)
+    try:
+        try:
+            while content:
+                content = content[os.write(file, content) :]
+        finally:
+            os.close(file)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            if os.path.lexists(path):
+                raise FileExistsError(path) from None
+            os.rename(draft, path)
+    finally:
+        try:
+            os.unlink(draft)
+        except OSError:
+            pass
+
+
+def _make(directory):
+    """Make a directory 0700 with the parents that are missing; makedirs leaves those to umask."""
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        parent = os.path.dirname(directory)
+        if parent in ("", directory):
+            raise
+        _make(parent)
+        _make(directory)
+
+
 def _append(directory, name, lines):
-    os.makedirs(directory, mode=0o700, exist_ok=True)
+    _make(directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(os.path.join(directory, name), flags, 0o600)
     try:

@@ -15,6 +15,7 @@ TARGETS = {
     "torch._inductor.runtime.triton_heuristics": ("compile",),
     "torch._inductor.cudagraph_trees": ("cudagraph_markers",),
     "torch.distributed.distributed_c10d": ("init", "order"),
+    "torch.distributed.rendezvous": ("restarts",),
     "torch.utils.data.dataloader": ("order",),
     "torch.nn.parallel.distributed": ("order",),
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),

@@ -6,7 +6,8 @@ Targets, and what each one holds:
   torch._inductor.compile_fx               autotune, cudagraphs, non-lazy backward for fallback
   torch._inductor.runtime.triton_heuristics  autotune: one launcher for each generated kernel
   torch._dynamo.backends.cudagraphs        cudagraphs: the backend of that name
-  torch._dynamo.convert_frame              fallback: suppress_errors
+  torch._dynamo.convert_frame              fallback: suppress_errors; the cure ddp-optimizer-off
+  os.environ                               the cure fresh-compile-cache: a directory for each rank
 Reason: `mode=`, `options=` and assignments to torch._inductor.config override the environment
 variables that would switch these off. A setting holds for the time of one graph's compilation
 through inductor's own `config.patch`, also in the lazily compiled backward. torch 2.4 to 2.13.
@@ -35,6 +36,10 @@ _NO_AUTOTUNE = {
     "incremental_autotune": False,
 }
 _NO_GRAPHS = {"triton.cudagraphs": False}
+# The cures that no variable and no setting of a profile can make (`assign`, `rank_directories`).
+_DDP_OPTIMIZER_OFF = "ddp-optimizer-off"
+_FRESH_CACHE = "fresh-compile-cache"
+_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
 
 def apply(name, module, context):
@@ -48,6 +53,10 @@ def apply(name, module, context):
         "torch._dynamo.backends.cudagraphs": _hold_cudagraphs_backend,
         "torch._dynamo.convert_frame": _hold_frames,
     }
+    if name == "torch":
+        _own_caches(context)
+    if name == "torch._dynamo.convert_frame":
+        _hold_ddp_optimizer(module, context)
     parts[name](module, settings, context)
 
 
@@ -309,3 +318,56 @@ def _hold_frames(module, settings, context):
 
     module.ConvertFrame.__call__ = convert
     context.receipt(_HOOK, contract.APPLIED, part="fallback")
+
+
+# cures
+
+
+def _own_caches(context):
+    """Give this rank its own compile caches below the directories that the launcher made.
+
+    The launcher cannot know ranks. A helper of a rank inherits the rank's directory and keeps it.
+    """
+    rank = os.environ.get("RANK", "")
+    if _FRESH_CACHE not in context.mitigations or not rank.isdigit():
+        return
+    own = {}
+    for variable, part in _CACHES.items():
+        base = os.environ.get(variable, "")
+        tail = os.path.join("rank" + rank, part)
+        if base and not base.endswith(os.sep + tail):
+            own[variable] = os.path.join(base, tail)
+    for path in own.values():
+        for folder in (os.path.dirname(path), path):  # the mode is for the last folder only
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.environ.update(own)
+    if own:
+        context.receipt(_HOOK, contract.APPLIED, part="caches", effective=own)
+
+
+def _hold_ddp_optimizer(module, context):
+    """Leave the graph whole where DDP would cut it at its buckets, whatever the script assigns.
+
+    Dynamo asks for the setting in CatchErrorsWrapper.__call__, for every frame. The mode
+    "python_reducer" is another mechanism, which DDP has set up by then, and stays.
+    """
+    if _DDP_OPTIMIZER_OFF not in context.mitigations:
+        return
+    wrapper = getattr(module, "CatchErrorsWrapper", None)
+    if wrapper is None:
+        context.receipt(_HOOK, contract.NOT_NEEDED, part="ddp optimizer", why="none in this torch")
+        return
+    original = wrapper.__call__
+    config = module.config
+
+    @functools.wraps(original)
+    def catch(self, *args, **kwargs):
+        if config.optimize_ddp in (True, "ddp_optimizer"):
+            config.optimize_ddp = False
+            context.activate()
+            effective = {"optimize_ddp": config.optimize_ddp}
+            context.receipt(_HOOK, contract.OBSERVED, part="ddp optimizer", effective=effective)
+        return original(self, *args, **kwargs)
+
+    wrapper.__call__ = catch
+    context.receipt(_HOOK, contract.APPLIED, part="ddp optimizer")

@@ -47,8 +47,6 @@ class Watcher:
             path = os.environ.get(_VARIABLE)
             if path and not isinstance(value, (SystemExit, KeyboardInterrupt)) and _is_on():
                 _write(path, _report(value, trace))
-        except FileExistsError:
-            pass  # @record was there first, and knows the same exception
         except Exception as error:
             bootstrap.say("inject: {}: {}".format(_VARIABLE, error))
 
@@ -118,10 +116,16 @@ def _report(value, trace):
 
 
 def _write(path, content):
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(path, flags, 0o600)
+    """Write the report where torchrun looks for it, and where saferun does.
+
+    torchrun ends the other ranks with SIGTERM once one has failed, in the middle of this perhaps,
+    and an error file that is cut breaks torchrun itself: it appears whole, or not.
+    """
     try:
-        while content:
-            content = content[os.write(file, content) :]
-    finally:
-        os.close(file)
+        bootstrap.write_new(path, content)
+    except FileExistsError:
+        pass  # @record was there first, and knows the same exception
+    try:
+        bootstrap.current_context().leave(".error.json", content)
+    except OSError:
+        pass  # the journal's directory is full or gone: torchrun's file tells the same

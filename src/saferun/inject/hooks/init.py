@@ -235,11 +235,15 @@ class Visit:
         )
 
     def _room(self, store, what):
-        """Return `store` under a prefix of run, attempt and restart: the agent's store lives on."""
+        """Return `store` under a prefix of run and restart: the agent's store lives on.
+
+        Not of the attempt: each has an agent, hence a store, of its own, and nodes that meet need
+        not be at the same one (a node whose rendezvous timed out alone is one further).
+        """
         run = os.environ.get("TORCHELASTIC_RUN_ID", "")
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         world = os.environ.get("WORLD_SIZE", "")  # changes where nodes come and go
-        prefix = "saferun/%s/%s/%s/%s/%s" % (run, self.context.attempt, restart, world, what)
+        prefix = "saferun/%s/%s/%s/%s" % (run, restart, world, what)
         return _stores().PrefixStore(prefix, store)
 
     def _facts(self, rank, size):

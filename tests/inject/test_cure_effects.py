@@ -1,0 +1,194 @@
+"""Cures in real jobs: what the plan says is what torch does in the rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saferun import cures, knowledge, launch, remedies, torchrun
+from saferun.model import Facts, Identity, Request
+from saferun.plan import build_plan, conditions
+from saferun.resolve import resolve
+from saferun.schema import Doc, Leaf
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+SITE = str(Path(knowledge.__file__).parents[1] / "inject" / "site")
+ALL = cures.parse(knowledge.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"}))
+DROPPED = ("SAFERUN_", "TORCH", "PET_", "PYTHON", "TRITON_", "COV_")
+GROUP = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+DEADLINE_S = 150
+TORCHRUN = {"launcher": Leaf("torchrun")}
+PYTHON = {"launcher": Leaf("python")}
+
+
+def run(
+    folder: Path,
+    script: str,
+    *names: str,
+    ranks: int = 0,
+    answers: dict[str, str] | None = None,
+    **exported: str,
+) -> tuple[str, list[dict[str, Any]]]:
+    """Run a script under the plan of an attempt with these cures; return its words and receipts."""
+    path = folder / "train.py"
+    path.write_text(script)
+    program = str(Path(sys.executable).with_name("torchrun"))
+    facts = Facts(torch="2.13.0", launcher=(program,), python=sys.executable)
+    words = ("--standalone", f"--nproc-per-node={ranks}", str(path)) if ranks else (str(path),)
+    request = Request(line=torchrun.parse(words).line)
+    doc = Doc("p.yaml", "p", "", (), (), TORCHRUN if ranks else PYTHON)
+    at = conditions(request, facts, exported, starts_all=False)
+    profile = resolve([doc], (), at, named=True, origin="--profile")
+    identity = Identity(SITE, "run", 2, str(folder / "receipts"))
+    base = build_plan(request, profile, facts, exported, identity)
+    here = cures.situation(base, exported, facts.torch, answers=answers)
+    for place, name in enumerate(names):
+        assert cures.refusal(ALL, name, names[:place], here) == ""
+    changes = cures.changes(ALL, names, here)
+    plan = build_plan(request, profile, facts, exported, identity, names, changes)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED) and k not in GROUP}
+    kept |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    done = subprocess.run(
+        plan.command,
+        env=launch.environment(plan, {**kept, **exported}),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    files = sorted((folder / "receipts").glob("*.jsonl"))
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    return done.stdout, [json.loads(line) for line in lines]
+
+
+COMPILED = """
+import json, torch
+import torch._inductor.config as config
+from torch._inductor.graph import GraphLowering
+lowered = []
+original = GraphLowering.run
+def run(self, *args):
+    lowered.append([config.max_autotune, config.triton.cudagraphs])
+    return original(self, *args)
+GraphLowering.run = run
+weight = torch.randn(4, 4)
+@torch.compile(mode="max-autotune")
+def f(x): return x @ weight
+f(torch.randn(4, 4))
+def broken(graph, inputs): raise RuntimeError("planted")
+def g(x): return x + 1
+try:
+    fell = torch.compile(g, backend=broken)(torch.zeros(1)).item() == 1
+except Exception as error:
+    fell = type(error).__name__
+print(json.dumps({"lowered": lowered, "broken": fell}))
+"""
+EXPORTED = {
+    "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+    "TORCHINDUCTOR_CUDAGRAPHS": "1",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+}
+FAILS = "BackendCompilerFailed"
+
+
+@pytest.mark.parametrize(
+    ("names", "lowered", "broken"),
+    [
+        ((), [[True, True]], FAILS),
+        (("autotune-off",), [[False, True]], FAILS),
+        (("cudagraphs-off",), [[True, False]], FAILS),
+        (("autotune-off", "cudagraphs-off"), [[False, False]], FAILS),
+        (("compile-fallback",), [[True, True]], True),
+        (("compile-off",), [], True),
+    ],
+    ids=["none", "autotune-off", "cudagraphs-off", "both", "compile-fallback", "compile-off"],
+)
+def test_the_compiler_obeys_a_cure_against_the_script_and_the_exported_variables(
+    names, lowered, broken, tmp_path
+):
+    out, _ = run(tmp_path, COMPILED, *names, **EXPORTED)
+    assert json.loads(out) == {"lowered": lowered, "broken": broken}
+
+
+DDP = """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch._dynamo.config.optimize_ddp = {mode}
+graphs = []
+def counting(graph, inputs):
+    graphs.append(1)
+    return graph.forward
+dist._DEFAULT_FIRST_BUCKET_BYTES = 1024
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(6))
+    def forward(self, x):
+        for layer in self.layers: x = layer(x)
+        return x
+model = DistributedDataParallel(Model(), bucket_cap_mb=0.02)
+torch.compile(model, backend=counting)(torch.randn(2, 64))
+if dist.get_rank() == 0: print("graphs", len(graphs), torch._dynamo.config.optimize_ddp)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "names", "whole"),
+    [
+        ("True", (), False),
+        ("True", ("ddp-optimizer-off",), True),
+        ("'ddp_optimizer'", ("ddp-optimizer-off",), True),
+    ],
+    ids=["none", "cured", "cured by its other name"],
+)
+def test_without_ddps_optimizer_the_graph_stays_whole(mode, names, whole, tmp_path):
+    out, receipts = run(tmp_path, DDP.format(mode=mode), *names, ranks=1)
+    assert (int(out.split()[1]) == 1) is whole, out
+    told = [line for line in receipts if line.get("part") == "ddp optimizer"]
+    assert [line["outcome"] for line in told] == (["applied", "observed"] if names else [])
+
+
+CACHES = """
+import os, sys, subprocess, torch
+@torch.compile
+def f(x): return x @ x + 1
+f(torch.randn(4, 4))
+names = ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"]
+code = f"import os, torch; print('helper', *[os.environ[n] for n in {names}])"
+helper = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+sys.stdout.write("rank " + " ".join(os.environ[n] for n in names) + "\\n" + helper)
+"""
+
+
+def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path):
+    asked = remedies.Remedies({"TMPDIR": str(tmp_path)}, None)
+    answers = asked.ask(["fresh-directory"], 2)
+    base = Path(answers["fresh-directory"])
+    old = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "old")}
+    out, receipts = run(tmp_path, CACHES, "fresh-compile-cache", ranks=2, answers=answers, **old)
+    wanted = {f"{base}/rank{n}/inductor {base}/rank{n}/triton" for n in (0, 1)}
+    lines = [line.split(" ", 1) for line in out.splitlines()]
+    assert sorted(kind for kind, _ in lines) == ["helper", "helper", "rank", "rank"]
+    assert {paths for kind, paths in lines if kind == "rank"} == wanted
+    assert {paths for kind, paths in lines if kind == "helper"} == wanted
+    for rank in (0, 1):
+        folder = base / f"rank{rank}"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert any((folder / "inductor").iterdir())
+    assert not (tmp_path / "old").exists()
+    told = [line["rank"] for line in receipts if line.get("part") == "caches"]
+    assert sorted(told) == [0, 1]
+    asked.close()
+    assert not base.exists()

@@ -1,0 +1,385 @@
+"""A rank ends with torchrun's agent, whatever ended that; a rank's helpers do not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from interpreters import Interpreters
+from ranks import MARK, TORCHRUN, alive, launch
+
+NEUTRAL = {"excepthook": "on"}
+DEADLINE_S = 60
+SOON_S = 1.0  # what is promised; the kernel needs a millisecond
+
+ASK = """
+import ctypes
+def asked():  # PR_GET_PDEATHSIG
+    number = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)
+    return number.value
+"""
+SIT = {
+    "waiting": "import signal\nwhile True: signal.pause()",
+    "in a C call that keeps the GIL": "import ctypes\nctypes.PyDLL(None).sleep(1000)",
+    "deaf to every signal": (
+        "import signal\nfor n in set(signal.Signals) - {9, 19}: signal.signal(n, signal.SIG_IGN)\n"
+        "while True: signal.pause()"
+    ),
+    "become another program": "os.execvp('sleep', ['sleep', '1000'])",
+}
+READY = """
+import os
+open(os.environ["READY"] + "/rank" + os.environ["RANK"], "w").close()
+"""
+
+
+def until(done: Callable[[], bool], patience_s: float = DEADLINE_S) -> bool:
+    """Poll; tell whether it came about in time."""
+    end = time.monotonic() + patience_s
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Agent:
+    """A torchrun that was started with our hooks in its environment, as after our exec."""
+
+    def __init__(self, interpreters: Interpreters, script: str, *, ranks: int, injected: bool):
+        self.ready = interpreters.folder / "ready"
+        self.ready.mkdir()
+        self.mark = uuid.uuid4().hex
+        path = interpreters.folder / "train.py"
+        path.write_text(script)
+        environ = interpreters.environ(NEUTRAL if injected else None, READY=str(self.ready))
+        self.words = [TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(path)]
+        self.environ = {**environ, MARK: self.mark}
+        self.ranks = ranks
+
+    def start(self, *before: str) -> None:
+        self.process = subprocess.Popen(
+            [*before, *self.words],
+            env=self.environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert until(lambda: len(list(self.ready.iterdir())) == self.ranks), "no rank came up"
+
+    def left(self) -> list[int]:
+        return [pid for pid in alive(self.mark) if pid != self.process.pid]
+
+    def sigkill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def agents(interpreters: Interpreters) -> Iterator[Callable[..., Agent]]:
+    """Makes agents, and ends what they leave."""
+    made: list[Agent] = []
+
+    def make(script: str, *, ranks: int = 2, injected: bool = True) -> Agent:
+        made.append(Agent(interpreters, script, ranks=ranks, injected=injected))
+        return made[-1]
+
+    yield make
+    for agent in made:
+        for pid in alive(agent.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        agent.process.wait()
+
+
+# the agent is killed
+
+
+@pytest.mark.parametrize("sitting", SIT)
+def test_ranks_are_gone_within_a_second_of_their_agents_death(
+    agents: Callable[..., Agent], sitting: str
+) -> None:
+    agent = agents(READY + SIT[sitting])
+    agent.start()
+    assert len(agent.left()) == 2
+    agent.sigkill()
+    assert until(lambda: not agent.left(), SOON_S), agent.left()
+
+
+def test_without_the_injection_ranks_outlive_their_agent(agents: Callable[..., Agent]) -> None:
+    """What torchrun does by itself, and how the test above would fail."""
+    agent = agents(READY + SIT["waiting"], injected=False)
+    agent.start()
+    agent.sigkill()
+    assert not until(lambda: not agent.left(), SOON_S)
+    assert len(agent.left()) == 2
+
+
+def test_a_rank_that_is_an_agent_itself_takes_its_ranks_along(
+    agents: Callable[..., Agent],
+) -> None:
+    agent = agents(READY + SIT["waiting"], ranks=1)
+    agent.start(TORCHRUN, "--standalone", "--nproc-per-node=1", "--no-python")
+    assert len(agent.left()) == 2
+    agent.sigkill()
+    assert until(lambda: not agent.left(), SOON_S), agent.left()
+
+
+# whom it must not touch
+
+HELPERS = (
+    ASK
+    + """
+import json, multiprocessing, os, subprocess, sys, threading
+HELPER = "import sys\\n" + open(__file__).read().partition("import json")[0] + '''
+print(asked(), flush=True)
+sys.stdin.readline()
+print("still here", flush=True)
+'''
+def child(queue): queue.put(asked())
+def start():
+    global helper, thread_id
+    pipe = subprocess.PIPE
+    helper = subprocess.Popen([sys.executable, "-c", HELPER], stdin=pipe, stdout=pipe, text=True)
+    thread_id = threading.get_native_id()
+if __name__ == "__main__":
+    thread = threading.Thread(target=start)
+    thread.start(); thread.join()
+    while os.path.exists("/proc/self/task/%d" % thread_id): pass
+    answers = {"rank": asked(), "helper": int(helper.stdout.readline())}
+    answers["later"] = helper.communicate("go on\\n")[0].strip()
+    for method in ("spawn", "fork", "forkserver"):
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        answers[method] = queue.get(timeout=60)
+        process.join()
+    open(os.environ["ANSWERS"], "w").write(json.dumps(answers))
+"""
+)
+
+
+def test_only_the_rank_itself_is_tied_and_no_process_that_it_starts(tmp_path: Path) -> None:
+    answers = tmp_path / "answers"
+    done = launch(tmp_path, HELPERS, ranks=1, environ={"ANSWERS": str(answers)})
+    assert done.code == 0, done.err
+    assert json.loads(answers.read_text()) == {
+        "rank": signal.SIGKILL,
+        "helper": 0,
+        "later": "still here",
+        **{"spawn": 0, "fork": 0, "forkserver": 0},
+    }
+
+
+def test_a_rank_without_a_torchrun_of_ours_is_not_tied(interpreters: Interpreters) -> None:
+    """Under srun or mpirun the parent may be a thread, or end early."""
+    ran = interpreters.run(ASK + "print(asked())", hooks=NEUTRAL, RANK="0")
+    assert ran.out == "0\n"
+
+
+RESTARTED = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, turn = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+if turn == "0" and rank == 1: os.kill(os.getpid(), signal.SIGSEGV)
+total = torch.ones(1)
+dist.all_reduce(total)
+os.write(1, b"turn %d total %d\\n" % (int(turn), int(total)))  # whole lines do not mix
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_torchruns_own_restarts_go_on_as_before(tmp_path: Path) -> None:
+    launcher = (TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1")
+    variable = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = launch(tmp_path, RESTARTED, launcher=launcher, environ=variable)
+    assert (done.code, done.out.count("turn 1 total 2"), done.orphans) == (0, 2, [])
+    names = {file.name.split("-pid")[0] for file in (tmp_path / "receipts").iterdir()}
+    assert names >= {"a1-r1-rank0", "a1-r1-rank1"}
+    assert [line["rank"] for line in done.hook("bootstrap")].count(1) == 2
+
+
+NESTED = """
+import os, subprocess, sys
+inner = [sys.argv[1], "--standalone", "--nproc-per-node=2", sys.argv[2]]
+print("inner", subprocess.run(inner).returncode, flush=True)
+"""
+
+
+def test_a_torchrun_inside_a_rank_runs_its_own_ranks(tmp_path: Path) -> None:
+    inner = tmp_path / "inner.py"
+    inner.write_text(ASK + "import os; os.write(1, b'tied by %d\\n' % asked())")
+    done = launch(tmp_path, NESTED, TORCHRUN, str(inner), ranks=1)
+    assert (done.code, done.orphans) == (0, []), done.err
+    assert sorted(done.out.splitlines()) == ["inner 0", "tied by 9", "tied by 9"]
+    assert len(done.hook("bootstrap")) == 3
+
+
+# the agent died while the rank started
+
+
+def namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+@pytest.fixture
+def dead() -> int:
+    """The pid of a process that was."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def late(interpreters: Interpreters, agent: str, session: bool = True, **extra: str) -> int:
+    """Start a rank whose agent is said to be `agent`, and is not its parent; return its status."""
+    environ = interpreters.environ(NEUTRAL, RANK="0", SAFERUN_AGENT_PID=agent, **extra)
+    command = [sys.executable, "-c", "pass"]
+    return subprocess.run(command, env=environ, start_new_session=session, timeout=60).returncode
+
+
+def test_a_rank_that_finds_its_agent_dead_ends_as_the_kernel_would_have_ended_it(
+    interpreters: Interpreters, dead: int
+) -> None:
+    assert late(interpreters, f"{dead} {namespace()}") == -signal.SIGKILL
+
+
+def test_an_agent_that_nobody_has_buried_yet_is_dead_too(interpreters: Interpreters) -> None:
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert late(interpreters, f"{zombie.pid} {namespace()}") == -signal.SIGKILL
+    zombie.wait()
+
+
+def test_an_agent_that_lives_is_no_reason_to_end(interpreters: Interpreters) -> None:
+    assert late(interpreters, f"{os.getppid()} {namespace()}") == 0
+
+
+def test_a_pid_of_another_namespace_is_no_reason_to_end(
+    interpreters: Interpreters, dead: int
+) -> None:
+    """A container of its own for each rank: the agent's pid means nothing in there."""
+    assert late(interpreters, f"{dead} pid:[1]") == 0
+
+
+def test_an_agent_that_may_start_other_programs_is_no_reason_to_end(
+    interpreters: Interpreters, dead: int
+) -> None:
+    assert late(interpreters, str(dead)) == 0
+
+
+def test_a_process_that_is_no_session_of_its_own_is_no_rank(
+    interpreters: Interpreters, dead: int
+) -> None:
+    assert late(interpreters, f"{dead} {namespace()}", session=False) == 0
+
+
+def test_what_a_rank_has_detached_may_outlive_the_agent(
+    interpreters: Interpreters, dead: int
+) -> None:
+    assert late(interpreters, f"{dead} {namespace()}", SAFERUN_RANK_PID="1") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "extra", "sure"),
+    [
+        ((), {}, True),
+        (("--nproc-per-node=2", "train.py", "--notes"), {}, True),
+        (("--no-python", "x"), {}, False),
+        (("--no_p", "x"), {}, False),
+        ((), {"PYTHON_EXEC": "/bin/x"}, False),
+        ((), {"PET_NO_PYTHON": "1"}, False),
+    ],
+    ids=["bare", "options", "--no-python", "--no_p", "PYTHON_EXEC", "PET_NO_PYTHON"],
+)
+def test_an_agent_says_where_it_lives_if_all_its_ranks_are_pythons(
+    interpreters: Interpreters, words: tuple[str, ...], extra: dict[str, str], sure: bool
+) -> None:
+    agent = interpreters.folder / "torchrun"
+    agent.write_text("import os; print(os.getpid(), os.environ['SAFERUN_AGENT_PID'])")
+    ran = interpreters.run(hooks=NEUTRAL, argv=(str(agent), *words), **extra)
+    pid, said = ran.out.strip().split(" ", 1)
+    assert said == (f"{pid} {namespace()}" if sure else pid)
+
+
+BETWEEN = """
+import os
+from _saferun_inject import bootstrap
+def tie():
+    os.getppid = lambda: 1
+bootstrap._die_with_parent = tie
+os.environ["SAFERUN_AGENT_PID"] = str(os.getppid())
+bootstrap._tie_to_agent()
+"""
+
+
+def test_an_agent_that_dies_just_before_the_kernel_knows_takes_the_rank_along(
+    interpreters: Interpreters,
+) -> None:
+    assert interpreters.run(BETWEEN, hooks=NEUTRAL, RANK="0").code == -signal.SIGKILL
+
+
+# other Pythons, other kernels
+
+
+def all_pythons() -> list[Path]:
+    found = sorted(Path.home().joinpath(".pyenv/versions").glob("3.*/bin/python"))
+    wanted = [p for p in found if tuple(map(int, p.parts[-3].split(".")[:2])) >= (3, 9)]
+    return wanted or [Path(sys.executable)]
+
+
+@pytest.mark.parametrize("python", all_pythons(), ids=lambda p: p.parts[-3])
+def test_a_child_of_the_agent_is_tied_under_every_python(
+    interpreters: Interpreters, python: Path
+) -> None:
+    ran = interpreters.run(
+        ASK + "print(asked())",
+        hooks=NEUTRAL,
+        python=str(python),
+        RANK="0",
+        SAFERUN_AGENT_PID=f"{os.getpid()} {namespace()}",
+    )
+    assert (ran.out, ran.err) == ("9\n", "")
+
+
+TIE = """
+import sys
+{}
+from _saferun_inject import bootstrap
+bootstrap._die_with_parent()
+"""
+
+
+def test_a_python_whose_ctypes_has_no_short_way_takes_the_long_one(
+    interpreters: Interpreters,
+) -> None:
+    script = TIE.format("import _ctypes; del _ctypes.call_function") + ASK + "print(asked())"
+    ran = interpreters.run(script, hooks=NEUTRAL)
+    assert (ran.out, ran.err) == ("9\n", "")
+
+
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        "sys.modules['_ctypes'] = None",
+        "import _ctypes; _ctypes.dlopen = lambda name, mode: 1 / 0",
+        "import _ctypes; _ctypes.call_function = lambda address, arguments: -1",
+    ],
+    ids=["no ctypes", "no C library", "a kernel that refuses"],
+)
+def test_a_machine_that_cannot_costs_the_tie_only(
+    interpreters: Interpreters, breaking: str
+) -> None:
+    ran = interpreters.run(TIE.format(breaking) + "print('ran')", hooks=NEUTRAL)
+    assert (ran.code, ran.out, ran.err) == (0, "ran\n", "")
