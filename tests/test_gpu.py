@@ -551,3 +551,21 @@ def test_importing_the_module_brings_no_process_machinery():
         check=True,
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23", "570.86.15"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build",
+            "580.65.06",
+        ),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  1010.10", "1010.10"),
+        ("garbage", ""),
+    ],
+)
+def test_the_drivers_version_is_read_from_its_own_file(tmp_path, line, version):
+    (tmp_path / "version").write_text(f"{line}\nGCC version: gcc 12.3.0\n")
+    assert gpu.driver_version(str(tmp_path)) == version
+    assert gpu.driver_version(str(tmp_path / "nothing")) == ""

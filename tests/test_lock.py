@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 
+import filelock
 import pytest
 
 from saferun import lock
@@ -740,6 +741,28 @@ def test_flock_is_kept_out_by_a_run_that_wanted_to_be_alone_and_started_beside_s
     holds(A, mode="warn")
     first.end()
     assert not flock_gets(shared / "lock" / f"{A}.lock")
+
+
+# The filelock package
+
+
+@pytest.mark.parametrize("slots", [1, 3], ids=["alone", "sharing"])
+def test_the_filelock_package_is_kept_out_while_we_hold_and_let_in_after(holds, shared, slots):
+    run = holds(A, slots=slots)
+    theirs = filelock.FileLock(shared / "lock" / f"{A}.lock", timeout=0, mode=0o666)
+    with pytest.raises(filelock.Timeout):
+        theirs.acquire()
+    run.end()
+    with theirs:
+        assert theirs.is_locked
+
+
+def test_whom_the_filelock_package_lets_in_keeps_us_out(shared, outcome):
+    (shared / "lock").mkdir(mode=0o1777, exist_ok=True)
+    (shared / "lock").chmod(0o1777)
+    with filelock.FileLock(shared / "lock" / f"{A}.lock", mode=0o666):
+        assert f"{A} is in use by pid {os.getpid()}" in outcome(A)["busy"]
+    assert "held" in outcome(A)
 
 
 # Users

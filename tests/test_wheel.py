@@ -44,7 +44,7 @@ def alone(wheel, tmp_path_factory) -> pathlib.Path:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = place / "lib" / version / "site-packages"
     zipfile.ZipFile(wheel).extractall(site)
-    for package in ("click", "yaml", "filelock"):
+    for package in ("click", "yaml"):
         found = pathlib.Path(__import__(package).__file__).parent
         (site / package).symlink_to(found)
     return place / "bin" / "python"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 TYPE_CHECKING = False  # importing typing for it would cost `--help` 4 ms
 if TYPE_CHECKING:
+    from saferun.gather import Gathered
     from saferun.model import CommandLine, LaunchPlan
 
 COMMANDS = ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor", "runs")
@@ -43,7 +44,7 @@ def _dispatch(words: Sequence[str]) -> int:
 
 
 def launch(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Start what the words ask for; returns only for `--dry-run`."""
+    """Start what the words ask for; returns the job's status, unless it is replaced by the job."""
     from saferun import gather
     from saferun.launch import check_script, replace_process
 
@@ -53,28 +54,40 @@ def launch(words: Sequence[str], environ: Mapping[str, str]) -> int:
         from saferun.cli import show_plan
 
         return show_plan(request, environ, cwd, as_json=False)
-    plan = gather.start(request, environ, cwd)
+    gathered = gather.start(request, environ, cwd)
+    plan = gathered.plan()
     if request.line.refusal is not None or "help" in request.line.given:
         _advise(request.line)
-    elif not gather.disabled(environ):
-        check_script(request.line.script, request.line.given, environ, cwd)
-        _announce(plan)
-    return replace_process(plan, environ)
+        return replace_process(plan, environ)
+    if gather.disabled(environ):
+        return replace_process(plan, environ)
+    check_script(request.line.script, request.line.given, environ, cwd)
+    if plan.supervised:
+        from saferun.supervise import supervise
+
+        return supervise(gathered, plan, say)
+    return _become(gathered, plan)
+
+
+def _become(gathered: Gathered, plan: LaunchPlan) -> int:
+    """Be replaced by the job, which keeps our locks."""
+    from saferun.launch import replace_process, take_locks
+    from saferun.page import announcement
+
+    held = take_locks(gathered, plan, say)
+    say(announcement(plan))
+    held.inheritable()
+    return replace_process(plan, {**gathered.environ, **held.environ()})
 
 
 def say(text: str) -> None:
     """Write `saferun:` lines on stderr; a stderr that is closed or gone stops no job."""
     try:
-        sys.stderr.write("".join(f"saferun: {line}\n" for line in text.splitlines()))
+        lines = [f"saferun: {line}" if line else "" for line in text.splitlines()]
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
         return
-
-
-def _announce(plan: LaunchPlan) -> None:
-    from saferun.page import headline
-
-    say("\n".join([headline(plan), *plan.remarks]))
 
 
 def _advise(line: CommandLine) -> None:

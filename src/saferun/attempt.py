@@ -15,7 +15,12 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from saferun.launch import plug_closed_descriptors
+
+if TYPE_CHECKING:
+    from saferun.spare import Spare
 
 TAIL_BYTES = 256 * 1024
 _DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -29,7 +34,7 @@ _KEEPER_GRACE_S = 5.0  # what a keeper may need beyond the time for processes th
 # directory comes last, so that nothing beside it shadows the standard library.
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); import keeper; "
-    "keeper.under_saferun(int(sys.argv[2]), int(sys.argv[3]))"
+    "keeper.under_saferun(*map(int, sys.argv[2:]))"
 )
 
 
@@ -39,6 +44,8 @@ class Standby(NamedTuple):
     pid: int
     commands: int  # descriptor to write commands to; when it closes the keeper ends
     reports: int  # descriptor to read reports from
+    hold: tuple[int, ...] = ()  # what it holds for as long as the attempt's processes live
+    spare: Spare | None = None  # what it has been told to make ready
 
 
 class Ended(NamedTuple):
@@ -55,6 +62,8 @@ class Ended(NamedTuple):
     ended_by: str  # "job", "interrupt" (a second Ctrl-C), "grace" (its time was over), "keeper"
     killed: int  # processes that were left over and were killed
     unkillable: tuple[int, ...]  # processes that the kernel would not kill
+    heads: tuple[bytes, bytes] = (b"", b"")  # the beginning of stdout and of stderr
+    asked_s: float | None = None  # from the last signal for the job to its end; None: no signal
 
     @property
     def signal(self) -> int | None:
@@ -78,9 +87,11 @@ def run_attempt(
     grace_s: float | None = None,
     tail_bytes: int = TAIL_BYTES,
     receipts: str | None = None,
-    agent_takes_user_signals: bool = False,
+    limits: Mapping[str, Any] | None = None,
     standby: Standby | None = None,
     on_start: Callable[[int, int], object] | None = None,
+    later: Callable[[], object] | None = None,
+    later_s: float = 0.0,
     spared: Callable[[], Iterable[int]] = tuple,
     gpu_prefix: str = "/dev/nvidia",
     clock: Callable[[], float] = time.monotonic,
@@ -100,10 +111,15 @@ def run_attempt(
         grace_s: seconds from the first signal that asks the job to end until it is killed; None
             for no limit. Give it more than the job's own shutdown time.
         tail_bytes: how much of the end of each stream to keep.
-        receipts: where ranks leave their receipts; SIGUSR1 and SIGUSR2 go to those ranks.
-        agent_takes_user_signals: torchrun was told with `--signals-to-handle` to pass these on.
-        standby: what `start_keeper` returned, where it was called ahead to save its start-up time.
+        receipts: where ranks leave their receipts. SIGUSR1 and SIGUSR2 go to torchrun if it has a
+            handler for them (`--signals-to-handle`), else to those of these ranks that have one.
+        limits: what a cure changes for the process: `nofile`, the soft limit of open files, raised
+            as far as the hard one allows; `ignore`, names of signals.
+        standby: what `start_keeper` or `prepare` returned, where they were called ahead to save
+            the time that it takes. One that has died is replaced.
         on_start: called with the pids of the keeper and of the command.
+        later: called once, `later_s` seconds after the start, if the attempt still runs; it must
+            not block. The time to make the next attempt's keeper ready.
         spared: pids of children of ours that are no part of the attempt and live on should the
             keeper be killed and its work fall to us.
         gpu_prefix: who has a path with this beginning open is ended after success, too.
@@ -114,21 +130,46 @@ def run_attempt(
     """
     from saferun.signals import Signals
 
+    plug_closed_descriptors()  # or the one for signals would become the job's output
     modes = _Modes()
     with Signals((*_DEATH_SIGNALS, *_USER_SIGNALS, *_TERMINAL_SIGNALS)) as signals:
         apart = launcher == "torchrun" and not no_python
         attempt = _Attempt(signals, apart, grace_s, clock, receipts)
-        attempt.to_agent = not apart or agent_takes_user_signals
+        attempt.later = (later_s, later) if later else None
         started_at = now()
         try:
             task = _task(argv, env, signals, apart, tail_bytes, gpu_prefix)
-            attempt.start(standby or start_keeper(), task)
+            task = _limited(task, limits or {})
+            standby = _fresh(standby, apart) if standby else start_keeper()
+            attempt.start(standby, {**task, "spare": _fits(standby.spare, task)})
             attempt.wait(on_start)
             attempt.settle(spared)
         finally:
             attempt.close()
             modes.restore()
         return attempt.result(started_at)
+
+
+def _fresh(standby: Standby, apart: bool) -> Standby:
+    """Return a standby that can take the task: this one, or another in its place."""
+    with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
+        lives = os.waitpid(standby.pid, os.WNOHANG) == (0, 0)
+        if lives and (apart or standby.spare is None):
+            return standby  # with a spare it has left our group, where python's child must stay
+    for fd in (standby.commands, standby.reports):
+        os.close(fd)
+    return start_keeper(standby.hold)
+
+
+def _fits(spare: Spare | None, task: Mapping[str, Any]) -> bool:
+    """Return whether a spare interpreter may become the task's command."""
+    if spare is None or task["own"] != "group" or task["blocked"]:
+        return False
+    if task["nofile"] or task["ignored"] != _ignored():
+        return False  # a cure changes how the process starts
+    from saferun.spare import usable
+
+    return usable(spare.env, task["env"], spare.argv, task["argv"])
 
 
 def _task(
@@ -139,17 +180,26 @@ def _task(
     tail_bytes: int,
     gpu_prefix: str,
 ) -> dict[str, Any]:
-    ours = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores these for itself
-    numbers = [n for n in range(1, signal.SIGRTMIN) if n not in ours]
     return {
         "argv": list(argv),
         "env": dict(env),
         "own": "group" if apart else "",
-        "ignored": [n for n in numbers if signal.getsignal(n) is signal.SIG_IGN],
+        "ignored": _ignored(),
         "blocked": [int(n) for n in signals.blocked_before],
         "tail_bytes": tail_bytes,
         "gpu_prefix": gpu_prefix,
     }
+
+
+def _limited(task: dict[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    ignored = [int(signal.Signals[name]) for name in limits.get("ignore", ())]
+    return {**task, "ignored": [*task["ignored"], *ignored], "nofile": limits.get("nofile")}
+
+
+def _ignored() -> list[int]:
+    ours = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores these for itself
+    numbers = [n for n in range(1, signal.SIGRTMIN) if n not in ours]
+    return [n for n in numbers if signal.getsignal(n) is signal.SIG_IGN]
 
 
 class _Attempt:
@@ -168,7 +218,10 @@ class _Attempt:
         self._grace_s = grace_s
         self._clock = clock
         self._receipts = receipts
-        self.to_agent = False
+        self.later: tuple[float, Callable[[], object]] | None = None
+        self._later_at: float | None = None
+        self._asked_at: float | None = None
+        self._ended_at: float | None = None
         self._keeper = 0
         self._commands = self._reports = -1
         self._inbox: Any = None
@@ -185,7 +238,7 @@ class _Attempt:
 
     def start(self, standby: Standby, task: Mapping[str, Any]) -> None:
         """Tell the keeper what to do."""
-        self._keeper, self._commands, self._reports = standby
+        self._keeper, self._commands, self._reports = standby[:3]
         from saferun import keeper  # its ctypes is loaded while the keeper does the same
 
         keeper.become_subreaper()
@@ -233,7 +286,7 @@ class _Attempt:
         assert self._last is not None
         if any(number in _DEATH_SIGNALS for number, _ in self._signals.read()):
             self._asked = True
-        _, status, killed, unkillable, out, err, merged, _ = self._last
+        _, status, killed, unkillable, out, err, out_head, err_head, merged, _ = self._last
         return Ended(
             wait_status=status,
             started_at=started_at,
@@ -241,12 +294,20 @@ class _Attempt:
             stdout_tail=out,
             stderr_tail=err,
             merged=merged,
+            heads=(out_head, err_head),
             forwarded=tuple(self._forwarded),
             interrupted=self._asked,
             ended_by=self._ended_by,
             killed=killed,
             unkillable=tuple(unkillable),
+            asked_s=self._asked_s(),
         )
+
+    def _asked_s(self) -> float | None:
+        if self._asked_at is None:
+            return None
+        end = self._clock() if self._ended_at is None else self._ended_at
+        return max(0.0, end - self._asked_at)
 
     def _take_over(self, spared: Callable[[], Iterable[int]]) -> list[Any]:
         from saferun import keeper
@@ -256,7 +317,7 @@ class _Attempt:
             self._ended_by = "keeper"
         if not self._exited:
             self._lived_s = self._clock() - self._began
-        return ["ended", int(signal.SIGKILL), killed, unkillable, b"", b"", False, False]
+        return ["ended", int(signal.SIGKILL), killed, unkillable, *(b"",) * 4, False, False]
 
     def _send(self, message: object) -> None:
         from saferun import keeper
@@ -266,10 +327,11 @@ class _Attempt:
     def _hear(self, message: Any, on_start: Callable[[int, int], object] | None) -> None:
         if message[0] == "started":
             self._started, self._began = True, self._clock()
+            self._later_at = self._began + self.later[0] if self.later else None
             if on_start is not None:
                 on_start(self._keeper, message[1])
         elif message[0] == "exited":
-            self._exited, self._lived_s = True, message[1]
+            self._exited, self._lived_s, self._ended_at = True, message[1], self._clock()
         else:
             self._last = list(message)
 
@@ -277,7 +339,7 @@ class _Attempt:
         if number in _TERMINAL_SIGNALS:
             self._send(("size",))
         elif number in _USER_SIGNALS:
-            self._forward(number, None if self.to_agent else _rank_pids(self._receipts))
+            self._forward(number, _rank_pids(self._receipts) if self._apart else None)
         elif self._exited:
             self._kill("job")  # only output is left, and somebody does not want to wait for it
             self._asked = True
@@ -285,7 +347,9 @@ class _Attempt:
             self._ask(number)
         else:
             self._asked = True
-            if not (from_kernel and self._started):  # a key at the terminal reaches the job itself
+            if from_kernel and self._started:  # a key at the terminal reaches the job itself
+                self._asked_at = self._clock()
+            else:
                 self._forward(number)
             if number != signal.SIGINT:  # which a debugger takes and goes on
                 self._start_grace()
@@ -305,6 +369,7 @@ class _Attempt:
     def _forward(self, number: int, ranks: list[int] | None = None) -> None:
         self._send(("signal", int(number), ranks))
         self._forwarded.append(signal.Signals(number).name)
+        self._asked_at = self._clock()
 
     def _start_grace(self) -> None:
         if self._grace_s is not None and self._deadline is None:
@@ -320,9 +385,14 @@ class _Attempt:
             self._deadline = self._clock() + limit
 
     def _left_ms(self) -> float | None:
-        return None if self._deadline is None else max(0, self._deadline - self._clock()) * 1000
+        times = [at for at in (self._deadline, self._later_at) if at is not None]
+        return max(0, min(times) - self._clock()) * 1000 if times else None
 
     def _mind_the_time(self) -> None:
+        if self._later_at is not None and self._clock() >= self._later_at:
+            self._later_at = None
+            if self.later and not self._exited:
+                self.later[1]()
         if self._deadline is None or self._clock() < self._deadline:
             return
         if not self._killing:
@@ -332,27 +402,50 @@ class _Attempt:
             self._deadline = None
 
 
-def start_keeper() -> Standby:
+def start_keeper(hold: Sequence[int] = ()) -> Standby:
     """Start a keeper for one `run_attempt`, which takes 20 ms to be ready: do it early.
 
     A keeper that is not used ends when its `commands` is closed, or with this process.
+
+    Args:
+        hold: descriptors that the keeper, and nobody of the job, keeps open until no process of
+            the attempt lives, whatever becomes of us: locks on what the job uses.
     """
-    _plug_closed_descriptors()
+    plug_closed_descriptors()
+    for fd in (0, 1, 2):
+        os.set_inheritable(fd, True)
     place = os.path.dirname(os.path.abspath(__file__))
     commands_in, commands = os.pipe()
     reports, reports_out = os.pipe()
-    os.set_inheritable(commands_in, True)
-    os.set_inheritable(reports_out, True)
-    words = ["-I", "-S", "-c", _BOOT, place, str(commands_in), str(reports_out)]
+    passed = [commands_in, reports_out, *(os.dup(fd) for fd in hold)]
+    for fd in passed:
+        os.set_inheritable(fd, True)
+    words = ["-I", "-S", "-c", _BOOT, place, *map(str, passed)]
     try:
         # Deaf from its first moment: it shares our group until it has one of its own.
         pid = os.posix_spawn(
             sys.executable, [sys.executable, *words], os.environ, setsigmask=range(1, 32)
         )
     finally:
-        os.close(commands_in)
-        os.close(reports_out)
-    return Standby(pid, commands, reports)
+        for fd in passed:
+            os.close(fd)
+    return Standby(pid, commands, reports, tuple(hold))
+
+
+def prepare(standby: Standby, spare: Spare) -> Standby:
+    """Have a waiting keeper start the interpreter that its task will need; does not block.
+
+    The keeper's `run_attempt` uses it if the task allows it (spare.usable), and starts the command
+    as usual if not, or if the interpreter did not come up.
+
+    Returns:
+        The standby to be passed to `run_attempt`.
+    """
+    from saferun import keeper
+    from saferun.spare import order
+
+    keeper.send(standby.commands, ("prepare", {**order(spare), "ignored": _ignored()}))
+    return standby._replace(spare=spare)
 
 
 def _cannot_start(message: list[Any]) -> Exception:
@@ -372,13 +465,6 @@ def _rank_pids(receipts: str | None) -> list[int]:
         return []
     words = [name.removesuffix(".jsonl").rpartition("-pid") for name in names]
     return [int(pid) for head, _, pid in words if pid.isdigit() and "rank" in head]
-
-
-def _plug_closed_descriptors() -> None:
-    # What we open would land on a closed 0, 1 or 2 and be taken for the job's output.
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
 
 
 class _Modes:

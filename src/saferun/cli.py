@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 import click
@@ -16,7 +17,6 @@ from saferun.model import Request
 LATER = {
     "gen-shell": "write the plan as a bash script",
     "doctor": "check the machine",
-    "runs": "list and show what runs left behind",
 }
 
 
@@ -199,6 +199,127 @@ def print_schema() -> int:
     from saferun.schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+RUN_DIR = click.option("--run-dir", metavar="DIR", help="Where runs are; else SAFERUN_RUN_DIR.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@main.group("runs")
+def runs_group() -> None:
+    """List, show and remove what runs left behind; the cures that are remembered."""
+
+
+@runs_group.command("list")
+@RUN_DIR
+@AS_JSON
+def list_runs(run_dir: str | None, as_json: bool) -> int:
+    """List the runs, newest first."""
+    import shutil
+
+    from saferun import runs, runs_page
+
+    base = runs.directory(run_dir, os.environ, gather.working_directory())
+    found, closed = runs.find(base, now := time.time())
+    if as_json:
+        told = [runs_page.as_json(run) for run in found]
+        click.echo(json.dumps({"schema": 1, "runs": told}, indent=2))
+    elif found:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(runs_page.table(found, now, width))
+    else:
+        click.echo(f"saferun: no runs in {base}", err=True)
+    if closed:
+        click.echo(f"saferun: {closed} directories there may not be read", err=True)
+    return 0
+
+
+@runs_group.command("show")
+@click.argument("run_id", metavar="ID")
+@RUN_DIR
+@AS_JSON
+def show_run(run_id: str, run_dir: str | None, as_json: bool) -> int:
+    """Show a run: ID, the beginning of one, or `last`."""
+    from saferun import runs, runs_page
+
+    base = runs.directory(run_dir, os.environ, gather.working_directory())
+    run = runs.named(base, run_id, now := time.time())
+    tried, plan = runs.attempts(run), runs.read_plan(run.path)
+    if as_json:
+        click.echo(json.dumps(runs_page.as_json_whole(run, tried, plan), indent=2))
+    else:
+        click.echo(runs_page.page(run, tried, plan, now))
+    return 0
+
+
+@runs_group.command("report", context_settings=TORCHRUN_WORDS, hidden=True)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def report_run(words: tuple[str, ...]) -> int:
+    """Say that it is not there yet."""
+    raise UsageError(
+        f"`saferun runs report` is not in saferun {__version__}", mend="saferun runs show ID"
+    )
+
+
+@runs_group.command("clean")
+@click.option(
+    "--older-than",
+    "days",
+    type=click.FloatRange(min=0),
+    metavar="DAYS",
+    help="Spare what was heard of since; 14 where it is not given.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Spare the newest N, however old; 20 where it is not given.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, remove nothing.")
+@RUN_DIR
+def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str | None) -> int:
+    """Remove runs that are over: your own, neither young nor among the newest."""
+    from saferun import runs, runs_page
+
+    base = runs.directory(run_dir, os.environ, gather.working_directory())
+    done = runs.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
+    click.echo(runs_page.cleaned(done, dry_run=dry_run))
+    runs.check_cleaned(done)
+    return 0
+
+
+@runs_group.group("cures")
+def cures_group() -> None:
+    """List and forget the cures that start with a script from memory."""
+
+
+@cures_group.command("list")
+@AS_JSON
+def list_cures(as_json: bool) -> int:
+    """List the cures that are remembered: for what, where, since when and until when."""
+    from saferun import runs, runs_page
+
+    known = runs.remembered(os.environ)
+    if as_json:
+        click.echo(json.dumps(runs_page.cures_json(known), indent=2))
+    elif known:
+        click.echo(runs_page.cures(known, time.time()))
+    else:
+        click.echo("saferun: no cure is remembered", err=True)
+    return 0
+
+
+@cures_group.command("clear")
+@click.argument("script", required=False)
+def clear_cures(script: str | None) -> int:
+    """Forget the cures of SCRIPT, or all of them."""
+    from saferun import runs
+
+    gone = runs.forget(os.environ, script, gather.working_directory())
+    for entry in gone:
+        click.echo(f"forgot {entry.cure} of {entry.key.script}")
+    click.echo(f"{len(gone)} cure{'' if len(gone) == 1 else 's'} forgotten")
     return 0
 
 

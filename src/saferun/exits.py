@@ -11,7 +11,7 @@ from saferun.logtext import Line
 _SIGNALS = {
     "sighup": 1, "sigint": 2, "sigquit": 3, "sigill": 4, "sigtrap": 5, "sigabrt": 6, "sigbus": 7,
     "sigfpe": 8, "sigkill": 9, "sigusr1": 10, "sigsegv": 11, "sigusr2": 12, "sigpipe": 13,
-    "sigterm": 15, "sigxcpu": 24,
+    "sigterm": 15, "sigxcpu": 24, "sigxfsz": 25,
 }  # fmt: skip
 # signal -> kind, weight. Kills and crashes are causes unless an exception says more; an abort
 # follows an error that the log should hold; a SIGTERM mostly comes from a launcher that tidies up.
@@ -30,6 +30,7 @@ _BY_SIGNAL = {
     12: ("sigterm-preempted", 18),
     15: ("sigterm-preempted", 13),
     24: ("scheduler-time-limit", 45),
+    25: ("disk-full", 45),
 }
 _BY_CODE = {
     1: ("child-failed-no-root", 15),
@@ -37,21 +38,27 @@ _BY_CODE = {
     127: ("user-missing-file", 40),
 }
 _ROOT = "root cause (first observed failure)"
+_LISTED = "failures:"  # the line above what failed beside it
 _EXITCODE = re.compile(r"exitcode\s{0,4}:\s{0,3}(-?\d{1,3})\b")
 _RANK = re.compile(r"\brank\s{0,6}:\s{0,3}(\d{1,5})\b")
-_NAMED = re.compile(r"\bsig(?:hup|int|quit|ill|trap|abrt|bus|fpe|kill|segv|usr1|usr2|term|xcpu)\b")
+_NAMED = re.compile(
+    r"\bsig(?:hup|int|quit|ill|trap|abrt|bus|fpe|kill|segv|usr1|usr2|term|xcpu|xfsz)\b"
+)
 _NUMBERED = re.compile(
-    r"(?:exit(?:ed)? with|died with|caught|terminated with|^|: )\s?signal (\d{1,2})\b"
+    r"(?:exit(?:ed)? (?:with|on)|died with|caught|(?:killed|terminated) (?:by|with|on)|^|: )"
+    r"\s?signal (\d{1,2})\b"
 )
 _CODE = re.compile(
-    r"(?:return code = |exit(?:ed)?(?: with)?(?: (?:return )?(?:code|status))?[ =:]{1,3}"
+    r"(?:return code = |exit(?:ed)?(?: with)?(?: (?:return )?(?:code|status))?[ =:]{1,12}"
+    r"|container rank \d{1,5} status failed cmd \[.{1,3900}\] code "  # paddle's launcher
     r"|exit code \(|non-zero exit status |exit_code[ =:]{1,3}|exitcode[ =]{1,3})(-?\d{1,3})\b"
 )
 _AGENT_SIGNAL = re.compile(
-    r"received (\d{1,2}) death signal|got signal: (\d{1,2})\b"
+    r"received (\d{1,2}) death signal|got sig(?:nal|val) ?: ?(\d{1,2})\b"
     r"|got termination signal: (?:signals\.)?(sig\w{3,5})"
 )
 _WORDS = (
+    ("cpu time limit exceeded", 24), ("file size limit exceeded", 25),
     ("segmentation fault", 11), ("segfault at", 11), ("bus error", 7), ("core dumped", 6),
     ("floating point exception", 8), ("illegal instruction", 4), ("double free", 11),
     ("free(): invalid", 11), ("corrupted size vs", 11), ("munmap_chunk()", 11),
@@ -59,7 +66,8 @@ _WORDS = (
     ("fatal python error: aborted", 6), ("terminate called", 6), ("malloc_consolidate()", 11),
 )  # fmt: skip
 _KILLED_ALONE = re.compile(
-    r"^(?:\S{1,80}: (?:line \d{1,6}: )?)?\s{0,4}(?:\d{1,9}\s{1,4})?killed\b"
+    r"^(?:\S{1,80}: (?:line \d{1,6}: |tasks? [\d,-]{1,40}: )?){0,3}"
+    r"\s{0,4}(?:\d{1,9}\s{1,4})?killed\b"
     r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
 )
 _NOISE = (
@@ -78,6 +86,8 @@ _HINTS = (
     "terminate",
     "munmap",
     "corrupted",
+    "limit exceeded",
+    "status failed",
 )
 
 
@@ -98,6 +108,26 @@ class Exits(NamedTuple):
     root_rank: int | None
 
 
+_BLOCK = re.compile(r"^\s{0,4}rank\s{1,8}: (\d{1,5}) \(local_rank: ")
+_BLOCK_ENDS = re.compile(r"^\s{0,4}(?:[-=]{20}|\[\d{1,5}\]:\s{0,3}$)")
+
+
+def by_rank(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """Return the lines, those of torchrun's summary with the rank that each of its blocks names.
+
+    It prints every rank's traceback again: an echo there is another rank's, not the root's.
+    """
+    told: list[Line] = []
+    rank: int | None = None
+    for line in lines:
+        if found := _BLOCK.match(line.text):
+            rank = int(found[1])
+        elif rank is not None and _BLOCK_ENDS.match(line.text):
+            rank = None
+        told.append(line if rank is None or line.rank is not None else line._replace(rank=rank))
+    return tuple(told)
+
+
 def kind_of(code: int) -> tuple[str, int] | None:
     """Return kind and weight of an exit status (negative or 128+n for a signal)."""
     number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
@@ -116,10 +146,13 @@ def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
     skipped = frozenset(skip)
     ended: list[Ended] = []
     root: tuple[int, int | None] | None = None  # where its block begins, its rank
+    summary = len(lines)  # where the launcher's summary begins to list the ranks
     for at, line in enumerate(lines):
         text = line.text.lower()
-        if _ROOT in text:
-            root, ended = (at, None), [e for e in ended if e.code not in (0, 1) and e.weight > 40]
+        if text.strip() == _LISTED:
+            summary = at
+        elif _ROOT in text:
+            root, ended = (at, None), _before(summary, ended)
         elif root and root[1] is None and at < root[0] + 8 and (found := _RANK.search(text)):
             root = (root[0], int(found[1]))
         if at in skipped or not any(hint in text for hint in _HINTS):
@@ -132,6 +165,12 @@ def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
                 weight = 40
             ended.append(Ended(kind, weight, at, root[1] if root else line.rank, code))
     return Exits(tuple(ended), root[1] if root else None)
+
+
+def _before(summary: int, ended: Sequence[Ended]) -> list[Ended]:
+    """Return the crashes that stand before the launcher's summary. Those that it lists beside the
+    root came after it, many by the launcher's own hand."""
+    return [e for e in ended if e.code not in (0, 1) and e.weight > 40 and e.at < summary]
 
 
 def _code(text: str) -> int | None:

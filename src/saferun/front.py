@@ -30,6 +30,7 @@ Commands:
   env         print `export` lines for eval
   profiles    list, show, check profiles; print their JSON Schema
   diagnose    explain a failure from its log
+  runs        list, show and clean what runs left behind; the cures that helped
 """
 
 

@@ -8,15 +8,57 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from saferun import gpu, installed, places, profiles, torchrun
+from saferun import cures, gpu, installed, places, profiles, torchrun
 from saferun.errors import UnavailableError, UsageError
-from saferun.model import Facts, GpuFacts, Identity, LaunchPlan, Option, Request
+from saferun.model import Facts, GpuFacts, Identity, LaunchPlan, Option, Profile, Request
 from saferun.plan import bare_plan, build_plan, conditions
 from saferun.resolve import Given, resolve
 from saferun.schema import KEYS, Doc, Leaf
 
 COMMAND_OPTIONS = {"--json": None}  # own options that only `saferun plan` has
+
+
+class Gathered(NamedTuple):
+    """All that was asked of the world for a run, so that each attempt's plan is computed from it.
+
+    `profile` is None under SAFERUN_DISABLE.
+    """
+
+    request: Request
+    profile: Profile | None
+    facts: Facts
+    environ: Mapping[str, str]
+    identity: Identity
+    runs: str = ""  # the directory of all runs' journals
+    launcher: installed.Launcher | None = None  # None where plain python starts the job
+    remarks: tuple[str, ...] = ()
+
+    def plan(
+        self, mitigations: Sequence[str] = (), changes: cures.Changes = cures.NONE
+    ) -> LaunchPlan:
+        """Compute the plan of the attempt that `identity` names.
+
+        Args:
+            mitigations: the cures in force.
+            changes: what they change.
+
+        Raises:
+            UsageError: words that this launcher cannot take.
+        """
+        if self.profile is None:
+            return bare_plan(self.request, self.facts)
+        plan = build_plan(
+            self.request,
+            self.profile,
+            self.facts,
+            self.environ,
+            self.identity,
+            mitigations,
+            changes,
+        )
+        return plan._replace(remarks=(*self.remarks, *plan.remarks))
 
 
 def disabled(environ: Mapping[str, str]) -> bool:
@@ -38,26 +80,28 @@ def show(request: Request, environ: Mapping[str, str], cwd: str) -> LaunchPlan:
     Raises:
         SaferunError: the user's mistake, said.
     """
-    return _plan(request, environ, cwd, starting=False)
+    return _gather(request, environ, cwd, starting=False).plan()
 
 
-def start(request: Request, environ: Mapping[str, str], cwd: str) -> LaunchPlan:
-    """Return the plan of the first attempt, about to be started.
+def start(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
+    """Return what the plans of a run that is about to start are computed from.
 
     Raises:
         SaferunError: the user's mistake, or a torchrun that is not there.
     """
-    return _plan(request, environ, cwd, starting=True)
+    return _gather(request, environ, cwd, starting=True)
 
 
-def _plan(request: Request, environ: Mapping[str, str], cwd: str, *, starting: bool) -> LaunchPlan:
+def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting: bool) -> Gathered:
     if disabled(environ):
-        return bare_plan(request, Facts(launcher=_launcher(environ, starting).argv))
+        facts = Facts(launcher=_launcher(environ, starting).argv)
+        return Gathered(request, None, facts, environ, Identity(""))
     chosen, gpus = _choose(request, environ, cwd)
     sets = _sets(request)
     launcher_set = next((g.leaf.value for g in reversed(sets) if g.key == "launcher"), None)
     kind = launcher_set or _last(chosen.chain, "launcher") or "torchrun"
-    facts = _facts(kind, environ, gpus, starting)
+    launcher = None if kind == "python" else _launcher(environ, starting)
+    facts = _facts(launcher, environ, gpus, starting)
     starts_all = chosen.named and _last(chosen.chain, "torchrun.nproc-per-node") is not None
     profile = resolve(
         chosen.chain,
@@ -66,8 +110,17 @@ def _plan(request: Request, environ: Mapping[str, str], cwd: str, *, starting: b
         named=chosen.named,
         origin=chosen.origin,
     )
-    plan = build_plan(request, profile, facts, environ, _identity(request, environ, starting))
-    return plan._replace(remarks=(*chosen.remarks, *plan.remarks))
+    runs = os.path.join(cwd, request.run_dir or os.path.join(places.state_dir(environ), "runs"))
+    return Gathered(
+        request,
+        profile,
+        facts,
+        environ,
+        _identity(runs, starting),
+        runs=runs,
+        launcher=launcher,
+        remarks=tuple(chosen.remarks),
+    )
 
 
 def read(words: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -194,10 +247,14 @@ def _sets(request: Request) -> list[Given]:
     return found
 
 
-def _facts(kind: str, environ: Mapping[str, str], gpus: GpuFacts, starting: bool) -> Facts:
-    if kind == "python":
+def _facts(
+    launcher: installed.Launcher | None,
+    environ: Mapping[str, str],
+    gpus: GpuFacts,
+    starting: bool,
+) -> Facts:
+    if launcher is None:
         return Facts(gpu=gpus, python=_python(environ, starting))
-    launcher = _launcher(environ, starting)
     version = installed.torch_version(launcher, environ) if launcher.interpreter else None
     return Facts(gpu=gpus, torch=version, launcher=launcher.argv)
 
@@ -220,11 +277,10 @@ def _python(environ: Mapping[str, str], starting: bool) -> str:
     return found or "python"
 
 
-def _identity(request: Request, environ: Mapping[str, str], starting: bool) -> Identity:
+def _identity(runs: str, starting: bool) -> Identity:
     """Name this run and the directory of its receipts; a plan that is only shown has neither."""
     site = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject", "site")
     if not starting:
         return Identity(site=site)
     run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    base = request.run_dir or os.path.join(places.state_dir(environ), "runs")
-    return Identity(site, run, receipts=os.path.join(os.path.abspath(base), run, "receipts"))
+    return Identity(site, run, receipts=os.path.join(runs, run, "receipts"))

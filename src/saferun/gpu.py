@@ -22,6 +22,18 @@ OUTPUT_LIMIT = 1 << 20  # bytes; 16 GPUs with 7 MIG instances each print 10 kB
 REAP_S = 0.2  # what is kept of timeout_s for a killed nvidia-smi to go away
 
 
+def driver_version(proc: str = "/proc/driver/nvidia") -> str:
+    """Return the version of NVIDIA's kernel driver, such as "580.65.06"; "" where there is none."""
+    import re
+
+    try:
+        with open(os.path.join(proc, "version"), encoding="utf-8", errors="replace") as file:
+            found = re.search(r"\b\d{3,4}\.\d{1,3}(?:\.\d{1,3})?\b", file.readline())
+    except OSError:
+        return ""
+    return found[0] if found else ""
+
+
 class Machine(NamedTuple):
     """The GPUs that this process may open, in PCI order, before CUDA_VISIBLE_DEVICES."""
 

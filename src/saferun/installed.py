@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from saferun import places
 from saferun.errors import UnavailableError
 from saferun.model import Option
 
@@ -387,7 +388,7 @@ def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) ->
     import hashlib
 
     try:
-        os.makedirs(cache_dir, mode=0o700, exist_ok=True)
+        places.make(cache_dir)
         state = os.stat(cache_dir)
     except OSError:
         return None

@@ -30,14 +30,16 @@ import time
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
+    from saferun.spare import Waiting
     from saferun.streams import Streams
 
 UNKILLABLE_S = 30.0
 HURRIED_DRAIN_S = 2.0  # for output that waits for a slow reader once somebody wants an end
 _FREEZE_S = 5.0
+_HANDOVER_S = 60.0  # for a spare to finish its import from a cold disk; then another is started
 _SET_PDEATHSIG, _SET_NAME, _SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
 _DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _PARENT_DIED = signal.SIGALRM  # what a keeper that works alone asks the kernel for
@@ -79,9 +81,24 @@ class Inbox:
         self.fd = fd
         self.closed = False
         self._data = b""
+        self._waiting: list[Any] = []
+
+    def first(self) -> Any:
+        """Wait for one message and return it alone; None when no more can come."""
+        while not self._waiting and not self.closed:
+            self._waiting = self._fetch()
+        return self._waiting.pop(0) if self._waiting else None
+
+    def waiting(self) -> list[Any]:
+        """Return the messages that came together with the `first`."""
+        messages, self._waiting = self._waiting, []
+        return messages
 
     def read(self) -> list[Any]:
         """Read once (blocks if nothing has come) and return the messages that are complete."""
+        return self.waiting() + self._fetch()
+
+    def _fetch(self) -> list[Any]:
         data = os.read(self.fd, 1 << 20)
         self.closed = not data
         self._data += data
@@ -289,9 +306,13 @@ def _become_job(task: dict[str, Any], files: list[int], keeper: int) -> None:
         os.setsid()
     for number, file in enumerate(files, 1):
         os.dup2(file, number, inheritable=True)
+    for file in task.get("passed", ()):
+        os.set_inheritable(file, True)
     for number in (*_DEAF_TO, signal.SIGCHLD):
         ignored = number in task["ignored"]
         signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    if task.get("nofile"):
+        _raise_open_files(task["nofile"])
     prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != keeper:
         os._exit(127)  # the keeper died in between, and nobody would have told us
@@ -299,16 +320,33 @@ def _become_job(task: dict[str, Any], files: list[int], keeper: int) -> None:
     os.execvpe(task["argv"][0], task["argv"], task["env"])  # noqa: S606
 
 
+def _raise_open_files(wanted: int) -> None:
+    import resource  # only where a cure asks for it
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 class Keeper:
     """Runs one job and ends what is left of it."""
 
-    def __init__(self, streams: Streams | None = None, reports: int | None = None) -> None:
+    def __init__(
+        self,
+        streams: Streams | None = None,
+        reports: int | None = None,
+        held: Sequence[int] = (),
+    ) -> None:
         self._reports = reports
+        self._held = held  # descriptors that nobody else may get while the job lives
         self._streams = streams
         self._family = Family()
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._own_group = True
+        self._spare: Waiting | None = None
+        self._signalled = False
         self.hurry = False  # saferun died, or wants the job to be killed
 
     def watch(self, fd: int, handler: Callable[[], object]) -> None:
@@ -328,8 +366,13 @@ class Keeper:
         self._family.reap()
 
     def signal(self, number: int, ranks: list[int] | None = None) -> None:
-        """Signal the job, or those of `ranks` that are of the job and have a handler for it."""
-        if ranks is None:
+        """Signal the command, or those of `ranks` that have a handler for it.
+
+        Where ranks are named the command gets it instead if it has a handler itself (torchrun
+        has one for what `--signals-to-handle` lists, and dies of what it has none for).
+        """
+        if ranks is None or catches(self._family.first, number):
+            self._signalled = True
             if self._family.status is None:
                 os.kill(self._family.first, number)  # not reaped: the number is still its own
             return
@@ -354,34 +397,96 @@ class Keeper:
         began = time.monotonic()
         while self._family.status is None and not self.hurry:
             self.turn()
-        self._report("exited", time.monotonic() - began)
+        self.report("exited", time.monotonic() - began)
         killed, unkillable = self._end(task["gpu_prefix"])
         self._drain()
         status = self._family.status
         status = int(signal.SIGKILL) if status is None else status  # it would not die
         survivors = status == 0 and self._family.reap() and bool(self._family.living())
-        tails = self._streams.tails() if self._streams else (b"", b"")
+        ends = (*self._streams.tails(), *self._streams.heads()) if self._streams else (b"",) * 4
         merged = bool(self._streams and self._streams.merged)
         lingers = bool(survivors and self._streams and not self._streams.done())
-        self._report("ended", status, killed, unkillable, *tails, merged, lingers)
+        self.report("ended", status, killed, unkillable, *ends, merged, lingers)
         if lingers:
             self._linger()
         return status
 
+    def prepare(self, told: dict[str, Any]) -> None:
+        """Start a spare interpreter for the task to come; quietly without where there is none."""
+        import spare  # type: ignore[import-not-found]  # our neighbour, needed ahead of time only
+
+        if self._spare or not self._streams:
+            return
+        if os.getsid(0) != os.getpid():
+            os.setsid()
+        try:
+            self._spare = spare.Waiting(told, self._streams.files, start_job)
+        except OSError:
+            return
+
+    def dismiss(self) -> None:
+        """End a spare interpreter that is not wanted."""
+        waiting, self._spare = self._spare, None
+        if waiting:
+            end_processes(self._family.living)
+            self._family.reap()
+            waiting.close()
+
     def _start(self, task: dict[str, Any]) -> None:
         self._own_group = task["own"] == "group"
-        if self._own_group:
+        if self._own_group and os.getsid(0) != os.getpid():
             os.setsid()
-        files = self._streams.files if self._streams else [1, 2]
-        self._family.first = start_job(task, files)
+        if self._streams:
+            self._streams.renew(task["tail_bytes"])
+        if not task.get("spare"):
+            self.dismiss()
+        if self._spare:
+            self._hand_over(self._spare, task)
+        else:
+            files = self._streams.files if self._streams else [1, 2]
+            self._family.first = start_job(task, files)
         if not task["own"]:
             os.setsid()  # the job stays in the group that it was born in
-        self._report("started", self._family.first)
+        self.report("started", self._family.first)
         if self._streams:
             self._streams.start()
         _let_go()
 
-    def _report(self, *message: object) -> None:
+    def _hand_over(self, waiting: Waiting, task: dict[str, Any]) -> None:
+        """Make the spare interpreter the job, or start another if it has died.
+
+        A signal that comes meanwhile is meant for the job: a spare that dies of it was the job.
+        """
+        assert self._streams is not None
+        self._family.first = waiting.pid
+        self._streams.start()
+        answer = self._await(waiting) if waiting.hand_over(task) else b""
+        over = self.hurry or (self._signalled and answer == b"")
+        if over or answer == b"r":
+            waiting.pass_on()
+        if over or (answer == b"r" and waiting.go()):
+            self._spare = None
+            waiting.close()
+            return
+        files = [os.dup(file) for file in waiting.files]
+        self.dismiss()
+        self._family.first, self._family.status = start_job(task, files), None
+        for file in files:
+            os.close(file)
+
+    def _await(self, waiting: Waiting) -> bytes | None:
+        """Return what the spare answers to its task, b"" if it has died; None: nothing in time."""
+        answer: list[bytes] = []
+        self.watch(waiting.answers, lambda: answer.append(os.read(waiting.answers, 1)))
+        limit = time.monotonic() + _HANDOVER_S
+        while not answer and not self.hurry and time.monotonic() < limit:
+            self.turn(0.05)
+            waiting.listen()
+        self.unwatch(waiting.answers)
+        return answer[0] if answer else None
+
+    def report(self, *message: object) -> None:
+        """Tell saferun, if there is one."""
         if self._reports is not None:
             send(self._reports, message)
 
@@ -415,7 +520,8 @@ class Keeper:
         # descriptor would, but keep nobody waiting for us.
         assert self._streams is not None
         assert self._reports is not None
-        os.close(self._reports)
+        for fd in (self._reports, *self._held):
+            os.close(fd)
         while not self._streams.done():
             self.turn()
 
@@ -447,40 +553,57 @@ def _no_op(number: int, frame: object) -> None:
     """Be a handler: the number arrives through the wake-up descriptor."""
 
 
-def under_saferun(commands: int, reports: int) -> None:
-    """Do the task that comes in on `commands`, and what is asked for until it has ended."""
-    os.set_inheritable(commands, False)
-    os.set_inheritable(reports, False)
+def under_saferun(commands: int, reports: int, *held: int) -> None:
+    """Do the task that comes in on `commands`, and what is asked for until it has ended.
+
+    `held` stay open here, and only here, until nothing of the job lives.
+    """
+    for fd in (commands, reports, *held):
+        os.set_inheritable(fd, False)
     wake, notify = _prepare()
     import streams  # type: ignore[import-not-found]  # our neighbour; there is no package here
 
     inbox = Inbox(commands)
-    messages = inbox.read()
-    while not messages and not inbox.closed:
-        messages = inbox.read()
-    if messages:
-        task = messages[0]
-        try:
-            keeper = Keeper(streams.Streams(task["tail_bytes"], notify), reports)
-            keeper.watch(wake, lambda: os.read(wake, 4096))
-            keeper.watch(commands, lambda: _obey(keeper, inbox))
-            keeper.run(task)
-        except OSError as error:
-            send(reports, ("failed", error.errno, error.strerror, task["argv"][0]))
+    message = inbox.first()
+    try:
+        if message is not None:
+            keeper = Keeper(streams.Streams(0, notify), reports, held)
+            _keep(keeper, inbox, message, wake, notify)
+    except OSError as error:
+        program = message["argv"][0] if isinstance(message, dict) else ""
+        send(reports, ("failed", error.errno, error.strerror, program))
     os._exit(0)  # with carriers that may be stuck in a write
 
 
+def _keep(keeper: Keeper, inbox: Inbox, message: Any, wake: int, notify: int) -> None:
+    while isinstance(message, tuple):
+        keeper.prepare(message[1])
+        message = inbox.first()
+    if message is None:
+        keeper.dismiss()
+        return
+    keeper.watch(wake, lambda: os.read(wake, 4096) and _do(keeper, inbox.waiting()))
+    keeper.watch(inbox.fd, lambda: _obey(keeper, inbox))
+    os.write(notify, b"\0")  # for what came together with the task
+    keeper.run(message)
+
+
 def _obey(keeper: Keeper, inbox: Inbox) -> None:
-    for word, *rest in inbox.read():
+    _do(keeper, inbox.read())
+    if inbox.closed:  # saferun died, or has heard all it wanted to hear
+        keeper.hurry = True
+        keeper.unwatch(inbox.fd)
+
+
+def _do(keeper: Keeper, messages: list[Any]) -> object:
+    for word, *rest in messages:
         if word == "signal":
             keeper.signal(*rest)
         elif word == "size":
             keeper.resize()
         elif word == "kill":
             keeper.hurry = True
-    if inbox.closed:  # saferun died, or has heard all it wanted to hear
-        keeper.hurry = True
-        keeper.unwatch(inbox.fd)
+    return None
 
 
 def alone(argv: list[str]) -> int:

@@ -1,15 +1,20 @@
-"""Start a LaunchPlan: replace this process by it."""
+"""Start a LaunchPlan: check what it names, take its locks, be replaced by it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from saferun.errors import UnavailableError, UsageError
 from saferun.installed import on_path
 from saferun.model import LaunchPlan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.gather import Gathered
+    from saferun.lock import Held
 
 
 def check_script(
@@ -43,6 +48,35 @@ def _other(script: str) -> str:
     if script in COMMANDS:
         return f"for the command, put it first: saferun {script} …"
     return "check the path, or use -m for a module"
+
+
+def plug_closed_descriptors() -> None:
+    """Put /dev/null where 0, 1 or 2 is closed: what is opened next would be taken for the job's.
+
+    It is not inherited: after an exec they are as closed as they were.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        continue
+    os.close(fd)
+
+
+def take_locks(gathered: Gathered, plan: LaunchPlan, say: Callable[[str], None]) -> Held:
+    """Lock the GPUs as the plan says.
+
+    Raises:
+        BusyError: another run has one, and the policy is to leave then.
+    """
+    from saferun import lock
+
+    plug_closed_descriptors()  # or a lock file would become the job's output
+    script = plan.script or "no script"
+    return lock.acquire(
+        plan.locks["devices"],
+        plan.locks,
+        environ=gathered.environ,
+        owner=lock.this_process(os.path.basename(script), gathered.identity.run),
+        say=say,
+    )
 
 
 def environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:

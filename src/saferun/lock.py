@@ -1,10 +1,11 @@
 """GPU locks and slots: who else is on these GPUs, asked of the kernel and told by name.
 
-A lock is a flock(2) on an empty file that all users share, so util-linux `flock` takes part and the
-kernel frees what a dead process held. The `filelock` package is not used, after reading 4.2: it has
-no shared flock(2) (a MIG slice needs one on its parent), falls back to a lock of another kind where
-flock(2) is missing, cannot open below a directory that was checked, truncates the file in its older
-releases (its #591), and its import takes 25 of the 60 ms that a launch may take.
+A lock is a flock(2) on an empty file that all users share, so util-linux `flock` and the `filelock`
+package take part, and the kernel frees what a dead process held. That package is not used here,
+after reading 4.2: it has no shared flock(2) (a MIG slice needs one on its parent), falls back to a
+lock of another kind where flock(2) is missing, cannot open below a directory that was checked,
+truncates the file in its older releases (its #591), and its import takes 25 of the 60 ms that a
+launch may take.
 
 The protocol, for whoever else takes part (open without O_CREAT first: fs.protected_regular):
 

@@ -129,3 +129,9 @@ class LaunchPlan(NamedTuple):
     kept: Mapping[str, Setting]  # the profile's values that gave way to exported ones
     hint: str = ""  # one clause for the headline: what naming the profile would change
     remarks: tuple[str, ...] = ()  # lines about what could not be done as asked
+    limits: Mapping[str, Any] = {}  # of the launcher's process: nofile, session ("new"), ignore
+
+    @property
+    def supervised(self) -> bool:
+        """Whether saferun stays beside the job; else it is replaced by it."""
+        return bool(self.retry) and self.retry["attempts"] > 1

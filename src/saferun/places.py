@@ -35,11 +35,25 @@ def _base(environ: Mapping[str, str], variable: str, default: str) -> str:
 def private_dir(path: str) -> bool:
     """Make a directory 0700 (parents too) and say whether it is ours alone to write."""
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        make(path)
         status = os.lstat(path)
     except OSError:
         return False
     return (status.st_mode & 0o170022) == 0o040000 and status.st_uid == os.geteuid()
+
+
+def make(path: str) -> None:
+    """Make a directory and the parents that are missing; os.makedirs leaves those to the umask."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        parent = os.path.dirname(path)
+        if parent in ("", path):
+            raise
+        make(parent)
+        os.mkdir(path, 0o700)
 
 
 def read_private(path: str, limit: int = 4 * 1024 * 1024) -> bytes | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saferun import envvars
+from saferun import cures, envvars
 from saferun.errors import UsageError
 from saferun.inject import contract
 from saferun.model import (
@@ -28,11 +28,17 @@ from saferun.torchrun import max_nodes, max_restarts, setting
 
 # torchrun's restarts hang without it: the restarted workers meet stale keys in the agent's store.
 SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+# torchrun dies of SIGUSR1 and SIGUSR2 and orphans its workers, unless it is told to handle them;
+# a torchrun that has no such option yet does not read the variable.
+HANDLED = "PET_SIGNALS_TO_HANDLE"
+HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
+# What only makes sense for an attempt that saferun itself starts.
+OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED)
 # Keys that are read and checked, and that nothing acts on yet: a launch says so.
 NOT_YET = (
-    "retry.",
-    "mitigate.",
-    "locks.",
+    "retry.rejoin_s",
+    "locks.slot_memory_gib",
     "preflight.",
     "watch.",
     "recover.",
@@ -43,7 +49,7 @@ NOT_YET = (
     "hooks.optuna.",
     "hooks.tensorflow.",
 )
-EXEC = {"retry.attempts": "1", "preflight.mode": "off", "locks.gpus": "off"}  # what an exec does
+IDLE = {"preflight.mode": "off"}  # asks for nothing, though it is not the default
 # Options that say where and as what this node meets the others.
 _MEETING = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
 
@@ -78,6 +84,7 @@ def build_plan(
     environ: Mapping[str, str],
     identity: Identity,
     mitigations: Sequence[str] = (),
+    changes: cures.Changes = cures.NONE,
 ) -> LaunchPlan:
     """Return the plan of one attempt.
 
@@ -88,17 +95,23 @@ def build_plan(
         environ: what the user exported.
         identity: which attempt this is, and where its processes find our files.
         mitigations: cures chosen so far, in order.
+        changes: what they change, from `cures.changes`; it beats everything else.
 
     Raises:
         UsageError: words that this launcher cannot take.
     """
-    args = _torchrun_args(request.line, profile, environ)
-    command = _command(request.line, profile, facts, args)
-    hooks = profile.sections["hooks"]
+    retry = profile.sections["retry"]
+    line = _resumed(request.line, retry["resume_args"]) if identity.attempt > 1 else request.line
+    args = cures.with_words(_torchrun_args(line, profile, environ), line, changes.torchrun)
+    command = _command(line, profile, facts, args)
+    hooks = cures.over_hooks(profile.sections["hooks"], changes.hooks)
     merged = envvars.merge(profile.env, environ)
     ours = {
-        **_store_setting(request.line, profile, environ),
-        **_injection(hooks, profile, environ, merged.env, identity, mitigations),
+        **_store_setting(line, profile, environ),
+        **_attempt_settings(line, profile, environ, identity, mitigations),
+        **_injection(
+            hooks, profile, environ, merged.env, identity, mitigations, changes.needs_hooks
+        ),
     }
     policy = {
         key: value
@@ -110,20 +123,21 @@ def build_plan(
         launcher=profile.launcher,
         command=command,
         torchrun_args=args,
-        script=request.line.script,
-        script_args=request.line.script_args,
-        env=dict(sorted({**merged.env, **ours}.items())),
+        script=line.script,
+        script_args=line.script_args,
+        env=dict(sorted(cures.over({**merged.env, **ours}, environ, changes.env).items())),
         hooks=hooks,
-        retry=profile.sections["retry"],
+        retry=retry,
         locks={**profile.sections["locks"], "devices": [g.uuid for g in facts.gpu.gpus if g.uuid]},
         mitigations=tuple(mitigations),
         policy=policy,
         profile_origin=profile.origin,
         gpus=facts.gpu,
-        notes=profile.notes,
+        notes={**profile.notes, **changes.notes},
         kept=merged.kept,
-        hint=_hint(request.line, profile, facts, environ),
-        remarks=(*_remarks(profile, facts), *merged.remarks),
+        hint=_hint(line, profile, facts, environ),
+        remarks=(*_remarks(line, profile, facts, environ), *merged.remarks),
+        limits=changes.limits,
     )
 
 
@@ -197,6 +211,33 @@ def _command(
     return (facts.python, *module, *script, *line.script_args)
 
 
+def _resumed(line: CommandLine, resume_args: Sequence[str]) -> CommandLine:
+    """The words of a later attempt: what makes the script resume, after its own arguments."""
+    return line._replace(
+        args=(*line.args, *resume_args), script_args=(*line.script_args, *resume_args)
+    )
+
+
+def _attempt_settings(
+    line: CommandLine,
+    profile: Profile,
+    environ: Mapping[str, str],
+    identity: Identity,
+    mitigations: Sequence[str],
+) -> dict[str, Setting]:
+    """What an attempt under supervision is told: which one it is, and to pass on every signal."""
+    if profile.sections["retry"]["attempts"] == 1:
+        return {}
+    settings = {
+        ATTEMPT: Setting(str(identity.attempt), "saferun", "which attempt of the run this is"),
+        MITIGATIONS: Setting(",".join(mitigations), "saferun", "the cures in force"),
+    }
+    if profile.launcher == "torchrun" and setting(line, environ, "signals_to_handle") is None:
+        why = "SIGUSR1 and SIGUSR2 would kill torchrun and leave its workers behind"
+        settings[HANDLED] = Setting(HANDLED_SIGNALS, "saferun", why)
+    return settings
+
+
 def _store_setting(
     line: CommandLine, profile: Profile, environ: Mapping[str, str]
 ) -> dict[str, Setting]:
@@ -221,9 +262,10 @@ def _injection(
     env: Mapping[str, Setting],
     identity: Identity,
     mitigations: Sequence[str],
+    needed: bool,
 ) -> dict[str, Setting]:
     """The two variables that carry the hooks into the job; none where no hook does anything."""
-    if not any_hook(hooks):
+    if not needed and not any_hook(hooks):
         return {}
     text = contract.encode(
         run=identity.run,
@@ -269,12 +311,20 @@ def _hint(line: CommandLine, profile: Profile, facts: Facts, environ: Mapping[st
     return f"{count} GPUs and one process: --profile {profile.name} starts one on each"
 
 
-def _remarks(profile: Profile, facts: Facts) -> list[str]:
+def _remarks(
+    line: CommandLine, profile: Profile, facts: Facts, environ: Mapping[str, str]
+) -> list[str]:
     remarks = [facts.gpu.warning] if facts.gpu.warning else []
+    attempts, restarts = profile.sections["retry"]["attempts"], max_restarts(line, environ)
+    if attempts > 1 and restarts > 0 and profile.launcher == "torchrun":
+        remarks.append(
+            f"--max-restarts {restarts} stays torchrun's own, within each of saferun's up to "
+            f"{attempts} attempts (retry.attempts)"
+        )
     idle = [
         key
         for key, note in profile.notes.items()
-        if key.startswith(NOT_YET) and note.value not in (str(KEYS[key].default), EXEC.get(key))
+        if key.startswith(NOT_YET) and note.value not in (str(KEYS[key].default), IDLE.get(key))
     ]
     if idle:
         remarks.append(f"asked for, and not in this version: {', '.join(sorted(idle))}")

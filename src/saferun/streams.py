@@ -19,7 +19,12 @@ import select
 import stat
 import termios
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 CHUNK_BYTES = 1 << 20
+HEAD_BYTES = 64 * 1024  # of the beginning that is kept: it tells from which step a job went on
 PIPE_BYTES = 1 << 20  # the largest that an unprivileged user may ask for by default
 _SET_PIPE_BYTES = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # in fcntl since Python 3.10
 _TIOCGDEV = 0x80045432  # which terminal stands behind /dev/tty or /dev/console
@@ -57,29 +62,40 @@ def _terminal(fd: int) -> bytes:
 
 
 class Tail:
-    """The last `limit` bytes of what was added."""
+    """The last `limit` bytes of what was added, and the first HEAD_BYTES."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._kept = bytearray()
+        self._head = bytearray()
 
     def add(self, chunk: memoryview) -> None:
         """Take in a chunk; costs a copy of at most `limit` bytes."""
-        if self._limit:
-            self._kept += chunk[-self._limit :]
-            if len(self._kept) > 2 * self._limit:
-                del self._kept[: -self._limit]
+        if len(self._head) < HEAD_BYTES:
+            self._head += chunk[: HEAD_BYTES - len(self._head)]
+        if self.limit:
+            self._kept += chunk[-self.limit :]
+            if len(self._kept) > 2 * self.limit:
+                del self._kept[: -self.limit]
 
     def read(self) -> bytes:
         """Return what was kept."""
-        return bytes(self._kept[-self._limit :]) if self._limit else b""
+        return bytes(self._kept[-self.limit :]) if self.limit else b""
+
+    def head(self) -> bytes:
+        """Return the first bytes."""
+        return bytes(self._head)
 
 
 class FileTail:
-    """The end of what a job wrote to a regular file that it was handed directly."""
+    """Both ends of what a job wrote to a regular file that it was handed directly."""
 
     def __init__(self, fd: int, limit: int) -> None:
-        self._fd, self._limit = fd, limit
+        self._fd, self.limit = fd, limit
+        self.begin()
+
+    def begin(self) -> None:
+        """What is written from now on counts."""
         self._start = self._end()
 
     def _end(self) -> int:
@@ -89,10 +105,17 @@ class FileTail:
 
     def read(self) -> bytes:
         """Return the last bytes written since the start; none where the file may not be read."""
+        return self._read(lambda start, end: (max(start, end - self.limit), end))
+
+    def head(self) -> bytes:
+        """Return the first bytes written since the start."""
+        return self._read(lambda start, end: (start, min(end, start + HEAD_BYTES)))
+
+    def _read(self, part: Callable[[int, int], tuple[int, int]]) -> bytes:
         try:
             end = self._end()
             start = self._start if self._start <= end else 0  # it was truncated meanwhile
-            start = max(start, end - self._limit)
+            start, end = part(start, end)
             fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return os.pread(fd, end - start, start)
@@ -213,6 +236,7 @@ class Streams:
 
     def __init__(self, tail_bytes: int, notify: int) -> None:
         self._notify = notify
+        self._started = False
         self.merged = same(1, 2)
         self.channels: list[Channel] = []
         self.files = [1, 2]  # what becomes descriptors 1 and 2 of the job
@@ -234,10 +258,21 @@ class Streams:
         elif what == FILE:
             self._tails[place] = FileTail(fd, tail_bytes)
 
+    def renew(self, tail_bytes: int) -> None:
+        """Take what may have changed since these were made: file offsets, the window's size."""
+        for tail in self._tails:
+            if tail:
+                tail.limit = tail_bytes
+            if isinstance(tail, FileTail):
+                tail.begin()
+        self.resize()
+
     def start(self) -> None:
-        """Begin to carry; call it when the job has its descriptors."""
-        for channel in self.channels:
-            channel.start()
+        """Begin to carry, once; call it when the job has its descriptors."""
+        if not self._started:
+            self._started = True
+            for channel in self.channels:
+                channel.start()
 
     def resize(self) -> None:
         """Pass the terminal's window size on."""
@@ -260,6 +295,11 @@ class Streams:
     def tails(self) -> tuple[bytes, bytes]:
         """Return the end of stdout and of stderr; a shared channel counts as stdout."""
         one, two = (tail.read() if tail else b"" for tail in self._tails)
+        return one, two
+
+    def heads(self) -> tuple[bytes, bytes]:
+        """Return the beginning of stdout and of stderr."""
+        one, two = (tail.head() if tail else b"" for tail in self._tails)
         return one, two
 
 

@@ -7,6 +7,7 @@ command with `run_attempt(**json.loads(OPTIONS))` and writes how it ended to RES
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -195,14 +196,71 @@ def supervised(folder: Path, command: Sequence[str], **options: Any) -> Iterator
         run.clean()
 
 
-def _main() -> None:
-    from saferun.attempt import run_attempt
+def children(pid: int) -> list[int]:
+    """Return the pids of a process's children, whatever thread started them."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            if int(stat[1]) == pid:
+                found.append(int(name))
+    return found
 
-    result, options, *command = sys.argv[1:]
-    ended = run_attempt(command, os.environ, **json.loads(options))
+
+def spare_of(keeper: int) -> int:
+    """Return the pid of the spare interpreter that a keeper has waiting."""
+    return int(until(lambda: [pid for pid in children(keeper) if _waits(pid)], "no spare")[0])
+
+
+def _waits(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "saferun-spare"
+    return False
+
+
+def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
+    """Return a keeper with a spare interpreter, as `wanted` says.
+
+    Keys: interpreter, flags; env (in which its environment differs); imports (wait until so many
+    have entered the roster as "imported"); kill (end it before it is used); go (wait for a file).
+    """
+    from saferun.attempt import prepare, start_keeper
+    from saferun.spare import Spare
+
+    env = {**os.environ, **wanted.get("env", {})}
+    spare = Spare(command, env, wanted.get("interpreter", sys.executable), wanted.get("flags", ""))
+    standby = prepare(start_keeper(), spare)
+    roster = Path(os.environ["ROSTER"])
+    count = wanted.get("imports", 0)
+    until(lambda: not count or (roster.exists() and roster.read_text().count("imported") >= count))
+    if wanted.get("kill"):
+        pid = spare_of(standby.pid)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2])
+    until(lambda: "go" not in wanted or Path(wanted["go"]).exists())
+    return standby
+
+
+def _main() -> None:
+    from saferun.attempt import run_attempt, start_keeper
+
+    result, text, *command = sys.argv[1:]
+    options = json.loads(text)
+    ahead, nexts = options.pop("spare", None), options.pop("next_spare", None)
+    if lock := options.pop("lock", None):
+        held = os.open(lock, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        options["standby"] = start_keeper([held])
+    if ahead is not None:
+        options["standby"] = _made_ready(command, ahead)
+    if nexts is not None:
+        kept: list[Any] = []
+        options["later"] = lambda: kept.append(_made_ready(command, nexts))
+        options["spared"] = lambda: [standby.pid for standby in kept]
+    ended = run_attempt(command, os.environ, **options)
     facts = ended._asdict() | {"exit_code": ended.exit_code, "signal": ended.signal}
-    facts = {k: v.decode("latin-1") if isinstance(v, bytes) else v for k, v in facts.items()}
-    Path(result).with_suffix(".new").write_text(json.dumps(facts))
+    text = json.dumps(facts, default=lambda value: value.decode("latin-1"))
+    Path(result).with_suffix(".new").write_text(text)
     Path(result).with_suffix(".new").rename(result)
     sys.exit(ended.exit_code)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from helpers import AGENT, COMMON, MARK, ROOT, agent, living, python, supervised, until
+
+from saferun.keeper import opens
 
 FAMILY = {"agent": 1, "rank": 2, "worker": 2, "grouped": 2, "daemon": 2}
 TORCHRUN = Path(sys.executable).with_name("torchrun")
@@ -120,8 +124,9 @@ def test_fork_bomb_is_ended(tmp_path, victim):
     code = (
         COMMON
         + """
+began = time.monotonic()
 def run_away():  # never the process that was seen a moment ago
-    while True:
+    while time.monotonic() < began + 90:  # a bomb that nobody stops any more stops
         if os.fork(): os._exit(0)
         time.sleep(0.05)
 for _ in range(40): child("", run_away)
@@ -291,7 +296,7 @@ def test_user_signal_kills_no_rank_that_does_not_listen(tmp_path):
 def test_agent_that_takes_user_signals_gets_them(tmp_path):
     code = COMMON + "note('SIGUSR1'); signal.signal(signal.SIGTERM, lambda *a: sys.exit(1))"
     code += "; join('agent'); stay()"
-    with supervised(tmp_path, python(code), agent_takes_user_signals=True) as run:
+    with supervised(tmp_path, python(code)) as run:
         run.arrived(agent=1)
         run.kill("saferun", signal.SIGUSR1)
         run.arrived(SIGUSR1=1)
@@ -358,6 +363,103 @@ def test_children_of_ours_that_are_no_part_of_the_attempt_survive_the_keepers_de
     finally:
         spare.kill()
         spare.wait()
+
+
+def test_lock_is_held_until_nothing_of_the_attempt_lives(tmp_path):
+    path = tmp_path / "lock"
+    with supervised(tmp_path, agent(), lock=str(path)) as run, path.open("a") as file:
+        run.arrived(**FAMILY)
+        run.kill("keeper", signal.SIGSTOP)  # so that it cannot end the job yet
+        run.kill("saferun")
+        assert run.process.wait(30) == -signal.SIGKILL
+        assert not _free(file)
+        holders = [pid for pid in living(run.mark) if opens(pid, str(path))]
+        keeper = run.pid("keeper")
+        assert holders == [keeper]
+        os.kill(keeper, signal.SIGCONT)
+        until(lambda: _free(file))
+        assert set(living(run.mark)) <= {keeper}
+
+
+def test_lock_is_free_after_success_while_somebody_is_left_behind(tmp_path):
+    path = tmp_path / "lock"
+    code = COMMON + "child('daemon', os.setsid, orphan)\nwhile not os.path.exists(ROSTER): pass"
+    with supervised(tmp_path, python(code), lock=str(path)) as run, path.open("a") as file:
+        until(lambda: run.process.poll() is not None)
+        until(lambda: _free(file))
+        assert run.pid("daemon") in living(run.mark)
+
+
+def _free(file) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def test_later_comes_once_at_its_time_while_the_attempt_runs(tmp_path):
+    from saferun.attempt import run_attempt
+
+    calls = []
+    began = time.monotonic()
+    run_attempt(
+        ["sleep", "0.8"],
+        dict(os.environ),
+        later=lambda: calls.append(time.monotonic() - began),
+        later_s=0.3,
+    )
+    assert len(calls) == 1
+    assert calls[0] >= 0.3
+    run_attempt(["true"], dict(os.environ), later=lambda: calls.append(0), later_s=5)
+    assert len(calls) == 1
+
+
+def test_time_from_the_last_signal_to_the_end_is_told(tmp_path):
+    slow = COMMON + "signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.4), os._exit(0)));"
+    with supervised(tmp_path, agent(slow + "join('rank'); stay()")) as run:
+        run.arrived(rank=2, agent=1)
+        run.kill("saferun", signal.SIGUSR1)  # of which nobody dies
+        begin = time.monotonic()
+        until(lambda: time.monotonic() > begin + 0.5)
+        run.kill("saferun", signal.SIGTERM)
+        assert 0.4 <= run.ended()["asked_s"] < 5
+
+
+def test_user_signal_alone_counts_as_asked_and_not_as_interrupted(tmp_path):
+    code = COMMON + "signal.signal(signal.SIGUSR1, lambda *a: sys.exit(1)); join('agent'); stay()"
+    with supervised(tmp_path, python(code)) as run:
+        run.arrived(agent=1)
+        run.kill("saferun", signal.SIGUSR1)
+        ended = run.ended()
+        assert ended["asked_s"] < 5
+        assert not ended["interrupted"]
+
+
+def test_nobody_asked_where_no_signal_came(tmp_path):
+    with supervised(tmp_path, python("raise SystemExit(3)")) as run:
+        assert run.ended()["asked_s"] is None
+
+
+def test_signal_that_comes_with_the_task_is_not_lost(tmp_path):
+    from saferun import keeper
+    from saferun.attempt import _task, start_keeper
+    from saferun.signals import Signals
+
+    standby = start_keeper()
+    with Signals(()) as signals:
+        task = _task(["sleep", "1000"], dict(os.environ), signals, True, 100, "/dev/nvidia")
+    os.kill(standby.pid, signal.SIGSTOP)
+    keeper.send(standby.commands, task)
+    keeper.send(standby.commands, ("signal", int(signal.SIGTERM), None))
+    os.kill(standby.pid, signal.SIGCONT)
+    inbox, heard = keeper.Inbox(standby.reports), []
+    until(lambda: heard.extend(inbox.read()) or inbox.closed)
+    os.close(standby.commands)
+    os.close(standby.reports)
+    os.waitpid(standby.pid, 0)
+    ended = next(message for message in heard if message[0] == "ended")
+    assert ended[1] == signal.SIGTERM
 
 
 def test_stuck_keeper_is_replaced(tmp_path):
@@ -463,6 +565,67 @@ def test_real_training_ends_at_a_signal_as_under_torchrun(training, number):
     assert training.ended()["exit_code"] == 1
     assert living(training.mark) == {}
     assert f"Received {number.value} death signal".encode() in training.err
+
+
+NOTES_USER_SIGNALS = """
+import os, signal, sys, time
+def note(number, frame):
+    with open(sys.argv[1], "a") as file: file.write(f"{signal.Signals(number).name}\\n")
+    if number == signal.SIGUSR1 and sys.argv[2] == "ends": sys.exit(0)
+for number in (signal.SIGUSR1, signal.SIGTERM): signal.signal(number, note)
+open(sys.argv[1] + f".{os.getpid()}", "w").close()
+while True: time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def user_signals(tmp_path):
+    """Start real ranks that note SIGUSR1; returns the run once all listen."""
+    pytest.importorskip("torch")
+    script, notes = tmp_path / "job.py", tmp_path / "notes"
+    script.write_text(NOTES_USER_SIGNALS)
+    receipts = tmp_path / "receipts"
+    receipts.mkdir()
+
+    @contextlib.contextmanager
+    def start(how: str, **env: str):
+        command = [str(TORCHRUN), "--nproc-per-node=2", str(script), str(notes), how]
+        options = {"receipts": str(receipts), "grace_s": 40, "popen": {"env": env}}
+        with supervised(tmp_path, command, **options) as run:
+            until(lambda: len(list(tmp_path.glob("notes.*"))) == 2, run)
+            for path in tmp_path.glob("notes.*"):
+                (receipts / f"a1-r0-rank0-pid{path.suffix[1:]}.jsonl").touch()
+            run.notes = lambda: notes.read_text().split() if notes.exists() else []
+            yield run
+
+    return start
+
+
+@pytest.mark.slow
+def test_torchrun_that_takes_user_signals_gets_them_and_all_ends(user_signals):
+    names = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+    with user_signals("ends", PET_SIGNALS_TO_HANDLE=names) as run:
+        run.kill("saferun", signal.SIGUSR1)
+        ended = run.ended()
+        assert (ended["exit_code"], ended["ended_by"]) == (1, "job")
+        assert sorted(run.notes()) == ["SIGUSR1", "SIGUSR1"]
+        assert f"Received {signal.SIGUSR1.value} death signal".encode() in run.err
+        assert living(run.mark) == {}
+
+
+@pytest.mark.slow
+def test_torchrun_that_does_not_take_them_is_passed_by(user_signals):
+    with user_signals("stays") as run:
+        run.kill("saferun", signal.SIGUSR1)
+        until(lambda: len(run.notes()) == 2)
+        assert run.notes() == ["SIGUSR1", "SIGUSR1"]
+        assert len(_ranks(run.mark)) == 2
+        run.kill("saferun", signal.SIGTERM)
+        run.kill("saferun", signal.SIGINT)
+        for pid in _ranks(run.mark):
+            os.kill(pid, signal.SIGKILL)
+        assert run.ended()["exit_code"] == 1
+        assert living(run.mark) == {}
 
 
 def _ranks(mark: str) -> list[int]:
