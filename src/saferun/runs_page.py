@@ -1,0 +1,329 @@
+"""Runs, their attempts and the cures that are remembered, as tables, pages and JSON.
+
+Touches neither files nor the clock. Times are the local ones. What a job or somebody's file wrote
+is shown as text that no terminal obeys.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from saferun.lastwords import seconds
+from saferun.memory import RETRY_WITHOUT_S, Entry
+from saferun.runs import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    UNKNOWN,
+    Attempt,
+    Cleaned,
+    Run,
+)
+
+HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
+_RIGHT = ("TOOK", "TRIES")
+_SHORTEST_ID, _SHORTEST_SCRIPT, _SHORTEST_OUTCOME = 15, 10, 12  # of a table that is cut
+_LABEL = 10
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+# --- many runs ---------------------------------------------------------------------------------
+
+
+def table(runs: Sequence[Run], now_s: float, width: int | None = None) -> str:
+    """Return one line a run.
+
+    Args:
+        runs: in the order in which they are shown.
+        now_s: seconds since the epoch; a time of another year is shown with its year.
+        width: columns there are; None where lines may be as long as they need.
+    """
+    rows = [HEAD, *(_row(run, now_s) for run in runs)]
+    sizes = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    if width is not None:
+        sizes = _fitted(sizes, width, _shortest_id([row[0] for row in rows[1:]]))
+    return "\n".join(_line(row, sizes) for row in rows)
+
+
+def _row(run: Run, now_s: float) -> tuple[str, ...]:
+    script = plain(run.script.rpartition("/")[2]) or "?"
+    took = "?" if run.took_s is None else short(run.took_s)
+    tries = str(run.attempts or "?")
+    return (plain(run.id), _when(run.started_at, now_s), took, tries, outcome(run), script)
+
+
+def _shortest_id(ids: Sequence[str]) -> int:
+    """Return how many characters of the ids still tell them apart: `show` needs no more."""
+    longest = max(map(len, ids), default=0)
+    lengths = range(min(_SHORTEST_ID, longest), longest)
+    return next((n for n in lengths if len({name[:n] for name in ids}) == len(ids)), longest)
+
+
+def _fitted(sizes: Sequence[int], width: int, shortest_id: int) -> list[int]:
+    """Take columns away where they hurt least: the script's, the ids' ends, the outcome's."""
+    fitted = list(sizes)
+    gaps = 2 * (len(sizes) - 1)
+    for column, shortest in (
+        (HEAD.index("SCRIPT"), _SHORTEST_SCRIPT),
+        (HEAD.index("ID"), shortest_id),
+        (HEAD.index("OUTCOME"), _SHORTEST_OUTCOME),
+    ):
+        over = sum(fitted) + gaps - width
+        if over > 0:
+            fitted[column] = max(min(shortest, fitted[column]), fitted[column] - over)
+    return fitted
+
+
+def _line(row: Sequence[str], sizes: Sequence[int]) -> str:
+    cells = []
+    for cell, size, head in zip(row, sizes, HEAD, strict=True):
+        text = cell[:size] if head == "ID" else _cut(cell, size)  # the part of an id is one
+        cells.append(text.rjust(size) if head in _RIGHT else text.ljust(size))
+    return "  ".join(cells).rstrip()
+
+
+def outcome(run: Run) -> str:
+    """Return how a run ended, in two or three words."""
+    if run.outcome == FAILED and run.kind:
+        return f"{FAILED}: {plain(run.kind)}"
+    if run.outcome not in (*FINISHED, RUNNING):
+        return run.outcome
+    cured = run.mitigations and run.outcome not in (FAILED, INTERRUPTED)
+    return f"{run.outcome}, with {plain(', '.join(run.mitigations))}" if cured else run.outcome
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """Return a run for programs; times in seconds since the epoch, null where unknown."""
+    return {
+        **run._asdict(),
+        "mitigations": list(run.mitigations),
+        "script_args": list(run.script_args),
+    }
+
+
+def cleaned(done: Cleaned, *, dry_run: bool) -> str:
+    """Return what was removed, a line each, and the sum."""
+    verb = "would remove" if dry_run else "removed"
+    lines = [f"{verb} {plain(run.id)} ({size_text(taken)})" for run, taken in done.removed]
+    total = size_text(sum(taken for _, taken in done.removed))
+    kept = f"{done.kept} kept"
+    kept += f", {done.running} of them not over" if done.running else ""
+    kept += f", {done.others} of them not yours" if done.others else ""
+    runs = f"{len(done.removed)} run{'' if len(done.removed) == 1 else 's'}"
+    return "\n".join([*lines, f"{verb} {runs}, {total}; {kept}"])
+
+
+# --- one run -----------------------------------------------------------------------------------
+
+
+def page(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any], now_s: float) -> str:
+    """Return all that is known of a run, for people.
+
+    Args:
+        run: the run.
+        tried: its attempts.
+        plan: of its first attempt; empty where unknown.
+        now_s: seconds since the epoch.
+    """
+    lines = [f"run {plain(run.id)}: {outcome(run)}"]
+    lines += _facts(run, plan)
+    for attempt in tried:
+        lines += ["", *_attempt(attempt, running=run.outcome == RUNNING, now_s=now_s)]
+    return "\n".join(lines)
+
+
+def _facts(run: Run, plan: Mapping[str, Any]) -> list[str]:
+    command = plan.get("command")
+    words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
+    profile, launcher = plan.get("profile"), plan.get("launcher")
+    lines = [
+        _labelled("started", _moment(run.started_at)),
+        _labelled("took", "" if run.took_s is None else seconds(run.took_s)),
+        _labelled("ended", _ending(run)),
+        _labelled("command", shlex.join(words)),
+        _labelled("profile", f"{profile} (launcher: {launcher})" if profile else ""),
+        _labelled("sets", ", ".join(_settings(plan))),
+        _labelled("journal", run.path),
+        _labelled("lost", f"{run.lost} events that the disk did not take" if run.lost else ""),
+    ]
+    return [line for line in lines if line]
+
+
+def _settings(plan: Mapping[str, Any]) -> list[str]:
+    """Return NAME=value for what was set, less what every run has."""
+    env = plan.get("env")
+    usual = ("PYTHONPATH", "PET_SIGNALS_TO_HANDLE")
+    names = env if isinstance(env, dict) else {}
+    return [
+        f"{name}={shlex.quote(str(setting.get('value')))}"
+        for name, setting in names.items()
+        if isinstance(setting, dict) and name not in usual and not name.startswith("SAFERUN_")
+    ]
+
+
+def _ending(run: Run) -> str:
+    status = "" if run.status is None else f"status {run.status}"
+    if run.outcome == RUNNING:
+        return f"not yet; saferun's pid is {run.process.get('pid')}"
+    if run.outcome == UNKNOWN:
+        host = run.process.get("host")
+        where = f": it ran on {host}, or in another container" if host else ""
+        return f"not known; its process cannot be seen from here{where}"
+    if not status:
+        heard = _moment(run.last_at)
+        return f"without a word (killed, or the machine went down); last heard of {heard}"
+    return f"{status}: {run.reason}" if run.reason else status
+
+
+def _attempt(attempt: Attempt, *, running: bool, now_s: float) -> list[str]:
+    ended = attempt.lived_s is not None
+    lived = f"lived {seconds(attempt.lived_s or 0.0)}"
+    if not ended:
+        since = now_s - (attempt.started_at or now_s)
+        lived = f"runs since {seconds(max(0.0, since))}" if running else "its end is not known"
+    status = "" if attempt.status is None else f", status {attempt.status}"
+    lines = [f"attempt {attempt.number}: {_moment(attempt.started_at)}, {lived}{status}"]
+    rank = "" if attempt.rank is None else f" on rank {attempt.rank}"
+    labelled = [
+        ("failure", f"{attempt.kind}{rank}" if attempt.kind else ""),
+        ("line", attempt.line),
+        ("with", ", ".join(attempt.mitigations)),
+        ("changed", ", ".join(attempt.changed)),
+        ("end", ", ".join(_violence(attempt))),
+        ("decision", _decision(attempt)),
+        *(("tail", f"{path} ({size_text(size)})") for path, size in attempt.tails),
+        *(("hooks", said) for said in attempt.hooks),
+    ]
+    return lines + [f"  {_labelled(label, text)}" for label, text in labelled if text]
+
+
+def _violence(attempt: Attempt) -> list[str]:
+    """Return what its end took, where it did not just end."""
+    told = [f"asked by {', '.join(attempt.signals)}"] if attempt.signals else []
+    if attempt.ended_by not in ("", "job"):
+        told.append({"keeper": "its keeper was killed"}.get(attempt.ended_by, attempt.ended_by))
+    told += [f"{attempt.killed} processes killed"] if attempt.killed else []
+    pids = ", ".join(map(str, attempt.unkillable))
+    return told + ([f"not to be killed: {pids}"] if pids else [])
+
+
+def _decision(attempt: Attempt) -> str:
+    """Return "again: with compile-off, after 5.0 s" and the like; "" where nothing failed."""
+    if attempt.action in ("", "done"):
+        return ""
+    wait = f", after {seconds(attempt.delay_s)}" if attempt.delay_s else ""
+    return f"{attempt.action}: {attempt.reason}{wait}"
+
+
+def as_json_whole(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run with its attempts and its first plan, for programs (schema 1)."""
+    told = [
+        {**attempt._asdict(), "tails": [{"path": p, "bytes": size} for p, size in attempt.tails]}
+        for attempt in tried
+    ]
+    return {"schema": 1, "run": as_json(run), "attempts": told, "plan": plan or None}
+
+
+# --- the cures that are remembered -------------------------------------------------------------
+
+
+def cures(entries: Iterable[Entry], now_s: float) -> str:
+    """Return the cures that are remembered, by script."""
+    lines: list[str] = []
+    of = ""
+    for entry in sorted(entries, key=lambda e: (e.key.script, e.at)):
+        key = entry.key
+        if key.script != of:
+            of = key.script
+            lines.append(plain(of))
+        machine = f"{key.gpu or 'no GPU'}, torch {key.torch or '?'}"
+        machine += f", driver {key.driver}" if key.driver else ""
+        lines.append(plain(f"  {entry.cure}, for {entry.kind}"))
+        lines.append(plain(f"    learned {_moment(entry.at)}; {_until(entry, now_s)}"))
+        lines.append(plain(f"    on {machine}"))
+        if entry.arguments is not None:
+            lines.append(plain(f"    with the arguments: {shlex.join(entry.arguments) or 'none'}"))
+    return "\n".join(lines)
+
+
+def expires_at(entry: Entry) -> float | None:
+    """Return when a cure is tried without again, in seconds since the epoch; None: never."""
+    return None if entry.arguments is None else entry.at + RETRY_WITHOUT_S
+
+
+def cures_json(entries: Iterable[Entry]) -> dict[str, Any]:
+    """Return the cures that are remembered, for programs (schema 1)."""
+    told = []
+    for entry in entries:
+        facts = {k: v for k, v in entry._asdict().items() if k != "key"}
+        told.append({**entry.key._asdict(), **facts, "expires_at": expires_at(entry)})
+    return {"schema": 1, "cures": told}
+
+
+def _until(entry: Entry, now_s: float) -> str:
+    until = expires_at(entry)
+    if until is None:
+        return "holds until the GPU, torch or the driver changes"
+    return f"{'held' if until <= now_s else 'holds'} until {_moment(until)}, since it costs"
+
+
+# --- words -------------------------------------------------------------------------------------
+
+
+def short(value_s: float) -> str:
+    """Return a duration in at most six columns.
+
+    >>> short(3.14), short(75), short(7300), short(200000)
+    ('3.1s', '1m15s', '2h01m', '2d07h')
+    """
+    if value_s < 59.5:
+        return f"{value_s:.1f}s" if value_s < 9.95 else f"{value_s:.0f}s"
+    minutes, rest_s = divmod(round(value_s), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest_s:02}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours < 24 else f"{hours // 24}d{hours % 24:02}h"
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> size_text(71), size_text(1536), size_text(5 * 1000**3)
+    ('71 B', '1.5 KB', '5.0 GB')
+    """
+    value, unit = float(size), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def plain(text: str) -> str:
+    """Return text as one line that no terminal obeys."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _cut(text: str, size: int) -> str:
+    return text if len(text) <= size else f"{text[: size - 1]}…"
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{plain(text)}" if text else ""
+
+
+def _when(at_s: float | None, now_s: float) -> str:
+    if at_s is None:
+        return "?"
+    then = datetime.fromtimestamp(at_s)
+    this_year = then.year == datetime.fromtimestamp(now_s).year
+    return f"{then:%m-%d %H:%M}" if this_year else f"{then:%Y-%m-%d}"
+
+
+def _moment(at_s: float | None) -> str:
+    try:
+        return "?" if at_s is None else f"{datetime.fromtimestamp(at_s):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return "?"

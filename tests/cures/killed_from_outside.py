@@ -1,0 +1,18 @@
+"""Another process kills one rank, once."""
+
+import os
+import signal
+import subprocess
+
+import torch
+import torch.distributed as dist
+from once import first_time
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1 and first_time():
+    subprocess.run(["/bin/sh", "-c", f"kill -KILL {os.getpid()}"])
+    signal.pause()
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"met {int(total)}", flush=True)
+os._exit(0)

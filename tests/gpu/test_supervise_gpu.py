@@ -1,0 +1,168 @@
+"""Supervision where GPUs are: their memory is free again, NCCL jobs come back, causes are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "faults"))
+
+from helpers import living, until
+from runs import run
+
+JOB = """
+import json, os, signal, sys, time
+import torch, torch.distributed as dist
+local, attempt = int(os.environ["LOCAL_RANK"]), os.environ.get("SAFERUN_ATTEMPT", "1")
+free, total = torch.cuda.mem_get_info(local)
+print(json.dumps({"rank": local, "attempt": attempt, "free": free / total}), flush=True)
+torch.cuda.set_device(local)
+dist.init_process_group("nccl")
+hold = torch.ones(20 << 30, dtype=torch.uint8, device=f"cuda:{local}")
+x = torch.ones(1, device=f"cuda:{local}")
+for step in range(1000):
+    dist.all_reduce(x); x.fill_(1)
+    torch.cuda.synchronize()
+    if step == 0: print("up", flush=True)
+    if len(sys.argv) > 1 and attempt == "1" and step == 100 and dist.get_rank() == 1:
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    if attempt != "1" and step == 20: break
+    time.sleep(0.05)
+dist.destroy_process_group()
+print("finished", flush=True)
+"""
+
+
+def script(folder: pathlib.Path, text: str = JOB) -> str:
+    path = folder / "job.py"
+    path.write_text(text)
+    return str(path)
+
+
+def used_mib() -> int:
+    """GPU memory in use on all GPUs, by nvidia-smi."""
+    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return sum(int(line) for line in done.stdout.split())
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSEGV", "SIGABRT"])
+def test_an_nccl_job_comes_back_after_a_rank_died_and_finds_its_memory_free(
+    tmp_path, two_gpus, fault
+):
+    before = used_mib()
+    with run(tmp_path, "--nproc-per-node=2", script(tmp_path), fault) as job:
+        assert job.end(180) == 0, job.err
+        job.nothing_lives()
+    assert job.out.count("finished") == 2
+    told = [json.loads(text) for text in re.findall(r"\{[^{}]*\}", job.out)]
+    again = [facts["free"] for facts in told if facts["attempt"] == "2"]
+    assert len(again) == 2
+    assert min(again) > 0.95, told
+    assert used_mib() < before + 500
+
+
+@pytest.mark.parametrize("who", ["saferun", "keeper", "agent"])
+def test_no_gpu_memory_stays_with_anybody_whoever_is_killed(tmp_path, two_gpus, who):
+    before = used_mib()
+    with run(tmp_path, "--nproc-per-node=2", script(tmp_path)) as job:
+        until(lambda: used_mib() > before + 40_000, "the ranks hold their memory", 90)
+        victims = {
+            "saferun": job.process.pid,
+            "keeper": job.keeper(),
+            "agent": child_of(job.keeper()),
+        }
+        os.kill(victims[who], signal.SIGKILL)
+        if who != "saferun":
+            until(lambda: '"attempt": "2"' in _receipt_names(job), "the second attempt", 60)
+            job.process.terminate()
+            job.end(60)
+        job.nothing_lives()
+        until(lambda: used_mib() < before + 500, "the memory is free", 20)
+
+
+def child_of(pid: int) -> int:
+    return int(pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def _receipt_names(job) -> str:
+    names = [p.name for p in (job.journal / "receipts").glob("a2-*")]
+    return '"attempt": "2"' if names else ""
+
+
+def test_out_of_memory_is_named_by_its_numbers_and_not_tried_again(tmp_path, gpus):
+    text = (
+        "import torch\n"
+        "keep = [torch.ones(8 << 30, dtype=torch.uint8, device='cuda') for _ in range(100)]\n"
+    )
+    with run(tmp_path, "--nproc-per-node=1", script(tmp_path, text)) as job:
+        assert job.end(120) == 1
+        (ended,) = job.events("ended")
+        job.nothing_lives()
+    assert ended["kind"] == "cuda-oom", job.err
+
+
+def test_a_device_side_assert_is_named(tmp_path, gpus):
+    text = (
+        "import torch\n"
+        "logits = torch.randn(4, 3, device='cuda')\n"
+        "labels = torch.tensor([0, 1, 2, 7], device='cuda')\n"
+        "print(torch.nn.functional.cross_entropy(logits, labels).item())\n"
+    )
+    with run(tmp_path, "--nproc-per-node=1", script(tmp_path, text)) as job:
+        assert job.end(120) == 1
+        (ended,) = job.events("ended")
+    assert ended["kind"] == "device-side-assert", job.err
+
+
+def test_the_spare_opens_no_gpu(tmp_path, gpus):
+    text = (
+        "import time, torch; torch.ones(1, device='cuda'); print('up', flush=True); time.sleep(60)"
+    )
+    with run(tmp_path, "--nproc-per-node=1", script(tmp_path, text)) as job:
+        spare = until(lambda: _named(job, "saferun-spare"), "the spare waits", 60)
+        time.sleep(5)  # its import is through by then
+        opened = [os.readlink(f"/proc/{spare}/fd/{fd}") for fd in os.listdir(f"/proc/{spare}/fd")]
+        assert not [path for path in opened if path.startswith("/dev/nvidia")]
+        job.process.terminate()
+        job.end(60)
+        job.nothing_lives()
+
+
+def _named(job, name: str) -> int:
+    return next((pid for pid, comm in living(job.mark).items() if comm == name), 0)
+
+
+def test_a_second_run_on_the_same_gpus_is_told(tmp_path, gpus):
+    with run(tmp_path, "--nproc-per-node=1", script(tmp_path)) as first:
+        until(first.ranks, "the first runs", 60)
+        with run(tmp_path, "--nproc-per-node=1", "-m", "this") as second:
+            assert second.end(60) == 0
+        assert f"in use by pid {first.process.pid}" in second.err
+        words = ["--set", "locks.gpus=refuse", "--nproc-per-node=1", "-m", "this"]
+        with run(tmp_path, *words) as third:
+            assert third.end(60) == 75
+        first.process.terminate()
+        first.end(60)
+        first.nothing_lives()
+
+
+def test_torchruns_own_restart_of_an_nccl_job_works_under_saferun(tmp_path, two_gpus):
+    text = JOB.replace('os.environ.get("SAFERUN_ATTEMPT", "1")', restarts())
+    words = ["--retries=0", "--max-restarts=1", "--nproc-per-node=2"]
+    with run(tmp_path, *words, script(tmp_path, text), "SIGKILL") as job:
+        assert job.end(120) == 0, job.err
+        job.nothing_lives()
+    assert job.out.count("finished") == 2
+
+
+def restarts() -> str:
+    return 'str(int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1)'
