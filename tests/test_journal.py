@@ -238,8 +238,10 @@ def test_a_run_id_never_leads_out_of_the_base(begin, base, run):
 
 BEGIN = """
 import sys
+from saferun import journal
 from saferun.journal import Journal
 from saferun.masking import Masker
+journal.BEGIN_S = journal.WRITE_S = 60.0  # a slow disk is another test's
 print("ready", flush=True)
 sys.stdin.read(1)
 for n in range(20):

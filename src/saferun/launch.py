@@ -66,7 +66,7 @@ def take_locks(gathered: Gathered, plan: LaunchPlan, say: Callable[[str], None])
     Raises:
         BusyError: another run has one, and the policy is to leave then.
     """
-    from saferun import lock
+    from saferun import holders, lock
 
     plug_closed_descriptors()  # or a lock file would become the job's output
     script = plan.script or "no script"
@@ -74,7 +74,7 @@ def take_locks(gathered: Gathered, plan: LaunchPlan, say: Callable[[str], None])
         plan.locks["devices"],
         plan.locks,
         environ=gathered.environ,
-        owner=lock.this_process(os.path.basename(script), gathered.identity.run),
+        owner=holders.this_process(os.path.basename(script), gathered.identity.run),
         say=say,
     )
 

@@ -30,38 +30,20 @@ can make locks useless, and so can whoever takes a lock; neither can do more.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from saferun import alive
 from saferun.errors import EXIT_BUSY, SaferunError
+from saferun.holders import Holder, Record, plain, read_all, unlink, who, write
+from saferun.lockdir import Place, UnusableError
 
 VARIABLE = "SAFERUN_LOCKS"  # what ancestors hold: "<pid>:<start>:<device>,<device>;…"
 SLOTS = 64  # runs on one GPU that are told apart
 GATE_S = 5.0  # the most seconds that `admission` is waited for: a loaded machine is slow
-RECORDS = 512  # of other runs that are read; more is a flood
-RECORD_BYTES = 1 << 14
 POLL_S = (0.05, 1.0)  # first and longest pause between two looks of a run that waits
-
-_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_TAKEN = (errno.EAGAIN, errno.EACCES)
-_NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-
-
-class Holder(NamedTuple):
-    """A run, as its record names it to everybody on the machine."""
-
-    pid: int
-    start: int  # when the process began: /proc/<pid>/stat, field 22, in clock ticks since boot
-    host: str
-    user: str
-    command: str  # readable by all users: the script, not its arguments
-    since: float  # seconds since the epoch
-    run: str
 
 
 class Device(NamedTuple):
@@ -69,18 +51,6 @@ class Device(NamedTuple):
 
     name: str
     parent: str = ""  # of a slice, where it is known
-
-
-class Record(NamedTuple):
-    """What a holder's file says, its owner verified."""
-
-    holder: Holder
-    file: str
-    uid: int
-    slots: int
-    devices: tuple[str, ...]
-    files: tuple[str, ...]  # the lock files that it holds
-    alive: bool
 
 
 class BusyError(SaferunError):
@@ -95,30 +65,6 @@ class _World(NamedTuple):
     say: Callable[[str], None]
     clock: Callable[[], float]
     sleep: Callable[[float], None]
-
-
-class UnusableError(Exception):
-    """Locks cannot work here; the text says why. Never leaves this module."""
-
-
-def this_process(command: str, run: str, *, since: float | None = None) -> Holder:
-    """Return this process as a holder.
-
-    Args:
-        command: what runs; every user of the machine may read it, so leave out its arguments.
-        run: the run's id.
-        since: seconds since the epoch; now where it is left out.
-    """
-    pid = os.getpid()
-    return Holder(
-        pid=pid,
-        start=_start(pid) or 0,
-        host=os.uname().nodename,
-        user=_user(os.geteuid()),
-        command=command,
-        since=time.time() if since is None else since,
-        run=run,
-    )
 
 
 def acquire(
@@ -159,7 +105,7 @@ def acquire(
     if not wanted:
         return Held(ancestors, "an ancestor holds the GPUs" if ancestors else "no GPU to lock")
     try:
-        place = _Place.find(directory, environ)
+        place = Place.find(directory, environ)
         held = _enter(place, wanted, policy, owner, _World(say, clock, sleep))
     except (UnusableError, OSError) as trouble:
         say(f"GPU locks are off for this run, others will not see it: {trouble}")
@@ -176,11 +122,11 @@ class Held:
         self._text = text
         self._pid = os.getpid()
         self._claim: _Claim | None = None
-        self._place: _Place | None = None
+        self._place: Place | None = None
         self._record = ""
         self.beside: tuple[str, ...] = ()  # who else is on these GPUs, for the journal
 
-    def hold(self, place: _Place, claim: _Claim, record: str) -> None:
+    def hold(self, place: Place, claim: _Claim, record: str) -> None:
         """Take over an open directory, the descriptors of a claim and its record."""
         self._place, self._claim, self._record = place, claim, record
 
@@ -199,7 +145,7 @@ class Held:
         mine = tuple(device.name for device in self._claim.devices) if self._claim else ()
         entries = list(self.ancestors)
         if mine:
-            entries.append(_Ancestor(self._pid, _start(self._pid), mine))
+            entries.append(_Ancestor(self._pid, alive.start(self._pid), mine))
         return {VARIABLE: ";".join(entry.text() for entry in entries)} if entries else {}
 
     def alone(self) -> bool:
@@ -236,7 +182,7 @@ class Held:
         """
         claim, place, self._claim, self._place = self._claim, self._place, None, None
         if place and self._record and os.getpid() == self._pid:
-            _unlink(place, self._record)
+            unlink(place, self._record)
         if claim:
             claim.close()
             self._text = "given back"
@@ -273,15 +219,6 @@ def to_lock(uuids: Sequence[str], parents: Mapping[str, str], held: set[str]) ->
     return tuple(sorted(d for d in devices if d.name not in held and d.parent not in covered))
 
 
-def who(record: Record) -> str:
-    """Return how a person is told of a holder; the user is the file's owner, not what it claims."""
-    holder = record.holder
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-    text = f"pid {holder.pid} of user {_user(record.uid)} ({holder.command}, since {since}"
-    text += f", run {holder.run})" if holder.run else ")"
-    return text if record.alive else f"what {text}, now ended, has left running"
-
-
 def in_use(names: Sequence[str], holders: Sequence[str]) -> str:
     """Return the sentence that GPUs are in use, and by whom."""
     what = f"{names[0]} is" if len(names) == 1 else f"{len(names)} GPUs ({', '.join(names)}) are"
@@ -289,16 +226,11 @@ def in_use(names: Sequence[str], holders: Sequence[str]) -> str:
     return f"{what} in use by {'; '.join(holders[:3])}{more}"
 
 
-def _plain(text: object, limit: int = 200) -> str:
-    """Another user wrote this: nothing in it may move our terminal's cursor."""
-    return "".join(c if c.isprintable() else "?" for c in str(text)[:limit])
-
-
 # One look around, and what it takes
 
 
 def _enter(
-    place: _Place,
+    place: Place,
     wanted: tuple[Device, ...],
     policy: Mapping[str, Any],
     owner: Holder,
@@ -327,7 +259,7 @@ def _enter(
 
 
 def _look(
-    place: _Place,
+    place: Place,
     wanted: tuple[Device, ...],
     policy: Mapping[str, Any],
     owner: Holder,
@@ -349,12 +281,12 @@ def _look(
         return held, "; ".join(text for text in (sentence, trouble) if text)
 
 
-def _sign(place: _Place, claim: _Claim, slots: int, owner: Holder) -> tuple[Held, str]:
+def _sign(place: Place, claim: _Claim, slots: int, owner: Holder) -> tuple[Held, str]:
     """Leave the record of a claim that stands; return it with what went wrong."""
     held = Held((), f"holds {', '.join(sorted(claim.files)) or 'nothing'} in {place.path}")
     trouble = ""
     try:
-        record = _write_record(place, claim, owner, slots)
+        record = write(place, owner, slots, [device.name for device in claim.devices], claim.files)
     except OSError as error:
         record, trouble = "", f"others cannot learn who holds the lock: {error.strerror}"
     held.hold(place, claim, record)
@@ -382,10 +314,10 @@ class _Claim:
         self.clashes: dict[str, list[str]] = {}  # device -> the files that others hold
 
     @classmethod
-    def make(cls, place: _Place, devices: tuple[Device, ...], slots: int) -> _Claim:
+    def make(cls, place: Place, devices: tuple[Device, ...], slots: int) -> _Claim:
         """Take what is free of all devices, in sorted order, and note what is not."""
         names = place.names()
-        claim = cls(devices, slots, list(_records(place, names)))
+        claim = cls(devices, slots, list(read_all(place, names)))
         try:
             claim._sweep(place)
             for device in devices:
@@ -399,7 +331,7 @@ class _Claim:
             raise
         return claim
 
-    def _device(self, place: _Place, device: Device, names: frozenset[str]) -> list[str]:
+    def _device(self, place: Place, device: Device, names: frozenset[str]) -> list[str]:
         name, met = device.name, []
         if not self._take(place, f"{name}.lock", alone=self.slots == 1):
             met.append(f"{name}.lock")
@@ -415,7 +347,7 @@ class _Claim:
         slices = f"{name}.slices"
         return [*met, slices] if slices in names and place.is_held(slices, shared=False) else met
 
-    def _parent(self, place: _Place, parent: str, names: frozenset[str]) -> list[str]:
+    def _parent(self, place: Place, parent: str, names: frozenset[str]) -> list[str]:
         """A slice shares its GPU with other slices, not with a run on the whole of it."""
         met = [slot for slot in _slots(parent, names) if place.is_held(slot, shared=True)]
         self._take(place, f"{parent}.slices", alone=False)
@@ -423,7 +355,7 @@ class _Claim:
             met.append(f"{parent}.lock")
         return met
 
-    def _take(self, place: _Place, name: str, *, alone: bool) -> bool:
+    def _take(self, place: Place, name: str, *, alone: bool) -> bool:
         if name in self.files:
             return True  # the parent of two slices
         descriptor = place.take(name, alone=alone)
@@ -431,15 +363,15 @@ class _Claim:
             self.files[name] = descriptor
         return descriptor is not None
 
-    def _sweep(self, place: _Place) -> None:
+    def _sweep(self, place: Place) -> None:
         """Remove our own user's records (root: all) whose process has ended and left no lock."""
         for record in self.records:
             if not record.alive and os.geteuid() in (record.uid, 0):
                 slots = [f for f in record.files if ".slot" in f]
                 if not any(place.is_held(slot, shared=True) for slot in slots):
-                    _unlink(place, record.file)
+                    unlink(place, record.file)
 
-    def holders(self, place: _Place) -> list[str]:
+    def holders(self, place: Place) -> list[str]:
         """Return who holds what stands in the way: by record, else as the kernel knows them."""
         files = {file for met in self.clashes.values() for file in met}
         named = [r for r in self.records if r.alive and files & set(r.files)]
@@ -447,7 +379,7 @@ class _Claim:
         named += [r for r in self.records if not r.alive and (files - signed) & set(r.files)]
         signed.update(file for record in named for file in record.files)
         pids = {pid for file in files - signed for pid in place.locked_by(file)}
-        unsigned = [f"pid {pid} ({_plain(_comm(pid))})" for pid in sorted(pids)]
+        unsigned = [f"pid {pid} ({plain(alive.comm(pid))})" for pid in sorted(pids)]
         return [who(r) for r in named] + unsigned or ["a process that has left no record"]
 
     def close(self) -> None:
@@ -463,7 +395,7 @@ def _slots(name: str, names: frozenset[str]) -> list[str]:
 class _Gate:
     """`admission`, held while one run looks around; a stopped process cannot hold it for good."""
 
-    def __init__(self, place: _Place, world: _World) -> None:
+    def __init__(self, place: Place, world: _World) -> None:
         self._place, self._world = place, world
         self._descriptor: int | None = None
 
@@ -482,291 +414,7 @@ class _Gate:
             self._descriptor = None
 
 
-# The directory and its files
-
-
-class _Place(NamedTuple):
-    """An open lock directory: what is below it is reached through the descriptor alone."""
-
-    descriptor: int
-    path: str
-
-    @classmethod
-    def find(cls, directory: str | None, environ: Mapping[str, str]) -> _Place:
-        """Return the first directory that exists and is usable, else the first that can be made.
-
-        What exists comes first so that a user who may write below /run/lock and one who may not
-        meet in the same place.
-        """
-        paths = [directory] if directory else _directories(environ)
-        trouble = ""
-        for make in (False, True):
-            for path in paths:
-                try:
-                    return cls(_open_directory(path, make=make), path)
-                except UnusableError as error:
-                    trouble = str(error)
-                except OSError as error:
-                    trouble = trouble or f"{path}: {error.strerror}"
-        raise UnusableError(trouble)
-
-    def names(self) -> frozenset[str]:
-        """Return the names of all files there."""
-        return frozenset(os.listdir(self.descriptor))
-
-    def take(self, name: str, *, alone: bool) -> int | None:
-        """Open and lock a file; None where another holds it.
-
-        A file that a cleaner of /tmp removed in between is made again: a lock on a file without a
-        name is seen by nobody. (systemd-tmpfiles spares files that are locked.)
-        """
-        for _ in range(8):
-            try:
-                descriptor = _open_shared(self.descriptor, name)
-            except OSError as error:
-                raise UnusableError(f"{self.path}/{name}: {error.strerror}") from None
-            try:
-                locked = _flock(descriptor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-                if locked and self._still(name, descriptor):
-                    return descriptor
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
-            if not locked:
-                return None
-        raise UnusableError(f"{self.path}/{name} is removed again and again")
-
-    def is_held(self, name: str, *, shared: bool) -> bool:
-        """Say whether a lock of this kind would be refused; leaves nothing locked."""
-        try:
-            descriptor = os.open(name, os.O_RDONLY | _OPEN, dir_fd=self.descriptor)
-        except OSError:
-            return False
-        try:
-            return not _flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        finally:
-            os.close(descriptor)
-
-    def locked_by(self, name: str) -> list[int]:
-        """Return the living processes that took a flock(2) on the file, as the kernel lists them.
-
-        Columns of /proc/locks: proc_locks(5). A lock that was inherited names the one who took it.
-        """
-        try:
-            status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
-            rows = [line.split() for line in _read("/proc/locks").splitlines()]
-        except OSError:
-            return []
-        inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        pids = (int(row[4]) for row in rows if row[1:2] == ["FLOCK"] and row[5] == inode)
-        return [pid for pid in pids if pid > 0 and _start(pid) is not None]
-
-    def _still(self, name: str, descriptor: int) -> bool:
-        try:
-            named = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        opened = os.fstat(descriptor)
-        return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
-
-    def close(self) -> None:
-        """Close the directory."""
-        os.close(self.descriptor)
-
-
-def _directories(environ: Mapping[str, str]) -> list[str]:
-    """Where locks may be, best first: a TMPDIR of one's own keeps other users out."""
-    own = environ.get("TMPDIR", "")
-    places = ["/run/lock/saferun", "/tmp/saferun-lock"]  # noqa: S108 - checked when it is opened
-    return [*places, os.path.join(own, "saferun-lock")] if os.path.isabs(own) else places
-
-
-def _open_directory(path: str, *, make: bool) -> int:
-    """Open a lock directory that is 1777, no symbolic link; ours is put right or made."""
-    if make:
-        with _Umask():
-            _mkdir(path)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
-    except NotADirectoryError:
-        raise UnusableError(f"{path} is no directory, or a symbolic link") from None
-    try:
-        status = os.fstat(descriptor)
-        if stat.S_IMODE(status.st_mode) != 0o1777 and status.st_uid == os.geteuid():
-            os.fchmod(descriptor, 0o1777)
-            status = os.fstat(descriptor)
-        if stat.S_IMODE(status.st_mode) != 0o1777:
-            mode = f"{stat.S_IMODE(status.st_mode):o}"
-            raise UnusableError(f"{path} has mode {mode} and not 1777, and belongs to another user")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _mkdir(path: str) -> None:
-    try:
-        os.mkdir(path, 0o1777)  # at once with its mode: another user may look this very moment
-    except FileExistsError:
-        return
-
-
-def _open_shared(directory: int, name: str) -> int:
-    """Open a file that all users lock; make it where it is missing, and touch nothing else.
-
-    O_CREAT on another user's file in a sticky directory fails under fs.protected_regular, so what
-    exists is opened without it. Locking needs no more than reading, save on NFS.
-    """
-    for _ in range(8):
-        try:
-            return _checked(_open_existing(directory, name), name)
-        except FileNotFoundError:
-            pass
-        try:
-            with _Umask():
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
-                return os.open(name, flags, 0o666, dir_fd=directory)
-        except FileExistsError:
-            continue
-    raise UnusableError(f"{name} comes and goes")
-
-
-def _open_existing(directory: int, name: str) -> int:
-    try:
-        return os.open(name, os.O_RDWR | _OPEN, dir_fd=directory)
-    except PermissionError:
-        return os.open(name, os.O_RDONLY | _OPEN, dir_fd=directory)
-
-
-def _checked(descriptor: int, name: str) -> int:
-    """Refuse a planted pipe, device or second name of somebody's file."""
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
-        return descriptor
-    os.close(descriptor)
-    raise UnusableError(f"{name} is not a plain file of its own")
-
-
-def _flock(descriptor: int, kind: int) -> bool:
-    """Lock at once or not at all; False where another holds it."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _TAKEN:
-            return False
-        if error.errno in _NO_FLOCK:
-            raise UnusableError(f"the file system has no locks ({error.strerror})") from None
-        raise
-    return True
-
-
-class _Umask:
-    """No umask while a shared file is made, so that it is never there with a narrower mode.
-
-    The umask is the whole process's: locks are taken before saferun has a second thread.
-    """
-
-    def __enter__(self) -> None:
-        self._before = os.umask(0)
-
-    def __exit__(self, *_: object) -> None:
-        os.umask(self._before)
-
-
-# Records
-
-
-def _write_record(place: _Place, claim: _Claim, owner: Holder, slots: int) -> str:
-    """Write who we are into a new file of our own; return its name."""
-    import json
-
-    name = f"holder.{os.geteuid()}.{owner.pid}.{os.urandom(4).hex()}.json"
-    content = {
-        "schema": 1,
-        **owner._asdict(),
-        "slots": slots,
-        "devices": [device.name for device in claim.devices],
-        "files": sorted(claim.files),
-    }
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN
-    with _Umask():
-        descriptor = os.open(name, flags, 0o644, dir_fd=place.descriptor)
-    try:
-        data = json.dumps(content).encode()
-        if os.write(descriptor, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
-    except BaseException:
-        _unlink(place, name)
-        raise
-    finally:
-        os.close(descriptor)
-    return name
-
-
-def _records(place: _Place, names: frozenset[str]) -> Iterator[Record]:
-    """Read the records that can be believed."""
-    for name in sorted(n for n in names if n.startswith("holder."))[:RECORDS]:
-        record = _read_record(place, name)
-        if record is not None:
-            yield record
-
-
-def _read_record(place: _Place, name: str) -> Record | None:
-    """Read one record; None for garbage, a planted link, another host's or a forged one."""
-    import json
-
-    try:
-        descriptor = os.open(name, os.O_RDONLY | _OPEN, dir_fd=place.descriptor)
-        try:
-            status = os.fstat(descriptor)
-            data = os.read(descriptor, RECORD_BYTES)
-        finally:
-            os.close(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022 or status.st_nlink != 1:
-            return None
-        record = parse_record(json.loads(data), name, status.st_uid)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
-        return None
-    if record.holder.host != os.uname().nodename:
-        return None
-    alive = _alive(record.holder)
-    if alive and _start(record.holder.pid) and status.st_uid not in _uids(record.holder.pid):
-        return None  # it names somebody else's process
-    return record._replace(alive=alive)
-
-
-def parse_record(content: Any, file: str, uid: int) -> Record:
-    """Make a record of decoded JSON; `alive` is for the caller to find out.
-
-    Raises:
-        ValueError, TypeError, KeyError, OverflowError: it is none of ours.
-    """
-    slots, since = content["slots"], content["since"]
-    if type(slots) is not int or type(content["pid"]) is not int or min(slots, content["pid"]) < 1:
-        raise ValueError(file)
-    time.localtime(since)  # a time that cannot be shown
-    holder = Holder(
-        pid=content["pid"],
-        start=content["start"],
-        host=content["host"],
-        user=_plain(content["user"]),
-        command=_plain(content["command"]),
-        since=since,
-        run=_plain(content["run"]),
-    )
-    devices, files = (tuple(map(str, content[key])) for key in ("devices", "files"))
-    return Record(holder, file, uid, slots, devices, files, alive=False)
-
-
-def _unlink(place: _Place, name: str) -> None:
-    try:  # noqa: SIM105 (contextlib is not worth its import on the launch path)
-        os.unlink(name, dir_fd=place.descriptor)
-    except OSError:
-        pass
-
-
-# Processes
+# Ancestors
 
 
 class _Ancestor(NamedTuple):
@@ -784,7 +432,7 @@ def _ancestors(variable: str) -> list[_Ancestor]:
     """Return the entries of SAFERUN_LOCKS that are true: the process lives and is above us."""
     if not variable:
         return []
-    above, found = dict(_lineage(os.getpid())), []
+    above, found = dict(alive.lineage(os.getpid())), []
     for entry in variable.split(";"):
         pid, _, rest = entry.partition(":")
         start, _, devices = rest.partition(":")
@@ -792,70 +440,3 @@ def _ancestors(variable: str) -> list[_Ancestor]:
             names = tuple(device_name(name) for name in devices.split(",") if name)
             found.append(_Ancestor(int(pid), int(start), names))
     return found
-
-
-def _lineage(pid: int) -> Iterator[tuple[int, int]]:
-    """Yield this process and those above it, with the time at which each began."""
-    while pid > 0:
-        fields = _stat(pid)
-        if fields is None:
-            return
-        yield pid, int(fields[19])
-        pid = int(fields[1])
-
-
-def _alive(holder: Holder) -> bool:
-    """Whether the holder's process lives and began when the record says."""
-    start = _start(holder.pid)
-    if start is not None:
-        return start == holder.start
-    try:
-        os.kill(holder.pid, 0)
-    except PermissionError:
-        return True  # another user's, hidden by hidepid: no more can be known
-    except (OSError, OverflowError):
-        return False
-    return False
-
-
-def _start(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since boot; None where it is gone or a zombie."""
-    fields = _stat(pid)
-    return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/<pid>/stat from the state on, proc_pid_stat(5)."""
-    try:
-        return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
-def _uids(pid: int) -> set[int]:
-    try:
-        lines = _read(f"/proc/{pid}/status").splitlines()
-    except OSError:
-        return set()
-    return {int(uid) for line in lines if line.startswith("Uid:") for uid in line.split()[1:]}
-
-
-def _comm(pid: int) -> str:
-    try:
-        return _read(f"/proc/{pid}/comm").strip()
-    except OSError:
-        return "ended"
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
-
-
-def _user(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

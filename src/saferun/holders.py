@@ -1,0 +1,193 @@
+"""Who holds a lock: the record that a holder leaves for all users, and whether to believe it.
+
+Its file's owner is proof of the user; the process must live, have begun when the record says and
+belong to that user. Anything else is ignored.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from saferun import alive
+from saferun.lockdir import OPEN, Place, Umask
+
+RECORDS = 512  # of other runs that are read; more is a flood
+RECORD_BYTES = 1 << 14
+
+
+class Holder(NamedTuple):
+    """A run, as its record names it to everybody on the machine."""
+
+    pid: int
+    start: int  # when the process began: /proc/<pid>/stat, field 22, in clock ticks since boot
+    host: str
+    user: str
+    command: str  # readable by all users: the script, not its arguments
+    since: float  # seconds since the epoch
+    run: str
+
+
+class Record(NamedTuple):
+    """What a holder's file says, its owner verified."""
+
+    holder: Holder
+    file: str
+    uid: int
+    slots: int
+    devices: tuple[str, ...]
+    files: tuple[str, ...]  # the lock files that it holds
+    alive: bool
+
+
+def this_process(command: str, run: str, *, since: float | None = None) -> Holder:
+    """Return this process as a holder.
+
+    Args:
+        command: what runs; every user of the machine may read it, so leave out its arguments.
+        run: the run's id.
+        since: seconds since the epoch; now where it is left out.
+    """
+    pid = os.getpid()
+    return Holder(
+        pid=pid,
+        start=alive.start(pid) or 0,
+        host=os.uname().nodename,
+        user=_user(os.geteuid()),
+        command=command,
+        since=time.time() if since is None else since,
+        run=run,
+    )
+
+
+def who(record: Record) -> str:
+    """Return how a person is told of a holder; the user is the file's owner, not what it claims."""
+    holder = record.holder
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
+    text = f"pid {holder.pid} of user {_user(record.uid)} ({holder.command}, since {since}"
+    text += f", run {holder.run})" if holder.run else ")"
+    return text if record.alive else f"what {text}, now ended, has left running"
+
+
+def plain(text: object, limit: int = 200) -> str:
+    """Another user wrote this: nothing in it may move our terminal's cursor."""
+    return "".join(c if c.isprintable() else "?" for c in str(text)[:limit])
+
+
+def write(
+    place: Place, owner: Holder, slots: int, devices: Sequence[str], files: Iterable[str]
+) -> str:
+    """Write who we are into a new file of our own; return its name."""
+    import json
+
+    name = f"holder.{os.geteuid()}.{owner.pid}.{os.urandom(4).hex()}.json"
+    content = {
+        "schema": 1,
+        **owner._asdict(),
+        "slots": slots,
+        "devices": list(devices),
+        "files": sorted(files),
+    }
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN
+    with Umask():
+        descriptor = os.open(name, flags, 0o644, dir_fd=place.descriptor)
+    try:
+        data = json.dumps(content).encode()
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+    except BaseException:
+        unlink(place, name)
+        raise
+    finally:
+        os.close(descriptor)
+    return name
+
+
+def read_all(place: Place, names: frozenset[str]) -> Iterator[Record]:
+    """Read the records that can be believed."""
+    for name in sorted(n for n in names if n.startswith("holder."))[:RECORDS]:
+        record = _read(place, name)
+        if record is not None:
+            yield record
+
+
+def _read(place: Place, name: str) -> Record | None:
+    """Read one record; None for garbage, a planted link, another host's or a forged one."""
+    import json
+
+    try:
+        descriptor = os.open(name, os.O_RDONLY | OPEN, dir_fd=place.descriptor)
+        try:
+            status = os.fstat(descriptor)
+            data = os.read(descriptor, RECORD_BYTES)
+        finally:
+            os.close(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022 or status.st_nlink != 1:
+            return None
+        record = parse_record(json.loads(data), name, status.st_uid)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return None
+    if record.holder.host != os.uname().nodename:
+        return None
+    lives, pid = _lives(record.holder), record.holder.pid
+    if lives and alive.start(pid) and status.st_uid not in alive.uids(pid):
+        return None  # it names somebody else's process
+    return record._replace(alive=lives)
+
+
+def parse_record(content: Any, file: str, uid: int) -> Record:
+    """Make a record of decoded JSON; `alive` is for the caller to find out.
+
+    Raises:
+        ValueError, TypeError, KeyError, OverflowError: it is none of ours.
+    """
+    slots, since = content["slots"], content["since"]
+    if type(slots) is not int or type(content["pid"]) is not int or min(slots, content["pid"]) < 1:
+        raise ValueError(file)
+    time.localtime(since)  # a time that cannot be shown
+    holder = Holder(
+        pid=content["pid"],
+        start=content["start"],
+        host=content["host"],
+        user=plain(content["user"]),
+        command=plain(content["command"]),
+        since=since,
+        run=plain(content["run"]),
+    )
+    devices, files = (tuple(map(str, content[key])) for key in ("devices", "files"))
+    return Record(holder, file, uid, slots, devices, files, alive=False)
+
+
+def unlink(place: Place, name: str) -> None:
+    """Remove a record; one that is gone is as good."""
+    try:  # noqa: SIM105 (contextlib is not worth its import on the launch path)
+        os.unlink(name, dir_fd=place.descriptor)
+    except OSError:
+        pass
+
+
+def _lives(holder: Holder) -> bool:
+    """Whether the holder's process lives and began when the record says."""
+    start = alive.start(holder.pid)
+    if start is not None:
+        return start == holder.start
+    try:
+        os.kill(holder.pid, 0)
+    except PermissionError:
+        return True  # another user's, hidden by hidepid: no more can be known
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
