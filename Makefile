@@ -22,7 +22,7 @@ unit: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 slow: $(READY)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
 bench: $(READY)
 	$(BIN)/python benchmarks/launch.py

@@ -127,7 +127,7 @@ def environ_of(pid):
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 0)])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), pytest.param(2, 0, marks=pytest.mark.slow)])
 def test_a_killed_and_resumed_run_ends_bit_by_bit_as_an_uninterrupted_one(tmp_path, ranks, workers):
     arguments = ["--steps", "60", "--save-every", "5", "--dropout", "0.1"]
     arguments += ["--workers", str(workers)]

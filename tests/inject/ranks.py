@@ -13,6 +13,8 @@ import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SITE = REPOSITORY / "src" / "saferun" / "inject" / "site"
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
@@ -152,3 +154,12 @@ def alive(mark: str) -> list[int]:
 def line_of(script: str, text: str) -> int:
     """The number of the line of `script` that holds `text`."""
     return next(n for n, line in enumerate(script.splitlines(), 1) if text in line)
+
+
+def some(cases: dict[str, str], *quick: str) -> list[Any]:
+    """Make a parameter of every case; those that are not named wait for `make slow`."""
+    slow = (pytest.mark.slow,)
+    return [
+        pytest.param(case, id=name, marks=() if name in quick else slow)
+        for name, case in cases.items()
+    ]

@@ -355,8 +355,11 @@ print(x.grad is not None)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize(
     ("setting", "full", "works"),
-    [("on", False, True), ("off", False, False), ("on", True, False)],
-    ids=["on", "off", "fullgraph"],
+    [
+        pytest.param("on", False, True, id="on"),
+        pytest.param("off", False, False, id="off", marks=pytest.mark.slow),
+        pytest.param("on", True, False, id="fullgraph"),
+    ],
 )
 def test_fallback_runs_eagerly_what_fails_to_compile(
     interpreters: Interpreters, setting: str, full: bool, works: bool, backward: bool

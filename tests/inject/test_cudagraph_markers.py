@@ -37,10 +37,10 @@ RANK = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE
 @pytest.mark.parametrize(
     ("setting", "group", "steps"),
     [
-        ("keep", False, 4),
+        pytest.param("keep", False, 4, marks=pytest.mark.slow),
         ("keep", True, 4),
         ("off", False, 0),
-        ("off", True, 0),
+        pytest.param("off", True, 0, marks=pytest.mark.slow),
         ("off-when-distributed", False, 4),
         ("off-when-distributed", True, 0),
     ],
@@ -54,7 +54,10 @@ def test_markers_count_steps_only_where_the_profile_lets_them(
     assert ran.out == f"{steps}\n", ran.err
 
 
-@pytest.mark.parametrize(("setting", "steps"), [("off-when-distributed", 0), ("keep", 4)])
+@pytest.mark.parametrize(
+    ("setting", "steps"),
+    [("off-when-distributed", 0), pytest.param("keep", 4, marks=pytest.mark.slow)],
+)
 def test_markers_do_nothing_in_each_of_two_real_ranks(
     interpreters: Interpreters, torchrun: tuple[str, ...], setting: str, steps: int
 ) -> None:
