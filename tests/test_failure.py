@@ -932,7 +932,7 @@ def test_cases_cover_every_kind_that_a_log_alone_can_show():
         "cuda-exclusive-mode-conflict", "triton-compile-error-custom", "nccl-system-error",
         "nccl-internal-error", "nccl-invalid-usage", "nccl-version-mismatch", "nccl-p2p-hang",
         "port-privileged", "process-limit", "segfault-environment", "illegal-instruction",
-        "cuda-error-other", "killed-from-outside", "bus-error", "process-unkillable", "output-reader-gone",
+        "cuda-error-other", "killed-from-outside", "bus-error", "crash-after-the-end", "process-unkillable", "output-reader-gone",
     }  # fmt: skip
     assert set(KNOWN.kinds) - {case[1] for case in CASES} - not_by_log == set()
 
@@ -1167,6 +1167,10 @@ def test_the_earliest_error_file_wins_over_later_ones_and_over_echoes():
         (-7, {"shm_ample": None}, "dataloader-shm-full"),
         (-7, {"shm_ample": False}, "dataloader-shm-full"),
         (-7, {"shm_ample": True}, "bus-error"),
+        (-11, {"finished": False}, "segfault"),
+        (-11, {"finished": True}, "crash-after-the-end"),
+        (-6, {"finished": True}, "crash-after-the-end"),
+        (-9, {"finished": True, "oom_kills": 0}, "killed-from-outside"),
     ],
 )
 @pytest.mark.parametrize("where", ["log", "rank", "command"])

@@ -165,6 +165,28 @@ def test_one_full_file_hides_no_other_rank(tmp_path: Path) -> None:
 # the pids of ranks
 
 
+def ended(rank: int, **more: int) -> Receipt:
+    return started(rank, **more)._replace(outcome="finished")
+
+
+@pytest.mark.parametrize(
+    ("told", "finished"),
+    [
+        ((), False),
+        ((started(0, size=2), started(1, size=2)), False),
+        ((started(0, size=2), ended(0, size=2)), False),
+        ((started(0, size=2), started(1, size=2), ended(1, size=2)), False),
+        ((started(0, size=2), started(1, size=2), ended(0, size=2), ended(1, size=2)), True),
+        ((ended(0, size=1), started(0, size=1, restart=1)), False),
+    ],
+    ids=["silence", "begun", "one unheard", "one at work", "all", "a restart began anew"],
+)
+def test_a_job_has_finished_when_each_of_its_ranks_has(
+    told: tuple[Receipt, ...], finished: bool
+) -> None:
+    assert receipts.finished(told) is finished
+
+
 def test_the_pids_are_those_of_the_latest_restart_by_rank() -> None:
     given = [started(1, pid=21), started(0, pid=20), started(0, restart=1, pid=30)]
     assert rank_pids(given) == (30,)
@@ -261,10 +283,10 @@ def python_exec(tmp_path: Path, body: str) -> str:
 def test_both_ranks_of_a_real_job_leave_their_word(tmp_path: Path) -> None:
     found = torchrun(tmp_path)
     assert [(r.rank, r.hook, r.outcome) for r in found] == [
-        (0, "bootstrap", "applied"),
-        (1, "bootstrap", "applied"),
+        (rank, "bootstrap", outcome) for rank in (0, 1) for outcome in ("applied", "finished")
     ]
     assert len(rank_pids(found)) == 2
+    assert receipts.finished(found)
     assert judge(found, **KNOWN) == ()
 
 

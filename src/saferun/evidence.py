@@ -30,6 +30,7 @@ class Evidence(NamedTuple):
     reader_gone: bool = False  # nobody reads its stdout or stderr any more
     unkillable: int = 0  # processes of it that the kernel could not end
     shm_ample: bool | None = None  # /dev/shm is large and mostly free
+    finished: bool = False  # the scripts of all its ranks here had come to their end
 
 
 def rank_failure(rank: int | None, exit_code: int | None, content: str | None) -> RankFailure:

@@ -168,8 +168,16 @@ def _all(
     return found, ended
 
 
+_CRASHES = (  # kinds that a crash's signal alone stands for
+    *("abort-unknown", "dataloader-shm-full", "illegal-instruction"),
+    *("segfault", "segfault-environment"),
+)
+
+
 def _by_machine(kind: str, evidence: Evidence) -> str:
     """Return what a bare signal means where the machine was watched: its usual cause, or not."""
+    if evidence.finished and kind in _CRASHES:
+        return "crash-after-the-end"
     if kind == "host-oom-killed" and evidence.oom_kills == 0:
         return "killed-from-outside"
     if kind == "dataloader-shm-full" and evidence.shm_ample:

@@ -29,6 +29,11 @@ _ANSI = re.compile(
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
 
+# A bar's line has no end before what comes next, so a rank's own line hangs on it.
+_ON_A_BAR = re.compile(
+    rb"(?<=\])(?=\[rank\d{1,5}\]:|\[[EWIF](?:\d{3,4})? |Traceback \(most recent call last\))"
+)
+
 # One prefix at a time, tried again on what is left. Bounded counts: nothing here can backtrack far.
 _STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _PREFIX = re.compile(
@@ -242,9 +247,16 @@ def _lines(piece: _Piece) -> Iterator[Line]:
 def _parts(row: bytes) -> list[bytes]:
     """Return what a line that rewrites itself showed: the first and the last states of a bar."""
     if b"\r" not in row:
-        return [row]
+        return _off_a_bar(row)
     parts = [part for part in row.split(b"\r") if part] or [b""]
-    return parts if len(parts) <= 2 * BAR_PARTS else parts[:BAR_PARTS] + parts[-BAR_PARTS:]
+    if len(parts) > 2 * BAR_PARTS:
+        parts = parts[:BAR_PARTS] + parts[-BAR_PARTS:]
+    return parts[:-1] + _off_a_bar(parts[-1])
+
+
+def _off_a_bar(part: bytes) -> list[bytes]:
+    """Return a bar and the line that hangs on it, apart."""
+    return _ON_A_BAR.split(part) if b"][" in part or b"]T" in part else [part]
 
 
 def _clean(number: int, part: bytes) -> Iterator[Line]:

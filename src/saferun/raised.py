@@ -28,16 +28,25 @@ _RAISED = re.compile(
 )
 _ANY_NAME = re.compile(rf"(?P<type>{_NAME}[A-Za-z_]\w{{0,80}})(?P<colon>:(?=\s|$))?(?P<message>.*)")
 _REPR = re.compile(
-    r"\b(?P<type>[A-Z]\w{0,80}(?:Error|Exception))\((?P<quote>['\"])(?P<message>.{1,3900})"
+    r"\b(?P<type>RayTaskError(?=\(\w{1,80}\):)"
+    r"|[A-Z]\w{0,80}(?:Error|Exception)(?=\(['\"].))"
 )
 # Ranks that write at once lose each other's newlines: what follows a name is a traceback's line.
 _GLUED = re.compile(r" {4,64}(?:assert |raise |return |File \"|\w{1,80}[.(]|\w{1,80} = )")
+# They lose the newline before the second name, too: one name, twice or more.
+_DOUBLED = re.compile(r"([A-Z]\w{2,60}?(?:Error|Exception))\1{1,8}$")
+_POINTED = "❱"  # where a boxed traceback (rich) points to the line that failed
 _THROWN = re.compile(rf"raise (?P<type>{_NAME}[A-Z]\w{{0,80}})\(")
 # What ends a message: the log goes on with something else.
 _OTHER = re.compile(
-    r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{4} |\[[EWIF] |={8}|-{8}"
+    r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{3,4} |\[[EWIF] |={8}|-{8}"
     r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
     r"|'\(\w{1,80}Error\(|During handling|The above exception|\S{1,200}:\d{1,6}: "
+)
+# Another process's last words, which go on with a message only where it speaks of their subject.
+_ELSEWHERE = re.compile(
+    r"\s{0,4}(?:(?P<nccl>nccl[A-Z]\w{2,40}: |Last error:)|(?P<http>\(?HTTPS?ConnectionPool\()"
+    r"|terminate called|what\(\): )"
 )
 _BACKGROUND = (
     "Exception ignored in",
@@ -129,13 +138,16 @@ class _Stream:
             self.close()
             self._opened(at, found["type"], headed=False)
             return
-        if 'File "' in text[:16] or (self._frames and text.startswith("    ")):
+        if 'File "' in text[:16] or _POINTED in text[:6] or self._goes_on_framed(text):
             self.close()
             self._framed(at, text)
         elif self._rows:
             self._go_on(at, text)
         elif (boxed := _REPR.search(text)) and not _QUOTED.search(text):
             self._opened(at, boxed["type"], headed=False)
+
+    def _goes_on_framed(self, text: str) -> bool:
+        return bool(self._frames) and text.startswith("    ")
 
     def _framed(self, at: int, text: str) -> None:
         """Keep a line of the traceback's: its first half and its last half at most."""
@@ -149,7 +161,8 @@ class _Stream:
         """Hand over what the log's end cut short: a `raise` without the exception it printed, or a
         traceback of which no more is known (its type is "")."""
         self.close()
-        for text in reversed(self._frames[-2:]):
+        pointed = [text for text in self._frames if _POINTED in text[:6]]
+        for text in [*pointed[-1:], *reversed(self._frames[-2:])]:
             found = _THROWN.search(text)
             if found:
                 self._reader.framed.discard(self._framed_at)
@@ -161,14 +174,22 @@ class _Stream:
             self.close()
 
     def _go_on(self, at: int, text: str) -> None:
-        if _OTHER.match(text) or len(self._rows) >= MESSAGE_LINES:
+        if _OTHER.match(text) or self._is_elsewhere(text) or len(self._rows) >= MESSAGE_LINES:
             self.close()
         elif text.strip():
             self._rows.append(at)
 
+    def _is_elsewhere(self, text: str) -> bool:
+        """Return whether a line below a message belongs to another process's."""
+        found = _ELSEWHERE.match(text)
+        if found is None:
+            return False
+        subject = found.lastgroup
+        return subject is None or subject not in self._reader.said(self._rows[0])
+
     def _opened(self, at: int, kind: str, *, headed: bool) -> None:
         self._rows = [at]
-        self._open = (kind, "\n".join(self._frames), headed)
+        self._open = (_DOUBLED.sub(r"\1", kind), "\n".join(self._frames), headed)
         self._frames = []
 
     def close(self) -> None:
@@ -190,7 +211,7 @@ def _looks_raised(found: re.Match[str]) -> bool:
     groups = found.groupdict()
     if _WARNED.search(found["type"]):
         return False
-    if groups.get("colon") or groups.get("args"):
+    if groups.get("colon") or groups.get("args") or _DOUBLED.search(found["type"]):
         return True
     alone = not found["message"].strip() or _GLUED.match(found["message"]) is not None
     return alone and not found["type"].islower()
@@ -203,6 +224,9 @@ class _Reader:
         self._chains = 0
         self.done: list[Raised] = []
         self.framed: set[int] = set()
+
+    def said(self, row: int) -> str:
+        return self._lines[row].text.lower()
 
     def next_chain(self) -> int:
         self._chains += 1

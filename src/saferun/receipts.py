@@ -149,6 +149,19 @@ def rank_pids(receipts: Iterable[Receipt]) -> tuple[int, ...]:
     return tuple(pid for rank in sorted(ranks) for pid in ranks[rank])
 
 
+def finished(receipts: Iterable[Receipt]) -> bool:
+    """Say whether the scripts of all ranks of this machine came to their end, in the last restart.
+
+    Without an exception that is, but perhaps by `sys.exit`, with whatever status.
+    """
+    told = tuple(receipts)
+    latest = max((receipt.restart for receipt in told), default=0)
+    now = tuple(receipt for receipt in told if receipt.restart == latest)
+    done = {receipt.rank for receipt in now if receipt.outcome == contract.FINISHED}
+    expected = _expected(now)
+    return bool(expected) and expected <= done
+
+
 def judge(
     receipts: Iterable[Receipt], *, expects_hooks: bool, ranks_ran: bool, no_python: bool
 ) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ _PLAIN_LOSS = 6  # a line that is not part of an exception counts less than one 
 _CONTEXT_LINES = 25
 _HITS = 60  # of one word: the first and the last ones are looked at
 _LAST_LINES = 3
-_WARNING = re.compile(r"warning\b|^\[?w\d{4} |^\[w |\bw\d{4} \d\d:|^warn\b|\[warn|deprecat")
+_WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
 
 # Words of a program that goes on: what a line says is over, or will be tried again.
 _GOES_ON = re.compile(

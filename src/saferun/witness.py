@@ -11,6 +11,7 @@ import select
 from typing import NamedTuple
 
 from saferun import logtext, places
+from saferun import receipts as told
 from saferun.attempt import Ended
 from saferun.evidence import Evidence, RankFailure, rank_failure
 
@@ -40,6 +41,7 @@ def evidence(
         reader_gone=_reader_is_gone(),
         unkillable=len(ended.unkillable),
         shm_ample=_shm_is_ample(),
+        finished=told.finished(told.read(receipts, attempt)),
     )
 
 

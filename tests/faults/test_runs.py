@@ -60,6 +60,38 @@ def test_a_fault_of_the_script_is_explained_and_not_tried_again(tmp_path, fault,
     assert len(job.said()) <= 15
 
 
+CRASH_IN_SHUTDOWN = """
+import os, signal, sys, time
+class Crash:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+kept = Crash()  # the interpreter lets go of it after its last line and its atexit functions
+{work}
+print("saved", flush=True)
+"""
+
+
+def test_a_job_that_crashes_after_its_end_is_not_done_again(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(CRASH_IN_SHUTDOWN.format(work=""))
+    with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", str(script)) as job:
+        assert job.end() == 1
+        (ended,) = job.events("ended")
+    assert (ended["kind"], job.out.count("saved")) == ("crash-after-the-end", 2)
+
+
+def test_a_rank_that_crashes_at_its_end_while_another_works_is_survived(tmp_path):
+    script = tmp_path / "train.py"
+    late = (
+        "if os.environ['SAFERUN_ATTEMPT'] == '2': os._exit(0)\n"
+        "if os.environ['RANK'] == '0': time.sleep(60)"
+    )
+    script.write_text(CRASH_IN_SHUTDOWN.format(work=late))
+    with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", str(script)) as job:
+        assert job.end() == 0, job.err
+        assert [e["kind"] for e in job.events("ended")] == ["segfault", "no-failure"]
+
+
 def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_path):
     words = training(tmp_path, "SIGSEGV", step=3, attempts="1,2,3,4,5")
     with run(tmp_path, *words) as job:

@@ -68,6 +68,29 @@ def test_a_hook_of_the_users_sitecustomize_still_runs(interpreters: Interpreters
 
 
 @pytest.mark.parametrize(
+    ("script", "finished"),
+    [
+        ("pass", True),
+        ("raise SystemExit(0)", True),
+        ("import atexit; atexit.register(print, 'the users own')", True),
+        ("raise ValueError", False),
+        ("raise KeyboardInterrupt", False),
+        ("import sys; sys.excepthook = print; raise ValueError", False),
+        ("import atexit, os; atexit.register(os.kill, os.getpid(), 11)", False),
+        ("import os; os._exit(0)", False),
+        ("import os\nif os.fork(): os.wait(); os._exit(0)", False),
+    ],
+)
+def test_a_rank_that_comes_to_its_end_says_so_last(
+    interpreters: Interpreters, script: str, finished: bool
+) -> None:
+    ran = rank(interpreters, script)
+    (word, *more) = [line for line in ran.receipts if line["hook"] == "bootstrap"]
+    assert word["outcome"] == "applied"
+    assert [line["outcome"] for line in more] == ["finished"] * finished
+
+
+@pytest.mark.parametrize(
     ("script", "expected"),
     [
         ("raise SystemExit(3)", None),

@@ -288,24 +288,27 @@ def settle():
     """
     if not is_rank_process():
         return
-    _leave_word()
+    leave_word(contract.APPLIED)
     if os.environ.get("TORCHELASTIC_ERROR_FILE"):
         from _saferun_inject.hooks import excepthook
 
         excepthook.watch()
 
 
-def _leave_word():
-    # A rank's first receipt, without json; what is wrong with the contract is said with torch.
+def leave_word(outcome):
+    """Leave a rank's first receipt or its last, without json. Never raises.
+
+    What is wrong with the contract is said when torch arrives.
+    """
     try:
         directory, attempt = contract.whereabouts(_text)
         if directory:
-            _append(directory, _receipt_name(attempt, os.getpid()), [_first_line()])
+            _append(directory, _receipt_name(attempt, os.getpid()), [_word_of(outcome)])
     except Exception:
         pass
 
 
-def _first_line():
+def _word_of(outcome):
     numbers = [_number(name) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
     rank, local, size = ["null" if number is None else number for number in numbers]
     return (
@@ -313,7 +316,7 @@ def _first_line():
         '"local_rank":{},"local_world_size":{}}}'
     ).format(
         *(contract.VERSION, _now(), os.getpid(), rank),
-        *(contract.BOOTSTRAP, contract.APPLIED, local, size),
+        *(contract.BOOTSTRAP, outcome, local, size),
     )
 
 

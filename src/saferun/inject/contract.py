@@ -3,7 +3,8 @@
 In: the environment variable SAFERUN_INJECT. Out: one receipt file for each process that was
 started as a rank, became one or compiled something, with one JSON object a line, appended and
 never rewritten. A process that was started as a rank says so at its start, hook "bootstrap": that
-line's absence is how the supervisor knows that the hooks did not run there.
+line's absence is how the supervisor knows that the hooks did not run there. A second one says that
+its script has come to its end: what kills the process after that kills a finished one.
 
     SAFERUN_INJECT   {"v": 1, "run": ID, "attempt": N, "hooks": {…}, "mitigations": […],
                       "receipts": DIRECTORY or null}
@@ -36,6 +37,7 @@ NOT_NEEDED = "not needed"  # nothing to do here (already so, no such thing in th
 OFF = "off"  # the profile says keep or off
 FAILED = "failed"  # ours failed; the job went on without it
 OBSERVED = "observed"  # a value read back from torch
+FINISHED = "finished"  # of "bootstrap": the script came to its end, without an exception
 
 
 def encode(

@@ -33,10 +33,15 @@ class Watcher:
         self._previous(kind, value, trace)
 
     def at_exit(self):
-        """Look at what the interpreter printed last: the hook may have been replaced."""
+        """Look at what the interpreter printed last: the hook may have been replaced.
+
+        No exception: what kills this process from here on kills one that has done its work.
+        """
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if value is not None:
             self.record(value, value.__traceback__)
+        elif not self._done and os.getpid() == self._pid:
+            bootstrap.leave_word(contract.FINISHED)
 
     def record(self, value, trace):
         """Write the error file, once, in the rank process itself. Never raises."""
