@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saferun import alive, memory, runs, runs_page
+from saferun import alive, cleaning, memory, remembered, runs, runs_page
 from saferun.errors import SaferunError, UnavailableError, UsageError
 from saferun.inject import contract
 from saferun.memory import Entry, Key
@@ -574,13 +574,13 @@ def aged(*days: float, outcome: str = "ok") -> list[runs.Run]:
 )
 def test_what_is_old_and_not_among_the_newest_goes(days, keep, gone):
     some = aged(0, 1, 14, 20)
-    assert names(runs.removable(some, NOW, older_than_days=days, keep=keep)) == gone
+    assert names(cleaning.removable(some, NOW, older_than_days=days, keep=keep)) == gone
 
 
 @pytest.mark.parametrize("outcome", ["running", "unknown"])
 def test_what_may_still_run_never_goes(outcome):
     some = aged(1000, outcome=outcome)
-    assert runs.removable(some, NOW, older_than_days=0, keep=0) == ()
+    assert cleaning.removable(some, NOW, older_than_days=0, keep=0) == ()
 
 
 def test_by_default_the_newest_twenty_and_two_weeks_stay(desk):
@@ -600,7 +600,7 @@ def test_by_default_the_newest_twenty_and_two_weeks_stay(desk):
 def test_a_run_that_took_long_is_as_old_as_its_end(tmp_path):
     began, ended = NOW - 20 * runs.DAY_S, NOW - runs.DAY_S
     journal(tmp_path, "r", event("attempt", began, attempt=1), event("end", ended, status=0))
-    assert runs.clean(str(tmp_path), NOW, keep=0).removed == ()
+    assert cleaning.clean(str(tmp_path), NOW, keep=0).removed == ()
 
 
 def test_a_run_that_lives_is_never_removed(desk):
@@ -626,7 +626,7 @@ def test_how_much_space_is_freed_is_measured_on_the_disk(tmp_path):
     place = finished(tmp_path, "r", NOW - 90 * runs.DAY_S)
     (place / "cache").mkdir()
     (place / "cache" / "big").write_bytes(os.urandom(3_000_000))
-    ((_, taken),) = runs.clean(str(tmp_path), NOW, keep=0).removed
+    ((_, taken),) = cleaning.clean(str(tmp_path), NOW, keep=0).removed
     assert 3_000_000 <= taken < 3_200_000
 
 
@@ -640,7 +640,7 @@ def test_nothing_outside_of_a_run_is_removed(tmp_path):
     (place / "receipts" / "link").symlink_to(precious)
     (tmp_path / "runs" / "linked").symlink_to(place)
     (tmp_path / "runs" / "notes").mkdir()
-    done = runs.clean(str(tmp_path / "runs"), NOW, keep=0)
+    done = cleaning.clean(str(tmp_path / "runs"), NOW, keep=0)
     assert ([run.id for run, _ in done.removed], done.failed) == (["r"], ())
     assert (precious / "deep" / "model.pt").read_text() == "weights"
     assert sorted(os.listdir(tmp_path / "runs")) == ["linked", "notes"]
@@ -657,7 +657,7 @@ def test_what_was_put_in_a_runs_place_meanwhile_stays(tmp_path, put):
         (tmp_path / "r").mkdir()
         (tmp_path / "r" / "model.pt").touch()
     with pytest.raises(OSError, match="r"):
-        runs.remove(run)
+        cleaning.remove(run)
     assert (tmp_path / "moved" / "plan.json").exists()
     assert (put == "link") or (tmp_path / "r" / "model.pt").exists()
 
@@ -666,10 +666,10 @@ def test_what_was_put_in_a_runs_place_meanwhile_stays(tmp_path, put):
 def test_another_users_run_is_left_alone(tmp_path):
     place = finished(tmp_path, "r", NOW - 90 * runs.DAY_S)
     os.chown(place, 65534, -1)
-    done = runs.clean(str(tmp_path), NOW, keep=0, older_than_days=0)
+    done = cleaning.clean(str(tmp_path), NOW, keep=0, older_than_days=0)
     assert (done.removed, done.others) == ((), 1)
     with pytest.raises(PermissionError):
-        runs.remove(runs.read(str(tmp_path), "r", NOW))
+        cleaning.remove(runs.read(str(tmp_path), "r", NOW))
     assert (place / "plan.json").exists()
 
 
@@ -684,11 +684,11 @@ def test_what_cannot_be_removed_is_said_and_stays_listed(tmp_path, monkeypatch):
         real(path)
 
     monkeypatch.setattr(shutil, "rmtree", refusing)
-    done = runs.clean(str(tmp_path), NOW, keep=0)
+    done = cleaning.clean(str(tmp_path), NOW, keep=0)
     assert [run.id for run, _ in done.removed] == ["good"]
     assert names(runs.find(str(tmp_path), NOW)[0]) == ["bad"]
     with pytest.raises(UnavailableError, match="run bad could not be removed: Permission denied"):
-        runs.check_cleaned(done)
+        cleaning.check_cleaned(done)
 
 
 @pytest.mark.parametrize("words", [["--keep", "-1"], ["--older-than", "-1"], ["--keep", "x"]])
@@ -738,7 +738,7 @@ KNOWN = (
 def test_the_cures_of_a_script_or_all_are_forgotten(home, script, left):
     environ = {"HOME": str(home)}
     memory.save(environ, KNOWN)
-    runs.forget(environ, script, "/w")
+    remembered.forget(environ, script, "/w")
     assert memory.load(environ) == tuple(KNOWN[n] for n in left)
 
 
@@ -746,7 +746,7 @@ def test_an_unknown_script_forgets_nothing_and_is_said_with_the_nearest(home):
     environ = {"HOME": str(home)}
     memory.save(environ, KNOWN)
     with pytest.raises(UsageError, match=r"`trian.py`; did you mean `/w/train.py`"):
-        runs.forget(environ, "trian.py", "/w")
+        remembered.forget(environ, "trian.py", "/w")
     assert memory.load(environ) == KNOWN
 
 
@@ -755,7 +755,7 @@ def test_cures_that_cannot_be_written_are_said(home, monkeypatch):
     memory.save(environ, KNOWN)
     pathlib.Path(memory.path(environ)).parent.chmod(0o777)  # not ours alone: nothing is written
     with pytest.raises(SaferunError, match="cannot be forgotten"):
-        runs.forget(environ, None, "/w")
+        remembered.forget(environ, None, "/w")
 
 
 @pytest.mark.parametrize(

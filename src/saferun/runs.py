@@ -1,4 +1,4 @@
-"""What runs left behind: find them, read them, remove the old ones.
+"""What runs left behind: find them and read them.
 
 Reads what journal.py writes. A journal may be cut, garbage, half of a full disk's, another user's
 or still being written: what it does not tell stays unknown, and nothing here fails for it.
@@ -9,25 +9,21 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from saferun import alive, memory, places, retry
+from saferun import alive, places, retry
 from saferun.errors import UnavailableError, UsageError
 from saferun.inject import contract
 from saferun.journal import read_events
-from saferun.memory import Entry
-from saferun.schema import nearest
 
 OK, FAILED, RUNNING, INTERRUPTED, UNKNOWN = "ok", "failed", "running", "interrupted", "unknown"
 FINISHED = (OK, FAILED, INTERRUPTED)
-KEEP, OLDER_THAN_DAYS = 20, 14.0  # what `clean` spares where nothing is said
 LAST = "last"
 DAY_S = 24 * 3600.0
 QUIET_S = DAY_S  # a run that left no word of its process is over when it wrote nothing for so long
-_MARKS = ("events.jsonl", "plan.json")  # a directory with one of them is a run's
+MARKS = ("events.jsonl", "plan.json")  # a directory with one of them is a run's
 _MAX_PLAN = 4 << 20  # bytes
 _MAX_AT = 253_402_214_400.0  # the year 9999: later ones cannot be shown
 
@@ -217,7 +213,7 @@ def is_run(path: str) -> bool:
     Raises:
         PermissionError: it may not be looked into.
     """
-    for mark in _MARKS:
+    for mark in MARKS:
         try:
             if stat.S_ISREG(os.lstat(os.path.join(path, mark)).st_mode):
                 return True
@@ -404,193 +400,6 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{key}.{name}", item)
     else:
         yield key, value
-
-
-# --- removing ----------------------------------------------------------------------------------
-
-
-class Cleaned(NamedTuple):
-    """What `clean` did."""
-
-    removed: tuple[tuple[Run, int], ...]  # with the bytes that it took
-    failed: tuple[tuple[Run, str], ...]  # with the reason
-    kept: int
-    running: int  # of those kept: not over, or not known to be
-    others: int  # of those kept: another user's, or not to be read
-
-
-def clean(
-    base: str,
-    now_s: float,
-    *,
-    older_than_days: float | None = None,
-    keep: int | None = None,
-    dry_run: bool = False,
-) -> Cleaned:
-    """Remove the runs that are over, ours, and neither young nor among the newest.
-
-    Args:
-        base: the directory of all runs.
-        now_s: seconds since the epoch.
-        older_than_days: see `removable`; None: OLDER_THAN_DAYS.
-        keep: see `removable`; None: KEEP.
-        dry_run: remove nothing.
-
-    Raises:
-        UnavailableError: the directory cannot be read.
-    """
-    runs, closed = find(base, now_s)
-    days = OLDER_THAN_DAYS if older_than_days is None else older_than_days
-    ours = [run for run in runs if mine(run)]
-    gone = removable(ours, now_s, older_than_days=days, keep=KEEP if keep is None else keep)
-    removed, failed = [], []
-    for run in gone:
-        taken = size(run)
-        try:
-            if not dry_run:
-                remove(run)
-            removed.append((run, taken))
-        except FileNotFoundError:  # somebody else cleans as well
-            continue
-        except OSError as error:
-            failed.append((run, error.strerror or str(error)))
-    running = sum(run.outcome not in FINISHED for run in ours)
-    others = closed + len(runs) - len(ours)
-    kept = len(runs) + closed - len(gone)
-    return Cleaned(tuple(removed), tuple(failed), kept + len(failed), running, others)
-
-
-def check_cleaned(done: Cleaned) -> None:
-    """Raise where something could not be removed.
-
-    Raises:
-        UnavailableError: names the first of them.
-    """
-    if done.failed:
-        run, why = done.failed[0]
-        more = f" and {len(done.failed) - 1} more" if len(done.failed) > 1 else ""
-        what = f"run {run.id}{more} could not be removed: {why}"
-        raise UnavailableError(what, where=run.path, mend="look at its mode, then clean again")
-
-
-def removable(
-    runs: Sequence[Run], now_s: float, *, older_than_days: float, keep: int
-) -> tuple[Run, ...]:
-    """Return the runs that are over and neither new nor among the newest.
-
-    Args:
-        runs: newest first.
-        now_s: seconds since the epoch.
-        older_than_days: a run that was heard of since then stays.
-        keep: so many of the newest stay.
-    """
-    return tuple(
-        run
-        for run in runs[keep:]
-        if run.outcome in FINISHED and now_s - run.last_at >= older_than_days * DAY_S
-    )
-
-
-def mine(run: Run) -> bool:
-    """Return whether a run's directory belongs to this process's user."""
-    try:
-        status = os.lstat(run.path)
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-
-
-def size(run: Run) -> int:
-    """Return the bytes of the disk that a run's directory takes; no link is followed."""
-    total = 0
-    for place, directories, files in os.walk(run.path):
-        for name in (*directories, *files):
-            try:
-                total += os.lstat(os.path.join(place, name)).st_blocks * 512
-            except OSError:
-                continue
-    return total
-
-
-def remove(run: Run) -> None:
-    """Remove a run's directory and nothing that a link in it leads to.
-
-    What makes it a run goes last: one that could only be removed in part is still listed.
-
-    Raises:
-        OSError: it, or a part of it, cannot be removed; it is not ours or no run's any more.
-    """
-    base, name = os.path.split(run.path)
-    parent = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(name, flags, dir_fd=parent)
-        try:
-            _empty(descriptor)
-        finally:
-            os.close(descriptor)
-        os.rmdir(name, dir_fd=parent)
-    finally:
-        os.close(parent)
-
-
-def _empty(descriptor: int) -> None:
-    """Remove what is in a run's open directory, wherever its name may lead by now."""
-    if os.fstat(descriptor).st_uid != os.geteuid():
-        raise PermissionError(1, "it is another user's")
-    names = os.listdir(descriptor)
-    marks = [name for name in _MARKS if name in names]
-    if not marks:
-        raise FileNotFoundError(2, "it is no run's any more")
-    for name in [*(n for n in names if n not in marks), *marks]:
-        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode):
-            shutil.rmtree(f"/proc/self/fd/{descriptor}/{name}")
-        else:
-            os.unlink(name, dir_fd=descriptor)
-
-
-# --- the cures that are remembered ------------------------------------------------------------
-
-
-def remembered(environ: Mapping[str, str]) -> tuple[Entry, ...]:
-    """Return what is remembered, with secrets in scripts' arguments masked."""
-    from saferun.masking import Masker
-
-    masker = Masker(environ, ())
-    return tuple(
-        e if e.arguments is None else e._replace(arguments=tuple(masker.words(e.arguments)))
-        for e in memory.load(environ)
-    )
-
-
-def forget(environ: Mapping[str, str], script: str | None, cwd: str) -> tuple[Entry, ...]:
-    """Forget the cures of a script, or all of them; return what was forgotten.
-
-    Args:
-        environ: tells where they are kept.
-        script: its path, or a module's name; None for all.
-        cwd: what a relative path starts from.
-
-    Raises:
-        UsageError: nothing is remembered for this script.
-        UnavailableError: they cannot be written.
-    """
-    known = memory.load(environ)
-    gone = tuple(e for e in known if script is None or _is_of(e.key.script, script, cwd))
-    if script is not None and not gone:
-        scripts = list(dict.fromkeys(entry.key.script for entry in known))
-        mend = nearest(os.path.realpath(os.path.join(cwd, script)), scripts)
-        raise UsageError(f"no cure is remembered for `{script}`", mend=mend)
-    if gone and not memory.save(environ, memory.forget(known, gone)):
-        where = memory.path(environ)
-        raise UnavailableError("cures cannot be forgotten", where=where, mend="mend its mode")
-    return gone
-
-
-def _is_of(known: str, script: str, cwd: str) -> bool:
-    path = os.path.realpath(os.path.join(cwd, script))
-    return known in (script, path, f"-m {script}")
 
 
 # --- what may be garbage -----------------------------------------------------------------------

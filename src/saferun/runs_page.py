@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from saferun.cleaning import Cleaned
 from saferun.lastwords import seconds
 from saferun.memory import RETRY_WITHOUT_S, Entry
 from saferun.runs import (
@@ -20,7 +21,6 @@ from saferun.runs import (
     RUNNING,
     UNKNOWN,
     Attempt,
-    Cleaned,
     Run,
 )
 

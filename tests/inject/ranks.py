@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,6 +156,22 @@ def alive(mark: str) -> list[int]:
 def line_of(script: str, text: str) -> int:
     """The number of the line of `script` that holds `text`."""
     return next(n for n, line in enumerate(script.splitlines(), 1) if text in line)
+
+
+@contextlib.contextmanager
+def loaded(name: str) -> Iterator[Any]:
+    """Load a module of `inject/` as a job's Python does; forget it afterwards."""
+    package = type(sys)("_saferun_inject")
+    package.__path__ = [str(SITE.parent)]
+    before = sys.modules.get("_saferun_inject")
+    sys.modules["_saferun_inject"] = package
+    try:
+        yield importlib.import_module(f"_saferun_inject.{name}")
+    finally:
+        for loaded_name in [n for n in sys.modules if n.startswith("_saferun_inject")]:
+            del sys.modules[loaded_name]
+        if before is not None:
+            sys.modules["_saferun_inject"] = before
 
 
 def some(cases: dict[str, str], *quick: str) -> list[Any]:

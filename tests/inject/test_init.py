@@ -17,19 +17,8 @@ from ranks import Job, launch, some
 @pytest.fixture(scope="module")
 def hook():
     """The hook's module and its store helper, loaded as a job's Python loads them."""
-    package = type(sys)("_saferun_inject")
-    package.__path__ = [str(ranks.SITE.parent)]
-    before = sys.modules.get("_saferun_inject")
-    sys.modules["_saferun_inject"] = package
-    try:
-        import _saferun_inject.hooks.init as module
-
+    with ranks.loaded("hooks.init") as module:
         yield module
-    finally:
-        for name in [name for name in sys.modules if name.startswith("_saferun_inject")]:
-            del sys.modules[name]
-        if before is not None:
-            sys.modules["_saferun_inject"] = before
 
 
 PLAIN = """
@@ -611,20 +600,22 @@ def test_nodes_that_count_restarts_apart_do_not_meet_in_the_agents_store(hook, m
     ],
 )
 def test_ranks_are_named_in_runs(hook, members, text):
-    assert hook.ranks_text(members) == text
+    assert hook.agreement.ranks_text(members) == text
 
 
 def test_the_rarest_value_is_the_odd_one_and_the_lowest_rank_breaks_ties(hook):
     facts = {rank: {"torch": "b" if rank == 2 else "a"} for rank in range(4)}
-    assert hook.differences(facts) == ["rank 2 has torch b, ranks 0-1, 3 have a"]
+    assert hook.agreement.differences(facts) == ["rank 2 has torch b, ranks 0-1, 3 have a"]
     facts = {rank: {"torch": "a" if rank < 2 else "b"} for rank in range(4)}
-    assert hook.differences(facts) == ["ranks 2-3 have torch b, ranks 0-1 have a"]
+    assert hook.agreement.differences(facts) == ["ranks 2-3 have torch b, ranks 0-1 have a"]
     facts = {rank: {"torch": "abbcc"[rank]} for rank in range(5)}
-    assert hook.differences(facts) == ["rank 0 has torch a, ranks 1-2 have b, ranks 3-4 have c"]
+    assert hook.agreement.differences(facts) == [
+        "rank 0 has torch a, ranks 1-2 have b, ranks 3-4 have c"
+    ]
 
 
 def test_what_a_rank_does_not_know_is_no_difference(hook):
-    assert hook.differences({0: {"gpu": None}, 1: {"gpu": "NVIDIA H100"}, 2: {}}) == []
+    assert hook.agreement.differences({0: {"gpu": None}, 1: {"gpu": "NVIDIA H100"}, 2: {}}) == []
 
 
 @pytest.mark.parametrize(
@@ -645,7 +636,7 @@ def test_arguments_are_compared_without_ranks_paths_and_secrets(hook, argv, word
 
 def test_one_rank_of_each_node_speaks(hook):
     facts = {rank: {"node": str(rank // 4)} for rank in (1, 3, 5, 6)}
-    assert hook.judge(facts)["speakers"] == [1, 5]
+    assert hook.agreement.judge(facts)["speakers"] == [1, 5]
 
 
 # The meeting itself, with threads as ranks
@@ -706,4 +697,4 @@ def test_arguments_that_only_tell_a_rank_its_number_are_no_difference(hook, argv
         rank: {"argv": argv, "local": local}
         for rank, (argv, local) in enumerate(zip(argvs, locals_, strict=True))
     }
-    assert bool(hook.argument_difference(facts)) is said
+    assert bool(hook.agreement.argument_difference(facts)) is said

@@ -13,19 +13,8 @@ from ranks import launch, line_of, some
 @pytest.fixture(scope="module")
 def hook():
     """The hook's module, loaded as a job's Python loads it."""
-    package = type(sys)("_saferun_inject")
-    package.__path__ = [str(ranks.SITE.parent)]
-    before = sys.modules.get("_saferun_inject")
-    sys.modules["_saferun_inject"] = package
-    try:
-        import _saferun_inject.hooks.order as module
-
+    with ranks.loaded("hooks.order") as module:
         yield module
-    finally:
-        for name in [name for name in sys.modules if name.startswith("_saferun_inject")]:
-            del sys.modules[name]
-        if before is not None:
-            sys.modules["_saferun_inject"] = before
 
 
 HEAD = """

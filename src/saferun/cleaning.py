@@ -1,0 +1,156 @@
+"""Remove what old runs left behind: one's own, what is over, and nothing that a link leads to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from saferun import runs
+from saferun.errors import UnavailableError
+from saferun.runs import Run
+
+KEEP, OLDER_THAN_DAYS = 20, 14.0  # what `clean` spares where nothing is said
+
+
+class Cleaned(NamedTuple):
+    """What `clean` did."""
+
+    removed: tuple[tuple[Run, int], ...]  # with the bytes that it took
+    failed: tuple[tuple[Run, str], ...]  # with the reason
+    kept: int
+    running: int  # of those kept: not over, or not known to be
+    others: int  # of those kept: another user's, or not to be read
+
+
+def clean(
+    base: str,
+    now_s: float,
+    *,
+    older_than_days: float | None = None,
+    keep: int | None = None,
+    dry_run: bool = False,
+) -> Cleaned:
+    """Remove the runs that are over, ours, and neither young nor among the newest.
+
+    Args:
+        base: the directory of all runs.
+        now_s: seconds since the epoch.
+        older_than_days: see `removable`; None: OLDER_THAN_DAYS.
+        keep: see `removable`; None: KEEP.
+        dry_run: remove nothing.
+
+    Raises:
+        UnavailableError: the directory cannot be read.
+    """
+    found, closed = runs.find(base, now_s)
+    days = OLDER_THAN_DAYS if older_than_days is None else older_than_days
+    ours = [run for run in found if mine(run)]
+    gone = removable(ours, now_s, older_than_days=days, keep=KEEP if keep is None else keep)
+    removed, failed = [], []
+    for run in gone:
+        taken = size(run)
+        try:
+            if not dry_run:
+                remove(run)
+            removed.append((run, taken))
+        except FileNotFoundError:  # somebody else cleans as well
+            continue
+        except OSError as error:
+            failed.append((run, error.strerror or str(error)))
+    running = sum(run.outcome not in runs.FINISHED for run in ours)
+    others = closed + len(found) - len(ours)
+    kept = len(found) + closed - len(gone)
+    return Cleaned(tuple(removed), tuple(failed), kept + len(failed), running, others)
+
+
+def check_cleaned(done: Cleaned) -> None:
+    """Raise where something could not be removed.
+
+    Raises:
+        UnavailableError: names the first of them.
+    """
+    if done.failed:
+        run, why = done.failed[0]
+        more = f" and {len(done.failed) - 1} more" if len(done.failed) > 1 else ""
+        what = f"run {run.id}{more} could not be removed: {why}"
+        raise UnavailableError(what, where=run.path, mend="look at its mode, then clean again")
+
+
+def removable(
+    found: Sequence[Run], now_s: float, *, older_than_days: float, keep: int
+) -> tuple[Run, ...]:
+    """Return the runs that are over and neither new nor among the newest.
+
+    Args:
+        found: newest first.
+        now_s: seconds since the epoch.
+        older_than_days: a run that was heard of since then stays.
+        keep: so many of the newest stay.
+    """
+    return tuple(
+        run
+        for run in found[keep:]
+        if run.outcome in runs.FINISHED and now_s - run.last_at >= older_than_days * runs.DAY_S
+    )
+
+
+def mine(run: Run) -> bool:
+    """Return whether a run's directory belongs to this process's user."""
+    try:
+        status = os.lstat(run.path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def size(run: Run) -> int:
+    """Return the bytes of the disk that a run's directory takes; no link is followed."""
+    total = 0
+    for place, directories, files in os.walk(run.path):
+        for name in (*directories, *files):
+            try:
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+            except OSError:
+                continue
+    return total
+
+
+def remove(run: Run) -> None:
+    """Remove a run's directory and nothing that a link in it leads to.
+
+    What makes it a run goes last: one that could only be removed in part is still listed.
+
+    Raises:
+        OSError: it, or a part of it, cannot be removed; it is not ours or no run's any more.
+    """
+    base, name = os.path.split(run.path)
+    parent = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=parent)
+        try:
+            _empty(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rmdir(name, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def _empty(descriptor: int) -> None:
+    """Remove what is in a run's open directory, wherever its name may lead by now."""
+    if os.fstat(descriptor).st_uid != os.geteuid():
+        raise PermissionError(1, "it is another user's")
+    names = os.listdir(descriptor)
+    marks = [name for name in runs.MARKS if name in names]
+    if not marks:
+        raise FileNotFoundError(2, "it is no run's any more")
+    for name in [*(n for n in names if n not in marks), *marks]:
+        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            shutil.rmtree(f"/proc/self/fd/{descriptor}/{name}")
+        else:
+            os.unlink(name, dir_fd=descriptor)
