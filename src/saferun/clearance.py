@@ -1,0 +1,338 @@
+"""May the job have its GPUs? They are tried first, and those that fail are said by name.
+
+The trial (preflight.py) runs while we do other things, above all while a torchrun imports torch.
+It is over before the job touches a GPU, under `warn` as well: beside a trial, a job on a GPU in
+exclusive mode would get CUDA_ERROR_DEVICE_UNAVAILABLE, and one that fills its GPU would miss the
+half gigabyte of the trial's context.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from saferun import preflight
+from saferun.cuda_errors import RESET
+from saferun.findings import OK, PROBLEM, Finding
+from saferun.launch import environment
+from saferun.model import Gpu, GpuFacts, LaunchPlan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.gather import Gathered
+    from saferun.lock import Held
+    from saferun.preflight_page import Around, Judged
+    from saferun.recover import Recovered
+
+LEAST_S = 1.0  # that a further question is given, however late it is
+HELD = (2, 46)  # CUDA's errors that a holder explains
+MOST_ALONE = 16  # GPUs that are tried one by one
+
+Say = Callable[[str], None]
+
+
+def begin(gathered: Gathered, plan: LaunchPlan, held: Held, say: Say) -> Clearance:
+    """Begin to try the GPUs of a run whose locks are taken."""
+    environ = {**environment(plan, gathered.environ), **held.environ()}
+
+    def recovery(asks: Mapping[str, Sequence[str]]) -> Recovered:
+        return recovered(asks, gathered, plan, held)
+
+    return Clearance(plan, environ, say, recovery)
+
+
+def recovered(
+    asks: Mapping[str, Sequence[str]],
+    gathered: Gathered,
+    plan: LaunchPlan,
+    held: Held,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Recovered:
+    """Do for a run's GPUs what is asked for, as its profile allows.
+
+    Args:
+        asks: of cuda_errors, and the UUIDs of the GPUs that are known to need it.
+        gathered: of the run.
+        plan: its policy, and its GPUs.
+        held: its locks.
+        sleep: takes seconds.
+    """
+    from saferun import recover
+
+    reset = plan.policy["recover"]["gpu_reset"]
+    wanted = [ask for ask in asks if ask != RESET or reset != "never"]
+    if not wanted:
+        return recover.Recovered((), acted=False)
+    return recover.recover(
+        plan.gpus.gpus,
+        wanted,
+        environ=gathered.environ,
+        reset=reset,
+        alone=held.alone,
+        suspects=asks.get(RESET, ()),
+        runs=gathered.runs,
+        world=recover.here()._replace(sleep=sleep),
+    )
+
+
+class Clearance:
+    """The preflight of one run. Made early, asked with `given` as late as possible.
+
+    Args:
+        plan: its policy says whether and for how long; its GPUs are those of the job.
+        environ: the job's whole environment.
+        say: takes lines for people.
+        recovery: does what can be done about GPUs that failed: what is asked for, and for which.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        environ: Mapping[str, str],
+        say: Say,
+        recovery: Callable[[Mapping[str, Sequence[str]]], Recovered],
+    ) -> None:
+        policy = plan.policy["preflight"]
+        self.mode: str = policy["mode"]
+        self.findings: tuple[Finding, ...] = ()  # of the last trial, and of recovery before it
+        self._timeout_s: float = policy["timeout_s"]
+        self._facts = plan.gpus
+        self._environ = environ
+        self._say = say
+        self._recovery = recovery
+        self._trial = self._begin()
+
+    def __enter__(self) -> Clearance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End a trial that nobody waits for."""
+        if self._trial is not None:
+            self._trial.close()
+            self._trial = None
+
+    def given(self) -> bool:
+        """Return whether the job may start, once that is known; what is wrong has been said.
+
+        A fault of ours stops nobody who has not asked for certainty.
+        """
+        try:
+            return self._given()
+        except Exception as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            self._say(f"the GPUs could not be tried, a fault of saferun's own ({what})")
+            return self.mode != "require"
+
+    def _given(self) -> bool:
+        judged = self._judged()
+        if judged is not None and not judged.well and judged.asks:
+            judged = self._again(judged)
+        if judged is None:
+            return self._whether([])
+        if judged.well:
+            return True
+        from saferun.preflight_page import lines
+
+        return self._whether(lines(judged))
+
+    def _begin(self) -> preflight.Trial | None:
+        try:
+            return preflight.Trial(self._environ)
+        except OSError as error:
+            self._say(f"the GPUs are not tried, no process could be started: {error.strerror}")
+            return None
+
+    def _judged(self) -> Judged | None:
+        """Take what the running trial finds; None where there was none."""
+        trial = self._trial or self._begin()
+        self._trial = None
+        if trial is None:
+            return None
+        with trial:
+            judged = examine(trial, self._environ, self._facts, self._timeout_s)
+        self.findings = judged.findings
+        return judged
+
+    def _again(self, judged: Judged) -> Judged | None:
+        """Recover what can be recovered, and try again if that has changed anything."""
+        recovered = self._recovery(judged.asks)
+        for finding in recovered.findings:
+            self._say(in_a_line(finding))
+        again = self._judged() if recovered.acted else judged
+        self.findings = (*recovered.findings, *self.findings)
+        return again
+
+    def _whether(self, trouble: Sequence[str]) -> bool:
+        """Say what is wrong, and what follows."""
+        for line in trouble:
+            self._say(line)
+        if self.mode == "require":
+            self._say("nothing is started (preflight.mode: require)")
+            return False
+        self._say("starting all the same (preflight.mode: warn)")
+        return True
+
+
+def in_a_line(finding: Finding) -> str:
+    """Return a finding as one line."""
+    text = f"{finding.area}: {finding.what}"
+    return f"{text}; {finding.mend}" if finding.mend else text
+
+
+# --- one trial, and what else has to be asked ----------------------------------------------------
+
+
+def examine(
+    trial: preflight.Trial, environ: Mapping[str, str], facts: GpuFacts, timeout_s: float
+) -> Judged:
+    """Wait for a trial and judge it; ask the machine for what its failure leaves open.
+
+    Args:
+        trial: it has been started.
+        environ: of the job.
+        facts: the GPUs that the job should see.
+        timeout_s: from now on, for all of it.
+    """
+    from saferun import preflight_page
+
+    began = time.monotonic()
+    document = trial.report(timeout_s)
+
+    def left_s() -> float:
+        return max(LEAST_S, began + timeout_s - time.monotonic())
+
+    if preflight.is_well(document):
+        return preflight_page.judge(document, facts, timeout_s)
+    around = _ask_around(document, environ, facts, left_s)
+    return preflight_page.judge(document, facts, timeout_s, around)
+
+
+def _ask_around(
+    document: Mapping[str, Any],
+    environ: Mapping[str, str],
+    facts: GpuFacts,
+    left_s: Callable[[], float],
+) -> Around:
+    from saferun.gpu import addresses
+    from saferun.preflight_page import Around, cards
+
+    alone: Mapping[str, Any] = {}
+    for_all = document["code"] or document["ended"] == "crash"
+    if for_all and len(facts.gpus) > 1:
+        alone = _one_by_one(environ, facts.gpus, left_s)
+    codes = {card.code for card in cards(document)} | {document["code"]}
+    codes |= {card.code for told in alone.values() for card in cards(told)}
+    places, holders = addresses(), dict[str, str]()
+    if codes & set(HELD) or not places:
+        holders, named = _ask_smi(environ, left_s())
+        places = {**named, **places}
+    return Around(alone, holders, places)
+
+
+def _one_by_one(
+    environ: Mapping[str, str], gpus: Sequence[Gpu], left_s: Callable[[], float]
+) -> dict[str, dict[str, Any]]:
+    """Try each GPU in a process that sees no other: one that is broken can keep all from starting.
+
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html suggests it for 804.
+    """
+    trials: dict[str, preflight.Trial] = {}
+    try:
+        for gpu in gpus[:MOST_ALONE]:
+            if gpu.uuid:
+                only = {**environ, "CUDA_VISIBLE_DEVICES": gpu.uuid}
+                trials[gpu.uuid] = preflight.Trial(only)
+        return {uuid: trial.report(left_s()) for uuid, trial in trials.items()}
+    except OSError:
+        return {}
+    finally:
+        for trial in trials.values():
+            trial.close()
+
+
+def _ask_smi(environ: Mapping[str, str], timeout_s: float) -> tuple[dict[str, str], dict[str, str]]:
+    """Return who holds each GPU and where it sits, by UUID, as nvidia-smi says."""
+    from saferun.recover import SMI_S, look
+
+    report, _ = look(environ, min(timeout_s, SMI_S))
+    holders: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for card in report.cards:
+        uuid = card.get("GPU UUID")
+        places[uuid] = card.bus
+        named = [
+            f"pid {p.pid} ({p.name}{'' if p.used_mib is None else f', {p.used_mib} MiB'})"
+            for p in card.processes
+        ]
+        if named:
+            holders[uuid] = ", ".join(named[:4])
+    return holders, places
+
+
+# --- recovery on its own -------------------------------------------------------------------------
+
+
+def recover_cuda_context(
+    environ: Mapping[str, str],
+    facts: GpuFacts,
+    *,
+    reset: str,
+    runs: str,
+    timeout_s: float = preflight.TIMEOUT_S,
+) -> tuple[Finding, ...]:
+    """Bring the visible GPUs back into use as far as we may, then try them: `doctor --recover`.
+
+    Args:
+        environ: of the caller.
+        facts: the visible GPUs.
+        reset: `recover.gpu_reset`.
+        runs: the directory of the runs' journals.
+        timeout_s: of each trial.
+    """
+    from saferun import holders, lock
+    from saferun.recover import EVERYTHING, recover
+
+    told: list[Finding] = []
+
+    def say(line: str) -> None:
+        told.append(Finding(PROBLEM, "locks", line, "", "nothing is reset without the lock"))
+
+    policy = {"gpus": "refuse", "wait_s": 0.0, "slots": 1}
+    owner = holders.this_process("saferun doctor --recover", "")
+    uuids = [gpu.uuid for gpu in facts.gpus if gpu.uuid]
+    try:
+        held = lock.acquire(uuids, policy, environ=environ, owner=owner, say=say)
+    except lock.BusyError as busy:
+        mend = "nothing is recovered while another run has them; wait for it to end"
+        return (Finding(PROBLEM, "locks", busy.what, "", mend),)
+    with held:
+        before = _tried(environ, facts, timeout_s)
+        done = recover(
+            facts.gpus,
+            EVERYTHING,
+            environ=environ,
+            reset=reset,
+            alone=held.alone,
+            suspects=before.asks.get(RESET, ()),
+            runs=runs,
+        )
+        after = before if not done.acted else _tried(environ, facts, timeout_s)
+    if not done.findings and after.well:
+        told.append(Finding(OK, "recovery", "nothing to recover", "", ""))
+    return (*told, *done.findings, *after.findings)
+
+
+def _tried(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> Judged:
+    from saferun.preflight_page import Judged
+
+    try:
+        with preflight.Trial(environ) as trial:
+            return examine(trial, environ, facts, timeout_s)
+    except OSError as error:
+        what = f"no process could be started for a trial: {error.strerror}"
+        mend = "look at ulimit -u and at free memory"
+        return Judged((Finding(PROBLEM, "GPUs", what, "", mend),))

@@ -1,0 +1,112 @@
+"""What a run does for its GPUs: have them tried before it starts, mend them after a failure.
+
+Loaded with every supervised launch, so nothing heavy stands here: the trial is clearance.py, what
+can be mended recover.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from saferun.gather import Gathered
+from saferun.launch import begin_preflight
+from saferun.model import LaunchPlan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.findings import Finding
+    from saferun.lock import Held
+
+Event = Callable[..., None]  # journal.Journal.event
+
+
+class _AskedError(Exception):
+    """A signal asked the run to end."""
+
+
+class GpuCare:
+    """The care for one run's GPUs; the trial of its first attempt begins at once.
+
+    Args:
+        gathered: of the run.
+        plan: of its first attempt.
+        held: the locks on the GPUs.
+        say: takes lines for people.
+    """
+
+    def __init__(
+        self, gathered: Gathered, plan: LaunchPlan, held: Held, say: Callable[[str], None]
+    ) -> None:
+        self._gathered = gathered
+        self._held = held
+        self._say = say
+        self.mended: tuple[Finding, ...] = ()  # what the last `mend` did and found
+        self._check = begin_preflight(gathered, plan, held, say)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a trial runs, so that there is time to make something ready."""
+        return self._check is not None
+
+    def cleared(self, kind: str, event: Event) -> bool:
+        """Return whether an attempt may have the GPUs.
+
+        Args:
+            kind: of the failure before it; "" for the first attempt. They are tried again only
+                after one that may be theirs.
+            event: takes what is found.
+        """
+        if self._check is None:
+            return True
+        if kind:
+            from saferun.cuda_errors import AFTER
+
+            if kind not in AFTER:
+                return True
+        given = self._check.given()
+        event("preflight", given=given, findings=[f._asdict() for f in self._check.findings])
+        return given
+
+    def mend(
+        self, plan: LaunchPlan, kind: str, *, again: bool, pause: Callable[[float], int]
+    ) -> int:
+        """Do for the GPUs what a failure of this kind asks for: nothing, nearly always.
+
+        Args:
+            plan: of the attempt that failed.
+            kind: of its failure.
+            again: another attempt follows; else only what the next run would need is done.
+            pause: waits some seconds; returns the number of a signal that came meanwhile, or 0.
+
+        Returns:
+            The number of a signal that asks the run to end, else 0.
+        """
+        from saferun.cuda_errors import AFTER, RESET
+
+        self.mended = ()
+        asks = AFTER.get(kind, frozenset())
+        if not again:
+            asks = asks & {RESET}
+        if not asks or not plan.gpus.gpus:
+            return 0
+        from saferun import clearance
+
+        def sleep(seconds: float) -> None:
+            if number := pause(seconds):
+                raise _AskedError(number)
+
+        wanted: dict[str, Any] = dict.fromkeys(asks, ())
+        try:
+            done = clearance.recovered(wanted, self._gathered, plan, self._held, sleep)
+        except _AskedError as asked:
+            return int(asked.args[0])
+        self.mended = done.findings
+        for finding in done.findings:
+            self._say(clearance.in_a_line(finding))
+        return 0
+
+    def close(self) -> None:
+        """End a trial that nobody waits for."""
+        if self._check is not None:
+            self._check.close()

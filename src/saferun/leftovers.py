@@ -1,0 +1,178 @@
+"""Who holds the GPUs, and which of them an ended run of saferun has left behind.
+
+A process is a leftover where all of this is certain: it is ours (the same user, the same pid
+namespace), a saferun of this user started it (its environment says which), and every saferun that
+it names has ended. What cannot be proved is somebody's work, and is left alone. Normally there are
+none: the keeper ends an attempt with its saferun; a leftover needs both of them killed at once, or
+a job that saferun was replaced by (`--retries 0`) and whose torchrun was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+
+from saferun import alive
+from saferun.inject import contract
+
+LOCKS = "SAFERUN_LOCKS"  # lock.VARIABLE: "<pid>:<start>:<device>,…;…"
+CACHE = "saferun-cache-"  # remedies.py makes these
+CACHE_AGE_S = 600.0  # of a cache that is in no run's hands: one may just be starting
+_ENVIRON_BYTES = 1 << 20
+
+
+def openers(minors: Iterable[int] | None, dev: str = "/dev") -> dict[int, int]:
+    """Return {pid: start time} of the processes that have a GPU's device node open.
+
+    Args:
+        minors: the numbers of the nodes; None for those of all GPUs.
+        dev: where the nodes are.
+
+    Other users' processes are seen by root only.
+    """
+    wanted = None if minors is None else {f"{dev}/nvidia{minor}" for minor in minors}
+    found = {}
+    for pid in _pids():
+        if any(_is_node(path, wanted, dev) for path in _open_files(pid)):
+            start = alive.start(pid)
+            if start is not None:
+                found[pid] = start
+    return found
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _open_files(pid: int) -> Iterable[str]:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for name in names:
+        try:
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+
+
+def _is_node(path: str, wanted: set[str] | None, dev: str) -> bool:
+    if wanted is not None:
+        return path in wanted
+    return re.fullmatch(rf"{re.escape(dev)}/nvidia\d+", path) is not None
+
+
+def is_leftover(pid: int, runs: str) -> bool:
+    """Return whether a process is certain to be what an ended run of ours has left.
+
+    Args:
+        pid: the process.
+        runs: the directory of the runs' journals.
+    """
+    if pid == os.getpid() or alive.uids(pid) != {os.geteuid()} or not _same_namespace(pid):
+        return False
+    told = _environment(pid)
+    if told.get(LOCKS):
+        owners = [entry.split(":")[:2] for entry in told[LOCKS].split(";")]
+        return all(len(o) == 2 and o[0].isdecimal() and _has_ended(*o) for o in owners)
+    return _run_has_ended(told.get(contract.VARIABLE, ""), runs)
+
+
+def _has_ended(pid: str, start: str) -> bool:
+    return alive.start(int(pid)) != int(start) if start.isdecimal() else False
+
+
+def _run_has_ended(text: str, runs: str) -> bool:
+    """Ask the journal of the run that a process belongs to who ran it."""
+    from saferun.journal import read_events
+
+    try:
+        run = str(contract.decode(text)["run"]) if text else ""
+    except ValueError:
+        return False
+    if not run or not runs or run != os.path.basename(run) or run.startswith("."):
+        return False
+    attempts = [
+        event
+        for event in read_events(os.path.join(runs, run, "events.jsonl"))
+        if event["event"] == "attempt" and isinstance(event.get("by"), dict)
+    ]
+    return bool(attempts) and all(alive.lives(event["by"]) is False for event in attempts)
+
+
+def _same_namespace(pid: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """Return what a process was started with; empty where that is not for us to read."""
+    entries = _environ_bytes(pid).split(b"\0")
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs}
+
+
+def _environ_bytes(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read(_ENVIRON_BYTES)
+    except OSError:
+        return b""
+
+
+def end(pids: Iterable[int], limit_s: float) -> tuple[int, list[int]]:
+    """Kill leftovers, all frozen first; return how many ended and which live on."""
+    from saferun.keeper import end_processes
+
+    wanted = {pid: start for pid in pids if (start := alive.start(pid)) is not None}
+
+    def living() -> dict[int, int]:
+        return {pid: start for pid, start in wanted.items() if alive.start(pid) == start}
+
+    return end_processes(living, limit_s)
+
+
+# --- caches -------------------------------------------------------------------------------------
+
+
+def stale_caches(folder: str) -> list[str]:
+    """Return the caches of ours in a directory that no run has: unlocked, old, in nobody's use."""
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith(CACHE)]
+    except OSError:
+        return []
+    paths = [os.path.join(folder, name) for name in sorted(names)]
+    paths = [path for path in paths if _is_old_and_ours(path) and not _is_claimed(path)]
+    pids = [name for name in os.listdir("/proc") if name.isdecimal()] if paths else []
+    used = [_environ_bytes(int(pid)) for pid in pids]
+    return [path for path in paths if not any(os.fsencode(path) in text for text in used)]
+
+
+def _is_old_and_ours(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    private = (status.st_mode & 0o170077) == 0o040000 and status.st_uid == os.geteuid()
+    return private and time.time() - status.st_mtime > CACHE_AGE_S
+
+
+def _is_claimed(path: str) -> bool:
+    """Whether a run holds the lock that Remedies has taken on it."""
+    import fcntl
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,390 @@
+"""Try every GPU that CUDA shows: a context, memory written, copied and read back. No torch.
+
+    python3 preflight.py [--timeout 20]     one JSON document; status 0 if all is well, else 69
+    python3 preflight.py --touch            the trial itself, in this process and without a bound
+
+A driver may hang, crash or never let go of a process, so the trial runs in a child. It tells what
+it is doing line by line; whoever started it reads that against a clock, kills it when its time is
+over and still knows what stood where. The calls are the driver's own, those of
+https://docs.nvidia.com/cuda/cuda-driver-api/, all GPUs at once in threads (ctypes lets go of the
+interpreter lock in a call). Setting memory is a kernel, so no module is loaded: compiling one
+needs a library that containers leave out (CUDA_ERROR_JIT_COMPILER_NOT_FOUND).
+
+Standard library only, Python >= 3.9, runs by its path, nothing beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # typing costs a launch 5 ms
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+SCHEMA = 1
+LIBRARY = "libcuda.so.1"
+TIMEOUT_S = 20.0
+MEMORY_BYTES = 64 << 20
+MOST_GPUS = 64  # of one machine; more is a library that lies
+STATUS_BAD = 69  # sysexits.h: EX_UNAVAILABLE
+_CHUNK_BYTES = 4 << 20
+_REAP_S = 0.5  # for a killed trial to go; the kernel may be unable to end it
+_LET_GO_S = 2.0  # for a trial that has said all to close the GPUs
+_SAID_BYTES = 2000
+_OUTPUT_BYTES = 1 << 20
+_SET_PDEATHSIG = 1  # linux/prctl.h
+_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+_UNKNOWN_FUNCTION = 500  # CUDA_ERROR_NOT_FOUND, for a function that this driver does not have
+
+
+# --- our side: start, listen, end ----------------------------------------------------------------
+
+
+class Trial:
+    """A trial that runs in a child. `close` it, whatever happens.
+
+    Args:
+        environ: the job's whole environment: CUDA_VISIBLE_DEVICES and LD_LIBRARY_PATH count.
+        python: the interpreter; any Python >= 3.9.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    def __init__(self, environ: Mapping[str, str], python: str = sys.executable) -> None:
+        self._began = time.monotonic()
+        self._document = _blank(environ)
+        self._text = b""
+        self._read = 0
+        self._pid = 0
+        self._pipe, writing = os.pipe()
+        words = [python, "-I", "-S", os.path.abspath(__file__), "--touch"]
+        files: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+        files += [(os.POSIX_SPAWN_DUP2, writing, fd) for fd in (1, 2)]
+        try:
+            self._pid = os.posix_spawn(python, words, dict(environ), file_actions=files)
+        except OSError:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(writing)
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def report(self, timeout_s: float) -> dict[str, Any]:
+        """Return what the trial found; it is over then.
+
+        Args:
+            timeout_s: counted from the trial's start. It is killed then, and what had no answer
+                is told by its last step.
+        """
+        end = self._began + timeout_s
+        found = self._document
+        while found["step"] != "end" and self._read < _OUTPUT_BYTES:
+            left = end - time.monotonic()
+            ready = select.select([self._pipe], [], [], max(0.0, left))[0]
+            piece = os.read(self._pipe, 1 << 16) if ready else b""
+            if not piece:
+                found["ended"] = "crash" if ready else "timeout"
+                break
+            self._take(piece)
+        else:
+            found["ended"] = "done" if found["step"] == "end" else "flood"
+        self.close(_LET_GO_S if found["ended"] in ("done", "crash") else 0.0)
+        found["seconds"] = round(time.monotonic() - self._began, 3)
+        return found
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """End the trial; one that the kernel cannot end is left, and named in the document."""
+        pid, self._pid = self._pid, 0
+        if not pid:
+            return
+        os.close(self._pipe)
+        status = _wait(pid, patience_s)
+        if status is None:
+            for end in (os.killpg, os.kill):  # it has a group of its own, but for its first moment
+                try:
+                    end(pid, signal.SIGKILL)
+                except OSError:
+                    continue
+            status = _wait(pid, _REAP_S)
+        if status is None:
+            self._document["left"] = pid
+        elif os.WIFSIGNALED(status):
+            self._document["signal"] = os.WTERMSIG(status)
+
+    def _take(self, piece: bytes) -> None:
+        self._read += len(piece)
+        *lines, self._text = (self._text + piece).split(b"\n")
+        for line in lines:
+            _hear(self._document, line)
+
+
+def _blank(environ: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "visible": environ.get("CUDA_VISIBLE_DEVICES"),
+        "step": "start",  # start, library, init, count, devices, end: how far it came
+        "ended": "",  # done, timeout, crash, flood
+        "code": 0,  # of the call that failed for all GPUs
+        "devices": {},
+        "said": "",
+    }
+
+
+def _hear(document: dict[str, Any], line: bytes) -> None:
+    """Put one line of the trial into the document; what is no line of its is kept as text."""
+    import json
+
+    try:
+        told = json.loads(line)
+        number = told.pop("device", None)
+    except (ValueError, AttributeError, RecursionError):
+        text = document["said"] + line.decode("utf-8", "replace").strip() + "\n"
+        document["said"] = text[-_SAID_BYTES:]
+        return
+    into = document if number is None else document["devices"].setdefault(str(number), {})
+    into.update(told)
+
+
+def _wait(pid: int, limit_s: float) -> int | None:
+    """Return the wait status of a child, None if it has not ended in time."""
+    limit = time.monotonic() + limit_s
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # where SIGCHLD is ignored
+            return 0
+        if done:
+            return status
+        if time.monotonic() >= limit:
+            return None
+        time.sleep(0.002)
+
+
+def is_well(document: Mapping[str, Any]) -> bool:
+    """Return whether every GPU was tried and none failed."""
+    devices = document["devices"].values()
+    done = document["ended"] == "done" and not document["code"]
+    return bool(done and devices and all(device.get("good") for device in devices))
+
+
+# --- the trial -----------------------------------------------------------------------------------
+
+
+class _RefusedError(Exception):
+    """A call of the driver that did not return success."""
+
+    def __init__(self, code: int, call: str) -> None:
+        super().__init__(code, call)
+        self.code = code
+        self.call = call
+
+
+class _Driver:
+    """The driver's library, each call checked."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __call__(self, call: str, *arguments: Any) -> None:
+        code = self.ask(call, *arguments)
+        if code:
+            raise _RefusedError(code, call)
+
+    def ask(self, call: str, *arguments: Any) -> int:
+        """Call a function and return its CUresult."""
+        function = getattr(self._library, call, None)
+        return _UNKNOWN_FUNCTION if function is None else int(function(*arguments))
+
+    def name(self, code: int) -> str:
+        """Return the name of an error, "" where the driver has none."""
+        import ctypes
+
+        text = ctypes.c_char_p()
+        if self.ask("cuGetErrorName", code, ctypes.byref(text)) or not text.value:
+            return ""
+        return text.value.decode("ascii", "replace")
+
+
+class _Voice:
+    """Tells our parent, a line in one write: lines of several threads do not mix."""
+
+    def __call__(self, **told: Any) -> None:
+        import json
+
+        os.write(1, json.dumps(told).encode() + b"\n")
+
+
+def touch() -> None:
+    """Try all GPUs and tell; never returns. The parent's end is ours."""
+    import ctypes
+
+    os.setsid()  # a Ctrl-C at the terminal is not for us, and the parent can end all of us
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    tell = _Voice()
+    tell(step="library")
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        kfd, proc = os.path.exists("/dev/kfd"), os.path.exists("/proc/driver/nvidia")
+        tell(missing=str(error), kfd=kfd, proc=proc, step="end")
+    else:
+        _try_all(_Driver(library), tell)
+        tell(step="end")
+    os._exit(0)
+
+
+def _node(path: str) -> str:
+    if not os.path.exists(path):
+        return "missing"
+    return "" if os.access(path, os.R_OK | os.W_OK) else "closed"
+
+
+def _try_all(driver: _Driver, tell: _Voice) -> None:
+    import ctypes
+    import threading
+
+    version, count = ctypes.c_int(0), ctypes.c_int(0)
+    driver.ask("cuDriverGetVersion", ctypes.byref(version))
+    began = time.monotonic()
+    tell(step="init", cuda=version.value)
+    try:
+        driver("cuInit", 0)
+        tell(step="count", init_s=round(time.monotonic() - began, 3))
+        driver("cuDeviceGetCount", ctypes.byref(count))
+    except _RefusedError as refusal:  # only now: cuInit makes missing device nodes where it may
+        nodes = {node: trouble for node in _NODES if (trouble := _node(node))}
+        tell(code=refusal.code, error=driver.name(refusal.code), nodes=nodes)
+        return
+    tell(step="devices", count=count.value)
+    numbers = range(count.value if 0 < count.value <= MOST_GPUS else 0)
+    for number in numbers:  # each is named before the first one can hang
+        tell(device=number, step="device")
+    threads = [threading.Thread(target=_try, args=(driver, n, tell)) for n in numbers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _try(driver: _Driver, number: int, tell: _Voice) -> None:
+    began = time.monotonic()
+    try:
+        handle = _identify(driver, number, tell)
+        told = _use(driver, handle, number, tell)
+        tell(device=number, seconds=round(time.monotonic() - began, 3), **told)
+    except _RefusedError as refusal:
+        error = driver.name(refusal.code)
+        tell(device=number, good=False, code=refusal.code, error=error, call=refusal.call)
+
+
+def _identify(driver: _Driver, number: int, tell: _Voice) -> Any:
+    """Return the handle of a GPU and tell its name, UUID and PCI address, as far as they are known.
+
+    cuDeviceGetUuid_v2 gives a MIG instance's own UUID, cuDeviceGetUuid that of its GPU.
+    """
+    import ctypes
+
+    handle = ctypes.c_int(-1)
+    driver("cuDeviceGet", ctypes.byref(handle), number)
+    name, bus = ctypes.create_string_buffer(128), ctypes.create_string_buffer(32)
+    own, whole = ctypes.create_string_buffer(16), ctypes.create_string_buffer(16)
+    named = driver.ask("cuDeviceGetName", name, 127, handle) == 0
+    placed = driver.ask("cuDeviceGetPCIBusId", bus, 31, handle) == 0
+    first = driver.ask("cuDeviceGetUuid", whole, handle)
+    second = driver.ask("cuDeviceGetUuid_v2", own, handle)
+    raw = own.raw if not second else whole.raw if not first else b""
+    text = name.value.decode("utf-8", "replace") if named else ""
+    mig = " MIG " in text or (not first and not second and own.raw != whole.raw)
+    uuid = f"{'MIG' if mig else 'GPU'}-{_dashed(raw.hex())}" if raw else ""
+    address = bus.value.decode("ascii", "replace").lower() if placed else ""
+    tell(device=number, name=text, uuid=uuid, pci=address, step="context")
+    return handle
+
+
+def _dashed(digits: str) -> str:
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def _use(driver: _Driver, handle: Any, number: int, tell: _Voice) -> dict[str, Any]:
+    """Make the context that torch would make too, use memory in it, and let go of both."""
+    import ctypes
+
+    context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+    try:
+        driver("cuCtxSetCurrent", context)
+        tell(device=number, step="memory")
+        if not driver.ask("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)):
+            tell(device=number, free_mib=free.value >> 20, total_mib=total.value >> 20)
+        driver("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(MEMORY_BYTES))
+        told = _write_and_read(driver, memory.value, number, tell)
+        tell(device=number, step="release")
+        driver("cuMemFree_v2", memory)
+    except _RefusedError:
+        driver.ask("cuDevicePrimaryCtxRelease_v2", handle)
+        raise
+    driver("cuDevicePrimaryCtxRelease_v2", handle)
+    return told
+
+
+def _write_and_read(driver: _Driver, memory: int, number: int, tell: _Voice) -> dict[str, Any]:
+    """Fill one half with a pattern, the other with its complement; copy over that; read all."""
+    import ctypes
+
+    half = MEMORY_BYTES // 2
+    pattern = 0xA5C30F00 | number
+    tell(device=number, step="write")
+    first, second = ctypes.c_uint64(memory), ctypes.c_uint64(memory + half)
+    words = ctypes.c_size_t(half // 4)
+    driver("cuMemsetD32_v2", first, ctypes.c_uint32(pattern), words)
+    driver("cuMemsetD32_v2", second, ctypes.c_uint32(pattern ^ 0xFFFFFFFF), words)
+    driver("cuCtxSynchronize")
+    tell(device=number, step="copy")
+    driver("cuMemcpyDtoD_v2", second, first, ctypes.c_size_t(half))
+    driver("cuCtxSynchronize")
+    tell(device=number, step="read")
+    expected = pattern.to_bytes(4, "little") * (_CHUNK_BYTES // 4)
+    room = ctypes.create_string_buffer(_CHUNK_BYTES)
+    for at in range(0, MEMORY_BYTES, _CHUNK_BYTES):
+        size = ctypes.c_size_t(_CHUNK_BYTES)
+        driver("cuMemcpyDtoH_v2", room, ctypes.c_uint64(memory + at), size)
+        got = room.raw
+        if got != expected:
+            place = next(i for i in range(_CHUNK_BYTES) if got[i] != expected[i])
+            return {"good": False, "step": "compare", "differs_at": at + place}
+    return {"good": True}
+
+
+# --- by path -------------------------------------------------------------------------------------
+
+
+def main(words: list[str]) -> int:
+    """Run a trial and print its document; return the exit status."""
+    if words == ["--touch"]:
+        touch()
+    import argparse
+    import json
+
+    parser = argparse.ArgumentParser(prog="preflight", description="try every GPU that CUDA shows")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds (%(default)g)")
+    options = parser.parse_args(words)
+    with Trial(os.environ) as trial:
+        document = trial.report(options.timeout)
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    return 0 if is_well(document) else STATUS_BAD
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,312 @@
+"""Bring GPUs back into use, the least invasive way first: `recover_cuda_context`.
+
+    1. end what an ended run of ours has left on them, and nothing else (leftovers.py)
+    2. wait until memory that was given back is free
+    3. remove compile caches that ended runs of ours have left
+    4. say where a persistent driver would help
+    5. reset a GPU: only with `recover.gpu_reset: when-idle`, as root, under the exclusive lock,
+       with no process on it, never under MIG; else say what an administrator can do
+
+A reset needs a reason of that GPU's own: the driver asks for it (*GPU Recovery Action*,
+https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html), or
+its trial failed in a way that a reset mends (cuda_errors.py). nvidia-smi checks once more that
+nobody uses it (https://docs.nvidia.com/deploy/nvidia-smi/index.html, --gpu-reset).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from saferun import alive, bounded, leftovers, smi
+from saferun.cuda_errors import DRAIN, LEFTOVERS, RESET
+from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.model import Gpu
+
+CACHES, PERSISTENCE = "caches", "persistence"
+EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
+SMI_S = 5.0  # nvidia-smi -q takes 2 s at the most where all is well
+DRAIN_S = 10.0
+RESET_S = 60.0  # a reset is not broken off lightly
+END_S = 3.0
+POLL_S = 0.5
+IDLE_MIB = 1024  # what a GPU without work may show as used: the driver's own, a display's
+_ASKS_RESET = ("reset", "gpu reset", "drain and reset", "drain p2p and reset")
+_INITIAL_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+_PERSISTENCE = "https://docs.nvidia.com/deploy/driver-persistence/index.html"
+
+
+class World(NamedTuple):
+    """Where this process stands; tests stand elsewhere."""
+
+    root: bool
+    sees_all: bool  # the machine's first pid namespace: no process is hidden from us
+    dev: str = "/dev"
+    smi_s: float = SMI_S  # for nvidia-smi to answer
+    sleep: Callable[[float], object] = time.sleep
+
+
+class Recovered(NamedTuple):
+    """What was done and found."""
+
+    findings: tuple[Finding, ...]
+    acted: bool  # something has changed: try the GPUs again
+
+
+def here() -> World:
+    """Return where this process stands."""
+    try:
+        sees_all = os.readlink("/proc/self/ns/pid") == _INITIAL_PIDS
+    except OSError:
+        sees_all = False
+    return World(os.geteuid() == 0, sees_all)
+
+
+def recover(
+    gpus: Sequence[Gpu],
+    asks: Iterable[str],
+    *,
+    environ: Mapping[str, str],
+    reset: str = "never",
+    alone: Callable[[], bool] = lambda: False,
+    suspects: Iterable[str] = (),
+    runs: str = "",
+    drain_s: float = DRAIN_S,
+    world: World | None = None,
+) -> Recovered:
+    """Do what is asked for, least invasive first; never raises for what the machine says.
+
+    Args:
+        gpus: those that the job uses.
+        asks: LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET.
+        environ: PATH finds nvidia-smi.
+        reset: `recover.gpu_reset`: "never" or "when-idle".
+        alone: says whether we hold these GPUs' locks and nobody else runs on them (lock.Held).
+        suspects: UUIDs of the GPUs whose trial failed.
+        runs: the directory of the runs' journals.
+        drain_s: how long memory may take to come back.
+        world: where we stand; found out where it is left out.
+    """
+    asks = frozenset(asks)
+    work = _Recovery(gpus, environ, runs, world or here())
+    found: list[Finding] = []
+    if LEFTOVERS in asks:
+        found += work.end_leftovers()
+    if DRAIN in asks:
+        found += work.drain(drain_s)
+    if CACHES in asks:
+        found += work.clear_caches()
+    if PERSISTENCE in asks:
+        found += work.persistence()
+    if RESET in asks:
+        found += work.reset_all(frozenset(suspects), reset, alone)
+    return Recovered((*work.trouble(), *found), work.acted)
+
+
+class _Recovery:
+    """One recovery: the GPUs' state as nvidia-smi last told it, and what was done."""
+
+    def __init__(
+        self, gpus: Sequence[Gpu], environ: Mapping[str, str], runs: str, world: World
+    ) -> None:
+        self.acted = False
+        self._gpus = gpus
+        self._environ = environ
+        self._runs = runs
+        self._world = world
+        self._report: smi.Report | None = None
+        self._trouble = ""
+
+    # what nvidia-smi says
+
+    def trouble(self) -> list[Finding]:
+        """Say that nvidia-smi was asked and gave no answer."""
+        if not self._trouble:
+            return []
+        mend = "without its answer nothing is waited for or reset; look at dmesg"
+        return [Finding(PROBLEM, "nvidia-smi", self._trouble, "", mend)]
+
+    def _look(self, *, fresh: bool = False) -> smi.Report:
+        if self._report is None or fresh:
+            self._report, self._trouble = look(self._environ, self._world.smi_s)
+        return self._report
+
+    def _card(self, gpu: Gpu) -> smi.Card | None:
+        cards = self._look().cards
+        return next((c for c in cards if gpu.uuid and c.get("GPU UUID") == gpu.uuid), None)
+
+    def _holders(self, card: smi.Card) -> dict[int, str]:
+        """Who is on a GPU: by nvidia-smi, and by the open device node."""
+        named = {p.pid: f"pid {p.pid} ({p.name or alive.comm(p.pid)})" for p in card.processes}
+        minor = smi.number(card.get("Minor Number"))
+        opened = leftovers.openers(None if minor is None else [minor], self._world.dev)
+        return {**{pid: f"pid {pid} ({alive.comm(pid)})" for pid in opened}, **named}
+
+    # leftovers and memory
+
+    def end_leftovers(self) -> list[Finding]:
+        """End the processes on these GPUs that an ended run of ours has left."""
+        pids = set(leftovers.openers(None, self._world.dev))
+        pids |= {p.pid for gpu in self._gpus if (c := self._card(gpu)) for p in c.processes}
+        ours = [pid for pid in sorted(pids) if leftovers.is_leftover(pid, self._runs)]
+        if not ours:
+            return []
+        named = ", ".join(f"{pid} ({alive.comm(pid)})" for pid in ours)
+        ended, living = leftovers.end(ours, END_S)
+        self.acted |= bool(ended)
+        self._report = None
+        if living:
+            mend = "look at its state (ps -o stat,wchan) and at dmesg; mostly a reboot frees it"
+            what = f"{', '.join(map(str, living))} of an ended run cannot be killed"
+            return [Finding(PROBLEM, "leftovers", what, named, mend)]
+        what = f"ended what an earlier run had left on the GPUs: {named}"
+        return [Finding(OK, "leftovers", what, "", "")]
+
+    def drain(self, limit_s: float) -> list[Finding]:
+        """Wait until nothing but the driver's own memory is used, for a bounded time."""
+        end = time.monotonic() + limit_s
+        waited = False
+        while busy := [gpu for gpu in self._gpus if (c := self._card(gpu)) and not _idle(c)]:
+            if time.monotonic() >= end or self._trouble:
+                break
+            waited = True
+            self._world.sleep(min(POLL_S, max(0.0, end - time.monotonic())))
+            self._look(fresh=True)
+        self.acted |= waited and not busy
+        return [self._full(gpu, limit_s) for gpu in busy]
+
+    def _full(self, gpu: Gpu, limit_s: float) -> Finding:
+        card = self._card(gpu)
+        assert card is not None  # it was busy
+        used, holders = card.get("FB Memory Usage/Used"), self._holders(card)
+        what = f"{used} are still used after {limit_s:g} s"
+        if holders:
+            what += f", by {', '.join(holders.values())}"
+            mend = "not a run of ours: wait for it, end it, or choose other GPUs"
+        else:
+            mend = "no process is seen: it may be in another container, or stuck in the driver"
+        return Finding(PROBLEM, _area(gpu), what, gpu.uuid, mend)
+
+    # caches, persistence
+
+    def clear_caches(self) -> list[Finding]:
+        """Remove the compile caches that saferun has made for runs which have ended.
+
+        A cache of the user's own is never touched: the cure of a broken one is a fresh directory.
+        """
+        import shutil
+
+        gone = []
+        for path in leftovers.stale_caches(self._environ.get("TMPDIR") or "/tmp"):  # noqa: S108
+            shutil.rmtree(path, ignore_errors=True)
+            if not os.path.exists(path):
+                gone.append(path)
+        if not gone:
+            return []
+        what = f"removed {len(gone)} compile caches that ended runs had left"
+        return [Finding(OK, "caches", what, ", ".join(gone), "")]
+
+    def persistence(self) -> list[Finding]:
+        """Say where the driver forgets a GPU as soon as nobody uses it."""
+        off = [
+            gpu
+            for gpu in self._gpus
+            if (card := self._card(gpu)) and card.get("Persistence Mode") == "Disabled"
+        ]
+        if not off:
+            return []
+        what = f"persistence mode is off ({', '.join(map(_area, off))})"
+        detail = f"every first use sets the GPU up anew, 1 to 3 s each; {_PERSISTENCE}"
+        mend = "as root: systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1"
+        return [Finding(NOTE, "driver", what, detail, mend)]
+
+    # reset
+
+    def reset_all(
+        self, suspects: frozenset[str], policy: str, alone: Callable[[], bool]
+    ) -> list[Finding]:
+        """Reset what has a reason to be reset and may be."""
+        found: list[Finding] = []
+        for gpu in self._gpus:
+            card = self._card(gpu)
+            action = card.get("GPU Recovery Action") if card else ""
+            if "reboot" in action.lower():
+                mend = "restart the machine"
+                found.append(Finding(PROBLEM, _area(gpu), f"its driver asks: {action}", "", mend))
+            elif action.lower() in _ASKS_RESET or gpu.uuid in suspects:
+                found.append(self._reset(gpu, card, action, policy, alone))
+        return found
+
+    def _reset(
+        self,
+        gpu: Gpu,
+        card: smi.Card | None,
+        action: str,
+        policy: str,
+        alone: Callable[[], bool],
+    ) -> Finding:
+        reason = f"the driver asks: {action}" if action else "its trial failed"
+        refusal = self._refusal(gpu, card, policy, alone)
+        if refusal:
+            what = f"it needs a reset ({reason}), which is not saferun's to do here: {refusal}"
+            mend = (
+                f"as root, with nothing running on it: nvidia-smi --gpu-reset -i {gpu.uuid}; "
+                "restart the machine if that fails"
+            )
+            return Finding(PROBLEM, _area(gpu), what, gpu.uuid, mend)
+        program = bounded.on_path("nvidia-smi", self._environ) or "nvidia-smi"
+        words = (program, "--gpu-reset", "-i", gpu.uuid)
+        answer = bounded.run(words, self._environ, RESET_S)
+        self._report = None
+        said = " ".join((answer.out + " " + answer.err).split())[:300]
+        if answer.trouble:
+            mend = "restart the machine"
+            what = f"its reset failed: {answer.trouble}"
+            return Finding(PROBLEM, _area(gpu), what, said, mend)
+        self.acted = True
+        return Finding(OK, _area(gpu), f"it was reset ({reason})", said, "")
+
+    def _refusal(
+        self, gpu: Gpu, card: smi.Card | None, policy: str, alone: Callable[[], bool]
+    ) -> str:
+        """Why a GPU must not be reset by us; "" where nothing speaks against it."""
+        if policy != "when-idle":
+            return "recover.gpu_reset is never"
+        if not self._world.root:
+            return "saferun does not run as root"
+        if not self._world.sees_all:
+            return "this is a container, in which other processes on the GPU cannot be seen"
+        if not gpu.uuid.startswith("GPU-"):
+            return "it is a MIG instance, or its UUID is not known"
+        if card is None:
+            return "nvidia-smi does not show it"
+        if card.get("MIG Mode/Current") == "Enabled":
+            return "it is in MIG mode"
+        if holders := self._holders(card):
+            return f"in use by {', '.join(holders.values())}"
+        return "" if alone() else "its lock is not ours alone"
+
+
+def look(environ: Mapping[str, str], timeout_s: float) -> tuple[smi.Report, str]:
+    """Ask nvidia-smi for everything, bounded; return the report and what went wrong."""
+    program = bounded.on_path("nvidia-smi", environ)
+    if program is None:
+        return smi.Report(), "nvidia-smi is not on PATH"
+    answer = bounded.run((program, "-q"), environ, timeout_s)
+    report = smi.parse(answer.out)
+    if report.cards:
+        return report, ""
+    said = report.strange or smi.parse(answer.err).strange
+    trouble = answer.trouble or "no GPU in its answer"
+    return report, ": ".join(filter(None, ("nvidia-smi -q", trouble, said)))
+
+
+def _idle(card: smi.Card) -> bool:
+    used = smi.number(card.get("FB Memory Usage/Used"))
+    return used is None or used <= IDLE_MIB
+
+
+def _area(gpu: Gpu) -> str:
+    return "GPU" if gpu.number is None else f"GPU {gpu.number}"

@@ -1,0 +1,109 @@
+"""The trial of the GPUs on a machine that has some: the real driver, real memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from saferun import clearance, gpu, preflight, preflight_page
+from saferun.model import GpuFacts
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRON = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+FACTS = gpu.detect(ENVIRON)
+
+pytestmark = pytest.mark.skipif(not FACTS.gpus, reason="no NVIDIA GPU here")
+
+# Takes nearly all memory of GPU 0 and says so.
+HOARDER = """
+import torch
+free, _ = torch.cuda.mem_get_info(0)
+keep = torch.empty(free - (96 << 20), dtype=torch.uint8, device="cuda:0")
+torch.cuda.synchronize()
+print("full", flush=True)
+input()
+"""
+
+
+def tried(**environ: str) -> dict:
+    with preflight.Trial({**ENVIRON, **environ}) as trial:
+        return trial.report(60)
+
+
+def test_every_gpu_passes_within_the_bound():
+    began = time.monotonic()
+    told = tried()
+    assert preflight.is_well(told), told
+    assert time.monotonic() - began < 20
+    assert len(told["devices"]) == len(FACTS.gpus)
+
+
+def test_the_names_are_those_of_nvidia_smi():
+    words = ["nvidia-smi", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    pairs = {tuple(line.split(", ")) for line in said.splitlines()}
+    expected = {(uuid, re.sub(r"^0000(?=\w{4}:)", "", bus.lower())) for uuid, bus in pairs}
+    assert {(d["uuid"], d["pci"]) for d in tried()["devices"].values()} == expected
+
+
+def test_the_addresses_in_the_driver_s_files_are_those_of_cuda():
+    known = gpu.addresses()
+    if not known:
+        pytest.skip("no driver files here")
+    for device in tried()["devices"].values():
+        assert known[device["uuid"]] == device["pci"]
+
+
+def test_only_visible_gpus_are_tried():
+    last = FACTS.gpus[-1].uuid
+    (device,) = tried(CUDA_VISIBLE_DEVICES=last)["devices"].values()
+    assert device["uuid"] == last
+
+
+@pytest.mark.parametrize("visible", ["99", "", "GPU-ffffffff"])
+def test_a_value_that_names_no_gpu_is_a_finding(visible):
+    told = tried(CUDA_VISIBLE_DEVICES=visible)
+    (finding,) = preflight_page.judge(told, GpuFacts(), 20).findings
+    assert finding.level == "problem"
+    assert repr(visible) in finding.mend
+
+
+def test_a_gpu_that_is_full_is_named_with_its_holder():
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", HOARDER], env=ENVIRON, stdin=pipe, stdout=pipe, text=True
+    ) as hoarder:
+        if hoarder.stdout.readline() != "full\n":
+            pytest.skip("no torch that can use the GPU")
+        with preflight.Trial(ENVIRON) as trial:
+            judged = clearance.examine(trial, ENVIRON, FACTS, 20)
+        hoarder.communicate("\n")
+    print(*judged.findings, sep="\n")
+    assert not judged.well
+    assert "CUDA_ERROR_OUT_OF_MEMORY (2)" in judged.findings[0].what
+    assert set(judged.asks) == {"leftovers", "drain"}
+
+
+def test_a_launch_under_require_runs_on_good_gpus(tmp_path):
+    (tmp_path / "job.py").write_text("print('the job runs', flush=True)\n")
+    words = ["--profile", "cuda", "--set", "preflight.mode=require", "--nproc-per-node", "1"]
+    path = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+    done = subprocess.run(
+        [sys.executable, "-m", "saferun", "--run-dir", str(tmp_path / "runs"), *words, "job.py"],
+        env={**ENVIRON, "PYTHONPATH": path, "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "the job runs\n"), done.stderr
+    (log,) = tmp_path.glob("runs/*/events.jsonl")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [e["given"] for e in events if e["event"] == "preflight"] == [True]

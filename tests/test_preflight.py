@@ -1,0 +1,452 @@
+"""The trial of the GPUs before a job: against a driver that fails in every way.
+
+The driver is a small library of C (fakes/libcuda.c) that is loaded as the real one would be;
+everything else is real.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid as unique
+from pathlib import Path
+
+import pytest
+from fakecuda import PROGRAM, ROOT, Machine, card, compiled, try_gpus, uuid
+
+from saferun import clearance, cuda_errors, preflight, preflight_page
+from saferun.findings import NOTE, PROBLEM
+from saferun.model import Gpu, GpuFacts
+
+A, B, C = (uuid(number) for number in range(3))
+THREE = GpuFacts(tuple(Gpu(n, uuid(n), "NVIDIA Fake") for n in range(3)), "proc")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    return compiled(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def machine(tmp_path, library) -> Machine:
+    return Machine(tmp_path, library)
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if mark.encode() in Path(f"/proc/{name}/environ").read_bytes():
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def until(condition, limit_s=10):
+    limit = time.monotonic() + limit_s
+    while not (value := condition()):
+        assert time.monotonic() < limit, condition
+        time.sleep(0.005)
+    return value
+
+
+# The program: what it tells of each GPU
+
+
+def test_good_gpus_are_named_with_uuid_and_pci_address(library):
+    told = try_gpus(library)
+    assert (told["status"], told["ended"]) == (0, "done")
+    known = [(d["good"], d["uuid"], d["pci"]) for d in told["devices"].values()]
+    assert known == [(True, A, "0000:1a:00.0"), (True, B, "0000:1b:00.0")]
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("context", 46),
+        ("memory", 2),
+        ("write", 719),
+        ("copy", 999),
+        ("read", 214),
+        ("release", 700),
+    ],
+)
+def test_a_call_that_fails_on_one_gpu_is_told_with_its_step(library, call, code):
+    told = try_gpus(library, FAKE_CUDA_BAD=f"1:{call}:{code}")
+    good, bad = told["devices"]["0"], told["devices"]["1"]
+    assert good["good"] is True
+    assert (bad["good"], bad["step"], bad["code"]) == (False, call, code)
+    assert told["status"] == 69
+
+
+def test_one_wrong_bit_in_what_is_read_back_is_seen(library):
+    told = try_gpus(library, FAKE_CUDA_BAD="0:read:garbage")["devices"]["0"]
+    assert (told["good"], told["step"], told["differs_at"]) == (False, "compare", 4711)
+
+
+def test_a_driver_that_hangs_is_killed_in_time(library):
+    mark, began = unique.uuid4().hex, time.monotonic()
+    told = try_gpus(library, timeout_s=0.7, FAKE_CUDA_INIT="hang", MARK=mark)
+    assert time.monotonic() - began < 3
+    assert (told["ended"], told["step"], told["status"]) == ("timeout", "init", 69)
+    assert not processes_with(mark)
+
+
+def test_one_gpu_that_hangs_does_not_hide_the_others(library):
+    told = try_gpus(library, timeout_s=1.5, FAKE_CUDA_GPUS="3", FAKE_CUDA_BAD="1:context:hang")
+    assert [d.get("good") for d in told["devices"].values()] == [True, None, True]
+    assert told["devices"]["1"]["step"] == "context"
+
+
+def test_a_driver_that_crashes_is_told_by_its_signal(library):
+    told = try_gpus(library, FAKE_CUDA_INIT="crash")
+    assert (told["ended"], told["signal"], told["step"]) == ("crash", signal.SIGABRT, "init")
+
+
+@pytest.mark.parametrize("count", ["-3", "100000", "0"])
+def test_a_driver_that_lies_about_its_count_is_no_traceback(library, count):
+    told = try_gpus(library, FAKE_CUDA_GPUS=count)
+    assert (told["ended"], told["said"], told["status"]) == ("done", "", 69)
+    assert not told["devices"]
+
+
+def test_a_library_that_is_none_is_said(tmp_path):
+    (tmp_path / "libcuda.so.1").write_text("not a library")
+    told = try_gpus(tmp_path)
+    assert "libcuda.so.1" in told["missing"]
+    assert told["status"] == 69
+
+
+def test_the_trial_ends_with_the_process_that_started_it(library, tmp_path):
+    mark, log = unique.uuid4().hex, tmp_path / "log"
+    words = [sys.executable, "-I", "-S", str(PROGRAM), "--timeout", "60"]
+    env = {"LD_LIBRARY_PATH": str(library), "FAKE_CUDA_INIT": "hang", "MARK": mark}
+    env["FAKE_CUDA_LOG"] = str(log)
+    parent = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL)
+    until(log.exists)  # in cuInit: it will not write to a pipe that nobody reads
+    parent.kill()
+    parent.wait()
+    until(lambda: not processes_with(mark))
+
+
+def test_the_program_needs_nothing_newer_than_python_3_9():
+    for name in ("preflight", "preflight_page", "cuda_errors"):
+        ast.parse((ROOT / "src" / "saferun" / f"{name}.py").read_text(), feature_version=(3, 9))
+
+
+# What is made of it (pure)
+
+
+def device(number, **told):
+    known = {"uuid": uuid(number), "pci": f"0000:{0x1A + number:02x}:00.0", "name": "Fake"}
+    return {str(number): {**known, "good": True, "step": "release", **told}}
+
+
+def document(*devices, **told):
+    merged = {key: value for one in devices for key, value in one.items()}
+    return {"ended": "done", "step": "end", "code": 0, "devices": merged, "said": "", **told}
+
+
+def problems(judged):
+    return [finding for finding in judged.findings if finding.level == PROBLEM]
+
+
+def test_a_bad_gpu_is_named_by_number_uuid_address_error_and_mend():
+    failed = device(1, good=False, step="read", code=214, error="CUDA_ERROR_ECC_UNCORRECTABLE")
+    judged = preflight_page.judge(document(device(0), failed, device(2)), THREE, 20)
+    (line, leave_out) = preflight_page.lines(judged)
+    for word in ("GPU 1", B, "0000:1b:00.0", "CUDA_ERROR_ECC_UNCORRECTABLE (214)", f"-i {B}"):
+        assert word in line
+    assert "read back" in line
+    assert leave_out.endswith("CUDA_VISIBLE_DEVICES=GPU-11111111,GPU-33333333")
+    assert judged.asks == {"reset": (B,)}
+
+
+@pytest.mark.parametrize(
+    ("told", "word"),
+    [
+        ({"code": 802}, "fabric manager"),
+        ({"code": 803}, "reboot after a driver update"),
+        ({"code": 999}, "nvidia_uvm"),
+        ({"code": 999, "nodes": {"/dev/nvidia-uvm": "missing"}}, "nvidia-modprobe -u"),
+        ({"code": 999, "nodes": {"/dev/nvidiactl": "closed"}}, "/dev/nvidiactl"),
+        ({"code": 101}, "CUDA_VISIBLE_DEVICES with nvidia-smi -L"),
+        ({"code": 101, "visible": "7"}, "CUDA_VISIBLE_DEVICES='7'"),
+        ({"code": 100, "nodes": {"/dev/nvidiactl": "missing"}}, "--gpus all"),
+        ({"code": 100, "visible": ""}, "CUDA_VISIBLE_DEVICES=''"),
+        ({"code": 34}, "stubs"),
+        ({"code": 804}, "compat"),
+        ({"code": 4711}, "dmesg"),
+        ({"missing": "no such file", "proc": True}, "NVIDIA_DRIVER_CAPABILITIES"),
+        ({"missing": "no such file", "kfd": True}, "AMD"),
+        ({"missing": "no such file"}, "install NVIDIA's driver"),
+        ({"visible": "9", "count": 0}, "CUDA_VISIBLE_DEVICES='9'"),
+        ({"ended": "timeout", "step": "init", "left": 4711}, "reboot"),
+        ({"ended": "crash", "signal": 11, "step": "init"}, "LD_LIBRARY_PATH"),
+        ({"ended": "flood", "step": "init"}, "LD_LIBRARY_PATH"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_stops_all_gpus_has_its_mend(told, word):
+    judged = preflight_page.judge(document(**told), THREE, 20)
+    (finding,) = judged.findings
+    assert finding.level == PROBLEM
+    assert word in finding.mend
+
+
+def test_memory_that_is_held_names_who_holds_it():
+    failed = device(0, good=False, step="memory", code=2)
+    around = preflight_page.Around(holders={A: "pid 4711 (python, 70000 MiB)"})
+    judged = preflight_page.judge(document(failed), THREE._replace(gpus=THREE.gpus[:1]), 20, around)
+    (finding,) = problems(judged)
+    assert finding.mend.startswith("held by pid 4711 (python, 70000 MiB); ")
+    assert set(judged.asks) == {"leftovers", "drain"}
+
+
+@pytest.mark.parametrize("visible", [None, "0,1,2"])
+def test_a_gpu_that_cuda_does_not_show_is_missed_and_left_out(visible):
+    judged = preflight_page.judge(document(device(0), device(2), visible=visible), THREE, 20)
+    (finding,) = problems(judged)
+    assert (finding.area, B in finding.what) == ("GPU 1", True)
+    assert judged.findings[-1].what.endswith("CUDA_VISIBLE_DEVICES=GPU-11111111,GPU-33333333")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        THREE._replace(warning="nvidia-smi -L: exit status 15"),
+        GpuFacts((Gpu(None, "MIG-1", "a"), Gpu(None, "MIG-2", "a"))),
+        GpuFacts((Gpu(0, "", "a"), Gpu(1, "", "a"))),
+        GpuFacts(),
+    ],
+    ids=["in doubt", "MIG", "without UUIDs", "nothing known"],
+)
+def test_what_is_not_certain_is_not_missed(facts):
+    assert preflight_page.judge(document(device(0)), facts, 20).well
+
+
+def test_the_number_in_the_job_is_told_where_it_is_another():
+    failed = device(0, uuid=C, good=False, step="copy", code=719)
+    judged = preflight_page.judge(document(failed, visible="2"), THREE, 20)
+    assert problems(judged)[0].area == "GPU 2 (CUDA's 0)"
+
+
+GOOD_BAD_GOOD = [(A, True), (B, False), (C, True)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "value"),
+    [
+        (None, GOOD_BAD_GOOD, "GPU-11111111,GPU-33333333"),
+        ("2,0,1", GOOD_BAD_GOOD, "2,1"),
+        (" 2, 0,1,-1", GOOD_BAD_GOOD, "2,1"),
+        (f"{A},{B},GPU-3333", GOOD_BAD_GOOD, f"{A},GPU-3333"),
+        (None, [("GPU-12345678-a", True), ("GPU-12345678-b", False)], "GPU-12345678-a"),
+        (None, [("", True), ("", False)], "0"),
+        ("MIG-1", [("MIG-1", False)], None),
+        (None, [("MIG-1", False), (B, True)], None),
+        ("0", [(A, False)], None),
+        ("0", GOOD_BAD_GOOD, None),
+        (None, [], None),
+    ],
+    ids=str,
+)
+def test_the_value_that_leaves_the_bad_gpus_out(visible, devices, value):
+    assert preflight_page.visible_without(visible, devices) == value
+
+
+def test_eight_bad_gpus_are_a_few_lines():
+    failed = [device(n, good=False, step="context", code=46) for n in range(8)]
+    lines = preflight_page.lines(preflight_page.judge(document(*failed), GpuFacts(), 20))
+    assert len(lines) == 5
+    assert lines[4] == "and 4 more (saferun doctor)"
+
+
+def test_a_driver_s_text_cannot_move_the_cursor():
+    failed = device(0, good=False, error="\x1b[2J", code=9999, uuid="GPU-\r\n1")
+    (line,) = preflight_page.lines(preflight_page.judge(document(failed), GpuFacts(), 20))
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize("code", cuda_errors.ERRORS)
+def test_every_known_error_has_a_mend_and_a_source(code):
+    known = cuda_errors.known(code)
+    assert known.mend
+    assert known.means
+    assert known.source.startswith("https://")
+
+
+# Questions to the machine that a failure leaves open
+
+
+def examined(library, facts=THREE, timeout_s=20.0, path="/nowhere", **behaviour):
+    environ = {"LD_LIBRARY_PATH": str(library), "PATH": path, "FAKE_CUDA_GPUS": "3", **behaviour}
+    with preflight.Trial(environ) as trial:
+        return clearance.examine(trial, environ, facts, timeout_s)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [{"FAKE_CUDA_LOST": "1:101"}, {"FAKE_CUDA_BAD": "1:context:crash"}],
+    ids=["cuInit fails with it", "it crashes the driver"],
+)
+def test_a_gpu_that_keeps_all_from_starting_is_found(library, behaviour):
+    judged = examined(library, **behaviour)
+    (finding,) = problems(judged)
+    assert finding.area == "GPU 1"
+    assert B in finding.what
+    assert judged.findings[-1].what.endswith("CUDA_VISIBLE_DEVICES=GPU-11111111,GPU-33333333")
+
+
+def test_what_fails_with_every_gpu_is_no_single_one_s_fault(library):
+    (finding,) = examined(library, FAKE_CUDA_INIT="802").findings
+    assert finding.area == "CUDA"
+    assert all(gpu.uuid in finding.detail for gpu in THREE.gpus)
+
+
+def test_the_holder_of_memory_is_asked_of_nvidia_smi(machine, library):
+    machine.smi.reports(card(0), card(1, holders={4711: "/usr/bin/python"}), card(2))
+    path = f"{machine.smi.folder}:/usr/bin:/bin"
+    judged = examined(library, path=path, FAKE_CUDA_BAD="1:memory:2")
+    assert "held by pid 4711 (/usr/bin/python, 70000 MiB)" in problems(judged)[0].mend
+
+
+@pytest.mark.parametrize("script", ["sleep 60", "echo rubbish; exit 9", "yes"])
+def test_an_nvidia_smi_that_hangs_or_lies_costs_a_bounded_time(machine, library, script):
+    machine.smi.behaves(script)
+    path, began = f"{machine.smi.folder}:/usr/bin:/bin", time.monotonic()
+    judged = examined(library, path=path, timeout_s=1, FAKE_CUDA_BAD="1:memory:2")
+    assert problems(judged)[0].mend.startswith("end what holds it")
+    assert time.monotonic() - began < 5
+
+
+# Whole launches
+
+
+@pytest.fixture
+def job(machine) -> str:
+    (machine.folder / "job.py").write_text("print('the job runs', flush=True)\n")
+    return "job.py"
+
+
+def words(mode, *more):
+    return ["--profile", "h100", "--set", f"preflight.mode={mode}", *more]
+
+
+PYTHON = ["--set", "launcher=python"]
+WAYS = {"supervised": PYTHON, "replaced": [*PYTHON, "--retries", "0"]}
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@each_way
+def test_require_starts_nothing_on_a_bad_gpu(machine, job, way):
+    ran = machine.run(*words("require", *way), job, FAKE_CUDA_BAD="1:copy:719")
+    assert (ran.status, ran.out) == (69, "")
+    assert any(B in line and "CUDA_ERROR_LAUNCH_FAILED (719)" in line for line in ran.said)
+    assert "to run without the bad one: export CUDA_VISIBLE_DEVICES=GPU-11111111" in ran.said
+    assert ran.said[-1] == "nothing is started (preflight.mode: require)"
+
+
+@each_way
+def test_warn_says_it_and_goes_on(machine, job, way):
+    ran = machine.run(*words("warn", *way), job, FAKE_CUDA_BAD="1:copy:719")
+    assert (ran.status, ran.out) == (0, "the job runs\n")
+    assert sum(B in line for line in ran.said) == 1
+    assert ran.said[-1] == "starting all the same (preflight.mode: warn)"
+
+
+@each_way
+def test_good_gpus_are_not_spoken_of(machine, job, way):
+    ran = machine.run(*words("require", *way), job)
+    assert (ran.status, ran.out, len(ran.said)) == (0, "the job runs\n", 1)
+
+
+@each_way
+def test_no_gpu_is_touched_unless_the_profile_says_so(machine, job, way):
+    log = machine.folder / "log"
+    assert machine.run("--profile", "h100", *way, job, FAKE_CUDA_LOG=str(log)).status == 0
+    assert not log.exists()
+    assert machine.run(*words("warn", *way), job, FAKE_CUDA_LOG=str(log)).status == 0
+    assert log.read_text() == "-\n"
+
+
+def test_only_what_the_job_will_see_is_tried(machine, job):
+    bad = {"FAKE_CUDA_BAD": "0:copy:719"}
+    ran = machine.run(*words("require", *PYTHON), job, CUDA_VISIBLE_DEVICES="1", **bad)
+    assert ran.status == 0
+    ran = machine.run(*words("require", *PYTHON), job, CUDA_VISIBLE_DEVICES="1,0", **bad)
+    assert ran.status == 69
+    assert "to run without the bad one: export CUDA_VISIBLE_DEVICES=1" in ran.said
+
+
+def test_the_advice_is_good(machine, job):
+    """The value that is said, exported, makes the job run."""
+    bad = {"FAKE_CUDA_BAD": "0:copy:719"}
+    first = machine.run(*words("require", *PYTHON), job, **bad)
+    (advice,) = [line for line in first.said if "CUDA_VISIBLE_DEVICES=" in line]
+    value = advice.rpartition("=")[2]
+    again = machine.run(*words("require", *PYTHON), job, CUDA_VISIBLE_DEVICES=value, **bad)
+    assert again.status == 0
+
+
+def test_a_machine_without_a_driver_is_refused_by_require(machine, job):
+    (machine.folder / "none").mkdir()
+    (machine.folder / "none" / "libcuda.so.1").write_text("")
+    none = {"LD_LIBRARY_PATH": str(machine.folder / "none")}
+    ran = machine.run(*words("require", *PYTHON), job, **none)
+    assert ran.status == 69
+    assert any("there is no NVIDIA driver library" in line for line in ran.said)
+    assert machine.run("--profile", "cpu", *PYTHON, job, **none).status == 0
+
+
+def test_a_hang_is_bounded_by_the_profile_and_named(machine, job):
+    ran = machine.run(
+        *words("require", *PYTHON, "--set", "preflight.timeout_s=0.5"), job, FAKE_CUDA_INIT="hang"
+    )
+    assert ran.status == 69
+    assert any("the driver does not answer: init took 0.5 s" in line for line in ran.said)
+
+
+def test_ctrl_c_ends_a_trial_that_hangs(machine, job):
+    mark = unique.uuid4().hex
+    process = machine.start(*words("require", *PYTHON), job, FAKE_CUDA_INIT="hang", MARK=mark)
+    until(lambda: any("--touch" in line(pid) for pid in processes_with(mark)))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    until(lambda: not processes_with(mark))
+
+
+def line(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def test_the_journal_keeps_what_was_found(machine, job):
+    ran = machine.run(*words("warn", *PYTHON), job, FAKE_CUDA_BAD="1:copy:719")
+    (event,) = ran.events("preflight")
+    assert event["given"] is True
+    assert [f["level"] for f in event["findings"]] == [PROBLEM, NOTE]
+
+
+def test_torchrun_starts_meanwhile_and_the_job_only_afterwards(machine):
+    """The trial takes a second, most of which torchrun needs for itself anyway."""
+    (machine.folder / "job.py").write_text(
+        "import os, glob\n"
+        "for path in glob.glob('/proc/[0-9]*/cmdline'):\n"
+        "    try: text = open(path).read()\n"
+        "    except OSError: continue\n"
+        "    assert '--touch' not in text or os.environ['MARK'] not in text\n"
+        "print('the job runs', os.environ['SAFERUN_ATTEMPT'])\n"
+    )
+    ran = machine.run(*words("require", "--nproc-per-node", "1"), "job.py", FAKE_CUDA_INIT_MS="500")
+    assert (ran.status, ran.out) == (0, "the job runs 1\n"), ran.err
+    assert len(ran.said) == 1
+    assert ran.events("preflight")[0]["given"] is True

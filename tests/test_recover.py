@@ -1,0 +1,428 @@
+"""Bringing GPUs back: real processes and directories, a recording nvidia-smi, never a real GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fakecuda import Machine, Smi, card, compiled, uuid
+
+from saferun import alive, clearance, leftovers, lockdir, recover
+from saferun.cuda_errors import AFTER, DRAIN, LEFTOVERS, RESET
+from saferun.findings import NOTE, OK, PROBLEM
+from saferun.knowledge import load_failures
+from saferun.model import Gpu, GpuFacts
+from saferun.remedies import Remedies
+
+A = uuid(0)
+GPU = Gpu(0, A, "NVIDIA Fake")
+
+
+@pytest.fixture
+def smi(tmp_path) -> Smi:
+    return Smi(tmp_path / "bin")
+
+
+@pytest.fixture
+def dev(tmp_path) -> Path:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    return tmp_path / "dev"
+
+
+class Stand:
+    """Where a recovery is tried: our own devices, a root that is none, no waiting."""
+
+    def __init__(self, smi: Smi, dev: Path) -> None:
+        self.smi, self.dev = smi, dev
+        self.runs = dev.parent / "runs"
+        self.world = recover.World(True, True, str(dev), sleep=lambda s: None)
+        self.environ = {"PATH": f"{smi.folder}:/usr/bin:/bin", "TMPDIR": str(dev.parent)}
+
+    def recover(self, *asks, **options):
+        options = {"runs": str(self.runs), "world": self.world, "drain_s": 0.3, **options}
+        return recover.recover((GPU,), asks, environ=self.environ, **options)
+
+    def reset(self, **options):
+        idle = {"reset": "when-idle", "alone": lambda: True, "suspects": [A]}
+        return self.recover(RESET, **{**idle, **options})
+
+    @property
+    def was_reset(self) -> bool:
+        return any("reset" in words for words in self.smi.asked)
+
+
+@pytest.fixture
+def stand(smi, dev) -> Stand:
+    return Stand(smi, dev)
+
+
+@contextlib.contextmanager
+def holder(dev: Path, **environ: str):
+    """A process that has the device node open, as one that computes on the GPU has."""
+    code = f"open({str(dev / 'nvidia0')!r}); print(flush=True); import signal; signal.pause()"
+    code = "file = " + code
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], env=environ, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended_owner() -> str:
+    """SAFERUN_LOCKS as a saferun that has ended had it."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as owner:
+        entry = f"{owner.pid}:{alive.start(owner.pid)}"
+        owner.communicate(b"\n")
+    return f"{entry}:{A}"
+
+
+def living_owner() -> str:
+    return f"{os.getpid()}:{alive.start(os.getpid())}:{A}"
+
+
+def journal(runs: Path, **by) -> str:
+    """SAFERUN_INJECT of a run, and its journal, which says who ran it."""
+    (runs / "r1").mkdir(parents=True)
+    event = {"at": 1, "event": "attempt", "attempt": 1, "by": {**alive.this_process(), **by}}
+    (runs / "r1" / "events.jsonl").write_text(json.dumps(event) + "\n")
+    return contract("r1")
+
+
+def contract(run: str) -> str:
+    return json.dumps({"v": 1, "run": run, "attempt": 1, "hooks": {}, "mitigations": []})
+
+
+# Leftovers
+
+
+def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
+    stand.smi.reports(card())
+    with holder(stand.dev, SAFERUN_LOCKS=ended_owner()) as process:
+        done = stand.recover(LEFTOVERS)
+        assert process.wait(10) == -9
+    assert done.acted
+    (finding,) = done.findings
+    assert finding.level == OK
+    assert str(process.pid) in finding.what
+
+
+def test_a_leftover_that_only_nvidia_smi_sees_is_ended(stand):
+    with holder(stand.dev.parent / "dev", SAFERUN_LOCKS=ended_owner()) as process:
+        elsewhere = stand.world._replace(dev="/nowhere")
+        stand.smi.reports(card(holders={process.pid: "python"}))
+        assert stand.recover(LEFTOVERS, world=elsewhere).acted
+        assert process.wait(10) == -9
+
+
+def test_the_journal_proves_that_a_run_has_ended(stand):
+    stand.smi.reports(card())
+    told = journal(stand.runs, start=1)
+    with holder(stand.dev, SAFERUN_INJECT=told) as process:
+        assert stand.recover(LEFTOVERS).acted
+        assert process.wait(10) == -9
+
+
+FOREIGN = {
+    "not saferun's": lambda stand: {},
+    "its saferun lives": lambda stand: {"SAFERUN_LOCKS": living_owner()},
+    "the outer saferun lives": lambda stand: {"SAFERUN_LOCKS": f"{living_owner()};{ended_owner()}"},
+    "unreadable owner": lambda stand: {"SAFERUN_LOCKS": "what:ever"},
+    "its run lives": lambda stand: {"SAFERUN_INJECT": journal(stand.runs)},
+    "its run is on another machine": lambda stand: {
+        "SAFERUN_INJECT": journal(stand.runs, boot="another", host="elsewhere")
+    },
+    "its run left no journal": lambda stand: {"SAFERUN_INJECT": contract("r2")},
+    "a run's name that leads elsewhere": lambda stand: {"SAFERUN_INJECT": contract("../r1")},
+    "garbage": lambda stand: {"SAFERUN_INJECT": "{"},
+}
+
+
+@pytest.mark.parametrize("environ", FOREIGN.values(), ids=FOREIGN)
+def test_what_is_not_certain_to_be_a_leftover_lives(stand, environ):
+    stand.smi.reports(card())
+    with holder(stand.dev, **environ(stand)) as process:
+        done = stand.recover(LEFTOVERS)
+        assert process.poll() is None
+    assert done == recover.Recovered((), acted=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_another_user_s_process_is_never_ours(stand):
+    script = "import os, sys; os.setuid(65534); print(flush=True); input()"
+    environ = {"SAFERUN_LOCKS": ended_owner()}
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", script],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        process.stdout.readline()
+        assert not leftovers.is_leftover(process.pid, str(stand.runs))
+        process.communicate(b"\n")
+
+
+# Memory
+
+
+def test_memory_that_is_given_back_is_waited_for(stand):
+    stand.smi.reports(card(used="70000"), look=0)
+    stand.smi.reports(card(used="3"))
+    done = stand.recover(DRAIN, drain_s=20)
+    assert done == recover.Recovered((), acted=True)
+    assert stand.smi.asked == ["-q", "-q"]
+
+
+def test_memory_that_a_foreign_process_holds_is_said_with_its_pid(stand):
+    stand.smi.reports(card(used="70000", holders={4711: "/usr/bin/python"}))
+    (finding,) = stand.recover(DRAIN).findings
+    assert finding.level == PROBLEM
+    assert finding.area == "GPU 0"
+    assert "70000 MiB are still used" in finding.what
+    assert "pid 4711 (/usr/bin/python)" in finding.what
+
+
+def test_memory_that_nobody_seems_to_hold_is_said(stand):
+    stand.smi.reports(card(used="70000"))
+    (finding,) = stand.recover(DRAIN).findings
+    assert "no process is seen" in finding.mend
+
+
+# Caches, persistence
+
+
+def aged(path: Path) -> Path:
+    path.mkdir(mode=0o700)
+    old = time.time() - 2 * leftovers.CACHE_AGE_S
+    os.utime(path, (old, old))
+    return path
+
+
+def test_only_caches_that_no_run_has_are_removed(stand):
+    place = stand.dev.parent
+    old, used = aged(place / "saferun-cache-old"), aged(place / "saferun-cache-used")
+    user_s, fresh = aged(place / "torchinductor_me"), place / "saferun-cache-fresh"
+    fresh.mkdir(mode=0o700)
+    remedies = Remedies(stand.environ, None)
+    held = Path(remedies.ask(["fresh-directory"], 1)["fresh-directory"])
+    os.utime(held, (0, 0))
+    stand.smi.reports(card())
+    with holder(stand.dev, TORCHINDUCTOR_CACHE_DIR=str(used)):
+        (finding,) = stand.recover(recover.CACHES).findings
+    assert finding.detail == str(old)
+    assert [p.exists() for p in (old, used, user_s, fresh, held)] == [False, *[True] * 4]
+    remedies.close()
+    assert not held.exists()
+
+
+def test_a_driver_that_forgets_its_gpus_is_noted(stand):
+    stand.smi.reports(card(persistence="Disabled"))
+    (finding,) = stand.recover(recover.PERSISTENCE).findings
+    assert finding.level == NOTE
+    assert "nvidia-persistenced" in finding.mend
+
+
+# Reset
+
+
+def test_an_idle_gpu_is_reset_as_root_under_the_lock(stand):
+    stand.smi.reports(card())
+    done = stand.reset()
+    assert stand.smi.asked == ["-q", f"--gpu-reset -i {A}"]
+    assert done.acted
+    assert done.findings[0].level == OK
+
+
+@pytest.mark.parametrize("action", ["Reset", "Drain and Reset", "GPU Reset"])
+def test_the_driver_s_own_wish_is_a_reason(stand, action):
+    stand.smi.reports(card(action=action))
+    assert stand.reset(suspects=()).acted
+    assert stand.was_reset
+
+
+@pytest.mark.parametrize("action", ["None", "Drain P2P", "N/A", "Bus Reset"])
+def test_without_a_reason_nothing_is_reset(stand, action):
+    stand.smi.reports(card(action=action))
+    assert stand.reset(suspects=()) == recover.Recovered((), acted=False)
+    assert not stand.was_reset
+
+
+def test_a_driver_that_wants_a_reboot_gets_no_reset(stand):
+    stand.smi.reports(card(action="Reboot"))
+    (finding,) = stand.reset().findings
+    assert finding.mend == "restart the machine"
+    assert not stand.was_reset
+
+
+NOT_NOW = {
+    "the profile says never": ({"reset": "never"}, {}, "gpu_reset is never"),
+    "not root": ({"root": False}, {}, "root"),
+    "in a container": ({"sees_all": False}, {}, "container"),
+    "the lock is shared": ({"alone": lambda: False}, {}, "lock"),
+    "MIG": ({}, {"mig": "Enabled"}, "MIG"),
+    "a process on it": ({}, {"holders": {4711: "python"}}, "pid 4711 (python)"),
+}
+
+
+@pytest.mark.parametrize(("options", "told", "why"), NOT_NOW.values(), ids=NOT_NOW)
+def test_otherwise_an_administrator_is_told_what_to_do(stand, options, told, why):
+    stand.smi.reports(card(**told))
+    place = {key: options[key] for key in ("root", "sees_all") if key in options}
+    rest = {key: value for key, value in options.items() if key not in place}
+    done = stand.reset(world=stand.world._replace(**place), **rest)
+    (finding,) = done.findings
+    assert not stand.was_reset
+    assert not done.acted
+    assert why in finding.what
+    assert f"nvidia-smi --gpu-reset -i {A}" in finding.mend
+
+
+def test_a_gpu_that_somebody_has_open_is_not_reset(stand):
+    stand.smi.reports(card())
+    with holder(stand.dev) as process:
+        (finding,) = stand.reset().findings
+    assert f"pid {process.pid}" in finding.what
+    assert not stand.was_reset
+
+
+def test_a_mig_instance_is_never_reset(stand):
+    stand.smi.reports(card(uuid="MIG-1", action="Reset"))
+    gpu = Gpu(None, "MIG-1", "")
+    options = {"reset": "when-idle", "alone": lambda: True, "suspects": ["MIG-1"]}
+    recover.recover((gpu,), [RESET], environ=stand.environ, world=stand.world, **options)
+    assert not stand.was_reset
+
+
+def test_a_reset_that_fails_is_said_with_its_reason(stand):
+    stand.smi.reports(card())
+    (stand.smi.folder / "--gpu-reset.status").write_text("15")
+    done = stand.reset()
+    assert not done.acted
+    assert done.findings[0].what == "its reset failed: exit status 15"
+
+
+# Whatever nvidia-smi does
+
+
+@pytest.mark.parametrize("script", ["sleep 60", "echo rubbish", "exit 9", "yes", "kill -9 $$"])
+def test_an_nvidia_smi_that_hangs_or_lies_is_said_and_nothing_is_done(stand, script):
+    stand.smi.behaves(script)
+    began = time.monotonic()
+    world = stand.world._replace(smi_s=0.5)
+    options = {"reset": "when-idle", "alone": lambda: True, "suspects": [A], "world": world}
+    done = stand.recover(*recover.EVERYTHING, **options)
+    assert time.monotonic() - began < 10
+    assert done.findings[0].area == "nvidia-smi"
+    assert not done.acted
+    assert not stand.was_reset
+
+
+def test_without_nvidia_smi_it_is_said(stand):
+    stand.environ["PATH"] = "/nowhere"
+    (finding,) = stand.recover(DRAIN).findings
+    assert finding.what == "nvidia-smi is not on PATH"
+
+
+# In a run, and on its own
+
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of "
+    "which 1.00 GiB is free. Process 4711 has 76.00 GiB memory in use. Of the allocated memory "
+    "1.00 GiB is allocated by PyTorch, and 100.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    return compiled(tmp_path_factory.mktemp("cuda"))
+
+
+def test_the_kinds_that_ask_for_recovery_are_kinds():
+    assert set(AFTER) <= set(load_failures({}).kinds)
+
+
+def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine, tmp_path):
+    (tmp_path / "job.py").write_text(
+        "import os, sys\n"
+        "class OutOfMemoryError(RuntimeError): __module__ = 'torch'\n"
+        f"if os.environ['SAFERUN_ATTEMPT'] == '1': raise OutOfMemoryError({FULL!r})\n"
+        "print('done')\n"
+    )
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    with holder(tmp_path / "dev", SAFERUN_LOCKS=ended_owner()) as process:
+        machine.smi.reports(card(0, holders={process.pid: "python"}, used="77000"), look=0)
+        machine.smi.reports(card(0), card(1))
+        options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]
+        ran = machine.run("--profile", "h100", *options, "job.py")
+        assert process.wait(10) == -9
+    assert (ran.status, ran.out) == (0, "done\n"), ran.err
+    assert any("ended what an earlier run had left on the GPUs" in line for line in ran.said)
+    assert [f["level"] for event in ran.events("recovery") for f in event["findings"]] == [OK]
+
+
+@pytest.mark.parametrize(
+    ("failure", "trials"),
+    [("raise OutOfMemoryError(text)", 2), ("os.kill(os.getpid(), 9)", 1)],
+    ids=["a full GPU", "killed"],
+)
+def test_gpus_are_tried_again_after_a_failure_that_may_be_theirs(
+    machine, tmp_path, failure, trials
+):
+    (tmp_path / "job.py").write_text(
+        "import os\n"
+        "class OutOfMemoryError(RuntimeError): __module__ = 'torch'\n"
+        f"text = {FULL!r}\n"
+        f"if os.environ['SAFERUN_ATTEMPT'] == '1': {failure}\n"
+    )
+    options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]
+    options += ["--set", "preflight.mode=require"]
+    ran = machine.run("--profile", "h100", *options, "job.py")
+    assert ran.status == 0, ran.err
+    assert [event["given"] for event in ran.events("preflight")] == [True] * trials
+
+
+@pytest.fixture
+def machine(tmp_path, library, monkeypatch) -> Machine:
+    """One whose locks are its own, since the UUIDs are the same in all tests."""
+    monkeypatch.setattr(lockdir, "_directories", lambda environ: [str(tmp_path / "locks")])
+    return Machine(tmp_path, library)
+
+
+def on_its_own(machine, **behaviour):
+    facts = GpuFacts((GPU,), "proc")
+    environ = {**machine.environ, "FAKE_CUDA_GPUS": "1", **behaviour}
+    return clearance.recover_cuda_context(environ, facts, reset="when-idle", runs="")
+
+
+def test_recovery_on_its_own_says_that_there_is_nothing_to_do(machine):
+    machine.smi.reports(card())
+    assert {finding.level for finding in on_its_own(machine)} == {OK}
+
+
+def test_recovery_on_its_own_names_the_gpu_that_stays_bad(machine):
+    machine.smi.reports(card(mig="Enabled"))
+    found = on_its_own(machine, FAKE_CUDA_BAD="0:copy:719")
+    assert any("which is not saferun's to do here" in finding.what for finding in found)
+    assert any("CUDA_ERROR_LAUNCH_FAILED (719)" in finding.what for finding in found)
+    assert not any("--gpu-reset" in words for words in machine.smi.asked)
+
+
+def test_recovery_leaves_gpus_alone_that_another_run_has(machine, tmp_path):
+    on_its_own(machine)  # makes the directory
+    before = machine.smi.asked
+    with (tmp_path / "locks" / f"{A}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = on_its_own(machine)
+    assert [finding.area for finding in found] == ["locks"]
+    assert machine.smi.asked == before
