@@ -6,7 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from saferun import places, signs
+from saferun import places
+
+TYPE_CHECKING = False  # importing typing for it would cost a launch 4 ms
+if TYPE_CHECKING:
+    from saferun import signs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -17,6 +21,8 @@ def load_failures(environ: Mapping[str, str] | None = None) -> signs.Knowledge:
     Args:
         environ: for the user's cache directory; the process's own where left out.
     """
+    from saferun import signs  # a launch that only looks a variable up needs none of it
+
     return signs.parse(_document("failures.yaml", os.environ if environ is None else environ))
 
 
@@ -27,13 +33,42 @@ def load_mitigations(environ: Mapping[str, str] | None = None) -> Mapping[str, A
     return cures
 
 
+def load_xids(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return what the driver's Xid events mean, as the document of xid.yaml."""
+    return _document("xid.yaml", os.environ if environ is None else environ)
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return what environment settings do, as the document of settings.yaml."""
+    return _document("settings.yaml", os.environ if environ is None else environ)
+
+
+def variables_text() -> str:
+    """Return variables.yaml as it stands (`saferun.readers` reads it); "" where it is not there."""
+    try:
+        with open(os.path.join(HERE, "variables.yaml"), encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:  # a kit does not carry it
+        return ""
+
+
+def load_for_kit(environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return what a run may need, by name, for a machine that may have no YAML parser (kit.py)."""
+    return {name: _document(f"{name}.yaml", environ) for name in ("failures", "mitigations")}
+
+
 def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """Read a YAML file of ours, as JSON from the cache where its text is unchanged.
 
-    A YAML parser needs 0.3 s for these files, json 2 ms.
+    A YAML parser needs 0.3 s for these files, json 2 ms. In a kit there is only JSON.
     """
     import json
 
+    travelled = os.path.join(HERE, name.removesuffix(".yaml") + ".json")
+    if os.path.exists(travelled):
+        with open(travelled, encoding="utf-8") as file:
+            known: dict[str, Any] = json.load(file)
+            return known
     with open(os.path.join(HERE, name), encoding="utf-8") as file:
         text = file.read()
     entry = os.path.join(places.cache_dir(environ), "knowledge", f"{name}.json")

@@ -1,0 +1,82 @@
+"""Pure: is a value of PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF one that torch understands?
+
+torch parses it at the first use of a GPU, minutes into a job, and raises for what it cannot read.
+Sources: c10/core/AllocatorConfig.h and .cpp, c10/cuda/CUDAAllocatorConfig.h of torch 2.4 to 2.15.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+SWITCHES = (  # True or False, in exactly this spelling (ConfigTokenizer::toBool)
+    "expandable_segments",
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "pinned_use_background_threads",
+    "pinned_free_catch_all",
+    "graph_capture_record_stream_reuse",
+    "throw_on_cudamalloc_oom",
+)
+NUMBERS = (
+    "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "large_segment_size_mb",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_max_cached_size_mb",
+)
+FRACTIONS = ("garbage_collection_threshold", "per_process_memory_fraction")
+LEAST = {"max_split_size_mb": 20}
+OTHERS = ("backend", "roundup_power2_divisions")
+KEYS = (*SWITCHES, *NUMBERS, *FRACTIONS, *OTHERS)
+ASYNC = "cudaMallocAsync"
+
+
+def items(text: str) -> list[tuple[str, str]]:
+    """Return key and value of each item; a list in brackets is one value."""
+    found = re.findall(r"([^,:\[\]]+)(?::(\[[^\]]*\]|[^,]*))?", text)
+    return [(key.strip(), value.strip()) for key, value in found if key.strip()]
+
+
+def complaints(text: str) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a value, and the mend."""
+    given = items(text)
+    for key, value in given:
+        if key not in KEYS:
+            yield f"{key} is no setting of the allocator", _nearest(key)
+        elif key in SWITCHES and value not in ("True", "False"):
+            yield f"{key} takes True or False, not `{value}`", f"{key}:{_truth(value)}"
+        elif key in NUMBERS and not _number(value, LEAST.get(key, 0)):
+            least = f" from {LEAST[key]} on" if key in LEAST else ""
+            yield f"{key} takes a whole number{least}, not `{value}`", f"{key}:512"
+        elif key == "backend" and value not in ("native", ASYNC):
+            yield f"there is no backend `{value}`", f"backend:native or backend:{ASYNC}"
+        elif key in FRACTIONS and not _fraction(key, value):
+            yield f"{key} takes a number between 0 and 1, not `{value}`", f"{key}:0.8"
+    if ("backend", ASYNC) in given and "max_split_size_mb" in dict(given):
+        yield f"max_split_size_mb is ignored under backend:{ASYNC}", "leave out one or the other"
+
+
+def _number(value: str, least: int) -> bool:
+    return re.fullmatch(r"\d{1,12}", value) is not None and int(value) >= least
+
+
+def _fraction(key: str, value: str) -> bool:
+    if not re.fullmatch(r"\d*\.?\d+", value):
+        return False
+    return 0 < float(value) < 1 or (float(value) == 1 and key == "per_process_memory_fraction")
+
+
+def _truth(value: str) -> str:
+    return "True" if value.lower() in ("true", "1", "yes", "on") else "False"
+
+
+def _nearest(key: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, KEYS, 1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(KEYS))}"

@@ -1,0 +1,153 @@
+"""Pure: settings that undo each other, or that the script undoes.
+
+Each rule is one function of the environment and the facts; its source stands beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from saferun import allocator, readers
+from saferun.findings import NOTE, PROBLEM, Finding
+from saferun.model import Facts
+from saferun.scriptcalls import Calls
+
+AREA = "settings"
+OLD_ALLOCATOR, ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+# GPUs that are joined by NVLink in every machine they are sold in, by their product name.
+NVLINKED = r"SXM|HGX|HBM3|H200|B200|B300|GH200|GB200"
+
+
+def findings(
+    environ: Mapping[str, str], facts: Facts, settings: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Yield every conflict in an environment.
+
+    Args:
+        environ: the user's own.
+        facts: for torch's release and the GPUs.
+        settings: of knowledge/settings.yaml.
+    """
+    yield from _twins(environ, settings)
+    yield from _allocators(environ, facts)
+    yield from _allocator_values(environ)
+    yield from _graphs(environ)
+    yield from _nvlink(environ, facts)
+    yield from _threads(environ)
+    yield from _openmp(environ)
+
+
+def _twins(environ: Mapping[str, str], settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """torch reads an old name first, and the new one overwrites it (c10d/Utils.hpp, getCvar…)."""
+    for old, entry in settings.items():
+        new = entry.get("newer")
+        if new and old in environ and environ.get(new, environ[old]) != environ[old]:
+            what = f"{old} is overruled by {new}={environ[new]}"
+            detail = f"two names of one setting, with different values <{entry['source']}>"
+            yield Finding(PROBLEM, AREA, what, detail, f"unset {old}")
+
+
+def _allocators(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
+    old, new = environ.get(OLD_ALLOCATOR), environ.get(ALLOCATOR)
+    if old is not None and new is not None and old != new:
+        what = f"{OLD_ALLOCATOR} and {ALLOCATOR} are both set, and differ"
+        detail = (
+            "which one counts has changed with torch's releases, and differs between the settings "
+            "of all accelerators and those of CUDA <https://github.com/pytorch/pytorch/issues/183387>"
+        )
+        yield Finding(PROBLEM, AREA, what, detail, "set one, or both to the same")
+    if new and old is None and readers.version(facts.torch or "")[:2] == (2, 9):
+        what = f"{ALLOCATOR}: torch {facts.torch} takes no expandable_segments from it for CUDA"
+        detail = "<https://github.com/pytorch/pytorch/issues/183387>"
+        yield Finding(PROBLEM, AREA, what, detail, f"export {OLD_ALLOCATOR} with torch 2.9")
+
+
+def _allocator_values(environ: Mapping[str, str]) -> Iterator[Finding]:
+    for name in (OLD_ALLOCATOR, ALLOCATOR):
+        for what, mend in allocator.complaints(environ.get(name, "")):
+            detail = (
+                "torch reads it when a GPU is first used "
+                "<https://docs.pytorch.org/docs/stable/notes/cuda.html>"
+            )
+            yield Finding(PROBLEM, AREA, f"{name}: {what}", detail, mend)
+
+
+def _graphs(environ: Mapping[str, str]) -> Iterator[Finding]:
+    given = {pair for name in (OLD_ALLOCATOR, ALLOCATOR) for pair in _items(environ, name)}
+    if ("expandable_segments", "True") in given and environ.get("TORCHINDUCTOR_CUDAGRAPHS") == "1":
+        detail = (
+            "a captured graph's own memory was long kept out of expandable segments; graphs on it "
+            "were seen to hang, and with NCCL's registration of graph buffers to fail with an "
+            "illegal memory access "
+            "<https://github.com/pytorch/pytorch/pull/128068> "
+            "<https://github.com/pytorch/torchtitan/issues/3306> "
+            "<https://github.com/NVIDIA/Megatron-LM/pull/2572>"
+        )
+        what = "expandable_segments:True together with CUDA graphs (TORCHINDUCTOR_CUDAGRAPHS=1)"
+        mend = "if steps hang or fail, NCCL_GRAPH_REGISTER=0 first, then one of the two left out"
+        yield Finding(NOTE, AREA, what, detail, mend)
+
+
+def _items(environ: Mapping[str, str], name: str) -> list[tuple[str, str]]:
+    return allocator.items(environ.get(name, ""))
+
+
+def _nvlink(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
+    joined = [gpu for gpu in facts.gpu.gpus if re.search(NVLINKED, gpu.name)]
+    if environ.get("NCCL_P2P_DISABLE") == "1" and len(joined) > 1:
+        what = f"NCCL_P2P_DISABLE=1 keeps {len(joined)} x {joined[0].name} from using NVLink"
+        detail = (
+            "the GPUs talk through host memory then; NVIDIA lists it under debugging, not to keep "
+            "<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>"
+        )
+        yield Finding(PROBLEM, AREA, what, detail, "unset NCCL_P2P_DISABLE")
+
+
+def _threads(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The value is a list of positive numbers (OpenMP 5.2, 21.1.2); libgomp ignores any other."""
+    value = environ.get("OMP_NUM_THREADS")
+    if value is not None and not re.fullmatch(r"\s*0*[1-9]\d*(\s*,\s*0*[1-9]\d*)*\s*", value):
+        what = f"OMP_NUM_THREADS={value!r} is no number of threads"
+        detail = (
+            "OpenMP takes every core for each rank then, and torchrun adds no 1 of its own where "
+            "the variable is set <https://gcc.gnu.org/onlinedocs/libgomp/OMP_005fNUM_005fTHREADS.html>"
+        )
+        yield Finding(PROBLEM, AREA, what, detail, "export OMP_NUM_THREADS=8, or unset it")
+
+
+def _openmp(environ: Mapping[str, str]) -> Iterator[Finding]:
+    names = sorted(name for name in environ if name.startswith("KMP_"))
+    preloaded = "iomp" in environ.get("LD_PRELOAD", "")
+    if names and not preloaded:
+        what = f"{', '.join(names)}: read by Intel's and LLVM's OpenMP only"
+        detail = (
+            "torch's wheels for Linux carry GNU's (libgomp), which reads OMP_ and GOMP_; a conda "
+            "build, TensorFlow or MKL beside it may bring Intel's"
+        )
+        mend = "OMP_NUM_THREADS, OMP_PROC_BIND, or LD_PRELOAD=libiomp5.so"
+        yield Finding(NOTE, AREA, what, detail, mend)
+
+
+def beaten(name: str, value: str, entry: Mapping[str, Any], calls: Calls) -> str:
+    """Return how the script overrules an exported setting, "" where it is not seen to.
+
+    Args:
+        name: of the variable.
+        value: as exported.
+        entry: its part of knowledge/settings.yaml.
+        calls: what the script does.
+    """
+    if name in calls.assigned and calls.assigned[name][0] != value:
+        return f"the script sets it itself, on line {calls.assigned[name][1]}"
+    if entry.get("config") in calls.config:
+        line = calls.config[entry["config"]]
+        return f"the script sets inductor's {entry['config']} on line {line}, which beats it"
+    if value != "1":
+        for mode in entry.get("modes", ()):
+            if mode in calls.modes:
+                return f'torch.compile(mode="{mode}") on line {calls.modes[mode]} beats it'
+    if entry.get("function") in calls.called:
+        return f"the script calls {entry['function']} on line {calls.called[entry['function']]}"
+    return ""

@@ -1,0 +1,103 @@
+"""Pure: who reads an environment variable, in the text of knowledge/variables.yaml.
+
+A launch asks about a handful of 1,300 names, and may take 5 ms for it: the file has a line a name,
+which is found in the text as it stands. A YAML parser would take a quarter of a second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+NOBODY = "nobody"  # stands where a well-known name has no reader in any release looked at
+
+
+class Reader(NamedTuple):
+    """One library's reading of one variable."""
+
+    library: str  # "torch", "nccl"
+    releases: tuple[str, ...]  # of those looked at, the ones that read it; oldest first
+    files: tuple[str, ...]  # of the newest of them; "=1" and "=any" say how the value is taken
+
+    @property
+    def certain(self) -> bool:
+        """Whether source was read; a name that a library's strings lack may still be in it.
+
+        What torch's tests read tells nothing of the rest.
+        """
+        source = [file for file in self.files if file.endswith((".py", ".h", ".hpp"))]
+        return any(not file.startswith("testing/") for file in source)
+
+
+def look_up(text: str, name: str) -> tuple[Reader, ...] | None:
+    """Return the readers of a variable; empty where nobody reads it, None for an unknown name."""
+    found = _after(text, f"\n  {name}: ")
+    if found is None or found == NOBODY:
+        return None if found is None else ()
+    return tuple(parse(part, releases(text, part.split(" ", 1)[0])) for part in found.split("; "))
+
+
+def parse(part: str, order: Sequence[str]) -> Reader:
+    """Read "torch 2.4.0..2.6.0,2.8.0.. file file", where `order` lists the library's releases."""
+    library, ranges, *files = part.split()
+    found: list[str] = []
+    for piece in ranges.split(","):
+        first, _, last = piece.partition("..")
+        end = order.index(last) if last else len(order) - 1
+        found += order[order.index(first) : end + 1]
+    return Reader(library, tuple(found), tuple(files))
+
+
+@lru_cache(maxsize=16)
+def releases(text: str, library: str) -> tuple[str, ...]:
+    """Return a library's releases that were looked at, oldest first."""
+    return _list(_after(text, f"\n  {library}: ["))
+
+
+@lru_cache(maxsize=4)
+def listed(text: str, key: str) -> tuple[str, ...]:
+    """Return one of the lists at the top: `owned`, `driver`, `others`."""
+    return _list(_after(text, f"\n{key}: ["))
+
+
+@lru_cache(maxsize=1)
+def names(text: str) -> tuple[str, ...]:
+    """Return all names that somebody reads."""
+    lines = text[text.find("\nvariables:\n") :].split("\n  ")[1:]
+    pairs = (line.split(": ", 1) for line in lines)
+    return tuple(name for name, by in pairs if by.rstrip() != NOBODY)
+
+
+def reads(reader: Reader, release: str, order: Sequence[str]) -> bool | None:
+    """Return whether a release reads the variable; None where that cannot be told.
+
+    Args:
+        reader: of one library.
+        release: of that library, installed: "2.13.0+cpu", "2.14.0a0+git1234".
+        order: the releases that were looked at, oldest first.
+    """
+    plain = release.partition("+")[0]
+    if plain in order:
+        return plain in reader.releases
+    below = [known for known in order if version(known) < version(plain)]
+    if not below or len(below) == len(order):
+        return None
+    around = {below[-1] in reader.releases, order[len(below)] in reader.releases}
+    return around.pop() if len(around) == 1 else None
+
+
+def version(release: str) -> tuple[int, ...]:
+    """Return the numbers of a release; a build before a release ("2.14.0a0") counts as that one."""
+    found = re.match(r"[\d.]+", release)
+    return tuple(int(number) for number in found[0].split(".") if number) if found else ()
+
+
+def _after(text: str, start: str) -> str | None:
+    at = text.find(start)
+    return None if at < 0 else text[at + len(start) : text.find("\n", at + 1)]
+
+
+def _list(line: str | None) -> tuple[str, ...]:
+    return tuple(item.strip() for item in line.rstrip("]").split(",")) if line else ()

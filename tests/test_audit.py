@@ -1,0 +1,410 @@
+"""The settings audit: what an environment's variables do, and which of them do nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from saferun import allocator, audit, knowledge, scriptcalls, settings, verdicts
+from saferun.model import CommandLine, Facts, Gpu, GpuFacts, Setting
+
+TEXT = knowledge.variables_text()
+TORCH = "2.13.0+cpu"
+SXM = tuple(Gpu(n, f"GPU-{n}", "NVIDIA H100 80GB HBM3") for n in range(2))
+PCIE = tuple(Gpu(n, f"GPU-{n}", "NVIDIA GeForce RTX 4090") for n in range(2))
+
+
+def judged(name, torch=TORCH):
+    verdict = verdicts.judge(name, torch, TEXT)
+    return verdict.kind, verdict.near
+
+
+def found(environ, torch=TORCH, gpus=(), script=""):
+    """Level and words of each finding that is not ok."""
+    facts = Facts(gpu=GpuFacts(tuple(gpus)), torch=torch)
+    findings = audit.findings(environ, facts, scriptcalls.read_script(script))
+    return [(f.level, f"{f.what} | {f.detail} | {f.mend}") for f in findings if f.level != "ok"]
+
+
+def remark(environ, torch=TORCH, mentioned=()):
+    return verdicts.remark(environ, Facts(torch=torch), TEXT, lambda name: name in mentioned)
+
+
+@pytest.mark.parametrize(
+    ("name", "torch", "verdict"),
+    [
+        ("TORCHINDUCTOR_MAX_AUTOTUNE", TORCH, ("read", "")),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", TORCH, ("read", "")),
+        ("NCCL_IB_HCA", TORCH, ("read", "")),
+        ("TORCH_COMPILE_DISABLE_CUDAGRAPHS", TORCH, ("dead", "")),
+        ("CUDA_VISIBLE_DEVICES_ORDER", TORCH, ("dead", "")),
+        ("CUDA_AUTO_BOOST", None, ("dead", "")),
+        ("TORCHINDUCTOR_ABI_COMPATIBLE", "2.5.1", ("read", "")),
+        ("TORCHINDUCTOR_ABI_COMPATIBLE", TORCH, ("gone", "torch 2.5.1")),
+        ("PYTORCH_ALLOC_CONF", "2.8.0+cu126", ("later", "torch 2.9.0")),
+        ("PYTORCH_ALLOC_CONF", "2.9.0", ("read", "")),
+        ("TORCHINDUCTOR_NO_SUCH_THING", TORCH, ("owned", "")),
+        ("NCCL_DEUBG", TORCH, ("misspelt", "NCCL_DEBUG")),
+        ("CUDA_VISIBLE_DEVICE", TORCH, ("misspelt", "CUDA_VISIBLE_DEVICES")),
+        ("CUDA_DEVICES_ORDER", TORCH, ("misspelt", "CUDA_DEVICE_ORDER")),
+        ("NCCL_HEARTBEAT_TIMEOUT_SEC", TORCH, ("misspelt", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")),
+        ("TORCH_NCCL_SOCKET_IFNAME", TORCH, ("misspelt", "NCCL_SOCKET_IFNAME")),
+    ],
+)
+def test_a_name_is_judged_by_who_reads_it(name, torch, verdict):
+    assert judged(name, torch) == verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "torch"),
+    [
+        pytest.param("NCCL_OFI_ANYTHING", TORCH, id="a-plug-ins"),
+        pytest.param("NCCL_NO_SUCH_THING", TORCH, id="nccl-builds-differ"),
+        pytest.param("TORCH_MY_OWN_SWITCH", TORCH, id="a-scripts-own"),
+        pytest.param("TF_VAR_region", TORCH, id="terraforms"),
+        pytest.param("TF_GPU_ALLOCATOR", TORCH, id="tensorflow-looked-at-is-for-cpu"),
+        pytest.param("CUDA_MODULE_LOADING", TORCH, id="the-drivers-though-torch-stopped-reading"),
+        pytest.param("CUDA_PATH_V12_1", TORCH, id="numbered"),
+        pytest.param("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "2.4.0", id="only-tests-read-it"),
+        pytest.param("TORCHINDUCTOR_ABI_COMPATIBLE", "2.13.0+rocm6.4", id="another-build"),
+        pytest.param("NCCL_DEUBG", "2.13.0+rocm6.4", id="rccls"),
+        pytest.param("TORCHINDUCTOR_NO_SUCH_THING", "2.99.0", id="newer-torch-than-the-data"),
+        pytest.param("TORCHINDUCTOR_NO_SUCH_THING", "2.1.0", id="older-torch-than-the-data"),
+        pytest.param("TORCHINDUCTOR_NO_SUCH_THING", None, id="torch-unknown"),
+        pytest.param("TORCHINDUCTOR_AUTO_CHUNKER", "2.11.0a0+git1", id="between-two-releases"),
+    ],
+)
+def test_what_is_not_certain_is_not_called_dead(name, torch):
+    assert judged(name, torch)[0] not in verdicts.DOES_NOTHING
+    assert remark({name: "1"}, torch) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NCCL_DEBUGS", "NCCL_DEBUG"),
+        ("NCCL_DEBU", "NCCL_DEBUG"),
+        ("NCCL_DEBUH", "NCCL_DEBUG"),
+        ("NCCL_DBEUG", "NCCL_DEBUG"),
+        ("NCCL_DEBUG2", ""),
+        ("NCCL_DBUEG1", ""),
+        ("XCCL_DEBUG", ""),
+    ],
+    ids=["too-many", "missing", "wrong", "swapped", "numbered", "two-slips", "other-family"],
+)
+def test_one_slip_is_recognised_and_no_more(name, meant):
+    assert verdicts.slip(name, ["NCCL_ALGO", "NCCL_DEBUG"]) == meant
+
+
+def test_a_launch_names_all_that_has_no_reader_on_one_line():
+    environ = {
+        "TORCH_COMPILE_DISABLE_CUDAGRAPHS": "1",
+        "NCCL_DEUBG": "INFO",
+        "TORCHINDUCTOR_ABI_COMPATIBLE": "1",
+        "NCCL_DEBUG": "INFO",
+    }
+    assert remark(environ) == (
+        "NCCL_DEUBG (NCCL_DEBUG?), TORCHINDUCTOR_ABI_COMPATIBLE (torch 2.5.1 has) and "
+        "TORCH_COMPILE_DISABLE_CUDAGRAPHS have no reader in torch 2.13.0 (see: saferun doctor)"
+    )
+
+
+def test_many_names_make_no_long_line():
+    line = remark({f"TORCHINDUCTOR_NOTHING_{letter}": "1" for letter in "ABCDEFG"})
+    assert line.count("TORCHINDUCTOR") == verdicts.SHOWN
+    assert " and 3 more have no reader" in line
+
+
+@pytest.mark.parametrize(
+    ("environ", "mentioned"),
+    [
+        ({"TORCHINDUCTOR_NOTHING": ""}, ()),
+        ({"TORCHINDUCTOR_NOTHING": "1"}, ("TORCHINDUCTOR_NOTHING",)),
+        ({"HOME": "/x", "NCCL_DEBUG": "INFO"}, ()),
+    ],
+    ids=["exported-empty", "the-script-reads-it", "nothing-wrong"],
+)
+def test_a_launch_is_silent(environ, mentioned):
+    assert remark(environ, mentioned=mentioned) == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "level", "words"),
+    [
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "problem", "37 to 40 %"),
+        ({"TORCHINDUCTOR_MAX_AUTOTUNE": "true"}, "problem", "counts as off"),
+        ({"TORCHDYNAMO_SUPPRESS_ERRORS": "0"}, "problem", "0 turns it on"),
+        ({"NCCL_ASYNC_ERROR_HANDLING": "0"}, "problem", "under torchrun it does nothing"),
+        ({"NCCL_BLOCKING_WAIT": "1"}, "note", "export TORCH_NCCL_BLOCKING_WAIT"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "problem", "hides every GPU"),
+        ({"OMP_NUM_THREADS": "auto"}, "problem", "no number of threads"),
+        ({"KMP_AFFINITY": "compact"}, "note", "Intel's and LLVM's OpenMP only"),
+        ({"TORCH_USE_CUDA_DSA": "1"}, "problem", "switch of torch's build"),
+        ({"NCCL_TIMEOUT": "1800"}, "note", "init_process_group"),
+        ({"NCCL_SOME_THING": "1"}, "note", "not known to us"),
+        ({"NCCL_IB_TIMOUTS": "1"}, "note", "a similar name: NCCL_IB_TIMEOUT"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:true"}, "problem", "True or False"),
+        ({"PYTORCH_ALLOC_CONF": "max_splt_size_mb:128"}, "problem", "max_split_size_mb?"),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:99", "PYTORCH_ALLOC_CONF": ""},
+            "problem",
+            "both set, and differ",
+        ),
+        (
+            {"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_BLOCKING_WAIT": "0"},
+            "problem",
+            "NCCL_BLOCKING_WAIT is overruled by TORCH_NCCL_BLOCKING_WAIT=0",
+        ),
+        (
+            {"TORCHINDUCTOR_CUDAGRAPHS": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+            "note",
+            "together with CUDA graphs",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_finding_says_what_is_wrong(environ, level, words):
+    assert [one for one in found(environ) if one[0] == level and words in one[1]]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"},
+        {"CUDA_LAUNCH_BLOCKING": "0"},
+        {"NCCL_ASYNC_ERROR_HANDLING": "1"},
+        {"OMP_NUM_THREADS": "8,2"},
+        {"CUDA_HOME": "/usr/local/cuda", "NCCL_VERSION": "2.27.3"},
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:128"},
+        {"NCCL_P2P_DISABLE": "1"},
+    ],
+    ids=lambda environ: "-".join(environ),
+)
+def test_what_works_as_it_stands_is_fine(environ):
+    assert found(environ) == []
+
+
+def test_a_fine_setting_says_who_reads_it_and_what_it_does():
+    (one,) = audit.findings({"TORCHINDUCTOR_CUDAGRAPHS": "1"}, Facts(torch=TORCH))
+    assert one.level == "ok"
+    assert "turns CUDA graphs on; it cannot turn them off" in one.detail
+    assert "torch 2.4.0 to " in one.detail
+    assert "_inductor/config.py" in one.detail
+
+
+def test_an_alloc_conf_of_2_9_is_told_to_use_the_old_name():
+    environ = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert "export PYTORCH_CUDA_ALLOC_CONF" in str(found(environ, torch="2.9.1"))
+    assert found(environ, torch="2.10.0") == []
+
+
+def test_p2p_off_matters_where_gpus_have_nvlink():
+    assert "NVLink" in str(found({"NCCL_P2P_DISABLE": "1"}, gpus=SXM))
+    assert found({"NCCL_P2P_DISABLE": "1"}, gpus=PCIE) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "environ", "words"),
+    [
+        ('os.environ["NCCL_DEBUG"] = "WARN"', {"NCCL_DEBUG": "INFO"}, "itself, on line 1"),
+        ('os.environ.update({"NCCL_DEBUG": v})', {"NCCL_DEBUG": "INFO"}, "itself, on line 1"),
+        (
+            'x\nm = torch.compile(m, mode="max-autotune")',
+            {"TORCHINDUCTOR_MAX_AUTOTUNE": "0"},
+            'mode="max-autotune") on line 2',
+        ),
+        (
+            '@partial(torch.compile, mode="reduce-overhead")\ndef f(): pass',
+            {"TORCHINDUCTOR_CUDAGRAPHS": "0"},
+            'mode="reduce-overhead") on line 1',
+        ),
+        (
+            'm.compile(options={"max_autotune": False})',
+            {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"},
+            "sets inductor's max_autotune",
+        ),
+        (
+            "import torch._inductor.config as c\nc.triton.cudagraphs = False",
+            {"TORCHINDUCTOR_CUDAGRAPHS": "1"},
+            "inductor's triton.cudagraphs on line 2",
+        ),
+        ("torch.set_num_threads(4)", {"OMP_NUM_THREADS": "8"}, "calls torch.set_num_threads"),
+    ],
+    ids=["assigned", "updated", "mode", "partial", "options", "config", "function"],
+)
+def test_what_the_script_overrules_is_said_with_its_line(script, environ, words):
+    assert words in " ".join(said for _, said in found(environ, script=script))
+
+
+@pytest.mark.parametrize(
+    ("script", "environ"),
+    [
+        ('os.environ.setdefault("NCCL_DEBUG", "WARN")', {"NCCL_DEBUG": "INFO"}),
+        ('os.environ["NCCL_DEBUG"] = "INFO"', {"NCCL_DEBUG": "INFO"}),
+        ('torch.compile(m, mode="default")', {"TORCHINDUCTOR_MAX_AUTOTUNE": "0"}),
+        ('torch.compile(m, mode="max-autotune")', {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
+        ("this is no Python (", {"NCCL_DEBUG": "INFO"}),
+    ],
+    ids=["setdefault", "the-same", "another-mode", "the-same-mode", "no-python"],
+)
+def test_a_script_that_agrees_is_left_alone(script, environ):
+    assert found(environ, script=script) == []
+
+
+def test_a_value_is_shown_on_one_line_without_secrets_and_not_endless():
+    environ = {"TRITON_REDIS_KEY_FORMAT": "s3cretsecret", "NCCL_X": "a\nb" + "c" * 200}
+    shown = str(audit.findings(environ, Facts(torch=TORCH)))
+    assert "s3cretsecret" not in shown
+    assert "a\\\\nb" in shown
+    assert "c" * 100 not in shown
+
+
+REAL = [
+    "expandable_segments:True",
+    "expandable_segments: True",
+    "expandable_segments:true",
+    "max_split_size_mb:128",
+    "max_split_size_mb:5",
+    "max_split_size_mb=128",
+    "max_split_size_mb:",
+    "garbage_collection_threshold:0.8",
+    "garbage_collection_threshold:1.0",
+    "max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:8]",
+    "large_segment_size_mb:20",
+    "",
+]
+
+
+def test_the_allocators_values_are_judged_as_torch_parses_them():
+    code = (
+        "import json, sys, torch\n"
+        "def good(text):\n"
+        "    try: torch._C._accelerator_setAllocatorSettings(text)\n"
+        "    except Exception: return False\n"
+        "    return True\n"
+        "print(json.dumps([good(text) for text in json.loads(sys.argv[1])]))"
+    )
+    run = [sys.executable, "-c", code, json.dumps(REAL)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    ours = [not list(allocator.complaints(text)) for text in REAL]
+    assert dict(zip(REAL, ours, strict=True)) == dict(
+        zip(REAL, json.loads(done.stdout), strict=True)
+    )
+
+
+def test_every_variable_of_the_shipped_profiles_has_a_reader():
+    import yaml
+
+    root = pathlib.Path(__file__).resolve().parent.parent / "profiles"
+    for path in root.glob("*.yaml"):
+        for name in yaml.safe_load(path.read_text()).get("env", {}):
+            kind = verdicts.judge(name, TORCH, TEXT).kind
+            assert kind not in verdicts.DOES_NOTHING, (path.name, name)
+
+
+# --- where it is said
+
+
+@pytest.fixture
+def place(home, tmp_path):
+    """A directory with a script, and an environment without any of the variables in question."""
+    (tmp_path / "t.py").write_text("print('done')\n")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(verdicts.FAMILIES)}
+
+    def run(*words, **extra):
+        return subprocess.run(
+            [sys.executable, "-m", "saferun", *words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**environ, **extra},
+        )
+
+    run.script = tmp_path / "t.py"
+    return run
+
+
+LAUNCH = ("--profile", "cpu", "--retries", "0", "--set", "launcher=python", "t.py")
+
+
+def test_a_launch_says_once_what_has_no_reader(place):
+    done = place(*LAUNCH, TORCH_COMPILE_DISABLE_CUDAGRAPHS="1", CUDA_HOME="/usr/local/cuda")
+    assert done.stdout == "done\n"
+    lines = [line for line in done.stderr.splitlines() if "has no reader" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("saferun: TORCH_COMPILE_DISABLE_CUDAGRAPHS has no reader in torch")
+
+
+def test_a_launch_says_nothing_of_what_its_script_reads(place):
+    place.script.write_text("import os; print(os.environ['TORCH_COMPILE_DISABLE_CUDAGRAPHS'])\n")
+    done = place(*LAUNCH, TORCH_COMPILE_DISABLE_CUDAGRAPHS="1")
+    assert done.stdout == "1\n"
+    assert "no reader" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ours", "silent"),
+    [("PYTORCH_ALLOC_CONF", True), ("PYTORCH_CUDA_ALLOC_CONF", True), ("NCCL_DEBUG", False)],
+    ids=["itself", "by-its-other-name", "something-else"],
+)
+def test_a_launch_says_nothing_of_what_saferun_sets_too(ours, silent):
+    """Under torch 2.8 PYTORCH_ALLOC_CONF does work once a profile takes it into its own name."""
+    set_by_profile = {ours: Setting("x", "profiles/h100.yaml")}
+    line, exported = CommandLine((), {}, None, ()), {"PYTORCH_ALLOC_CONF": "max_split_size_mb:99"}
+    said = settings.remark(line, set_by_profile, Facts(torch="2.8.0"), exported, ".")
+    assert (said == "") is silent
+
+
+@pytest.mark.parametrize("mark", verdicts.NESTED)
+def test_a_launch_within_a_saferun_says_nothing_again(place, mark):
+    done = place(*LAUNCH, TORCH_COMPILE_DISABLE_CUDAGRAPHS="1", **{mark: "1"})
+    assert done.stdout == "done\n"
+    assert "no reader" not in done.stderr
+
+
+def test_the_plan_page_tells_and_its_json_is_as_it_was(place):
+    words = ("--profile", "cpu", "t.py")
+    dead = {"TORCH_COMPILE_DISABLE_CUDAGRAPHS": "1", "NCCL_DEBUG": "INFO"}
+    place.script.write_text("import os\nos.environ['NCCL_DEBUG'] = 'WARN'\n")
+    page = place("plan", *words, **dead).stdout
+    assert "your own settings" in page
+    assert "TORCH_COMPILE_DISABLE_CUDAGRAPHS=1 has no reader" in page
+    assert "mend: torch.compile(mode=" in page
+    assert "NCCL_DEBUG=INFO: the script sets it itself, on line 2" in page
+    plain = json.loads(place("plan", "--json", *words).stdout)
+    assert json.loads(place("plan", "--json", *words, **dead).stdout).keys() == plain.keys()
+
+
+def test_a_plan_without_such_settings_has_no_word_of_them(place):
+    assert "your own settings" not in place("plan", "--profile", "cpu", "t.py").stdout
+
+
+def test_a_launch_looks_names_up_in_no_time_and_without_yaml():
+    environ = {
+        **dict.fromkeys(("CUDA_HOME", "NCCL_DEBUG", "OMP_NUM_THREADS", "TORCH_LOGS"), "1"),
+        **dict.fromkeys(("NCCL_DEUBG", "NCCL_NO_SUCH", "TORCHINDUCTOR_NOTHING"), "1"),
+    }
+    code = (
+        "import sys, time\nfrom saferun import gather, knowledge\n"
+        "from saferun.model import CommandLine, Facts\nbest = 1\n"
+        "for _ in range(20):\n"
+        "    from saferun import readers, settings\n"
+        "    for cached in (readers.names, readers.releases, readers.listed):\n"
+        "        cached.cache_clear()\n"
+        "    start = time.perf_counter()\n"
+        f"    line = settings.remark(CommandLine((), {{}}, None, ()), {{}}, Facts(torch='{TORCH}'),"
+        f" {environ!r}, '.')\n"
+        "    best = min(best, time.perf_counter() - start)\n"
+        "print(best * 1000, 'NCCL_DEBUG?' in line, {'yaml', 'difflib', 'saferun.signs'}"
+        " & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    cost_ms, said, loaded = done.stdout.split(maxsplit=2)
+    assert said == "True"
+    assert loaded.strip() == "set()"
+    assert float(cost_ms) < 5
