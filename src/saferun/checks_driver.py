@@ -1,0 +1,269 @@
+"""Pure: is there a driver that answers, and does this torch fit it and its GPUs?
+
+Exit codes of nvidia-smi: its manual page, "RETURN VALUE",
+https://docs.nvidia.com/deploy/nvidia-smi/index.html. Which CUDA needs which driver:
+https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html. Which code runs
+on which GPU: torch/cuda/__init__.py (`_check_cubins`) and the CUDA programming guide, "Binary
+Compatibility" and "PTX Compatibility".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.smi import ordered
+from saferun.vitals import Cuda, Files, Smi, Torch
+
+_DRIVERS = {13: 580, 12: 525, 11: 450}  # CUDA's major version -> the oldest driver series
+_RENT = "a rented machine: ask for another one"
+# What nvidia-smi says when it fails, the most telling first: pattern, what it means, the mend.
+_SAYS = (
+    (
+        "driver/library version mismatch",
+        "the driver in the kernel is not the one whose libraries are here",
+        "reboot (or unload and load the nvidia modules); in a container: restart it",
+    ),
+    (
+        "couldn't communicate with the nvidia driver",
+        "the driver is not loaded",
+        "`modprobe nvidia` as root and read `dmesg`; after a kernel update build it again",
+    ),
+    (
+        "couldn't find libnvidia-ml",
+        "the driver's library libnvidia-ml.so.1 is not here",
+        "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility; else reinstall the driver",
+    ),
+    (
+        "no devices were found",
+        "the driver is here, and it finds no GPU",
+        "read `dmesg` for NVRM lines; in a container: start it with --gpus all",
+    ),
+    (
+        "insufficient permissions",
+        "this user may not ask the driver",
+        "see to /dev/nvidia* and the user's groups",
+    ),
+)
+_STATUS = {
+    4: ("no permission for what was asked", "see to /dev/nvidia* and the user's groups"),
+    6: ("no such GPU was found", "read `dmesg` for NVRM lines"),
+    8: ("a GPU's external power cables are not attached", "have them attached"),
+    9: ("the driver is not loaded", "`modprobe nvidia` as root and read `dmesg`"),
+    10: ("the kernel found an interrupt problem with a GPU", "see to the BIOS; reboot"),
+    12: (
+        "libnvidia-ml.so.1 could not be loaded",
+        "reinstall the driver; in a container: its NVIDIA_DRIVER_CAPABILITIES lacks `utility`",
+    ),
+    14: ("a GPU's information memory is corrupted", "have the GPU replaced"),
+    15: ("a GPU has fallen off the bus", f"reboot; {_RENT}"),
+}
+
+
+def presence(files: Files, smi: Smi, cuda: Cuda) -> Iterator[Finding]:
+    """Is there a driver, does nvidia-smi answer, and is every GPU there?"""
+    if not (files.version or smi.program or cuda.devices):
+        yield _nothing(files)
+        return
+    yield from _answer(files, smi)
+    yield from _missing(files, smi)
+    if smi.report.cards and not smi.trouble and files.version:
+        names = [card.get("Product Name") or "unknown GPU" for card in smi.report.cards]
+        counts = {name: names.count(name) for name in names}
+        words = ", ".join(f"{count} x {name}" for name, count in counts.items())
+        yield Finding(OK, "driver", f"{files.version}: {words}", "", "")
+
+
+def _nothing(files: Files) -> Finding:
+    if files.pci:
+        words = f"{files.pci} NVIDIA GPUs on the PCI bus, and no driver"
+        mend = "install the driver; in a container: start it with --gpus all"
+        return Finding(PROBLEM, "driver", words, "", mend)
+    if files.amd:
+        words = "AMD GPUs (/dev/kfd): only the machine around them is checked here"
+        mend = "`rocm-smi` tells of the GPUs; torch must be a ROCm build"
+        return Finding(NOTE, "driver", words, "", mend)
+    words = "no NVIDIA driver and no GPU here: jobs run on the CPU"
+    return Finding(NOTE, "driver", words, "", "in a container: start it with --gpus all")
+
+
+def _answer(files: Files, smi: Smi) -> Iterator[Finding]:
+    if not smi.program:
+        words = "there is no nvidia-smi on PATH: the GPUs' health cannot be read"
+        mend = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        yield Finding(NOTE, "driver", words, "", mend)
+    elif smi.status is None:
+        yield _hung(smi)
+    elif smi.trouble or not smi.report.cards:
+        yield _failed(files, smi)
+
+
+def _hung(smi: Smi) -> Finding:
+    words = f"nvidia-smi: {smi.trouble}"
+    if smi.report.cards and not smi.silent:
+        mend = "as root `nvidia-smi -pm 1`: without it the driver starts each GPU anew"
+        return Finding(NOTE, "driver", words, "each GPU answers when asked alone", mend)
+    mend = "a GPU or the driver hangs: read `dmesg` for NVRM lines; reboot"
+    return Finding(PROBLEM, "driver", words, smi.said, f"{mend}; {_RENT}")
+
+
+def _failed(files: Files, smi: Smi) -> Finding:
+    said = smi.said.lower()
+    for pattern, what, mend in _SAYS:
+        if pattern in said:
+            absent = not files.version and not files.pci and "loaded" in what
+            return Finding(NOTE if absent else PROBLEM, "driver", what, smi.said, mend)
+    if smi.report.lost:
+        return Finding(PROBLEM, "driver", "nvidia-smi cannot open every GPU", smi.said, "")
+    if smi.status in _STATUS:
+        what, mend = _STATUS[smi.status]
+        return Finding(PROBLEM, "driver", f"nvidia-smi: {what}", smi.said, mend)
+    words = f"nvidia-smi: {smi.trouble or 'it ended well and wrote no report'}"
+    what = f"{smi.program}: {smi.report.strange or smi.said or 'it wrote nothing'}"
+    mend = "run `nvidia-smi -q` by hand; is this the driver's own program?"
+    return Finding(PROBLEM if smi.trouble else NOTE, "driver", words, what, mend)
+
+
+def _missing(files: Files, smi: Smi) -> Iterator[Finding]:
+    """GPUs that nvidia-smi could not open, or that hang when asked alone."""
+    numbers = ordered(smi.report.cards, smi.report.lost)
+    for lost in smi.report.lost:
+        area = f"GPU {numbers[lost.bus]}" if lost.bus else "GPU"
+        words = f"cannot be opened: {lost.why or 'no reason given'}"
+        mend = f"reboot; if it comes back, the GPU, its slot or its power is broken; {_RENT}"
+        yield Finding(PROBLEM, area, words, lost.bus, mend)
+    if smi.silent and len(smi.silent) < len(files.gpus):
+        for bus in smi.silent:
+            words = "does not answer nvidia-smi, the others do"
+            mend = f"reboot; until then leave it out (CUDA_VISIBLE_DEVICES); {_RENT}"
+            yield Finding(PROBLEM, f"GPU at {bus}", words, files.gpus.get(bus, ""), mend)
+
+
+def nodes(files: Files) -> Iterator[Finding]:
+    """The device nodes through which CUDA reaches the GPUs."""
+    if not files.nodes or files.wsl:
+        return
+    cards = {name: state for name, state in files.nodes.items() if name[6:].isdecimal()}
+    if cards and all(state == "missing" for state in cards.values()):
+        words = "the driver runs on this host, and no GPU is given to this container"
+        mend = "start it with --gpus all, or ask the scheduler for GPUs (--gres=gpu:1)"
+        yield Finding(PROBLEM, "device nodes", words, "no /dev/nvidia0 …", mend)
+        return
+    for name in ("nvidiactl", "nvidia-uvm"):
+        if files.nodes.get(name) == "missing":
+            words = f"/dev/{name} is missing: CUDA cannot start (error 999 or 3)"
+            mend = "as root `nvidia-modprobe -u -c 0`; in a container: give it the node"
+            yield Finding(PROBLEM, "device nodes", words, "", mend)
+    closed = [f"/dev/{name}" for name, state in files.nodes.items() if state == "closed"]
+    if closed:
+        words = f"this user may not open {', '.join(closed)}"
+        mend = "the user's groups (video, render), the container or the scheduler's cgroup"
+        serious = len([name for name in closed if name[11:].isdecimal()]) in (0, len(cards))
+        yield Finding(PROBLEM if serious else NOTE, "device nodes", words, "", mend)
+    if all(state == "ok" for state in files.nodes.values()):
+        yield Finding(OK, "device nodes", "present and open", "", "")
+
+
+def versions(files: Files, smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
+    """Is the driver new enough for the CUDA that torch was built with?"""
+    yield from _torch(torch, bool(smi.report.cards or cuda.devices or files.gpus))
+    newest = _newest(smi, cuda)
+    if not torch.cuda or newest is None:
+        return
+    wanted = _pair(torch.cuda)
+    words = f"driver {files.version or smi.report.driver or 'of unknown version'}"
+    words += f" has CUDA {newest[0]}.{newest[1]}, torch was built with {torch.cuda}"
+    if wanted[0] > newest[0]:
+        series = _DRIVERS.get(wanted[0])
+        mend = f"a driver of series {series} or newer" if series else "a newer driver"
+        index = f"cu{newest[0]}{newest[1]}"
+        mend += f", or a torch built for CUDA {newest[0]} ({index} or older)"
+        yield Finding(PROBLEM, "driver", f"{words}: too old for it", "", mend)
+    elif wanted > newest:
+        detail = "works within one major version; code that only comes as PTX does not load"
+        yield Finding(NOTE, "driver", words, detail, "")
+    else:
+        yield Finding(OK, "driver", words, "", "")
+
+
+def _newest(smi: Smi, cuda: Cuda) -> tuple[int, int] | None:
+    """What libcuda itself says (a compatibility package may be in use), else nvidia-smi."""
+    if cuda.driver:
+        return cuda.driver // 1000, cuda.driver % 1000 // 10
+    return _pair(smi.report.cuda) if smi.report.cuda else None
+
+
+def _pair(version: str) -> tuple[int, int]:
+    major, _, rest = version.partition(".")
+    minor = re.match(r"\d+", rest)
+    return (int(major) if major.isdecimal() else 0, int(minor[0]) if minor else 0)
+
+
+def _torch(torch: Torch, gpus: bool) -> Iterator[Finding]:
+    if torch.unknown:
+        words = f"torch could not be asked: {torch.unknown}"
+        yield Finding(NOTE, "torch", words, torch.launcher, "")
+        return
+    if not torch.torch:
+        mend = "activate the environment that has torch" if not torch.launcher else ""
+        words = torch.trouble or "it has no version"
+        yield Finding(PROBLEM, "torch", words, torch.launcher, mend or "install torch again")
+        return
+    build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "CPU"
+    nccl = f", NCCL {torch.nccl}" if torch.nccl else ""
+    triton = f", Triton {torch.triton}" if torch.triton else ""
+    words = f"{torch.torch} ({build}{nccl}{triton}), Python {torch.python}"
+    if gpus and not torch.cuda:
+        mend = "install a CUDA build: https://pytorch.org/get-started/locally/"
+        yield Finding(PROBLEM, "torch", f"{words}: it cannot use the GPUs", torch.launcher, mend)
+    else:
+        yield Finding(OK, "torch", words, torch.launcher, "")
+
+
+def architectures(smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
+    """Has this torch code for these GPUs?"""
+    capabilities = _capabilities(smi, cuda)
+    if not torch.archs or not capabilities:
+        return
+    has = " ".join(torch.archs)
+    for capability in sorted(set(capabilities.values())):
+        names = sorted(bus for bus, value in capabilities.items() if value == capability)
+        runs = how_it_runs(capability, torch.archs)
+        words = f"GPUs of compute capability {capability}"
+        if runs == "no":
+            detail = f"{', '.join(names)}; it has {has}"
+            mend = "a torch built for it: https://pytorch.org/get-started/locally/"
+            what = f"torch {torch.torch} has no code for {words}"
+            yield Finding(PROBLEM, "torch", what, detail, mend)
+        elif runs == "jit":
+            what = f"torch has only PTX for {words}: the first start compiles for minutes"
+            yield Finding(NOTE, "torch", what, f"it has {has}", "a torch built for it")
+        else:
+            yield Finding(OK, "torch", f"has code for {words} ({runs})", "", "")
+
+
+def _capabilities(smi: Smi, cuda: Cuda) -> Mapping[str, str]:
+    asked = {str(d.get("bus")): str(d["capability"]) for d in cuda.devices if "capability" in d}
+    return asked or smi.capabilities
+
+
+def how_it_runs(capability: str, archs: tuple[str, ...]) -> str:
+    """Return the entry whose machine code runs on a GPU, "jit" where only PTX does, or "no".
+
+    Machine code of sm_86 runs on 8.6 and 8.9, not on 9.0; that of sm_90a on 9.0 alone; PTX on
+    whatever is newer.
+    """
+    major, minor = _pair(capability)
+    found = "no"
+    for arch in archs:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+        if match is None:
+            continue
+        kind, code = match[1], (int(match[2]), int(match[3]))
+        exact = code == (major, minor)
+        if kind == "sm" and (exact or (match[4] != "a" and code[0] == major and code[1] <= minor)):
+            return arch
+        if kind == "compute" and (exact or (not match[4] and code <= (major, minor))):
+            found = "jit"
+    return found

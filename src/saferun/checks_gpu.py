@@ -1,0 +1,294 @@
+"""Pure: is each GPU well? By the driver's own report (`nvidia-smi -q`), one check a function.
+
+What a field means: https://docs.nvidia.com/deploy/nvidia-smi/index.html; memory errors and rows:
+https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html; the recovery action and the
+fabric: NVML, https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.smi import Card, number, ordered
+from saferun.vitals import Files, Smi
+
+MEMORY_DOC = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
+FABRIC_DOC = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
+HELD_SHARE = 0.1  # of a GPU's memory; a job sized for the whole card does not fit beside more
+HELD_MIB = 1024  # a context takes some 500 MiB, a desktop about as much
+THROTTLED_S = 60  # since the driver was loaded
+# What the driver asks for, as nvidia-smi writes it (NVML_GPU_RECOVERY_ACTION_*).
+_RECOVERY = {
+    "reset": "end what runs on it, then as root `nvidia-smi --gpu-reset -i {n}`, or reboot",
+    "reboot": "reboot the machine; a rented one: ask for another",
+    "drain p2p": "end every job that uses this GPU together with others, then run again",
+    "drain and reset": "end what runs on it, then as root `nvidia-smi --gpu-reset -i {n}`",
+}
+_SLOWED = {  # reason -> is it a fault (else a sign of load)
+    "HW Thermal Slowdown": "too hot: the hardware has lowered its clocks",
+    "HW Power Brake Slowdown": "the power supply or the chassis has asked it to slow down",
+    "HW Slowdown": "the hardware has at least halved its clocks (heat or power)",
+    "SW Thermal Slowdown": "the driver has lowered its clocks: near its temperature limit",
+}
+_COUNTERS = {"HW Thermal Slowdown": "heat", "HW Power Braking": "power"}
+
+
+def judge(smi: Smi, files: Files, mine: Iterable[str] = ()) -> list[Finding]:
+    """Judge every GPU of the report.
+
+    Args:
+        smi: what nvidia-smi said.
+        files: what the driver's files show.
+        mine: UUIDs of the GPUs that the job will see; what is wrong with another one is a note.
+            Empty: all.
+    """
+    numbers = ordered(smi.report.cards, smi.report.lost)
+    own = frozenset(mine)
+    found: list[Finding] = []
+    for card in smi.report.cards:
+        of_card = _of_card(card, numbers[card.bus], files)
+        if own and card.fields.get("GPU UUID", "") not in own:
+            of_card = [_not_mine(finding) for finding in of_card]
+        found += of_card
+    return found
+
+
+def _of_card(card: Card, place: int, files: Files) -> list[Finding]:
+    area = f"GPU {place}"
+    found = [finding for check in CHECKS for finding in check(card, area)]
+    found += fabric(card, area, files.manager)
+    if any(finding.level != OK for finding in found):
+        return found
+    return [*found, Finding(OK, area, _portrait(card), "", "")]
+
+
+def _portrait(card: Card) -> str:
+    ecc = card.get("ECC Mode/Current")
+    words = [card.get("Product Name") or "unknown product"]
+    words += [card.get("FB Memory Usage/Total")]
+    words += ["ECC on, no error" if ecc == "Enabled" else "no error known"]
+    return ", ".join(filter(None, words)) + ", not throttled, free"
+
+
+def _not_mine(finding: Finding) -> Finding:
+    """The GPU of another job: worth a word, no reason to stop."""
+    if finding.level != PROBLEM:
+        return finding
+    return finding._replace(level=NOTE, what=f"{finding.what} (not visible to your job)")
+
+
+def answering(card: Card, area: str) -> Iterator[Finding]:
+    """Fields that hold an error in place of a value: the GPU has stopped answering."""
+    sick = card.sick()
+    if sick:
+        name = sick[0]
+        words = f"does not answer: {name.replace('/', ', ')}: {card.fields[name].strip('[]')}"
+        detail = f"{len(sick)} fields of nvidia-smi's report say so" if len(sick) > 1 else ""
+        mend = "reboot; if it comes back, the GPU, its slot or its power is broken"
+        yield Finding(PROBLEM, area, words, detail, mend)
+
+
+def recovery(card: Card, area: str) -> Iterator[Finding]:
+    """The driver's own verdict: what it takes to use this GPU again."""
+    action = card.get("GPU Recovery Action")  # since 565
+    if card.get("GPU Reset Status/Reset Required") == "Yes":  # 525 to 560
+        action = "Reset"
+    elif card.get("GPU Reset Status/Drain and Reset Recommended") == "Yes":
+        action = "Drain and Reset"
+    if action:
+        mend = _RECOVERY.get(action.lower(), "see to it before a job starts").format(n=area[4:])
+        yield Finding(PROBLEM, area, f"the driver asks for: {action}", "", mend)
+
+
+def healthy_by_driver(card: Card) -> bool:
+    """Say whether the driver itself says that no recovery is needed (565 and newer)."""
+    return card.fields.get("GPU Recovery Action", "").strip() == "None"
+
+
+def ecc(card: Card, area: str) -> Iterator[Finding]:
+    """Is memory checked, and which errors could not be corrected?"""
+    mode, pending = card.get("ECC Mode/Current"), card.get("ECC Mode/Pending")
+    if mode == "Disabled" and pending == "Disabled" and _has_ecc(card):
+        mend = f"as root `nvidia-smi -i {area[4:]} -e 1`, then reboot (it takes some memory)"
+        yield Finding(NOTE, area, "ECC is off: memory errors stay unseen", "", mend)
+    if mode and pending and mode != pending:
+        words = f"ECC is {mode.lower()}, and {pending.lower()} after the next reset or reboot"
+        yield Finding(NOTE, area, words, "", "")
+    since_load = _uncorrectable(card, "ECC Errors/Volatile/")
+    if since_load:
+        words = f"{sum(since_load.values())} uncorrectable memory errors since the driver's start"
+        detail = f"{_listing(since_load)} <{MEMORY_DOC}>"
+        if healthy_by_driver(card):
+            yield Finding(NOTE, area, words, f"{detail}; the driver asks for no recovery", "")
+        else:
+            mend = _RECOVERY["reset"].format(n=area[4:])
+            yield Finding(PROBLEM, area, words, detail, f"{mend}; if it comes back: replace it")
+    elif ever := _uncorrectable(card, "ECC Errors/Aggregate/"):
+        words = f"{sum(ever.values())} uncorrectable memory errors in its life, none now"
+        yield Finding(NOTE, area, words, _listing(ever), "")
+    if card.get("ECC Errors/Aggregate/SRAM Threshold Exceeded") == "Yes":
+        words = "more SRAM errors than NVIDIA allows for"
+        yield Finding(PROBLEM, area, words, f"<{MEMORY_DOC}>", "have the GPU replaced")
+
+
+def _has_ecc(card: Card) -> bool:
+    """GeForce cards with GDDR6X and newer can do ECC and come without: no word about those."""
+    return "GeForce" not in card.get("Product Brand") + card.get("Product Name")
+
+
+def _uncorrectable(card: Card, start: str) -> dict[str, int]:
+    """Return the counts above zero; before driver 450 they stand under "Double Bit"."""
+    found: dict[str, int] = {}
+    for name in card.fields:
+        tail = name.removeprefix(start)
+        if tail != name and ("Uncorrectable" in tail or tail == "Double Bit/Total"):
+            count = number(card.get(name))
+            if count:
+                found[tail.replace("/", ", ")] = count
+    return found
+
+
+def _listing(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in counts.items())
+
+
+def rows(card: Card, area: str) -> Iterator[Finding]:
+    """Memory that was taken out of use, or waits to be."""
+    mend = _RECOVERY["reset"].format(n=area[4:])
+    if card.get("Remapped Rows/Remapping Failure Occurred") == "Yes":
+        words = "a bad row of memory could not be replaced"
+        last = "have the GPU replaced; a rented machine: ask for another"
+        yield Finding(PROBLEM, area, words, f"<{MEMORY_DOC}>", last)
+    for name, words in _WAITING.items():
+        if card.get(name) == "Yes":
+            yield Finding(PROBLEM, area, words, f"{name.replace('/', ', ')}: Yes", mend)
+    if card.get("ECC Errors/Unrepairable Memory") == "Yes":
+        words = "memory that cannot be repaired"
+        yield Finding(PROBLEM, area, words, "", "have the GPU replaced")
+    used = number(card.get("Remapped Rows/Uncorrectable Error")) or 0
+    pages = number(card.get("Retired Pages/Double Bit ECC")) or 0
+    if used or pages:
+        words = f"{used or pages} bad {'rows' if used else 'pages'} of memory out of use"
+        yield Finding(NOTE, area, words, f"it works; more of them is a bad sign <{MEMORY_DOC}>", "")
+
+
+_WAITING = {
+    "Remapped Rows/Pending": "a bad row of memory waits to be replaced",
+    "Retired Pages/Pending Page Blacklist": "a bad page of memory waits to be taken out of use",
+    "Retired Pages/Pending": "a bad page of memory waits to be taken out of use",
+    "ECC Errors/Channel Repair Pending": "a memory channel waits to be repaired",
+    "ECC Errors/TPC Repair Pending": "a part of the processor waits to be repaired",
+}
+
+
+def throttling(card: Card, area: str) -> Iterator[Finding]:
+    """Clocks lowered now, and for how long since the driver was loaded."""
+    active = [reason for reason in _SLOWED if _is_active(card, reason)]
+    if "HW Slowdown" in active and len(active) > 1:
+        active.remove("HW Slowdown")  # its sub-reason says more
+    for reason in active:
+        level = NOTE if reason.startswith("SW") else PROBLEM
+        mend = "see to cooling, power and the power limit; all ranks wait for the slowest GPU"
+        yield Finding(level, area, f"throttled: {_SLOWED[reason]}", _heat(card), mend)
+    for name, why in _COUNTERS.items():
+        micros = number(card.get(f"Clocks Event Reasons Counters/{name}")) or 0
+        if micros > THROTTLED_S * 1_000_000 and not active:
+            words = f"was throttled for {micros // 1_000_000} s ({why}) since the driver's start"
+            yield Finding(NOTE, area, words, "", "")
+
+
+def _is_active(card: Card, reason: str) -> bool:
+    for section in ("Clocks Event Reasons", "Clocks Throttle Reasons"):  # renamed in 535
+        for above in ("", "HW Slowdown/"):
+            if card.get(f"{section}/{above}{reason}") == "Active":
+                return True
+    return False
+
+
+def _heat(card: Card) -> str:
+    power = card.get("GPU Power Readings/Instantaneous Power Draw") or card.get(
+        "GPU Power Readings/Power Draw"
+    )
+    limit = card.get("GPU Power Readings/Current Power Limit")
+    words = [card.get("Temperature/GPU Current Temp"), power and f"{power} of {limit}"]
+    return ", ".join(filter(None, words))
+
+
+def modes(card: Card, area: str) -> Iterator[Finding]:
+    """How the GPU may be used."""
+    if card.get("MIG Mode/Current") == "Enabled":
+        words = "cut by MIG: a process sees one instance, and instances do not talk by NCCL"
+        mend = "one process an instance; for a job over whole GPUs: `nvidia-smi -mig 0` as root"
+        yield Finding(NOTE, area, words, "", mend)
+    mode = card.get("Compute Mode").lower()
+    if mode == "prohibited":
+        mend = f"as root `nvidia-smi -i {area[4:]} -c DEFAULT`"
+        yield Finding(PROBLEM, area, "compute mode Prohibited: CUDA may not use it", "", mend)
+    elif mode.startswith("exclusive"):
+        words = "compute mode exclusive: one process a GPU, a second one fails"
+        yield Finding(NOTE, area, words, "", "")
+
+
+def holders(card: Card, area: str) -> Iterator[Finding]:
+    """Memory that is taken already, and by whom."""
+    used = number(card.get("FB Memory Usage/Used"))
+    total = number(card.get("FB Memory Usage/Total"))
+    if used is None or not total or used < HELD_MIB:
+        return
+    known = [process for process in card.processes if process.used_mib]
+    unseen = used - sum(process.used_mib or 0 for process in known)
+    words = [f"{p.name or 'a process'} (pid {p.pid}): {p.used_mib} MiB" for p in known]
+    if unseen >= HELD_MIB and card.get("MIG Mode/Current") != "Enabled":
+        words.append(f"{unseen} MiB by no process that is visible here")
+    level = PROBLEM if used >= HELD_SHARE * total else NOTE
+    what = f"{used} of {total} MiB are taken already"
+    mend = "end it, wait for it, or leave this GPU out with CUDA_VISIBLE_DEVICES"
+    if not known:
+        mend = "another container or user, or what a killed job left; end it, or take another GPU"
+    yield Finding(level, area, what, "; ".join(words), mend)
+
+
+def pcie(card: Card, area: str) -> Iterator[Finding]:
+    """The slot: fewer lanes than the card has (the generation falls when idle, lanes do not)."""
+    start = "PCI/GPU Link Info/Link Width/"
+    now, most = number(card.get(f"{start}Current")), number(card.get(f"{start}Max"))
+    if now and most and now < most:
+        words = f"PCI Express runs with {now} of {most} lanes"
+        yield Finding(NOTE, area, words, "", "see to the slot, the riser and the BIOS")
+
+
+def persistence(card: Card, area: str) -> Iterator[Finding]:
+    """Without it the driver forgets the GPU whenever nobody uses it."""
+    if card.get("Persistence Mode") == "Disabled" and _has_ecc(card):
+        words = "persistence mode is off: the first use after a pause takes seconds longer"
+        yield Finding(NOTE, area, words, "", "as root `nvidia-smi -pm 1`")
+
+
+def fabric(card: Card, area: str, manager: bool) -> Iterator[Finding]:
+    """NVSwitch systems: until the fabric manager has set a GPU up, cuInit fails with 802."""
+    state, status = card.get("Fabric/State"), card.get("Fabric/Status")
+    version = "its version must be the driver's, to the last digit"
+    mend = f"`systemctl status nvidia-fabricmanager` on the host; {version} <{FABRIC_DOC}>"
+    seen = "" if manager else "no nv-fabricmanager is seen running here"
+    if state in ("Not Started", "In Progress"):
+        words = f"the NVLink fabric is not ready ({state}): CUDA fails with error 802"
+        yield Finding(PROBLEM, area, words, seen, mend)
+    elif state == "Completed" and status not in ("", "Success"):
+        yield Finding(PROBLEM, area, f"joined the NVLink fabric with: {status}", seen, mend)
+    summary = card.get("Fabric/Health/Summary")
+    if summary in ("Unhealthy", "Limited Capacity"):
+        yield Finding(PROBLEM, area, f"NVLink fabric health: {summary}", seen, mend)
+
+
+CHECKS: tuple[Callable[[Card, str], Iterator[Finding]], ...] = (
+    answering,
+    recovery,
+    ecc,
+    rows,
+    throttling,
+    modes,
+    holders,
+    pcie,
+    persistence,
+)

@@ -1,0 +1,248 @@
+"""Pure: disks, memory, limits, clock and compilers, and the scheduler that we are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.model import GpuFacts
+from saferun.vitals import Clock, Disk, Limits, Memory, Tools, Torch
+
+GIB = 1 << 30
+SHM = "/dev/shm"  # noqa: S108 - a title; nothing is written there
+SHM_SMALL = GIB  # docker gives 64 MiB; one DataLoader worker keeps several batches in it
+SHM_FREE = 256 << 20
+DISK_EMPTY, DISK_SMALL = GIB, 10 * GIB
+INODES = 10_000
+MEMORY_LOW = 4 * GIB
+FILES_LOW, FILES_FEW = 1024, 4096
+PROCESSES_FEW = 4096
+OLDEST_YEAR = 2024  # an older date is wrong: saferun is younger
+_WRITTEN = "torch.compile's libraries are loaded from there: `failed to map segment`"
+
+
+def disks(found: Iterable[Disk]) -> Iterator[Finding]:
+    """Can the directories be written, and is there room?"""
+    well = []
+    for disk in found:
+        trouble = list(_of_disk(disk))
+        yield from trouble
+        if not trouble and disk.free >= 0:
+            well.append(disk)
+    if well:
+        least = min(well, key=lambda disk: disk.free)
+        words = f"{len(well)} directories can be written; least room: {_size(least.free)}"
+        yield Finding(OK, "disk", words, least.place, "")
+
+
+def _of_disk(disk: Disk) -> Iterator[Finding]:
+    name = f"{disk.role} {disk.path}"
+    if disk.trouble:
+        words = f"{name} cannot be written: {disk.trouble}"
+        yield Finding(PROBLEM, "disk", words, disk.place, _elsewhere(disk.role))
+        return
+    if 0 <= disk.free < DISK_SMALL:
+        words = f"{_size(disk.free)} free of {_size(disk.total)} for {name}"
+        level = PROBLEM if disk.free < DISK_EMPTY else NOTE
+        yield Finding(level, "disk", words, disk.place, _elsewhere(disk.role))
+    if disk.inodes and 0 <= disk.inodes_free < INODES:
+        words = f"{disk.inodes_free} files more fit on the disk of {name}"
+        detail = f"of {disk.inodes} inodes; `No space left on device` comes although there is room"
+        yield Finding(PROBLEM, "disk", words, detail, _elsewhere(disk.role))
+    if disk.noexec and disk.role in ("compile cache", "Triton's cache"):
+        words = f"nothing can be executed from {name} (mounted noexec)"
+        yield Finding(PROBLEM, "disk", words, _WRITTEN, _elsewhere(disk.role))
+
+
+def _elsewhere(role: str) -> str:
+    variable = {
+        "temporary files": "TMPDIR",
+        "compile cache": "TORCHINDUCTOR_CACHE_DIR",
+        "Triton's cache": "TRITON_CACHE_DIR",
+        "models and data sets": "HF_HOME",
+    }.get(role)
+    return f"export {variable}=DIRECTORY on another disk" if variable else "make room"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", 1 << 20)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def shared_memory(memory: Memory) -> Iterator[Finding]:
+    """The memory file system through which DataLoader workers and NCCL hand over data."""
+    if memory.shm_total < 0:
+        yield Finding(NOTE, SHM, "there is none", "", "mount a tmpfs there")
+        return
+    text = f"{_size(memory.shm_free)} free of {_size(memory.shm_total)}"
+    mend = "docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir, medium Memory"
+    if memory.shm_total < SHM_SMALL:
+        detail = "DataLoader workers die of SIGBUS where it runs out, NCCL cannot start"
+        yield Finding(PROBLEM, SHM, f"small: {text}", detail, mend)
+    elif memory.shm_free < SHM_FREE:
+        left = "what killed jobs left: `ls -l /dev/shm`, remove what no process uses"
+        yield Finding(PROBLEM, SHM, f"full: {text}", "", left)
+    else:
+        yield Finding(OK, SHM, text, "", "")
+
+
+def memory(found: Memory) -> Iterator[Finding]:
+    """Memory and CPU time, and what our control group may have of them."""
+    room = found.available
+    whose = ""
+    if found.limit >= 0 and (found.total < 0 or found.limit < found.total):
+        whose = f", limit of the container or job {_size(found.limit)}"
+        room = min(room, found.limit - max(found.used, 0)) if room >= 0 else room
+    if room < 0:
+        return
+    words = f"{_size(max(room, 0))} available of {_size(found.total)}{whose}"
+    if room < MEMORY_LOW:
+        mend = "end what takes it, or ask for more: the kernel kills the largest process"
+        yield Finding(PROBLEM if room < GIB else NOTE, "memory", words, "", mend)
+    else:
+        yield Finding(OK, "memory", words, "", "")
+
+
+def processors(found: Memory, gpus: int) -> Iterator[Finding]:
+    """CPU time: each rank wants a core of its own, its DataLoader workers more."""
+    share = found.quota or found.cpus
+    if not share:
+        return
+    words = f"{found.cpus} CPUs"
+    if found.quota and found.quota < found.cpus:
+        words = f"time for {found.quota:g} CPUs of {found.cpus} that are seen"
+        detail = "programs that start a thread a CPU take turns: slow steps, late heartbeats"
+        mend = f"OMP_NUM_THREADS and num_workers to fit {found.quota:g}, or a larger limit"
+        yield Finding(NOTE, "CPUs", words, detail, mend)
+    elif gpus and share < 2 * gpus:
+        detail = "each rank needs one, and its DataLoader workers more"
+        yield Finding(NOTE, "CPUs", f"{words} for {gpus} GPUs", detail, "ask for more CPUs")
+    else:
+        yield Finding(OK, "CPUs", words, "", "")
+
+
+def limits(found: Limits) -> Iterator[Finding]:
+    """Open files and processes."""
+    hard = "unlimited" if found.files_hard < 0 else str(found.files_hard)
+    words = f"{found.files} files open at once (ulimit -n)"
+    mend = f"`ulimit -n {hard}` before the job; docker run --ulimit nofile=65536"
+    if 0 <= found.files < FILES_FEW:
+        detail = "each DataLoader worker and connection takes some: `Too many open files`"
+        level = PROBLEM if found.files < FILES_LOW else NOTE
+        yield Finding(level, "limits", words, detail, mend)
+    else:
+        yield Finding(OK, "limits", "unlimited files" if found.files < 0 else words, "", "")
+    if 0 <= found.processes < PROCESSES_FEW:
+        words = f"{found.processes} processes and threads (ulimit -u)"
+        detail = "`Resource temporarily unavailable` where it runs out"
+        yield Finding(NOTE, "limits", words, detail, "`ulimit -u unlimited`")
+
+
+def clock(found: Clock) -> Iterator[Finding]:
+    """A wrong date breaks TLS, an unsynchronised clock the order of several machines' logs."""
+    if 0 < found.year < OLDEST_YEAR:
+        words = f"the clock says {found.year}"
+        yield Finding(PROBLEM, "clock", words, "downloads fail: certificates", "set the clock")
+    elif found.synchronised is False:
+        words = "nothing keeps the clock right"
+        detail = "as adjtimex says; a virtual machine's host may do it unseen"
+        yield Finding(NOTE, "clock", words, detail, "start chronyd or systemd-timesyncd")
+    elif found.synchronised:
+        yield Finding(OK, "clock", "synchronised", "", "")
+
+
+def compilers(
+    tools: Tools, torch: Torch, environ: Mapping[str, str], gpus: bool
+) -> Iterator[Finding]:
+    """What torch.compile starts: a C compiler for Triton, ptxas, C++ for code on the CPU."""
+    missing = []
+    if environ.get("CC", "").strip() and not tools.cc:
+        words = f"CC={environ['CC']} is no program on PATH"
+        yield Finding(PROBLEM, "compiler", words, "", "unset it, or name a compiler")
+    elif gpus and not tools.cc:
+        missing.append("a C compiler (gcc or clang; Triton builds its launchers with it)")
+    if not gpus and not tools.cxx:
+        missing.append(f"a C++ compiler ({environ.get('CXX') or 'g++'})")
+    if torch.python and not torch.python_h and gpus:
+        missing.append(f"Python.h in {torch.include} (package python3-dev)")
+    if torch.cuda and not torch.triton:
+        missing.append("the package triton")
+    given = environ.get("TRITON_PTXAS_PATH", "")
+    if given and not tools.ptxas:
+        words = f"TRITON_PTXAS_PATH={given} is no program"
+        yield Finding(PROBLEM, "compiler", words, "", "unset it: Triton brings its own ptxas")
+    elif torch.cuda and torch.triton and not (torch.ptxas or tools.ptxas):
+        missing.append("ptxas (part of Triton and of the CUDA toolkit)")
+    for what in missing:
+        words = f"torch.compile will fail for want of {what}"
+        yield Finding(NOTE, "compiler", words, "", "install it; code that is not compiled runs")
+    if not missing and (tools.cc or tools.cxx):
+        paths = [tools.cc if gpus else tools.cxx or tools.cc]
+        paths += [torch.ptxas or tools.ptxas] if gpus else []
+        yield Finding(OK, "compiler", ", ".join(filter(None, paths)), "", "")
+
+
+# Who started us: a variable that is always there, a name, what it gave.
+_SCHEDULERS = (
+    ("SLURM_JOB_ID", "Slurm", ("SLURM_NNODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE")),
+    ("PBS_JOBID", "PBS", ("PBS_NUM_NODES", "NCPUS")),
+    ("LSB_JOBID", "LSF", ("LSB_DJOB_NUMPROC", "LSB_HOSTS")),
+    ("KUBERNETES_SERVICE_HOST", "Kubernetes", ("NVIDIA_VISIBLE_DEVICES",)),
+    ("RAY_JOB_ID", "Ray", ("RAY_ADDRESS",)),
+)
+
+
+def scheduler(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Iterator[Finding]:
+    """What the scheduler around us gave, and which GPUs CUDA makes of it.
+
+    Args:
+        environ: of the job.
+        facts: the GPUs that the job would see.
+        present: GPUs that are here.
+    """
+    for variable, name, told in _SCHEDULERS:
+        if environ.get(variable):
+            given = ", ".join(f"{n}={environ[n]}" for n in told if environ.get(n))
+            yield Finding(OK, "scheduler", f"{name}{_job(environ, variable)}", given, "")
+    yield from _visible(environ, facts, present)
+    yield from _tasks(environ, present)
+
+
+def _job(environ: Mapping[str, str], variable: str) -> str:
+    return "" if variable.startswith("KUBERNETES") else f" job {environ[variable]}"
+
+
+def _visible(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Iterator[Finding]:
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        if facts.warning and present:
+            yield Finding(NOTE, "GPUs", facts.warning, "", "")
+        return
+    words = f"CUDA_VISIBLE_DEVICES={wanted}"
+    if present and not facts.gpus:
+        deliberate = wanted.strip() in ("", "-1", "NoDevFiles")
+        what = f"{words} hides all {present} GPUs"
+        level = NOTE if deliberate else PROBLEM
+        yield Finding(level, "GPUs", what, facts.warning, "unset it, or name GPUs that are here")
+    elif facts.warning:
+        yield Finding(PROBLEM, "GPUs", facts.warning, "", "name GPUs that are here")
+    elif present:
+        what = f"{words}: the job sees {len(facts.gpus)} of {present} GPUs"
+        yield Finding(OK, "GPUs", what, "", "")
+
+
+def _tasks(environ: Mapping[str, str], present: int) -> Iterator[Finding]:
+    """Inside srun with a task a GPU every task would start torchrun with all ranks."""
+    local = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    count = local.partition("(")[0].partition(",")[0]
+    inside = environ.get("SLURM_STEP_ID", "").isdecimal() and "SLURM_LOCALID" in environ
+    if inside and count.isdecimal() and int(count) > 1:
+        words = f"{count} tasks on this node: each would start torchrun with all its ranks"
+        yield Finding(NOTE, "scheduler", words, "", "srun --ntasks-per-node=1 before torchrun")
+    given = environ.get("SLURM_GPUS_ON_NODE", "")
+    if given.isdecimal() and present and int(given) < present:
+        words = f"Slurm gave {given} GPUs, and {present} can be opened here"
+        mend = "keep CUDA_VISIBLE_DEVICES as Slurm set it (ConstrainDevices is off)"
+        yield Finding(NOTE, "scheduler", words, "", mend)

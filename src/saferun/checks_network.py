@@ -1,0 +1,164 @@
+"""Pure: over which interface would NCCL and gloo talk, and will the other machines hear them?
+
+How NCCL chooses: src/misc/socket.cc (`ncclFindInterfaces`, `matchIfList`) and the variable
+NCCL_SOCKET_IFNAME, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. How gloo
+does: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (`createDefaultDevice`): the address that
+the host name resolves to and that can be bound, else 127.0.0.1, unless GLOO_SOCKET_IFNAME names
+interfaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.vitals import Interface, Network, Port
+
+SLOW_S = 2.0  # for resolving our own name; each rank does it
+_OTHERS = ("^docker,lo,virbr", "docker", "lo", "virbr")  # in this order, after "ib"
+
+
+def many_nodes(environ: Mapping[str, str]) -> bool:
+    """Say whether the environment speaks of a job on several machines."""
+    for name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PET_NNODES", "NNODES", "PBS_NUM_NODES"):
+        first = environ.get(name, "").partition(":")[0]
+        if first.isdecimal() and int(first) > 1:
+            return True
+    world, local = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")
+    return world.isdecimal() and local.isdecimal() and int(world) > int(local)
+
+
+def nccl_interfaces(found: Sequence[Interface], wanted: str = "") -> tuple[Interface, ...]:
+    """Return the interfaces that NCCL would use, the first for meeting.
+
+    Args:
+        found: by index.
+        wanted: NCCL_SOCKET_IFNAME; NCCL ignores a value of one character.
+    """
+    with_address = [*(i for i in found if i.ipv4), *(i for i in found if not i.ipv4 and i.ipv6)]
+    if len(wanted) > 1:
+        return tuple(i for i in with_address if _matches(i.name, wanted))
+    for rule in ("ib", *_OTHERS):
+        chosen = tuple(i for i in with_address if _matches(i.name, rule))
+        if chosen:
+            return chosen
+    return ()
+
+
+def _matches(name: str, rule: str) -> bool:
+    """Match as NCCL does: prefixes; `^` turns the sense, `=` asks for whole names, after it."""
+    inverted = rule.startswith("^")
+    rule = rule.removeprefix("^")
+    exact = rule.startswith("=")
+    words = [word.partition(":")[0] for word in rule.removeprefix("=").split(",") if word]
+    hit = any(name == word if exact else name.startswith(word) for word in words)
+    return hit != inverted
+
+
+def nccl(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The interface that NCCL would take, and whether it reaches anybody."""
+    wanted = environ.get("NCCL_SOCKET_IFNAME", "")
+    chosen = nccl_interfaces(network.interfaces, wanted)
+    names = ", ".join(i.name for i in network.interfaces if i.ipv4 or i.ipv6)
+    if not network.interfaces:
+        return
+    if not chosen and len(wanted) > 1:
+        words = f"NCCL_SOCKET_IFNAME={wanted} matches no interface with an address"
+        mend = f"unset it, or name one of these: {names or 'there is none'}"
+        yield Finding(PROBLEM, "network", words, "NCCL: no socket interface found", mend)
+        return
+    if not chosen:
+        mend = "give the container a network"
+        yield Finding(PROBLEM, "network", "no interface has an address: NCCL fails", "", mend)
+        return
+    first = chosen[0]
+    rest = f", then {', '.join(i.name for i in chosen[1:6])}" if chosen[1:] else ""
+    words = f"NCCL takes {first.name} ({first.ipv4 or 'IPv6'}{_speed(first)}){rest}"
+    yield _reach(first, words, "NCCL_SOCKET_IFNAME", many_nodes(environ), names)
+
+
+def _reach(first: Interface, words: str, variable: str, many: bool, names: str) -> Finding:
+    mend = f"export {variable}=NAME; there are {names}"
+    if not (first.up and first.carrier):
+        return Finding(PROBLEM, "network", f"{words}: it is down", "", mend)
+    if first.name == "lo" and many:
+        return Finding(PROBLEM, "network", f"{words}: no other machine is there", "", mend)
+    if many and first.name.startswith(("docker", "virbr", "veth", "br-")):
+        return Finding(PROBLEM, "network", f"{words}: it leads to containers only", "", mend)
+    return Finding(OK, "network", words, "", "")
+
+
+def _speed(interface: Interface) -> str:
+    return f", {interface.speed_mbps / 1000:g} Gb/s" if interface.speed_mbps > 0 else ""
+
+
+def gloo(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The interface that gloo would take: the one that the host name leads to."""
+    many = many_nodes(environ)
+    names = {i.name: i for i in network.interfaces}
+    listed = ", ".join(name for name, i in names.items() if i.ipv4 or i.ipv6)
+    wanted = [w for w in environ.get("GLOO_SOCKET_IFNAME", "").split(",") if w]
+    if wanted:
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            words = f"GLOO_SOCKET_IFNAME names {', '.join(missing)}, which is not here"
+            yield Finding(PROBLEM, "network", words, "", f"there are {listed}")
+            return
+        first = names[wanted[0]]
+        words = f"gloo takes {first.name} ({first.ipv4 or 'IPv6'}{_speed(first)})"
+        yield _reach(first, words, "GLOO_SOCKET_IFNAME", many, listed)
+        return
+    if network.hostname:
+        yield _by_name(network, many, listed)
+
+
+def _by_name(network: Network, many: bool, listed: str) -> Finding:
+    """Gloo without a wish: the host name's first address that is this machine's."""
+    name, level = network.hostname, PROBLEM if many else NOTE
+    mend = f"a line for {name} in /etc/hosts, or export GLOO_SOCKET_IFNAME=NAME; there are {listed}"
+    if not network.addresses:
+        words = f"the host name {name} does not resolve: gloo takes 127.0.0.1"
+        return Finding(level, "host name", words, network.trouble, mend)
+    local = {i.ipv4: i.name for i in network.interfaces if i.ipv4}
+    own = [a for a in network.addresses if a in local or _is_loopback(a) or ":" in a]
+    if not own:
+        words = f"the host name {name} resolves to {network.addresses[0]}, not to this machine"
+        return Finding(level, "host name", words, "gloo takes 127.0.0.1 then", mend)
+    if _is_loopback(own[0]):
+        words = f"the host name {name} resolves to {own[0]}: gloo listens there"
+        if many:
+            return Finding(PROBLEM, "host name", f"{words}, unheard by other machines", "", mend)
+        detail = "for a job on several machines it must be an address that they reach"
+        return Finding(OK, "host name", words, detail, "")
+    where = local.get(own[0], "IPv6")
+    return Finding(OK, "network", f"gloo takes {where} ({own[0]}, of host name {name})", "", "")
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def name_service(network: Network) -> Iterator[Finding]:
+    """Resolving that waits: every rank does it, at every start."""
+    if network.seconds > SLOW_S:
+        words = f"resolving {network.hostname} took {network.seconds:.0f} s"
+        mend = f"a line for {network.hostname} in /etc/hosts"
+        yield Finding(NOTE, "host name", words, "every rank waits for that", mend)
+
+
+def ports(network: Network) -> Iterator[Finding]:
+    """Is the port free on which torchrun's workers would meet?"""
+    for port in network.ports:
+        if port.taken:
+            words = f"port {port.number} is taken{_holder(port)}"
+            detail = "torchrun without --standalone and --master-port meets there: EADDRINUSE"
+            mend = f"end it, or give torchrun --master-port {port.number + 1}"
+            yield Finding(PROBLEM, "port", words, detail, mend)
+        else:
+            yield Finding(OK, "port", f"{port.number} is free", "", "")
+
+
+def _holder(port: Port) -> str:
+    if port.pid is None:
+        return " by a process of somebody else"
+    return f" by pid {port.pid} ({port.command or 'unknown'})"

@@ -1,0 +1,86 @@
+"""Pure: is one GPU slower than its siblings?
+
+A collective waits for the slowest, so one slow GPU slows all. Siblings are GPUs of the same name;
+nobody's data sheet is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.vitals import Measured, Speed
+
+SLOWER = 0.10  # below the median of its siblings
+_METRICS = {  # field: what it is, its unit
+    "matmul_tflops": ("matmul", "TFLOP/s (float16)"),
+    "memory_gbs": ("memory", "GB/s"),
+    "peer_gbs": ("to the next GPU", "GB/s"),
+}
+
+
+def judge(measured: Measured, numbers: Mapping[str, int], linked: bool) -> Iterator[Finding]:
+    """Name the slow ones, and say what was measured.
+
+    Args:
+        measured: see there.
+        numbers: of the GPUs as nvidia-smi counts, by PCI address.
+        linked: NVLink is up, so that all ways between GPUs are alike; over PCI Express they differ
+            by where the cards sit.
+    """
+    if measured.trouble:
+        mend = "end what runs on the GPUs, and try again"
+        yield Finding(PROBLEM, "speed", f"could not be measured: {measured.trouble}", "", mend)
+    for speed in measured.speeds:
+        if speed.error:
+            yield Finding(PROBLEM, _area(speed, numbers), f"failed: {speed.error}", "", "")
+    for name in sorted({speed.name for speed in measured.speeds if speed.name}):
+        siblings = [speed for speed in measured.speeds if speed.name == name]
+        for metric in _METRICS:
+            yield from _compare(siblings, metric, numbers, linked)
+    yield from _allreduce(measured)
+
+
+def _area(speed: Speed, numbers: Mapping[str, int]) -> str:
+    return f"GPU {numbers.get(speed.bus, speed.device)}"
+
+
+def _compare(
+    siblings: list[Speed], metric: str, numbers: Mapping[str, int], linked: bool
+) -> Iterator[Finding]:
+    values = {_area(s, numbers): float(getattr(s, metric)) for s in siblings}
+    values = {area: value for area, value in values.items() if value}
+    if not values:
+        return
+    what, unit = _METRICS[metric]
+    others = {area: _of_others(area, values) for area in values}
+    slow = [area for area in values if values[area] < (1 - SLOWER) * others[area]]
+    level = NOTE if metric == "peer_gbs" and not linked else PROBLEM
+    for area in slow:
+        below = 100 * (1 - values[area] / others[area])
+        words = f"{what}: {values[area]:.0f} {unit}, {below:.0f} % below the others"
+        mend = "heat, power limit, another job on it, PCI slot; else have it changed"
+        yield Finding(level, area, words, f"their median is {others[area]:.0f}", mend)
+    if not slow:
+        yield Finding(OK, "speed", f"{what}: {_span(list(values.values()))} {unit}", "", "")
+
+
+def _of_others(area: str, values: Mapping[str, float]) -> float:
+    """Return the median of the siblings of one GPU; its own value where it has none."""
+    return median([value for name, value in values.items() if name != area] or [values[area]])
+
+
+def _span(values: list[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _allreduce(measured: Measured) -> Iterator[Finding]:
+    if measured.allreduce_trouble:
+        words = f"NCCL all-reduce over all GPUs failed: {measured.allreduce_trouble}"
+        mend = "NCCL_DEBUG=INFO tells more; NCCL_P2P_DISABLE=1 goes another way"
+        yield Finding(PROBLEM, "speed", words, "", mend)
+    elif measured.allreduce_gbs:
+        words = f"NCCL all-reduce over all GPUs: {measured.allreduce_gbs:.0f} GB/s (bus bandwidth)"
+        yield Finding(OK, "speed", words, "", "")

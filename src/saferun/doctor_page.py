@@ -1,0 +1,139 @@
+"""Pure: findings as a page for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from saferun.findings import NOTE, OK, PROBLEM, Finding
+
+WIDTH = 80
+AREA = 14  # columns; a longer area has a line of its own
+_FIRM = "\u00a0"  # a blank at which textwrap breaks no line
+_TITLES = {PROBLEM: "problems", NOTE: "notes", OK: "fine"}
+_COLOURS = {PROBLEM: "31", NOTE: "33", OK: "32"}
+
+
+def as_json(
+    findings: Iterable[Finding], facts: Any, mask: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """Return the fixed JSON form (schema 1).
+
+    Args:
+        findings: in their order.
+        facts: named tuples, mappings and sequences.
+        mask: takes secrets out of a text; findings have none any more.
+    """
+    told = [finding._asdict() for finding in findings]
+    return {"schema": 1, "findings": told, "facts": plain(facts, mask)}
+
+
+def plain(value: Any, mask: Callable[[str], str] = str) -> Any:
+    """Return a value that JSON can hold: named tuples become objects, pairs as keys text."""
+    if isinstance(value, str):
+        return mask(value)
+    if hasattr(value, "_asdict"):
+        return {name: plain(part, mask) for name, part in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {_key(key): plain(part, mask) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part, mask) for part in value]
+    return value
+
+
+def _key(key: Any) -> str:
+    return " to ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+
+
+def page(findings: Sequence[Finding], *, colour: bool = False) -> str:
+    """Return the page: problems first, then notes, then what is fine, a line each."""
+    shown = merged(findings)
+    blocks = [_head(shown)]
+    for level in (PROBLEM, NOTE, OK):
+        here = [finding for finding in shown if finding.level == level]
+        if here:
+            lines = [_painted(_TITLES[level], _COLOURS[level], colour)]
+            lines += [line for finding in here for line in _lines(finding)]
+            blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _head(findings: Sequence[Finding]) -> str:
+    counts = {level: sum(f.level == level for f in findings) for level in (PROBLEM, NOTE, OK)}
+    problems, notes = counts[PROBLEM], counts[NOTE]
+    if not problems and not notes:
+        return f"all {counts[OK]} checks are fine"
+    words = [f"{problems or 'no'} problem{'' if problems == 1 else 's'}"]
+    words += [f"{notes or 'no'} note{'' if notes == 1 else 's'}", f"{counts[OK]} fine"]
+    return ", ".join(words)
+
+
+def _painted(text: str, code: str, colour: bool) -> str:
+    return f"\033[1;{code}m{text}\033[0m" if colour else text
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    """One finding: its area in a column, what, then why and the mend below."""
+    indent = " " * (AREA + 4)
+    first = f"  {finding.area:<{AREA}}  "
+    if len(finding.area) > AREA:
+        yield f"  {finding.area}"
+        first = indent
+    yield from _wrap(finding.what, first, indent)
+    if finding.detail and finding.level != OK:
+        yield from _wrap(f"({finding.detail})", indent, indent)
+    if finding.mend:
+        yield from _wrap(f"mend: {finding.mend}", indent, indent + "      ")
+
+
+def _wrap(text: str, first: str, rest: str) -> list[str]:
+    """Fill lines; an address, or a command between backticks, is never broken."""
+    whole = re.sub(r"`[^`]+`", lambda found: found[0].replace(" ", _FIRM), text)
+    lines = textwrap.wrap(
+        whole,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_FIRM, " ") for line in lines] or [first.rstrip()]
+
+
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Say once what is the same of several GPUs, where the first of them stood."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for finding in findings:
+        number = _gpu(finding)
+        if number is not None:
+            groups.setdefault(_words(finding), []).append(number)
+    shown: list[Finding] = []
+    for finding in findings:
+        numbers = groups.get(_words(finding), [])
+        if _gpu(finding) is None:
+            shown.append(finding)
+        elif _gpu(finding) == numbers[0]:
+            shown.append(finding._replace(area=f"GPU {_ranges(numbers)}"))
+    return shown
+
+
+def _words(finding: Finding) -> tuple[str, ...]:
+    return finding.level, finding.what, finding.detail, finding.mend
+
+
+def _gpu(finding: Finding) -> int | None:
+    found = re.fullmatch(r"GPU (\d+)", finding.area)
+    return int(found[1]) if found else None
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 -> "0-2, 5"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)

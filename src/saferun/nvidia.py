@@ -1,0 +1,201 @@
+"""Ask the NVIDIA driver about its GPUs: its files, nvidia-smi, and a child that uses libcuda.
+
+Facts only (vitals.py); smi.py reads what is printed, checks_gpu.py judges. Everything is bounded by
+one clock, since a sick GPU hangs whoever asks: where the whole report does not come, each GPU is
+asked alone, so that the one that does not answer has a name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saferun import bounded, gpu, smi
+from saferun.vitals import Cuda, Files, Smi
+
+REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persistence mode
+ALONE_S = 4.0
+DETAIL_S = 3.0
+PEERS_S = 9.0  # 8 GPUs: contexts 1.5 s, 56 pairs 1 s
+_CAPS = ("--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader")
+
+
+def files(
+    proc: str = "/proc/driver/nvidia",
+    dev: str = "/dev",
+    tasks: str = "/proc",
+    pci: str = "/sys/bus/pci/devices",
+) -> Files:
+    """Read what the driver shows in /proc and /dev; milliseconds, wakes no GPU."""
+    machine = _listed(f"{proc}/gpus")
+    version = gpu.driver_version(proc)
+    minors = [minor for _, minor in machine.values() if minor]
+    wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)]
+    return Files(
+        version=version,
+        gpus={bus: name for bus, (name, _) in machine.items()},
+        nodes={name: _node(f"{dev}/{name}") for name in wanted} if version else {},
+        amd=os.path.exists(f"{dev}/kfd"),
+        wsl=os.path.exists(f"{dev}/dxg"),
+        pci=sum(_is_gpu(f"{pci}/{device}") for device in _listdir(pci)),
+        manager=_runs("nv-fabricmanager", tasks),
+    )
+
+
+def _is_gpu(device: str) -> bool:
+    """Say whether a PCI device is NVIDIA's (10de), a display controller (03), and this system's."""
+    driver = os.path.join(device, "driver")
+    taken = os.path.islink(driver) and os.path.basename(os.readlink(driver)) == "vfio-pci"
+    words = [_text(os.path.join(device, name)).strip() for name in ("vendor", "class")]
+    return words[0] == "0x10de" and words[1].startswith("0x03") and not taken
+
+
+def _listed(folder: str) -> dict[str, tuple[str, str]]:
+    """Return name and minor number of each GPU in the driver's files."""
+    found: dict[str, tuple[str, str]] = {}
+    for bus in sorted(_listdir(folder)):
+        text = _text(f"{folder}/{bus}/information")
+        pairs = (line.partition(":") for line in text.splitlines())
+        fields = {name.strip(): value.strip() for name, _, value in pairs}
+        found[smi.bus_id(bus)] = (fields.get("Model", ""), fields.get("Device Minor", ""))
+    return found
+
+
+def _node(path: str) -> str:
+    if not os.path.exists(path):
+        return "missing"
+    return "ok" if os.access(path, os.R_OK | os.W_OK) else "closed"
+
+
+def _runs(name: str, tasks: str) -> bool:
+    """Say whether a program runs; the kernel keeps 15 letters of a name."""
+    for pid in filter(str.isdecimal, _listdir(tasks)):
+        if _text(f"{tasks}/{pid}/comm").strip() == name[:15]:
+            return True
+    return False
+
+
+def _listdir(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""
+
+
+def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi:
+    """Ask nvidia-smi all that it knows.
+
+    Args:
+        environ: PATH decides which nvidia-smi.
+        known: PCI addresses from the driver's files, for asking each GPU alone.
+        end: on the monotonic clock; nothing is asked after it.
+    """
+    program = bounded.on_path("nvidia-smi", environ)
+    if program is None:
+        return Smi()
+    answer = bounded.run((program, "-q"), environ, _left(end, REPORT_S))
+    text = f"{answer.out}\n{answer.err}"
+    report = smi.parse(text)
+    said = " ".join(text.split())[:300]
+    heard = Smi(program, report, answer.status, answer.trouble, said)
+    if answer.status is None and answer.trouble:
+        return _one_by_one(heard, environ, known, end)
+    return _details(heard, environ, end) if report.cards else heard
+
+
+def _one_by_one(heard: Smi, environ: Mapping[str, str], buses: Sequence[str], end: float) -> Smi:
+    """Ask each GPU alone, all at once; the report is made of the answers that come."""
+    answers: dict[str, bounded.Answer] = {}
+    allowed = _left(end, ALONE_S)
+
+    def ask(bus: str) -> None:
+        answers[bus] = bounded.run((heard.program, "-q", "-i", bus), environ, allowed)
+
+    threads = [threading.Thread(target=ask, args=(bus,), daemon=True) for bus in buses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(allowed + 1)
+    reports = {bus: smi.parse(answers[bus].out) for bus in buses if bus in answers}
+    cards = tuple(card for report in reports.values() for card in report.cards)
+    first = next((report for report in reports.values() if report.driver), heard.report)
+    silent = tuple(b for b in buses if b not in answers or answers[b].status is None)
+    return heard._replace(report=first._replace(cards=cards), silent=silent)
+
+
+def _details(heard: Smi, environ: Mapping[str, str], end: float) -> Smi:
+    """Ask for what the report leaves out, until something does not answer."""
+
+    def ask(*words: str) -> str | None:
+        answer = bounded.run((heard.program, *words), environ, _left(end, DETAIL_S))
+        return answer.out if answer.status is not None else None
+
+    caps = ask(*_CAPS)
+    several = len(heard.report.cards) > 1
+    peers = ask("topo", "-p2p", "r") if several and caps is not None else None
+    links = ask("nvlink", "-s") if several and peers is not None else None
+    return heard._replace(
+        capabilities=smi.parse_capabilities(caps or ""),
+        peers=smi.parse_peers(peers or ""),
+        links=smi.parse_links(links or ""),
+    )
+
+
+def _left(end: float, most: float) -> float:
+    return max(0.2, min(most, end - time.monotonic()))
+
+
+def ask_cuda(environ: Mapping[str, str], timeout_s: float) -> Cuda:
+    """Ask CUDA's driver library, in a child: which GPUs it shows, and whether pairs can copy."""
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peercheck.py")
+    answer = bounded.run((sys.executable, "-IS", program), environ, timeout_s)
+    return told(answer)
+
+
+def told(answer: bounded.Answer) -> Cuda:
+    """Read the lines of the child, all or as far as it came."""
+    top: dict[str, Any] = {}
+    devices: dict[int, dict[str, Any]] = {}
+    pairs: list[dict[str, Any]] = []
+    begun: tuple[int, int] | None = None
+    for line in answer.out.splitlines():
+        try:
+            words = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(words, dict):
+            continue
+        if "device" in words:
+            devices.setdefault(words["device"], {}).update(words)
+        elif "pair" not in words:
+            top.update(words)
+        elif len(words) > 1:
+            pairs.append(words)
+            begun = None
+        else:
+            begun = (words["pair"][0], words["pair"][1])
+    trouble = answer.trouble or ("" if top else "it told nothing")
+    return Cuda(
+        asked=True,
+        missing=str(top.get("missing", "")),
+        init=str(top.get("init", "")),
+        status=int(top.get("status", 0)),
+        driver=int(top.get("driver", 0)),
+        devices=tuple(devices[place] for place in sorted(devices)),
+        pairs=tuple(pairs),
+        hung=begun if answer.trouble else None,
+        trouble=": ".join(filter(None, (trouble, answer.err.strip()[-200:]))) if trouble else "",
+    )

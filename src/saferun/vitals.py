@@ -1,0 +1,196 @@
+"""Pure: the facts that a check of the machine judges, as values.
+
+nvidia.py, torchfacts.py, host.py and network.py fill them in; whatever could not be found out has
+the value of its default, and no check judges that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from saferun import smi
+
+
+class Files(NamedTuple):
+    """What the NVIDIA driver shows without being asked."""
+
+    version: str = ""  # of the kernel module; "" where it is not loaded (or not shown here)
+    gpus: Mapping[str, str] = {}  # product name by PCI address, of every GPU of the host
+    nodes: Mapping[str, str] = {}  # device nodes: "ok", "missing" or "closed"
+    amd: bool = False  # /dev/kfd, the compute node of AMD's driver
+    wsl: bool = False  # /dev/dxg: the driver is Windows' own
+    pci: int = 0  # NVIDIA GPUs on the PCI bus that no virtual machine has taken
+    manager: bool = False  # a fabric manager runs (in this view of the processes)
+
+
+class Smi(NamedTuple):
+    """What nvidia-smi said, and how it failed."""
+
+    program: str = ""  # "" where there is none on PATH
+    report: smi.Report = smi.Report()
+    status: int | None = 0  # None: it did not end in time, or could not be started
+    trouble: str = ""
+    said: str = ""  # its words
+    silent: tuple[str, ...] = ()  # PCI addresses of GPUs that did not answer when asked alone
+    capabilities: Mapping[str, str] = {}  # "9.0" by PCI address
+    peers: Mapping[tuple[int, int], str] = {}  # `topo -p2p r`
+    links: Mapping[int, tuple[int, int]] = {}  # NVLinks that are up, and all
+
+
+class Cuda(NamedTuple):
+    """What the child that uses CUDA's driver library told (peercheck.py)."""
+
+    asked: bool = False
+    missing: str = ""  # why there is no libcuda
+    init: str = ""
+    status: int = 0
+    driver: int = 0  # 13000
+    devices: tuple[Mapping[str, Any], ...] = ()
+    pairs: tuple[Mapping[str, Any], ...] = ()
+    hung: tuple[int, int] | None = None  # the pair that was being tried when time was up
+    trouble: str = ""
+
+
+class Torch(NamedTuple):
+    """The user's torch and what stands around it; empty where it could not be asked."""
+
+    launcher: str = ""  # the words that start torchrun
+    trouble: str = ""  # there is no torchrun, or `import torch` fails
+    unknown: str = ""  # why torch could not be asked, which says nothing about it
+    python: str = ""
+    executable: str = ""
+    python_h: bool = True  # the interpreter's own headers, which Triton's launchers include
+    include: str = ""
+    torch: str = ""
+    cuda: str | None = None  # that it was built with; None: a CPU or ROCm build
+    hip: str | None = None
+    archs: tuple[str, ...] = ()  # sm_90, compute_90
+    nccl: str | None = None
+    triton: str | None = None
+    ptxas: str | None = None
+
+
+class Disk(NamedTuple):
+    """A directory that a job writes to."""
+
+    role: str  # "compile cache"
+    path: str
+    place: str = ""  # the nearest directory above that exists; the path itself where it does
+    trouble: str = ""  # why nothing can be written there; "" where it can
+    free: int = -1  # bytes; -1: unknown
+    total: int = -1
+    inodes_free: int = -1
+    inodes: int = 0  # 0: the file system does not count them
+    noexec: bool = False
+
+
+class Memory(NamedTuple):
+    """Memory and processors, of the machine and of our control group; bytes, -1: unknown."""
+
+    total: int = -1
+    available: int = -1
+    limit: int = -1  # of the control group
+    used: int = -1  # by it
+    shm_total: int = -1
+    shm_free: int = -1
+    cpus: int = 0  # that this process may run on
+    quota: float = 0.0  # CPUs' worth of time; 0: no limit
+
+
+class Limits(NamedTuple):
+    """Limits of this process; -1: none."""
+
+    files: int = -1
+    files_hard: int = -1
+    locked: int = -1  # bytes
+    processes: int = -1
+
+
+class Clock(NamedTuple):
+    """The machine's clock."""
+
+    year: int = 0
+    synchronised: bool | None = None  # None: the kernel does not say
+
+
+class Interface(NamedTuple):
+    """A network interface."""
+
+    name: str
+    up: bool = True  # IFF_UP
+    carrier: bool = True  # a cable, or what stands for one
+    ipv4: str = ""
+    ipv6: bool = False  # has an address other than ::1
+    speed_mbps: int = -1
+
+
+class Port(NamedTuple):
+    """A TCP port on which the rendezvous would listen."""
+
+    number: int = 29500
+    taken: bool = False
+    pid: int | None = None  # None where the holder is somebody else's process
+    command: str = ""
+
+
+class InfiniBand(NamedTuple):
+    """A port of an RDMA device."""
+
+    device: str  # mlx5_0
+    port: str
+    state: str  # ACTIVE, DOWN, INIT
+    physical: str  # LinkUp, Polling, Disabled
+    rate: str  # "400 Gb/sec (4X NDR)"
+    layer: str  # InfiniBand, Ethernet
+
+
+class Network(NamedTuple):
+    """How other machines are reached."""
+
+    hostname: str = ""
+    addresses: tuple[str, ...] = ()  # that the host name resolves to, in order
+    trouble: str = ""  # why it does not
+    seconds: float = 0.0  # that this took
+    interfaces: tuple[Interface, ...] = ()  # by index, as getifaddrs has them
+    ports: tuple[Port, ...] = ()
+    infiniband: tuple[InfiniBand, ...] = ()
+
+
+class Tools(NamedTuple):
+    """Programs that compile: paths, "" where there is none."""
+
+    cc: str = ""
+    cxx: str = ""
+    ptxas: str = ""  # on PATH
+
+
+class Host(NamedTuple):
+    """The machine around the GPUs."""
+
+    disks: tuple[Disk, ...] = ()
+    memory: Memory = Memory()
+    limits: Limits = Limits()
+    clock: Clock = Clock()
+    tools: Tools = Tools()
+
+
+class Speed(NamedTuple):
+    """What a GPU was measured to do; 0: not measured."""
+
+    device: int  # as CUDA counts
+    bus: str  # 0000:18:00.0; "" where torch does not say
+    name: str
+    matmul_tflops: float = 0.0
+    memory_gbs: float = 0.0
+    peer_gbs: float = 0.0  # to the next GPU
+    error: str = ""
+
+
+class Measured(NamedTuple):
+    """What `--full` measured."""
+
+    speeds: tuple[Speed, ...] = ()
+    trouble: str = ""
+    allreduce_gbs: float = 0.0  # NCCL's bus bandwidth over all GPUs; 0: not measured
+    allreduce_trouble: str = ""

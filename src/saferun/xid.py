@@ -1,0 +1,147 @@
+"""Pure: the driver's events in the kernel log, and what they mean by NVIDIA's catalogue.
+
+The forms of the lines: https://docs.nvidia.com/deploy/xid-errors/index.html; those of NVSwitches
+(SXid): the Fabric Manager User Guide. The catalogue is knowledge/xid.yaml.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.smi import bus_id
+
+SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+_XID = r"NVRM:.*?\bXid \(([^)]*)\): (\d{1,6})(?:, (.*))?"
+_SXID = r"nvidia-nvswitch\d*:.*?\bSXid \(([^)]*)\): (\d{1,6}), (.*)"
+_SPOKEN = re.compile(r"GPU recovery action changed from .*? to 0x[0-9a-fA-F]+ \(([^)]*)\)")
+
+_MENDS = {
+    "reset": "no job on it: as root `nvidia-smi --gpu-reset -i {gpu}`, else reboot; "
+    "a rented machine: ask for another one",
+    "reboot": "reboot; if it comes back, the GPU, its slot or its power is broken: have it changed",
+    "link": "reset all GPUs of the NVLink together, or reboot; if it comes back, a link, a bridge "
+    "or the NVSwitch is broken: have it changed",
+    "mechanics": "have power cables and seating checked",
+    "update": "update the driver and the firmware",
+    "restart-app": "the GPU is usable; start the job again",
+    "none": "",
+}
+_APPLICATION = "`compute-sanitizer` or CUDA_LAUNCH_BLOCKING=1 on the job names the kernel"
+
+
+class Meaning(NamedTuple):
+    """What the catalogue says of a code."""
+
+    means: str
+    fault: str
+    action: str
+
+
+class Event(NamedTuple):
+    """One line of the kernel log."""
+
+    bus: str  # 0000:c1:00.0; "" where the line names none
+    code: int
+    text: str
+    switch: bool = False  # an SXid: of an NVSwitch, not of a GPU
+
+
+def catalogue(document: Mapping[str, Any]) -> dict[int, Meaning]:
+    """Return the meaning of each code of xid.yaml."""
+    return {
+        code: Meaning(row["means"], row["fault"], row["action"])
+        for row in document["xids"]
+        for code in row["codes"]
+    }
+
+
+def parse(lines: Iterable[str]) -> Iterator[Event]:
+    """Yield the events of a kernel log, in its order."""
+    for line in lines:
+        if found := re.search(_XID, line):
+            yield Event(_bus(found[1]), int(found[2]), found[3] or "")
+        elif found := re.search(_SXID, line):
+            yield Event(_bus(found[1]), int(found[2]), found[3], switch=True)
+
+
+def _bus(text: str) -> str:
+    """Return the address of "PCI:0000:c1:00" or "0000:c1:00.0", with the function it lacks."""
+    found = re.search(r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(\.[0-9a-fA-F])?", text)
+    return bus_id(found[1] + (found[2] or ".0")) if found else ""
+
+
+def judge(
+    events: Sequence[Event],
+    known: Mapping[int, Meaning],
+    numbers: Mapping[str, int],
+    well: Iterable[str] = (),
+) -> list[Finding]:
+    """Judge the events of this boot, each GPU's codes once.
+
+    Args:
+        events: of the kernel log.
+        known: the catalogue.
+        numbers: of the GPUs, by PCI address.
+        well: addresses of GPUs whose driver says today that no recovery is needed: what the log
+            tells of them is over.
+    """
+    if not events:
+        return [Finding(OK, "kernel log", "no Xid since the machine started", "", "")]
+    counts: dict[tuple[str, int, bool], list[Event]] = {}
+    for event in events:
+        counts.setdefault((event.bus, event.code, event.switch), []).append(event)
+    over = frozenset(well)
+    return [_finding(same, known, numbers, over) for same in counts.values()]
+
+
+def _finding(
+    same: Sequence[Event],
+    known: Mapping[int, Meaning],
+    numbers: Mapping[str, int],
+    over: frozenset[str],
+) -> Finding:
+    last = same[-1]
+    times = "" if len(same) == 1 else f", {len(same)} times"
+    if last.switch:
+        return _switch(last, times)
+    number = numbers.get(last.bus)
+    area = f"GPU {number}" if number is not None else f"GPU at {last.bus or 'unknown address'}"
+    meaning = known.get(last.code)
+    if meaning is None:
+        words = f"Xid {last.code}{times}: not in the catalogue"
+        return Finding(NOTE, area, words, last.text, f"look it up: {SOURCE}")
+    what = f"Xid {last.code}{times}: {meaning.means} ({_blame(meaning.fault)})"
+    spoken = _SPOKEN.search(last.text)
+    if spoken:
+        what = f"Xid {last.code}{times}: the driver asked for: {spoken[1]}"
+    serious = meaning.action in ("reset", "reboot", "link", "mechanics")
+    if serious and last.bus in over:
+        return Finding(NOTE, area, what, f"{last.text}. The driver asks for nothing now.", "")
+    mend = _MENDS[meaning.action].format(gpu=number if number is not None else last.bus)
+    if meaning.fault == "application":
+        mend = f"a fault of the job, not of the GPU: {_APPLICATION}"
+    return Finding(PROBLEM if serious else NOTE, area, what, f"{last.text} <{SOURCE}>", mend)
+
+
+def _blame(fault: str) -> str:
+    return {
+        "application": "the application's fault",
+        "hardware": "hardware",
+        "driver": "driver or firmware",
+        "either": "application, driver or hardware",
+        "information": "for information",
+    }[fault]
+
+
+def _switch(event: Event, times: str) -> Finding:
+    fatal = event.text.lower().startswith("fatal")
+    return Finding(
+        PROBLEM if fatal else NOTE,
+        f"NVSwitch {event.bus}",
+        f"SXid {event.code}{times}{': fatal' if fatal else ''}",
+        event.text,
+        "reset all GPUs and NVSwitches together, or reboot" if fatal else "",
+    )

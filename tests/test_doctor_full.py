@@ -1,0 +1,157 @@
+"""`doctor --full`: what was measured is compared with the siblings; what was not says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from saferun import bounded, checks_speed, full
+from saferun.findings import NOTE, OK, PROBLEM
+from saferun.vitals import Measured, Speed
+
+
+def speeds(*matmul, **changed):
+    made = [
+        Speed(n, f"0000:{n:02x}:00.0", "NVIDIA H200", value, 4000.0, 380.0)
+        for n, value in enumerate(matmul)
+    ]
+    return tuple(speed._replace(**changed.get(f"gpu{speed.device}", {})) for speed in made)
+
+
+def judged(measured, numbers=None, linked=True):
+    found = list(checks_speed.judge(measured, numbers or {}, linked))
+    return [(f.level, f.area) for f in found], [f.what for f in found]
+
+
+def test_gpus_of_one_speed_are_fine():
+    levels, words = judged(Measured(speeds(600, 610, 605, 598), allreduce_gbs=450))
+    assert set(levels) == {(OK, "speed")}
+    assert "matmul: 598 to 610 TFLOP/s (float16)" in words
+    assert any("all-reduce" in text and "450 GB/s" in text for text in words)
+
+
+@pytest.mark.parametrize(
+    ("values", "slow"),
+    [
+        ((600, 600, 600, 500), ["GPU 3"]),
+        ((600, 600, 600, 545), []),
+        ((600, 480, 600, 500, 600), ["GPU 1", "GPU 3"]),
+        ((600, 500), ["GPU 1"]),
+        ((600,), []),
+    ],
+    ids=["17 %", "9 %", "two", "of two", "one GPU"],
+)
+def test_one_more_than_10_percent_below_the_median_is_named(values, slow):
+    levels, _ = judged(Measured(speeds(*values)))
+    assert [area for level, area in levels if level == PROBLEM] == slow
+
+
+def test_gpus_of_different_names_are_not_compared():
+    mixed = speeds(600, 300, gpu1={"name": "NVIDIA L4", "memory_gbs": 250.0})
+    assert {level for level, _ in judged(Measured(mixed))[0]} == {OK}
+
+
+def test_slow_memory_and_a_slow_way_are_named_too():
+    known = speeds(600, 600, 600, gpu0={"memory_gbs": 2000.0}, gpu1={"peer_gbs": 20.0})
+    levels, words = judged(Measured(known))
+    assert [area for level, area in levels if level == PROBLEM] == ["GPU 0", "GPU 1"]
+    assert any("50 % below" in text for text in words)
+
+
+def test_over_pci_express_a_slower_way_is_a_note():
+    known = speeds(600, 600, 600, gpu1={"peer_gbs": 20.0})
+    levels, _ = judged(Measured(known), linked=False)
+    assert (NOTE, "GPU 1") in levels
+    assert PROBLEM not in {level for level, _ in levels}
+
+
+def test_a_slow_gpu_is_named_as_nvidia_smi_counts():
+    levels, _ = judged(Measured(speeds(600, 300, 600)), {"0000:01:00.0": 5})
+    assert (PROBLEM, "GPU 5") in levels
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        Measured(trouble="it did not end within 30 s"),
+        Measured(speeds(600, 600, gpu1={"error": "OutOfMemoryError: x"})),
+        Measured(speeds(600, 600), allreduce_trouble="exit status 1"),
+    ],
+    ids=["nothing", "a GPU that failed", "the all-reduce"],
+)
+def test_what_could_not_be_measured_is_a_problem(measured):
+    assert PROBLEM in {level for level, _ in judged(measured)[0]}
+
+
+def lines(*told):
+    return "".join(json.dumps(words) + "\n" for words in told)
+
+
+def test_what_the_program_tells_is_put_together_by_gpu():
+    text = lines(
+        {"device": 1, "name": "B", "bus": "0000:01:00.0", "matmul_tflops": 2.0, "memory_gbs": 3.0},
+        {"device": 0, "name": "A", "matmul_tflops": 1.0},
+        {"device": 1, "peer_gbs": 4.0},
+        {"done": True},
+    )
+    read = full.read_alone(bounded.Answer("noise\n" + text, "", 0, ""))
+    assert read.trouble == ""
+    assert read.speeds[1] == Speed(1, "0000:01:00.0", "B", 2.0, 3.0, 4.0)
+    assert read.speeds[0].name == "A"
+
+
+def test_what_it_told_before_it_died_is_kept_with_the_reason():
+    text = lines({"device": 0, "name": "A", "matmul_tflops": 1.0})
+    err = "RuntimeError: CUDA error: the launch timed out\nmore\n"
+    read = full.read_alone(bounded.Answer(text, err, -6, "killed by SIGABRT"))
+    assert len(read.speeds) == 1
+    assert read.trouble == "killed by SIGABRT: RuntimeError: CUDA error: the launch timed out"
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "speed", "trouble"),
+    [
+        (
+            [{"allreduce_gbs": 5.0, "right": True}, {"allreduce_gbs": 4.0, "right": True}],
+            0,
+            4.0,
+            "",
+        ),
+        ([{"allreduce_gbs": 5.0, "right": False}], 0, 0.0, "it gave wrong sums"),
+        ([], 0, 0.0, "no answer"),
+        ([{"allreduce_gbs": 5.0, "right": True}], 1, 0.0, "exit status 1"),
+    ],
+    ids=["the slowest rank's", "wrong", "silent", "failed"],
+)
+def test_the_all_reduce_must_end_well_and_be_right(told, status, speed, trouble):
+    answer = bounded.Answer(lines(*told), "", status, f"exit status {status}" if status else "")
+    read = full.read_together(Measured(), answer)
+    assert (read.allreduce_gbs, read.allreduce_trouble) == (speed, trouble)
+
+
+def test_without_torchrun_there_is_only_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr("saferun.installed._has_torch", lambda folders: False)
+    assert "no torchrun" in full.measure({"PATH": str(tmp_path)}, 2).trouble
+
+
+def test_the_program_runs_under_a_torch_without_gpus_and_not_under_its_neighbours(tmp_path):
+    """Python puts a program's own folder first, and torch imports modules by many names."""
+    program = tmp_path / "measure.py"
+    program.write_bytes(pathlib.Path(full.PROGRAM).read_bytes())
+    (tmp_path / "torch.py").write_text("raise SystemExit('not this one')")
+    clean = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
+    words = [sys.executable, program, "alone"]
+    done = subprocess.run(words, env=clean, capture_output=True, text=True)
+    assert json.loads(done.stdout or "{}") == {"done": True, "gpus": 0}, done.stderr
+
+
+def test_what_steers_torchrun_is_kept_from_the_measurement():
+    given = {"PET_NNODES": "2", "SAFERUN_INJECT": "{}", "MASTER_PORT": "1", "HOME": "/h"}
+    assert full._environment(given) == {"HOME": "/h", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    kept = {"CUDA_VISIBLE_DEVICES": "1"}
+    assert full._environment(kept) == kept

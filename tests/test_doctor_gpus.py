@@ -1,0 +1,410 @@
+"""What doctor makes of the report on each GPU, and of driver, torch and GPUs together."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from fake_smi import bus, fields, program, report
+
+from saferun import checks_driver, checks_gpu, nvidia, smi
+from saferun.findings import NOTE, OK, PROBLEM
+from saferun.vitals import Cuda, Files, Smi, Torch
+
+FILES = Files(
+    version="580.95.05",
+    gpus={bus(0): "NVIDIA H200", bus(1): "NVIDIA H200"},
+    nodes=dict.fromkeys(("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"), "ok"),
+    manager=True,
+)
+
+
+def told(*cards, processes=None, **changed):
+    return Smi("/usr/bin/nvidia-smi", smi.parse(report(cards, processes=processes)), **changed)
+
+
+def judged(changed, mine=(), processes=None):
+    """Judge one GPU whose report has some fields changed."""
+    return checks_gpu.judge(told({**fields(0), **changed}, processes=processes), FILES, mine)
+
+
+def test_a_gpu_without_fault_is_one_line():
+    (found,) = judged({})
+    assert (found.level, found.area) == (OK, "GPU 0")
+    assert "H200" in found.what
+
+
+FAULTS = {
+    "recovery action": ({"GPU Recovery Action": "Reset"}, PROBLEM, "asks for: Reset"),
+    "reboot": ({"GPU Recovery Action": "Reboot"}, PROBLEM, "asks for: Reboot"),
+    "reset required": ({"GPU Reset Status/Reset Required": "Yes"}, PROBLEM, "asks for: Reset"),
+    "drain": (
+        {"GPU Reset Status/Drain and Reset Recommended": "Yes"},
+        PROBLEM,
+        "asks for: Drain and Reset",
+    ),
+    "remap pending": ({"Remapped Rows/Pending": "Yes"}, PROBLEM, "waits to be replaced"),
+    "remap failed": (
+        {"Remapped Rows/Remapping Failure Occurred": "Yes"},
+        PROBLEM,
+        "could not be replaced",
+    ),
+    "rows remapped": ({"Remapped Rows/Uncorrectable Error": "2"}, NOTE, "2 bad rows"),
+    "page pending": ({"Retired Pages/Pending Page Blacklist": "Yes"}, PROBLEM, "bad page"),
+    "channel repair": ({"ECC Errors/Channel Repair Pending": "Yes"}, PROBLEM, "memory channel"),
+    "unrepairable": ({"ECC Errors/Unrepairable Memory": "Yes"}, PROBLEM, "cannot be repaired"),
+    "SRAM threshold": (
+        {"ECC Errors/Aggregate/SRAM Threshold Exceeded": "Yes"},
+        PROBLEM,
+        "more SRAM errors",
+    ),
+    "errors once": ({"ECC Errors/Aggregate/DRAM Uncorrectable": "7"}, NOTE, "7 uncorrectable"),
+    "ECC off": ({"ECC Mode/Current": "Disabled", "ECC Mode/Pending": "Disabled"}, NOTE, "is off"),
+    "ECC changes": ({"ECC Mode/Pending": "Disabled"}, NOTE, "after the next reset"),
+    "hot": (
+        {
+            "Clocks Event Reasons/HW Slowdown": "Active",
+            "Clocks Event Reasons/HW Slowdown/HW Thermal Slowdown": "Active",
+        },
+        PROBLEM,
+        "too hot",
+    ),
+    "hot, before 535": ({"Clocks Throttle Reasons/HW Thermal Slowdown": "Active"}, PROBLEM, "hot"),
+    "power brake": (
+        {"Clocks Event Reasons/HW Slowdown/HW Power Brake Slowdown": "Active"},
+        PROBLEM,
+        "power supply",
+    ),
+    "slowed by the driver": (
+        {"Clocks Event Reasons/SW Thermal Slowdown": "Active"},
+        NOTE,
+        "temperature limit",
+    ),
+    "was hot": (
+        {"Clocks Event Reasons Counters/HW Thermal Slowdown": "600000000 us"},
+        NOTE,
+        "600 s",
+    ),
+    "MIG": ({"MIG Mode/Current": "Enabled"}, NOTE, "cut by MIG"),
+    "exclusive": ({"Compute Mode": "Exclusive_Process"}, NOTE, "one process"),
+    "prohibited": ({"Compute Mode": "Prohibited"}, PROBLEM, "Prohibited"),
+    "fewer lanes": ({"PCI/GPU Link Info/Link Width/Current": "4x"}, NOTE, "4 of 16 lanes"),
+    "no persistence": ({"Persistence Mode": "Disabled"}, NOTE, "persistence mode is off"),
+    "fabric not started": ({"Fabric/State": "Not Started"}, PROBLEM, "error 802"),
+    "fabric starting": ({"Fabric/State": "In Progress"}, PROBLEM, "not ready"),
+    "fabric failed": ({"Fabric/Status": "Unknown Error (0x3)"}, PROBLEM, "joined"),
+    "fabric unhealthy": ({"Fabric/Health/Summary": "Unhealthy"}, PROBLEM, "health: Unhealthy"),
+    "lost": ({"Fan Speed": "[GPU is lost]"}, PROBLEM, "does not answer"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_the_report_is_one_finding(name):
+    changed, level, words = FAULTS[name]
+    (found,) = judged(changed)
+    assert (found.level, found.area) == (level, "GPU 0")
+    assert words in found.what
+    assert found.level == NOTE or found.mend or "waits" in found.what
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"Clocks Event Reasons/SW Power Cap": "Active"},
+        {"Clocks Event Reasons/Idle": "Not Active"},
+        {"Clocks Event Reasons Counters/SW Power Capping": "33921903067 us"},
+        {"FB Memory Usage/Used": "570 MiB"},
+        {"PCI/GPU Link Info/PCIe Generation/Current": "1"},
+        {"ECC Errors/Volatile/DRAM Correctable": "177"},
+        {"Product Brand": "GeForce", "ECC Mode/Current": "N/A", "Persistence Mode": "Disabled"},
+        {name: "N/A" for name in fields(0) if name != "Product Name"},
+    ],
+    ids=["capped", "busy", "was capped", "a desktop", "idle link", "corrected", "GeForce", "vGPU"],
+)
+def test_what_is_normal_is_no_fault(changed):
+    assert [found.level for found in judged(changed)] == [OK]
+
+
+def test_memory_errors_are_a_problem_unless_the_driver_says_that_all_is_well():
+    errors = {"ECC Errors/Volatile/SRAM Uncorrectable Parity": "3"}
+    (well,) = judged(errors)
+    (unknown,) = judged({**errors, "GPU Recovery Action": "N/A"})
+    assert (well.level, unknown.level) == (NOTE, PROBLEM)
+    assert "3 uncorrectable memory errors" in unknown.what
+    assert "SRAM Uncorrectable Parity: 3" in unknown.detail
+
+
+def test_another_jobs_gpu_is_no_reason_to_stop():
+    other = judged({"GPU Recovery Action": "Reset"}, mine=["GPU-of-ours"])
+    own = judged({"GPU Recovery Action": "Reset"}, mine=[fields(0)["GPU UUID"]])
+    assert [found.level for found in other] == [NOTE]
+    assert "not visible to your job" in other[0].what
+    assert [found.level for found in own] == [PROBLEM]
+
+
+@pytest.mark.parametrize(
+    ("used", "processes", "level", "words"),
+    [
+        (70000, [(71, "/usr/bin/python3", 69000)], PROBLEM, "pid 71"),
+        (2000, [(71, "python3", 1900)], NOTE, "pid 71"),
+        (70000, [], PROBLEM, "by no process that is visible here"),
+        (70000, [(71, "python3", 30000)], PROBLEM, "40000 MiB by no process"),
+    ],
+    ids=["a job", "a small one", "another container", "both"],
+)
+def test_memory_that_is_taken_has_a_name(used, processes, level, words):
+    changed = {"FB Memory Usage/Used": f"{used} MiB", "Processes": ""}
+    (found,) = judged(changed, processes={0: processes})
+    assert (found.level, words in found.detail) == (level, True), found
+
+
+# --- driver and torch
+
+
+TORCH = Torch("torchrun", python="3.11", torch="2.9.1", cuda="12.8", archs=("sm_90",))
+
+
+@pytest.mark.parametrize(
+    ("build", "driver", "level", "words"),
+    [
+        ("12.8", 13000, OK, "has CUDA 13.0"),
+        ("13.0", 12080, PROBLEM, "too old"),
+        ("12.8", 12040, NOTE, "has CUDA 12.4"),
+        ("12.8", 12080, OK, "has CUDA 12.8"),
+        ("11.8", 13000, OK, "has CUDA 13.0"),
+    ],
+    ids=["newer", "major too old", "minor too old", "the same", "older build"],
+)
+def test_the_driver_must_know_torchs_cuda(build, driver, level, words):
+    cuda = Cuda(driver=driver)
+    torch = TORCH._replace(cuda=build)
+    found = [
+        f for f in checks_driver.versions(FILES, told(fields(0)), cuda, torch) if f.area == "driver"
+    ]
+    assert [(f.level, words in f.what) for f in found] == [(level, True)], found
+    assert level != PROBLEM or "580" in found[0].mend
+
+
+def test_without_libcuda_nvidia_smis_word_counts():
+    found = [*checks_driver.versions(FILES, told(fields(0)), Cuda(), TORCH)]
+    assert any("has CUDA 13.0" in f.what for f in found)
+
+
+@pytest.mark.parametrize(
+    ("torch", "gpus", "level"),
+    [
+        (TORCH, True, OK),
+        (TORCH._replace(cuda=None), True, PROBLEM),
+        (TORCH._replace(cuda=None), False, OK),
+        (Torch(trouble="there is no torchrun"), True, PROBLEM),
+        (Torch("torchrun", "ImportError: libcudart.so.12"), True, PROBLEM),
+        (Torch("torchrun", unknown="it did not end within 15 s"), True, NOTE),
+    ],
+    ids=["fits", "CPU build with GPUs", "CPU build without", "none", "broken", "slow disk"],
+)
+def test_torch_must_be_there_and_of_the_right_kind(torch, gpus, level):
+    smi_told = told(fields(0)) if gpus else Smi()
+    found = [*checks_driver.versions(Files(), smi_told, Cuda(), torch)]
+    assert [f.level for f in found if f.area == "torch"] == [level]
+
+
+@pytest.mark.parametrize(
+    ("capability", "archs", "runs"),
+    [
+        ("9.0", "sm_80 sm_90", "sm_90"),
+        ("8.9", "sm_80 sm_86 sm_90", "sm_80"),
+        ("8.6", "sm_90", "no"),
+        ("12.0", "sm_80 sm_90", "no"),
+        ("12.0", "sm_90 compute_90", "jit"),
+        ("9.0", "sm_90a", "sm_90a"),
+        ("10.3", "sm_100", "sm_100"),
+        ("10.3", "sm_100a", "no"),
+        ("10.3", "sm_100f", "sm_100f"),
+        ("7.0", "sm_75 sm_80 compute_90", "no"),
+        ("7.5", "sm_70", "sm_70"),
+        ("12.1", "compute_100a", "no"),
+    ],
+)
+def test_which_code_runs_on_which_gpu(capability, archs, runs):
+    assert checks_driver.how_it_runs(capability, tuple(archs.split())) == runs
+
+
+@pytest.mark.parametrize(
+    ("archs", "level"),
+    [(("sm_90",), OK), (("sm_80", "compute_80"), NOTE), (("sm_100",), PROBLEM), ((), None)],
+    ids=["code", "PTX only", "none", "unknown"],
+)
+def test_torch_must_have_code_for_the_gpus(archs, level):
+    seen = told(fields(0), capabilities={bus(0): "9.0"})
+    found = checks_driver.architectures(seen, Cuda(), TORCH._replace(archs=archs))
+    assert [f.level for f in found] == ([level] if level else [])
+
+
+# --- a driver that does not answer
+
+
+def failed(said, status=255, **changed):
+    read = smi.parse(said)
+    return Smi("/usr/bin/nvidia-smi", read, status, f"exit status {status}", said, **changed)
+
+
+SAYINGS = {
+    "mismatch": ("Failed to initialize NVML: Driver/library version mismatch", 18, "reboot"),
+    "not loaded": (
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+        9,
+        "modprobe",
+    ),
+    "no devices": ("No devices were found", 6, "--gpus all"),
+    "no library": (
+        "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system",
+        12,
+        "utility",
+    ),
+    "permission": ("Failed to initialize NVML: Insufficient Permissions", 4, "groups"),
+    "bus": ("Error", 15, "reboot"),
+    "power": ("Error", 8, "attached"),
+    "infoROM": ("Error", 14, "replaced"),
+    "garbage": ("index,name\x01", 1, "by hand"),
+}
+
+
+@pytest.mark.parametrize("name", SAYINGS)
+def test_what_a_failing_nvidia_smi_says_has_a_mend(name):
+    said, status, mend = SAYINGS[name]
+    (found,) = checks_driver.presence(FILES, failed(said, status), Cuda())
+    assert (found.level, mend in found.mend) == (PROBLEM, True), found
+
+
+def test_a_program_that_says_nothing_and_ends_well_is_doubted():
+    silent = Smi("/opt/nvidia-smi")
+    (found,) = checks_driver.presence(FILES, silent, Cuda())
+    assert found.level == NOTE
+    assert "/opt/nvidia-smi" in found.detail
+
+
+def test_a_hanging_program_is_a_problem():
+    hung = Smi("/usr/bin/nvidia-smi", status=None, trouble="it did not end within 6 s")
+    found = [*checks_driver.presence(FILES, hung, Cuda())]
+    assert (found[0].level, "did not end" in found[0].what) == (PROBLEM, True)
+
+
+def test_the_gpu_that_hangs_is_named_where_the_others_answer():
+    hung = told(fields(0), status=None, trouble="it did not end within 6 s", silent=(bus(1),))
+    found = {f.area: f for f in checks_driver.presence(FILES, hung, Cuda())}
+    assert found[f"GPU at {bus(1)}"].level == PROBLEM
+
+
+def test_a_lost_gpu_is_named_by_its_number():
+    said = f"Unable to determine the device handle for GPU1: {bus(1)}: Unknown Error\n"
+    lost = Smi("/usr/bin/nvidia-smi", smi.parse(said + report([fields(0)])), 0)
+    found = {f.area: f for f in checks_driver.presence(FILES, lost, Cuda())}
+    assert (found["GPU 1"].level, found["GPU 1"].detail) == (PROBLEM, bus(1))
+
+
+def test_a_slow_program_is_a_note_where_each_gpu_answers_alone():
+    slow = told(fields(0), fields(1), status=None, trouble="it did not end within 8 s")
+    (found,) = checks_driver.presence(FILES, slow, Cuda())
+    assert (found.level, "-pm 1" in found.mend) == (NOTE, True)
+
+
+@pytest.mark.parametrize(
+    ("files", "level", "words"),
+    [
+        (Files(), NOTE, "no NVIDIA driver"),
+        (Files(amd=True), NOTE, "AMD GPUs"),
+        (Files(pci=8), PROBLEM, "8 NVIDIA GPUs on the PCI bus, and no driver"),
+    ],
+    ids=["nothing", "AMD", "no driver"],
+)
+def test_a_machine_without_a_driver_is_told_from_one_without_gpus(files, level, words):
+    (found,) = checks_driver.presence(files, Smi(), Cuda())
+    assert (found.level, words in found.what) == (level, True)
+
+
+# --- what the driver shows in files
+
+
+def written(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def seen_in(root):
+    return nvidia.files(*(str(root / name) for name in ("proc", "dev", "tasks", "pci")))
+
+
+INFORMATION = "Model: \t\t NVIDIA H200\nDevice Minor: \t 0\n"
+KERNEL = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Mon\n"
+
+
+def test_the_drivers_files_are_read(tmp_path):
+    written(
+        tmp_path,
+        {
+            "proc/version": KERNEL,
+            "proc/gpus/0000:1a:00.0/information": INFORMATION,
+            "dev/nvidiactl": "",
+            "dev/nvidia0": "",
+            "tasks/71/comm": "nv-fabricmanage\n",
+        },
+    )
+    seen = seen_in(tmp_path)
+    assert (seen.version, seen.gpus, seen.manager) == ("580.95.05", {bus(0): "NVIDIA H200"}, True)
+    assert seen.nodes == {"nvidiactl": "ok", "nvidia-uvm": "missing", "nvidia0": "ok"}
+
+
+def test_gpus_are_counted_on_the_bus_without_those_of_virtual_machines(tmp_path):
+    for number, (vendor, kind, driver) in enumerate(
+        [
+            ("0x10de", "0x030200", None),
+            ("0x10de", "0x030000", "nvidia"),
+            ("0x10de", "0x030000", "vfio-pci"),
+            ("0x10de", "0x040300", None),  # its sound
+            ("0x1002", "0x030000", None),
+        ]
+    ):
+        base = f"pci/0000:0{number}:00.0"
+        written(tmp_path, {f"{base}/vendor": vendor + "\n", f"{base}/class": kind + "\n"})
+        if driver:
+            (tmp_path / base / "driver").symlink_to(f"/drivers/{driver}")
+    assert seen_in(tmp_path).pci == 2
+
+
+def test_an_empty_machine_shows_nothing(tmp_path):
+    assert seen_in(tmp_path) == Files()
+
+
+def test_where_the_whole_report_does_not_come_each_gpu_is_asked_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvidia, "REPORT_S", 0.3)
+    monkeypatch.setattr(nvidia, "ALONE_S", 0.5)
+    (tmp_path / "one.txt").write_text(report([fields(0)]))
+    answers = {f"-q -i {bus(0)}": f"cat {tmp_path}/one.txt"}
+    program(tmp_path, answers, "exec sleep 30")
+    seen = nvidia.ask_smi({"PATH": f"{tmp_path}:/bin"}, (bus(0), bus(1)), time.monotonic() + 10)
+    assert seen.silent == (bus(1),)
+    assert [card.bus for card in seen.report.cards] == [bus(0)]
+
+
+NODES = dict(FILES.nodes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "levels", "words"),
+    [
+        (NODES, [OK], "present"),
+        ({**NODES, "nvidia-uvm": "missing"}, [PROBLEM], "nvidia-uvm is missing"),
+        ({**NODES, "nvidiactl": "closed"}, [PROBLEM], "may not open /dev/nvidiactl"),
+        ({**NODES, "nvidia1": "closed"}, [NOTE], "/dev/nvidia1"),
+        ({**NODES, "nvidia0": "closed", "nvidia1": "closed"}, [PROBLEM], "/dev/nvidia0"),
+        ({**NODES, "nvidia0": "missing", "nvidia1": "missing"}, [PROBLEM], "no GPU is given"),
+        ({}, [], ""),
+    ],
+    ids=["all", "uvm", "control", "one of two", "every GPU", "container", "no driver"],
+)
+def test_the_device_nodes_must_be_there_and_open(nodes, levels, words):
+    found = [*checks_driver.nodes(FILES._replace(nodes=nodes))]
+    assert [f.level for f in found] == levels
+    assert all(words in f.what for f in found)

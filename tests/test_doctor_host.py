@@ -1,0 +1,389 @@
+"""Disks, memory, limits, clock, compilers and the scheduler: what doctor reads and makes of it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+
+import pytest
+
+from saferun import checks_host, host, kernellog
+from saferun.findings import NOTE, OK, PROBLEM
+from saferun.model import Gpu, GpuFacts
+from saferun.vitals import Clock, Disk, Limits, Memory, Tools, Torch
+
+GIB = 1 << 30
+
+
+def levels(found):
+    return [finding.level for finding in found]
+
+
+# --- disks
+
+
+def disk(**changed):
+    room = {"free": 500 * GIB, "total": 900 * GIB, "inodes_free": 10**6, "inodes": 10**7}
+    return Disk("compile cache", "/c", "/c", **{**room, **changed})
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (disk(), [OK]),
+        (disk(free=5 * GIB), [NOTE]),
+        (disk(free=GIB // 2), [PROBLEM]),
+        (disk(inodes_free=3), [PROBLEM]),
+        (disk(inodes_free=0, inodes=0), [OK]),
+        (disk(noexec=True), [PROBLEM]),
+        (disk(noexec=True)._replace(role="working directory"), [OK]),
+        (disk(trouble="Read-only file system"), [PROBLEM]),
+        (disk(free=-1, total=-1), []),
+    ],
+    ids=["roomy", "small", "full", "inodes", "no inodes", "noexec", "data", "read-only", "unknown"],
+)
+def test_a_directory_must_have_room_and_be_writable(found, expected):
+    assert levels(checks_host.disks([found])) == expected
+
+
+def test_a_problem_names_the_variable_that_leads_elsewhere():
+    (found,) = checks_host.disks([disk(trouble="No space left on device")])
+    assert "TORCHINDUCTOR_CACHE_DIR" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("TMPDIR", "temporary files"),
+        ("TORCHINDUCTOR_CACHE_DIR", "compile cache"),
+        ("TRITON_CACHE_DIR", "Triton's cache"),
+        ("HF_HOME", "models and data sets"),
+    ],
+)
+def test_the_directories_are_those_that_a_job_would_use(tmp_path, name, role):
+    given = host.directories({"HOME": "/home/u", name: str(tmp_path)}, "/work")
+    assert given[role] == str(tmp_path)
+    assert given["working directory"] == "/work"
+    assert host.directories({"HOME": "/home/u"}, "/work")[role] != str(tmp_path)
+
+
+def test_a_directory_that_is_not_there_yet_is_asked_where_it_would_be(tmp_path):
+    seen = host.disk("compile cache", str(tmp_path / "a" / "b"))
+    assert (seen.place, seen.trouble) == (str(tmp_path), "")
+    assert seen.free > 0
+
+
+def test_a_directory_that_cannot_be_written_says_why():
+    seen = host.disk("compile cache", "/proc/self/cache")
+    assert seen.trouble
+    assert levels(checks_host.disks([seen])) == [PROBLEM]
+
+
+def test_a_file_in_the_place_of_a_directory_is_a_problem(tmp_path):
+    (tmp_path / "cache").write_text("")
+    assert host.disk("compile cache", str(tmp_path / "cache")).trouble == "it is not a directory"
+
+
+def test_asking_leaves_nothing_behind(tmp_path):
+    host.disk("working directory", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_that_hangs_is_named_and_the_others_answer(tmp_path, monkeypatch):
+    release = threading.Event()
+    real = host.disk
+
+    def sometimes(role, path):
+        if role == "dead":
+            release.wait(30)
+        return real(role, path)
+
+    monkeypatch.setattr(host, "disk", sometimes)
+    try:
+        dead, alive = host.disks({"dead": "/mnt/nfs", "alive": str(tmp_path)}, 0.5)
+    finally:
+        release.set()
+    assert ("does not answer" in dead.trouble, alive.trouble) == (True, "")
+
+
+# --- memory and processors
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "expected"),
+    [(64 << 20, 64 << 20, PROBLEM), (8 * GIB, 8 * GIB, OK), (8 * GIB, 1 << 20, PROBLEM)],
+    ids=["docker's", "ample", "full"],
+)
+def test_shared_memory_must_hold_batches(total, free, expected):
+    found = checks_host.shared_memory(Memory(shm_total=total, shm_free=free))
+    assert levels(found) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (Memory(total=64 * GIB, available=60 * GIB), OK),
+        (Memory(total=64 * GIB, available=2 * GIB), NOTE),
+        (Memory(total=64 * GIB, available=60 * GIB, limit=8 * GIB, used=GIB), OK),
+        (Memory(total=64 * GIB, available=60 * GIB, limit=8 * GIB, used=8 * GIB), PROBLEM),
+    ],
+    ids=["ample", "low", "limit", "limit reached"],
+)
+def test_memory_is_what_the_machine_and_the_limit_leave(known, expected):
+    assert levels(checks_host.memory(known)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("known", "gpus", "expected"),
+    [
+        (Memory(cpus=64), 8, OK),
+        (Memory(cpus=64, quota=4.0), 0, NOTE),
+        (Memory(cpus=8), 8, NOTE),
+        (Memory(cpus=2), 0, OK),
+    ],
+    ids=["enough", "quota", "few for the GPUs", "no GPU"],
+)
+def test_cpu_time_is_compared_with_the_gpus(known, gpus, expected):
+    assert levels(checks_host.processors(known, gpus)) == [expected]
+
+
+def written(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "limit", "quota"),
+    [
+        (
+            "0::/job\n",
+            {
+                "g/cgroup.controllers": "cpu memory",
+                "g/job/memory.max": "max",
+                "g/job/memory.current": "5",
+                "g/memory.max": "4096",
+                "g/memory.current": "9",
+                "g/job/cpu.max": "150000 100000",
+            },
+            (4096, 9),
+            1.5,
+        ),
+        (
+            "0::/job/step\n",
+            {
+                "g/cgroup.controllers": "cpu memory",
+                "g/job/step/memory.max": "1024",
+                "g/job/step/memory.current": "3",
+                "g/job/memory.max": "4096",
+                "g/job/memory.current": "9",
+                "g/job/step/cpu.max": "400000 100000",
+                "g/job/cpu.max": "200000 100000",
+            },
+            (1024, 3),
+            2.0,
+        ),
+        (
+            "0::/../../job\n",
+            {
+                "g/cgroup.controllers": "cpu memory",
+                "g/memory.max": "max",
+                "g/cpu.max": "max 100000",
+            },
+            (-1, -1),
+            0.0,
+        ),
+        (
+            "5:memory:/docker/x\n4:cpu,cpuacct:/docker/x\n0::/\n",
+            {
+                "g/memory/memory.limit_in_bytes": "2048",
+                "g/memory/memory.usage_in_bytes": "7",
+                "g/cpu/cpu.cfs_quota_us": "200000",
+                "g/cpu/cpu.cfs_period_us": "100000",
+            },
+            (2048, 7),
+            2.0,
+        ),
+        (
+            "5:memory:/\n",
+            {"g/memory/memory.limit_in_bytes": "9223372036854771712"},
+            (-1, -1),
+            0.0,
+        ),
+        ("", {}, (-1, -1), 0.0),
+    ],
+    ids=[
+        "v2, a parent's limit",
+        "v2, the tightest of two",
+        "v2, a container's view",
+        "v1 in a container",
+        "v1 none",
+        "none",
+    ],
+)
+def test_the_limit_of_a_control_group_is_found(tmp_path, group, files, limit, quota):
+    written(tmp_path, {"p/self/cgroup": group, "p/meminfo": "MemTotal: 8 kB\n", **files})
+    seen = host.memory(str(tmp_path / "p"), str(tmp_path / "g"))
+    assert (seen.limit, seen.used) == limit
+    assert (seen.quota, seen.total) == (quota, 8192)
+
+
+# --- limits and clock
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (Limits(files=65536), [OK]),
+        (Limits(files=-1), [OK]),
+        (Limits(files=1024, files_hard=524288), [NOTE]),
+        (Limits(files=256), [PROBLEM]),
+        (Limits(files=65536, processes=512), [OK, NOTE]),
+    ],
+    ids=["many", "no limit", "the usual", "few", "few processes"],
+)
+def test_limits_are_compared_with_what_a_job_opens(known, expected):
+    assert levels(checks_host.limits(known)) == expected
+
+
+def test_the_mend_of_a_limit_is_its_hard_one():
+    (found,) = checks_host.limits(Limits(files=1024, files_hard=524288))
+    assert "ulimit -n 524288" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (Clock(2026, True), [OK]),
+        (Clock(2026, False), [NOTE]),
+        (Clock(1970, True), [PROBLEM]),
+        (Clock(2026, None), []),
+    ],
+    ids=["right", "unkept", "1970", "unknown"],
+)
+def test_the_clock_must_be_right(known, expected):
+    assert levels(checks_host.clock(known)) == expected
+
+
+def test_this_machines_clock_and_limits_are_read():
+    assert host.clock().year >= 2024
+    assert host.limits().files != 0
+
+
+# --- compilers
+
+
+TRITON = Torch("torchrun", python="3.11", cuda="12.8", triton="3.5.1", ptxas="/t/ptxas")
+
+
+@pytest.mark.parametrize(
+    ("tools", "torch", "environ", "gpus", "expected"),
+    [
+        (Tools("/usr/bin/gcc", "/usr/bin/g++"), TRITON, {}, True, [OK]),
+        (Tools(), TRITON, {}, True, [NOTE]),
+        (Tools(), TRITON, {"CC": "icc"}, True, [PROBLEM]),
+        (Tools(cc="gcc"), TRITON._replace(python_h=False), {}, True, [NOTE]),
+        (Tools(cc="gcc"), TRITON._replace(triton=None), {}, True, [NOTE]),
+        (Tools(cc="gcc"), TRITON._replace(ptxas=None), {}, True, [NOTE]),
+        (Tools(cc="gcc", ptxas="/p"), TRITON._replace(ptxas=None), {}, True, [OK]),
+        (Tools(cc="gcc"), TRITON, {"TRITON_PTXAS_PATH": "/no"}, True, [PROBLEM, OK]),
+        (Tools(), Torch(python="3.11"), {}, False, [NOTE]),
+        (Tools(cxx="g++"), Torch(python="3.11", python_h=False), {}, False, [OK]),
+    ],
+    ids=[
+        "all",
+        "no C compiler",
+        "CC that is not there",
+        "no Python.h",
+        "no Triton",
+        "no ptxas",
+        "the toolkit's ptxas",
+        "a path to nothing",
+        "no C++ on a CPU",
+        "CPU",
+    ],
+)
+def test_what_torch_compile_starts_must_be_there(tools, torch, environ, gpus, expected):
+    assert levels(checks_host.compilers(tools, torch, environ, gpus)) == expected
+
+
+def test_a_compiler_is_looked_for_as_triton_and_inductor_do(tmp_path):
+    for name in ("clang", "g++", "mycc"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": str(tmp_path)}
+    assert host.tools(path) == Tools(str(tmp_path / "clang"), str(tmp_path / "g++"), "")
+    assert host.tools({**path, "CC": "mycc -O2"}).cc == str(tmp_path / "mycc")
+    assert host.tools({**path, "CC": "icc"}).cc == ""
+
+
+# --- the scheduler
+
+TWO = GpuFacts((Gpu(0, "GPU-a", "H200"), Gpu(1, "GPU-b", "H200")), "proc")
+NONE = GpuFacts()
+
+
+@pytest.mark.parametrize(
+    ("environ", "facts", "expected"),
+    [
+        ({}, TWO, []),
+        ({"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "2"}, TWO, [OK]),
+        ({"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "1"}, TWO, [OK, NOTE]),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, TWO, [OK]),
+        ({"PBS_JOBID": "8"}, TWO, [OK]),
+        ({"LSB_JOBID": "9"}, TWO, [OK]),
+        ({"RAY_JOB_ID": "1"}, TWO, [OK]),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, TWO, [OK]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, NONE, [NOTE]),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, NONE, [NOTE]),
+        ({"CUDA_VISIBLE_DEVICES": "5"}, GpuFacts(warning="'5' names no GPU"), [PROBLEM]),
+        ({"CUDA_VISIBLE_DEVICES": "0,5"}, TWO._replace(warning="'5' names no GPU"), [PROBLEM]),
+        (
+            {
+                "SLURM_STEP_ID": "0",
+                "SLURM_LOCALID": "0",
+                "SLURM_NTASKS_PER_NODE": "8",
+            },
+            TWO,
+            [NOTE],
+        ),
+    ],
+)
+def test_what_a_scheduler_gave_is_compared_with_what_is_here(environ, facts, expected):
+    assert levels(checks_host.scheduler(environ, facts, 2)) == expected
+
+
+# --- the kernel log
+
+
+def test_the_kernel_log_is_read_record_by_record(tmp_path):
+    log = tmp_path / "kmsg"
+    log.write_text("4,1,5,-;usb: hello\n4,2,6,-;NVRM: Xid (PCI:0000:c1:00): 79, pid=1\n")
+    read = kernellog.read({}, str(log))
+    assert read.lines == ("4,2,6,-;NVRM: Xid (PCI:0000:c1:00): 79, pid=1",)
+    assert read.source == str(log)
+
+
+def test_where_the_log_is_closed_journald_is_asked(tmp_path):
+    program = tmp_path / "journalctl"
+    program.write_text("#!/bin/sh\necho 'NVRM: Xid (PCI:0000:c1:00): 31, pid=1'; echo other\n")
+    program.chmod(0o755)
+    read = kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"))
+    assert (read.source, len(read.lines)) == ("journalctl", 1)
+
+
+@pytest.mark.parametrize("text", [None, "exit 1", "true"], ids=["none", "fails", "says nothing"])
+def test_where_no_log_may_be_read_that_is_said(tmp_path, text):
+    if text:
+        (tmp_path / "journalctl").write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "journalctl").chmod(0o755)
+    read = kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"))
+    assert (read.source, read.trouble != "") == ("", True)
+
+
+def test_this_machines_log_is_read_or_refused_within_its_time():
+    read = kernellog.read(os.environ)
+    assert read.source or read.trouble
+    assert pathlib.Path("/dev/kmsg").exists() or read.source != "/dev/kmsg"

@@ -1,0 +1,386 @@
+"""The ways between GPUs and machines: transfers that are checked, NVLink, RDMA, interfaces, ports.
+
+The CUDA driver is a fake whose GPUs are the host's memory; the program that tries it is the real
+one, in a real process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+import pytest
+from fake_smi import bus, libcuda  # noqa: F401 - a fixture too
+
+from saferun import checks_links, checks_network, network, nvidia, smi
+from saferun.findings import NOTE, OK, PROBLEM
+from saferun.masking import Masker
+from saferun.vitals import Cuda, InfiniBand, Interface, Limits, Network, Port, Smi
+
+PLAIN = Masker({}, ())
+
+
+# --- peer to peer
+
+
+@pytest.fixture
+def tried(libcuda):  # noqa: F811
+    """Try the pairs of a machine of two GPUs whose transfers do what the environment says."""
+
+    def run(timeout_s=20, **environ):
+        environ = {"LD_LIBRARY_PATH": str(libcuda), **environ}
+        return nvidia.ask_cuda(environ, timeout_s)
+
+    return run
+
+
+def levels(found):
+    return [finding.level for finding in found]
+
+
+def test_good_transfers_are_checked_in_both_directions_and_three_ways(tried):
+    cuda = tried()
+    assert [(tuple(p["pair"]), p["copy"], p["read"], p["write"]) for p in cuda.pairs] == [
+        ((0, 1), "ok", "ok", "ok"),
+        ((1, 0), "ok", "ok", "ok"),
+    ]
+    (found,) = checks_links.peers(Smi(), cuda)
+    assert (found.level, "2 of them direct" in found.what) == (OK, True)
+    assert (cuda.driver, cuda.devices[1]["capability"]) == (13000, "9.0")
+
+
+@pytest.mark.parametrize("way", ["copy", "read", "write"])
+def test_one_wrong_bit_on_any_way_is_a_problem_of_that_pair(tried, way):
+    (found,) = checks_links.peers(Smi(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:wrong"))
+    assert (found.level, found.area) == (PROBLEM, "GPU 1 to 0")
+    assert "wrong: 1 of " in found.detail
+    assert "NCCL_P2P_DISABLE=1" in found.mend
+
+
+@pytest.mark.parametrize("way", ["copy", "read", "write"])
+def test_a_transfer_that_only_seems_to_happen_is_a_problem(tried, way):
+    (found,) = checks_links.peers(Smi(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:lost"))
+    assert (found.level, found.area) == (PROBLEM, "GPU 1 to 0")
+    assert found.detail.count("wrong: ") == 1
+
+
+def test_a_transfer_that_hangs_is_named(tried):
+    cuda = tried(1, FAKE_CUDA_PEERS="0:1:copy:hang")
+    assert cuda.hung == (0, 1)
+    (found,) = checks_links.peers(Smi(), cuda)
+    assert (found.level, found.area) == (PROBLEM, "GPU 0 to 1")
+
+
+def test_a_transfer_that_fails_is_a_problem(tried):
+    found = [*checks_links.peers(Smi(), tried(FAKE_CUDA_PEERS="0:1:copy:719"))]
+    assert found[0].level == PROBLEM
+    assert "CUDA_ERROR_LAUNCH_FAILED" in found[0].what
+
+
+def test_a_driver_that_dies_meanwhile_leaves_what_it_told(tried):
+    cuda = tried(FAKE_CUDA_PEERS="1:0:read:crash")
+    assert (len(cuda.pairs), cuda.hung) == (1, (1, 0))
+    assert "SIGABRT" in cuda.trouble
+
+
+def test_without_direct_access_the_way_through_the_host_is_checked(tried):
+    cuda = tried(FAKE_CUDA_APART="1", FAKE_CUDA_PEERS="0:1:copy:wrong")
+    found = [*checks_links.peers(Smi(peers={(0, 1): "CNS", (1, 0): "CNS"}), cuda)]
+    assert levels(found) == [PROBLEM, NOTE]
+    assert "through host memory too" in found[0].what
+    assert "chipset not supported" in found[1].detail
+
+
+def test_without_a_compiler_in_the_driver_copies_are_still_checked(tried):
+    cuda = tried(FAKE_CUDA_NO_JIT="1")
+    assert {pair["copy"] for pair in cuda.pairs} == {"ok"}
+    assert not any("read" in pair for pair in cuda.pairs)
+
+
+def test_a_gpu_without_memory_for_a_context_is_left_out(tried):
+    (found,) = checks_links.peers(Smi(), tried(FAKE_CUDA_BAD="1:context:2"))
+    assert (found.level, found.area) == (NOTE, "GPU 1")
+    assert "OUT_OF_MEMORY" in found.what
+
+
+@pytest.mark.parametrize(
+    ("environ", "status"), [({"FAKE_CUDA_INIT": "802"}, 802), ({"FAKE_CUDA_GPUS": "1"}, 0)]
+)
+def test_where_there_is_no_pair_nothing_is_said(tried, environ, status):
+    cuda = tried(**environ)
+    assert cuda.status == status
+    assert list(checks_links.peers(Smi(), cuda)) == []
+
+
+def test_without_a_driver_library_nothing_is_said():
+    if nvidia.files().version:
+        pytest.skip("this machine has a driver")
+    cuda = nvidia.ask_cuda({}, 20)
+    assert "libcuda" in cuda.missing
+    assert list(checks_links.peers(Smi(), cuda)) == []
+
+
+def test_gpus_are_named_as_nvidia_smi_counts_them():
+    seen = Smi(report=smi.Report(cards=tuple(smi.Card(bus(n), {}) for n in range(4))))
+    devices = ({"device": 0, "bus": bus(3)}, {"device": 1, "bus": bus(2)})  # CUDA_VISIBLE_DEVICES
+    pair = {"pair": [0, 1], "can": True, "copy": "wrong: 4 of 8 bytes"}
+    (found,) = checks_links.peers(seen, Cuda(devices=devices, pairs=(pair,)))
+    assert found.area == "GPU 3 to 2"
+
+
+# --- NVLink and RDMA
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ({0: (18, 18), 1: (18, 18)}, [OK]),
+        ({0: (18, 18), 1: (16, 18), 2: (18, 18)}, [PROBLEM]),
+        ({0: (0, 12), 1: (0, 12)}, [NOTE]),
+        ({0: (0, 0), 1: (0, 0)}, []),
+        ({0: (18, 18)}, []),
+    ],
+    ids=["all up", "one short", "none up", "no NVLink", "one GPU"],
+)
+def test_nvlinks_are_compared_with_the_siblings(links, expected):
+    assert levels(checks_links.nvlinks(Smi(links=links))) == expected
+
+
+def port(state="ACTIVE", physical="LinkUp", rate="400 Gb/sec (4X NDR)", layer="InfiniBand"):
+    return InfiniBand("mlx5_0", "1", state, physical, rate, layer)
+
+
+@pytest.mark.parametrize(
+    ("ports", "limits", "disabled", "expected"),
+    [
+        ([port()], Limits(), False, [OK]),
+        ([port(), port("DOWN", "LinkUp")], Limits(), False, [PROBLEM, OK]),
+        ([port(), port("DOWN", "Polling")], Limits(), False, [NOTE, OK]),
+        ([port(), port("DOWN", "Disabled")], Limits(), False, [OK]),
+        ([port("DOWN", "LinkUp", layer="Ethernet")], Limits(), False, [NOTE]),
+        ([port()], Limits(locked=65536), False, [PROBLEM, OK]),
+        ([port()], Limits(), True, [NOTE, OK]),
+        ([port(), port(rate="200 Gb/sec (4X HDR)")], Limits(), False, [NOTE, OK]),
+        ([], Limits(locked=65536), False, []),
+    ],
+    ids=[
+        "active",
+        "down",
+        "no cable",
+        "disabled",
+        "Ethernet",
+        "locked memory",
+        "switched off",
+        "slower",
+        "none",
+    ],
+)
+def test_rdma_ports_are_judged(ports, limits, disabled, expected):
+    assert levels(checks_links.infiniband(ports, limits, disabled)) == expected
+
+
+def test_rdma_ports_are_read_from_sys(tmp_path):
+    base = tmp_path / "mlx5_0" / "ports" / "1"
+    base.mkdir(parents=True)
+    told = {
+        "state": "4: ACTIVE",
+        "phys_state": "5: LinkUp",
+        "rate": "400 Gb/sec (4X NDR)",
+        "link_layer": "InfiniBand",
+    }
+    for name, text in told.items():
+        (base / name).write_text(text + "\n")
+    assert network.infiniband(str(tmp_path)) == (port(),)
+
+
+# --- which interface NCCL and gloo take
+
+LO = Interface("lo", ipv4="127.0.0.1")
+ETH = Interface("eth0", ipv4="10.0.0.5", speed_mbps=100_000)
+IB = Interface("ibp24s0", ipv4="10.1.0.5")
+DOCKER = Interface("docker0", ipv4="172.17.0.1")
+SIX = Interface("ens7", ipv6=True)
+MANY = {"SLURM_NNODES": "2"}
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "names"),
+    [
+        ([LO, ETH, IB], "", "ibp24s0"),
+        ([LO, DOCKER, ETH], "", "eth0"),
+        ([LO, DOCKER], "", "docker0"),
+        ([LO], "", "lo"),
+        ([LO, SIX, ETH], "", "eth0 ens7"),
+        ([LO, SIX], "", "ens7"),
+        ([LO, ETH, IB], "eth", "eth0"),
+        ([LO, ETH, IB], "^ib", "lo eth0"),
+        ([LO, ETH, Interface("eth01", ipv4="10.2.0.5")], "=eth0", "eth0"),
+        ([LO, ETH, Interface("eth01", ipv4="10.2.0.5")], "eth0", "eth0 eth01"),
+        ([LO, ETH, IB], "^=eth0,lo", "ibp24s0"),
+        ([LO, ETH, IB], "ib,eth", "eth0 ibp24s0"),
+        ([LO, ETH], "ens", ""),
+        ([LO, ETH, IB], "e", "ibp24s0"),
+        ([], "", ""),
+    ],
+    ids=[
+        "InfiniBand first",
+        "no docker",
+        "docker",
+        "loopback at last",
+        "IPv4 first",
+        "IPv6",
+        "a prefix",
+        "all but a prefix",
+        "a whole name",
+        "a prefix of two",
+        "all but whole names",
+        "by index",
+        "no match",
+        "one letter is ignored",
+        "none",
+    ],
+)
+def test_nccl_chooses_interfaces_as_its_source_says(found, wanted, names):
+    chosen = checks_network.nccl_interfaces(found, wanted)
+    assert " ".join(interface.name for interface in chosen) == names
+
+
+@pytest.mark.parametrize(
+    ("found", "environ", "level", "words"),
+    [
+        ([LO, ETH], {}, OK, "NCCL takes eth0 (10.0.0.5, 100 Gb/s)"),
+        ([LO, ETH], {"NCCL_SOCKET_IFNAME": "ens3"}, PROBLEM, "matches no interface"),
+        ([LO, ETH._replace(carrier=False)], {}, PROBLEM, "it is down"),
+        ([LO, ETH._replace(up=False)], {}, PROBLEM, "it is down"),
+        ([LO], {}, OK, "NCCL takes lo"),
+        ([LO], MANY, PROBLEM, "no other machine"),
+        ([LO, DOCKER], MANY, PROBLEM, "containers only"),
+        ([LO, DOCKER], {}, OK, "docker0"),
+        ([Interface("eth0")], {}, PROBLEM, "no interface has an address"),
+    ],
+    ids=[
+        "well",
+        "misspelled",
+        "no cable",
+        "down",
+        "alone",
+        "alone of many",
+        "docker of many",
+        "docker",
+        "none",
+    ],
+)
+def test_what_nccl_chose_must_reach_the_others(found, environ, level, words):
+    (told,) = checks_network.nccl(Network("node1", interfaces=tuple(found)), environ)
+    assert (told.level, words in told.what) == (level, True), told
+
+
+def named(*addresses):
+    return Network("node1", addresses, "" if addresses else "Name unknown", 0.0, (LO, ETH))
+
+
+@pytest.mark.parametrize(
+    ("known", "environ", "level", "words"),
+    [
+        (named("10.0.0.5"), {}, OK, "gloo takes eth0"),
+        (named("127.0.1.1"), {}, OK, "resolves to 127.0.1.1"),
+        (named("127.0.1.1"), MANY, PROBLEM, "unheard"),
+        (named(), {}, NOTE, "does not resolve"),
+        (named(), MANY, PROBLEM, "does not resolve"),
+        (named("10.9.9.9"), MANY, PROBLEM, "not to this machine"),
+        (named("10.9.9.9", "10.0.0.5"), MANY, OK, "gloo takes eth0"),
+        (named("127.0.1.1"), {**MANY, "GLOO_SOCKET_IFNAME": "eth0"}, OK, "gloo takes eth0"),
+        (named("10.0.0.5"), {"GLOO_SOCKET_IFNAME": "eth7"}, PROBLEM, "names eth7"),
+    ],
+    ids=[
+        "well",
+        "Debian's line",
+        "Debian's line of many",
+        "unknown",
+        "unknown of many",
+        "another's",
+        "the second one",
+        "wished",
+        "misspelled",
+    ],
+)
+def test_gloo_listens_where_the_host_name_leads(known, environ, level, words):
+    (told,) = checks_network.gloo(known, environ)
+    assert (told.level, words in told.what) == (level, True), told
+
+
+@pytest.mark.parametrize(
+    ("environ", "many"),
+    [
+        ({}, False),
+        ({"SLURM_NNODES": "1"}, False),
+        ({"SLURM_JOB_NUM_NODES": "4"}, True),
+        ({"PET_NNODES": "2:4"}, True),
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, True),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, False),
+        ({"SLURM_NNODES": "x"}, False),
+    ],
+)
+def test_a_job_of_several_machines_is_known_by_its_environment(environ, many):
+    assert checks_network.many_nodes(environ) is many
+
+
+def test_a_name_that_resolves_slowly_is_a_note():
+    slow = named("10.0.0.5")._replace(seconds=11.0)
+    assert levels(checks_network.name_service(slow)) == [NOTE]
+    assert levels(checks_network.name_service(named("10.0.0.5"))) == []
+
+
+# --- this machine's network, for real
+
+
+def test_this_machines_interfaces_are_found():
+    found = {interface.name: interface for interface in network.interfaces()}
+    assert found["lo"].ipv4 == "127.0.0.1"
+    assert [found[name].name for _, name in sorted(socket.if_nameindex())] == list(found)
+
+
+def test_a_name_that_does_not_exist_says_why():
+    addresses, trouble, _ = network.resolve("\0")
+    assert (addresses, trouble != "") == ((), True)
+    assert network.resolve("127.0.0.1")[0] == ("127.0.0.1",)
+
+
+def test_a_port_that_is_held_names_its_holder():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        number = held.getsockname()[1]
+        held.listen()
+        seen = network.port(number, PLAIN)
+    assert (seen.taken, seen.pid) == (True, os.getpid())
+    assert os.path.basename(sys.argv[0]) in seen.command or "python" in seen.command
+    (found,) = checks_network.ports(Network(ports=(seen,)))
+    assert (found.level, f"pid {os.getpid()}" in found.what) == (PROBLEM, True)
+
+
+def test_a_port_that_is_only_used_by_a_connection_is_free():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        with socket.create_connection(server.getsockname()) as client:
+            number = client.getsockname()[1]
+            assert network.port(number, PLAIN) == Port(number)
+
+
+def test_a_secret_in_the_holders_command_line_is_masked(tmp_path):
+    (tmp_path / "net").mkdir()
+    row = "0: 0100007F:733C 00000000:0000 0A 0:0 0:0 0 0 0 4242 1"
+    (tmp_path / "net" / "tcp").write_text(f"  sl  local_address\n{row}\n")
+    (tmp_path / "77" / "fd").mkdir(parents=True)
+    (tmp_path / "77" / "fd" / "3").symlink_to("socket:[4242]")
+    (tmp_path / "77" / "cmdline").write_bytes(b"train\0--api-key\0sk-1234567890abcdef\0")
+    seen = network.port(0x733C, PLAIN, proc=str(tmp_path))
+    assert (seen.pid, "sk-1234567890abcdef" in seen.command) == (77, False)
+    assert seen.command.startswith("train --api-key")
+
+
+def test_a_port_of_somebody_else_is_taken_without_a_name():
+    (found,) = checks_network.ports(Network(ports=(Port(29500, taken=True),)))
+    assert "somebody else" in found.what
+    assert "29501" in found.mend
