@@ -1,14 +1,36 @@
-"""Pure: a LaunchPlan as shell text.
+"""Pure: plans and settings as shell text.
 
-Every value passes `shlex.quote`: values are data, never shell.
+`exports` is what `saferun env` prints, `twin` the whole script of `gen-shell`. Every value passes
+`quote`: values are data, never shell.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
+from saferun import twinsheet
+from saferun.envvars import LISTS
 from saferun.model import LaunchPlan
 from saferun.plan import OF_ATTEMPT
+from saferun.resolve import Given
+from saferun.schema import Doc, Leaf
+from saferun.twinsheet import Sheet
+
+WIDTH = 100
+KIT_WIDTH = 96
+INDENT = "#     "  # of the command in the header
+_PACKED = "#: "
+_PLACE = re.compile(r"^#@ (\w+)\n", re.MULTILINE)
+# What `quote` writes: $'…', '…', "'" or characters that mean nothing to a shell.
+_PIECE = r"""\$'((?:[^'\\]|\\.)*)'|'([^']*)'|"(')"|([\w@%+=:,./-]+)"""
+_PIECES = re.compile(_PIECE, re.ASCII)
+_WORD = re.compile(rf"\s*((?:{_PIECE})+)", re.ASCII)
+_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
+_ESCAPED = re.compile(rb"\\(x[0-9a-f]{2}|.)")
+_JOB = 'run torchrun "$@"\n'
 
 
 def exports(plan: LaunchPlan) -> str:
@@ -21,3 +43,186 @@ def exports(plan: LaunchPlan) -> str:
         for name, setting in sorted(plan.env.items())
         if name not in OF_ATTEMPT
     )
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def quote(text: str) -> str:
+    """Return one word of bash, on one line, that expands to exactly this text.
+
+    >>> quote("plain"), quote("it's"), quote("two" + chr(10) + "lines")
+    ('plain', '\\'it\\'"\\'"\\'s\\'', "$'two\\\\nlines'")
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(_escaped(character) for character in text) + "'"
+
+
+def _escaped(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable():
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+
+
+def unquoted(line: str) -> list[str] | None:
+    """Return the words of a line that `quote` wrote; None for any other line."""
+    words, at = [], 0
+    while at < len(line.rstrip()):
+        match = _WORD.match(line, at)
+        if match is None:
+            return None
+        words.append("".join(_piece(*found) for found in _PIECES.findall(match[1])))
+        at = match.end()
+    return words
+
+
+def _piece(escaped: str, single: str, double: str, bare: str) -> str:
+    if not escaped:
+        return single or double or bare
+    raw = _ESCAPED.sub(_unescaped, escaped.encode("utf-8", "surrogateescape"))
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    told = match[1].decode()
+    if told.startswith("x") and len(told) == 3:
+        return bytes.fromhex(told[1:])
+    return {"n": b"\n", "t": b"\t", "r": b"\r"}.get(told, told.encode())
+
+
+def comment(text: str) -> str:
+    """Return text as comment lines; nothing in it can end the comment."""
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    lines = textwrap.wrap(
+        plain, WIDTH - 2, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+    return "".join(f"# {line}\n" for line in lines)
+
+
+# --- the twin ------------------------------------------------------------------------------------
+
+
+def twin(
+    sheet: Sheet,
+    args: Sequence[str],
+    command: Sequence[str],
+    *,
+    version: str,
+    template: str,
+    kit: str,
+) -> str:
+    """Return the whole script.
+
+    Args:
+        sheet: the settings.
+        args: torchrun's words; empty where the script is to take them when it is run.
+        command: `saferun gen-shell …`, which makes this script.
+        version: saferun's.
+        template: the hand-written part, shell/twin.sh.
+        kit: what travels along, in base64.
+    """
+    parts = {
+        "header": _header(sheet, args, command, version),
+        "settings": "".join(_settings(sheet)).lstrip("\n"),
+        "job": _job_comment(sheet, args),
+        "kit": "".join(f"{_PACKED}{line}\n" for line in textwrap.wrap(kit, KIT_WIDTH)),
+    }
+    head, job, tail = template.partition(_JOB)
+    assert job, "the template starts the job"
+    words = "".join(f" {quote(word)}" for word in args)
+    whole = f'{head}run torchrun{words} "$@"\n{tail}'
+    return _PLACE.sub(lambda match: parts[match[1]], whole)
+
+
+def made_by(text: str) -> tuple[str, list[str]] | None:
+    """Return the version and the command that a twin's header names; None for another file."""
+    head = text[: 1 << 16]
+    version = re.search(r"^# Made by saferun (\S+) with$", head, re.MULTILINE)
+    line = re.search(rf"^{INDENT}(saferun gen-shell.*)$", head, re.MULTILINE)
+    words = unquoted(line[1]) if line else None
+    return (version[1], words) if version and words else None
+
+
+def packed(text: str) -> str:
+    """Return the kit of a twin, in base64."""
+    return "".join(line[len(_PACKED) :] for line in text.splitlines() if line.startswith(_PACKED))
+
+
+def without_kit(text: str) -> str:
+    """Return the part of a twin that people read."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_PACKED))
+
+
+def _header(sheet: Sheet, args: Sequence[str], command: Sequence[str], version: str) -> str:
+    words = "[SCRIPT'S ARGUMENTS]..." if args else "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."
+    return (
+        comment(
+            f"A training job under profile {sheet.profile}, and it survives: the environment fits "
+            "the GPU, what can pass is tried again, what a setting cures gets that setting, and "
+            "the rest is explained."
+        )
+        + f"#\n{INDENT}bash THIS-FILE {words}\n#\n# Made by saferun {version} with\n#\n"
+        + f"{INDENT}{' '.join(map(quote, command))}\n#\n"
+        + comment(
+            "which makes the same file again; `saferun gen-shell --check THIS-FILE` tells whether "
+            "it still would. Read it from here down to the job; change the settings as you like. "
+            "It needs bash 4.2, coreutils, python3 (3.10 or later) and torch, and no saferun: what "
+            "it needs of that travels at its end."
+        )
+    )
+
+
+def _job_comment(sheet: Sheet, args: Sequence[str]) -> str:
+    how = "What this script is given "
+    how += "follows the script's own arguments." if args else "are torchrun's words."
+    if launcher(sheet) == "python":
+        how += " Under `launcher: python` they start plain python, without torchrun."
+    return comment(how)
+
+
+def launcher(sheet: Sheet) -> str:
+    """Return what starts the job, where the settings say so."""
+    found = [doc.leaves["launcher"].value for doc in sheet.chain if "launcher" in doc.leaves]
+    found += [given.leaf.value for given in sheet.sets if given.key == "launcher"]
+    return str(found[-1]) if found else ""
+
+
+def _settings(sheet: Sheet) -> Iterator[str]:
+    yield f"profile {quote(sheet.profile)} {quote(sheet.chosen)}\n"
+    if sheet.made_for:
+        yield f"made_for {' '.join(map(quote, sheet.made_for))}\n"
+    for place, doc in enumerate(sheet.chain):
+        leaves = _counting(doc, sheet.chain[place + 1 :], sheet.sets)
+        if leaves:
+            yield f"\nfrom {quote(doc.path)}\n"
+        for key, leaf in leaves.items():
+            yield "\n" + comment(leaf.why) + _source(leaf.source) + _line(key, leaf, "default")
+    if sheet.sets:
+        yield f"\nfrom {twinsheet.SET}\n\n"
+        yield from (_line(given.key, given.leaf, "always") for given in sheet.sets)
+
+
+def _counting(doc: Doc, later: Sequence[Doc], sets: Sequence[Given]) -> Mapping[str, Leaf]:
+    """Return the settings of a file that nothing later replaces in every case."""
+    over = {key for other in later for key, leaf in other.leaves.items() if not leaf.when}
+    over |= {given.key for given in sets}
+    return {k: v for k, v in doc.leaves.items() if k not in over or k.partition(".")[2] in LISTS}
+
+
+def _source(text: str) -> str:
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return "".join(f"# {one}\n" for one in plain.split("; ") if one)
+
+
+def _line(key: str, leaf: Leaf, manner: str) -> str:
+    section, _, name = key.partition(".")
+    value = quote(twinsheet.write_value(key, leaf.value))
+    whens = "".join(f"when {quote(word)} " for word in twinsheet.conditions(leaf))
+    if section == "env":
+        return f"{whens}export_{manner} {name} {value}\n"
+    if section == "torchrun":
+        return f"{whens}torchrun_default {name} {value}\n"
+    return f"{whens}setting {key} {value}\n"

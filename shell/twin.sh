@@ -1,0 +1,216 @@
+#!/usr/bin/env bash
+#@ header
+# shellcheck disable=SC2016,SC2329 # a $ in a value is meant; not every word for settings is used
+
+# --- What this needs -----------------------------------------------------------------------------
+
+if [ -z "${BASH_VERSION:-}" ]; then
+  echo "saferun: this script needs bash: bash $0" >&2
+  exit 69
+fi
+if (return 0 2>/dev/null); then
+  echo "saferun: run this script, do not source it: bash ${BASH_SOURCE[0]}" >&2
+  return 2
+fi
+
+need_bash() { # MAJOR MINOR
+  if [ "$1" -lt 4 ] || { [ "$1" -eq 4 ] && [ "$2" -lt 2 ]; }; then
+    echo "saferun: this script needs bash 4.2 or later, and this is bash $1.$2" >&2
+    exit 69
+  fi
+}
+need_bash "${BASH_VERSINFO[0]}" "${BASH_VERSINFO[1]}"
+
+set -euo pipefail
+
+# This script's own words; where you export one of them the job gets yours all the same.
+unset asked conditions delay_s foreground gpu group job kit line number orders origin place python \
+  self signal stat status step told verdicts SETTINGS UNPACK
+
+say() { printf 'saferun: %s\n' "$1" >&2; }
+
+give_up() { # STATUS LINE
+  say "$2"
+  exit "$1"
+}
+
+# --- Settings ------------------------------------------------------------------------------------
+# export_default gives way to what you export, and lists are merged item by item; export_always does
+# not. `when` is decided where the job runs. SAFERUN_SET='KEY=VALUE …' in the environment changes any
+# of them for one run. After a failure that a cure is known for, the cure beats them all.
+
+SETTINGS=() # four words each: where from, under which conditions, the key, the value
+setting() { SETTINGS+=("${origin-}" "${conditions-}" "$1" "$2"); }
+export_default() { setting "env.$1" "$2"; }
+export_always() { setting "env.$1" "$2"; }
+torchrun_default() { setting "torchrun.$1" "$2"; }
+from() { origin=$1; }
+when() { # CONDITION SETTING...
+  local conditions="${conditions-} $1"
+  shift
+  "$@"
+}
+profile() { # NAME WHO-CHOSE-IT
+  setting profile "$1"
+  setting chosen "$2"
+}
+made_for() { # GPU...: where the job would see others, that is said
+  local gpu
+  for gpu; do setting made-for "$gpu"; done
+}
+
+#@ settings
+
+# --- The kit -------------------------------------------------------------------------------------
+# What saferun decides and does, this script has done by saferun's own code: the lines at its end,
+# unpacked into a private directory for as long as the run lasts.
+
+find_python() { # torchrun's own interpreter, else the one on PATH; sets `python`
+  local line=
+  python=$(type -P torchrun) && IFS= read -r line 2>/dev/null <"$python" || true
+  python=${line#\#!} python=${python%% *}
+  if [[ $line == '#!'*/python* && -x $python ]] && recent_enough; then return; fi
+  python=$(type -P python3) || give_up 69 "there is no python3 on PATH; put one there"
+  recent_enough || give_up 69 "this script needs Python 3.10 or later; $python is $("$python" -V 2>&1)"
+}
+
+recent_enough() { "$python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+
+unpack() { # sets `kit`; nothing in it need be executable
+  local self=${BASH_SOURCE[0]:-} place
+  [[ -f $self ]] || give_up 69 "this script reads its own file: save it, and run that"
+  for place in "${TMPDIR:-/tmp}" "${XDG_RUNTIME_DIR:-}" "${HOME:-}/.cache"; do
+    [[ $place == /* && $place != *:* ]] || continue # a colon would split PYTHONPATH
+    [[ -d $place || $place != */.cache ]] || mkdir -m 700 "$place" 2>/dev/null || continue
+    kit=$(mktemp -d "$place/saferun-kit.XXXXXX" 2>/dev/null) || continue
+    "$python" -I -c "$UNPACK" "$self" "$kit" "$$" && return
+    rm -rf -- "$kit"
+  done
+  kit=
+  give_up 69 "no place for temporary files: \$TMPDIR or /tmp, \$XDG_RUNTIME_DIR, ~/.cache"
+}
+
+UNPACK='
+import base64, json, os, sys, zlib
+script, kit, shell = sys.argv[1:]
+with open(script, "rb") as file:
+    packed = b"".join(line[3:] for line in file if line.startswith(b"#: "))
+files = json.loads(zlib.decompress(base64.b64decode(packed)).decode())
+try:
+    for name, text in files.items():
+        path = os.path.join(kit, name)
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    with open("/proc/" + shell + "/environ", "rb") as old, open(kit + "/environ", "wb") as new:
+        new.write(old.read())  # bash itself changes SHLVL and others; the job gets yours
+except OSError as error:
+    sys.exit("saferun: " + kit + ": " + str(error.strerror))
+'
+
+# --- The steps of a run --------------------------------------------------------------------------
+# The kit names the step that is due, and does it at the order `go`. They are yours to extend, and
+# where a step stands `order skip` the kit leaves it out.
+
+# Before an attempt: every GPU makes a context and reads memory back. The kit has begun that when it
+# locked the GPUs, and now waits for the outcome; preflight.mode says what a bad GPU means.
+preflight() { order go; }
+
+# Before an attempt: wait, unless a signal ends the run meanwhile, and have torchrun started. The
+# waiting is for a word that never comes: the pipe closes when the kit ends.
+attempt() { # NUMBER SECONDS
+  # A key that came before the kit could hear it comes again.
+  [[ $1 != 1 || -z ${asked-} ]] || tell "$asked"
+  [[ $2 == 0 ]] || read -r -t "$2" -u "$verdicts" || true
+  order go
+}
+
+# After a failure of CUDA: the kit ends what this run has left on the GPUs, waits until their memory
+# is free and, only as root and with recover.gpu_reset: when-idle, resets one that nobody uses.
+recover_cuda_context() { order go; }
+
+# --- The run -------------------------------------------------------------------------------------
+
+run() { # torchrun WORDS...
+  [[ $1 == torchrun ]] || give_up 2 "the job begins with the word torchrun, not with \`$1\`"
+  if [[ ${SAFERUN_DISABLE:-0} != 0 ]]; then
+    type -P torchrun >/dev/null || set -- python3 -m torch.distributed.run "${@:2}"
+    exec "$@"
+  fi
+  find_python
+  kit=
+  trap 'rm -rf -- "$kit"' EXIT
+  unpack
+  start "${@:2}"
+  while next_step; do
+    case $step in
+      preflight) preflight ;;
+      attempt) attempt "$number" "$delay_s" ;;
+      recover_cuda_context) recover_cuda_context ;;
+    esac
+  done
+  finish
+}
+
+# Start the kit's program. It locks the GPUs, as every saferun on this machine does (flock(2) on the
+# files in /run/lock/saferun), starts torchrun under a keeper that leaves no process behind, reads
+# what the attempt left and decides. Then the next step comes on `verdicts`; or the program ends,
+# with the run's exit status.
+start() {
+  local signal
+  printf '%s\0' "${SETTINGS[@]}" >"$kit/settings"
+  mkfifo -m 600 "$kit/verdicts" "$kit/orders"
+  exec {told}<>"$kit/verdicts" {orders}<>"$kit/orders"
+  for signal in HUP INT QUIT TERM USR1 USR2; do
+    # shellcheck disable=SC2064 # the signal's name is known now
+    trap "pass_on $signal" "$signal"
+  done
+  "$python" "$kit" "$$" "$told" "$orders" "${0##*/}" "$@" <&0 &
+  job=$!
+  exec {verdicts}<"$kit/verdicts" {told}>&- # now the kit alone can write to it
+  [[ -z ${asked-} ]] || tell "$asked"
+}
+
+pass_on() { # SIGNAL
+  asked=$1
+  if [[ $1 == @(INT|QUIT) ]] && at_terminal; then return; fi # the key has reached the kit, too
+  [[ -z ${job-} ]] || tell "$1"
+}
+
+tell() { kill -s "$1" "$job" 2>/dev/null || true; } # SIGNAL
+
+at_terminal() { # whether the terminal's keys are for us: proc_pid_stat(5), after the name
+  local stat group foreground
+  stat=$(<"/proc/$$/stat")
+  read -r _ _ group _ _ foreground _ <<<"${stat##*) }"
+  [[ $group == "$foreground" ]]
+}
+
+next_step() { # sets `step`, `number` and `delay_s`; fails when the run is over
+  local status=129
+  while ((status > 128)); do # a second is over, or a signal came
+    status=0
+    IFS=' ' read -r -t 1 -u "$verdicts" step number delay_s || status=$?
+  done
+  return "$status"
+}
+
+order() { echo "$1" >&"$orders"; } # go or skip
+
+finish() { # with the job's exit status
+  local status
+  while [[ $(jobs -pr) ]]; do
+    wait "$job" || true # a signal interrupts it
+  done
+  status=0
+  wait "$job" || status=$?
+  exit "$status"
+}
+
+# --- The job -------------------------------------------------------------------------------------
+#@ job
+
+run torchrun "$@"
+
+# --- The kit, packed: nothing below is for people ------------------------------------------------
+#@ kit

@@ -1,0 +1,184 @@
+"""Shell text: any value survives it, and nothing in it is run that is not meant."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twins import NASTY, ROOT
+
+from saferun import script, twinsheet
+from saferun.resolve import Given
+from saferun.schema import Doc, Leaf
+from saferun.twinsheet import Sheet
+
+# Any text that a variable or a word can hold; bytes that are no UTF-8 come as surrogates.
+TEXT = st.one_of(
+    st.text(st.characters(min_codepoint=1, exclude_categories=("Cs",))),
+    st.binary().map(lambda b: b.replace(b"\0", b"").decode("utf-8", "surrogateescape")),
+    st.sampled_from(
+        [
+            "",
+            NASTY,
+            "\n",
+            "a\n",
+            "$'",
+            "\\",
+            "'",
+            "''",
+            "!!",
+            "~",
+            "-n",
+            "\x1b[0m",
+            "\udcff0",
+            "\x7f",
+        ]
+    ),
+    st.text("$`\"'\\\n\t {}[]*?!#&;|<>()~=%\x01\x7fé0aex"),
+)
+DUMP = 'printf "%s\\0" "${got[@]}"\n'
+
+
+def bash(text: str) -> list[str]:
+    """Return what bash makes of words that it is to print, each ended by a NUL."""
+    done = subprocess.run(
+        ["bash", "-u"],
+        input=text.encode("utf-8", "surrogateescape"),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stderr == b""
+    return [word.decode("utf-8", "surrogateescape") for word in done.stdout.split(b"\0")[:-1]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(TEXT, min_size=1, max_size=40))
+def test_any_value_is_the_same_in_a_real_bash(values):
+    lines = [script.quote(value) for value in values]
+    assert all("\n" not in line for line in lines)
+    "\n".join(lines).encode()  # it can be written as UTF-8
+    assert bash(f"got=({' '.join(lines)})\n{DUMP}") == values
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(TEXT, max_size=10))
+def test_a_quoted_line_reads_back(values):
+    assert script.unquoted(" ".join(map(script.quote, values))) == values
+
+
+@pytest.mark.parametrize("line", ["a $(b)", 'a "$b"', "a 'b", "a `b`", "$b"])
+def test_a_line_that_is_not_ours_reads_as_none(line):
+    assert script.unquoted(line) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXT)
+def test_a_comment_stays_one_whatever_it_holds(text):
+    made = script.comment(text)
+    made.encode()
+    assert all(line.startswith("# ") for line in made.splitlines())
+    assert made == "" or made.endswith("\n")
+
+
+def leaves(values: dict[str, str], when=()) -> dict[str, Leaf]:
+    why = "because\n$(touch x) `y`\nrm -rf ~"
+    return {f"env.{name}": Leaf(value, why, why, when) for name, value in values.items()}
+
+
+def made(sheet: Sheet, args=(), command=("saferun", "gen-shell"), kit="a2l0") -> str:
+    template = (ROOT / "shell" / "twin.sh").read_text()
+    return script.twin(sheet, args, command, version="9.8.7", template=template, kit=kit)
+
+
+def settings_in_bash(text: str) -> list[str]:
+    """Return the words that a twin's settings are for its kit, as a real bash makes them."""
+    start, end = text.index("SETTINGS=()"), text.index("# --- The kit")
+    return bash("set -euo pipefail\n" + text[start:end] + DUMP.replace("got", "SETTINGS"))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True), TEXT, max_size=6),
+    TEXT.filter(lambda text: "\n" not in text),
+)
+def test_settings_come_back_from_bash_as_they_went_in(values, path):
+    values = {name: value for name, value in values.items() if not name.startswith("SAFERUN_")}
+    first = Doc(path or "p", "p", "", (), (), leaves(values, (("torch", ">=2.8, <2.10"),)))
+    last = Doc("q.yaml", "q", "", (), ("H100",), {"retry.resume_args": Leaf((NASTY, "-r"))})
+    sets = (Given("env.LAST", Leaf(NASTY), "--set"),)
+    sheet = Sheet("q", "--profile", ("H100",), (first, last), sets)
+    words = settings_in_bash(made(sheet))
+    read = twinsheet.read(words, "run.sh")
+    assert (read.profile, read.chosen, read.made_for) == ("q", "--profile", ("H100",))
+    told = {key: leaf.value for doc in read.chain for key, leaf in doc.leaves.items()}
+    assert told == {f"env.{n}": v for n, v in values.items()} | {"retry.resume_args": (NASTY, "-r")}
+    whens = {
+        leaf.when for doc in read.chain for key, leaf in doc.leaves.items() if key[:4] == "env."
+    }
+    assert whens <= {(("torch", ">=2.8,<2.10"),)}
+    assert [(g.key, g.leaf.value, g.origin) for g in read.sets] == [("env.LAST", NASTY, "--set")]
+
+
+def test_the_header_names_the_command_and_it_reads_back():
+    command = ["saferun", "gen-shell", "--set", f"env.A={NASTY}", "--", "train.py", "a\nb"]
+    text = made(Sheet("p", "--profile", (), ()), ["train.py", "a\nb"], command)
+    assert script.made_by(text) == ("9.8.7", command)
+    assert script.packed(text) == "a2l0"
+
+
+def test_another_file_is_not_taken_for_one_of_ours():
+    assert script.made_by("#!/bin/bash\n# Made by hand\n") is None
+
+
+def test_what_a_later_profile_replaces_is_not_shown_twice():
+    first = Doc("a.yaml", "a", "", (), (), leaves({"X": "1", "NCCL_DEBUG_SUBSYS": "INIT"}))
+    last = Doc("b.yaml", "b", "", (), (), leaves({"X": "2", "NCCL_DEBUG_SUBSYS": "NET"}))
+    text = made(Sheet("b", "--profile", (), (first, last)))
+    assert "export_default X 1" not in text
+    assert "export_default X 2" in text
+    assert "export_default NCCL_DEBUG_SUBSYS INIT" in text  # a list: the two are merged
+
+
+RECORD = ROOT / "tests" / "records" / "twin-h100-nanochat.sh"
+RECORDED = [
+    "--profile",
+    "h100-nanochat",
+    "--set",
+    "env.NOTE=it's $HOME",
+    "--",
+    "-m",
+    "scripts.base",
+]
+
+
+def test_a_whole_script_is_as_recorded(tmp_path):
+    """`saferun gen-shell WORDS | grep -v '^#: '` makes the record, with the words above."""
+    from saferun import twinfile
+
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    text = twinfile.make(twinfile.read(RECORDED, environ), environ, str(tmp_path)).text
+    assert script.without_kit(text) == RECORD.read_text()
+    assert RECORD.read_text().count("\n") < 300
+
+
+def test_the_linters_have_nothing_to_say(tmp_path):
+    from saferun import twinfile
+
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    files = []
+    for profile in ("debug", "h100-llava", "rtx4090", "cpu"):
+        words = ["--profile", profile, "--set", "env.A=$B `c`", "--", "train.py", NASTY]
+        text = twinfile.make(twinfile.read(words, environ), environ, str(tmp_path)).text
+        files.append(tmp_path / f"{profile}.sh")
+        files[-1].write_text(script.without_kit(text) + "#: " + script.packed(text)[:96] + "\n")
+    tools = pathlib.Path(sys.executable).parent
+    for tool in (["shellcheck"], ["shfmt", "-i", "2", "-ci", "-d"]):
+        if not (tools / tool[0]).exists():
+            pytest.skip(f"no {tool[0]} beside this Python")
+        done = subprocess.run([tools / tool[0], *tool[1:], *files], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "")

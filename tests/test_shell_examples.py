@@ -1,0 +1,55 @@
+"""The examples of shell/, run: before and after start the same jobs."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from twins import ROOT, TORCHRUN, Machine
+
+EXAMPLES = ROOT / "shell" / "examples"
+WRAPPER = '#!/bin/sh\nexec {python} -m saferun "$@"\n'
+
+
+@pytest.fixture
+def machine(tmp_path) -> Machine:
+    made = Machine(tmp_path)
+    made.program("saferun", WRAPPER.format(python=sys.executable))
+    once = TORCHRUN.replace(
+        "sys.exit(",
+        "open(f'{{place}}/all', 'a').write(json.dumps(sys.argv[1:]) + '\\n')\nsys.exit(",
+    )
+    made.program("torchrun", once.format(python=sys.executable))
+    return made
+
+
+def jobs(machine: Machine, label: str) -> list[list[str]]:
+    path = machine.records(label) / "all"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["speedrun", "run1000"])
+def test_before_and_after_start_the_same_jobs(machine, name):
+    environ = {"OUT": "out here", "GPUS": "4"}
+    before = machine.run(["bash", EXAMPLES / f"{name}-before.sh"], "before", **environ)
+    after = machine.run(["bash", EXAMPLES / f"{name}.sh"], "after", **environ)
+    assert (before.status, after.status) == (0, 0), after.err
+    assert jobs(machine, "after") == jobs(machine, "before")
+    assert "--nproc_per_node=4" in jobs(machine, "after")[0]
+
+
+def test_the_loop_of_before_repeats_a_mistake_and_saferun_does_not(machine):
+    ends = [{"says": '[rank0]: KeyError: "label"\n', "status": 1}]
+    before = machine.run(["bash", EXAMPLES / "run1000-before.sh"], "before", ends=ends, PAUSE="0")
+    after = machine.run(["bash", EXAMPLES / "run1000.sh"], "after", ends=ends)
+    assert (before.status, after.status) == (1, 1)
+    assert len(jobs(machine, "before")) == 20
+    assert len(jobs(machine, "after")) == 1
+
+
+def test_saferuns_attempt_after_a_crash_resumes_as_the_loop_did(machine):
+    ends = [{"code": "os.kill(os.getpid(), 9)"}, {}]
+    after = machine.run(["bash", EXAMPLES / "run1000.sh"], "after", ends=ends)
+    assert after.status == 0, after.err
+    assert after.told[2].argv == [*after.told[1].argv, "--resume"]

@@ -1,0 +1,347 @@
+"""The script of `gen-shell`, run: torchrun gets from it what it gets from saferun."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from twins import NASTY, ROOT, SAFERUN, Machine, Told
+
+from saferun import knowledge, memory
+from saferun.twin import OF_BASH, OF_SCRIPT
+
+PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
+LINE = ["--nproc-per-node=2", "train.py", "--lr", "3e-4", "two words", NASTY]
+NO_TRIAL = {"SAFERUN_SET": "preflight.mode=off"}  # there is no GPU to try
+EXPORTED = {
+    "nothing": {},
+    "what profiles set": {
+        "PYTORCH_ALLOC_CONF": "max_split_size_mb:64",
+        "CUDA_DEVICE_ORDER": "FASTEST_FIRST",
+        "NCCL_DEBUG": "WARN",
+        "NCCL_P2P_DISABLE": "0",
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "PYTHONPATH": "/mine:/too",
+    },
+    "a scheduler's GPUs": {"CUDA_VISIBLE_DEVICES": "0", "NPROC": "1", "MINE": NASTY},
+    "torchrun's": {"PET_NPROC_PER_NODE": "4", "PET_MAX_RESTARTS": "1", "EMPTY": ""},
+    "saferun's": {"SAFERUN_RETRIES": "1", "SAFERUN_RUN_DIR": "runs here", "SAFERUN_PROFILE": ""},
+}
+GPUS = {
+    path.stem: yaml.safe_load(path.read_text()).get("match", {}).get("gpu")
+    for path in (ROOT / "profiles").glob("*.yaml")
+}
+GPUS |= {"h100-llava": ["H100"], "h100-nanochat": ["H100"], "tf-rtx5090": ["RTX 5090"]}
+QUICK = {("h100", "nothing"), ("h100-llava", "what profiles set"), ("rtx4090", "nothing")}
+QUICK |= {("cpu", "saferun's"), ("tf-rtx5090", "a scheduler's GPUs"), ("debug", "torchrun's")}
+PAIRS = [
+    pytest.param(p, e, id=f"{p}-{e}", marks=[] if (p, e) in QUICK else pytest.mark.slow)
+    for p in PROFILES
+    for e in EXPORTED
+]
+
+
+@pytest.fixture
+def machine(tmp_path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize(("profile", "exported"), PAIRS)
+def test_torchrun_gets_the_same_from_a_twin_and_from_saferun(machine, profile, exported):
+    fragment = (GPUS.get(profile) or ["H100"])[0]
+    machine.gpus(2, f"NVIDIA {fragment} of some size")
+    line = LINE[1:] if profile.startswith("tf-") else LINE  # launcher: python
+    environ = {**NO_TRIAL, **EXPORTED[exported]}
+    twin = machine.twin("--profile", profile, "--", *line)
+    ours = machine.run([*SAFERUN, "--profile", profile, *line], "live", **environ)
+    theirs = machine.run(["bash", twin], "twin", **environ)
+    assert theirs.told == ours.told
+    assert len(ours.told) == 1
+    assert (theirs.status, theirs.out) == (ours.status, ours.out) == (0, "")
+    told = [
+        [line.partition("(from")[2].partition(")")[2] for line in r.said] for r in (ours, theirs)
+    ]
+    assert told[0] == told[1]
+    assert machine.kits() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py"],
+        ["--nproc_per_node", "2", "--", "train.py", "--", "-x"],
+        ["-m", "pkg.mod", "--local-addr"],
+        ["--standalone", "--nnodes=1:1", "--rdzv-conf=a=1,b=2", "train.py", "--local"],
+        ["--no-python", "./prog", "--rdzv"],
+        ["-t3", "--master_port=0", "train.py", "", " "],
+        ["--frobnicate", "train.py"],
+        ["--help"],
+    ],
+    ids=" ".join,
+)
+def test_words_for_later_are_torchruns_own(machine, words):
+    machine.program("prog", "#!/bin/sh\n")
+    (machine.cwd / "prog").symlink_to(machine.bin / "prog")
+    twin = machine.twin("--profile", "cpu")
+    ours = machine.run([*SAFERUN, "--profile", "cpu", *words], "live")
+    theirs = machine.run(["bash", twin, *words], "twin")
+    assert theirs.told == ours.told
+    assert (len(ours.told), theirs.status) == (1, ours.status)
+
+
+def test_the_environment_is_the_callers_to_the_last_name(machine):
+    """Bash counts SHLVL up, sets `_` and PWD and knows no name with a dot.
+
+    The script has words of its own: every word in it is exported here, as if it were one of them.
+    """
+    text = (ROOT / "shell" / "twin.sh").read_text()
+    special = ("PATH", "HOME", "TMPDIR", "XDG_", "BASH", "PYTHON", "SAFERUN", "EXIT", "ends")
+    words = [w for w in set(re.findall(r"[A-Za-z_]\w*", text)) if not w.startswith(special)]
+    assert set(OF_SCRIPT) <= set(words)
+    environ = dict.fromkeys((*OF_BASH, *words), "mine") | {"SHLVL": "7", "a.b-c": "d"}
+    environ |= {"SHELLOPTS": "braceexpand", "BASHOPTS": "cmdhist", "BASH_FUNC_sleep%%": "() { :; }"}
+    environ |= {"POSIXLY_CORRECT": "1", "BASH_ENV": "", "LC_ALL": "C", "COLUMNS": "80"}
+    twin = machine.twin("--profile", "cpu", "--", "train.py")
+    ours = machine.run([*SAFERUN, "--profile", "cpu", "train.py"], "live", **environ)
+    theirs = machine.run(["bash", twin], "twin", **environ)
+    assert sorted(theirs.told[1].env.items()) == sorted(ours.told[1].env.items())
+    assert theirs.told[1].env["SHLVL"] == "7"
+
+
+def test_a_profile_that_was_only_detected_leaves_torchruns_words_alone(machine):
+    machine.gpus(2)
+    twin = machine.twin("--", "train.py")
+    assert "profile h100 detected\n" in twin.read_text()
+    ours = machine.run([*SAFERUN, "train.py"], "live")
+    theirs = machine.run(["bash", twin], "twin")
+    assert theirs.told == ours.told
+    assert theirs.said == ours.said
+
+
+@pytest.mark.parametrize("words", [["gone.py"], ["--no-python", "gone"]], ids=" ".join)
+def test_a_script_that_is_not_there_is_said_before_anything_starts(machine, words):
+    twin = machine.twin("--profile", "cpu")
+    ours = machine.run([*SAFERUN, "--profile", "cpu", *words], "live")
+    theirs = machine.run(["bash", twin, *words], "twin")
+    assert (theirs.status, theirs.err, theirs.told) == (2, ours.err, {})
+
+
+def test_what_the_script_itself_exports_reaches_the_job(machine):
+    twin = machine.twin("--profile", "cpu", "--", "train.py")
+    twin.write_text(
+        twin.read_text().replace("set -euo pipefail\n", "set -euo pipefail\nexport MINE=1\n")
+    )
+    assert machine.run(["bash", twin]).told[1].env["MINE"] == "1"
+
+
+def test_what_was_set_beats_what_is_exported_as_under_saferun(machine):
+    sets = ["--set", f"env.NCCL_DEBUG={NASTY}", "--set", "hooks.compile.autotune=off"]
+    sets += ["--set", "env.PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:32", "--retries", "4"]
+    twin = machine.twin(*sets, "--profile", "cpu", "--", "train.py")
+    environ = {"NCCL_DEBUG": "WARN", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,a:b"}
+    environ["SAFERUN_SET"] = "hooks.compile.cudagraphs=off retry.backoff_s='[1, 2]'"
+    ours = machine.run([*SAFERUN, *sets, "--profile", "cpu", "train.py"], "live", **environ)
+    theirs = machine.run(["bash", twin], "twin", **environ)
+    assert theirs.told == ours.told
+    assert theirs.told[1].env["NCCL_DEBUG"] == NASTY
+
+
+def test_an_edited_setting_counts(machine):
+    twin = machine.twin("--profile", "h100", "--", "train.py")
+    text = twin.read_text()
+    assert text.count("export_default CUDA_DEVICE_ORDER PCI_BUS_ID\n") == 1
+    twin.write_text(text.replace("ORDER PCI_BUS_ID\n", "ORDER FASTEST_FIRST\n"))
+    ran = machine.run(["bash", twin], **NO_TRIAL)
+    assert ran.told[1].env["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("setting retry.atempts 3", "unknown key `retry.atempts`"),
+        ("setting retry.attempts many", "`many` does not fit here"),
+        ("export_default 1X y", "`1X` cannot be a variable's name"),
+        ("export_default SAFERUN_SET y", "saferun's own"),
+        ("when torch~2 setting retry.attempts 3", "`torch~2` is no condition"),
+        ("torchrun_default nproc 3", "unknown torchrun option `nproc`"),
+    ],
+)
+def test_a_setting_that_was_edited_to_nonsense_is_refused_by_name(machine, line, said):
+    twin = machine.twin("--profile", "cpu", "--", "train.py")
+    text = twin.read_text()
+    twin.write_text(text.replace("\n# --- The kit", f"\n{line}\n\n# --- The kit", 1))
+    ran = machine.run(["bash", twin])
+    assert (ran.status, ran.told) == (78, {}), ran.err
+    assert said in ran.err
+    assert "run it.sh" in ran.err
+    assert machine.kits() == []
+
+
+# --- attempts ------------------------------------------------------------------------------------
+
+OOM = (
+    "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a "
+    "total capacity of 79.11 GiB of which 1.94 GiB is free. Of the allocated memory 60.00 GiB is "
+    "allocated by PyTorch, and 15.00 GiB is reserved by PyTorch but unallocated. If reserved but "
+    "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+)
+PORT = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+    "network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address "
+    "already in use\n"
+)
+KEY_ERROR = '[rank0]: Traceback (most recent call last):\n[rank0]: KeyError: "label"\n'
+KILL = {"code": "os.kill(os.getpid(), 9)"}
+QUICKLY = {"SAFERUN_SET": "retry.backoff_s='[0, 0]'"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "attempts"),
+    [
+        ([{"says": OOM, "status": 1}, {}], 2),
+        ([{"says": PORT, "status": 1}, {"says": OOM, "status": 1}, {}], 3),
+        ([{"says": KEY_ERROR, "status": 1}], 1),
+        ([KILL, KILL], 2),
+        ([{"says": OOM, "status": 3}, {"says": KEY_ERROR, "status": 7}], 2),
+        ([{"status": 75}], 1),
+    ],
+    ids=["cured", "two-cures", "user", "killed-twice", "cure-then-user", "75"],
+)
+def test_a_sequence_of_faults_makes_the_same_attempts(machine, ends, attempts):
+    twin = machine.twin("--profile", "cpu", "--", *LINE)
+    ours = machine.run([*SAFERUN, "--profile", "cpu", *LINE], "live", ends=ends, **QUICKLY)
+    forget(machine)
+    theirs = machine.run(["bash", twin], "twin", ends=ends, **QUICKLY)
+    assert len(ours.told) == attempts, ours.err
+    assert alike(theirs.told) == alike(ours.told)
+    assert theirs.status == ours.status
+    assert [ages(s) for s in theirs.said[1:]] == [ages(s) for s in ours.said[1:]]
+    assert journals(machine)[0] == journals(machine)[1]
+
+
+def forget(machine: Machine) -> None:
+    (machine.home / ".local/state/saferun/cures.json").unlink(missing_ok=True)
+
+
+def alike(told: dict[int, Told]) -> dict[int, Told]:
+    """A free port, a fresh id and a directory of the run's own are never the same twice."""
+    made = r"(?<=--master-port=)\d+|(?<=--rdzv-id=saferun-)\w+|(?<=saferun-cache-)\w+"
+    return json.loads(re.sub(made, "MADE", json.dumps(told)))
+
+
+def ages(line: str) -> str:
+    return re.sub(r"\d+(\.\d+)? s\b", "N s", line)
+
+
+def journals(machine: Machine) -> list[list[tuple]]:
+    """What the journals say happened, without times and names."""
+    found = []
+    for path in sorted((machine.home / ".local/state/saferun/runs").glob("*/events.jsonl")):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        keys = ("event", "attempt", "status", "kind", "fingerprint", "action", "reason", "add")
+        found.append([tuple(str(event.get(key)) for key in keys) for event in events])
+    return found
+
+
+@pytest.mark.parametrize(
+    "cure",
+    [
+        pytest.param(name, marks=[] if name in ("autotune-off", "nvls-off") else pytest.mark.slow)
+        for name in knowledge.load_mitigations()
+    ],
+)
+def test_each_cure_changes_the_same(machine, cure):
+    """In force from the start, as after a run that it helped; beside an exported value, too."""
+    script, state = machine.cwd / "train.py", machine.environ
+    key = memory.Key(os.path.realpath(script), "", torch(), driver())
+    assert memory.save(state, [memory.Entry(key, cure, "segfault", None, time.time())])
+    twin = machine.twin("--profile", "cpu", "--", *LINE[:2])
+    environ = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,pinned_use_background_threads:True"}
+    ours = machine.run([*SAFERUN, "--profile", "cpu", *LINE[:2]], "live", **environ)
+    theirs = machine.run(["bash", twin], "twin", **environ)
+    assert list(ours.told) == [1]
+    assert alike(theirs.told) == alike(ours.told)
+    assert theirs.said[-1].replace("run it.sh", "--profile") == ours.said[-1]
+
+
+def torch() -> str:
+    from importlib.metadata import version
+
+    return version("torch")
+
+
+def driver() -> str:
+    from saferun.gpu import driver_version
+
+    return driver_version()
+
+
+# --- diagnosis -----------------------------------------------------------------------------------
+
+VERDICTS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+sys.modules["yaml"] = None
+from saferun import failure, knowledge, logtext
+from saferun.evidence import Evidence
+known = knowledge.load_failures({})
+for line in sys.stdin:
+    text, code = json.loads(line)
+    log = logtext.read((text.encode(),))
+    print(json.dumps(failure.classify(Evidence(log=log, exit_code=code), known)))
+assert failure.__file__.startswith(sys.argv[1]), failure.__file__
+"""
+
+
+def test_every_log_of_the_corpus_gets_the_same_verdict(corpus, tmp_path):
+    from saferun import failure, kit, logtext
+    from saferun.evidence import Evidence
+
+    for name, text in kit.files(os.environ).items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    lines = (corpus / "failure_logs.jsonl").read_text().splitlines()
+    cases = [json.loads(line) for line in lines]
+    logs = [(case["log"], case.get("exit")) for case in cases]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", VERDICTS, str(tmp_path)],
+        input="".join(json.dumps(log) + "\n" for log in logs),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    known = knowledge.load_failures(os.environ)
+    ours = [
+        failure.classify(Evidence(log=logtext.read((log.encode(),)), exit_code=code), known)
+        for log, code in logs
+    ]
+    theirs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(theirs) == len(ours) > 50
+    assert theirs == json.loads(json.dumps(ours))
+
+
+def test_a_kit_holds_all_that_its_modules_import():
+    import ast
+
+    from saferun import kit
+
+    files = kit.files(os.environ)
+    have = {pathlib.PurePath(name).stem for name in files if name.count("/") == 1}
+    have |= {"inject", "knowledge"}
+    for name, text in files.items():
+        if not name.startswith("saferun/") or not name.endswith(".py"):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "saferun":
+                deep = node.module.split(".")[1:2]
+                wanted = set(deep) if deep else {alias.name for alias in node.names}
+                wanted -= {"__version__", *kit.AT_HOME}
+                assert wanted <= have, (name, wanted - have)

@@ -1,0 +1,163 @@
+"""`saferun gen-shell` as people run it: what it writes, refuses and calls stale."""
+
+from __future__ import annotations
+
+import re
+import stat
+
+import pytest
+from twins import NASTY, Machine
+
+from saferun import script
+
+
+@pytest.fixture
+def machine(tmp_path) -> Machine:
+    return Machine(tmp_path)
+
+
+def job(text: str) -> list[str]:
+    """The words of the line that starts the job, less the word torchrun and the last one."""
+    line = re.search(r'^run torchrun(.*) "\$@"$', text, re.MULTILINE)
+    assert line is not None
+    words = script.unquoted(line[1])
+    assert words is not None
+    return words
+
+
+@pytest.mark.parametrize(
+    ("words", "args"),
+    [
+        (["--profile", "cpu"], []),
+        (["--profile", "cpu", "--"], []),
+        (["--profile=cpu", "--", "-t3", "t.py", "--set", "x"], ["-t3", "t.py", "--set", "x"]),
+        (["--profile=cpu", "--", "torchrun", "train.py"], ["train.py"]),
+        (["--profile=cpu", "--", "saferun", "train.py"], ["train.py"]),
+        (["--profile=cpu", "train.py", "--", "-x"], ["train.py", "--", "-x"]),
+        (["--profile=cpu", "--nnodes", "1", "train.py"], ["--nnodes", "1", "train.py"]),
+        (["--", "--nproc-per-node=2"], ["--nproc-per-node=2"]),
+        (["--", "train.py", NASTY, ""], ["train.py", NASTY, ""]),
+    ],
+)  # fmt: skip
+def test_the_words_after_its_own_options_are_torchruns(machine, words, args):
+    done = machine.command("gen-shell", *words)
+    assert done.returncode == 0, done.stderr
+    assert job(done.stdout) == args
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--profile", "h10"], 78, "unknown profile `h10`; did you mean `h100`?"),
+        (["--profile", "./no.yaml"], 78, "there is no profile file `./no.yaml`"),
+        (["--profile"], 2, "--profile needs a value"),
+        (["-o"], 2, "-o needs a value"),
+        (["--set", "retry.atempts=3"], 78, "unknown key `retry.atempts`"),
+        (["--", "--nproc"], 2, "torchrun would refuse this: ambiguous option"),
+        (["--", "--frobnicate", "train.py"], 2, "unrecognized arguments: --frobnicate"),
+        (["--check", "no.sh"], 69, "there is no file `no.sh`"),
+        (["-o", "no/run.sh"], 69, "cannot be written: No such file or directory"),
+        (["--profile", "tf-rtx5090", "--", "-t3", "t.py"], 2, "--tee is torchrun's"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_script(machine, words, status, said):
+    done = machine.command("gen-shell", *words)
+    assert (done.returncode, done.stdout) == (status, ""), done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_it_needs_neither_the_script_nor_torchrun_nor_a_gpu(machine):
+    (machine.bin / "torchrun").unlink()
+    assert machine.command("gen-shell", "--profile", "h100", "--", "gone.py").returncode == 0
+
+
+def test_the_same_words_make_the_same_bytes_and_the_headers_command_reproduces_them(machine):
+    words = ["--profile", "h100", "--set", f"env.A={NASTY}", "--", "train.py", NASTY, "\u00fc"]
+    first = machine.command("gen-shell", *words).stdout
+    made = script.made_by(first)
+    assert made is not None
+    assert made[1][:2] == ["saferun", "gen-shell"]
+    assert machine.command(*made[1][1:]).stdout == first
+
+
+def test_what_the_environment_asked_for_stands_in_the_header(machine):
+    environ = {"SAFERUN_PROFILE": "h100", "SAFERUN_SET": "env.A='x y' retry.attempts=2"}
+    environ |= {"SAFERUN_RETRIES": "4", "SAFERUN_RUN_DIR": "my runs"}
+    path = machine.twin("--", "train.py", **environ)
+    made = script.made_by(path.read_text())
+    assert made is not None
+    assert machine.command(*made[1][1:]).stdout == path.read_text()
+    assert machine.command("gen-shell", "--check", str(path)).returncode == 0
+
+
+def test_o_writes_an_executable_file_and_replaces_only_its_own(machine):
+    words = ["gen-shell", "--profile", "cpu", "-o", "run.sh", "--", "train.py"]
+    path = machine.cwd / "run.sh"
+    for _ in range(2):
+        done = machine.command(*words)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert stat.S_IMODE(path.stat().st_mode) & 0o700 == 0o700
+    assert (
+        path.read_text()
+        == machine.command("gen-shell", "--profile", "cpu", "--", "train.py").stdout
+    )
+    path.write_text("#!/bin/sh\necho mine\n")
+    done = machine.command(*words)
+    assert (done.returncode, path.read_text()) == (2, "#!/bin/sh\necho mine\n")
+    assert "no script of gen-shell's" in done.stderr
+    assert [p.name for p in machine.cwd.iterdir() if ".tmp" in p.name] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (None, "up to date"),
+        (("PCI_BUS_ID", "FASTEST_FIRST"), "stale: line "),
+        (("Made by saferun ", "Made by saferun 0.0."), "stale: saferun 0.0."),
+        (("gen-shell --profile h100", "gen-shell --profile a100"), "stale: line "),
+        (('"$@"', '"$@"\necho more'), "stale: "),
+        (("\n#: ", "\n#: AAAA"), "stale: the code that travels in it is not this saferun's"),
+        (("Made by", "Written by"), "stale: it is no script of gen-shell's"),
+        (("saferun gen-shell --", "saferun gen-shell $(touch x) --"), "stale: it is no script"),
+    ],
+    ids=["same", "setting", "version", "command", "line", "kit", "header", "shell-in-header"],
+)
+def test_check_says_whether_a_script_is_stale(machine, change, said):
+    path = machine.twin("--profile", "h100", "--", "train.py", name="run.sh")
+    if change:
+        text = path.read_text()
+        assert change[0] in text
+        path.write_text(
+            text.replace(*change, 1)
+            if change[0] != '"$@"'
+            else change[1].join(text.rsplit(change[0], 1))
+        )
+    done = machine.command("gen-shell", "--check", "run.sh")
+    assert done.returncode == (1 if change else 0)
+    assert done.stdout.startswith(f"run.sh: {said}")
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+    assert not (machine.cwd / "x").exists()
+
+
+def test_check_beside_words_compares_with_what_those_make(machine):
+    machine.twin("--profile", "h100", "--", "train.py", name="run.sh")
+    same = machine.command("gen-shell", "--check", "run.sh", "--profile", "h100", "--", "train.py")
+    other = machine.command("gen-shell", "--check", "run.sh", "--profile", "a100", "--", "train.py")
+    assert (same.returncode, other.returncode) == (0, 1)
+
+
+def test_a_profile_of_this_directory_is_said_and_a_secret_warned_of(machine):
+    (machine.cwd / "saferun.yaml").write_text("schema: 1\nname: ours\nenv: {WANDB_API_KEY: abc}\n")
+    done = machine.command("gen-shell", "--profile", "ours", "--", "train.py")
+    assert done.returncode == 0
+    assert done.stderr == (
+        "saferun: profile ours is ./saferun.yaml of this directory\n"
+        "saferun: the script holds WANDB_API_KEY: mind who may read it\n"
+    )
+
+
+def test_help_tells_of_both_forms(machine):
+    out = machine.command("gen-shell", "--help").stdout
+    assert "-o FILE" in out
+    assert "--check FILE" in out

@@ -1,0 +1,116 @@
+"""A profile as shell words and back: the same settings, whatever the machine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_script import made, settings_in_bash
+from twins import ROOT
+
+from saferun import profiles, twinsheet, yamldoc
+from saferun.errors import ProfileError
+from saferun.resolve import Conditions, resolve
+from saferun.schema import KEYS
+from saferun.twinsheet import Sheet
+
+PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
+SOMEWHERE = [
+    Conditions(torch, gpus, distributed)
+    for torch in (None, "2.4.1", "2.8.0", "2.13.0+cpu")
+    for gpus in (0, 1, 8)
+    for distributed in (False, True)
+]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_shipped_profile_means_the_same_in_a_twin_wherever_it_runs(profile, tmp_path):
+    environ = {"HOME": str(tmp_path)}
+    chain = profiles.chain(profiles.find(profile, environ, str(tmp_path)), environ, str(tmp_path))
+    fragments = next((doc.match for doc in reversed(chain) if doc.match), ())
+    sheet = Sheet(chain[-1].name, "--profile", fragments, chain)
+    read = twinsheet.read(settings_in_bash(made(sheet)), "run.sh")
+    assert (read.profile, read.named, read.made_for) == (profile, True, fragments)
+    for at in SOMEWHERE:
+        ours = resolve(chain, (), at, named=True, origin="o")
+        theirs = resolve(read.chain, (), at, named=True, origin="o")
+        assert values(theirs) == values(ours), at
+
+
+def values(profile) -> tuple:
+    env = {name: setting.value for name, setting in profile.env.items()}
+    words = {name: setting.value for name, setting in profile.torchrun.items()}
+    return profile.name, profile.launcher, env, words, profile.sections
+
+
+SOME = {
+    "bool": (True, False),
+    "int": (0, 7),
+    "number": (0.5, 20.0),
+    "range": ((0.0, 1.5), (5.0, 60.0)),
+    "texts": ((), ("--resume", "a b", 'q"', "on", "[x]")),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_can_be_written_and_read(key):
+    spec = KEYS[key]
+    some = spec.choices or SOME[spec.kind]
+    for value in (*some, *([None] if spec.nullable else []), spec.default):
+        if spec.least is not None and isinstance(value, (int, float)) and value < spec.least:
+            continue
+        text = twinsheet.write_value(key, value)
+        assert twinsheet.read_value(key, text, "run.sh").value == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("hooks.compile.autotune", "off", "off"),
+        ("mitigate.enabled", "no", False),
+        ("retry.backoff_s", "[5, 60]", (5.0, 60.0)),
+        ("mitigate.never", "[compile-off, split-size]", ("compile-off", "split-size")),
+        ("retry.deadline_s", "null", None),
+        ("retry.deadline_s", "3600", 3600.0),
+    ],
+)
+def test_what_a_person_writes_in_saferun_set_is_read_without_a_yaml_parser(key, text, value):
+    assert twinsheet.read_value(key, text, "SAFERUN_SET").value == value
+    assert yamldoc.parse_value(key, text, "SAFERUN_SET").value == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("retry.attempts", "0"),
+        ("retry.attempts", "two"),
+        ("retry.attempts", "1.5"),
+        ("retry.backoff_s", "[60, 5]"),
+        ("retry.backoff_s", "5"),
+        ("hooks.compile.autotune", "of"),
+        ("mitigate.never", "compile-off"),
+        ("locks.gpu", "warn"),
+        ("env.A B", "x"),
+        ("env.SAFERUN_SET", "x"),
+        ("torchrun.nproc-per-nod", "2"),
+        ("torchrun.standalone", "2"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_mend(key, text):
+    with pytest.raises(ProfileError) as error:
+        twinsheet.read_value(key, text, "run.sh")
+    assert error.value.mend
+    assert "run.sh" in error.value.where
+
+
+def test_of_one_key_given_twice_each_counts_where_its_condition_holds():
+    words = ["p", "torch<2.5", "env.X", "old", "p", "torch>=2.5", "env.X", "new"]
+    sheet = twinsheet.read(words, "run.sh")
+    for torch, value in (("2.4.0", "old"), ("2.13.0", "new")):
+        at = Conditions(torch, 0, False)
+        assert resolve(sheet.chain, (), at, named=True, origin="o").env["X"].value == value
+
+
+def test_a_sheet_that_was_cut_is_no_fault_of_ours():
+    assert twinsheet.read(["p", "", "env.X"], "run.sh").chain[-1].leaves == {}
+    assert json.dumps(twinsheet.read([], "run.sh").profile) == '"none"'
