@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint unit slow bench clean
+.PHONY: demo test test-slurm lint unit slow bench clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -19,10 +19,14 @@ lint: $(READY)
 	tools/shell-check
 
 unit: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not slurm"
 
 slow: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m slow
+
+# Slurm on three nodes of this machine; root, and apt-get install --no-install-recommends slurm-wlm munge
+test-slurm: $(READY)
+	$(BIN)/pytest tests/slurm -m slurm
 
 bench: $(READY)
 	$(BIN)/python benchmarks/launch.py

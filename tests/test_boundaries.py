@@ -18,12 +18,25 @@ from saferun.schema import KEYS
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "saferun"
 PURE = [
+    "allocator",
+    "audit",
+    "checks_driver",
+    "checks_gpu",
+    "checks_host",
+    "checks_links",
+    "checks_network",
+    "checks_speed",
+    "conflicts",
+    "cuda_errors",
     "cures",
+    "doctor_page",
     "envvars",
     "errors",
     "evidence",
     "exits",
     "failure",
+    "findings",
+    "headway",
     "lastwords",
     "logtext",
     "masking",
@@ -31,14 +44,22 @@ PURE = [
     "oom",
     "page",
     "plan",
+    "preflight_page",
     "progress",
     "raised",
+    "readers",
     "resolve",
     "retry",
     "schema",
     "script",
+    "scriptcalls",
     "signs",
+    "smi",
     "torchrun",
+    "twinsheet",
+    "verdicts",
+    "vitals",
+    "xid",
     "yamldoc",
     "yamlvalue",
 ]
@@ -137,7 +158,9 @@ def test_help_loads_neither_torch_nor_click(tmp_path):
     assert not modules_of(code, tmp_path) & {"torch", "click", "yaml"}
 
 
-@pytest.mark.parametrize("words", [["plan", "t.py"], ["profiles", "list"], ["env"]])
+@pytest.mark.parametrize(
+    "words", [["plan", "t.py"], ["profiles", "list"], ["env"], ["doctor"], ["gen-shell"]]
+)
 def test_no_command_imports_torch(tmp_path, words):
     code = f"from saferun.__main__ import main; main({words!r})"
     assert "torch" not in modules_of(code, tmp_path)
@@ -166,7 +189,11 @@ def test_the_keys_of_a_profile_are_these_and_no_more():
 @pytest.mark.parametrize(
     "word",
     [
-        *[f"saferun {c}" for c in ("run", "plan", "env", "profiles", "diagnose", "runs")],
+        *[
+            f"saferun {c}"
+            for c in ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor")
+        ],
+        "saferun runs",
         *torchrun.OWN,
         "SAFERUN_DISABLE",
         "SAFERUN_PROFILE",

@@ -290,11 +290,6 @@ def test_version_is_printed(desk):
     assert desk.run("--version").stdout == f"saferun {__version__}\n"
 
 
-@pytest.mark.parametrize("word", ["gen-shell", "doctor"])
-def test_a_command_that_is_not_there_yet_says_so(desk, word):
-    assert f"`saferun {word}`" in desk.refused(word, "--json", status=2)
-
-
 def test_a_log_is_explained_from_a_file_or_a_pipe(desk):
     log = "step 1\n[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'label'\n"
     (desk.cwd / "train.log").write_text(log)

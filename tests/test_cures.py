@@ -376,7 +376,7 @@ def test_torchruns_own_parser_takes_the_cures_option_and_the_same_script(words):
 LISTEN = """
 import os, sys, torch.distributed as dist
 dist.init_process_group("gloo")
-print("met", dist.get_world_size(), flush=True)
+print(f"met {dist.get_world_size()}")  # at once: torchrun gives ranks -u
 dist.destroy_process_group()
 """
 TAKEN = {

@@ -411,6 +411,20 @@ concurrent.futures.process.BrokenProcessPool: A process in the process pool was 
         "torch._dynamo.exc.BackendCompilerFailed: backend='compile_fn' raised:\nNotImplementedError: DDPOptimizer backend: Found a higher order op in the graph.",
     ),
     (
+        "generated-cpp",
+        "cpp-compile-error",
+        1,
+        """  File "/e/torch/_inductor/cpp_builder.py", line 713, in _run_compile_cmd
+    raise exc.CppCompileError(cmd, output) from e
+torch._inductor.exc.InductorError: CppCompileError: C++ compile error
+
+Command:
+g++ /tmp/c/l3/cl3.main.cpp -shared -fPIC -o /tmp/c/l3/cl3.main.so
+
+Output:
+/tmp/c/l3/cl3.main.cpp:11:17: error: 'at::vec' has not been declared""",
+    ),
+    (
         "dynamo-other",
         "dynamo-error",
         1,
@@ -1002,6 +1016,7 @@ def test_a_rarer_failure_is_recognised(kind, log):
         ("inductor-compile-worker-died", "BackendCompilerFailed: backend='debug_wrapper' raised:\nBrokenProcessPool: A child process terminated abruptly, the process pool is not usable anymore"),
         ("compile-toolchain-missing", "torch._inductor.exc.InductorError: CalledProcessError: Command '['/e/bin/x86_64-conda-linux-gnu-cc', '/tmp/t/cuda_utils.c', '-shared', '-lcuda']' returned non-zero exit status 1."),
         ("toolchain-missing-custom-kernel", "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/t/main.c', '-shared', '-lcuda']' returned non-zero exit status 1."),
+        ("triton-ptxas-arch", "torch._inductor.exc.InductorError: SubprocException: An exception occurred in a subprocess:\n\nName=triton_poi_fused_0\nTraceback (most recent call last):\n  File \"/e/triton/backends/nvidia/compiler.py\", line 497, in make_cubin\n    raise PTXASError(error)\ntriton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error\n`ptxas` stderr:\nptxas fatal   : Value 'sm_103a' is not defined for option 'gpu-name'"),
         ("ddp-optimizer-error", "torch._dynamo.exc.BackendCompilerFailed: backend='compile_fn' raised:\nTypeError: _convert_frame_assert() missing 2 required positional arguments"),
         ("ddp-optimizer-error", '  File "/e/torch/_dynamo/backends/distributed.py", line 528, in compile_fn\n    submod_compiler.run(*example_inputs)'),
         ("nccl-socket-interface", "NCCL WARN Connect to 10.38.10.112<21724> failed : Connection refused"),
@@ -1010,6 +1025,12 @@ def test_a_rarer_failure_is_recognised(kind, log):
         ("checkpoint-corrupt", "RuntimeError: unexpected EOF, expected 8 more bytes. The file might be corrupted."),
         ("loss-nan-abort", "InvalidArgumentError: tower_0/L2Loss:0 : Tensor had Inf values"),
         ("child-failed-no-root", "LAUNCH ERROR 2023-08-17 16:45:31,525 Container failed !!!\nContainer rank 0 status failed cmd ['/e/python', '-u', 'train.py'] code 1 log log/workerlog.0"),
+        ("inductor-cache-race", '  File "C:/e/torch/_inductor/codecache.py", line 466, in write_atomic\n    tmp_path.rename(path)\nPermissionError: [Errno 13] Permission denied: \'C:/t/torchinductor_u/ab/cabc.py\''),
+        ("permission-denied", '  File "/e/triton/runtime/cache.py", line 63, in __init__\n    os.makedirs(self.cache_dir, exist_ok=True)\nPermissionError: [Errno 13] Permission denied: \'/data/.triton\''),
+        ("host-oom-killed", "srun: error: gpu001: task 0: Out Of Memory"),
+        ("segfault-environment", "./train.sh: line 3:  1098 Floating point exception(core dumped) python train.py"),
+        ("rendezvous-connect-failed", "WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'n1_187281_0' has failed to send a keep-alive heartbeat to the rendezvous 'none' due to an error of type RendezvousConnectionError."),
+        ("nccl-timeout-slow-rank", "Validating ...\n[rank1]:[E ProcessGroupNCCL.cpp:563] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=14, OpType=_ALLGATHER_BASE, Timeout(ms)=1800000) ran for 1800076 milliseconds before timing out."),
         ("nccl-timeout-slow-rank", "Running tokenizer on dataset (num_proc=16): 41%\n[rank3]: RuntimeError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: wait timeout after 600000ms"),
     ],
 )  # fmt: skip

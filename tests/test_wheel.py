@@ -28,7 +28,7 @@ def test_the_wheel_holds_profiles_shell_injection_and_types(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for name in (
         "saferun/data/profiles/h100.yaml",
-        "saferun/data/shell/README.md",
+        "saferun/data/shell/twin.sh",
         "saferun/inject/site/sitecustomize.py",
         "saferun/py.typed",
     ):
@@ -76,6 +76,18 @@ def test_it_launches_torch_of_another_environment(alone, tmp_path):
     assert done.stderr == "saferun: profile cpu (detected: no GPU)\n"
     receipts = list(tmp_path.glob(".local/state/saferun/runs/*/receipts/*.jsonl"))
     assert len(receipts) == 2, os.listdir(tmp_path)
+
+
+def test_a_twin_can_be_made_from_the_wheel(alone, tmp_path):
+    done = subprocess.run(
+        [alone, "-m", "saferun", "gen-shell", "--profile", "h100", "-o", "run.sh", "--", "t.py"],
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\nrun torchrun t.py" in (tmp_path / "run.sh").read_text()
 
 
 def test_the_shipped_profiles_are_found(alone, tmp_path):

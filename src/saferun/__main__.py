@@ -13,6 +13,7 @@ TYPE_CHECKING = False  # importing typing for it would cost `--help` 4 ms
 if TYPE_CHECKING:
     from saferun.gather import Gathered
     from saferun.model import CommandLine, LaunchPlan
+    from saferun.supervise import Pace
 
 COMMANDS = ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor", "runs")
 
@@ -28,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads us: no traceback at exit
         return 141
     except Exception as error:
-        return _report(error)
+        return report(error)
 
 
 def _dispatch(words: Sequence[str]) -> int:
@@ -46,7 +47,6 @@ def _dispatch(words: Sequence[str]) -> int:
 def launch(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start what the words ask for; returns the job's status, unless it is replaced by the job."""
     from saferun import gather
-    from saferun.launch import check_script, replace_process
 
     request = gather.read(words, environ)
     cwd = gather.working_directory()
@@ -54,7 +54,19 @@ def launch(words: Sequence[str], environ: Mapping[str, str]) -> int:
         from saferun.cli import show_plan
 
         return show_plan(request, environ, cwd, as_json=False)
-    gathered = gather.start(request, environ, cwd)
+    return carry_out(gather.start(request, environ, cwd), cwd)
+
+
+def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
+    """Start what was gathered; `pace` is `supervise`'s.
+
+    Raises:
+        SaferunError: the caller prints it.
+    """
+    from saferun import gather
+    from saferun.launch import check_script, replace_process
+
+    request, environ = gathered.request, gathered.environ
     plan = gathered.plan()
     if request.line.refusal is not None or "help" in request.line.given:
         _advise(request.line)
@@ -65,17 +77,24 @@ def launch(words: Sequence[str], environ: Mapping[str, str]) -> int:
     if plan.supervised:
         from saferun.supervise import supervise
 
-        return supervise(gathered, plan, say)
+        return supervise(gathered, plan, say, pace)
     return _become(gathered, plan)
 
 
 def _become(gathered: Gathered, plan: LaunchPlan) -> int:
     """Be replaced by the job, which keeps our locks."""
-    from saferun.launch import replace_process, take_locks
+    from saferun.errors import EXIT_UNAVAILABLE
+    from saferun.launch import begin_preflight, replace_process, take_locks
     from saferun.page import announcement
 
     held = take_locks(gathered, plan, say)
+    check = begin_preflight(gathered, plan, held, say)
     say(announcement(plan))
+    if check:
+        with check:
+            if not check.given():
+                held.close()
+                return EXIT_UNAVAILABLE
     held.inheritable()
     return replace_process(plan, {**gathered.environ, **held.environ()})
 
@@ -96,7 +115,7 @@ def _advise(line: CommandLine) -> None:
     say(launch_only(line) or "")
 
 
-def _report(error: Exception) -> int:
+def report(error: Exception) -> int:
     """Say what went wrong: one line for a person's mistake, everything for ours."""
     from saferun.errors import EXIT_SOFTWARE, SaferunError
 

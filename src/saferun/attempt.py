@@ -256,8 +256,8 @@ class _Attempt:
                 for message in self._inbox.read():
                     self._hear(message, on_start)
             if self._signals.fd in ready:
-                for number, from_kernel in self._signals.read():
-                    self._signal(number, from_kernel)
+                for number, sender in self._signals.read():
+                    self._signal(number, sender)
             self._mind_the_time()
 
     def settle(self, spared: Callable[[], Iterable[int]]) -> None:
@@ -335,26 +335,27 @@ class _Attempt:
         else:
             self._last = list(message)
 
-    def _signal(self, number: int, from_kernel: bool) -> None:
+    def _signal(self, number: int, sender: str) -> None:
         if number in _TERMINAL_SIGNALS:
             self._send(("size",))
         elif number in _USER_SIGNALS:
-            self._forward(number, _rank_pids(self._receipts) if self._apart else None)
+            ranks = _rank_pids(self._receipts) if self._apart else None
+            self._forward(number, ranks, sender)
         elif self._exited:
             self._kill("job")  # only output is left, and somebody does not want to wait for it
             self._asked = True
         elif self._apart:
-            self._ask(number)
+            self._ask(number, sender)
         else:
             self._asked = True
-            if from_kernel and self._started:  # a key at the terminal reaches the job itself
+            if sender and self._started:  # a key at the terminal reaches the job itself
                 self._asked_at = self._clock()
             else:
                 self._forward(number)
             if number != signal.SIGINT:  # which a debugger takes and goes on
                 self._start_grace()
 
-    def _ask(self, number: int) -> None:
+    def _ask(self, number: int, sender: str) -> None:
         """Ask the agent to end: once, since a second request would break its shutdown off."""
         if number == signal.SIGINT:
             at = self._clock()
@@ -363,11 +364,12 @@ class _Attempt:
             self._interrupts.append(at)
         if not self._asked:
             self._asked = True
-            self._forward(number)
+            self._forward(number, sender=sender)
             self._start_grace()
 
-    def _forward(self, number: int, ranks: list[int] | None = None) -> None:
-        self._send(("signal", int(number), ranks))
+    def _forward(self, number: int, ranks: list[int] | None = None, sender: str = "") -> None:
+        if sender != self._signals.STEP or not self._started:  # else the job has got it, too
+            self._send(("signal", int(number), ranks))
         self._forwarded.append(signal.Signals(number).name)
         self._asked_at = self._clock()
 

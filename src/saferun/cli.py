@@ -14,11 +14,6 @@ from saferun import __version__, gather, profiles
 from saferun.errors import UsageError
 from saferun.model import Request
 
-LATER = {
-    "gen-shell": "write the plan as a bash script",
-    "doctor": "check the machine",
-}
-
 
 def commands(words: Sequence[str]) -> int:
     """Run one command and return its exit status.
@@ -41,7 +36,7 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     Raises:
         UsageError: torchrun would refuse these words; the message is torchrun's.
     """
-    from saferun import page
+    from saferun import page, settings
     from saferun.torchrun import launch_only
 
     line = request.line
@@ -49,11 +44,14 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
         raise UsageError(
             f"torchrun would refuse this: {line.refusal}", mend=launch_only(line) or ""
         )
-    plan = gather.show(request, environ, cwd)
+    gathered = gather.look(request, environ, cwd)
+    plan = gathered.plan()
     if as_json:
         click.echo(json.dumps(page.as_json(plan), indent=2))
-    else:
+    elif gather.disabled(environ):
         click.echo(page.as_text(plan))
+    else:
+        click.echo(page.as_text(plan, settings.findings(line, gathered.facts, environ, cwd)))
     return 0
 
 
@@ -98,6 +96,41 @@ def env(profile: str | None, sets: tuple[str, ...]) -> int:
     click.echo(exports(plan), nl=False)
     for remark in plan.remarks:
         click.echo(f"saferun: {remark}", err=True)
+    return 0
+
+
+GEN_SHELL = """\
+Usage: saferun gen-shell [-o FILE] [SAFERUN OPTIONS] [-- TORCHRUN COMMAND LINE]
+       saferun gen-shell --check FILE
+
+Print the run as one bash script that needs no saferun. Without a command line
+the script takes torchrun's words when it is run.
+
+  -o FILE        write it there, executable
+  --check FILE   whether FILE is what its own command makes today; status 1 if not"""
+
+
+@main.command("gen-shell", context_settings=TORCHRUN_WORDS)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def gen_shell(words: tuple[str, ...]) -> int:
+    """Print the run as a bash script that needs no saferun."""
+    if words in (("--help",), ("-h",)):
+        click.echo(GEN_SHELL)
+        return 0
+    from saferun import twinfile
+
+    asked, cwd = twinfile.read(words, os.environ), gather.working_directory()
+    if asked.check is not None:
+        why = twinfile.stale(asked.check, os.environ, cwd, asked)
+        click.echo(f"{asked.check}: {f'stale: {why}' if why else 'up to date'}")
+        return 1 if why else 0
+    made = twinfile.make(asked, os.environ, cwd)
+    for remark in made.remarks:
+        click.echo(f"saferun: {remark}", err=True)
+    if asked.output is None:
+        click.echo(made.text, nl=False)
+    else:
+        twinfile.write(asked.output, made.text)
     return 0
 
 
@@ -280,12 +313,12 @@ def report_run(words: tuple[str, ...]) -> int:
 @RUN_DIR
 def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str | None) -> int:
     """Remove runs that are over: your own, neither young nor among the newest."""
-    from saferun import runs, runs_page
+    from saferun import cleaning, runs, runs_page
 
     base = runs.directory(run_dir, os.environ, gather.working_directory())
-    done = runs.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
+    done = cleaning.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
     click.echo(runs_page.cleaned(done, dry_run=dry_run))
-    runs.check_cleaned(done)
+    cleaning.check_cleaned(done)
     return 0
 
 
@@ -298,9 +331,9 @@ def cures_group() -> None:
 @AS_JSON
 def list_cures(as_json: bool) -> int:
     """List the cures that are remembered: for what, where, since when and until when."""
-    from saferun import runs, runs_page
+    from saferun import remembered, runs_page
 
-    known = runs.remembered(os.environ)
+    known = remembered.listed(os.environ)
     if as_json:
         click.echo(json.dumps(runs_page.cures_json(known), indent=2))
     elif known:
@@ -314,24 +347,33 @@ def list_cures(as_json: bool) -> int:
 @click.argument("script", required=False)
 def clear_cures(script: str | None) -> int:
     """Forget the cures of SCRIPT, or all of them."""
-    from saferun import runs
+    from saferun import remembered
 
-    gone = runs.forget(os.environ, script, gather.working_directory())
+    gone = remembered.forget(os.environ, script, gather.working_directory())
     for entry in gone:
         click.echo(f"forgot {entry.cure} of {entry.key.script}")
     click.echo(f"{len(gone)} cure{'' if len(gone) == 1 else 's'} forgotten")
     return 0
 
 
-def _later(name: str, what: str) -> None:
-    @main.command(name, hidden=True, context_settings=TORCHRUN_WORDS)
-    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
-    def command(words: tuple[str, ...]) -> int:
-        raise UsageError(
-            f"`saferun {name}` (to {what}) is not in saferun {__version__}",
-            mend=f"for a script of that name: saferun run {name} …",
-        )
+@main.command()
+@AS_JSON
+@click.option("--full", is_flag=True, help="Measure the GPUs too: a minute at full load.")
+@click.option("--recover", is_flag=True, help="First bring GPUs back into use, as far as allowed.")
+def doctor(as_json: bool, full: bool, recover: bool) -> int:
+    """Check the machine and its GPUs before a job does; exit 1 where there is a problem."""
+    from saferun import doctor as room
+    from saferun import doctor_page
+    from saferun.masking import Masker
 
-
-for _name, _what in LATER.items():
-    _later(_name, _what)
+    cwd = gather.working_directory()
+    known = room.examine(os.environ, cwd, recover=recover)
+    if full:
+        known = room.measure(known, os.environ)
+    if as_json:
+        mask = Masker(os.environ, ()).text
+        told = doctor_page.as_json(known.findings, known.vitals, mask)
+        click.echo(json.dumps(told, indent=2))
+    else:
+        click.echo(doctor_page.page(known.findings, colour=sys.stdout.isatty()))
+    return room.status(known.findings)

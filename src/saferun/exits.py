@@ -59,11 +59,12 @@ _AGENT_SIGNAL = re.compile(
 )
 _WORDS = (
     ("cpu time limit exceeded", 24), ("file size limit exceeded", 25),
-    ("segmentation fault", 11), ("segfault at", 11), ("bus error", 7), ("core dumped", 6),
+    ("segmentation fault", 11), ("segfault at", 11), ("bus error", 7),
     ("floating point exception", 8), ("illegal instruction", 4), ("double free", 11),
     ("free(): invalid", 11), ("corrupted size vs", 11), ("munmap_chunk()", 11),
     ("malloc(): ", 11), ("corrupted double-linked", 11), ("free(): double", 11),
     ("fatal python error: aborted", 6), ("terminate called", 6), ("malloc_consolidate()", 11),
+    ("core dumped", 6),  # last: the shell says of every signal that it left a core
 )  # fmt: skip
 _KILLED_ALONE = re.compile(
     r"^(?:\S{1,80}: (?:line \d{1,6}: |tasks? [\d,-]{1,40}: )?){0,3}"

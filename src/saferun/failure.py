@@ -8,11 +8,10 @@ exception of the user's own is never retried, and what nothing explains is `unkn
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from saferun import exits, logtext, oom, raised, signs
+from saferun import exits, headway, logtext, oom, raised, signs
 from saferun.evidence import Evidence, RankFailure
 from saferun.logtext import Line
 from saferun.raised import Raised
@@ -28,10 +27,6 @@ _EARLIER, _LONG_AGO = 40, 5  # what such a place can weigh at most
 _MESSAGE_LINES = 8  # of an exception; what follows may be output already
 _BRIEF_LINES = 80  # in so short a log, bare words can be the reason to try again
 _SEPARATE_LINES = 3  # of normal output between a handled exception and the one that ended it
-_LONG_RUN_S = 1800.0
-_LONG_RUN_STEPS = 500
-_LONG_RUN_EPOCHS = 10
-_STEPS_GONE_ON = 3  # of a job that an exception did not end
 # Exceptions that only pass on what another process or exception said.
 _WRAPPERS = frozenset(
     ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
@@ -53,16 +48,8 @@ _STEERING = frozenset(
     ("KeyError", "AttributeError", "StopIteration", "Empty", "IndexError", "ImportError",
      "ModuleNotFoundError", "TypeError", "StopAsyncIteration", "LookupError")
 )  # fmt: skip
+_TALK = ("collective", "rendezvous")
 _BARRIER = re.compile(r"world_size=(\d{1,6}), worker_count=(\d{1,6})")
-_STEPS = re.compile(
-    r"\b(?:step|iter|iteration|global_step|batch)s?[\s=:/\[\]]{1,4}(\d{1,9})\b", re.I
-)
-_EPOCHS = re.compile(
-    r"\bepoch[\s=:#\[(]{1,4}(\d{1,5})\b|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s", re.I
-)
-_BAR = re.compile(r"\b(\d{1,9})/\d{1,9} \[\d")
-_ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
-_SHARE = re.compile(r"\b(\d{1,3})%\|")
 
 
 class Diagnosis(NamedTuple):
@@ -77,14 +64,6 @@ class Diagnosis(NamedTuple):
     explanation: str
     advice: str
     references: tuple[str, ...]
-
-
-class _Step(NamedTuple):
-    """One line of a job that goes on."""
-
-    at: int  # index of the line
-    rank: int | None
-    number: int
 
 
 class _Found(NamedTuple):
@@ -270,12 +249,15 @@ def _best(
         best = min(silent, key=order, default=best) if root_rank is not None else best
     if best.weight < WEIGHTS["hard"]:
         stops = _stops(best.kind, knowledge)
-        own = [item for item in found if _own_fault(item, best, lines, after_only=stops)]
+        talk = knowledge.kinds[best.kind].group in _TALK and not stops
+        own = [item for item in found if _own_fault(item, best, lines, after_only=stops, talk=talk)]
         best = min(_not_outlived(own, best, lines), key=order, default=best)
     return best
 
 
-def _own_fault(item: _Found, best: _Found, lines: Sequence[Line], after_only: bool = False) -> bool:
+def _own_fault(
+    item: _Found, best: _Found, lines: Sequence[Line], after_only: bool = False, talk: bool = False
+) -> bool:
     """Return whether an exception of the user's own, not what seems best, ended the job.
 
     One that stands before it on another chain came first. One that stands after it, apart from
@@ -287,6 +269,8 @@ def _own_fault(item: _Found, best: _Found, lines: Sequence[Line], after_only: bo
         return False
     if item.at < best.at:
         return not after_only
+    if talk and item.raised.headed:
+        return True
     same = item.rank == best.rank
     end = min(best.raised.rows[-1], best.at + _MESSAGE_LINES) if best.raised else best.at
     between = lines[end + 1 : item.at]
@@ -304,33 +288,14 @@ def _not_outlived(own: Sequence[_Found], best: _Found, lines: Sequence[Line]) ->
     early = [item.at for item in own if item.at < best.at and lines[item.at].number]
     if not early:
         return list(own)
-    told = _steps_told(lines, min(early), best.at)
+    told = headway.told(lines, min(early), best.at)
     return [
         item
         for item in own
-        if item.at > best.at or not lines[item.at].number or not _steps_after(item, told)
+        if item.at > best.at
+        or not lines[item.at].number
+        or not headway.went_on(told, item.at, item.rank)
     ]
-
-
-def _steps_after(item: _Found, told: Sequence[_Step]) -> bool:
-    """Return whether enough steps follow an exception, each one further than the last."""
-    count, reached = 0, -1
-    for step in told[bisect_left(told, (item.at,)) :]:
-        if step.rank == item.rank and step.number > reached:
-            count, reached = count + 1, step.number
-        if count == _STEPS_GONE_ON:
-            return True
-    return False
-
-
-def _steps_told(lines: Sequence[Line], start: int, end: int) -> list[_Step]:
-    """Return the steps, iterations and positions of progress bars that lines tell."""
-    told = []
-    for at in range(start, end):
-        text = lines[at].text[-400:]
-        if found := _BAR.search(text) or _STEPS.search(text):
-            told.append(_Step(at, lines[at].rank, int(found[1])))
-    return told
 
 
 def _is_normal(line: Line) -> bool:
@@ -352,18 +317,11 @@ def _by_circumstance(best: Match, evidence: Evidence, lines: Sequence[Line]) -> 
 
 def _ran_long(evidence: Evidence, before: Sequence[Line]) -> bool:
     """Return whether the job had made long, healthy progress."""
-    if (evidence.age_s or 0.0) >= _LONG_RUN_S or (evidence.step or 0) >= _LONG_RUN_STEPS:
+    if headway.diverged(before):
+        return False
+    if (evidence.age_s or 0.0) >= headway.LONG_S or (evidence.step or 0) >= headway.LONG_STEPS:
         return True
-    for line in before[-200:]:
-        text = line.text[-400:]
-        if any(int(n) >= _LONG_RUN_STEPS for n in _STEPS.findall(text)):
-            return True
-        if any(int(a or b) >= _LONG_RUN_EPOCHS for a, b in _EPOCHS.findall(text)):
-            return True
-        for hours, minutes, seconds in _ELAPSED.findall(text):
-            if int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds) >= _LONG_RUN_S:
-                return True
-    return False
+    return headway.is_long(before)
 
 
 def _root_line(best: _Found, lines: Sequence[Line], knowledge: Knowledge) -> str:

@@ -27,9 +27,11 @@ SAFERUN_DISABLE=1 runs torchrun untouched, whatever else is said.
 Commands:
   run         launch, spelled out (for a script that is named like a command)
   plan        show what would run: command, variables with their reasons, hooks, retries
+  gen-shell   write the run as one bash script that needs no saferun
   env         print `export` lines for eval
   profiles    list, show, check profiles; print their JSON Schema
   diagnose    explain a failure from its log
+  doctor      check the machine and its GPUs before a job does
   runs        list, show and clean what runs left behind; the cures that helped
 """
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from saferun import cures, gpu, installed, places, profiles, torchrun
+from saferun import cures, gpu, installed, places, profiles, settings, torchrun
 from saferun.errors import UnavailableError, UsageError
 from saferun.model import Facts, GpuFacts, Identity, LaunchPlan, Option, Profile, Request
 from saferun.plan import bare_plan, build_plan, conditions
@@ -80,7 +80,16 @@ def show(request: Request, environ: Mapping[str, str], cwd: str) -> LaunchPlan:
     Raises:
         SaferunError: the user's mistake, said.
     """
-    return _gather(request, environ, cwd, starting=False).plan()
+    return look(request, environ, cwd).plan()
+
+
+def look(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
+    """Return what a plan that is only shown is computed from.
+
+    Raises:
+        SaferunError: the user's mistake, said.
+    """
+    return _gather(request, environ, cwd, starting=False)
 
 
 def start(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
@@ -96,8 +105,37 @@ def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting:
     if disabled(environ):
         facts = Facts(launcher=_launcher(environ, starting).argv)
         return Gathered(request, None, facts, environ, Identity(""))
+    chosen, sets, gpus = choose(request, environ, cwd)
+    return assemble(request, chosen, sets, gpus, environ, cwd, starting=starting)
+
+
+def choose(
+    request: Request, environ: Mapping[str, str], cwd: str
+) -> tuple[profiles.Chosen, tuple[Given, ...], GpuFacts]:
+    """Return the profile that a request means, the user's settings over it, and the GPUs.
+
+    Raises:
+        ProfileError: unknown, unreadable or wrong.
+    """
     chosen, gpus = _choose(request, environ, cwd)
-    sets = _sets(request)
+    return chosen, tuple(_sets(request)), gpus
+
+
+def assemble(
+    request: Request,
+    chosen: profiles.Chosen,
+    sets: Sequence[Given],
+    gpus: GpuFacts,
+    environ: Mapping[str, str],
+    cwd: str,
+    *,
+    starting: bool,
+) -> Gathered:
+    """Return what plans are computed from, where the profile is known already.
+
+    Raises:
+        SaferunError: values that exclude each other, or a torchrun that is not there.
+    """
     launcher_set = next((g.leaf.value for g in reversed(sets) if g.key == "launcher"), None)
     kind = launcher_set or _last(chosen.chain, "launcher") or "torchrun"
     launcher = None if kind == "python" else _launcher(environ, starting)
@@ -111,6 +149,7 @@ def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting:
         origin=chosen.origin,
     )
     runs = os.path.join(cwd, request.run_dir or os.path.join(places.state_dir(environ), "runs"))
+    idle = settings.remark(request.line, profile.env, facts, environ, cwd) if starting else ""
     return Gathered(
         request,
         profile,
@@ -119,7 +158,7 @@ def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting:
         _identity(runs, starting),
         runs=runs,
         launcher=launcher,
-        remarks=tuple(chosen.remarks),
+        remarks=(*chosen.remarks, *([idle] if idle else [])),
     )
 
 
@@ -131,6 +170,11 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Request:
             `line.refusal`.
     """
     return _request(_parse(words, environ, torchrun.OWN), environ)
+
+
+def read_torchrun(words: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Read words that are torchrun's alone; our options come from the environment only."""
+    return _request(_parse(words, environ, {}), environ)
 
 
 def _parse(
@@ -239,12 +283,19 @@ def _sets(request: Request) -> list[Given]:
 
         for key, value, origin in request.sets:
             found.append(Given(key, yamldoc.parse_value(key, value, origin), origin))
-    if request.retries is not None:
-        attempts = request.retries + 1
-        total = max(attempts, KEYS["retry.attempts_total"].default)
-        found.append(Given("retry.attempts", Leaf(attempts), "--retries"))
-        found.append(Given("retry.attempts_total", Leaf(total), "--retries"))
-    return found
+    return [*found, *retries(request)]
+
+
+def retries(request: Request) -> list[Given]:
+    """Return what `--retries` says as profile keys."""
+    if request.retries is None:
+        return []
+    attempts = request.retries + 1
+    total = max(attempts, KEYS["retry.attempts_total"].default)
+    return [
+        Given("retry.attempts", Leaf(attempts), "--retries"),
+        Given("retry.attempts_total", Leaf(total), "--retries"),
+    ]
 
 
 def _facts(

@@ -34,6 +34,16 @@ def driver_version(proc: str = "/proc/driver/nvidia") -> str:
     return found[0] if found else ""
 
 
+def addresses(proc: str = "/proc/driver/nvidia") -> dict[str, str]:
+    """Return the PCI address of each GPU by its UUID, as the driver's files have them."""
+    found = {}
+    for bus in _listdir(f"{proc}/gpus"):
+        uuid = _fields(f"{proc}/gpus/{bus}/information").get("GPU UUID", "")
+        if uuid and "?" not in uuid:
+            found[uuid] = bus
+    return found
+
+
 class Machine(NamedTuple):
     """The GPUs that this process may open, in PCI order, before CUDA_VISIBLE_DEVICES."""
 

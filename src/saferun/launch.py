@@ -13,6 +13,7 @@ from saferun.model import LaunchPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from saferun.clearance import Clearance
     from saferun.gather import Gathered
     from saferun.lock import Held
 
@@ -77,6 +78,17 @@ def take_locks(gathered: Gathered, plan: LaunchPlan, say: Callable[[str], None])
         owner=holders.this_process(os.path.basename(script), gathered.identity.run),
         say=say,
     )
+
+
+def begin_preflight(
+    gathered: Gathered, plan: LaunchPlan, held: Held, say: Callable[[str], None]
+) -> Clearance | None:
+    """Begin to try the GPUs, where the profile wants that; whoever calls this closes it."""
+    if plan.policy["preflight"]["mode"] == "off":
+        return None
+    from saferun import clearance
+
+    return clearance.begin(gathered, plan, held, say)
 
 
 def environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:

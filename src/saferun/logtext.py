@@ -28,6 +28,7 @@ _ANSI = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,500}(?:\x07|\x1b\\)|[()][A-Z0-9])"
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
+_UNPRINTED = bytes(code for code in (*range(32), 127) if code not in b"\t\n")
 
 # A bar's line has no end before what comes next, so a rank's own line hangs on it.
 _ON_A_BAR = re.compile(
@@ -236,12 +237,15 @@ def _lines(piece: _Piece) -> Iterator[Line]:
     data = piece.data.replace(b"\r\n", b"\n")
     if b"\x1b" in data:
         data = _ANSI.sub(b"", data)
-    number = piece.number
-    for row in data.split(b"\n"):
+    plain = len(data.translate(None, _UNPRINTED)) == len(data)  # as most logs are, and soon done
+    for number, row in enumerate(data.split(b"\n"), piece.number):
+        if plain and len(row) <= LINE_CHARS and len(_off_a_bar(row)) == 1:
+            raw = row.decode("utf-8", "replace").rstrip()
+            yield Line(number, *strip_prefixes(raw), raw)
+            continue
         row = row.lstrip(b"\0")  # the hole that a file has which was cut while it was written
         for part in _parts(row):
             yield from _clean(number, part)
-        number += 1
 
 
 def _parts(row: bytes) -> list[bytes]:

@@ -25,8 +25,9 @@ _FIELDS = {
     "reserved": rf"{_SIZE} reserved in total",
 }
 _PATTERNS = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
-# An allocator is called fragmented where what it holds idle would serve the request and is a
-# tenth of the card at least: below that, growing the segments has not been seen to help.
+# An allocator is called fragmented where what it holds idle, with what is free, would serve the
+# request (segments that grow can use both) and is a tenth of the card at least: below that, growing
+# the segments has not been seen to help.
 _IDLE_SHARE = 0.10
 _OTHERS_SHARE = 0.15
 _LITTLE_SHARE = 0.50  # of the card: what a process may hold and still not be the one that fills it
@@ -71,11 +72,12 @@ def kind(memory: Memory) -> str:
     requested, total, free, held, idle = memory
     if requested is None or total is None or requested > total:
         return "cuda-oom"
-    oversubscribed = held is not None and held > total  # the driver lends host memory
+    if held is not None and held > total:
+        return "cuda-oom"  # the driver lends host memory, and that is full
     enough = max(requested * _FREE_FACTOR, _FREE_SHARE * total)
-    if free is not None and free >= enough and not oversubscribed:
+    if free is not None and free >= enough:
         return "cuda-oom-despite-free"
-    if idle is not None and idle >= max(requested, _IDLE_SHARE * total) and not oversubscribed:
+    if idle is not None and idle >= _IDLE_SHARE * total and idle + (free or 0.0) >= requested:
         return "cuda-oom-fragmentation"
     if free is not None and held is not None:
         others = total - free - held

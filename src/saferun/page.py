@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from saferun.model import LaunchPlan, Setting
 from saferun.plan import OF_ATTEMPT
 from saferun.schema import KEYS
+
+if TYPE_CHECKING:
+    from saferun.findings import Finding
 
 WIDTH = 96
 
@@ -67,8 +70,8 @@ def _gpus(plan: LaunchPlan) -> str:
     return ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
 
 
-def as_text(plan: LaunchPlan) -> str:
-    """Return a plan as a short page for people."""
+def as_text(plan: LaunchPlan, findings: Sequence[Finding] = ()) -> str:
+    """Return a plan as a short page for people, with what was found about their own settings."""
     return "\n".join(
         [
             *_top(plan),
@@ -78,9 +81,26 @@ def as_text(plan: LaunchPlan) -> str:
             *_section("hooks", plan.hooks, plan.notes),
             "",
             *_section("retry", plan.retry, plan.notes),
+            *_audit(findings),
             *[f"\nnote: {remark}" for remark in plan.remarks],
         ]
     )
+
+
+def _audit(findings: Sequence[Finding]) -> Iterator[str]:
+    """What is wrong or worth a word, at length; the rest by number. `saferun doctor` has all."""
+    from saferun.findings import OK
+
+    if findings:
+        yield "\nyour own settings"
+    fine = sum(finding.level == OK for finding in findings)
+    for finding in findings:
+        if finding.level != OK:
+            yield from _hang(finding.level, finding.what)
+            yield from _indented(finding.detail)
+            yield from _indented(f"mend: {finding.mend}" if finding.mend else "")
+    if fine:
+        yield f"  {'ok':<18} {fine} {'is' if fine == 1 else 'are'} read as exported"
 
 
 def _top(plan: LaunchPlan) -> list[str]:
@@ -119,9 +139,12 @@ def _environment(plan: LaunchPlan) -> list[str]:
 
 
 def _reason(setting: Setting) -> list[str]:
+    return _indented(setting.why + (f" <{setting.source}>" if setting.source else ""))
+
+
+def _indented(words: str) -> list[str]:
     import textwrap
 
-    words = setting.why + (f" <{setting.source}>" if setting.source else "")
     return textwrap.wrap(
         words.strip(),
         WIDTH,
@@ -167,6 +190,7 @@ def _hang(label: str, text: str) -> list[str]:
         WIDTH,
         initial_indent=f"  {label:<18} " if label else "  ",
         subsequent_indent=" " * 21 if label else "  ",
+        break_on_hyphens=False,
     )
 
 

@@ -39,9 +39,7 @@ OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED)
 NOT_YET = (
     "retry.rejoin_s",
     "locks.slot_memory_gib",
-    "preflight.",
     "watch.",
-    "recover.",
     "workers",
     "hooks.shards",
     "hooks.guards.",
@@ -49,7 +47,6 @@ NOT_YET = (
     "hooks.optuna.",
     "hooks.tensorflow.",
 )
-IDLE = {"preflight.mode": "off"}  # asks for nothing, though it is not the default
 # Options that say where and as what this node meets the others.
 _MEETING = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
 
@@ -324,7 +321,7 @@ def _remarks(
     idle = [
         key
         for key, note in profile.notes.items()
-        if key.startswith(NOT_YET) and note.value not in (str(KEYS[key].default), IDLE.get(key))
+        if key.startswith(NOT_YET) and note.value != str(KEYS[key].default)
     ]
     if idle:
         remarks.append(f"asked for, and not in this version: {', '.join(sorted(idle))}")

@@ -42,6 +42,7 @@ class Remedies:
         self._directory = directory
         self._known: dict[tuple[str, int], str | None] = {}
         self._made: list[str] = []
+        self._claims: list[int] = []  # descriptors of what was made, locked: a run lives
 
     def ask(
         self, questions: Iterable[str], attempt: int, *, host: str = "", nodes: int = 1
@@ -80,6 +81,9 @@ class Remedies:
         made, self._made = self._made, []
         for path in made:
             shutil.rmtree(path, ignore_errors=True)
+        claims, self._claims = self._claims, []
+        for claim in claims:
+            os.close(claim)
 
     def _fresh_directory(self) -> str | None:
         """A directory of ours alone, for as long as this run: a second attempt is warm."""
@@ -91,8 +95,20 @@ class Remedies:
             except OSError:
                 continue
             self._made.append(path)
+            self._claim(path)
             return path
         return None
+
+    def _claim(self, path: str) -> None:
+        """Show that a run has the directory: what is left unlocked is nobody's (leftovers.py)."""
+        import fcntl
+
+        try:
+            claim = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._claims.append(claim)
+            fcntl.flock(claim, fcntl.LOCK_SH)
+        except OSError:  # a file system without locks: its age and its users tell
+            return
 
 
 def free_port() -> str | None:

@@ -2,7 +2,9 @@
 
 `signal.signal` would tell the number only. Whether the kernel sent it (a key at the terminal, which
 reaches the whole foreground group) or a process did decides whether a child in our own group must
-still be told.
+still be told. Slurm signals every process of a job step (slurmstepd, whether it asks on its own,
+for scancel or for srun): what we would pass on has come there already, and torchrun breaks its
+shutdown off when it is asked a second time.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ class Signals:
     would still be killed by them. Signals that are ignored when it is entered stay ignored.
     """
 
+    KERNEL, STEP = "kernel", "step"
+
     def __init__(self, numbers: Iterable[int]) -> None:
         self.wanted = frozenset(
             number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
@@ -39,15 +43,27 @@ class Signals:
         os.close(self.fd)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked_before)
 
-    def read(self) -> list[tuple[int, bool]]:
-        """Return (number, whether the kernel sent it) of what has come; empty if nothing has."""
+    def read(self) -> list[tuple[int, str]]:
+        """Return (number, from where) of what has come; empty if nothing has.
+
+        From where: KERNEL, STEP (Slurm, and all processes of our step have got it), else "".
+        """
         try:
             data = os.read(self.fd, 64 * _RECORD_BYTES)
         except BlockingIOError:
             return []
-        records = [data[at : at + 12] for at in range(0, len(data), _RECORD_BYTES)]
-        fields = [[int.from_bytes(r[i : i + 4], "little") for i in (0, 8)] for r in records]
-        return [(number, code == _SI_KERNEL) for number, code in fields]
+        records = [data[at : at + 16] for at in range(0, len(data), _RECORD_BYTES)]
+        fields = [[int.from_bytes(r[i : i + 4], "little") for i in (0, 8, 12)] for r in records]
+        return [(number, self._sender(code, pid)) for number, code, pid in fields]
+
+    def _sender(self, code: int, pid: int) -> str:
+        if code == _SI_KERNEL:
+            return self.KERNEL
+        try:
+            with open(f"/proc/{pid}/comm", "rb") as file:
+                return self.STEP if file.read() == b"slurmstepd\n" else ""
+        except OSError:  # gone, or not ours to see
+            return ""
 
 
 def _signalfd(numbers: Iterable[int]) -> int:

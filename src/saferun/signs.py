@@ -6,6 +6,7 @@ log that one of its signs fits. Nothing here decides between the places: failure
 
 from __future__ import annotations
 
+import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ _PLAIN_LOSS = 6  # a line that is not part of an exception counts less than one 
 _CONTEXT_LINES = 25
 _HITS = 60  # of one word: the first and the last ones are looked at
 _LAST_LINES = 3
+_NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 _WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
 
 # Words of a program that goes on: what a line says is over, or will be tried again.
@@ -189,9 +191,12 @@ class _Text:
         self.raised = raised
         self.by_row = {row: number for number, item in enumerate(raised) for row in item.rows}
         self.messages = [item.text.lower() for item in raised]
-        self._starts = [0]
-        for text in self.lower:
-            self._starts.append(self._starts[-1] + len(text) + 1)
+        alike: dict[str, list[int]] = {}  # lines that differ in numbers alone, as steps do
+        for row, shape in enumerate(self.whole.translate(_NO_DIGITS).split("\n")):
+            alike.setdefault(shape, []).append(row)
+        self._shapes = "\n".join(alike)
+        self._alike = list(alike.values())
+        self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in alike)]
         self._around: dict[int, str] = {}
         self._rows: dict[str, tuple[int, ...]] = {}
 
@@ -202,20 +207,19 @@ class _Text:
         return self._rows[word]
 
     def _search(self, word: str) -> tuple[int, ...]:
-        rows: list[int] = []
-        at = self.whole.find(word)
-        while at >= 0 and len(rows) < _HITS:
-            row = bisect_right(self._starts, at) - 1
-            rows.append(row)
-            at = self.whole.find(word, self._starts[row + 1])
-        end = at if at >= 0 else -1
-        late: list[int] = []
-        at = self.whole.rfind(word) if end >= 0 else -1
-        while at >= end >= 0 and len(late) < _HITS:
-            row = bisect_right(self._starts, at) - 1
-            late.append(row)
-            at = self.whole.rfind(word, 0, self._starts[row])
-        return (*rows, *reversed(late))
+        bare = word.translate(_NO_DIGITS)
+        rows = sorted(itertools.chain.from_iterable(self._of_shapes_with(bare)))
+        if bare != word:
+            rows = [row for row in rows if word in self.lower[row]]
+        return tuple(rows if len(rows) <= 2 * _HITS else rows[:_HITS] + rows[-_HITS:])
+
+    def _of_shapes_with(self, bare: str) -> Iterator[list[int]]:
+        """Yield the lines of every shape that holds a word without its digits."""
+        at = self._shapes.find(bare)
+        while at >= 0:
+            shape = bisect_right(self._starts, at) - 1
+            yield self._alike[shape]
+            at = self._shapes.find(bare, self._starts[shape + 1])
 
     def innermost(self, row: int) -> str:
         """Return the last frame of an exception's traceback, "" where there is none."""

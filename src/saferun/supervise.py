@@ -11,12 +11,14 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun import retry, torchrun
 from saferun.alive import this_process
 from saferun.attempt import Ended, run_attempt
+from saferun.errors import EXIT_UNAVAILABLE
 from saferun.gather import Gathered
+from saferun.gpucare import GpuCare
 from saferun.inject import contract
 from saferun.launch import environment, replace_process, take_locks
 from saferun.model import LaunchPlan
@@ -32,18 +34,35 @@ if TYPE_CHECKING:
 
 SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
 MARGIN_S = 10.0  # beyond it, for torchrun's own end
+# What ends a run that waits between attempts.
+ASKING = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
+VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's
 READY_S = 5.0  # into an attempt: ranks are up, and what the next attempt needs is made ready
 
 Say = Callable[[str], None]
+# Called before each attempt with its number and the seconds to wait; returns the number of a signal
+# that asked the run to end meanwhile, else 0.
+Before = Callable[[int, float], int]
 
 
-def supervise(gathered: Gathered, plan: LaunchPlan, say: Say) -> int:
+class Pace(NamedTuple):
+    """Who begins attempts and cares for the GPUs; a twin's script has a say in both."""
+
+    before: Before
+    care: Callable[[Gathered, LaunchPlan, Held, Say], GpuCare] = GpuCare
+
+
+def supervise(gathered: Gathered, plan: LaunchPlan, say: Say, pace: Pace | None = None) -> int:
     """Run attempts until one succeeds or another would not help; return the exit status.
 
     Args:
         gathered: what the plan of every attempt is computed from.
         plan: of the first attempt, as it would be without a journal.
         say: takes lines for people.
+        pace: of attempts, where it is not ours alone.
 
     Raises:
         BusyError: the GPUs are another run's.
@@ -52,16 +71,20 @@ def supervise(gathered: Gathered, plan: LaunchPlan, say: Say) -> int:
     if plan.launcher == "torchrun":
         _hear_interrupts()
     with take_locks(gathered, plan, say) as held:
+        pace = pace or Pace(_pause)
+        care = pace.care(gathered, plan, held, say)
         shell = "no_python" in gathered.request.line.given  # a spare could not become its launcher
         ready = Ready(None if shell else gathered.launcher, held.descriptors())
         try:
             ready.keeper()
         except OSError as error:
             say(f"the job is not supervised, no process could be started for it: {error.strerror}")
+            if not care.cleared("", lambda *_, **__: None):
+                return EXIT_UNAVAILABLE
             held.inheritable()
             replace_process(plan, {**gathered.environ, **held.environ()})
         say(announcement(plan))
-        return _Run(gathered, held, ready, say).go()
+        return _Run(gathered, held, ready, say, pace.before, care).go()
 
 
 def _hear_interrupts() -> None:
@@ -81,7 +104,17 @@ def _hear_interrupts() -> None:
 class _Run:
     """One run: its attempts so far, and what they share."""
 
-    def __init__(self, gathered: Gathered, held: Held, ready: Ready, say: Say) -> None:
+    def __init__(
+        self,
+        gathered: Gathered,
+        held: Held,
+        ready: Ready,
+        say: Say,
+        before: Before,
+        care: GpuCare,
+    ) -> None:
+        self._before = before
+        self._care = care
         self._began = time.monotonic()
         self._held = held
         self._ready = ready
@@ -104,20 +137,27 @@ class _Run:
         """Run attempt after attempt; return the exit status of the last one."""
         try:
             self._recall()
+            delay_s = 0.0
             while True:
+                if stopped_by := self._before(len(self._history) + 1, delay_s):
+                    return self._over(128 + stopped_by, "asked to end")
+                if not self._cleared():
+                    return self._over(EXIT_UNAVAILABLE, "the GPUs failed their trial")
                 plan = self._plan()
                 ended = self._attempt(plan)
                 verdict = self._judged(plan, ended)
+                if stopped_by := self._mend(plan, verdict):
+                    return self._over(128 + stopped_by, "asked to end")
                 if verdict.action != retry.AGAIN:
                     return self._over(ended.exit_code, verdict.reason)
-                if stopped_by := self._pause(verdict.delay_s):
-                    return self._over(128 + stopped_by, "asked to end")
                 if verdict.add:
                     self._treatment.add(verdict.add, self._history[-1].kind)
+                delay_s = verdict.delay_s
         except Exception as error:
             self._journal.event("end", reason=f"{type(error).__name__}: {error}")
             raise
         finally:
+            self._care.close()
             self._ready.drop()
             self._treatment.close()
             self._journal.close()
@@ -125,7 +165,40 @@ class _Run:
     def _over(self, status: int, reason: str) -> int:
         self._journal.event("end", status=status, reason=reason)
         self._keep_tails()
+        self._harmlessly(self._leave_verdict)
         return status
+
+    def _leave_verdict(self) -> None:
+        """Tell whoever started us what the end of a failed run means, where that was asked for."""
+        path = self._gathered.environ.get(VERDICT_FILE)
+        last = self._history[-1] if self._history else None
+        if path and last and last.exit_code and not last.asked:
+            from saferun import places
+
+            places.write_private(os.path.abspath(path), last.verdict.encode() + b"\n")
+
+    def _cleared(self) -> bool:
+        """Have the GPUs tried; meanwhile a torchrun imports torch, which becomes attempt 1."""
+        if not self._history and self._care.waits:
+            plan = self._treatment.plan(self._gathered)
+            self._ready.spare(plan.command, self._environment(plan))
+        kind = self._history[-1].kind if self._history else ""
+        return self._care.cleared(kind, self._journal.event)
+
+    def _mend(self, plan: LaunchPlan, verdict: retry.Verdict) -> int:
+        """Do what the failure asks for; return the number of a signal that came meanwhile, or 0."""
+        last = self._history[-1] if self._history else None
+        if last is None or last.asked:
+            return 0
+        again = verdict.action == retry.AGAIN
+        try:
+            asked = self._care.mend(plan, last.kind, again=again, pause=lambda s: _pause(0, s))
+        except Exception as error:
+            self._journal.event("fault", what=f"{type(error).__name__}: {error}")
+            return 0
+        if self._care.mended:
+            self._journal.event("recovery", findings=[f._asdict() for f in self._care.mended])
+        return asked
 
     def _recall(self) -> None:
         """Begin with what helped this script here before, and say so; without it if that fails."""
@@ -330,21 +403,21 @@ class _Run:
             no_python=not self._ranks.isolated and foreign if seen else foreign,
         )
 
-    def _pause(self, delay_s: float) -> int:
-        """Wait; return the number of a signal that asks the run to end meanwhile, else 0."""
-        if delay_s <= 0:
-            return 0
-        from saferun.signals import Signals
 
-        until = time.monotonic() + delay_s
-        wanted = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-        with Signals((*wanted, signal.SIGUSR1, signal.SIGUSR2)) as signals:
-            while (left_s := until - time.monotonic()) > 0:
-                select.select([signals.fd], [], [], left_s)
-                heard = [number for number, _ in signals.read()]
-                if heard:
-                    return heard[0]
+def _pause(number: int, delay_s: float) -> int:
+    """Wait before an attempt, unless a signal comes; see `Before`."""
+    if delay_s <= 0:
         return 0
+    from saferun.signals import Signals
+
+    until = time.monotonic() + delay_s
+    with Signals(ASKING) as signals:
+        while (left_s := until - time.monotonic()) > 0:
+            select.select([signals.fd], [], [], left_s)
+            heard = [number for number, _ in signals.read()]
+            if heard:
+                return heard[0]
+    return 0
 
 
 def grace_s(plan: LaunchPlan, line: Any, environ: Mapping[str, str]) -> float | None:
