@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -62,6 +64,20 @@ class Desk:
 @pytest.fixture
 def desk(home, tmp_path, libcuda):  # noqa: F811
     return Desk(home, tmp_path, libcuda)
+
+
+def ends(pid):
+    """Say whether a process is gone within 5 s, or only waits to be reaped."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return True
+        if stat.rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
 
 
 FLOOD = "head -c 64M /dev/zero; exec sleep 30"  # more than is taken, less than the memory
@@ -222,6 +238,34 @@ def test_xid_events_are_judged_although_the_drivers_files_are_not_shown(desk, mo
     assert any(f.level == PROBLEM and "Xid 79" in f.what for f in found), found
 
 
+def test_what_nvidia_smi_said_is_judged_although_the_driver_hangs_then(desk, monkeypatch):
+    monkeypatch.setattr(doctor.gpu, "detect", lambda *a, **k: time.sleep(5))
+    machine(desk.bin, report([fields(0, **{"GPU Recovery Action": "Reset"})]), 1)
+    found = desk.examine(deadline_s=1.0)
+    assert any("asks for: Reset" in f.what for f in about(found, "GPU 0"))
+    assert any("the GPUs: no answer" in f.what for f in about(found, "doctor"))
+
+
+def test_of_what_did_not_answer_in_time_nothing_lives(desk, tmp_path):
+    program(desk.bin, {}, f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    desk.examine(deadline_s=1.0)
+    assert ends(int((tmp_path / "pid").read_text()))
+
+
+def test_ctrl_c_leaves_nothing_behind(desk, tmp_path):
+    new, pid = tmp_path / "new", tmp_path / "pid"
+    program(desk.bin, {}, f"echo $$ > {new}; mv {new} {pid}; exec sleep 60")
+    words = [sys.executable, "-m", "saferun", "doctor"]
+    with subprocess.Popen(words, env=desk.environ(), stderr=subprocess.PIPE, text=True) as started:
+        end = time.monotonic() + 20
+        while not pid.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        started.send_signal(signal.SIGINT)
+        _, said = started.communicate(timeout=20)
+    assert (started.returncode, "Traceback" in said) == (130, False)
+    assert ends(int(pid.read_text()))
+
+
 def test_mig_is_a_note(desk):
     card = fields(0, **{"MIG Mode/Current": "Enabled"})
     machine(desk.bin, report([card]), 1)
@@ -333,20 +377,7 @@ def test_a_command_is_bounded(command, status, trouble):
 @pytest.mark.parametrize("stubborn", ["sleep 60 & echo $!; wait", "trap '' TERM; echo $$; wait"])
 def test_of_a_command_that_was_cut_off_nothing_lives(stubborn):
     answer = bounded.run(("/bin/sh", "-c", f"sleep 60 & {stubborn}"), os.environ, 0.3)
-    pid = int(answer.out)
-    end = time.monotonic() + 5
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not alive(pid)
-
-
-def alive(pid):
-    """Say whether a process runs; one that only waits to be reaped does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert ends(int(answer.out))
 
 
 def test_output_is_kept_when_time_is_up_and_grandchildren_do_not_hold_it():
@@ -382,6 +413,12 @@ def test_the_page_has_problems_first_and_fits_80_columns():
     titles = [line for line in lines[1:] if line and not line.startswith(" ")]
     assert titles == ["problems", "notes", "fine"]
     assert all(len(line) <= 80 or "https://" in line for line in lines)
+
+
+def test_a_command_to_copy_stands_on_one_line():
+    mend = "end what runs on this GPU, then as root `nvidia-smi --gpu-reset -i 3`, or reboot"
+    lines = doctor_page.page([Finding(PROBLEM, "GPU 3", "it hangs", "", mend)]).splitlines()
+    assert any("`nvidia-smi --gpu-reset -i 3`" in line for line in lines), lines
 
 
 def test_what_is_the_same_of_several_gpus_is_said_once():

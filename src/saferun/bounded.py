@@ -116,7 +116,7 @@ def _wait(child: subprocess.Popen[bytes], files: Sequence[int], timeout_s: float
 
 
 def _written(file: int) -> int:
-    """Return how far the command has come in its output: it shares the place in the file with us."""
+    """Return how far the command has come: it shares the place in the file with us."""
     return os.lseek(file, 0, os.SEEK_CUR)
 
 
