@@ -1,0 +1,135 @@
+# --- Under Slurm ---------------------------------------------------------------------------------
+# sbatch runs this file once, on the job's first node. That sends it to every node, in one step, and
+# each node runs its part as it would run a job of its own: its attempts, in step with the others,
+# for all meet at the same place whenever they start.
+
+id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID-}} # one task of an array, or
+id=${id:-${SLURM_JOB_ID-}}                                              # the job: scontrol's name
+#@ numbers
+
+# Slurm copies this file to the first node only, so that the others get it on stdin. What Slurm
+# signals, it signals in every process of a step: this shell lives on to tidy up.
+RECEIVE='
+umask 077
+trap : HUP INT QUIT TERM USR1 USR2
+place=$(mktemp -d "${TMPDIR:-/tmp}/saferun-slurm.XXXXXX") && cat >"$place/job.sh" || exit 69
+[[ -z $1 ]] || export SAFERUN_VERDICT_FILE="$1/$SLURMD_NODENAME"
+status=0
+bash "$place/job.sh" --on-node "${@:2}" </dev/null || status=$?
+rm -rf -- "$place"
+exit "$status"
+'
+
+start_nodes() { # SCRIPT ARGUMENTS...: ends with the status of the step
+  local nodes port status=0
+  [[ -n $id ]] || give_up 2 "this script is for Slurm: sbatch $0"
+  mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  ((${#nodes[@]})) || give_up 69 "scontrol does not tell the nodes of \`$SLURM_JOB_NODELIST\`"
+  port=$((10000 + SLURM_JOB_ID % 20000)) # below what Linux gives out by itself, one for each job
+  verdicts_in "$PWD/saferun-slurm-$SLURM_JOB_ID"
+  trap : CONT HUP INT QUIT TERM # Slurm tells the nodes itself; this shell waits for their end
+  trap limit_is_near USR2
+  srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --cpu-bind=none \
+    ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"} \
+    --kill-on-bad-exit=1 --wait="$WAIT_S" --open-mode=append --output="$(log_name)" \
+    bash -c "$RECEIVE" bash "$verdicts" \
+    "${nodes[0]}" "$port" "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" "${#nodes[@]}" "$@" <"$0" &
+  step=$!
+  while kill -0 "$step" 2>/dev/null; do
+    wait "$step" || true # a signal interrupts it
+  done
+  wait "$step" || status=$?
+  [[ -z ${timer-} ]] || kill "$timer" 2>/dev/null || true
+  ((status == 0)) || after_failure
+  [[ -z $verdicts ]] || rm -rf -- "$verdicts"
+  exit "$status"
+}
+
+log_name() { # of each node's output; %N is the node
+  local pattern=$LOGS
+  [[ -z ${SLURM_ARRAY_JOB_ID-} ]] || pattern=${pattern//%j/%A_%a}
+  printf '%s' "$pattern"
+}
+
+verdicts_in() { # DIRECTORY, which the nodes share; sets `verdicts`
+  verdicts=$1
+  rm -rf -- "$verdicts"
+  mkdir -m 700 "$verdicts" 2>/dev/null && return 0
+  say "cannot write in $PWD: a node whose hardware fails will not be left out"
+  verdicts=
+}
+
+# Slurm's signal before the limit. It goes to this shell alone, and from here as SIGURG to the
+# nodes: a signal that only they have a use for, since the ranks' own children would die of USR2.
+limit_is_near() {
+  [[ -z ${limit_near-} ]] || return 0
+  limit_near=yes
+  say "the time limit is near: the job is asked to end, and will be queued again"
+  scancel --signal=URG "$id" || kill -s URG "$step" || true
+  trap 'again "it did not end within $GRACE_S s"' USR1
+  { sleep "$GRACE_S" && kill -s USR1 "$$"; } &
+  timer=$!
+}
+
+# What a node says of its run when that ends: `stop-user` where the same command would fail again,
+# `stop-hardware` where the same command would run elsewhere.
+after_failure() {
+  local file bad=
+  for file in ${verdicts:+"$verdicts"/*}; do
+    [[ -f $file ]] || continue
+    case $(<"$file") in
+      stop-user) return 0 ;;
+      stop-hardware) bad+=${bad:+,}${file##*/} ;;
+    esac
+  done
+  if [[ -n $bad ]]; then
+    again "the hardware of $bad failed" "$bad"
+  elif [[ -n ${limit_near-} ]]; then
+    again "the time was over"
+  fi
+}
+
+again() { # REASON [NODES TO LEAVE OUT]: have Slurm run the job once more
+  local old=
+  [[ -z ${queued-} ]] || return 0
+  if ((${SLURM_RESTART_COUNT:-0} + 1 >= $(most_runs))); then
+    say "$1; ${SLURM_RESTART_COUNT:-0} times queued again is all there is (retry.attempts_total)"
+    return 0
+  fi
+  trap '' CONT HUP INT TERM # which requeueing sends to this job, this very shell included
+  [[ -z ${2-} ]] || old=$(scontrol -o show job "$id" | grep -oP '(?<= ExcNodeList=)[^ (]+') || true
+  if scontrol requeue "$id"; then
+    queued=yes
+    say "$1: the job is queued again${2:+, without $2}"
+    [[ -z ${2-} ]] || scontrol update "JobId=$id" "ExcNodeList=${old:+$old,}$2" || true
+  else
+    say "$1; Slurm does not queue the job again"
+  fi
+}
+
+most_runs() {
+  local at most=$ATTEMPTS_TOTAL
+  for ((at = 2; at < ${#SETTINGS[@]}; at += 4)); do
+    [[ ${SETTINGS[at]} != retry.attempts_total ]] || most=${SETTINGS[at + 1]}
+  done
+  echo "$most"
+}
+
+# On each node: how torchrun meets the others. What you give to torchrun or export for it wins.
+meet() { # OPTION VALUE...: sets `meeting`
+  local variable
+  meeting=()
+  while (($#)); do
+    variable=${1#--} variable=PET_${variable//-/_}
+    [[ -v ${variable^^} ]] || meeting+=("$1" "$2")
+    shift 2
+  done
+}
+
+# The same signal a second time would break off torchrun's shutdown, and the kit's program has got
+# what Slurm sends to this shell. It gets no URG.
+pass_on() { # SIGNAL
+  [[ -n ${job-} ]] || exit 143 # nothing of the job runs yet
+  [[ $1 != limit ]] || kill -s USR2 "$job" 2>/dev/null || true
+}
+trap 'pass_on limit' URG

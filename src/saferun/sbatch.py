@@ -1,0 +1,225 @@
+"""Pure: a bash twin as one file for sbatch.
+
+    saferun gen-shell --slurm --nodes 2 -- torchrun train.py > job.sh; sbatch job.sh
+
+`render` puts Slurm's directives on top of a twin, and between its settings and its job the part of
+shell/slurm.sh, which sends the file to every node. There it is a twin as any other.
+
+Sources: the manual pages sbatch(1), srun(1) and scontrol(1). How sbatch reads a directive is not in
+them; tests/slurm/ asks sbatch itself: both quotes hold blanks and `#`, a backslash takes the next
+character as it is within them too, nothing is expanded, and of two equal options the last counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from saferun.errors import UsageError
+from saferun.model import CommandLine
+from saferun.schema import KEYS
+
+# gen-shell's options for Slurm, with what stands for their value.
+OPTIONS: dict[str, str | None] = {
+    "--slurm": None,
+    "--nodes": "N",
+    "--gpus-per-node": "G",
+    "--time": "T",
+    "--partition": "P",
+    "--sbatch": "LINE",
+}
+# Seconds before the time limit at which Slurm asks the job to end; it may come 60 s earlier still
+# (sbatch(1), --signal). torchrun gives its ranks 30 s (--shutdown-timeout), and saferun 10 s more.
+NOTICE_S = 120
+_RESERVE_S = 60  # of the notice, for the requeueing of a job that has not ended
+# After a node has ended well; torchrun's agents wait so long for each other
+# (torch/distributed/elastic/agent/server/api.py, exit_barrier_timeout).
+WAIT_S = 300
+PLACE = "# --- The job "
+_FIRST_LINE = "#!/usr/bin/env bash\n"
+_RUN = re.compile(r"^run torchrun\b", re.MULTILINE)
+_NUMBERS = "#@ numbers\n"
+# A rendezvous of the user's own making; ours would only get in its way.
+_STATIC = ("master_addr", "master_port", "node_rank")
+_MEETING = {
+    "nnodes": '"$5"',
+    "rdzv_backend": "c10d",
+    "rdzv_endpoint": '"$2:$3"',
+    "rdzv_id": '"$4"',
+}
+_BARE = re.compile(r"[\w@%+=:,./-]+\Z", re.ASCII)
+
+
+class Job(NamedTuple):
+    """What is asked of Slurm."""
+
+    nodes: int
+    gpus: str | None = None  # a node's: "8", "a100:8"
+    time: str | None = None  # as sbatch takes it
+    partition: str | None = None
+    extra: tuple[str, ...] = ()  # directives, as they stand behind #SBATCH
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options that ask for it."""
+        named = {"--gpus-per-node": self.gpus, "--time": self.time, "--partition": self.partition}
+        words = ["--slurm", "--nodes", str(self.nodes)]
+        words += [word for name, text in named.items() if text for word in (name, text)]
+        return (*words, *(f"--sbatch={line}" for line in self.extra))
+
+
+def read(own: Sequence[tuple[str, str]]) -> Job | None:
+    """Return what gen-shell's options ask of Slurm; None where they ask nothing of it.
+
+    Args:
+        own: saferun's options as (option, value), in order.
+
+    Raises:
+        UsageError: a value that a directive cannot hold, or an option without --slurm.
+    """
+    given = {name: text for name, text in own if name in OPTIONS}
+    if not given:
+        return None
+    if "--slurm" not in given:
+        name = next(iter(given))
+        raise UsageError(f"{name} is for Slurm", mend=f"saferun gen-shell --slurm {name} …")
+    nodes = given.get("--nodes", "1")
+    if not (nodes.isascii() and nodes.isdigit() and int(nodes)):
+        raise UsageError(f"--nodes takes a number of nodes, not `{nodes}`", mend="such as 2")
+    for name, text in own:
+        if name in OPTIONS and not text.isprintable():
+            raise UsageError(f"{name} takes one line, not {text!r}", mend="one option a line")
+    extra = tuple(text.strip() for name, text in own if name == "--sbatch")
+    for line in extra:
+        if not line.startswith("-"):
+            mend = "such as --sbatch=--account=physics"
+            raise UsageError(f"--sbatch takes an option of sbatch, not `{line}`", mend=mend)
+    gpus, time, partition = map(given.get, ("--gpus-per-node", "--time", "--partition"))
+    return Job(int(nodes), gpus, time, partition, extra)
+
+
+def remarks(job: Job) -> tuple[str, ...]:
+    """Return what is to be said of a job that Slurm would start on too little."""
+    asked = {_option(line) for line in job.extra}
+    if asked & {"--exclusive", "--cpus-per-task", "-c", "--cpus-per-gpu"}:
+        return ()
+    return (
+        "Slurm gives a job one CPU a node unless the partition gives more: ask for yours with "
+        "--sbatch=--cpus-per-task=N or --sbatch=--exclusive",
+    )
+
+
+def render(twin: str, job: Job, line: CommandLine, shell: str, *, torchrun: bool = True) -> str:
+    """Return a twin as a file for sbatch.
+
+    Args:
+        twin: the script.
+        job: what is asked of Slurm.
+        line: torchrun's words in it.
+        shell: the hand-written part, shell/slurm.sh.
+        torchrun: whether torchrun starts the job; plain python meets nobody.
+    """
+    assert twin.startswith(_FIRST_LINE), "a twin begins so"
+    head, mark, tail = twin.removeprefix(_FIRST_LINE).partition(PLACE)
+    assert mark, "a twin has a place for its job"
+    head = head.replace("     bash THIS-FILE", "     sbatch THIS-FILE", 1)
+    part = shell.replace(_NUMBERS, _numbers(job))
+    start = _start(_meeting(job, line) if torchrun else ())
+    tail, count = _RUN.subn(lambda _: start, tail, count=1)
+    assert count, "a twin starts its job"
+    directives = "".join(f"#SBATCH {one}\n" for one in _directives(job, line))
+    return f"{_FIRST_LINE}{directives}#\n{head}{part}\n{mark}{tail}"
+
+
+def quote(text: str) -> str:
+    """Return text as one word of a directive.
+
+    >>> quote("gpu"), quote("two words"), quote('say "x"')
+    ('gpu', '"two words"', '"say \\\\"x\\\\""')
+    """
+    if _BARE.match(text):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def _directives(job: Job, line: CommandLine) -> list[str]:
+    """Ours, sorted, less those that the user's own replace; then the user's, as given."""
+    ours = {
+        "--gpus-per-node": job.gpus,
+        "--job-name": _name(line),
+        "--nodes": str(job.nodes),
+        "--ntasks-per-node": "1",
+        "--open-mode": "append",
+        "--partition": job.partition,
+        "--requeue": "",
+        "--signal": f"B:USR2@{NOTICE_S}",
+        "--time": job.time,
+    }
+    theirs = {_option(one).replace("--no-requeue", "--requeue") for one in job.extra}
+    kept = {name: text for name, text in ours.items() if text is not None and name not in theirs}
+    written = [f"{name}={quote(text)}" if text else name for name, text in sorted(kept.items())]
+    return [*written, *job.extra]
+
+
+def _option(directive: str) -> str:
+    return re.split(r"[=\s]", directive, maxsplit=1)[0]
+
+
+def _name(line: CommandLine) -> str:
+    """The job's name, which becomes part of a file's."""
+    base = (line.script or "").rstrip("/").rpartition("/")[2].removesuffix(".py")
+    return base if base and base.isprintable() else "saferun"
+
+
+def _numbers(job: Job) -> str:
+    notice = next((int(n) for n in map(_notice, reversed(job.extra)) if n), NOTICE_S)
+    return (
+        f"GRACE_S={max(notice - _RESERVE_S, notice // 2)}"
+        f" # from Slurm's signal before the limit until the job is queued again, ended or not\n"
+        f"WAIT_S={WAIT_S} # from the end of the first node's part until the others are ended\n"
+        f"ATTEMPTS_TOTAL={KEYS['retry.attempts_total'].default}\n"
+        f"LOGS={_shell_quote(_logs(job.extra))}\n"
+    )
+
+
+def _notice(directive: str) -> str:
+    match = re.match(r"--signal[=\s]B:(?:SIG)?USR2@(\d+)\s*\Z", directive)
+    return match[1] if match else ""
+
+
+def _logs(extra: Sequence[str]) -> str:
+    """The nodes' logs lie beside the job's own, where the user names that."""
+    for directive in reversed(extra):
+        match = re.match(r"(?:--output[=\s]|-o\s*)([^\s\"'\\]+)\Z", directive)
+        if match:
+            folder, slash, name = match[1].rpartition("/")
+            stem, dot, ending = name.rpartition(".")
+            return f"{folder}{slash}{stem}-%N.{ending}" if dot else f"{match[1]}-%N"
+    return "%x-%j-%N.out"
+
+
+def _shell_quote(text: str) -> str:
+    return "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def _meeting(job: Job, line: CommandLine) -> tuple[tuple[str, str], ...]:
+    """The options by which torchrun meets the other nodes, those that the user gives left out."""
+    given: Collection[str] = line.given
+    if "standalone" in given:
+        return ()
+    wanted = dict(_MEETING)
+    if any(name in given for name in _STATIC):
+        wanted = {"nnodes": wanted["nnodes"], "node_rank": '"$SLURM_NODEID"'}
+    count = (job.gpus or "").rpartition(":")[2]
+    if count.isascii() and count.isdigit():
+        wanted["nproc_per_node"] = count
+    return tuple((f"--{n.replace('_', '-')}", t) for n, t in wanted.items() if n not in given)
+
+
+def _start(meeting: Sequence[tuple[str, str]]) -> str:
+    """The first node's part, which ends there; then every node's, up to torchrun's own words."""
+    lines = ['if [[ ${1-} != --on-node ]]; then start_nodes "$@"; fi # and ends there']
+    lines += ["meet" + "".join(f" {name} {text}" for name, text in meeting)] if meeting else []
+    lines += ["shift 5", "run torchrun"]
+    return "\n".join(lines) + (' ${meeting[@]+"${meeting[@]}"}' if meeting else "")

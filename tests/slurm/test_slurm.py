@@ -1,0 +1,227 @@
+"""Files of `gen-shell --slurm`, run by a real Slurm of three nodes (cluster.py)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, missing, standing
+
+from saferun import sbatch
+
+pytestmark = pytest.mark.slurm
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+BIN = Path(sys.executable).parent
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    if why := missing():
+        pytest.skip(why)
+    with standing(tmp_path_factory.mktemp("slurm") / "cluster") as stands:
+        yield stands
+
+
+class User:
+    """Somebody who submits jobs from a directory of his own."""
+
+    def __init__(self, cluster: Cluster, place: Path) -> None:
+        self.cluster, self.place = cluster, place
+        for folder in ("tmp", "home", "a place"):
+            (place / folder).mkdir()
+        self.cwd = place / "a place"
+        self.env = {
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "HOME": str(place / "home"),
+            "TMPDIR": str(place / "tmp"),
+        }
+
+    def generates(self, *words: str) -> None:
+        own = ("--slurm", "--profile", "cpu", "-o", "job.sh")
+        command = [sys.executable, "-m", "saferun", "gen-shell", *own, *words]
+        env = {**os.environ, **self.env}
+        subprocess.run(command, cwd=self.cwd, env=env, check=True, capture_output=True)
+
+    def submits(self, *words: str) -> str:
+        said = self.slurm("sbatch", "--parsable", *words)
+        return said.split(";")[0].strip()
+
+    def slurm(self, *words: str) -> str:
+        return self.cluster.run(*words, cwd=self.cwd, env=self.env)
+
+    def fact(self, job: str, name: str) -> str:
+        told = self.slurm("scontrol", "-o", "show", "job", job)
+        return next(w for w in told.split() if w.startswith(f"{name}=")).partition("=")[2]
+
+    def waits_for(self, what: Callable[[], object], within_s: float = 60) -> None:
+        end = time.monotonic() + within_s
+        while not what():
+            assert time.monotonic() < end, self.logs()
+            time.sleep(0.1)
+
+    def waits_for_state(self, job: str, *states: str) -> str:
+        self.waits_for(lambda: self.fact(job, "JobState") in states)
+        return self.fact(job, "JobState")
+
+    def waits_for_end(self, job: str) -> str:
+        return self.waits_for_state(job, *OVER)
+
+    def lets_begin(self, job: str) -> None:
+        """A job that was queued again begins two minutes later, if nobody helps.
+
+        At once is too soon: a node takes no credential from the second in which it revoked the
+        last one.
+        """
+        self.waits_for_state(job, "PENDING")
+        self.slurm("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+
+    def log(self, pattern: str) -> str:
+        return "".join(path.read_text() for path in sorted(self.cwd.glob(pattern)))
+
+    def logs(self) -> str:
+        return "\n".join(f"=== {p.name}\n{p.read_text()}" for p in sorted(self.cwd.glob("*.out")))
+
+    def left_behind(self) -> list[str]:
+        """What lives on of a job, and what lies around."""
+        told = self.slurm("ps", "-eo", "args").splitlines()
+        signs = ("job.py", "torchrun", "saferun", "slurm_script")
+        mine = [line for line in told if any(sign in line for sign in signs)]
+        files = [*(self.place / "tmp").glob("saferun*"), *self.cwd.glob("saferun-slurm-*")]
+        return [*mine, *map(str, files)]
+
+
+@pytest.fixture
+def user(cluster, tmp_path) -> Iterator[User]:
+    user = User(cluster, tmp_path)
+    shutil.copy(HERE / "job.py", user.cwd)
+    yield user
+    cluster.run("scancel", "--user", "root")
+    user.waits_for(lambda: not user.slurm("squeue", "--noheader"))
+
+
+def test_two_nodes_train_the_example_and_each_has_its_log(user):
+    shutil.copy(ROOT / "examples" / "train_gpt.py", user.cwd)
+    size = ["--steps", "10", "--layers", "1", "--width", "16", "--block", "16"]
+    user.generates("--nodes", "2", "--", "torchrun", "train_gpt.py", *size, "--out", "my out")
+    job = user.submits("job.sh")
+    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    assert "2 x cpu" in user.log(f"train_gpt-{job}-n1.out")
+    assert "done step=10" in user.log(f"train_gpt-{job}-n1.out")
+    assert "saferun: profile cpu" in user.log(f"train_gpt-{job}-n2.out")
+    assert (user.cwd / "my out" / "checkpoint.pt").is_file()
+    assert user.left_behind() == []
+
+
+def test_nodes_meet_again_after_a_rank_of_one_is_killed(user):
+    user.generates("--nodes", "2", "--", "job.py", "gloo", "9", "kill", "n2")
+    job = user.submits("--nodelist=n[1-2]", "job.sh")
+    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    assert user.fact(job, "Restarts") == "0"
+    for node in ("n1", "n2"):
+        assert f"on {node}: done at step 9" in user.log(f"job-{job}-{node}.out"), user.logs()
+    assert "attempt 1 failed" in user.log(f"job-{job}-n2.out")
+    assert user.left_behind() == []
+
+
+def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
+    user.generates("--time", "1", "--sbatch=--signal=B:USR2@45", "--", "job.py", "limit", "300")
+    job = user.submits("job.sh")
+    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"))
+    saved = int((user.cwd / "limit.step").read_text())
+    assert f"saved step {saved} because of SIGUSR2" in user.logs()
+    (user.cwd / "job.py").write_text((user.cwd / "job.py").read_text().replace("0.1", "0.001"))
+    user.lets_begin(job)
+    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    assert user.fact(job, "Restarts") == "1"
+    assert f"begins at step {saved}\n" in user.logs()
+    assert "done at step 300" in user.logs()
+    assert user.left_behind() == []
+
+
+def test_a_preempted_job_is_queued_again_by_slurm_alone(user):
+    user.generates("--nodes", "2", "--", "job.py", "preempted", "300")
+    job = user.submits("--nodelist=n[1-2]", "--exclusive", "job.sh")
+    user.waits_for(lambda: user.log("preempted.step"))
+    urgent = ("--partition=urgent", "--nodelist=n[1-2]", "--exclusive", "--output=urgent")
+    user.submits(*urgent, "--wrap=hostname")
+    user.waits_for_state(job, "PENDING")
+    assert "saved step" in user.log(f"job-{job}-n1.out"), user.logs()
+    assert "because of SIGTERM" in user.log(f"job-{job}-n2.out")
+    assert "queued again" not in user.logs()
+    (user.cwd / "preempted.step").write_text("299")
+    user.lets_begin(job)
+    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    assert user.fact(job, "Restarts") == "1"
+    assert user.left_behind() == []
+
+
+def test_a_job_that_is_asked_to_end_ends_and_is_not_queued_again(user):
+    user.generates("--nodes", "2", "--", "job.py", "asked", "300")
+    job = user.submits("job.sh")
+    user.waits_for(lambda: user.log("asked.step"))
+    user.slurm("scancel", "--signal=TERM", job)
+    assert user.waits_for_end(job) == "FAILED"
+    assert "saved step" in user.log(f"job-{job}-n1.out")
+    assert user.fact(job, "Restarts") == "0"
+    assert user.left_behind() == []
+
+
+def test_a_job_goes_on_without_the_node_whose_hardware_failed(user):
+    user.generates("--nodes", "2", "--", "job.py", "hardware", "6", "xid", "n2")
+    job = user.submits("job.sh")
+    user.waits_for(lambda: user.fact(job, "ExcNodeList") == "n2")
+    user.lets_begin(job)
+    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    assert user.fact(job, "NodeList") == "n[1,3]"
+    assert "the hardware of n2 failed: the job is queued again, without n2" in user.logs()
+    assert user.left_behind() == []
+
+
+def test_a_mistake_of_the_scripts_own_is_not_tried_again(user):
+    user.generates("--nodes", "1", "--", "job.py", "mistake", "6", "raise", "n1")
+    job = user.submits("--nodelist=n1", "job.sh")
+    assert user.waits_for_end(job) == "FAILED"
+    assert user.fact(job, "ExitCode") == "1:0"
+    assert user.fact(job, "Restarts") == "0"
+    assert "queued again" not in user.logs()
+    assert user.left_behind() == []
+
+
+def test_each_task_of_an_array_is_a_job_of_its_own(user):
+    user.generates("--gpus-per-node", "1", "--", "job.py")
+    job = user.submits("--array=0-1", "job.sh", "array", "1")
+    user.waits_for(lambda: not user.slurm("squeue", "--noheader"))
+    for task in (0, 1):
+        assert "done at step 1" in user.log(f"job-{job}_{task}-*.out"), user.logs()
+        assert user.fact(f"{job}_{task}", "JobState") == "COMPLETED"
+    assert user.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "two words",
+        'it\'s "quoted"',
+        "$(touch touched) `touch touched` $HOME",
+        "a#b # c",
+        "back\\slash \\",
+        "ünï",
+        " blanks around ",
+    ],
+)
+def test_slurm_reads_a_directive_as_it_is_meant(user, value):
+    script = f"#!/bin/sh\n#SBATCH --comment={sbatch.quote(value)}\nexit\n"
+    (user.cwd / "quoting.sh").write_text(script)
+    job = user.submits("--hold", "quoting.sh")
+    told = user.slurm("squeue", "--noheader", "-j", job, "--format=[%k]")
+    assert told == f"[{value}]\n"
+    assert not (user.cwd / "touched").exists()

@@ -1,0 +1,318 @@
+"""Files for sbatch: what stands in them, and what they do where Slurm's programs only tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+from twins import Machine, Ran, until
+
+from saferun import sbatch, script
+from saferun import torchrun as torchrun_words
+from saferun.errors import UsageError
+
+SHELL = pathlib.Path(__file__).resolve().parent.parent / "shell"
+SMALLEST = '#!/usr/bin/env bash\n# --- The job ---\nrun torchrun "$@"\n'  # as twins go
+# srun runs its command on one node, n1, here; the other three write down what they are asked.
+SRUN = """#!/bin/bash
+printf '%s\\n' "$@" >"$SLURM/srun"
+while [[ $1 == --* ]]; do shift; done
+echo $$ >"$SLURM/node"
+SLURMD_NODENAME=n1 exec "$@"
+"""
+SCONTROL = """#!/bin/bash
+case "$*" in
+"show hostnames "*) printf 'n1\\nn2\\n' ;;
+"-o show job "*) echo "JobId=7 ReqNodeList=(null) ExcNodeList=${EXCLUDED-(null)} Comment=" ;;
+*) echo "scontrol $*" >>"$SLURM/asked"; [[ $1 != requeue ]] || exit "${REFUSED-0}" ;;
+esac
+"""
+SCANCEL = """#!/bin/bash
+echo "scancel $*" >>"$SLURM/asked"
+pkill -URG -P "$(cat "$SLURM/node")" bash
+"""
+
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+MISTAKE = "Traceback (most recent call last):\n  File \"train.py\", line 1\nKeyError: 'label'\n"
+
+
+class Cluster(Machine):
+    """A machine on which a file for sbatch runs as if Slurm had started it."""
+
+    def __init__(self, tmp: pathlib.Path) -> None:
+        super().__init__(tmp)
+        self.slurm = tmp / "slurm"
+        self.slurm.mkdir()
+        for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
+            self.program(name, text)
+        self.environ |= {
+            "SLURM": str(self.slurm),
+            "SLURM_JOB_ID": "4711",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            "SLURM_NODEID": "0",
+        }
+
+    def job(self, *words: str) -> pathlib.Path:
+        return self.twin("--slurm", "--nodes", "2", "--profile", "cpu", *words)
+
+    def submit(self, file: pathlib.Path, *words: str, **options: Any) -> Ran:
+        return self.run(["bash", file, *words], **options)
+
+    @property
+    def asked(self) -> list[str]:
+        path = self.slurm / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def cluster(tmp_path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def directives(text: str) -> list[str]:
+    lines = text.splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    found = [line.removeprefix("#SBATCH ") for line in lines[:end] if line.startswith("#SBATCH")]
+    assert not any(line.startswith("#SBATCH") for line in lines[end:])
+    return found
+
+
+def rendered(job: sbatch.Job, *args: str, torchrun: bool = True) -> str:
+    line = torchrun_words.parse(args or ["SCRIPT"]).line
+    shell = (SHELL / "slurm.sh").read_text()
+    return sbatch.render(SMALLEST, job, line, shell, torchrun=torchrun)
+
+
+OURS = ["--job-name=train", "--nodes=2", "--ntasks-per-node=1", "--open-mode=append"]
+OURS += ["--requeue", "--signal=B:USR2@120"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, OURS),
+        ({"gpus": "a100:8"}, ["--gpus-per-node=a100:8", *OURS]),
+        ({"time": "1-00:00:00", "partition": "p,q"},
+         [*OURS[:4], "--partition=p,q", *OURS[4:], "--time=1-00:00:00"]),
+        ({"partition": "it's $(id) #1"},
+         [*OURS[:4], '--partition="it\'s $(id) #1"', *OURS[4:]]),
+        ({"extra": ("-A physics", '--constraint="a&b"')},
+         [*OURS, "-A physics", '--constraint="a&b"']),
+        ({"extra": ("--job-name=mine", "--no-requeue")},
+         [*OURS[1:4], OURS[5], "--job-name=mine", "--no-requeue"]),
+        ({"extra": ("--signal=B:USR2@600",)}, [*OURS[:5], "--signal=B:USR2@600"]),
+    ],
+    ids=["ours", "gpus", "more", "quoted", "theirs", "instead", "notice"],
+)  # fmt: skip
+def test_directives_stand_sorted_before_all_else_and_the_users_own_replace_ours(asked, expected):
+    assert directives(rendered(sbatch.Job(2, **asked), "dir/train.py")) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ([("--nodes", "2")], "--nodes is for Slurm; saferun gen-shell --slurm --nodes"),
+        ([("--slurm", ""), ("--nodes", "two")], "--nodes takes a number of nodes, not `two`"),
+        ([("--slurm", ""), ("--nodes", "0")], "--nodes takes a number of nodes, not `0`"),
+        ([("--slurm", ""), ("--sbatch", "account=x")], "--sbatch takes an option of sbatch"),
+        ([("--slurm", ""), ("--partition", "p\n#SBATCH --uid=0")], "--partition takes one line"),
+    ],
+    ids=["alone", "word", "none", "no option", "two lines"],
+)
+def test_what_a_directive_cannot_hold_is_refused(own, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        sbatch.read(own)
+
+
+@pytest.mark.parametrize("line", ["--cpus-per-task=8", "-c 8", "--exclusive"])
+def test_a_job_of_one_cpu_a_node_is_remarked(line):
+    assert "--sbatch=--cpus-per-task=N" in "".join(sbatch.remarks(sbatch.Job(2)))
+    assert sbatch.remarks(sbatch.Job(2, extra=(line,))) == ()
+
+
+def test_plain_python_meets_nobody():
+    assert "\nmeet " in rendered(sbatch.Job(2), "train.py")
+    assert "\nmeet " not in rendered(sbatch.Job(2), "train.py", torchrun=False)
+
+
+@pytest.mark.parametrize(
+    ("extra", "grace_s"),
+    [((), 60), (("--signal=B:USR2@600",), 540), (("--signal=B:SIGUSR2@40",), 20),
+     (("--signal=TERM@600",), 60)],
+    ids=["ours", "long", "short", "another"],
+)  # fmt: skip
+def test_the_job_is_queued_again_in_time_whatever_the_notice(extra, grace_s):
+    assert f"\nGRACE_S={grace_s} " in rendered(sbatch.Job(1, extra=extra))
+
+
+@pytest.mark.parametrize(
+    ("extra", "log"),
+    [((), "%x-%j-%N.out"), (("--output=logs.d/%j",), "logs.d/%j-%N"),
+     (("-o logs/%j.txt",), "logs/%j-%N.txt"), (('--output="a b"',), "%x-%j-%N.out")],
+    ids=["ours", "theirs", "short", "quoted"],
+)  # fmt: skip
+def test_logs_of_nodes_lie_beside_the_jobs_own(extra, log):
+    assert f"\nLOGS='{log}'\n" in rendered(sbatch.Job(1, extra=extra))
+
+
+WHOLE = ["--gpus-per-node=2", "--time=5", "--sbatch=--output=my logs/x.out", "--", "t.py", "it's"]
+
+
+@pytest.mark.parametrize("words", [WHOLE, ["--", "--standalone", "t.py"]], ids=["all", "alone"])
+def test_the_file_pleases_shellcheck_and_its_header_makes_it_again(cluster, words):
+    file = cluster.job(*words)
+    file.write_text(script.without_kit(text := file.read_text()))
+    done = subprocess.run(["shellcheck", file], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    file.write_text(text)
+    assert "\n#     sbatch THIS-FILE" in text
+    assert cluster.command("gen-shell", "--check", str(file)).stdout == f"{file}: up to date\n"
+    file.write_text(text.replace("--nodes=2", "--nodes=3"))
+    assert (
+        "would be `#SBATCH --nodes=2`" in cluster.command("gen-shell", "--check", str(file)).stdout
+    )
+
+
+# --- on the nodes --------------------------------------------------------------------------------
+
+
+MET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "n1:14711"]
+MET += ["--rdzv-id", "4711-0"]
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "environ", "expected"),
+    [
+        (["t.py", "-x"], ["a b"], {}, [*MET, "t.py", "-x", "a b"]),
+        ([], ["--nproc-per-node", "4", "t.py"], {}, [*MET, "--nproc-per-node", "4", "t.py"]),
+        (["--rdzv-endpoint", "h:1", "t.py"], [], {},
+         [*MET[:4], *MET[6:], "--rdzv-endpoint", "h:1", "t.py"]),
+        (["t.py"], [], {"PET_RDZV_ENDPOINT": "h:1"}, [*MET[:4], *MET[6:], "t.py"]),
+        (["--standalone", "t.py"], [], {}, ["--standalone", "t.py"]),
+        (["--master-addr", "h", "t.py"], [], {"SLURM_NODEID": "1"},
+         ["--nnodes", "2", "--node-rank", "1", "--master-addr", "h", "t.py"]),
+        (["t.py"], [], {"SLURM_RESTART_COUNT": "2"}, [*MET[:7], "4711-2", "t.py"]),
+        (["t.py"], [], {"SLURM_JOB_ID": "20000123"},
+         [*MET[:5], "n1:10123", "--rdzv-id", "20000123-0", "t.py"]),
+    ],
+    ids=["ours", "later", "endpoint", "exported", "standalone", "static", "again", "port"],
+)  # fmt: skip
+def test_torchrun_gets_what_makes_nodes_meet_unless_the_user_says_it(
+    cluster, made, given, environ, expected
+):
+    file = cluster.job("--", "torchrun", *made) if made else cluster.job()
+    (cluster.cwd / "t.py").write_text("")
+    ran = cluster.submit(file, *given, **environ)
+    assert ran.status == 0, ran.err
+    assert ran.told[1].argv[1:] == expected
+    assert cluster.asked == []
+
+
+def test_a_rank_a_gpu_where_gpus_are_asked_for(cluster):
+    ran = cluster.submit(cluster.job("--gpus-per-node=a100:8", "--", "train.py"))
+    assert ran.told[1].argv[-3:] == ["--nproc-per-node", "8", "train.py"]
+
+
+def test_each_node_of_an_arrays_task_has_a_log_of_its_own(cluster):
+    array = {"SLURM_ARRAY_JOB_ID": "4710", "SLURM_ARRAY_TASK_ID": "1"}
+    cluster.submit(cluster.job("--", "train.py"), **array)
+    assert "--output=%x-%A_%a-%N.out" in (cluster.slurm / "srun").read_text().splitlines()
+
+
+def test_nothing_is_left_of_the_file_that_a_node_was_sent(cluster):
+    cluster.submit(cluster.job("--", "train.py"))
+    assert list(cluster.temporary.glob("saferun*")) == []
+    assert list(cluster.cwd.glob("saferun-slurm*")) == []
+    assert cluster.living() == {}
+
+
+def test_it_says_how_to_run_it_where_there_is_no_slurm(cluster):
+    ran = cluster.submit(cluster.job("--", "train.py"), SLURM_JOB_ID="")
+    assert ran.status == 2
+    assert "this script is for Slurm: sbatch " in ran.err
+
+
+# --- after a failure -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("says", "environ", "asked", "said"),
+    [
+        (ECC, {}, ["requeue 4711", "update JobId=4711 ExcNodeList=n1"], "queued again, without n1"),
+        (ECC, {"EXCLUDED": "n[7-8]"},
+         ["requeue 4711", "update JobId=4711 ExcNodeList=n[7-8],n1"], "without n1"),
+        (ECC, {"SLURM_ARRAY_JOB_ID": "4710", "SLURM_ARRAY_TASK_ID": "3"},
+         ["requeue 4710_3", "update JobId=4710_3 ExcNodeList=n1"], "without n1"),
+        (ECC, {"SLURM_RESTART_COUNT": "4"}, [], "4 times queued again is all there is"),
+        (ECC, {"REFUSED": "1"}, ["requeue 4711"], "Slurm does not queue the job again"),
+        (MISTAKE, {}, [], "user-exception"),
+        ("", {"ENDS": '[{"status": 0}]'}, [], ""),
+    ],
+    ids=["hardware", "more", "array", "bound", "refused", "mistake", "success"],
+)  # fmt: skip
+def test_a_job_is_queued_again_where_only_its_node_failed(cluster, says, environ, asked, said):
+    file = cluster.job("--set", "retry.attempts_total=5", "--", "train.py")
+    ran = cluster.submit(file, ends=[{"says": says, "status": 1}], **environ)
+    assert ran.status == (0 if "ENDS" in environ else 1)
+    assert cluster.asked == [f"scontrol {words}" for words in asked]
+    assert said in ran.err
+
+
+HEARS = """
+import signal, time
+def heard(number, frame):
+    open(place + "/heard", "a").write(signal.Signals(number).name + " ")
+    if {ends}: sys.exit({status})
+for one in (signal.SIGUSR2, signal.SIGTERM): signal.signal(one, heard)
+open(place + "/up", "w").close()
+end = time.time() + 30
+while time.time() < end: time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "asked"),
+    [
+        (True, 1, ["scancel --signal=URG 4711", "scontrol requeue 4711"]),
+        (True, 0, ["scancel --signal=URG 4711"]),
+        (False, 1, ["scancel --signal=URG 4711", "scontrol requeue 4711"]),
+    ],
+    ids=["ended", "finished", "goes on"],
+)
+def test_before_its_time_is_over_a_job_is_asked_to_end_and_queued_again(
+    cluster, ends, status, asked
+):
+    file = cluster.job("--sbatch=--signal=B:USR2@2", "--", "train.py")
+    code = HEARS.format(ends=ends, status=status)
+    records = cluster.records("x")
+    with cluster.start(["bash", file], ends=[{"code": code}]) as process:
+        until((records / "up").exists)
+        process.send_signal(signal.SIGUSR2)
+        until(lambda: cluster.asked == asked)
+        if not ends:  # Slurm ends what it has queued again
+            os.killpg(json.loads((records / "1.json").read_text())["pid"], signal.SIGKILL)
+        _, err = process.communicate(timeout=30)
+    assert (records / "heard").read_text() == "SIGUSR2 "
+    assert cluster.asked == asked
+    assert process.returncode == (status if ends else 137), err
+
+
+def test_what_slurm_signals_in_every_process_is_not_sent_a_second_time(cluster):
+    file, records = cluster.job("--", "train.py"), cluster.records("x")
+    code = HEARS.format(ends=True, status=1)
+    with cluster.start(["bash", file], ends=[{"code": code}]) as job:
+        until((records / "up").exists)
+        outer = (cluster.slurm / "node").read_text().strip()
+        told = subprocess.run(["pgrep", "-P", outer], capture_output=True, text=True, check=True)
+        for pid in (int(outer), int(told.stdout)):
+            os.kill(pid, signal.SIGTERM)
+        os.kill(int(told.stdout), signal.SIGURG)  # it comes after SIGTERM where both wait
+        job.communicate(timeout=30)
+    assert (records / "heard").read_text() == "SIGUSR2 "
