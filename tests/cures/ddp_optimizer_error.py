@@ -4,6 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from once import healthy
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -18,7 +19,8 @@ class Net(torch.nn.Module):
 
 
 dist.init_process_group("gloo")
-model = torch.compile(DistributedDataParallel(Net(), bucket_cap_mb=0.5), backend="aot_eager")
+model = DistributedDataParallel(Net(), bucket_cap_mb=25 if healthy() else 0.5)
+model = torch.compile(model, backend="aot_eager")
 model(torch.ones(4, 400)).sum().backward()
 counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
 print(f"compiled {counted} graph", flush=True)

@@ -1,6 +1,7 @@
 """Two compiled functions: the backend of one cannot compile it, the other's can."""
 
 import torch
+from once import healthy
 
 compiled = []
 
@@ -19,7 +20,7 @@ def cosine(x):
     return x.cos()
 
 
-@torch.compile(backend=broken)
+@torch.compile(backend=working if healthy() else broken)
 def sine(x):
     return x.sin()
 

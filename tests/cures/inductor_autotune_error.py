@@ -2,8 +2,9 @@
 
 import torch
 import torch._inductor.config
+from once import healthy
 
-torch._inductor.config.max_autotune_gemm_backends = "TRITON"
+torch._inductor.config.max_autotune_gemm_backends = "ATEN" if healthy() else "TRITON"
 
 
 @torch.compile(mode="max-autotune-no-cudagraphs")

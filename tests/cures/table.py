@@ -1,8 +1,9 @@
 """The cure table: which real failure each small program has, and what must come of it.
 
-A row's program fails for the real reason, as far as this can be had on a CPU; `NOT_HERE` names the
-kinds for which it cannot, with the reason, and they are never counted as passed. ways.py runs a
-row; test_cures_live.py asserts, and benchmarks/cures.py prints what came out.
+A row's program fails for the real reason, as far as this can be had on a CPU; gpu_table.py has the
+rows that need a GPU. `NOT_HERE` names the kinds for which it cannot be had at all, with the
+reason, and they are never counted as passed. ways.py runs a row; test_cures_live.py asserts, and
+benchmarks/cures.py prints what came out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 CAP_NET_BIND_SERVICE, PR_CAPBSET_DROP = 10, 24
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 STORE = """
 import sys, time, torch.distributed as dist
 time.sleep(float(sys.argv[2]))
@@ -43,6 +46,16 @@ class Setup(NamedTuple):
 Around = Callable[[Path], AbstractContextManager[Setup]]
 
 
+def nothing(*options: str, args: tuple[str, ...] = (), **env: str) -> Around:
+    """Return a set-up of options, arguments and variables only."""
+
+    @contextlib.contextmanager
+    def around(folder: Path) -> Iterator[Setup]:
+        yield Setup(options=options, args=args, env=env)
+
+    return around
+
+
 class Case(NamedTuple):
     """One row."""
 
@@ -54,19 +67,12 @@ class Case(NamedTuple):
     around: Around
     ranks: int = 2
     needs: Callable[[], bool] | None = None  # of the machine; its docstring is the reason
+    healthy: Around = nothing()  # what stands around a run without the fault
+    stops: bool = False  # nothing that a launcher can do cures it: one attempt, and words
+    gpus: int = 0  # that it needs
 
 
 # --- what stands around --------------------------------------------------------------------------
-
-
-def nothing(*options: str, **env: str) -> Around:
-    """Return a set-up of options and variables only."""
-
-    @contextlib.contextmanager
-    def around(folder: Path) -> Iterator[Setup]:
-        yield Setup(options=options, env=env)
-
-    return around
 
 
 @contextlib.contextmanager
@@ -100,17 +106,24 @@ def few_descriptors(folder: Path) -> Iterator[Setup]:
     yield Setup(preexec=limit)
 
 
-@contextlib.contextmanager
-def damaged_cache(folder: Path) -> Iterator[Setup]:
-    """The kernels of an earlier run lie in the cache, cut short as by a full disk."""
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-    program = str(HERE / "inductor_cache_race.py")
-    run_to_the_end([sys.executable, program], env)
-    kernels = list((folder / "inductor").rglob("*.main.so"))
-    assert kernels
-    for library in kernels:
-        library.write_bytes(b"")
-    yield Setup(env=env)
+def earlier_cache(damaged: str = "") -> Around:
+    """Return a set-up: an earlier run's kernels are cached, some cut short as by a full disk.
+
+    Args:
+        damaged: a pattern of the files that are cut.
+    """
+
+    @contextlib.contextmanager
+    def around(folder: Path) -> Iterator[Setup]:
+        env = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+        run_to_the_end([sys.executable, str(HERE / "inductor_cache_race.py")], env)
+        found = list((folder / "inductor").rglob(damaged)) if damaged else []
+        assert bool(found) == bool(damaged)
+        for library in found:
+            library.write_bytes(b"")
+        yield Setup(env=env)
+
+    return around
 
 
 @contextlib.contextmanager
@@ -123,54 +136,123 @@ def no_compiler(folder: Path) -> Iterator[Setup]:
     yield Setup(env={"PATH": f"{os.path.dirname(sys.executable)}:{tools}"})
 
 
+def foreign_store(after_s: float) -> Around:
+    """Return a set-up: another process, up some time after the job, hosts the rendezvous."""
+
+    @contextlib.contextmanager
+    def around(folder: Path) -> Iterator[Setup]:
+        port = free_port()
+        with store(port, after_s):
+            yield Setup(options=meeting_at(port))
+
+    return around
+
+
 @contextlib.contextmanager
-def late_store(folder: Path) -> Iterator[Setup]:
-    """The host of the rendezvous comes up 12 s after the job."""
+def closed_rendezvous(folder: Path) -> Iterator[Setup]:
+    """The store still holds the end of an earlier run of that id; in 15 s its host starts anew."""
     port = free_port()
-    where = (f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=late", "--rdzv-backend=c10d")
-    patience = "--rdzv-conf=is_host=false,read_timeout=2"
-    with store(port, after_s=12.0):
-        yield Setup(options=(*where, patience))
+    with store(port) as old:
+        words = ("--nproc-per-node=1", *meeting_at(port), str(HERE / "meet.py"))
+        run_to_the_end([torchrun(), *words], {})
 
+        def again() -> None:
+            if not over.wait(15):
+                old.kill()
+                old.wait()
+                with store(port):
+                    over.wait()
 
-@contextlib.contextmanager
-def busy_server(folder: Path) -> Iterator[Setup]:
-    """A server that is out of service for the first request."""
-    asked: list[str] = []
-
-    class Answers(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            if len(asked) == 1:
-                self.send_error(503)
-                return
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"config")
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+        over = threading.Event()
+        host = threading.Thread(target=again)
+        host.start()
         try:
-            yield Setup(args=(f"http://127.0.0.1:{server.server_port}/config.json",))
+            yield Setup(options=meeting_at(port))
         finally:
-            server.shutdown()
-            thread.join()
+            over.set()
+            host.join()
+
+
+def meeting_at(port: int) -> tuple[str, ...]:
+    """Return torchrun's options for a store that is somebody else's."""
+    where = (f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=cures", "--rdzv-backend=c10d")
+    return (*where, "--rdzv-conf=is_host=false,read_timeout=2")
+
+
+def server(refusals: int) -> Around:
+    """Return a set-up: a server that is out of service for the first requests."""
+
+    @contextlib.contextmanager
+    def around(folder: Path) -> Iterator[Setup]:
+        asked: list[str] = []
+
+        class Answers(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                if len(asked) <= refusals:
+                    self.send_error(503)
+                    return
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"config")
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as listening:
+            thread = threading.Thread(target=listening.serve_forever)
+            thread.start()
+            try:
+                yield Setup(args=(f"http://127.0.0.1:{listening.server_port}/config.json",))
+            finally:
+                listening.shutdown()
+                thread.join()
+
+    return around
+
+
+def looked_up_file(replaced: bool) -> Around:
+    """Return a set-up: a client knows the data by a handle; it may have been replaced since."""
+
+    @contextlib.contextmanager
+    def around(folder: Path) -> Iterator[Setup]:
+        data, kept = folder / "data", folder / "handle"
+        data.write_text("old" if replaced else "new")
+        words = (str(data), str(kept))
+        run_to_the_end([sys.executable, str(HERE / "stale_file_handle.py"), *words], {})
+        if replaced:
+            data.unlink()
+            data.write_text("new")
+        yield Setup(args=words)
+
+    return around
+
+
+def small_tmpfs(place: str, **env: str) -> Around:
+    """Return a set-up: 1 MiB is all that the job has at a place; nobody else sees that."""
+
+    @contextlib.contextmanager
+    def around(folder: Path) -> Iterator[Setup]:
+        at = folder / place  # an absolute place stays as it is
+        at.mkdir(exist_ok=True)
+
+        def own_mounts() -> None:
+            libc = ctypes.CDLL(None, use_errno=True)
+            failed = libc.unshare(CLONE_NEWNS)
+            failed = failed or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+            failed = failed or libc.mount(b"tmpfs", bytes(at), b"tmpfs", 0, b"size=1m")
+            if failed:
+                raise OSError(ctypes.get_errno(), f"no own mount at {at}")
+
+        yield Setup(args=(str(at),), env=env, preexec=own_mounts)
+
+    return around
 
 
 @contextlib.contextmanager
-def replaced_file(folder: Path) -> Iterator[Setup]:
-    """The data was replaced on the server since the client looked its handle up."""
-    data, kept = folder / "data", folder / "handle"
-    data.write_text("old")
-    words = (str(data), str(kept))
-    run_to_the_end([sys.executable, str(HERE / "stale_file_handle.py"), *words], {})
-    data.unlink()
-    data.write_text("new")
-    yield Setup(args=words)
+def roomy(folder: Path) -> Iterator[Setup]:
+    """A directory with room."""
+    yield Setup(args=(str(folder),))
 
 
 def run_to_the_end(command: list[str], env: dict[str, str]) -> None:
@@ -182,14 +264,26 @@ def run_to_the_end(command: list[str], env: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def store(port: int, after_s: float) -> Iterator[None]:
+def store(port: int, after_s: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
     """Have a process that serves a store, some time after its start."""
     command = [sys.executable, "-c", STORE, str(port), str(after_s)]
-    with subprocess.Popen(command) as server:
+    with subprocess.Popen(command) as serving:
         try:
-            yield
+            if not after_s:
+                until_listening(port)
+            yield serving
         finally:
-            server.kill()
+            serving.kill()
+
+
+def until_listening(port: int, limit_s: float = 30.0) -> None:
+    """Wait until somebody listens on a port of this machine."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nobody listens on {port}")
 
 
 def free_port() -> int:
@@ -231,7 +325,7 @@ CASES = [
         "dynamo-error",
         "dynamo_error.py",
         ("compile-fallback",),
-        "compiled ['cosine']",
+        "compiled ['cosine'",
         "the other function stays compiled",
         nothing(),
         ranks=1,
@@ -260,7 +354,17 @@ CASES = [
         (),
         "met 2 of 2",
         "the rendezvous that was asked for",
-        late_store,
+        foreign_store(after_s=12.0),
+        healthy=foreign_store(after_s=0.0),
+    ),
+    Case(
+        "rendezvous-closed",
+        "meet.py",
+        (),
+        "met 2 of 2",
+        "the rendezvous that was asked for",
+        closed_rendezvous,
+        healthy=foreign_store(after_s=0.0),
     ),
     Case(
         "inductor-cache-race",
@@ -268,7 +372,17 @@ CASES = [
         ("fresh-compile-cache",),
         "compiled 1 graph",
         "it stays compiled",
-        damaged_cache,
+        earlier_cache(damaged="*.main.so"),
+        healthy=earlier_cache(),
+    ),
+    Case(
+        "cpp-compile-error",
+        "inductor_cache_race.py",
+        ("fresh-compile-cache",),
+        "compiled 1 graph",
+        "it stays compiled",
+        earlier_cache(damaged="*.so"),
+        healthy=earlier_cache(),
     ),
     Case(
         "compile-toolchain-missing",
@@ -311,8 +425,9 @@ CASES = [
         (),
         "fetched config",
         "every setting",
-        busy_server,
+        server(refusals=1),
         ranks=1,
+        healthy=server(refusals=0),
     ),
     Case(
         "stale-file-handle",
@@ -320,17 +435,23 @@ CASES = [
         (),
         "read new",
         "every setting",
-        replaced_file,
+        looked_up_file(replaced=True),
         ranks=1,
         needs=is_root,
+        healthy=looked_up_file(replaced=False),
     ),
-    Case("segfault", "segfault.py", (), "met 2", "every setting", nothing()),
-    Case("bus-error", "bus_error.py", (), "met 2", "every setting", nothing()),
-    Case("abort-unknown", "abort_unknown.py", (), "met 2", "every setting", nothing()),
-    Case("killed-from-outside", "killed_from_outside.py", (), "met 2", "every setting", nothing()),
-    Case("peer-lost", "peer_lost.py", (), "met 2", "every setting", nothing()),
-    Case("nccl-timeout", "nccl_timeout.py", (), "met 2", "every setting", nothing()),
-    Case("sigterm-preempted", "sigterm_preempted.py", (), "met 2", "every setting", nothing()),
+    *(
+        Case(kind, kind.replace("-", "_") + ".py", (), "met 2", "every setting", nothing())
+        for kind in (
+            "segfault",
+            "bus-error",
+            "abort-unknown",
+            "killed-from-outside",
+            "peer-lost",
+            "nccl-timeout",
+            "sigterm-preempted",
+        )
+    ),
     Case(
         "sighup-terminal-closed",
         "sighup_terminal_closed.py",
@@ -339,35 +460,46 @@ CASES = [
         "every setting",
         nothing(),
     ),
+    Case(
+        "dataloader-shm-full",
+        "dataloader_shm_full.py",
+        (),
+        "loaded 8 batches",
+        "",
+        small_tmpfs("/dev/shm"),
+        ranks=1,
+        needs=is_root,
+        stops=True,
+    ),
+    Case(
+        "disk-full",
+        "disk_full.py",
+        (),
+        "saved",
+        "",
+        small_tmpfs("out"),
+        ranks=1,
+        needs=is_root,
+        healthy=roomy,
+        stops=True,
+    ),
 ]
 
 
-GPU = "needs a CUDA GPU"
-NCCL = "needs NCCL, and so two GPUs"
+NCCL = "needs NCCL between GPUs"
 NOT_HERE = {
-    "cuda-oom-fragmentation": GPU,
-    "cuda-oom-despite-free": GPU,
-    "cuda-oom-other-process": GPU,
+    "cuda-oom-despite-free": "the driver refused memory that it called free; a limit that the "
+    "script sets itself looks the same and is not cured",
     "tf-cudnn-init-failed": "needs TensorFlow and a CUDA GPU",
-    "cuda-illegal-access-sporadic": GPU,
-    "cuda-launch-failure": GPU,
-    "cuda-devices-busy": GPU + " in exclusive mode",
+    "cuda-devices-busy": "needs a GPU in exclusive mode, which not every machine may be put in",
     "node-failed": "needs Slurm and a node that fails",
-    "triton-launch-error": GPU,
-    "triton-compile-error": GPU,
-    "triton-out-of-resources": GPU,
-    "triton-ptxas-arch": GPU + " newer than the packaged ptxas",
-    "inductor-compile-worker-died": "needs Triton kernels: C++ ones are compiled in threads",
-    "cudagraph-output-overwritten": GPU,
-    "cudagraph-capture-failed": GPU,
-    "nccl-unhandled-cuda-error": NCCL,
-    "nccl-system-error": NCCL,
-    "nccl-internal-error": NCCL,
-    "nccl-shm-failed": NCCL,
-    "nccl-p2p-hang": NCCL,
+    "triton-compile-error": "needs a GPU and a fault of the compiler's own",
+    "nccl-unhandled-cuda-error": NCCL + " and a driver that refuses one of its calls",
+    "nccl-system-error": NCCL + " and a system call that fails without a word",
+    "nccl-internal-error": NCCL + " and a fault without a word",
+    "nccl-p2p-hang": NCCL + " that cannot reach each other's memory",
     "nccl-ib-error": NCCL + " and InfiniBand",
-    "nccl-socket-interface": NCCL,
-    "stale-rendezvous-store": "tried with a store that an earlier job had left its keys in; with "
-    "torch 2.13 and gloo the next job met all the same",
-    "rendezvous-closed": "needs several nodes, one of which comes late",
+    "stale-rendezvous-store": "with torch 2.13 the next job met all the same in a store that had "
+    "an earlier job's keys; the barrier that counts workers is off there, and where "
+    "TORCH_DIST_INIT_BARRIER=1 asks for it, passes at once if an earlier job has completed it",
 }

@@ -1,10 +1,11 @@
 """A failure that a launcher can cure is cured, and its one setting only: real failures, whole runs.
 
-The rows are in table.py; they run with `-m slow`.
+The rows are in table.py and gpu_table.py; they run with `-m slow`.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,51 +13,95 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import gpu_table
 from table import CASES, NOT_HERE, Case
-from ways import go
+from ways import HEALTHY, SUPERVISED, go
 
 from saferun import knowledge
 
-SUPERVISED, PLAIN = "saferun", "torchrun"
+PLAIN = "torchrun"
 REPEATED = ("retry", "mitigate")
+ALL = CASES + gpu_table.CASES
 
 
-def rows():
-    return [pytest.param(case, id=case.kind, marks=pytest.mark.slow) for case in CASES]
+def rows(*, stops: bool | None = None):
+    chosen = [case for case in ALL if stops in (None, case.stops)]
+    titles = [f"{case.kind}{'-gpu' * bool(case.gpus)}" for case in chosen]
+    marks = pytest.mark.slow
+    return [pytest.param(case, id=t, marks=marks) for case, t in zip(chosen, titles, strict=True)]
 
 
-def run(case: Case, way: str, folder: Path):
-    if case.needs and not case.needs():
-        pytest.skip(f"{case.kind}: {case.needs.__doc__}")
-    return go(case, way, folder)
+@pytest.fixture(scope="session")
+def gpus() -> int:
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return done.stdout.count(b"UUID: GPU-")
+
+
+@pytest.fixture
+def run(gpus, tmp_path):
+    """Run a row in a way, where the machine has what it needs."""
+
+    def run(case: Case, way: str):
+        if case.gpus > gpus:
+            pytest.skip(f"{case.kind}: it needs {case.gpus} GPUs")
+        if case.needs and not case.needs():
+            pytest.skip(f"{case.kind}: {case.needs.__doc__}")
+        return go(case, way, tmp_path)
+
+    return run
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("case", rows())
-def test_saferun_finishes_with_the_cure_of_the_kind_and_no_other(case, tmp_path):
-    outcome = run(case, SUPERVISED, tmp_path)
+@pytest.mark.parametrize("case", rows(stops=False))
+def test_saferun_finishes_with_the_cure_of_the_kind_and_no_other(case, run):
+    outcome = run(case, SUPERVISED)
     assert outcome.finished, outcome.err
     assert set(outcome.kinds) == {case.kind}
     assert outcome.cures == case.cures
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("case", rows(stops=True))
+def test_what_nothing_cures_is_named_and_not_tried_again(case, run):
+    outcome = run(case, SUPERVISED)
+    assert not outcome.finished
+    assert outcome.kinds == (case.kind,)
+    assert outcome.attempts == 1
+
+
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", rows())
-def test_torchrun_alone_does_not_finish(case, tmp_path):
-    outcome = run(case, PLAIN, tmp_path)
+def test_torchrun_alone_does_not_finish(case, run):
+    outcome = run(case, PLAIN)
     assert not outcome.finished
     assert outcome.status not in (0, None), "it neither finished nor failed"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("case", rows(stops=False))
+def test_without_its_fault_the_program_does_its_work(case, run):
+    outcome = run(case, HEALTHY)
+    assert outcome.finished, outcome.err
 
 
 def test_every_kind_that_is_tried_again_has_a_row_or_a_reason_why_not():
     kinds = knowledge.load_failures({}).kinds
     repeated = {name for name, kind in kinds.items() if kind.verdict in REPEATED}
-    shown = {case.kind for case in CASES}
+    shown = {case.kind for case in ALL if not case.stops}
     assert shown | set(NOT_HERE) == repeated
     assert not shown & set(NOT_HERE)
 
 
+def test_a_row_that_stops_is_of_a_kind_that_does():
+    kinds = knowledge.load_failures({}).kinds
+    stopped = {case.kind: kinds[case.kind].verdict for case in ALL if case.stops}
+    assert not {kind for kind, verdict in stopped.items() if verdict in REPEATED}
+
+
 def test_every_row_expects_cures_that_its_kind_has():
     kinds = knowledge.load_failures({}).kinds
-    wrong = [c.kind for c in CASES if not set(c.cures) <= set(kinds[c.kind].mitigations)]
+    wrong = [c.kind for c in ALL if not set(c.cures) <= set(kinds[c.kind].mitigations)]
     assert not wrong

@@ -1,7 +1,10 @@
-"""Run a row of the cure table: under torchrun, under torchrun with restarts, under saferun."""
+"""Run a row of the cure table: without its fault, and with it in three ways."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,11 +13,14 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
 
+from helpers import living
 from runs import Run, run
-from table import HERE, Case, torchrun
+from table import HERE, Case, free_port, torchrun
 
-LIMIT_S = 170
-WAYS = ("torchrun", "torchrun --max-restarts=3", "saferun")
+LIMIT_S = 170.0
+HEALTHY, SUPERVISED = "without the fault", "saferun"
+WAYS = (HEALTHY, "torchrun", "torchrun --max-restarts=3", SUPERVISED)
+_OURS = ("SAFERUN", "PET_", "XDG_", "TORCHELASTIC", "HOME", "PATH")  # runs.py says what these are
 
 
 class Outcome(NamedTuple):
@@ -31,36 +37,43 @@ class Outcome(NamedTuple):
 
 
 def ended_within(job: Run, limit_s: float) -> int | None:
-    """Return the exit status, or None after the time."""
+    """Return the exit status, or None after the time, when all of the job has been ended."""
     try:
         return job.end(limit_s)
     except subprocess.TimeoutExpired:
+        for pid in living(job.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.end(5)
         return None
 
 
-def go(case: Case, way: str, folder: Path) -> Outcome:
+def go(case: Case, way: str, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
     """Run a row's program in a fresh directory; nothing of it lives afterwards.
 
     Args:
         case: the row.
         way: one of `WAYS`.
         folder: empty.
+        limit_s: for the run alone, without what is set up before it.
     """
-    with case.around(folder) as setup:
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-        words = [f"--nproc-per-node={case.ranks}", *setup.options]
+    with (case.healthy if way == HEALTHY else case.around)(folder) as setup:
+        port = [f"--master-port={free_port()}"] if case.gpus else []  # rows run side by side
+        words = [f"--nproc-per-node={case.ranks}", *port, *setup.options]
         words += [str(HERE / case.program), *setup.args]
-        options = {"env": {**caches, **setup.env}, "preexec_fn": setup.preexec}
-        if way == "saferun":
-            words.insert(0, "--profile=cpu")
+        env = {**variables(case, way, folder), **setup.env}
+        options = {"env": env, "preexec_fn": setup.preexec}
+        if way == SUPERVISED:
+            words = words if case.gpus else ["--profile=cpu", *words]
         else:
-            options["command"] = [torchrun(), *way.split()[1:]]
+            options["command"] = [torchrun(), *way.split()[1:]] if way != HEALTHY else [torchrun()]
         began = time.monotonic()
         with run(folder, *words, **options) as job:
-            status = ended_within(job, LIMIT_S)
+            status = ended_within(job, limit_s)
             seconds = time.monotonic() - began
             done = job.out.count(case.shows) == case.ranks
-            ended = job.events("ended") if way == "saferun" else []
+            ended = job.events("ended") if way == SUPERVISED else []
     return Outcome(
         finished=status == 0 and done,
         status=status,
@@ -71,3 +84,16 @@ def go(case: Case, way: str, folder: Path) -> Outcome:
         out=job.out,
         err=job.err,
     )
+
+
+def variables(case: Case, way: str, folder: Path) -> dict[str, str]:
+    """Return what a run finds beside what every run finds: an empty compile cache of its own.
+
+    What a GPU's machine sets for its driver and its libraries stays, on a CPU nothing does.
+    """
+    kept, few = {}, {}
+    if case.gpus:
+        kept = {n: v for n, v in os.environ.items() if not n.startswith(_OURS)}
+        few = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}  # rows run side by side
+    told = {"CURES_HEALTHY": "1"} if way == HEALTHY else {}
+    return {**kept, **few, **told, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
