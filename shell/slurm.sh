@@ -3,8 +3,10 @@
 # each node runs its part as it would run a job of its own: its attempts, in step with the others,
 # for all meet at the same place whenever they start.
 
-id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID-}} # one task of an array, or
-id=${id:-${SLURM_JOB_ID-}}                                              # the job: scontrol's name
+# The job as scontrol names it; one task where it is an array.
+id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID-}}
+id=${id:-${SLURM_JOB_ID-}}
+
 #@ numbers
 
 # Slurm copies this file to the first node only, so that the others get it on stdin. What Slurm
@@ -127,9 +129,9 @@ meet() { # OPTION VALUE...: sets `meeting`
 }
 
 # The same signal a second time would break off torchrun's shutdown, and the kit's program has got
-# what Slurm sends to this shell. It gets no URG.
+# what Slurm sends to this shell. It gets no URG. Where nothing of the job runs yet, that is the end.
 pass_on() { # SIGNAL
-  [[ -n ${job-} ]] || exit 143 # nothing of the job runs yet
+  [[ -n ${job-} ]] || exit 143
   [[ $1 != limit ]] || kill -s USR2 "$job" 2>/dev/null || true
 }
 trap 'pass_on limit' URG

@@ -8,6 +8,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -149,7 +150,7 @@ def test_plain_python_meets_nobody():
     ids=["ours", "long", "short", "another"],
 )  # fmt: skip
 def test_the_job_is_queued_again_in_time_whatever_the_notice(extra, grace_s):
-    assert f"\nGRACE_S={grace_s} " in rendered(sbatch.Job(1, extra=extra))
+    assert f"\nGRACE_S={grace_s}\n" in rendered(sbatch.Job(1, extra=extra))
 
 
 @pytest.mark.parametrize(
@@ -169,8 +170,12 @@ WHOLE = ["--gpus-per-node=2", "--time=5", "--sbatch=--output=my logs/x.out", "--
 def test_the_file_pleases_shellcheck_and_its_header_makes_it_again(cluster, words):
     file = cluster.job(*words)
     file.write_text(script.without_kit(text := file.read_text()))
-    done = subprocess.run(["shellcheck", file], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
+    tools = pathlib.Path(sys.executable).parent
+    for tool in (["shellcheck"], ["shfmt", "-i", "2", "-ci", "-d"]):
+        if not (tools / tool[0]).exists():
+            pytest.skip(f"no {tool[0]} beside this Python")
+        done = subprocess.run([tools / tool[0], *tool[1:], file], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "")
     file.write_text(text)
     assert "\n#     sbatch THIS-FILE" in text
     assert cluster.command("gen-shell", "--check", str(file)).stdout == f"{file}: up to date\n"

@@ -101,13 +101,21 @@ def env(profile: str | None, sets: tuple[str, ...]) -> int:
 
 GEN_SHELL = """\
 Usage: saferun gen-shell [-o FILE] [SAFERUN OPTIONS] [-- TORCHRUN COMMAND LINE]
+       saferun gen-shell --slurm [SLURM OPTIONS] [THE SAME]...
        saferun gen-shell --check FILE
 
 Print the run as one bash script that needs no saferun. Without a command line
 the script takes torchrun's words when it is run.
 
-  -o FILE        write it there, executable
-  --check FILE   whether FILE is what its own command makes today; status 1 if not"""
+  -o FILE             write it there, executable
+  --check FILE        whether FILE is what its own command makes today; status 1 if not
+
+  --slurm             make a file for sbatch: one torchrun on each node
+  --nodes N           of so many nodes; 1 where it is not given
+  --gpus-per-node G   as sbatch takes it: 8, a100:8
+  --time T            as sbatch takes it; it is asked to end two minutes before
+  --partition P       as sbatch takes it
+  --sbatch=LINE       another directive, such as --sbatch=--account=physics; may be repeated"""
 
 
 @main.command("gen-shell", context_settings=TORCHRUN_WORDS)

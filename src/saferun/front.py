@@ -27,7 +27,7 @@ SAFERUN_DISABLE=1 runs torchrun untouched, whatever else is said.
 Commands:
   run         launch, spelled out (for a script that is named like a command)
   plan        show what would run: command, variables with their reasons, hooks, retries
-  gen-shell   write the run as one bash script that needs no saferun
+  gen-shell   write the run as one script that needs no saferun, for bash or for Slurm
   env         print `export` lines for eval
   profiles    list, show, check profiles; print their JSON Schema
   diagnose    explain a failure from its log

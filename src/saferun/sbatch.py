@@ -175,9 +175,10 @@ def _name(line: CommandLine) -> str:
 def _numbers(job: Job) -> str:
     notice = next((int(n) for n in map(_notice, reversed(job.extra)) if n), NOTICE_S)
     return (
-        f"GRACE_S={max(notice - _RESERVE_S, notice // 2)}"
-        f" # from Slurm's signal before the limit until the job is queued again, ended or not\n"
-        f"WAIT_S={WAIT_S} # from the end of the first node's part until the others are ended\n"
+        "# Seconds from Slurm's signal before the limit until the job is queued again, ended or\n"
+        "# not; and from the end of one node's part until those of the others are ended.\n"
+        f"GRACE_S={max(notice - _RESERVE_S, notice // 2)}\n"
+        f"WAIT_S={WAIT_S}\n"
         f"ATTEMPTS_TOTAL={KEYS['retry.attempts_total'].default}\n"
         f"LOGS={_shell_quote(_logs(job.extra))}\n"
     )
