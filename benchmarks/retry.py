@@ -59,7 +59,7 @@ if os.environ["SAFERUN_ATTEMPT"] == "1":
     time.sleep(age_s)
     sys.stderr.write("""
 [rank3]: Traceback (most recent call last):
-[rank3]:   File "/work/train.py", line 214, in <module>
+[rank3]:   File "/home/me/train.py", line 214, in <module>
 [rank3]:     loss.backward()
 [rank3]:   File "/e/torch/_tensor.py", line 630, in backward
 [rank3]:     torch.autograd.backward(

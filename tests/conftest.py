@@ -8,8 +8,9 @@ import signal
 
 import pytest
 
-# A shell starts its background jobs with these ignored, and so would be all that tests start.
-for _name in (signal.SIGINT, signal.SIGQUIT):
+# A shell starts its background jobs with two of these ignored and nohup a third, and so would all
+# be that tests start.
+for _name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_name) is signal.SIG_IGN:
         own = signal.default_int_handler if _name == signal.SIGINT else signal.SIG_DFL
         signal.signal(_name, own)
