@@ -17,7 +17,10 @@ import time
 import pytest
 from fake_smi import bus, fields, libcuda, machine, program, report, uuid  # noqa: F401 - a fixture too
 
-from saferun import bounded, doctor, doctor_page, together, vitals
+from saferun import bounded
+from saferun.doctor import examination as doctor
+from saferun.doctor import page as doctor_page
+from saferun.doctor import together, vitals
 from saferun.findings import NOTE, OK, PROBLEM, Finding
 
 

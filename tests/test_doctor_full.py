@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
-from saferun import bounded, checks_speed, full
+from saferun import bounded
+from saferun.doctor import checks_speed, full
+from saferun.doctor.vitals import Measured, Speed
 from saferun.findings import NOTE, OK, PROBLEM
-from saferun.vitals import Measured, Speed
 
 
 def speeds(*matmul, **changed):

@@ -7,9 +7,10 @@ import time
 import pytest
 from fake_smi import bus, fields, program, report
 
-from saferun import checks_driver, checks_gpu, nvidia, smi
+from saferun import smi
+from saferun.doctor import checks_driver, checks_gpu, nvidia
+from saferun.doctor.vitals import Cuda, Files, Smi, Torch
 from saferun.findings import NOTE, OK, PROBLEM
-from saferun.vitals import Cuda, Files, Smi, Torch
 
 FILES = Files(
     version="580.95.05",

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from saferun import checks_host, host, kernellog
+from saferun.doctor import checks_host, host, kernellog
+from saferun.doctor.vitals import Clock, Disk, Limits, Memory, Tools, Torch
 from saferun.findings import NOTE, OK, PROBLEM
 from saferun.model import Gpu, GpuFacts
-from saferun.vitals import Clock, Disk, Limits, Memory, Tools, Torch
 
 GIB = 1 << 30
 

@@ -13,10 +13,11 @@ import sys
 import pytest
 from fake_smi import bus, libcuda  # noqa: F401 - a fixture too
 
-from saferun import checks_links, checks_network, network, nvidia, smi
+from saferun import smi
+from saferun.doctor import checks_links, checks_network, network, nvidia
+from saferun.doctor.vitals import Cuda, InfiniBand, Interface, Limits, Network, Port, Smi
 from saferun.findings import NOTE, OK, PROBLEM
 from saferun.masking import Masker
-from saferun.vitals import Cuda, InfiniBand, Interface, Limits, Network, Port, Smi
 
 PLAIN = Masker({}, ())
 

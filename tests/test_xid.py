@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saferun import knowledge, xid
+from saferun import knowledge
+from saferun.doctor import xid
 from saferun.findings import NOTE, OK, PROBLEM
 
 KNOWN = xid.catalogue(knowledge.load_xids({}))

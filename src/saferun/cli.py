@@ -370,18 +370,17 @@ def clear_cures(script: str | None) -> int:
 @click.option("--recover", is_flag=True, help="First bring GPUs back into use, as far as allowed.")
 def doctor(as_json: bool, full: bool, recover: bool) -> int:
     """Check the machine and its GPUs before a job does; exit 1 where there is a problem."""
-    from saferun import doctor as room
-    from saferun import doctor_page
+    from saferun.doctor import examination, page
     from saferun.masking import Masker
 
     cwd = gather.working_directory()
-    known = room.examine(os.environ, cwd, recover=recover)
+    known = examination.examine(os.environ, cwd, recover=recover)
     if full:
-        known = room.measure(known, os.environ)
+        known = examination.measure(known, os.environ)
     if as_json:
         mask = Masker(os.environ, ()).text
-        told = doctor_page.as_json(known.findings, known.vitals, mask)
+        told = page.as_json(known.findings, known.vitals, mask)
         click.echo(json.dumps(told, indent=2))
     else:
-        click.echo(doctor_page.page(known.findings, colour=sys.stdout.isatty()))
-    return room.status(known.findings)
+        click.echo(page.page(known.findings, colour=sys.stdout.isatty()))
+    return examination.status(known.findings)

@@ -14,7 +14,9 @@ import time
 
 import pytest
 
-from saferun import bounded, doctor_page, gpu, nvidia, smi
+from saferun import bounded, gpu, smi
+from saferun.doctor import nvidia
+from saferun.doctor import page as doctor_page
 from saferun.findings import Finding
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

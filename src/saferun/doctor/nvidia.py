@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saferun import bounded, gpu, smi
-from saferun.vitals import Cuda, Files, Smi
+from saferun.doctor.vitals import Cuda, Files, Smi
 
 REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persistence mode
 ALONE_S = 4.0

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from saferun import bounded, installed
+from saferun.doctor.vitals import Measured, Speed
 from saferun.errors import UnavailableError
-from saferun.vitals import Measured, Speed
 
 ALONE_S = 30.0  # torch's import, contexts, 2 s of work, 0.5 s for each pair: 15 s on 8 H200s
 TOGETHER_S = 28.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import median
 
+from saferun.doctor.vitals import Measured, Speed
 from saferun.findings import NOTE, OK, PROBLEM, Finding
-from saferun.vitals import Measured, Speed
 
 SLOWER = 0.10  # below the median of its siblings
 _METRICS = {  # field: what it is, its unit

@@ -13,30 +13,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from saferun import (
-    audit,
-    bounded,
+from saferun import audit, bounded, gpu, knowledge, smi
+from saferun.doctor import (
     checks_driver,
     checks_gpu,
     checks_host,
     checks_links,
     checks_network,
     checks_speed,
-    gpu,
     host,
     kernellog,
-    knowledge,
     network,
     nvidia,
-    smi,
     together,
     torchfacts,
     xid,
 )
+from saferun.doctor.vitals import Cuda, Files, Host, Measured, Network, Smi, Torch
 from saferun.findings import NOTE, OK, PROBLEM, Finding
 from saferun.masking import Masker
 from saferun.model import Facts, GpuFacts
-from saferun.vitals import Cuda, Files, Host, Measured, Network, Smi, Torch
 
 DEADLINE_S = 17.5  # the promise is 20 s; starting and printing take the rest
 FILES_S = 1.5  # milliseconds, unless the driver hangs
@@ -140,7 +136,7 @@ def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
 
 def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
     """Add what the GPUs can do (`--full`): under 60 s, and with every GPU at full load."""
-    from saferun import full
+    from saferun.doctor import full
 
     gpus = known.vitals.gpus
     if not gpus.facts.gpus:

@@ -13,8 +13,8 @@ import struct
 import time
 from collections.abc import Iterable
 
+from saferun.doctor.vitals import InfiniBand, Interface, Network, Port
 from saferun.masking import Masker
-from saferun.vitals import InfiniBand, Interface, Network, Port
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IFF_UP = 0x1

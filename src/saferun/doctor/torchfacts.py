@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from saferun import bounded, installed
+from saferun.doctor.vitals import Torch
 from saferun.errors import UnavailableError
-from saferun.vitals import Torch
 
 _MARK = "saferun-torch:"
 # Run by any Python that torch supports. The folder that -c puts first is not on torchrun's path.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from saferun.doctor.vitals import Files, Smi
 from saferun.findings import NOTE, OK, PROBLEM, Finding
 from saferun.smi import Card, number, ordered
-from saferun.vitals import Files, Smi
 
 MEMORY_DOC = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 FABRIC_DOC = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
