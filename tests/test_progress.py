@@ -1,4 +1,4 @@
-"""The first step of an attempt is read from its output, or is not known."""
+"""The first and the last step of an attempt are read from its output, or are not known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.progress import HEAD_BYTES, first_step
+from saferun.progress import HEAD_BYTES, first_step, last_step
 
 OUTPUTS = {
     "plain steps": (b"step 1 loss 3\nstep 2 loss 2\n", 1),
@@ -35,10 +35,31 @@ def test_first_step(case):
     assert first_step(output) == step
 
 
-@given(st.binary(max_size=3000))
-def test_any_bytes_are_read(data):
-    assert first_step(data) is None or first_step(data) >= 0
+LAST = {
+    "plain steps": (b"step 1 loss 3\nstep 2 loss 2\nboom\n", 2),
+    "a validation after": (b"step 8\nstep 9\nval batch 1\nval batch 2\n", 9),
+    "ranks mixed": (b"step 7 rank 0\nstep 8 rank 0\nstep 7 rank 1\n", 8),
+    "a bar": (b" 50%|## | 45/90 [00:00<?]\r 51%|## | 46/90 [00:01<?]\r", 46),
+    "settings": (b"max_steps: 20000\nsave_steps=500\nwarmup steps: 100\n", None),
+    "nothing": (b"", None),
+}
+
+
+@pytest.mark.parametrize("case", LAST.values(), ids=LAST.keys())
+def test_last_step(case):
+    output, step = case
+    assert last_step(output) == step
+
+
+@pytest.mark.parametrize("step", [first_step, last_step])
+@given(data=st.binary(max_size=3000))
+def test_any_bytes_are_read(step, data):
+    assert step(data) is None or step(data) >= 0
 
 
 def test_only_the_beginning_is_looked_at():
     assert first_step(b"x" * HEAD_BYTES + b"\nstep 1\nstep 2\n") is None
+
+
+def test_only_the_end_is_looked_at():
+    assert last_step(b"step 1\nstep 2\n" + b"x" * HEAD_BYTES) is None

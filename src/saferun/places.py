@@ -53,7 +53,7 @@ def make(path: str) -> None:
         if parent in ("", path):
             raise
         make(parent)
-        os.mkdir(path, 0o700)
+        make(path)  # another process may have made it by now
 
 
 def read_private(path: str, limit: int = 4 * 1024 * 1024) -> bytes | None:

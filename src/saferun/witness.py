@@ -10,7 +10,7 @@ import re
 import select
 from typing import NamedTuple
 
-from saferun import logtext, places
+from saferun import logtext, places, progress
 from saferun import receipts as told
 from saferun.attempt import Ended
 from saferun.evidence import Evidence, RankFailure, rank_failure
@@ -37,12 +37,18 @@ def evidence(
         exit_code=ended.exit_code,
         failures=failures(receipts, attempt),
         age_s=ended.lived_s,
+        step=_last_step(ended),
         oom_kills=oom_kills,
         reader_gone=_reader_is_gone(),
         unkillable=len(ended.unkillable),
         shm_ample=_shm_is_ample(),
         finished=told.finished(told.read(receipts, attempt)),
     )
+
+
+def _last_step(ended: Ended) -> int | None:
+    steps = map(progress.last_step, (ended.stdout_tail, ended.stderr_tail))
+    return max((step for step in steps if step is not None), default=None)
 
 
 def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:

@@ -6,6 +6,7 @@ import json
 import resource
 import socket
 
+import pytest
 from runs import run
 
 MEET = """
@@ -15,6 +16,14 @@ print("met")
 dist.destroy_process_group()
 """
 HUNGRY = "files = [open('/dev/null') for _ in range(400)]; print('opened')\n"
+# The words are torch's; only a GPU says them by itself.
+STRAY = """
+import os
+for step in range(1, {steps} + 1):
+    print(f"step {{step}} loss 1.0", flush=True)
+if os.environ["SAFERUN_ATTEMPT"] == "1":
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+"""
 
 
 def limited():
@@ -71,3 +80,11 @@ def test_cures_can_be_switched_off_and_the_advice_remains(tmp_path):
         assert len(job.events("ended")) == 1
     assert "cures are switched off" in job.err
     assert "ulimit -n" in job.err
+
+
+@pytest.mark.parametrize(("steps", "attempts"), [(600, 2), (5, 1)], ids=["late", "early"])
+def test_a_stray_access_is_tried_again_only_where_many_steps_went_well(tmp_path, steps, attempts):
+    script = written(tmp_path, STRAY.format(steps=steps))
+    with run(tmp_path, script) as job:
+        assert job.end() == (0 if attempts == 2 else 1), job.err
+        assert len(job.events("ended")) == attempts
