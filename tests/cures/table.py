@@ -495,6 +495,11 @@ NOT_HERE = {
     "node-failed": "needs Slurm and a node that fails",
     "triton-compile-error": "needs a GPU and a fault of the compiler's own",
     "nccl-unhandled-cuda-error": NCCL + " and a driver that refuses one of its calls",
+    "inductor-compile-worker-died": "on an H200 the program hung for 75 s with and without saferun "
+    "where its compile workers were killed, and did not fail",
+    "nccl-shm-failed": "where /dev/shm is too small for anything, two H200s lack NCCL's pool of "
+    "33 MiB for its proxies first, and no variable does without that; the transport's own segment "
+    "would need one that holds the pools and no more",
     "nccl-system-error": NCCL + " and a system call that fails without a word",
     "nccl-internal-error": NCCL + " and a fault without a word",
     "nccl-p2p-hang": NCCL + " that cannot reach each other's memory",
