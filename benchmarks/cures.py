@@ -39,7 +39,7 @@ import table  # noqa: E402
 from table import Case  # noqa: E402
 from ways import HEALTHY, LIMIT_S, SUPERVISED, WAYS, Outcome, go  # noqa: E402
 
-from saferun import cures, knowledge  # noqa: E402
+from saferun import knowledge, mitigations  # noqa: E402
 
 HEAD = ("kind", *WAYS, "attempts", "cure", "+", "its cost in every step", "left alone")
 BY_NEWS = (SUPERVISED, "torchrun", HEALTHY, "torchrun --max-restarts=3")
@@ -54,7 +54,7 @@ class Table:
     def __init__(self, ways: list[str], gpu: bool, limit_s: float, file: Path | None) -> None:
         self._ways, self._gpu, self._file = ways, gpu, file
         self._until = time.monotonic() + limit_s
-        self._costs = cures.parse(knowledge.load_mitigations({}))
+        self._costs = mitigations.parse(knowledge.load_mitigations({}))
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, Outcome]] = {}
         self.wrong: list[str] = []

@@ -42,6 +42,7 @@ PURE = [
     "lastwords",
     "logtext",
     "masking",
+    "mitigations",
     "model",
     "oom",
     "page",

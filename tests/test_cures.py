@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saferun import cures, knowledge, launch, remedies, torchrun
+from saferun import cures, knowledge, launch, mitigations, remedies, torchrun
 from saferun.envvars import LISTS, TWINS
 from saferun.errors import SaferunError
 from saferun.inject import contract
@@ -26,7 +26,7 @@ from saferun.schema import KEYS, Doc, Leaf
 
 SHIPPED = Path(knowledge.__file__).with_name("mitigations.yaml")
 DATA = yaml.safe_load(SHIPPED.read_text())["mitigations"]
-ALL = cures.parse(DATA)
+ALL = mitigations.parse(DATA)
 SITE = str(Path(knowledge.__file__).parents[1] / "inject" / "site")
 ANSWERS = {
     "free": "40123",
@@ -102,7 +102,7 @@ def here(*words: str, environ: dict[str, str] | None = None, **what) -> cures.Si
 )
 def test_a_cure_that_the_code_would_not_understand_is_refused(body, said):
     with pytest.raises(SaferunError, match=said):
-        cures.parse({"a": {"cost": "none", "why": "w", "source": "https://s", **body}})
+        mitigations.parse({"a": {"cost": "none", "why": "w", "source": "https://s", **body}})
 
 
 def test_no_cure_promises_a_hook_that_does_not_exist():
@@ -480,7 +480,7 @@ def test_expandable_segments_may_be_used_once_graphs_are_off(in_force, leaves):
 )
 def test_a_cure_for_some_versions_is_for_those_only_and_for_no_unknown_one(torch, fits):
     body = {"cost": "c", "why": "w", "source": "s", "env": {"A": "1"}, "torch": ">=2.8,<2.10"}
-    assert cures.usable(cures.parse({"a": body}), "a", (), here(torch=torch)) is fits
+    assert cures.usable(mitigations.parse({"a": body}), "a", (), here(torch=torch)) is fits
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_receipts_tell_whether_graphs_were_used(facts, seen):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_cure_is_described_with_what_it_sets_and_costs(name):
-    text = cures.describe(ALL, [name])
+    text = mitigations.describe(ALL, [name])
     assert text.startswith(f"{name} (")
     assert "; cost: " in text
     assert "()" not in text
@@ -511,7 +511,7 @@ def test_a_cure_is_described_with_what_it_sets_and_costs(name):
 
 def test_a_measured_cost_is_said_as_a_share():
     said = "compile-off (compile.enabled=off; cost: 32 % of the throughput)"
-    assert cures.describe(ALL, ["compile-off"]) == said
+    assert mitigations.describe(ALL, ["compile-off"]) == said
 
 
 # --- what the world answers ----------------------------------------------------------------------

@@ -18,7 +18,7 @@ def between(last: Try, diagnosis: Diagnosis, verdict: Verdict, change: str = "")
         last: the attempt that failed.
         diagnosis: of it.
         verdict: to start another one.
-        change: what that one has that the last one had not, from `cures.describe`.
+        change: what that one has that the last one had not, from `mitigations.describe`.
     """
     wait = f" in {seconds(verdict.delay_s)}" if verdict.delay_s >= 1 else ""
     why = f"with {change}" if change else verdict.reason

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saferun import cures
+from saferun import cures, mitigations
 from saferun.gather import Gathered
 from saferun.model import LaunchPlan
 from saferun.torchrun import max_nodes
@@ -36,7 +36,7 @@ class Treatment:
         self._environ = gathered.environ
         self._directory = directory
         self._prefix = gathered.launcher.prefix if gathered.launcher else None
-        self._known: Mapping[str, cures.Cure] | None = None
+        self._known: Mapping[str, mitigations.Cure] | None = None
         self._remedies: Remedies | None = None
         self._chosen: dict[str, str] = {}  # cure -> the kind of failure that asked for it
         self._remembered: dict[str, Entry] = {}
@@ -71,14 +71,14 @@ class Treatment:
 
     def describe(self, names: Sequence[str]) -> str:
         """Return what cures set and cost, for people."""
-        return cures.describe(self.known(), names)
+        return mitigations.describe(self.known(), names)
 
-    def known(self) -> Mapping[str, cures.Cure]:
+    def known(self) -> Mapping[str, mitigations.Cure]:
         """Return all cures by name."""
         if self._known is None:
             from saferun import knowledge
 
-            self._known = cures.parse(knowledge.load_mitigations(self._environ))
+            self._known = mitigations.parse(knowledge.load_mitigations(self._environ))
         return self._known
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from saferun import cures, knowledge, launch, remedies, torchrun
+from saferun import cures, knowledge, launch, mitigations, remedies, torchrun
 from saferun.model import Facts, Identity, Request
 from saferun.plan import build_plan, conditions
 from saferun.resolve import resolve
@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 SITE = str(Path(knowledge.__file__).parents[1] / "inject" / "site")
-ALL = cures.parse(knowledge.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"}))
+ALL = mitigations.parse(knowledge.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"}))
 DROPPED = ("SAFERUN_", "TORCH", "PET_", "PYTHON", "TRITON_", "COV_")
 GROUP = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 DEADLINE_S = 150
