@@ -54,6 +54,7 @@ PURE = [
     "resolve",
     "retry",
     "schema",
+    "secrecy",
     "script",
     "scriptcalls",
     "signs",

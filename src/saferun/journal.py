@@ -27,7 +27,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from saferun import places
-from saferun.masking import Masker, is_secret
+from saferun.masking import Masker
+from saferun.secrecy import is_secret
 
 BEGIN_S, WRITE_S, SYNC_S = 5.0, 2.0, 2.0  # the most that the run waits for the disk, each time
 NAMES = 1000  # directories tried for one run id

@@ -17,80 +17,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
+from saferun.secrecy import SHORTEST, STRONG, compiled, is_path, is_plain, is_secret, tells
+
 MASK = "***"
-SHORTEST = 8  # characters; a shorter value would be masked inside of ordinary words
 SHORTEST_CUT = 4  # bytes that must be left of a value which the beginning of a tail cuts in two
 _PASSES = 16  # what is masked is masked again until nothing changes; see `Masker._settle`
-
 _STAR = MASK.encode()
-_NAME_PATTERNS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
-_STRONG = ("secret", "passw", "passphrase", "credential")  # no harmless word holds one of these
-_NO_TOKEN = ("tokeni", "tokenwise")  # tokenizer, tokenised, …
-_NO_KEY = ("monkey", "turkey", "donkey", "hockey", "jockey", "whiskey", "hotkey")
-
-
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
-_BEFORE_TOKEN = _set(  # pad_token, max_new_tokens: a part of the vocabulary or a number
-    "pad eos bos unk sep cls mask image video audio special stop eot eom start end begin first last"
-    " next prev max min num n new total per think input output decoder forced additional"
-)
-_BEFORE_KEY = _set(  # in text of lower case a key is mostly a dictionary's: sort_key, text_key
-    "api access secret private auth ssh wandb hf openai anthropic azure aws storage account gcp"
-    " encryption encrypt signing license master deploy service client app comet neptune session"
-    " subscription host rsa ssl tls pem gpg jwt hmac"
-)
-_PLAIN_VALUES = _set(
-    "none null nil true false yes no on off undefined disabled enabled required optional missing"
-    " default unset nan str string bytes int bool"
-)
-_ROOTS = _set(  # where the path in SSH_KEY_FILE or GOOGLE_APPLICATION_CREDENTIALS begins
-    "home root etc usr var opt mnt tmp data run srv dev proc scratch workspace workspaces content"
-    " kaggle gpfs lustre nfs shared users volumes project projects work app secrets"
-)
-
-
-def is_secret(name: str) -> bool:
-    """Say whether the value of a variable with this name is a secret by DESIGN's patterns."""
-    upper = name.upper()
-    return any(word in upper for word in _NAME_PATTERNS) or upper.endswith(("_PASS", "_PWD"))
-
-
-@lru_cache(maxsize=512)
-def _tells(name: str, loose: bool) -> bool:
-    """Say whether a name, read word by word, tells of a secret; see the module's words.
-
-    Args:
-        name: as it is written; `apiKey` and `API_KEY` are the same.
-        loose: it is a word of lower case in free text, where `key` alone says nothing.
-    """
-    spread = _compiled(r"(?<=[a-z0-9])(?=[A-Z])").sub("_", name)
-    parts = [part for part in _compiled(r"[^a-z]+").split(spread.lower()) if part]
-    for before, part in zip(["", *parts], parts, strict=False):
-        if any(word in part for word in _STRONG):
-            return True
-        if "token" in part and not any(word in part for word in _NO_TOKEN):
-            last = part is parts[-1]
-            if before not in _BEFORE_TOKEN and (last or not loose):
-                return True
-        if _is_key(before, part, loose):
-            return True
-    return parts[-1:] in (["pwd"], ["pass"]) and len(parts) > 1
-
-
-def _is_key(before: str, part: str, loose: bool) -> bool:
-    stem = part[:-1] if part.endswith("keys") else part
-    if not stem.endswith("key") or stem.endswith(_NO_KEY):
-        return False
-    return not loose or (stem[:-3] or before) in _BEFORE_KEY
-
-
-@lru_cache(maxsize=64)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile when first needed: most launches mask nothing but a few words."""
-    return re.compile(pattern)
 
 
 @lru_cache(maxsize=64)
@@ -109,7 +41,7 @@ class Masker:
     __slots__ = ("_in_data", "_in_text")
 
     def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:
-        found = [(name, value) for name, value in environ.items() if _tells(name, False)]
+        found = [(name, value) for name, value in environ.items() if tells(name, False)]
         found += _pairs(words)
         for text in (*environ.values(), *words):
             found += [("password", value) for value in _url_passwords(text)]
@@ -168,14 +100,14 @@ class Masker:
 
 def _is_option(word: str) -> bool:
     """Tell an option from a value that begins with a dash, as a random token may."""
-    return _compiled(r"--?[A-Za-z][\w.-]*(=.*)?").fullmatch(word) is not None and (
+    return compiled(r"--?[A-Za-z][\w.-]*(=.*)?").fullmatch(word) is not None and (
         word.startswith("--") or len(word) < SHORTEST
     )
 
 
 def _names_secret(name: str) -> bool:
     """Say whether `name=value` among the words sets a secret: an option, a variable, a key."""
-    return _compiled(r"[-+]*[\w.-]+").fullmatch(name) is not None and _tells(name, False)
+    return compiled(r"[-+]*[\w.-]+").fullmatch(name) is not None and tells(name, False)
 
 
 def _awaits_secret(option: str) -> bool:
@@ -198,13 +130,13 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
 def _url_passwords(text: str) -> list[str]:
     if "://" not in text or "@" not in text:
         return []
-    return _compiled(r"://[^\s/?#@:'\"<>]{0,256}:([^\s/'\"<>]+)@").findall(text)
+    return compiled(r"://[^\s/?#@:'\"<>]{0,256}:([^\s/'\"<>]+)@").findall(text)
 
 
 def _values(name: str, given: str) -> Iterator[str]:
     """Yield what of a secret's value is looked for in text: whole, and line by line (PEM, JSON)."""
     value = given.strip()
-    if len(value) < SHORTEST or _is_plain(value, name) or _is_path(value, name):
+    if len(value) < SHORTEST or is_plain(value, name) or is_path(value, name):
         return
     yield value
     lines = value.splitlines()
@@ -212,37 +144,15 @@ def _values(name: str, given: str) -> Iterator[str]:
         yield from (line.strip() for line in lines if len(line.strip()) >= 2 * SHORTEST)
 
 
-def _is_plain(value: str, name: str) -> bool:
-    """Say whether a value cannot be a secret: a number, a word such as `false`, a reference."""
-    if value.lower() in _PLAIN_VALUES:
-        return True
-    lower = name.lower()
-    if any(word in lower for word in _STRONG):
-        return False
-    number = r"[-+]?[0-9][0-9_,.]{0,11}(?:[eE][-+]?[0-9]{1,3})?"
-    reference = r"\$[A-Z_][A-Z0-9_]*|\$?\{[A-Za-z_][\w.]*\}|<[^<>]{1,32}>|\[[A-Z0-9_]{1,16}\]"
-    return _compiled(f"{number}|{reference}").fullmatch(value) is not None
-
-
-def _is_path(value: str, name: str) -> bool:
-    """Say whether a value is evidently a path; a random token may begin with a slash too."""
-    if not value.startswith(("/", "./", "../", "~/")):
-        return False
-    if name.upper().endswith(("_FILE", "_FILES", "_PATH", "_DIR", "_HOME")):
-        return True
-    first, slash, _ = value.lstrip("/").partition("/")
-    return bool(slash) and (first in _ROOTS or not value.startswith("/"))
-
-
 def _forms(value: str) -> set[str]:
     """Return a value as it is and as URLs, JSON, Python and the shell write it."""
     forms = {value}
-    if _compiled(r"[\w.~-]*").fullmatch(value) and value.isascii():
+    if compiled(r"[\w.~-]*").fullmatch(value) and value.isascii():
         return forms
     raw = value.encode("utf-8", "surrogateescape" if _is_escaped(value) else "surrogatepass")
     for kept in (b"", b"/", b"/:@!$&'()*,;=+"):
         quoted = "".join(_percent(byte, kept) for byte in raw)
-        forms |= {quoted, _compiled("%..").sub(lambda m: m[0].lower(), quoted)}
+        forms |= {quoted, compiled("%..").sub(lambda m: m[0].lower(), quoted)}
         forms.add(quoted.replace("%20", "+"))
     import json
 
@@ -253,7 +163,7 @@ def _forms(value: str) -> set[str]:
 
 def _is_escaped(value: str) -> bool:
     """Say whether all lone surrogates stand for bytes, as in `os.environ`."""
-    return not _compiled("[\ud800-\udc7f\udd00-\udfff]").search(value)
+    return not compiled("[\ud800-\udc7f\udd00-\udfff]").search(value)
 
 
 def _percent(byte: int, kept: bytes) -> str:
@@ -396,7 +306,7 @@ _NO_NUMBER = (
 _TELLING: tuple[tuple[bytes, bytes], ...] = (  # a pattern each: sre is fast where a literal leads
     (b"key", _AFTER_NAME + _NO_NUMBER),
     (b"token", _AFTER_NAME + _NO_NUMBER),
-    *((word.encode(), _AFTER_NAME) for word in (*_STRONG, "authorization", "signature")),
+    *((word.encode(), _AFTER_NAME) for word in (*STRONG, "authorization", "signature")),
     (b"sig", rb"(?==)" + _AFTER_NAME),
 )
 _VALUE = rb"""  # in quotes, in the escaped quotes of JSON within JSON, or up to a blank
@@ -422,7 +332,7 @@ def _named_by(pattern: re.Pattern[bytes], data: bytes, lower: bytes) -> Iterator
         name = _word(data, begin, match.end())
         at = match.end()
         in_query = data[begin - 1 : begin] in (b"?", b"&") and begin > 0
-        if in_query or name.lower() == "authorization" or _tells(name, _is_loose(name)):
+        if in_query or name.lower() == "authorization" or tells(name, _is_loose(name)):
             span = _value_at(data, at, name, in_query)
             yield from _kept(span, data)
             at = max(at, span[1])
@@ -463,16 +373,14 @@ def _value_at(data: bytes, at: int, name: str, in_query: bool) -> _Span:
         end = begin + len(data[begin:end].rstrip(b",;)]}>."))
     value = data[begin : min(end, begin + 256)].decode("latin-1")
     weak = name.lower() in ("token", "tokens", "authorization") and data[at - 1 : at] != b"="
-    if _is_plain(value, name) or (weak and _is_loose(name) and not _looks_random(value)):
+    if is_plain(value, name) or (weak and _is_loose(name) and not _looks_random(value)):
         return end, end
     return begin, end
 
 
 def _looks_random(value: str) -> bool:
     """Say whether a value is no word of a sentence: long, unbroken, with a digit."""
-    return (
-        _compiled(r"(?=.*[0-9])[^\s<>(){}\[\]]{8,}|[^\s<>(){}\[\]]{24,}").match(value) is not None
-    )
+    return compiled(r"(?=.*[0-9])[^\s<>(){}\[\]]{8,}|[^\s<>(){}\[\]]{24,}").match(value) is not None
 
 
 def _options(data: bytes, lower: bytes) -> Iterator[_Span]:
@@ -483,7 +391,7 @@ def _options(data: bytes, lower: bytes) -> Iterator[_Span]:
                   (?: [ \t]+ | \\{0,3}["'] [ ]? , \s{0,4} ) (?! \\{0,3}["']? --)"""
     for match in _bytes_pattern(option).finditer(lower):
         name = _word(data, match.start(1), match.end(1))
-        if _tells(name, False):
+        if tells(name, False):
             value = _bytes_pattern(_VALUE).match(data, match.end())
-            if value and not _is_plain(value[value.lastindex or 0][:256].decode("latin-1"), name):
+            if value and not is_plain(value[value.lastindex or 0][:256].decode("latin-1"), name):
                 yield from _kept(value.span(value.lastindex or 0), data)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from saferun import __version__, gather, kit, sbatch, script, torchrun, twinsheet
 from saferun.errors import UnavailableError, UsageError
-from saferun.masking import is_secret
 from saferun.model import Request
 from saferun.profiles import Chosen
 from saferun.resolve import Given
+from saferun.secrecy import is_secret
 from saferun.twinsheet import Sheet
 
 OWN = {**sbatch.OPTIONS, "-o": "FILE", "--check": "FILE"}  # before torchrun's words

@@ -1,0 +1,102 @@
+"""Pure: which names tell of a secret, and which values cannot be one.
+
+A name is read word by word, so that `pad_token` and `monkey` tell of none; what is looked for in a
+run's output is masking.py's.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+SHORTEST = 8  # characters; a shorter value would be masked inside of ordinary words
+_NAME_PATTERNS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
+STRONG = ("secret", "passw", "passphrase", "credential")  # no harmless word holds one of these
+_NO_TOKEN = ("tokeni", "tokenwise")  # tokenizer, tokenised, …
+_NO_KEY = ("monkey", "turkey", "donkey", "hockey", "jockey", "whiskey", "hotkey")
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_BEFORE_TOKEN = _set(  # pad_token, max_new_tokens: a part of the vocabulary or a number
+    "pad eos bos unk sep cls mask image video audio special stop eot eom start end begin first last"
+    " next prev max min num n new total per think input output decoder forced additional"
+)
+_BEFORE_KEY = _set(  # in text of lower case a key is mostly a dictionary's: sort_key, text_key
+    "api access secret private auth ssh wandb hf openai anthropic azure aws storage account gcp"
+    " encryption encrypt signing license master deploy service client app comet neptune session"
+    " subscription host rsa ssl tls pem gpg jwt hmac"
+)
+_PLAIN_VALUES = _set(
+    "none null nil true false yes no on off undefined disabled enabled required optional missing"
+    " default unset nan str string bytes int bool"
+)
+_ROOTS = _set(  # where the path in SSH_KEY_FILE or GOOGLE_APPLICATION_CREDENTIALS begins
+    "home root etc usr var opt mnt tmp data run srv dev proc scratch workspace workspaces content"
+    " kaggle gpfs lustre nfs shared users volumes project projects work app secrets"
+)
+
+
+def is_secret(name: str) -> bool:
+    """Say whether the value of a variable with this name is a secret by DESIGN's patterns."""
+    upper = name.upper()
+    return any(word in upper for word in _NAME_PATTERNS) or upper.endswith(("_PASS", "_PWD"))
+
+
+@lru_cache(maxsize=512)
+def tells(name: str, loose: bool) -> bool:
+    """Say whether a name, read word by word, tells of a secret; see the module's words.
+
+    Args:
+        name: as it is written; `apiKey` and `API_KEY` are the same.
+        loose: it is a word of lower case in free text, where `key` alone says nothing.
+    """
+    spread = compiled(r"(?<=[a-z0-9])(?=[A-Z])").sub("_", name)
+    parts = [part for part in compiled(r"[^a-z]+").split(spread.lower()) if part]
+    for before, part in zip(["", *parts], parts, strict=False):
+        if any(word in part for word in STRONG):
+            return True
+        if "token" in part and not any(word in part for word in _NO_TOKEN):
+            last = part is parts[-1]
+            if before not in _BEFORE_TOKEN and (last or not loose):
+                return True
+        if _is_key(before, part, loose):
+            return True
+    return parts[-1:] in (["pwd"], ["pass"]) and len(parts) > 1
+
+
+def _is_key(before: str, part: str, loose: bool) -> bool:
+    stem = part[:-1] if part.endswith("keys") else part
+    if not stem.endswith("key") or stem.endswith(_NO_KEY):
+        return False
+    return not loose or (stem[:-3] or before) in _BEFORE_KEY
+
+
+@lru_cache(maxsize=64)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Compile when first needed: most launches mask nothing but a few words."""
+    return re.compile(pattern)
+
+
+def is_plain(value: str, name: str) -> bool:
+    """Say whether a value cannot be a secret: a number, a word such as `false`, a reference."""
+    if value.lower() in _PLAIN_VALUES:
+        return True
+    lower = name.lower()
+    if any(word in lower for word in STRONG):
+        return False
+    number = r"[-+]?[0-9][0-9_,.]{0,11}(?:[eE][-+]?[0-9]{1,3})?"
+    reference = r"\$[A-Z_][A-Z0-9_]*|\$?\{[A-Za-z_][\w.]*\}|<[^<>]{1,32}>|\[[A-Z0-9_]{1,16}\]"
+    return compiled(f"{number}|{reference}").fullmatch(value) is not None
+
+
+def is_path(value: str, name: str) -> bool:
+    """Say whether a value is evidently a path; a random token may begin with a slash too."""
+    if not value.startswith(("/", "./", "../", "~/")):
+        return False
+    if name.upper().endswith(("_FILE", "_FILES", "_PATH", "_DIR", "_HOME")):
+        return True
+    first, slash, _ = value.lstrip("/").partition("/")
+    return bool(slash) and (first in _ROOTS or not value.startswith("/"))
