@@ -45,15 +45,20 @@ def private_dir(path: str) -> bool:
 def make(path: str) -> None:
     """Make a directory and the parents that are missing; os.makedirs leaves those to the umask."""
     try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        return
+        _make_one(path)
     except FileNotFoundError:
         parent = os.path.dirname(path)
         if parent in ("", path):
             raise
         make(parent)
-        make(path)  # another process may have made it by now
+        _make_one(path)
+
+
+def _make_one(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # another process was quicker, perhaps
+        return
 
 
 def read_private(path: str, limit: int = 4 * 1024 * 1024) -> bytes | None:

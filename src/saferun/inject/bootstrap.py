@@ -488,15 +488,20 @@ def write_new(path, content):
 def _make(directory):
     """Make a directory 0700 with the parents that are missing; makedirs leaves those to umask."""
     try:
-        os.mkdir(directory, 0o700)
-    except FileExistsError:
-        return
+        _make_one(directory)
     except FileNotFoundError:
         parent = os.path.dirname(directory)
         if parent in ("", directory):
             raise
         _make(parent)
-        _make(directory)
+        _make_one(directory)
+
+
+def _make_one(directory):
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:  # another rank was quicker, perhaps
+        return
 
 
 def _append(directory, name, lines):
