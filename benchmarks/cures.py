@@ -20,10 +20,8 @@ each with the reason; they are not passed.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -37,7 +35,7 @@ sys.path[:0] = [str(ROOT / "tests" / "cures"), str(ROOT / "src")]
 import gpu_table  # noqa: E402 - where they lie is known only now
 import table  # noqa: E402
 from table import Case  # noqa: E402
-from ways import HEALTHY, LIMIT_S, SUPERVISED, WAYS, Outcome, go  # noqa: E402
+from ways import HEALTHY, LIMIT_S, SUPERVISED, WAYS, Outcome, go, missing  # noqa: E402
 
 from saferun import knowledge, mitigations  # noqa: E402
 
@@ -137,23 +135,6 @@ def told(case: Case, way: str, outcome: Outcome | None) -> str:
 def facts(outcome: Outcome) -> dict[str, object]:
     """Return an outcome for the JSON file, with the ends of its streams."""
     return {**outcome._asdict(), "out": outcome.out[-500:], "err": outcome.err[-3000:]}
-
-
-def missing(case: Case) -> str:
-    """Return what this machine lacks for a row, "" where it has all."""
-    if case.gpus > gpus():
-        return f"it needs {case.gpus} GPU{'s' * (case.gpus > 1)}"
-    return case.needs.__doc__ or "" if case.needs and not case.needs() else ""
-
-
-@functools.cache
-def gpus() -> int:
-    """Return how many GPUs nvidia-smi lists; 0 without it."""
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return done.stdout.count(b"UUID: GPU-")
 
 
 def by_row(known: Table, cases: list[Case]) -> None:

@@ -5,7 +5,6 @@ The rows are in table.py and gpu_table.py; they run with `-m slow`.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gpu_table
 from table import CASES, NOT_HERE, Case
-from ways import HEALTHY, SUPERVISED, go
+from ways import HEALTHY, SUPERVISED, go, missing
 
 from saferun import knowledge
 
@@ -31,24 +30,13 @@ def rows(*, stops: bool | None = None):
     return [pytest.param(case, id=t, marks=marks) for case, t in zip(chosen, titles, strict=True)]
 
 
-@pytest.fixture(scope="session")
-def gpus() -> int:
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return done.stdout.count(b"UUID: GPU-")
-
-
 @pytest.fixture
-def run(gpus, tmp_path):
+def run(tmp_path):
     """Run a row in a way, where the machine has what it needs."""
 
     def run(case: Case, way: str):
-        if case.gpus > gpus:
-            pytest.skip(f"{case.kind}: it needs {case.gpus} GPUs")
-        if case.needs and not case.needs():
-            pytest.skip(f"{case.kind}: {case.needs.__doc__}")
+        if why := missing(case):
+            pytest.skip(f"{case.kind}: {why}")
         return go(case, way, tmp_path)
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -34,6 +35,23 @@ class Outcome(NamedTuple):
     cures: tuple[str, ...]  # that were added, in order
     out: str
     err: str
+
+
+def missing(case: Case) -> str:
+    """Return what this machine lacks for a row, "" where it has all."""
+    if case.gpus > gpus():
+        return f"it needs {case.gpus} GPU{'s' * (case.gpus > 1)}"
+    return case.needs.__doc__ or "" if case.needs and not case.needs() else ""
+
+
+@functools.cache
+def gpus() -> int:
+    """Return how many GPUs nvidia-smi lists; 0 without it."""
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return done.stdout.count(b"UUID: GPU-")
 
 
 def ended_within(job: Run, limit_s: float) -> int | None:
