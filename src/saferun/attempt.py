@@ -11,13 +11,14 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import termios
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from saferun import messages
 from saferun.launch import plug_closed_descriptors
+from saferun.standby import Standby, ignored_signals, start_keeper
 
 if TYPE_CHECKING:
     from saferun.spare import Spare
@@ -28,24 +29,6 @@ _USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _TERMINAL_SIGNALS = (signal.SIGWINCH, signal.SIGCONT)  # after `fg` the window may be another
 _SAME_KEYPRESS_S = 0.1  # wrappers repeat a Ctrl-C that the terminal has sent already
 _KEEPER_GRACE_S = 5.0  # what a keeper may need beyond the time for processes that do not die
-
-
-# Imported, the keeper comes from its cached byte code, which halves the time of its start. Its
-# directory comes last, so that nothing beside it shadows the standard library.
-_BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); import keeper; "
-    "keeper.under_saferun(*map(int, sys.argv[2:]))"
-)
-
-
-class Standby(NamedTuple):
-    """A keeper that has been started and waits for its task."""
-
-    pid: int
-    commands: int  # descriptor to write commands to; when it closes the keeper ends
-    reports: int  # descriptor to read reports from
-    hold: tuple[int, ...] = ()  # what it holds for as long as the attempt's processes live
-    spare: Spare | None = None  # what it has been told to make ready
 
 
 class Ended(NamedTuple):
@@ -165,7 +148,7 @@ def _fits(spare: Spare | None, task: Mapping[str, Any]) -> bool:
     """Return whether a spare interpreter may become the task's command."""
     if spare is None or task["own"] != "group" or task["blocked"]:
         return False
-    if task["nofile"] or task["ignored"] != _ignored():
+    if task["nofile"] or task["ignored"] != ignored_signals():
         return False  # a cure changes how the process starts
     from saferun.spare import usable
 
@@ -184,7 +167,7 @@ def _task(
         "argv": list(argv),
         "env": dict(env),
         "own": "group" if apart else "",
-        "ignored": _ignored(),
+        "ignored": ignored_signals(),
         "blocked": [int(n) for n in signals.blocked_before],
         "tail_bytes": tail_bytes,
         "gpu_prefix": gpu_prefix,
@@ -194,12 +177,6 @@ def _task(
 def _limited(task: dict[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
     ignored = [int(signal.Signals[name]) for name in limits.get("ignore", ())]
     return {**task, "ignored": [*task["ignored"], *ignored], "nofile": limits.get("nofile")}
-
-
-def _ignored() -> list[int]:
-    ours = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores these for itself
-    numbers = [n for n in range(1, signal.SIGRTMIN) if n not in ours]
-    return [n for n in numbers if signal.getsignal(n) is signal.SIG_IGN]
 
 
 class _Attempt:
@@ -239,10 +216,10 @@ class _Attempt:
     def start(self, standby: Standby, task: Mapping[str, Any]) -> None:
         """Tell the keeper what to do."""
         self._keeper, self._commands, self._reports = standby[:3]
-        from saferun import keeper  # its ctypes is loaded while the keeper does the same
+        from saferun import family  # its ctypes is loaded while the keeper does the same
 
-        keeper.become_subreaper()
-        self._inbox = keeper.Inbox(self._reports)
+        family.become_subreaper()
+        self._inbox = messages.Inbox(self._reports)
         self._send(dict(task))
 
     def wait(self, on_start: Callable[[int, int], object] | None) -> None:
@@ -310,9 +287,9 @@ class _Attempt:
         return max(0.0, end - self._asked_at)
 
     def _take_over(self, spared: Callable[[], Iterable[int]]) -> list[Any]:
-        from saferun import keeper
+        from saferun import family
 
-        killed, unkillable = keeper.end_processes(keeper.Family(spared).living)
+        killed, unkillable = family.end_processes(family.Family(spared).living)
         if not self._killing:
             self._ended_by = "keeper"
         if not self._exited:
@@ -320,9 +297,7 @@ class _Attempt:
         return ["ended", int(signal.SIGKILL), killed, unkillable, *(b"",) * 4, False, False]
 
     def _send(self, message: object) -> None:
-        from saferun import keeper
-
-        keeper.send(self._commands, message)
+        messages.send(self._commands, message)
 
     def _hear(self, message: Any, on_start: Callable[[int, int], object] | None) -> None:
         if message[0] == "started":
@@ -378,12 +353,12 @@ class _Attempt:
             self._deadline = self._clock() + self._grace_s
 
     def _kill(self, why: str) -> None:
-        from saferun import keeper
+        from saferun import family
 
         if not self._killing:
             self._killing, self._ended_by = True, why
             self._send(("kill",))
-            limit = keeper.UNKILLABLE_S + keeper.HURRIED_DRAIN_S + _KEEPER_GRACE_S
+            limit = family.UNKILLABLE_S + messages.HURRIED_DRAIN_S + _KEEPER_GRACE_S
             self._deadline = self._clock() + limit
 
     def _left_ms(self) -> float | None:
@@ -402,52 +377,6 @@ class _Attempt:
         else:  # the keeper is stopped or stuck: without it we are the next to inherit the job
             os.kill(self._keeper, signal.SIGKILL)
             self._deadline = None
-
-
-def start_keeper(hold: Sequence[int] = ()) -> Standby:
-    """Start a keeper for one `run_attempt`, which takes 20 ms to be ready: do it early.
-
-    A keeper that is not used ends when its `commands` is closed, or with this process.
-
-    Args:
-        hold: descriptors that the keeper, and nobody of the job, keeps open until no process of
-            the attempt lives, whatever becomes of us: locks on what the job uses.
-    """
-    plug_closed_descriptors()
-    for fd in (0, 1, 2):
-        os.set_inheritable(fd, True)
-    place = os.path.dirname(os.path.abspath(__file__))
-    commands_in, commands = os.pipe()
-    reports, reports_out = os.pipe()
-    passed = [commands_in, reports_out, *(os.dup(fd) for fd in hold)]
-    for fd in passed:
-        os.set_inheritable(fd, True)
-    words = ["-I", "-S", "-c", _BOOT, place, *map(str, passed)]
-    try:
-        # Deaf from its first moment: it shares our group until it has one of its own.
-        pid = os.posix_spawn(
-            sys.executable, [sys.executable, *words], os.environ, setsigmask=range(1, 32)
-        )
-    finally:
-        for fd in passed:
-            os.close(fd)
-    return Standby(pid, commands, reports, tuple(hold))
-
-
-def prepare(standby: Standby, spare: Spare) -> Standby:
-    """Have a waiting keeper start the interpreter that its task will need; does not block.
-
-    The keeper's `run_attempt` uses it if the task allows it (spare.usable), and starts the command
-    as usual if not, or if the interpreter did not come up.
-
-    Returns:
-        The standby to be passed to `run_attempt`.
-    """
-    from saferun import keeper
-    from saferun.spare import order
-
-    keeper.send(standby.commands, ("prepare", {**order(spare), "ignored": _ignored()}))
-    return standby._replace(spare=spare)
 
 
 def _cannot_start(message: list[Any]) -> Exception:

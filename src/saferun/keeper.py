@@ -11,261 +11,40 @@ saferun is the next subreaper and does the same with the same code.
 It also carries the job's output (streams.py), because it must go on while saferun is stopped by
 Ctrl-Z: torchrun's ranks go on then, too.
 
-    under_saferun(IN, OUT)                     a task comes in on IN, reports go out on OUT
-    python -I -S keeper.py COMMAND [ARGS]...   alone, for shell scripts: it ends the job when its
-                                               own parent dies, and passes descriptors through
+    under_saferun(IN, OUT)   a task comes in on IN, reports go out on OUT
 
-Standard library only, Python >= 3.9, runs by its path.
+Standard library only. It is a process of its own without site-packages, in which saferun is no
+package: its neighbours are imported by their bare names.
 """
 
 from __future__ import annotations
 
 import ctypes
-import marshal
 import os
 import select
 import signal
-import sys
 import time
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
+    from saferun import family, messages
     from saferun.spare import Waiting
     from saferun.streams import Streams
+else:
+    import family
+    import messages
 
-UNKILLABLE_S = 30.0
-HURRIED_DRAIN_S = 2.0  # for output that waits for a slow reader once somebody wants an end
-_FREEZE_S = 5.0
 _HANDOVER_S = 60.0  # for a spare to finish its import from a cold disk; then another is started
-_SET_PDEATHSIG, _SET_NAME, _SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
+_SET_PDEATHSIG, _SET_NAME = 1, 15  # linux/prctl.h
 _DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-_PARENT_DIED = signal.SIGALRM  # what a keeper that works alone asks the kernel for
 _DEAF_TO = (
     *_DEATH_SIGNALS,
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ),
     *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH),
 )
-
-
-def prctl(option: int, value: object) -> None:
-    """Call prctl(2); quietly does nothing where the kernel refuses."""
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def become_subreaper() -> None:
-    """Let orphans among our descendants become our children."""
-    prctl(_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
-
-
-# --- messages: a length and a marshalled list --------------------------------------------------
-
-
-def send(fd: int, message: Any) -> None:
-    """Write one message; a reader that went away is no error."""
-    data = marshal.dumps(message)
-    view = memoryview(len(data).to_bytes(8, "little") + data)
-    try:
-        while view:
-            view = view[os.write(fd, view) :]
-    except BrokenPipeError:
-        return
-
-
-class Inbox:
-    """Reads messages as they come."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.closed = False
-        self._data = b""
-        self._waiting: list[Any] = []
-
-    def first(self) -> Any:
-        """Wait for one message and return it alone; None when no more can come."""
-        while not self._waiting and not self.closed:
-            self._waiting = self._fetch()
-        return self._waiting.pop(0) if self._waiting else None
-
-    def waiting(self) -> list[Any]:
-        """Return the messages that came together with the `first`."""
-        messages, self._waiting = self._waiting, []
-        return messages
-
-    def read(self) -> list[Any]:
-        """Read once (blocks if nothing has come) and return the messages that are complete."""
-        return self.waiting() + self._fetch()
-
-    def _fetch(self) -> list[Any]:
-        data = os.read(self.fd, 1 << 20)
-        self.closed = not data
-        self._data += data
-        messages = []
-        while len(self._data) >= 8:
-            end = 8 + int.from_bytes(self._data[:8], "little")
-            if len(self._data) < end:
-                break
-            messages.append(marshal.loads(self._data[8:end]))  # noqa: S302 - our own process
-            self._data = self._data[end:]
-        return messages
-
-
-# --- the family: every descendant of this process ----------------------------------------------
-
-
-def read_stat(pid: int | str) -> tuple[int, str, int] | None:
-    """Return (parent, state, start time) of a process; None if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return int(words[1]), words[0].decode(), int(words[19])
-
-
-def _is_dead(pid: int, state: str) -> bool:
-    # A leader that left while other threads of its run on is a zombie, too, and holds everything.
-    if state not in "ZX":
-        return False
-    try:
-        return len(os.listdir(f"/proc/{pid}/task")) <= 1
-    except OSError:
-        return True
-
-
-def opens(pid: int, prefix: str) -> bool:
-    """Return whether a process has a file open whose path begins with `prefix`."""
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return False
-    for name in names:
-        try:
-            if os.readlink(f"/proc/{pid}/fd/{name}").startswith(prefix):
-                return True
-        except OSError:
-            continue
-    return False
-
-
-def catches(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler for a signal."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            line = file.read().partition(b"SigCgt:")[2].split(b"\n", 1)[0]
-    except OSError:
-        return False
-    return bool(int(line or b"0", 16) >> (signum - 1) & 1)
-
-
-def send_signal(pid: int, start: int, signum: int) -> None:
-    """Signal exactly the process that started at `start`; no other that has got its number."""
-    handle = _open_pidfd(pid)
-    try:
-        stat = read_stat(pid)
-        if stat and stat[2] == start:
-            if handle is None:
-                os.kill(pid, signum)
-            else:
-                signal.pidfd_send_signal(handle, signum)
-    except OSError:  # gone, or another user's: it will be reported as not killed
-        return
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _open_pidfd(pid: int) -> int | None:
-    # None before Linux 5.3, in a Python that was built for such, in a sandbox that forbids it, and
-    # for a process that is gone.
-    try:
-        return os.pidfd_open(pid) if hasattr(signal, "pidfd_send_signal") else None
-    except (OSError, AttributeError):
-        return None
-
-
-class Family:
-    """The descendants of this process, less those of the children in `spared()`."""
-
-    def __init__(self, spared: Callable[[], Iterable[int]] = tuple) -> None:
-        self._root = os.getpid()
-        self._spared = spared
-        self.first = 0  # the child whose status is kept
-        self.status: int | None = None
-
-    def living(self) -> dict[int, int]:
-        """Return {pid: start time} of every living descendant; dead children are reaped."""
-        table = {int(pid): read_stat(pid) for pid in os.listdir("/proc") if pid.isdigit()}
-        children: dict[int, list[int]] = {}
-        for pid, stat in table.items():
-            if stat:
-                children.setdefault(stat[0], []).append(pid)
-        found = {}
-        todo = [pid for pid in children.get(self._root, ()) if pid not in set(self._spared())]
-        while todo:
-            pid = todo.pop()
-            todo += children.get(pid, ())
-            parent, state, start = table[pid]  # type: ignore[misc]
-            if not _is_dead(pid, state):
-                found[pid] = start
-            elif parent == self._root:
-                self.reap(pid)
-        return found
-
-    def reap(self, which: int = -1) -> bool:
-        """Take the status of dead children; return whether there are any children left."""
-        try:
-            while True:
-                pid, status = os.waitpid(which, os.WNOHANG)
-                if not pid:
-                    return True
-                if pid == self.first:
-                    self.status = status
-        except ChildProcessError:
-            return False
-
-
-def end_processes(
-    find: Callable[[], dict[int, int]], limit_s: float = UNKILLABLE_S
-) -> tuple[int, list[int]]:
-    """Kill what `find()` returns until it returns nothing: all are frozen first, then killed.
-
-    Args:
-        find: returns {pid: start time}.
-        limit_s: how long to wait for those that do not die.
-
-    Returns:
-        How many were killed, and the pids that live on.
-    """
-    limit = time.monotonic() + limit_s
-    seen: dict[int, int] = {}
-    pause = 0.0005
-    while True:
-        living = _freeze(find)
-        for pid, start in living.items():
-            send_signal(pid, start, signal.SIGKILL)
-        seen.update(living)
-        time.sleep(pause if living else 0)
-        pause = min(pause * 2, 0.05)
-        living = find() if living else {}
-        if not living or time.monotonic() > limit:
-            return len(seen) - len(living), sorted(living)
-
-
-def _freeze(find: Callable[[], dict[int, int]]) -> dict[int, int]:
-    # A stopped process forks no more: when a look finds nobody new, all are stopped.
-    frozen: dict[int, int] = {}
-    limit = time.monotonic() + _FREEZE_S
-    while True:
-        found = find()
-        fresh = [(pid, start) for pid, start in found.items() if frozen.get(pid) != start]
-        if not fresh or time.monotonic() > limit:
-            return found
-        for pid, start in fresh:
-            send_signal(pid, start, signal.SIGSTOP)
-        frozen.update(fresh)
 
 
 # --- the job -----------------------------------------------------------------------------------
@@ -313,7 +92,7 @@ def _become_job(task: dict[str, Any], files: list[int], keeper: int) -> None:
         signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
     if task.get("nofile"):
         _raise_open_files(task["nofile"])
-    prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    family.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != keeper:
         os._exit(127)  # the keeper died in between, and nobody would have told us
     signal.pthread_sigmask(signal.SIG_SETMASK, task["blocked"])
@@ -330,18 +109,19 @@ def _raise_open_files(wanted: int) -> None:
 
 
 class Keeper:
-    """Runs one job and ends what is left of it."""
+    """Runs one job and ends what is left of it.
 
-    def __init__(
-        self,
-        streams: Streams | None = None,
-        reports: int | None = None,
-        held: Sequence[int] = (),
-    ) -> None:
+    Args:
+        streams: carry its output.
+        reports: descriptor to tell saferun on.
+        held: descriptors that nobody else may get while the job lives.
+    """
+
+    def __init__(self, streams: Streams, reports: int, held: Sequence[int]) -> None:
         self._reports = reports
-        self._held = held  # descriptors that nobody else may get while the job lives
+        self._held = held
         self._streams = streams
-        self._family = Family()
+        self._family = family.Family()
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._own_group = True
@@ -371,21 +151,20 @@ class Keeper:
         Where ranks are named the command gets it instead if it has a handler itself (torchrun
         has one for what `--signals-to-handle` lists, and dies of what it has none for).
         """
-        if ranks is None or catches(self._family.first, number):
+        if ranks is None or family.catches(self._family.first, number):
             self._signalled = True
             if self._family.status is None:
                 os.kill(self._family.first, number)  # not reaped: the number is still its own
             return
         for pid, start in self._family.living().items():
-            if pid in ranks and catches(pid, number):
-                send_signal(pid, start, number)
+            if pid in ranks and family.catches(pid, number):
+                family.send_signal(pid, start, number)
 
     def resize(self) -> None:
         """The terminal has a new size."""
-        if self._streams:
-            self._streams.resize()
-            if not self._own_group:
-                self.signal(signal.SIGWINCH)  # the kernel's came before the size was copied
+        self._streams.resize()
+        if not self._own_group:
+            self.signal(signal.SIGWINCH)  # the kernel's came before the size was copied
 
     def run(self, task: dict[str, Any]) -> int:
         """Run the task to its very end and return the job's wait status.
@@ -403,10 +182,9 @@ class Keeper:
         status = self._family.status
         status = int(signal.SIGKILL) if status is None else status  # it would not die
         survivors = status == 0 and self._family.reap() and bool(self._family.living())
-        ends = (*self._streams.tails(), *self._streams.heads()) if self._streams else (b"",) * 4
-        merged = bool(self._streams and self._streams.merged)
-        lingers = bool(survivors and self._streams and not self._streams.done())
-        self.report("ended", status, killed, unkillable, *ends, merged, lingers)
+        ends = (*self._streams.tails(), *self._streams.heads())
+        lingers = survivors and not self._streams.done()
+        self.report("ended", status, killed, unkillable, *ends, self._streams.merged, lingers)
         if lingers:
             self._linger()
         return status
@@ -415,7 +193,7 @@ class Keeper:
         """Start a spare interpreter for the task to come; quietly without where there is none."""
         import spare  # type: ignore[import-not-found]  # our neighbour, needed ahead of time only
 
-        if self._spare or not self._streams:
+        if self._spare:
             return
         if os.getsid(0) != os.getpid():
             os.setsid()
@@ -428,7 +206,7 @@ class Keeper:
         """End a spare interpreter that is not wanted."""
         waiting, self._spare = self._spare, None
         if waiting:
-            end_processes(self._family.living)
+            family.end_processes(self._family.living)
             self._family.reap()
             waiting.close()
 
@@ -436,20 +214,17 @@ class Keeper:
         self._own_group = task["own"] == "group"
         if self._own_group and os.getsid(0) != os.getpid():
             os.setsid()
-        if self._streams:
-            self._streams.renew(task["tail_bytes"])
+        self._streams.renew(task["tail_bytes"])
         if not task.get("spare"):
             self.dismiss()
         if self._spare:
             self._hand_over(self._spare, task)
         else:
-            files = self._streams.files if self._streams else [1, 2]
-            self._family.first = start_job(task, files)
+            self._family.first = start_job(task, self._streams.files)
         if not task["own"]:
             os.setsid()  # the job stays in the group that it was born in
         self.report("started", self._family.first)
-        if self._streams:
-            self._streams.start()
+        self._streams.start()
         _let_go()
 
     def _hand_over(self, waiting: Waiting, task: dict[str, Any]) -> None:
@@ -457,7 +232,6 @@ class Keeper:
 
         A signal that comes meanwhile is meant for the job: a spare that dies of it was the job.
         """
-        assert self._streams is not None
         self._family.first = waiting.pid
         self._streams.start()
         answer = self._await(waiting) if waiting.hand_over(task) else b""
@@ -486,30 +260,27 @@ class Keeper:
         return answer[0] if answer else None
 
     def report(self, *message: object) -> None:
-        """Tell saferun, if there is one."""
-        if self._reports is not None:
-            send(self._reports, message)
+        """Tell saferun."""
+        messages.send(self._reports, message)
 
     def _end(self, gpu_prefix: str) -> tuple[int, list[int]]:
-        family = self._family
-        if not family.reap():
+        mine = self._family
+        if not mine.reap():
             return 0, []
-        if family.status == 0 and not self.hurry:
+        if mine.status == 0 and not self.hurry:
             # The job detached the others on purpose, and torchrun would leave them.
-            return end_processes(
-                lambda: {p: start for p, start in family.living().items() if opens(p, gpu_prefix)}
+            return family.end_processes(
+                lambda: {p: s for p, s in mine.living().items() if family.opens(p, gpu_prefix)}
             )
-        return end_processes(family.living)
+        return family.end_processes(mine.living)
 
     def _drain(self) -> None:
         # Whoever wrote has ended: once a channel has been empty, all has been carried.
-        if not self._streams:
-            return
         self._streams.flush()
         limit = None
         while not self._streams.settled():
             if self.hurry and limit is None:
-                limit = time.monotonic() + HURRIED_DRAIN_S
+                limit = time.monotonic() + messages.HURRIED_DRAIN_S
             left = None if limit is None else limit - time.monotonic()
             if left is not None and left <= 0:
                 return
@@ -518,8 +289,6 @@ class Keeper:
     def _linger(self) -> None:
         # Somebody whom the job left behind on purpose may still write. Carry it, as a plain
         # descriptor would, but keep nobody waiting for us.
-        assert self._streams is not None
-        assert self._reports is not None
         for fd in (self._reports, *self._held):
             os.close(fd)
         while not self._streams.done():
@@ -536,8 +305,8 @@ def _let_go() -> None:
 
 def _prepare() -> tuple[int, int]:
     """Hear nothing but the end of children; return both ends of the pipe that tells of it."""
-    prctl(_SET_NAME, ctypes.c_char_p(b"saferun-keeper"))
-    become_subreaper()
+    family.prctl(_SET_NAME, ctypes.c_char_p(b"saferun-keeper"))
+    family.become_subreaper()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     os.set_blocking(reading, False)
@@ -563,7 +332,7 @@ def under_saferun(commands: int, reports: int, *held: int) -> None:
     wake, notify = _prepare()
     import streams  # type: ignore[import-not-found]  # our neighbour; there is no package here
 
-    inbox = Inbox(commands)
+    inbox = messages.Inbox(commands)
     message = inbox.first()
     try:
         if message is not None:
@@ -571,11 +340,11 @@ def under_saferun(commands: int, reports: int, *held: int) -> None:
             _keep(keeper, inbox, message, wake, notify)
     except OSError as error:
         program = message["argv"][0] if isinstance(message, dict) else ""
-        send(reports, ("failed", error.errno, error.strerror, program))
+        messages.send(reports, ("failed", error.errno, error.strerror, program))
     os._exit(0)  # with carriers that may be stuck in a write
 
 
-def _keep(keeper: Keeper, inbox: Inbox, message: Any, wake: int, notify: int) -> None:
+def _keep(keeper: Keeper, inbox: messages.Inbox, message: Any, wake: int, notify: int) -> None:
     while isinstance(message, tuple):
         keeper.prepare(message[1])
         message = inbox.first()
@@ -588,7 +357,7 @@ def _keep(keeper: Keeper, inbox: Inbox, message: Any, wake: int, notify: int) ->
     keeper.run(message)
 
 
-def _obey(keeper: Keeper, inbox: Inbox) -> None:
+def _obey(keeper: Keeper, inbox: messages.Inbox) -> None:
     _do(keeper, inbox.read())
     if inbox.closed:  # saferun died, or has heard all it wanted to hear
         keeper.hurry = True
@@ -604,32 +373,3 @@ def _do(keeper: Keeper, messages: list[Any]) -> object:
         elif word == "kill":
             keeper.hurry = True
     return None
-
-
-def alone(argv: list[str]) -> int:
-    """Run a command, forward signals to it, end it when our parent dies; return its exit status."""
-    ignored = [n for n in _DEAF_TO if signal.getsignal(n) is signal.SIG_IGN]
-    ignored = [n for n in ignored if n not in (signal.SIGPIPE, signal.SIGXFSZ)]  # Python's own
-    wake, _ = _prepare()
-    keeper = Keeper()
-    for number in (*_DEATH_SIGNALS, _PARENT_DIED):
-        if number not in ignored or number == _PARENT_DIED:
-            signal.signal(number, _no_op)
-    prctl(_SET_PDEATHSIG, ctypes.c_ulong(_PARENT_DIED))
-    keeper.watch(wake, lambda: _react(keeper, os.read(wake, 4096)))
-    env = dict(os.environ)
-    task = {"argv": argv, "env": env, "own": "session", "ignored": ignored, "blocked": ()}
-    status = keeper.run({**task, "gpu_prefix": "/dev/nvidia"})
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-
-
-def _react(keeper: Keeper, numbers: bytes) -> None:
-    for number in numbers:
-        if number in _DEATH_SIGNALS:
-            keeper.signal(number)
-        elif number == _PARENT_DIED:
-            keeper.hurry = True
-
-
-if __name__ == "__main__":
-    os._exit(alone(sys.argv[1:]))

@@ -21,7 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # For commands, their settings audit and YAML files, which a twin has none of.
 AT_HOME = ("audit", "cli", "front", "scriptcalls", "yamldoc")
 PACKAGES = ("inject", "knowledge")  # that go as a whole
-FIRST = ("__init__", "__main__", "twin")
+FIRST = ("__init__", "__main__", "twin", "keeper")  # the keeper is started by its path
 LEVEL = 6  # of compression; 9 makes it 1 % smaller and takes twice as long
 _DOOR = "from saferun.twin import main\n\nraise SystemExit(main())\n"
 # `from saferun.plan import …`, and the names in `from saferun import a, b`, over lines or not.

@@ -126,7 +126,7 @@ def _environ_bytes(pid: int) -> bytes:
 
 def end(pids: Iterable[int], limit_s: float) -> tuple[int, list[int]]:
     """Kill leftovers, all frozen first; return how many ended and which live on."""
-    from saferun.keeper import end_processes
+    from saferun.family import end_processes
 
     wanted = {pid: start for pid in pids if (start := alive.start(pid)) is not None}
 

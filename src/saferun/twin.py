@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from saferun import __main__ as door
-from saferun import gather, gpu, keeper, profiles, twinsheet
+from saferun import family, gather, gpu, profiles, twinsheet
 from saferun.cuda_errors import AFTER
 from saferun.gather import Gathered
 from saferun.gpucare import Event, GpuCare
@@ -41,8 +41,9 @@ _SET_PDEATHSIG = 1  # linux/prctl.h
 OF_BASH = (
     *("_", "COLUMNS", "COMP_WORDBREAKS", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID"),
     *("FUNCNAME", "GROUPS", "HISTCMD", "HOSTNAME", "HOSTTYPE", "IFS", "LINENO", "LINES"),
-    *("MACHTYPE", "OLDPWD", "OPTARG", "OPTERR", "OPTIND", "OSTYPE", "PIPESTATUS", "PPID", "PS4"),
-    *("PWD", "RANDOM", "REPLY", "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID"),
+    *("MACHTYPE", "OLDPWD", "OPTARG", "OPTERR", "OPTIND", "OSTYPE", "PIPESTATUS"),
+    *("POSIXLY_CORRECT", "PPID", "PS4", "PWD", "RANDOM", "REPLY", "SECONDS", "SHELLOPTS", "SHLVL"),
+    *("SRANDOM", "UID"),
 )
 OF_SCRIPT = (
     *("asked", "conditions", "delay_s", "foreground", "gpu", "group", "job", "kit", "line"),
@@ -199,8 +200,8 @@ def _remarks(sheet: Sheet, request: Request, gpus: GpuFacts) -> list[str]:
 
 def _end_with(shell: int) -> None:
     """Have the kernel kill this process when the script dies; the keeper then ends the job."""
-    keeper.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if keeper.read_stat(shell) is None:
+    family.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if family.read_stat(shell) is None:
         raise KeyboardInterrupt  # it died before we asked
 
 

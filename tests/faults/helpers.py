@@ -224,8 +224,8 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
     Keys: interpreter, flags; env (in which its environment differs); imports (wait until so many
     have entered the roster as "imported"); kill (end it before it is used); go (wait for a file).
     """
-    from saferun.attempt import prepare, start_keeper
     from saferun.spare import Spare
+    from saferun.standby import prepare, start_keeper
 
     env = {**os.environ, **wanted.get("env", {})}
     spare = Spare(command, env, wanted.get("interpreter", sys.executable), wanted.get("flags", ""))
@@ -242,7 +242,8 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
 
 
 def _main() -> None:
-    from saferun.attempt import run_attempt, start_keeper
+    from saferun.attempt import run_attempt
+    from saferun.standby import start_keeper
 
     result, text, *command = sys.argv[1:]
     options = json.loads(text)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers import AGENT, COMMON, MARK, ROOT, agent, living, python, supervised, until
 
-from saferun.keeper import opens
+from saferun.family import opens
 
 FAMILY = {"agent": 1, "rank": 2, "worker": 2, "grouped": 2, "daemon": 2}
 TORCHRUN = Path(sys.executable).with_name("torchrun")
@@ -337,7 +337,8 @@ def test_job_ends_when_our_own_start_up_fails(tmp_path):
 
 
 def test_keeper_that_was_started_ahead_is_used(tmp_path):
-    from saferun.attempt import run_attempt, start_keeper
+    from saferun.attempt import run_attempt
+    from saferun.standby import start_keeper
 
     standby, started = start_keeper(), []
     ended = run_attempt(
@@ -442,18 +443,19 @@ def test_nobody_asked_where_no_signal_came(tmp_path):
 
 
 def test_signal_that_comes_with_the_task_is_not_lost(tmp_path):
-    from saferun import keeper
-    from saferun.attempt import _task, start_keeper
+    from saferun import messages
+    from saferun.attempt import _task
     from saferun.signals import Signals
+    from saferun.standby import start_keeper
 
     standby = start_keeper()
     with Signals(()) as signals:
         task = _task(["sleep", "1000"], dict(os.environ), signals, True, 100, "/dev/nvidia")
     os.kill(standby.pid, signal.SIGSTOP)
-    keeper.send(standby.commands, task)
-    keeper.send(standby.commands, ("signal", int(signal.SIGTERM), None))
+    messages.send(standby.commands, task)
+    messages.send(standby.commands, ("signal", int(signal.SIGTERM), None))
     os.kill(standby.pid, signal.SIGCONT)
-    inbox, heard = keeper.Inbox(standby.reports), []
+    inbox, heard = messages.Inbox(standby.reports), []
     until(lambda: heard.extend(inbox.read()) or inbox.closed)
     os.close(standby.commands)
     os.close(standby.reports)
@@ -463,11 +465,12 @@ def test_signal_that_comes_with_the_task_is_not_lost(tmp_path):
 
 
 def test_stuck_keeper_is_replaced(tmp_path):
-    from saferun import keeper
+    from saferun import family
 
-    assert keeper.UNKILLABLE_S == 30
+    assert family.UNKILLABLE_S == 30
     code = (
-        "import saferun.keeper as k; k.UNKILLABLE_S = k.HURRIED_DRAIN_S = 0.1;"
+        "import saferun.family as f; import saferun.messages as m;"
+        "f.UNKILLABLE_S = m.HURRIED_DRAIN_S = 0.1;"
         "import saferun.attempt as a; a._KEEPER_GRACE_S = 0.3; import runpy, sys;"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
@@ -480,7 +483,7 @@ def test_stuck_keeper_is_replaced(tmp_path):
 
 
 def test_process_that_may_not_be_killed_is_waited_for_and_reported():
-    from saferun.keeper import end_processes
+    from saferun.family import end_processes
 
     begin = time.monotonic()
     assert end_processes(lambda: {1: -1}, limit_s=0.3) == (0, [1])
@@ -488,7 +491,7 @@ def test_process_that_may_not_be_killed_is_waited_for_and_reported():
 
 
 def test_number_that_another_process_has_by_now_is_not_signalled():
-    from saferun.keeper import read_stat, send_signal
+    from saferun.family import read_stat, send_signal
 
     stat = read_stat(os.getpid())
     assert stat is not None
@@ -496,36 +499,16 @@ def test_number_that_another_process_has_by_now_is_not_signalled():
 
 
 @pytest.mark.parametrize("lacking", ["os.pidfd_open", "signal.pidfd_send_signal"])
-def test_nothing_lives_where_python_has_no_process_handles(tmp_path, lacking):
-    keeper = ROOT / "src/saferun/keeper.py"
-    code = f"import os, runpy, signal, sys; del {lacking}; sys.argv = sys.argv[1:];"
-    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    with supervised(tmp_path, agent(), plain=[*python(code), str(keeper)]) as run:
-        run.arrived(**FAMILY)
-        run.kill("agent")
-        assert run.process.wait(30) == 137
-        assert living(run.mark) == {}
-
-
-def test_keeper_alone_ends_the_job_when_its_parent_dies(tmp_path):
-    keeper = ROOT / "src/saferun/keeper.py"
-    shell = f'"{sys.executable}" -I -S {keeper} "$@"; echo status $?'
-    with supervised(tmp_path, agent(), plain=["bash", "-c", shell, "-"]) as run:
-        run.arrived(**FAMILY)
-        run.kill("saferun")
-        run.nothing_lives()
-
-
-def test_keeper_alone_forwards_a_signal_and_returns_the_status(tmp_path):
-    keeper = ROOT / "src/saferun/keeper.py"
-    shell = f'"{sys.executable}" -I -S {keeper} "$@"; echo status $?'
-    with supervised(tmp_path, agent(), plain=["bash", "-c", shell, "-"]) as run:
-        run.arrived(**FAMILY)
-        run.kill("keeper", signal.SIGTERM)
-        out, _ = run.process.communicate(timeout=30)
-        assert out.decode().strip() == "status 1"
-        assert len(run.members(f"heard-{signal.SIGTERM.value}")) == 1
-        run.nothing_lives()
+def test_nothing_lives_where_python_has_no_process_handles(lacking):
+    code = (
+        f"import os, signal, subprocess; del {lacking};"
+        "from saferun.family import Family, become_subreaper, end_processes; become_subreaper();"
+        "shell = subprocess.Popen(['sh', '-c', '(sleep 1000 & sleep 1000 &); echo; sleep 1000'],"
+        " stdout=subprocess.PIPE); shell.stdout.readline();"
+        "family = Family(); print(len(family.living()), *end_processes(family.living))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "4 4 []\n"
 
 
 TRAIN = ["--nproc-per-node=2", str(ROOT / "examples/train_gpt.py"), "--steps", "100000"]

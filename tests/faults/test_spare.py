@@ -335,7 +335,8 @@ def _parent(pid: int) -> int:
 
 
 def test_keeper_that_died_with_its_spare_is_replaced(bench):
-    from saferun.attempt import run_attempt, start_keeper
+    from saferun.attempt import run_attempt
+    from saferun.standby import start_keeper
 
     standby = start_keeper()
     os.kill(standby.pid, signal.SIGKILL)
@@ -514,8 +515,8 @@ def test_ranks_of_a_spare_are_guarded_as_those_of_a_fresh_torchrun(tmp_path, lau
 @pytest.mark.slow
 def test_waiting_spare_touches_no_device_and_takes_no_time(tmp_path):
     pytest.importorskip("torch")
-    from saferun.attempt import prepare, start_keeper
     from saferun.spare import Spare
+    from saferun.standby import prepare, start_keeper
 
     env = {k: v for k, v in os.environ.items() if not k.startswith("SAFERUN")}
     standby = prepare(start_keeper(), Spare([str(TORCHRUN), "t.py"], env, sys.executable))
