@@ -1107,6 +1107,31 @@ def test_the_launchers_root_cause_block_names_rank_and_signal():
     assert (found.kind, found.root_rank) == ("host-oom-killed", 5)
 
 
+@pytest.mark.parametrize("error", ["ConnectionResetError: [Errno 104] reset", "EOFError"])
+def test_a_batch_that_no_process_holds_any_more_tells_of_a_dead_worker(error):
+    frames = (
+        '  File "/v/torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd\n'
+        "    fd = df.detach()\n"
+        '  File "/v/multiprocessing/resource_sharer.py", line 86, in get_connection\n'
+        "    c = Client(address, authkey=process.current_process().authkey)\n"
+    )
+    assert diagnose(f"{TRACEBACK}{frames}{error}\n").kind == "dataloader-worker-died"
+    assert diagnose(f"{TRACEBACK}{error}\n").kind != "dataloader-worker-died"
+
+
+def test_a_crash_is_its_own_ranks_although_a_peer_that_saw_it_is_named_first():
+    found = diagnose(
+        "Fatal Python error: Segmentation fault\n"
+        "Failures:\n"
+        "[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : -11 (pid: 12)\n"
+        "------------------------------------------------------------\n"
+        "Root Cause (first observed failure):\n"
+        "[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 11)\n"
+        "============================================================\n"
+    )
+    assert (found.kind, found.root_rank) == ("segfault", 1)
+
+
 def test_a_rank_that_ended_without_a_word_outweighs_what_the_others_saw():
     echo = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:45\n"
     found = diagnose(echo + SUMMARY.format(rank=1, code=3))
@@ -1201,6 +1226,35 @@ def test_what_the_machine_counted_tells_what_a_signal_means(where, code, known, 
     exit_code = code if where == "command" else 1
     found = diagnose(log, failures=failures, exit_code=exit_code, **known)
     assert found.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("signal", "known", "kind"),
+    [
+        ("Killed", {"oom_kills": None}, "host-oom-killed"),
+        ("Killed", {"oom_kills": 1}, "host-oom-killed"),
+        ("Killed", {"oom_kills": 0}, "killed-from-outside"),
+        ("Bus error", {"shm_ample": False}, "dataloader-shm-full"),
+        ("Bus error", {"shm_ample": True}, "bus-error"),
+    ],
+)
+def test_what_the_machine_counted_tells_why_a_worker_of_a_loader_died(signal, known, kind):
+    line = f"RuntimeError: DataLoader worker (pid 7) is killed by signal: {signal}. \n"
+    assert diagnose(TRACEBACK + line, exit_code=1, **known).kind == kind
+
+
+def test_a_killed_launcher_outweighs_what_a_helper_thread_saw_of_the_end():
+    thread = (
+        "Traceback (most recent call last):\n"
+        '  File "/python/multiprocessing/resource_sharer.py", line 138, in _serve\n'
+        "    with self._listener.accept() as conn:\n"
+        '  File "/python/multiprocessing/connection.py", line 395, in _recv\n'
+        "    chunk = read(handle, remaining)\n"
+        "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    )
+    killed = diagnose(thread, exit_code=137, oom_kills=0)
+    assert (killed.kind, killed.verdict) == ("killed-from-outside", "retry")
+    assert diagnose(thread + TRACEBACK + "KeyError: 'b'").root_line == "KeyError: 'b'"
 
 
 PEER = (

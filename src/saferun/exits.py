@@ -51,6 +51,7 @@ _NUMBERED = re.compile(
 _CODE = re.compile(
     r"(?:return code = |exit(?:ed)?(?: with)?(?: (?:return )?(?:code|status))?[ =:]{1,12}"
     r"|container rank \d{1,5} status failed cmd \[.{1,3900}\] code "  # paddle's launcher
+    r"|error code[ =:]{1,3}(?=-(?:6|9|11|15)\b)|pid \d{1,9} terminated with code "
     r"|exit code \(|non-zero exit status |exit_code[ =:]{1,3}|exitcode[ =]{1,3})(-?\d{1,3})\b"
 )
 _AGENT_SIGNAL = re.compile(
@@ -68,9 +69,14 @@ _WORDS = (
 )  # fmt: skip
 _KILLED_ALONE = re.compile(
     r"^(?:\S{1,80}: (?:line \d{1,6}: |tasks? [\d,-]{1,40}: )?){0,3}"
-    r"\s{0,4}(?:\d{1,9}\s{1,4})?killed\b"
+    r"\s{0,4}(?:\d{1,9}\s{1,4})?(?:killed\b|(?P<term>terminated(?:$|\s{2})))"
     r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
 )
+# Launchers that end the rest by SIGKILL, Lightning itself too: that tells nothing of the cause.
+_KILL_ALL = re.compile(
+    r"forcefully terminating all other processes|^srun: (?:force )?terminat|^srun: job step aborted"
+)
+_KILLING_LINES = 40
 _NOISE = (
     "sending process", "closing signal", "killing subprocess", "registered signal",
     "signal handler", "stopping process", "signals_to_handle", "unable to shutdown process",
@@ -137,6 +143,21 @@ def kind_of(code: int) -> tuple[str, int] | None:
     return _BY_CODE.get(code, _BY_CODE[1]) if code else None
 
 
+def rank_of(kind: str, lines: Sequence[Line]) -> int | None:
+    """Return the rank that ended as this kind does; None where none or several did.
+
+    The launcher's first one may be another: a peer that saw the crash and raised over it.
+    """
+    ranks = set()
+    for line in lines:
+        if line.rank is not None and "exitcode" in line.text:
+            code = _code(line.text.lower())
+            known = None if code is None else kind_of(code)
+            if known and known[0] == kind:
+                ranks.add(line.rank)
+    return ranks.pop() if len(ranks) == 1 else None
+
+
 def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
     """Return what a log says of exit codes and signals.
 
@@ -148,6 +169,7 @@ def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
     ended: list[Ended] = []
     root: tuple[int, int | None] | None = None  # where its block begins, its rank
     summary = len(lines)  # where the launcher's summary begins to list the ranks
+    killing = -_KILLING_LINES  # where a launcher began to end the rest
     for at, line in enumerate(lines):
         text = line.text.lower()
         if text.strip() == _LISTED:
@@ -159,6 +181,9 @@ def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
         if at in skipped or not any(hint in text for hint in _HINTS):
             continue
         code = _code(text)
+        killing = at if _KILL_ALL.search(text) else killing
+        if code == -9 and killing < at < killing + _KILLING_LINES:
+            continue
         known = None if code is None else kind_of(code)
         if code is not None and known:
             kind, weight = known
@@ -191,4 +216,5 @@ def _code(text: str) -> int | None:
     for word, number in _WORDS:
         if word in text and len(text) < 400:
             return -number
-    return -9 if len(text) < 600 and _KILLED_ALONE.match(text) else None
+    found = _KILLED_ALONE.match(text) if len(text) < 600 else None
+    return (-15 if found["term"] else -9) if found else None

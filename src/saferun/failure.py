@@ -38,8 +38,9 @@ _SILENT = ("child-failed-no-root", "user-args-error")
 # What ends a rank without a word; an abort may follow any other echo, so it explains no other.
 _SILENT_TO_PEERS = (*_SILENT, "abort-unknown", "sigterm-preempted")
 _ENDED_ELSEWHERE = re.compile(
-    r"terminated with (?:signal|exit code)|-- Process \d{1,5} terminated|died with <Signals|"
-    r"-- Tracebacks above this line|[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
+    r"\A.{0,400}terminated with (?:signal|exit code)|-- Process \d{1,5} terminated|"
+    r"died with <Signals|-- Tracebacks above this line|"
+    r"[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
 )
 _BARE = re.compile(r"(?:^|[\s.])\w{1,80}(?:Error|Exception):$")
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
@@ -96,7 +97,8 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
     best = _best(found, ended.root_rank, knowledge, lines)
     if best is None:
         return _diagnosis("unknown", knowledge, telling_line(lines), ended.root_rank, "")
-    rank = best.rank if best.rank is not None else ended.root_rank
+    ranks = (best.rank, exits.rank_of(best.kind, lines), ended.root_rank)
+    rank = next((rank for rank in ranks if rank is not None), None)
     line = telling_line(lines) if best.at < 0 else _root_line(best, lines, knowledge)
     return _diagnosis(best.kind, knowledge, line, rank, best.text)
 
@@ -208,6 +210,8 @@ def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
         return "unknown", WEIGHTS["hint"]
     if _is_wrapper(item):
         return "child-failed-no-root", WEIGHTS["hint"] + 3
+    if item.type == "Error" and not item.headed:  # of any program in the log
+        return "user-exception", WEIGHTS["bare"]
     weight = USER if not _PASSED_ON.search(item.text) else USER - 1
     kind = knowledge.classes.get(item.name)
     if kind == "interrupted":
@@ -312,6 +316,8 @@ def _by_circumstance(best: Match, evidence: Evidence, lines: Sequence[Line]) -> 
         return "stale-rendezvous-store" if int(counts[2]) > int(counts[1]) else best.kind
     if best.kind == "cuda-illegal-access" and _ran_long(evidence, lines[: best.at]):
         return "cuda-illegal-access-sporadic"
+    if "killed by signal" in best.text:  # a DataLoader worker: torch knows no more than the number
+        return _by_machine(best.kind, evidence)
     return best.kind
 
 

@@ -30,10 +30,13 @@ _ANSI = re.compile(
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
 _UNPRINTED = bytes(code for code in (*range(32), 127) if code not in b"\t\n")
 
-# A bar's line has no end before what comes next, so a rank's own line hangs on it.
+# A bar's line has no end before what comes next, so a rank's own line hangs on it; and lines that
+# were copied from a screen have blanks to its edge where their ends were.
 _ON_A_BAR = re.compile(
     rb"(?<=\])(?=\[rank\d{1,5}\]:|\[[EWIF](?:\d{3,4})? |Traceback \(most recent call last\))"
+    rb"|(?:(?<=\])|(?<= {8}))(?=(?:WARNING|ERROR|CRITICAL):[\w.]{1,80}:)"
 )
+_HUNG = (b"][", b"]T", b"]WARNING:", b"]ERROR:", b"        WARNING:", b"        ERROR:")
 
 # One prefix at a time, tried again on what is left. Bounded counts: nothing here can backtrack far.
 _STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
@@ -46,7 +49,7 @@ _PREFIX = re.compile(
     | \[(?:INFO|ERROR|CRITICAL)\][ ]{1,2}(?=[\w.]{1,80}(?:Error|Exception)\b)   # loggers
     | \[\d{4,9}\][ ](?=\S)                               # numbered lines of log viewers
     | \[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:[ ]?   # mpirun --tag-output
-    | [ ]{0,4}(?P<srun>\d{1,5}):[ ](?=[ ]{0,8}\D)         # srun --label
+    | [ ]{0,4}(?P<srun>\d{1,5}):[ ](?=[ ]{0,8}\D|\d{4}-)  # srun --label
     | \(\w{1,60}[ ](?:\w{1,20}[ ])?pid=\d{1,9}(?:,[ ]ip=[\d.]{1,20})?\)[ ]?  # ray
     | \[?"""
     + _STAMP
@@ -260,7 +263,7 @@ def _parts(row: bytes) -> list[bytes]:
 
 def _off_a_bar(part: bytes) -> list[bytes]:
     """Return a bar and the line that hangs on it, apart."""
-    return _ON_A_BAR.split(part) if b"][" in part or b"]T" in part else [part]
+    return _ON_A_BAR.split(part) if any(sign in part for sign in _HUNG) else [part]
 
 
 def _clean(number: int, part: bytes) -> Iterator[Line]:

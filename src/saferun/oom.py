@@ -33,6 +33,7 @@ _OTHERS_SHARE = 0.15
 _LITTLE_SHARE = 0.50  # of the card: what a process may hold and still not be the one that fills it
 _FREE_FACTOR = 1.25
 _FREE_SHARE = 0.05  # of the card: less is what the driver keeps back from a full one
+_NO_SIZE = 2.0**40  # MiB: a number below zero, printed as one without a sign
 
 
 class Memory(NamedTuple):
@@ -52,7 +53,8 @@ def read(text: str) -> Memory:
     idle = _first(said["idle"], said["cached"])
     if idle is None and said["reserved"] is not None and allocated is not None:
         idle = said["reserved"] - allocated
-    held = _first(said["reserved"], said["process"])
+    process = said["process"]
+    held = _first(said["reserved"], process if process and process < _NO_SIZE else None)
     if allocated is not None:
         held = max(held or 0.0, allocated + (idle or 0.0))
     total = _first(said["total"], said["total_old"])

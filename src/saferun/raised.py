@@ -41,6 +41,7 @@ _THROWN = re.compile(rf"raise (?P<type>{_NAME}[A-Z]\w{{0,80}})\(")
 _OTHER = re.compile(
     r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{3,4} |\[[EWIF] |={8}|-{8}"
     r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
+    r"|Process finished with |Error: Process completed|command terminated with |FATAL: "
     r"|'\(\w{1,80}Error\(|During handling|The above exception|\S{1,200}:\d{1,6}: "
 )
 # Another process's last words, which go on with a message only where it speaks of their subject.
@@ -48,14 +49,36 @@ _ELSEWHERE = re.compile(
     r"\s{0,4}(?:(?P<nccl>nccl[A-Z]\w{2,40}: |Last error:)|(?P<http>\(?HTTPS?ConnectionPool\()"
     r"|terminate called|what\(\): )"
 )
+# Words of a program that goes on: what a line (lower case) says is over, or will be tried again.
+# huggingface_hub warns so of requests that it can do without; wandb sends later.
+GOES_ON = re.compile(
+    r"\bretrying\b|\bwill retry\b|\bretry loop\b|\b(?:retry|attempt) \d{1,3} ?(?:/|of) ?\d{1,3}\b"
+    r"|\bskipp(?:ed|ing)\b|\bfalling back\b|\bsuppressed\b|\bignoring\b"
+    r"|\bthrown while requesting\b|^wandb: (?:error|warning) error while calling\b"
+)
+_EXIT_BARRIER = "Error waiting on exit barrier"  # torchrun's agent, when a node has gone before
 _BACKGROUND = (
     "Exception ignored in",
     "Exception in thread",
     "Error in atexit",
     "Error in sys.excep",
 )
+# A thread of multiprocessing's own that shows what failed and serves on (resource_sharer.py): where
+# a job is killed it hears of its peers' end a moment before its own.
+_SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _serve\b")
 _WARNED = re.compile(r"Warning\b")
 _QUOTED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
+
+
+def _after_frames(text: str) -> re.Match[str] | None:
+    """Match an exception of any name, but not a program that begins to speak (`wandb: `)."""
+    if _OTHER.match(text):
+        return None
+    if found := _RAISED.match(text):
+        return found
+    found = _ANY_NAME.match(text)
+    program = found is not None and found["type"].islower() and "." not in found["type"]
+    return None if program else found
 
 
 class Raised(NamedTuple):
@@ -107,7 +130,7 @@ class _Stream:
         elif _DIRECT in text or _DURING in text:
             self.close()
             self._link = "cause" if _DIRECT in text else "context"
-        elif text.startswith(_BACKGROUND):
+        elif text.startswith(_BACKGROUND) or _EXIT_BARRIER in text[:160]:
             self.close()
             self._background = True
         elif self._inside:
@@ -127,7 +150,7 @@ class _Stream:
             self._framed(at, text)
             return
         self._inside = False
-        found = _RAISED.match(text.lstrip()) or _ANY_NAME.match(text.lstrip())
+        found = _after_frames(text.lstrip())
         if found and (found["colon"] or not found["message"].strip() or _looks_raised(found)):
             self._opened(at, found["type"], headed=True)
 
@@ -174,7 +197,8 @@ class _Stream:
             self.close()
 
     def _go_on(self, at: int, text: str) -> None:
-        if _OTHER.match(text) or self._is_elsewhere(text) or len(self._rows) >= MESSAGE_LINES:
+        full = len(self._rows) >= MESSAGE_LINES
+        if full or _OTHER.match(text) or self._is_elsewhere(text) or self._is_over():
             self.close()
         elif text.strip():
             self._rows.append(at)
@@ -186,6 +210,13 @@ class _Stream:
             return False
         subject = found.lastgroup
         return subject is None or subject not in self._reader.said(self._rows[0])
+
+    def _is_over(self) -> bool:
+        """Return whether no message goes on below: it was only mentioned, by a program that goes
+        on, or as any program's `Error: `."""
+        if self._open is None or self._open[2]:
+            return False
+        return self._open[0] == "Error" or bool(GOES_ON.search(self._reader.said(self._rows[0])))
 
     def _opened(self, at: int, kind: str, *, headed: bool) -> None:
         self._rows = [at]
@@ -237,6 +268,7 @@ class _Reader:
         chain: int, link: str, background: bool, headed: bool,
     ) -> None:  # fmt: skip
         text = "\n".join(self._lines[row].text.strip() for row in rows)
+        background = background or _SERVING.search(frames) is not None
         self.done.append(
             Raised(rows[0], rank, kind, rows, text, frames, chain, link, background, headed)
         )

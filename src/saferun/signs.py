@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from saferun.errors import SaferunError
 from saferun.logtext import Line
-from saferun.raised import Raised
+from saferun.raised import GOES_ON, Raised
 
 VERDICTS = ("retry", "mitigate", "stop-user", "stop-hardware", "unknown")
 # Who wins in one log. An exception of the user's own weighs USER: what is below gives way to it.
@@ -28,14 +28,12 @@ _PLAIN_LOSS = 6  # a line that is not part of an exception counts less than one 
 _CONTEXT_LINES = 25
 _HITS = 60  # of one word: the first and the last ones are looked at
 _LAST_LINES = 3
+_LISTS = (
+    *("near", "not_near", "own", "not_own", "not_above"),
+    *("innermost", "anywhere", "not_anywhere"),
+)
 _NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 _WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
-
-# Words of a program that goes on: what a line says is over, or will be tried again.
-_GOES_ON = re.compile(
-    r"\bretrying\b|\bwill retry\b|\bretry loop\b|\b(?:retry|attempt) \d{1,3} ?(?:/|of) ?\d{1,3}\b"
-    r"|\bskipp(?:ed|ing)\b|\bfalling back\b|\bsuppressed\b"
-)
 
 Needle = tuple[str, ...]  # lower-case parts that follow each other
 
@@ -63,6 +61,9 @@ class Sign(NamedTuple):
     types: frozenset[str]
     near: tuple[str, ...]
     not_near: tuple[str, ...]
+    own: tuple[str, ...]
+    not_own: tuple[str, ...]
+    not_above: tuple[str, ...]
     innermost: tuple[str, ...]
     anywhere: tuple[str, ...]
     not_anywhere: tuple[str, ...]
@@ -133,7 +134,7 @@ def _sign(body: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Sign:
     known["weight"] = WEIGHTS[known["weight"]]
     known["says"] = tuple(_needle(text) for text in known.get("says", ()))
     known["types"] = frozenset(known.get("types", ()))
-    for key in ("near", "not_near", "innermost", "anywhere", "not_anywhere"):
+    for key in _LISTS:
         known[key] = tuple(text.lower() for text in known.get(key, ()))
     _known(known["kind"], kinds)
     try:
@@ -171,11 +172,14 @@ def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
     the line, or the one below it, says that it tries again or goes on without."""
     if item.headed:
         return False
-    return any(_GOES_ON.search(line.text.lower()) for line in lines[item.at : item.at + 2])
+    return any(GOES_ON.search(line.text.lower()) for line in lines[item.at : item.at + 2])
 
 
-# torchrun's own word for this machine is no address that anything was sent to
-_SUMMARY_HOST = re.compile(r"\s*host\s{1,20}: ")
+# What tells nothing of the failure that it stands beside: torchrun's words for this machine and for
+# its manual, which are no address that anything was sent to, and a bar that came to its end.
+_BESIDE = re.compile(r"\s*(?:host\s{1,20}: |traceback : to enable)|.{0,200}\b100%\|")
+# Only the traceback of the launcher that passes it on.
+_LAUNCHERS = frozenset(("ChildFailedError", "CalledProcessError"))
 
 
 class _Text:
@@ -197,6 +201,7 @@ class _Text:
         self._shapes = "\n".join(alike)
         self._alike = list(alike.values())
         self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in alike)]
+        self._beside = self._launchers()
         self._around: dict[int, str] = {}
         self._rows: dict[str, tuple[int, ...]] = {}
 
@@ -221,6 +226,15 @@ class _Text:
             yield self._alike[shape]
             at = self._shapes.find(bare, self._starts[shape + 1])
 
+    def _launchers(self) -> set[int]:
+        """Return the lines of launchers' own tracebacks."""
+        rows: set[int] = set()
+        for item in self.raised:
+            row = item.at if item.name in _LAUNCHERS else 0
+            while (row := row - 1) in self.framed:
+                rows.add(row)
+        return rows
+
     def innermost(self, row: int) -> str:
         """Return the last frame of an exception's traceback, "" where there is none."""
         number = self.by_row.get(row)
@@ -232,15 +246,25 @@ class _Text:
         """Return what stands around a line, with its traceback where it is an exception's."""
         if row not in self._around:
             begin, end = max(0, row - _CONTEXT_LINES), row + _CONTEXT_LINES
-            lines = self.lower[begin:end]
-            told = (line for line in lines if not (_is_warning(line) or _SUMMARY_HOST.match(line)))
+            told = (
+                line
+                for at, line in enumerate(self.lower[begin:end], begin)
+                if at not in self._beside and not _is_warning(line) and not _BESIDE.match(line)
+            )
             text = "\n".join(told)
-            number = self.by_row.get(row)
-            if number is not None:
-                item = self.raised[number]
-                text = f"{item.frames.lower()}\n{self.messages[number]}\n{text}"
-            self._around[row] = text
+            self._around[row] = f"{self.own(row)}\n{text}" if row in self.by_row else text
         return self._around[row]
+
+    def own(self, row: int) -> str:
+        """Return an exception's traceback and message, or the line alone."""
+        number = self.by_row.get(row)
+        if number is None:
+            return self.lower[row]
+        return f"{self.raised[number].frames.lower()}\n{self.messages[number]}"
+
+    def above(self, row: int) -> str:
+        """Return the lines that stand above one."""
+        return "\n".join(self.lower[max(0, row - _CONTEXT_LINES) : row])
 
 
 def match(
@@ -296,6 +320,12 @@ def _fits(sign: Sign, text: _Text, row: int) -> bool:
         return False
     if sign.innermost and not any(word in text.innermost(row) for word in sign.innermost):
         return False
+    if sign.own and not any(word in text.own(row) for word in sign.own):
+        return False
+    if any(word in text.own(row) for word in sign.not_own):
+        return False
+    if any(word in text.above(row) for word in sign.not_above):
+        return False
     if not (sign.near or sign.not_near):
         return True
     around = text.around(row)
@@ -307,11 +337,12 @@ def _fits(sign: Sign, text: _Text, row: int) -> bool:
 def _match(sign: Sign, text: _Text, row: int, number: int | None) -> Match:
     if number is not None:
         item = text.raised[number]
-        passed = item.background or goes_on(item, text.lines)
-        weight = min(sign.weight, WEIGHTS["hint"] + 1) if passed else sign.weight
+        weight = min(sign.weight, WEIGHTS["hint"] + 1) if item.background else sign.weight
+        if goes_on(item, text.lines):
+            weight = min(weight, WEIGHTS["hint"] - 1)
         return Match(sign.kind, weight, row, item.rank, item, item.text)
     weight = sign.weight
-    if (_is_warning(text.lower[row]) and not sign.warned) or _GOES_ON.search(text.lower[row]):
+    if (_is_warning(text.lower[row]) and not sign.warned) or GOES_ON.search(text.lower[row]):
         weight = min(weight, WEIGHTS["hint"])
     elif sign.only == "exception":
         weight = WEIGHTS["bare"]
