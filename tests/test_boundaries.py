@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from saferun import __main__ as door
-from saferun import torchrun
+from saferun import sbatch, torchrun
 from saferun.schema import KEYS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -208,6 +208,8 @@ def test_the_keys_of_a_profile_are_these_and_no_more():
         "SAFERUN_RETRIES",
         "SAFERUN_RUN_DIR",
         "SAFERUN_DRY_RUN",
+        "SAFERUN_VERDICT_FILE",
+        *sbatch.OPTIONS,
         *[f"| {code} |" for code in (2, 69, 70, 75, 78, 130)],
         "make demo",
         "make test",
