@@ -31,8 +31,8 @@ def found(environ, torch=TORCH, gpus=(), script=""):
     return [(f.level, f"{f.what} | {f.detail} | {f.mend}") for f in findings if f.level != "ok"]
 
 
-def remark(environ, torch=TORCH, mentioned=()):
-    return verdicts.remark(environ, Facts(torch=torch), TEXT, lambda name: name in mentioned)
+def remark(environ, torch=TORCH):
+    return verdicts.remark(verdicts.idle(environ, torch, TEXT), torch)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,14 @@ def test_a_name_is_judged_by_who_reads_it(name, torch, verdict):
         pytest.param("TORCHINDUCTOR_NO_SUCH_THING", "2.1.0", id="older-torch-than-the-data"),
         pytest.param("TORCHINDUCTOR_NO_SUCH_THING", None, id="torch-unknown"),
         pytest.param("TORCHINDUCTOR_AUTO_CHUNKER", "2.11.0a0+git1", id="between-two-releases"),
+        pytest.param("TORCH_CUDNN_V8_API_ENABLED", "2.0.1", id="older-torch-may-have-read-it"),
+        pytest.param("TORCHINDUCTOR_NPU_BACKEND", TORCH, id="torch-npus"),
+        pytest.param("TORCH_HCCL_BLOCKING_WAIT", TORCH, id="ascends-twin-of-nccls"),
+        pytest.param("TORCH_CNCL_AVOID_RECORD_STREAMS", TORCH, id="cambricons"),
+        pytest.param("TF_CPP_MIN_VLOG_LEVEL", TORCH, id="older-tensorflows"),
+        pytest.param("NCCL_IBEXT_DISABLE", TORCH, id="a-plug-in-named-like-nccls-own"),
+        pytest.param("NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE", TORCH, id="googles"),
+        pytest.param("PET_LOG_LEVEL", TORCH, id="a-program-called-pet"),
     ],
 )
 def test_what_is_not_certain_is_not_called_dead(name, torch):
@@ -121,16 +129,12 @@ def test_many_names_make_no_long_line():
 
 
 @pytest.mark.parametrize(
-    ("environ", "mentioned"),
-    [
-        ({"TORCHINDUCTOR_NOTHING": ""}, ()),
-        ({"TORCHINDUCTOR_NOTHING": "1"}, ("TORCHINDUCTOR_NOTHING",)),
-        ({"HOME": "/x", "NCCL_DEBUG": "INFO"}, ()),
-    ],
-    ids=["exported-empty", "the-script-reads-it", "nothing-wrong"],
+    "environ",
+    [{"TORCHINDUCTOR_NOTHING": ""}, {"HOME": "/x", "NCCL_DEBUG": "INFO"}, {}],
+    ids=["exported-empty", "nothing-wrong", "nothing-set"],
 )
-def test_a_launch_is_silent(environ, mentioned):
-    assert remark(environ, mentioned=mentioned) == ""
+def test_a_launch_is_silent(environ):
+    assert remark(environ) == ""
 
 
 @pytest.mark.parametrize(
@@ -148,6 +152,14 @@ def test_a_launch_is_silent(environ, mentioned):
         ({"NCCL_TIMEOUT": "1800"}, "note", "init_process_group"),
         ({"NCCL_SOME_THING": "1"}, "note", "not known to us"),
         ({"NCCL_IB_TIMOUTS": "1"}, "note", "a similar name: NCCL_IB_TIMEOUT"),
+        ({"TORCHINDUCTOR_USE_CUDAGRAPHS": "0"}, "note", "a similar name: TORCHINDUCTOR_CUDAGRAPHS"),
+        ({"TORCHINDUCTOR_DISABLE": "1"}, "problem", "TORCH_COMPILE_DISABLE=1"),
+        ({"TORCH_NCCL_TIMEOUT": "1800"}, "note", "init_process_group(timeout="),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, "note", "turns TORCH_NCCL_ASYNC_ERROR_HANDLING off"),
+        ({"NCCL_DEBUG": "DEBUG"}, "problem", "knows no such level"),
+        ({"NCCL_NET_GDR_LEVEL": "PBH"}, "problem", "one of LOC, PIX, PXB, PHB, SYS"),
+        ({"NCCL_P2P_LEVEL": "nvl"}, "problem", "knows no such level"),
+        ({"NCCL_DISABLE_IB": "1"}, "note", "a similar name: NCCL_IB_DISABLE"),
         ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:true"}, "problem", "True or False"),
         ({"PYTORCH_ALLOC_CONF": "max_splt_size_mb:128"}, "problem", "max_split_size_mb?"),
         (
@@ -182,6 +194,10 @@ def test_a_finding_says_what_is_wrong(environ, level, words):
         {"CUDA_HOME": "/usr/local/cuda", "NCCL_VERSION": "2.27.3"},
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:128"},
         {"NCCL_P2P_DISABLE": "1"},
+        {"KMP_DUPLICATE_LIB_OK": "TRUE"},
+        {"NCCL_DEBUG": "warn", "NCCL_P2P_LEVEL": "5", "NCCL_NET_GDR_LEVEL": "SYS"},
+        {"OMP_STACKSIZE": "64M", "OMP_PROC_BIND": "close"},
+        {"TF_GPU_ALLOCATOR": "cuda_malloc_async"},
     ],
     ids=lambda environ: "-".join(environ),
 )
@@ -345,6 +361,37 @@ def test_a_launch_says_nothing_of_what_its_script_reads(place):
     done = place(*LAUNCH, TORCH_COMPILE_DISABLE_CUDAGRAPHS="1")
     assert done.stdout == "1\n"
     assert "no reader" not in done.stderr
+
+
+def test_a_launch_says_nothing_of_what_a_module_beside_its_script_reads(place):
+    (place.script.parent / "model.py").write_text("X = 'NCCL_ALGOS'\n")
+    done = place(*LAUNCH, NCCL_ALGOS="ring", NCCL_DEUBG="INFO")
+    (said,) = [line for line in done.stderr.splitlines() if "no reader" in line]
+    assert "saferun: NCCL_DEUBG (NCCL_DEBUG?) has no reader" in said
+
+
+def test_a_launch_of_code_that_lies_elsewhere_speaks_only_of_what_no_code_could_mean():
+    line = CommandLine((), {"module": "1"}, "torchtitan.train", ())
+    exported = {"TORCHINDUCTOR_NOBODYS": "1", "NCCL_DEUBG": "INFO"}
+    said = settings.remark(line, {}, Facts(torch=TORCH), exported, "/nonexistent")
+    assert said == "NCCL_DEUBG (NCCL_DEBUG?) has no reader in torch 2.13.0 (see: saferun doctor)"
+
+
+@pytest.mark.parametrize(
+    ("script", "level"),
+    [
+        ("os.environ.get('{}')", "ok"),
+        ("os.environ['{}'] = '1800'", "note"),
+        ("", "note"),
+    ],
+    ids=["reads-it", "only-sets-it", "knows-nothing-of-it"],
+)
+@pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT", "TORCH_NCCL_OUR_TIMEOUT"])
+def test_a_plan_knows_what_the_jobs_code_reads_itself(tmp_path, script, level, name):
+    (tmp_path / "t.py").write_text(script.format(name))
+    line, exported = CommandLine((), {}, "t.py", ()), {name: "1800"}
+    (one,) = settings.findings(line, Facts(torch=TORCH), exported, str(tmp_path))
+    assert one.level == level
 
 
 @pytest.mark.parametrize(

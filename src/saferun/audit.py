@@ -9,7 +9,7 @@ was written by hand, with sources (knowledge/settings.yaml); what undoes what is
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from saferun import conflicts, knowledge, masking, readers
@@ -30,10 +30,14 @@ class _Known(NamedTuple):
     settings: Mapping[str, Any]  # of settings.yaml
     torch: str | None
     calls: Calls | None
+    spoken_of: Collection[str]
 
 
 def findings(
-    environ: Mapping[str, str], facts: Facts, calls: Calls | None = None
+    environ: Mapping[str, str],
+    facts: Facts,
+    calls: Calls | None = None,
+    spoken_of: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Return what there is to say about every setting of an environment, problems first.
 
@@ -41,9 +45,10 @@ def findings(
         environ: the user's own.
         facts: for torch's release and the GPUs.
         calls: what the script does itself, where it is known (`scriptcalls.read_script`).
+        spoken_of: names of which the job's own code speaks.
     """
     settings = knowledge.load_settings(environ)["settings"]
-    known = _Known(knowledge.variables_text(), settings, facts.torch, calls)
+    known = _Known(knowledge.variables_text(), settings, facts.torch, calls, spoken_of)
     found = [_printable(one) for one in conflicts.findings(environ, facts, settings)]
     told = " ".join(finding.what for finding in found)
     for name in concerned(environ):
@@ -56,9 +61,12 @@ def findings(
 def _about(name: str, value: str, known: _Known) -> Finding:
     verdict, entry = judge(name, known.torch, known.text), known.settings.get(name, {})
     shown = _shown(name, value)
-    if "dead" in entry or verdict.kind in DOES_NOTHING:
-        return _idle(shown, verdict, entry, known.torch)
-    if verdict.kind != "read" and not entry:
+    if ("dead" in entry and "quiet" in entry) or verdict.kind in DOES_NOTHING:
+        if name in known.spoken_of and name not in (known.calls.assigned if known.calls else ()):
+            words = "of libraries none reads it; the job's own code names it"
+            return Finding(OK, AREA, f"{shown} is for code of your own", words, "")
+        return _idle(shown, name, verdict, entry, known)
+    if verdict.kind != "read" and ("dead" in entry or not entry):
         return _strange(shown, name, verdict, known.text)
     level, what, mend = _weighed(name, value, verdict, known)
     told = [entry.get("does", ""), f"read by {entry.get('reader') or _who(verdict.by)}"]
@@ -84,7 +92,9 @@ def _source(entry: Mapping[str, Any]) -> str:
     return f" <{entry['source']}>" if "source" in entry else ""
 
 
-def _idle(shown: str, verdict: Verdict, entry: Mapping[str, Any], torch: str | None) -> Finding:
+def _idle(
+    shown: str, name: str, verdict: Verdict, entry: Mapping[str, Any], known: _Known
+) -> Finding:
     """Nothing reads it here."""
     if "dead" in entry:
         detail, level = entry["dead"] + _source(entry), NOTE if entry.get("quiet") else PROBLEM
@@ -93,25 +103,33 @@ def _idle(shown: str, verdict: Verdict, entry: Mapping[str, Any], torch: str | N
         mend = f"if {verdict.near} is meant, write that"
         detail = "neither torch nor a library that comes with it reads such a name"
         return Finding(PROBLEM, AREA, f"{shown} has no known reader", detail, mend)
-    what = f"{shown} has no reader in torch {torch}"
+    what = f"{shown} has no reader in torch {known.torch}"
     if verdict.kind == "gone":
         detail = f"{verdict.near} was the last to read it ({_where(verdict.by[0])})"
         return Finding(PROBLEM, AREA, what, detail, "leave it out")
     if verdict.kind == "later":
         detail = f"{verdict.near} is the first that reads it ({_where(verdict.by[0])})"
         return Finding(PROBLEM, AREA, what, detail, f"it needs {verdict.near}")
-    return Finding(PROBLEM, AREA, what, "only torch could read a name like this", "leave it out")
+    detail = "of libraries, only torch could read a name like this; code of your own may"
+    mend = _similar(name, known.text) or "leave it out, if it is not yours"
+    return Finding(NOTE, AREA, what, detail, mend)
 
 
 def _strange(shown: str, name: str, verdict: Verdict, text: str) -> Finding:
     if verdict.kind == "foreign":
         detail = f"read by {verdict.near or 'other programs, or for building'}"
         return Finding(OK, AREA, f"{shown} is not torch's nor NCCL's own", detail, "")
+    detail = "it may be read by other code"
+    return Finding(NOTE, AREA, f"{shown} is not known to us", detail, _similar(name, text))
+
+
+def _similar(name: str, text: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, readers.names(text), 1, 0.85)
-    mend = f"a similar name: {near[0]}" if near else ""
-    return Finding(NOTE, AREA, f"{shown} is not known to us", "it may be read by other code", mend)
+    words = sorted(name.split("_"))  # NCCL_DISABLE_IB
+    near = [known for known in readers.names(text) if sorted(known.split("_")) == words]
+    near += difflib.get_close_matches(name, readers.names(text), 1, 0.85)
+    return f"a similar name: {near[0]}" if near else ""
 
 
 def _weighed(name: str, value: str, verdict: Verdict, known: _Known) -> tuple[str, str, str]:

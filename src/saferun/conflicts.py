@@ -20,6 +20,15 @@ OLD_ALLOCATOR, ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 NVLINKED = r"SXM|HGX|HBM3|H200|B200|B300|GH200|GB200"
 
 
+NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_PATHS = r"\d+|LOC|NVL|NVB|C2C|PIX|PXB|P2C|PXN|PHB|SYS"  # as topoPathTypeStr has them
+LEVELS = {
+    "NCCL_DEBUG": ("(?i)version|warn|info|abort|trace", "NCCL_DEBUG=WARN, or INFO"),
+    "NCCL_P2P_LEVEL": (_PATHS, "one of LOC, NVL, PIX, PXB, PHB, SYS"),
+    "NCCL_NET_GDR_LEVEL": (_PATHS, "one of LOC, PIX, PXB, PHB, SYS"),
+}
+
+
 def findings(
     environ: Mapping[str, str], facts: Facts, settings: Mapping[str, Any]
 ) -> Iterator[Finding]:
@@ -35,6 +44,7 @@ def findings(
     yield from _allocator_values(environ)
     yield from _graphs(environ)
     yield from _nvlink(environ, facts)
+    yield from _levels(environ, facts)
     yield from _threads(environ)
     yield from _openmp(environ)
 
@@ -105,6 +115,16 @@ def _nvlink(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
         yield Finding(PROBLEM, AREA, what, detail, "unset NCCL_P2P_DISABLE")
 
 
+def _levels(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
+    """NCCL takes these words only, and what else is given as if nothing were (NCCL's paths.cc)."""
+    for name, (known, instead) in LEVELS.items():
+        value = environ.get(name, "")
+        rccl = "rocm" in (facts.torch or "")  # AMD's has words of its own
+        if value and not rccl and not re.fullmatch(known, value):
+            what = f"{name}={value[:40]}: NCCL knows no such level, and takes its default"
+            yield Finding(PROBLEM, AREA, what, f"<{NCCL_GUIDE}>", instead)
+
+
 def _threads(environ: Mapping[str, str]) -> Iterator[Finding]:
     """The value is a list of positive numbers (OpenMP 5.2, 21.1.2); libgomp ignores any other."""
     value = environ.get("OMP_NUM_THREADS")
@@ -118,7 +138,8 @@ def _threads(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _openmp(environ: Mapping[str, str]) -> Iterator[Finding]:
-    names = sorted(name for name in environ if name.startswith("KMP_"))
+    exempt = {"KMP_DUPLICATE_LIB_OK"}  # only speaks where Intel's is loaded, and says so then
+    names = sorted(name for name in environ if name.startswith("KMP_") and name not in exempt)
     preloaded = "iomp" in environ.get("LD_PRELOAD", "")
     if names and not preloaded:
         what = f"{', '.join(names)}: read by Intel's and LLVM's OpenMP only"

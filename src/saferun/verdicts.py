@@ -1,7 +1,8 @@
 """Pure: does a variable of this name do anything under this torch?
 
     judge(name, torch, text) -> what is known about one name
-    remark(environ, facts, text, mentioned) -> the one line of a launch
+    idle(environ, torch, text) -> the names that do nothing
+    remark(idle, torch) -> the one line of a launch
 
 This is the launch's part of the settings audit (audit.py has the page): it reads no YAML. False
 alarms are worse than silence, so that a launch speaks only of what torch's own source proves, of a
@@ -11,11 +12,10 @@ name that only torch could read, and of a name one slip away from a real one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from saferun import readers
-from saferun.model import Facts
 from saferun.readers import Reader
 
 FAMILIES = (
@@ -33,8 +33,8 @@ class Verdict(NamedTuple):
     """What is known about a name.
 
     `kind` is "read"; "dead" (known to do nothing), "gone" or "later" (another torch reads it),
-    "misspelt", "owned" (only torch could read it, and does not): these do nothing; "foreign" or
-    "unknown": nothing can be said.
+    "misspelt", "owned" (of libraries, only torch could read it, and does not): these do nothing;
+    "foreign" or "unknown": nothing can be said.
     """
 
     kind: str
@@ -56,29 +56,28 @@ def concerned(environ: Mapping[str, str]) -> list[str]:
     return sorted(name for name in found if name.isascii() and name.isidentifier())
 
 
-def remark(
-    environ: Mapping[str, str], facts: Facts, text: str, mentioned: Callable[[str], bool]
-) -> str:
-    """Return one line about the settings that have no reader here, "" where there is none.
+def idle(environ: Mapping[str, str], torch: str | None, text: str) -> dict[str, Verdict]:
+    """Return the settings of an environment that do nothing, unless the job's code reads them.
 
     Args:
         environ: the user's own.
-        facts: for torch's release.
+        torch: the installed release; None where it is not known.
         text: of knowledge/variables.yaml; "" where it did not travel along.
-        mentioned: whether the user's script speaks of a name, and may read it itself.
     """
-    if not text:
-        return ""
-    given = [name for name in concerned(environ) if environ[name]]
-    verdicts = {name: judge(name, facts.torch, text) for name in given}
-    idle = [name for name, v in verdicts.items() if v.kind in DOES_NOTHING and not mentioned(name)]
+    given = [name for name in concerned(environ) if environ[name]] if text else []
+    verdicts = {name: judge(name, torch, text) for name in given}
+    return {name: verdict for name, verdict in verdicts.items() if verdict.kind in DOES_NOTHING}
+
+
+def remark(idle: Mapping[str, Verdict], torch: str | None) -> str:
+    """Return one line about settings that have no reader, "" where there is none."""
     if not idle:
         return ""
-    told = [name + _hint(verdicts[name]) for name in idle[:SHOWN]]
+    told = [name + _hint(idle[name]) for name in list(idle)[:SHOWN]]
     told += [f"{len(idle) - SHOWN} more"] if len(idle) > SHOWN else []
-    torch = f"torch {facts.torch.partition('+')[0]}" if facts.torch else "torch"
+    where = f"torch {torch.partition('+')[0]}" if torch else "torch"
     have = "has" if len(idle) == 1 else "have"
-    return f"{_and(told)} {have} no reader in {torch} (see: saferun doctor)"
+    return f"{_and(told)} {have} no reader in {where} (see: saferun doctor)"
 
 
 def _and(words: Sequence[str]) -> str:
@@ -111,7 +110,7 @@ def judge(name: str, torch: str | None, text: str) -> Verdict:
     if _listed(name, readers.listed(text, "others")) or _rccl(name, torch):
         return Verdict("foreign")
     if by is not None:
-        return Verdict("dead")
+        return Verdict("dead" if torch is None or _covers(torch, text) else "unknown")
     known = (*readers.names(text), *driver)
     near = _with_prefix(name, known) or slip(name, known)
     if near:

@@ -1,0 +1,107 @@
+"""What a job's own code speaks of, asked only where a setting seems to have no reader.
+
+A script may read a variable that looks like torch's, and more often a module beside it does. Text
+is searched, nothing is run or imported; a moment's search must do, since a launch waits for it, and
+working directories can hold millions of files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator
+
+from saferun.model import CommandLine
+
+SECONDS = 0.15
+MOST_BYTES = 1 << 20  # of one file
+NOT_OURS = ("site-packages", "dist-packages", "node_modules", "__pycache__")
+
+
+def script_text(line: CommandLine, cwd: str) -> str:
+    """Return the text of the script; "" for a module, and for what cannot be read as a file."""
+    if line.script is None or "module" in line.given:
+        return ""
+    return _read(os.path.join(cwd, line.script))
+
+
+def mentioned(names: Collection[str], line: CommandLine, cwd: str) -> tuple[frozenset[str], bool]:
+    """Return which names the job's code speaks of, and whether all of that code was looked at.
+
+    The code is the script, and the Python files below its directory and below the working
+    directory.
+
+    Args:
+        names: of variables.
+        line: the user's words.
+        cwd: where the job starts.
+    """
+    home = _home(line, cwd)
+    if not home:
+        return frozenset(), False
+    left, until = set(names), time.monotonic() + SECONDS
+    for path in _python_files([*home, cwd], until):
+        if path is None or not left:
+            break
+        text = _read(path)
+        left = {name for name in left if name not in text}
+    else:
+        return frozenset(names) - left, True
+    return frozenset(names) - left, not left
+
+
+def _home(line: CommandLine, cwd: str) -> list[str]:
+    """Return the script and its directory, or a module's own; nothing where they are elsewhere."""
+    if line.script is None:
+        return []
+    if "module" in line.given:
+        top = os.path.join(cwd, line.script.partition(".")[0])
+        return [found for found in (top, f"{top}.py") if os.path.exists(found)]
+    path = os.path.join(cwd, line.script)
+    return [path, os.path.dirname(path)] if os.path.isfile(path) else []
+
+
+def _python_files(places: list[str], until: float) -> Iterator[str | None]:
+    """Yield each Python file at or below some places once; None, and no more, when time is up."""
+    todo, seen = list(reversed(places)), set[str]()
+    while todo:
+        place = todo.pop()
+        if os.path.isfile(place):
+            yield place
+            continue
+        folder = os.path.realpath(place)  # links may make a ring
+        for entry in () if folder in seen else _entries(folder):
+            if time.monotonic() > until:
+                yield None
+                return
+            if entry.name.endswith(".py") or _is_package_folder(entry):
+                todo.append(entry.path)
+        seen.add(folder)
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError:  # a file, or a folder that is not ours to read
+        return
+
+
+def _is_package_folder(entry: os.DirEntry[str]) -> bool:
+    if entry.name.startswith(".") or entry.name in NOT_OURS:
+        return False
+    try:
+        virtual = os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
+        return entry.is_dir() and not virtual
+    except OSError:
+        return False
+
+
+def _read(path: str) -> str:
+    try:
+        if not os.path.isfile(path):  # a pipe would be emptied, or never end
+            return ""
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_BYTES)
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,96 @@
+"""What a job's own code speaks of: its script, and the modules beside it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from saferun import jobcode
+from saferun.model import CommandLine
+
+NAME = "TORCHINDUCTOR_OUR_SWITCH"
+READS = f"import os\nos.environ.get({NAME!r})\n"
+
+
+def line(script, module=False):
+    return CommandLine((), {"module": "x"} if module else {}, script, ())
+
+
+def write(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "given"),
+    [
+        ({"t.py": READS}, line("t.py")),
+        ({"t.py": "", "model.py": READS}, line("t.py")),
+        ({"scripts/t.py": "", "src/ours/a/b.py": READS}, line("scripts/t.py")),
+        ({"ours/train.py": "", "ours/model.py": READS}, line("ours.train", module=True)),
+        ({"train.py": READS}, line("train", module=True)),
+        ({"train": READS}, line("train")),
+        ({"t.py": "", "env/atari.py": READS}, line("t.py")),
+    ],
+    ids=[
+        "script",
+        "beside-it",
+        "elsewhere-in-the-project",
+        "package",
+        "module",
+        "no-py-ending",
+        "env-of-rl",
+    ],
+)
+def test_a_name_is_found_in_the_jobs_code(tmp_path, files, given):
+    write(tmp_path, files)
+    assert jobcode.mentioned([NAME, "NCCL_OTHER"], given, str(tmp_path)) == ({NAME}, True)
+
+
+def test_the_script_s_own_neighbours_count_wherever_the_job_starts(tmp_path):
+    write(tmp_path, {"project/t.py": "", "project/model.py": READS, "elsewhere/x.py": ""})
+    given = line(str(tmp_path / "project" / "t.py"))
+    assert jobcode.mentioned([NAME], given, str(tmp_path / "elsewhere")) == ({NAME}, True)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"run.sh": f"export {NAME}=1\n"},
+        {"env/lib/m.py": READS, "env/pyvenv.cfg": ""},
+        {"lib/site-packages/torch/m.py": READS},
+        {".git/m.py": READS},
+    ],
+    ids=["shell", "venv", "installed", "hidden"],
+)
+def test_what_is_no_code_of_the_job_does_not_count(tmp_path, files):
+    write(tmp_path, {"t.py": "", **files})
+    assert jobcode.mentioned([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [line(None), line("nowhere.py"), line("torchtitan.train", module=True)],
+    ids=["no-script", "no-such-script", "installed-module"],
+)
+def test_code_that_is_elsewhere_was_not_looked_at(tmp_path, given):
+    assert jobcode.mentioned([NAME], given, str(tmp_path)) == (frozenset(), False)
+
+
+def test_a_ring_of_links_and_what_cannot_be_read_are_no_trouble(tmp_path):
+    write(tmp_path, {"t.py": "", "a/m.py": "\0\xff"})
+    (tmp_path / "a" / "back").symlink_to(tmp_path)
+    (tmp_path / "a" / "again").symlink_to(tmp_path)
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.py")
+    assert jobcode.mentioned([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
+
+
+def test_a_search_that_takes_too_long_says_that_not_all_was_seen(tmp_path, monkeypatch):
+    write(tmp_path, {"t.py": "", "m.py": READS})
+    monkeypatch.setattr(jobcode, "SECONDS", -1)
+    assert jobcode.mentioned([NAME], line("t.py"), str(tmp_path)) == (frozenset(), False)
+    (tmp_path / "t.py").write_text(READS)
+    assert jobcode.mentioned([NAME], line("t.py"), str(tmp_path)) == ({NAME}, True)
