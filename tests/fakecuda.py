@@ -21,7 +21,7 @@ GPU {bus}
     Persistence Mode                      : {persistence}
     MIG Mode
         Current                           : {mig}
-        Pending                           : {mig}
+        Pending                           : {pending}
     GPU UUID                              : {uuid}
     Minor Number                          : {minor}
     GPU Recovery Action                   : {action}
@@ -120,7 +120,7 @@ def card(number: int = 0, holders: dict[int, str] | None = None, **told: str) ->
         "used": "3",
         "processes": processes or "                             : None",
     }
-    return CARD.format(**{**known, **told})
+    return CARD.format(**{"pending": told.get("mig", "Disabled"), **known, **told})
 
 
 class Machine:

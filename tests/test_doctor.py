@@ -118,6 +118,29 @@ def test_the_command_prints_a_page_and_ends_with_1_where_there_is_a_problem(desk
     assert all(len(line.split()) == 1 for line in wide), wide  # a path or an address
 
 
+@pytest.mark.parametrize(
+    ("where", "status", "said"),
+    [
+        (">&-", 0, ""),
+        ("--json >&-", 0, ""),
+        ("> /dev/full", 69, "saferun: the output cannot be written: No space left on device"),
+    ],
+    ids=["closed", "json-closed", "full"],
+)
+def test_a_page_that_nobody_can_read_is_no_traceback(desk, where, status, said):
+    script = f"{shlex.quote(sys.executable)} -m saferun doctor {where}"
+    words = ["bash", "-c", script]
+    done = subprocess.run(words, env=desk.environ(), cwd=desk.cwd, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (status, said)
+
+
+def test_a_driver_s_words_that_the_terminal_cannot_show_are_no_traceback(desk):
+    machine(desk.bin, report([fields(0, **{"Product Name": "NVIDIA 显卡"})]), 1)
+    done = desk.command(PYTHONIOENCODING="latin-1")
+    assert "NVIDIA \\u663e\\u5361" in done.stdout
+    assert done.stderr == ""
+
+
 def test_json_holds_findings_and_facts(desk):
     machine(desk.bin, report([fields(0)]), 1)
     told = json.loads(desk.command("--json").stdout)
@@ -297,6 +320,7 @@ def test_recovery_comes_first_and_the_trial_is_said_once(desk):
     machine(desk.bin, report([fields(0), fields(1)]), 2)
     found = doctor.examine(desk.environ(), str(desk.cwd), recover=True).findings
     assert len(found) == len(set(found))
+    assert sum("made a context" in f.what for f in found) == 1
 
 
 # --- its parts
@@ -416,6 +440,13 @@ def test_the_page_has_problems_first_and_fits_80_columns():
     titles = [line for line in lines[1:] if line and not line.startswith(" ")]
     assert titles == ["problems", "notes", "fine"]
     assert all(len(line) <= 80 or "https://" in line for line in lines)
+
+
+def test_the_page_fits_a_narrow_terminal_as_far_as_it_can_be_read():
+    sample = [Finding(NOTE, "limits", "few files " * 20, "", "more of them " * 9)]
+    for columns, width in ((64, 64), (200, 80), (10, 50), (0, 50)):
+        longest = max(map(len, doctor_page.page(sample, columns=columns).splitlines()))
+        assert width - 10 < longest <= width
 
 
 def test_a_command_to_copy_stands_on_one_line():

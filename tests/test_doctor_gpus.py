@@ -290,6 +290,30 @@ def test_a_hanging_program_is_a_problem():
     assert (found[0].level, "did not end" in found[0].what) == (PROBLEM, True)
 
 
+@pytest.mark.parametrize(
+    "trouble", ["cannot be run (Exec format error)", "it wrote more than 8 MiB"]
+)
+def test_a_program_that_is_no_nvidia_smi_is_not_said_to_hang(trouble):
+    broken = Smi("/opt/nvidia-smi", status=None, trouble=trouble, said="y" * 300)
+    (found,) = checks_driver.presence(FILES, broken, Cuda())
+    assert (found.level, "by hand" in found.mend, len(found.detail) < 100) == (PROBLEM, True, True)
+
+
+def test_a_report_that_comes_with_a_complaint_is_not_quoted(tmp_path):
+    (tmp_path / "q.txt").write_text(report([fields(0)]))
+    complaint = "WARNING: infoROM is corrupted at gpu 0000:1A:00.0"
+    program(tmp_path, {"-q": f"cat {tmp_path}/q.txt; echo '{complaint}' >&2; exit 14"})
+    seen = nvidia.ask_smi({"PATH": f"{tmp_path}:/bin"}, (), time.monotonic() + 10)
+    assert seen.said == complaint
+    assert len(seen.report.cards) == 1
+
+
+def test_what_cannot_be_a_count_is_none():
+    wrong = {"ECC Errors/Volatile/DRAM Uncorrectable": "-3", "FB Memory Usage/Used": "-1 MiB"}
+    width = {"PCI/GPU Link Info/Link Width/Current": "-16x"}
+    assert [f.level for f in judged({**wrong, **width})] == [OK]
+
+
 def test_the_gpu_that_hangs_is_named_where_the_others_answer():
     hung = told(fields(0), status=None, trouble="it did not end within 6 s", silent=(bus(1),))
     found = {f.area: f for f in checks_driver.presence(FILES, hung, Cuda())}
@@ -298,9 +322,10 @@ def test_the_gpu_that_hangs_is_named_where_the_others_answer():
 
 def test_a_lost_gpu_is_named_by_its_number():
     said = f"Unable to determine the device handle for GPU1: {bus(1)}: Unknown Error\n"
-    lost = Smi("/usr/bin/nvidia-smi", smi.parse(said + report([fields(0)])), 0)
-    found = {f.area: f for f in checks_driver.presence(FILES, lost, Cuda())}
-    assert (found["GPU 1"].level, found["GPU 1"].detail) == (PROBLEM, bus(1))
+    read = smi.parse(said + report([fields(0)]))
+    lost = Smi("/usr/bin/nvidia-smi", read, 15, "exit status 15")
+    (found,) = checks_driver.presence(FILES, lost, Cuda())
+    assert (found.area, found.level, found.detail) == ("GPU 1", PROBLEM, bus(1))
 
 
 def test_a_slow_program_is_a_note_where_each_gpu_answers_alone():
@@ -315,8 +340,9 @@ def test_a_slow_program_is_a_note_where_each_gpu_answers_alone():
         (Files(), NOTE, "no NVIDIA driver"),
         (Files(amd=True), NOTE, "AMD GPUs"),
         (Files(pci=8), PROBLEM, "8 NVIDIA GPUs on the PCI bus, and no driver"),
+        (Files(nodes={"nvidiactl": "ok"}), PROBLEM, "neither nvidia-smi nor /proc/driver/nvidia"),
     ],
-    ids=["nothing", "AMD", "no driver"],
+    ids=["nothing", "AMD", "no driver", "nodes alone"],
 )
 def test_a_machine_without_a_driver_is_told_from_one_without_gpus(files, level, words):
     (found,) = checks_driver.presence(files, Smi(), Cuda())
@@ -372,6 +398,11 @@ def test_gpus_are_counted_on_the_bus_without_those_of_virtual_machines(tmp_path)
         if driver:
             (tmp_path / base / "driver").symlink_to(f"/drivers/{driver}")
     assert seen_in(tmp_path).pci == 2
+
+
+def test_device_nodes_are_seen_where_the_drivers_files_are_not_shown(tmp_path):
+    written(tmp_path, {"dev/nvidiactl": ""})
+    assert seen_in(tmp_path).nodes == {"nvidiactl": "ok", "nvidia-uvm": "missing"}
 
 
 def test_an_empty_machine_shows_nothing(tmp_path):

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from saferun import gpu
 from saferun.doctor import checks_host, host, kernellog
 from saferun.doctor.vitals import Clock, Disk, Limits, Memory, Tools, Torch
 from saferun.findings import NOTE, OK, PROBLEM
@@ -325,6 +326,13 @@ TWO = GpuFacts((Gpu(0, "GPU-a", "H200"), Gpu(1, "GPU-b", "H200")), "proc")
 NONE = GpuFacts()
 
 
+def seen(visible):
+    """What is found with this CUDA_VISIBLE_DEVICES where the GPUs differ."""
+    mixed = gpu.Machine((Gpu(0, "GPU-a", "H200"), Gpu(1, "GPU-b", "L4")))
+    gpus, remark = gpu.visible(mixed, visible)
+    return GpuFacts(gpus, "proc", remark)
+
+
 @pytest.mark.parametrize(
     ("environ", "facts", "expected"),
     [
@@ -338,8 +346,28 @@ NONE = GpuFacts()
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, TWO, [OK]),
         ({"CUDA_VISIBLE_DEVICES": ""}, NONE, [NOTE]),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, NONE, [NOTE]),
-        ({"CUDA_VISIBLE_DEVICES": "5"}, GpuFacts(warning="'5' names no GPU"), [PROBLEM]),
-        ({"CUDA_VISIBLE_DEVICES": "0,5"}, TWO._replace(warning="'5' names no GPU"), [PROBLEM]),
+        (
+            {"CUDA_VISIBLE_DEVICES": "5"},
+            seen("5"),
+            [PROBLEM],
+        ),
+        (
+            {"CUDA_VISIBLE_DEVICES": "0,5"},
+            seen("0,5"),
+            [PROBLEM],
+        ),
+        (
+            {"CUDA_VISIBLE_DEVICES": "0"},
+            seen("0"),
+            [NOTE],
+        ),
+        ({}, TWO._replace(warning="nvidia-smi -L: exit status 15"), [NOTE]),
+        ({}, GpuFacts(warning="nvidia-smi -L: it printed nothing"), [PROBLEM]),
+        (
+            {"CUDA_VISIBLE_DEVICES": "0"},
+            GpuFacts(warning="nvidia-smi -L: it printed nothing"),
+            [PROBLEM],
+        ),
         (
             {
                 "SLURM_STEP_ID": "0",

@@ -19,7 +19,7 @@ import pytest
 from fakecuda import PROGRAM, ROOT, Machine, card, compiled, try_gpus, uuid
 
 from saferun import clearance, cuda_errors, preflight, preflight_page
-from saferun.findings import NOTE, PROBLEM
+from saferun.findings import NOTE, OK, PROBLEM
 from saferun.model import Gpu, GpuFacts
 
 A, B, C = (uuid(number) for number in range(3))
@@ -228,6 +228,15 @@ def test_a_gpu_that_cuda_does_not_show_is_missed_and_left_out(visible):
 )
 def test_what_is_not_certain_is_not_missed(facts):
     assert preflight_page.judge(document(device(0)), facts, 20).well
+
+
+def test_a_gpu_that_nvidia_smi_does_not_list_is_noted_and_stops_nobody():
+    shown = document(device(0), device(1), device(2))
+    judged = preflight_page.judge(shown, THREE._replace(gpus=THREE.gpus[:2]), 20)
+    assert judged.well
+    (note,) = [f for f in judged.findings if f.level == NOTE]
+    assert (note.what, C in note.detail) == ("CUDA shows 3, nvidia-smi lists 2 of them", True)
+    assert [f.level for f in preflight_page.judge(shown, THREE, 20).findings] == [OK]
 
 
 def test_the_number_in_the_job_is_told_where_it_is_another():

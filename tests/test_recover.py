@@ -267,9 +267,10 @@ def test_a_driver_that_wants_a_reboot_gets_no_reset(stand):
 NOT_NOW = {
     "the profile says never": ({"reset": "never"}, {}, "gpu_reset is never"),
     "not root": ({"root": False}, {}, "root"),
-    "in a container": ({"sees_all": False}, {}, "container"),
+    "in a container": ({"sees_all": False}, {}, "cannot be seen"),
     "the lock is shared": ({"alone": lambda: False}, {}, "lock"),
     "MIG": ({}, {"mig": "Enabled"}, "MIG"),
+    "MIG from the next reset on": ({}, {"pending": "Enabled"}, "come back in MIG mode"),
     "a process on it": ({}, {"holders": {4711: "python"}}, "pid 4711 (python)"),
 }
 
@@ -293,6 +294,71 @@ def test_a_gpu_that_somebody_has_open_is_not_reset(stand):
         (finding,) = stand.reset().findings
     assert f"pid {process.pid}" in finding.what
     assert not stand.was_reset
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")
+def test_a_gpu_that_a_container_has_open_under_another_name_is_not_reset(stand):
+    stand.smi.reports(card())
+    node = stand.dev / "accelerator5"
+    os.mknod(node, 0o20600, os.makedev(leftovers.NVIDIA_MAJOR, 0))
+    held = os.open(node, os.O_PATH)  # there is no driver to open it otherwise
+    try:
+        (finding,) = stand.reset().findings
+    finally:
+        os.close(held)
+    assert f"in use by pid {os.getpid()}" in finding.what
+    assert not stand.was_reset
+
+
+def test_a_process_that_comes_while_memory_is_waited_for_keeps_the_reset_away(stand):
+    stand.smi.reports(card(), look=0)
+    stand.smi.reports(card(holders={4711: "python"}))
+    done = stand.recover(DRAIN, RESET, reset="when-idle", alone=lambda: True, suspects=[A])
+    assert "in use by pid 4711 (python)" in done.findings[0].what
+    assert not stand.was_reset
+
+
+def test_the_lock_is_asked_last_of_all(stand):
+    """It says who runs on the GPU at that moment; everything else has been looked at before."""
+    asked: list[bool] = []
+
+    def alone():
+        asked.append(stand.was_reset)
+        return True
+
+    for told in ({"holders": {4711: "python"}}, {"mig": "Enabled"}):
+        stand.smi.reports(card(**told))
+        stand.reset(alone=alone)
+    assert asked == []
+    stand.smi.reports(card())
+    stand.reset(alone=alone)
+    assert asked == [False]
+    assert stand.was_reset
+
+
+HIDDEN = {
+    "another pid namespace": ("unshare", "--pid", "--fork", "--mount-proc"),
+    "another user namespace": ("unshare", "--user", "--map-root-user"),
+    "no right to look": ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"),
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and rights are root's to change")
+@pytest.mark.parametrize("wrapper", HIDDEN.values(), ids=HIDDEN)
+def test_where_processes_may_hide_nobody_claims_to_see_them(wrapper):
+    if subprocess.run([*wrapper, "true"], capture_output=True).returncode:
+        pytest.skip("this sandbox does not allow it")
+    code = "from saferun import recover; print(recover.here()[:2])"
+    done = subprocess.run([*wrapper, sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "(True, False)", done.stderr
+
+
+def test_a_pid_that_has_become_another_process_is_not_ended(dev):
+    with holder(dev) as process:
+        begun = alive.start(process.pid)
+        assert leftovers.end({process.pid: begun - 1}, 1) == (0, [])
+        assert alive.start(process.pid) == begun
+        assert leftovers.end({process.pid: begun}, 5) == (1, [])
 
 
 def test_a_mig_instance_is_never_reset(stand):

@@ -160,7 +160,7 @@ def test_the_job_is_queued_again_in_time_whatever_the_notice(extra, grace_s):
     ids=["ours", "theirs", "short", "quoted"],
 )  # fmt: skip
 def test_logs_of_nodes_lie_beside_the_jobs_own(extra, log):
-    assert f"\nLOGS='{log}'\n" in rendered(sbatch.Job(1, extra=extra))
+    assert f"\nNODE_LOGS='{log}'\n" in rendered(sbatch.Job(1, extra=extra))
 
 
 WHOLE = ["--gpus-per-node=2", "--time=5", "--sbatch=--output=my logs/x.out", "--", "t.py", "it's"]

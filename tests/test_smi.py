@@ -166,7 +166,7 @@ def test_links_that_are_up_are_counted():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("143771 MiB", 143771), ("-3 C", -3), ("N/A", None), ("", None), ("9" * 5000, 10**18 - 1)],
+    [("143771 MiB", 143771), ("-3 MiB", None), ("N/A", None), ("", None), ("9" * 5000, 10**18 - 1)],
     ids=["memory", "negative", "none", "empty", "absurd"],
 )
 def test_a_number_is_what_a_value_begins_with(text, value):

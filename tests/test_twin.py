@@ -113,6 +113,7 @@ def test_the_environment_is_the_callers_to_the_last_name(machine):
     theirs = machine.run(["bash", twin], "twin", **environ)
     assert sorted(theirs.told[1].env.items()) == sorted(ours.told[1].env.items())
     assert theirs.told[1].env["SHLVL"] == "7"
+    assert theirs.status == ours.status == 0
 
 
 def test_a_profile_that_was_only_detected_leaves_torchruns_words_alone(machine):

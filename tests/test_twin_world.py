@@ -13,6 +13,8 @@ import sys
 import pytest
 from twins import ROOT, SAFERUN, Machine, until
 
+from saferun.twin import OF_SCRIPT
+
 PYENV = "/root/.pyenv/versions"
 # A job with a worker in a session of its own; it ends when it is asked to, the worker never.
 AGENT = """
@@ -96,6 +98,31 @@ def test_a_signal_between_attempts_ends_the_run(machine):
     assert machine.living() == {}
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
+def test_a_signal_while_the_kit_is_unpacked_ends_the_script_and_leaves_nothing(machine, name):
+    gate, up = machine.tmp / "gate", machine.tmp / "unpacking"
+    os.mkfifo(gate)
+    machine.program("torchrun", "#!/bin/sh\n")  # no python: the one on PATH unpacks
+    unpacking = f"case $* in *base64*) : >'{up}'; read line <'{gate}' ;; esac"
+    machine.program("python3", f'#!/bin/sh\n{unpacking}\nexec {sys.executable} "$@"\n')
+    twin = machine.twin("--profile", "cpu", "--", "train.py")
+    job = machine.start(["bash", twin])
+    until(up.exists, "it unpacks")
+    number = getattr(signal, name)
+    job.send_signal(number)
+    until(lambda: not pending(job.pid, number), "bash has got the signal")
+    gate.write_text("go on\n")
+    assert end(job) == (128 + number, "")
+    until(lambda: machine.living() == {}, "all are gone")
+    assert machine.kits() == []
+
+
+def pending(pid: int, number: int) -> bool:
+    with open(f"/proc/{pid}/status") as file:
+        sets = [int(line.split()[1], 16) for line in file if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(bits >> (number - 1) & 1 for bits in sets)
+
+
 @pytest.mark.parametrize("victim", ["bash", "kit", "keeper", "torchrun"])
 def test_nothing_lives_on_when_one_process_is_killed(machine, victim):
     twin = machine.twin("--profile", "cpu", "--retries", "0", "--", "train.py")
@@ -167,13 +194,18 @@ def read_all(fd: int) -> str:
     return data.decode()
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "python"])
-def test_a_ctrl_c_reaches_the_job_once_and_the_terminal_stays_one(machine, launcher):
+@pytest.mark.parametrize(
+    ("launcher", "options"),
+    [("torchrun", ""), ("python", ""), ("torchrun", "monitor")],
+    ids=["torchrun", "python", "job control on"],
+)
+def test_a_ctrl_c_reaches_the_job_once_and_the_terminal_stays_one(machine, launcher, options):
     twin = machine.twin("--profile", "cpu", "--set", f"launcher={launcher}", "--", "train.py")
     tty = "print('tty', sys.stdout.isatty(), sys.stdin.isatty(), flush=True)\n"
     ends = json.dumps([{"code": tty + AGENT}])
     records = str(machine.records("x"))
-    pid, fd = terminal(machine, "bash", str(twin), RECORDS=records, ENDS=ends)
+    environ = {"SHELLOPTS": options} if options else {}
+    pid, fd = terminal(machine, "bash", str(twin), RECORDS=records, ENDS=ends, **environ)
     up(machine)
     os.write(fd, b"\x03")
     said = read_all(fd)
@@ -230,10 +262,12 @@ def test_another_gpu_than_the_scripts_is_said(machine):
 @pytest.mark.parametrize("value", ["1", "yes"])
 def test_disabled_it_is_plain_torchrun(machine, value):
     twin = machine.twin("--profile", "h100", "--", "train.py", "a b")
-    ran = machine.run(["bash", twin, "more"], SAFERUN_DISABLE=value)
+    own = dict.fromkeys((*OF_SCRIPT, "POSIXLY_CORRECT"), "mine\nall the same")
+    ran = machine.run(["bash", twin, "more"], SAFERUN_DISABLE=value, **own)
     (told,) = ran.told.values()
     assert told.argv[1:] == ["train.py", "a b", "more"]
     assert "SAFERUN_INJECT" not in told.env
+    assert {name: told.env.get(name) for name in own} == own
     assert ran.err == ""
 
 
@@ -322,6 +356,15 @@ def test_another_shell_is_refused_by_name(machine):
     assert ran.err.startswith("saferun: this script needs bash: bash ")
 
 
+@pytest.mark.parametrize("command", [["sh"], ["bash", "--posix"]], ids=" ".join)
+def test_a_bash_in_posix_mode_ends_as_the_job_did(machine, command):
+    """As `sh run.sh` starts it where sh is bash."""
+    (machine.bin / "sh").symlink_to("/bin/bash")
+    twin = machine.twin("--profile", "cpu", "--", "train.py")
+    ran = machine.run([*command, twin], ends=[{"status": 7}])
+    assert (ran.status, list(ran.told)) == (7, [1]), ran.err
+
+
 @pytest.mark.parametrize("options", ["-u", "-e", "-eu", "+u"])
 def test_sourced_it_refuses_and_leaves_the_shell_as_it_was(machine, options):
     twin = machine.twin("--profile", "cpu", "--", "train.py")
@@ -353,9 +396,10 @@ def test_an_old_python_is_refused_by_name(machine, version):
     assert version in ran.err
 
 
-def test_a_closed_stdin_is_no_trouble(machine):
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_descriptor_is_no_trouble(machine, closed):
     twin = machine.twin("--profile", "cpu", "--", "train.py")
-    ran = machine.run(["bash", "-c", f"bash '{twin}' <&-"])
+    ran = machine.run(["bash", "-c", f"bash '{twin}' {closed}"])
     assert (ran.status, list(ran.told)) == (0, [1]), ran.err
 
 

@@ -81,6 +81,21 @@ def test_the_same_words_make_the_same_bytes_and_the_headers_command_reproduces_t
     assert machine.command(*made[1][1:]).stdout == first
 
 
+@pytest.mark.parametrize(
+    ("words", "takes"),
+    [
+        ([], "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."),
+        (["--nproc-per-node", "2"], "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."),
+        (["--nproc-per-node", "2", "train.py"], "[SCRIPT'S ARGUMENTS]..."),
+    ],
+    ids=["nothing", "no script", "a script"],
+)
+def test_the_header_says_what_the_script_takes(machine, words, takes):
+    text = machine.twin("--profile", "cpu", "--", *words).read_text()
+    assert f"\n#     bash THIS-FILE {takes}\n" in text
+    assert ("are torchrun's words" in text) is ("SCRIPT [ARG" in takes)
+
+
 def test_what_the_environment_asked_for_stands_in_the_header(machine):
     environ = {"SAFERUN_PROFILE": "h100", "SAFERUN_SET": "env.A='x y' retry.attempts=2"}
     environ |= {"SAFERUN_RETRIES": "4", "SAFERUN_RUN_DIR": "my runs"}
@@ -155,6 +170,13 @@ def test_a_profile_of_this_directory_is_said_and_a_secret_warned_of(machine):
         "saferun: profile ours is ./saferun.yaml of this directory\n"
         "saferun: the script holds WANDB_API_KEY: mind who may read it\n"
     )
+
+
+@pytest.mark.parametrize("named", [[], ["--profile", "cpu"]], ids=["detected", "named"])
+def test_a_job_for_other_nodes_whose_profile_is_this_machines_is_remarked(machine, named):
+    done = machine.command("gen-shell", "--slurm", "--sbatch=--exclusive", *named, "--", "train.py")
+    remark = "saferun: profile cpu is for this machine; name the nodes' own with --profile\n"
+    assert (done.returncode, done.stderr) == (0, "" if named else remark)
 
 
 def test_help_tells_of_both_forms(machine):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from saferun import __version__, gather, profiles
-from saferun.errors import UsageError
+from saferun.errors import UnavailableError, UsageError
 from saferun.model import Request
 
 
@@ -20,6 +22,7 @@ def commands(words: Sequence[str]) -> int:
 
     Raises:
         SaferunError: the caller prints it.
+        BrokenPipeError: nobody reads the output any more.
     """
     try:
         return main.main(list(words), prog_name="saferun", standalone_mode=False) or 0
@@ -28,6 +31,11 @@ def commands(words: Sequence[str]) -> int:
         return error.exit_code
     except click.Abort:
         return 130
+    except OSError as error:
+        if error.filename or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter tries again at exit
+        raise UnavailableError(f"the output cannot be written: {error.strerror}") from None
 
 
 def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json: bool) -> int:
@@ -382,5 +390,10 @@ def doctor(as_json: bool, full: bool, recover: bool) -> int:
         told = page.as_json(known.findings, known.vitals, mask)
         click.echo(json.dumps(told, indent=2))
     else:
-        click.echo(page.page(known.findings, colour=sys.stdout.isatty()))
+        to_people = sys.stdout is not None and sys.stdout.isatty()  # None: it is closed
+        columns = shutil.get_terminal_size().columns if to_people else page.WIDTH
+        colour = to_people and not os.environ.get("NO_COLOR")
+        text = page.page(known.findings, colour=colour, columns=columns)
+        encoding = (sys.stdout and sys.stdout.encoding) or "utf-8"  # a driver's words may not fit
+        click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
     return examination.status(known.findings)

@@ -50,8 +50,8 @@ class Known(NamedTuple):
 
 
 _RESET_MEND = (
-    "end what runs on this GPU, then reset it as root (nvidia-smi --gpu-reset -i UUID) or reboot, "
-    "and look for Xid lines in dmesg"
+    "end what runs on this GPU, then reset it as root (`nvidia-smi --gpu-reset -i UUID`) or reboot"
+    ", and look for Xid lines in dmesg"
 )
 
 ERRORS: Mapping[int, Known] = {
@@ -76,7 +76,7 @@ ERRORS: Mapping[int, Known] = {
     46: Known(
         "CUDA_ERROR_DEVICE_UNAVAILABLE",
         "another process holds the GPU exclusively, or it is prohibited, or its memory is full",
-        "nvidia-smi shows who holds it; nvidia-smi -c 0 (as root) ends an exclusive mode",
+        "nvidia-smi shows who holds it; `nvidia-smi -c 0` (as root) ends an exclusive mode",
         asks=(LEFTOVERS, DRAIN),
     ),
     100: Known(
@@ -89,7 +89,7 @@ ERRORS: Mapping[int, Known] = {
         "CUDA_ERROR_INVALID_DEVICE",
         "a GPU that was asked for is not there, or cannot be used as it is set up",
         "compare CUDA_VISIBLE_DEVICES with nvidia-smi -L; a GPU in MIG mode needs an instance "
-        "(nvidia-smi mig -lgi)",
+        "(`nvidia-smi mig -lgi`)",
         _MIG,
     ),
     102: Known(
@@ -114,21 +114,21 @@ ERRORS: Mapping[int, Known] = {
     214: Known(
         "CUDA_ERROR_ECC_UNCORRECTABLE",
         "the GPU's memory has an error that it cannot correct",
-        _RESET_MEND + "; have it replaced if the error returns (nvidia-smi -q -d ECC)",
+        _RESET_MEND + "; have it replaced if the error returns (`nvidia-smi -q -d ECC`)",
         _MEMORY,
         asks=(RESET,),
     ),
     220: Known(
         "CUDA_ERROR_NVLINK_UNCORRECTABLE",
         "the NVLink connection had an error that it cannot correct",
-        _RESET_MEND + "; nvidia-smi nvlink -e shows the links' errors",
+        _RESET_MEND + "; `nvidia-smi nvlink -e` shows the links' errors",
         _XID,
         asks=(RESET,),
     ),
     226: Known(
         "CUDA_ERROR_CONTAINED",
         "the GPU's memory had an error that the driver contained to this process",
-        "start again; look at nvidia-smi -q -d ECC if it returns",
+        "start again; look at `nvidia-smi -q -d ECC` if it returns",
         _MEMORY,
     ),
     304: Known(
@@ -175,8 +175,8 @@ ERRORS: Mapping[int, Known] = {
     802: Known(
         "CUDA_ERROR_SYSTEM_NOT_READY",
         "the NVSwitch fabric of these GPUs is not set up",
-        "start the fabric manager, of exactly the driver's version (systemctl status "
-        "nvidia-fabricmanager), and wait until nvidia-smi -q says Fabric State: Completed",
+        "start the fabric manager, of exactly the driver's version (`systemctl status "
+        "nvidia-fabricmanager`), and wait until nvidia-smi -q says Fabric State: Completed",
         _FABRIC,
     ),
     803: Known(
@@ -236,8 +236,8 @@ def node_mend(nodes: Mapping[str, str]) -> str:
     """Return the mend for device nodes that are missing or closed to us; "" where none is."""
     if nodes.get("/dev/nvidia-uvm") == "missing":
         return (
-            "/dev/nvidia-uvm is missing: run nvidia-modprobe -u -c=0 as root; a container must be "
-            "given the node, too"
+            "/dev/nvidia-uvm is missing: run `nvidia-modprobe -u -c=0` as root; a container must "
+            "be given the node, too"
         )
     if nodes.get("/dev/nvidiactl") == "missing":
         return "/dev/nvidiactl is missing: the container was given no GPU (docker run --gpus all)"

@@ -145,6 +145,10 @@ class Journal:
             return None
         return os.path.join(self.path, "receipts")
 
+    def took_receipts(self) -> bool:
+        """Return whether the disk will have taken what ranks wrote: it took all else."""
+        return not self._said and self.receipts() is not None
+
     def close(self) -> None:
         """End the journal; what comes after it is dropped."""
         self.path = None

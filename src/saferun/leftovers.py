@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from saferun import alive
 from saferun.inject import contract
@@ -21,6 +22,8 @@ LOCKS = "SAFERUN_LOCKS"  # lock.VARIABLE: "<pid>:<start>:<device>,…;…"
 CACHE = "saferun-cache-"  # remedies.py makes these
 CACHE_AGE_S = 600.0  # of a cache that is in no run's hands: one may just be starting
 _ENVIRON_BYTES = 1 << 20
+NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of Linux
+NO_GPU = 254  # minors from here on are the driver's own: nvidia-modeset, nvidiactl
 
 
 def openers(minors: Iterable[int] | None, dev: str = "/dev") -> dict[int, int]:
@@ -32,13 +35,12 @@ def openers(minors: Iterable[int] | None, dev: str = "/dev") -> dict[int, int]:
 
     Other users' processes are seen by root only.
     """
-    wanted = None if minors is None else {f"{dev}/nvidia{minor}" for minor in minors}
+    wanted = None if minors is None else frozenset(minors)
     found = {}
     for pid in _pids():
-        if any(_is_node(path, wanted, dev) for path in _open_files(pid)):
-            start = alive.start(pid)
-            if start is not None:
-                found[pid] = start
+        start = alive.start(pid)  # before the look: the number may be another's afterwards
+        if start is not None and any(_is_node(*file, wanted, dev) for file in _open_files(pid)):
+            found[pid] = start
     return found
 
 
@@ -46,22 +48,34 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def _open_files(pid: int) -> Iterable[str]:
+def _open_files(pid: int) -> Iterable[tuple[str, str]]:
+    """Yield each open file: its place below /proc, and its path."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return
     for name in names:
+        place = f"/proc/{pid}/fd/{name}"
         try:
-            yield os.readlink(f"/proc/{pid}/fd/{name}")
+            yield place, os.readlink(place)
         except OSError:
             continue
 
 
-def _is_node(path: str, wanted: set[str] | None, dev: str) -> bool:
-    if wanted is not None:
-        return path in wanted
-    return re.fullmatch(rf"{re.escape(dev)}/nvidia\d+", path) is not None
+def _is_node(place: str, path: str, wanted: frozenset[int] | None, dev: str) -> bool:
+    """Say whether an open file is a GPU's node; its number tells, a container may rename it."""
+    if not path.startswith(f"{dev}/") and not re.search(r"/nvidia\d+$", path):
+        return False  # nothing else is asked: it may lie on a dead file server
+    try:
+        status = os.stat(place)
+    except OSError:
+        return False
+    if stat.S_ISCHR(status.st_mode):
+        number = os.minor(status.st_rdev) if os.major(status.st_rdev) == NVIDIA_MAJOR else NO_GPU
+    else:  # no device of the kernel's: a sandbox, or a fake
+        named = re.fullmatch(rf"{re.escape(dev)}/nvidia(\d{{1,3}})", path)
+        number = int(named[1]) if named else NO_GPU
+    return number < NO_GPU and (wanted is None or number in wanted)
 
 
 def is_leftover(pid: int, runs: str) -> bool:
@@ -124,11 +138,14 @@ def _environ_bytes(pid: int) -> bytes:
         return b""
 
 
-def end(pids: Iterable[int], limit_s: float) -> tuple[int, list[int]]:
-    """Kill leftovers, all frozen first; return how many ended and which live on."""
-    from saferun.family import end_processes
+def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
+    """Kill leftovers, all frozen first; return how many ended and which live on.
 
-    wanted = {pid: start for pid in pids if (start := alive.start(pid)) is not None}
+    Args:
+        wanted: pid and start time, from before they were found to be leftovers.
+        limit_s: for all of them together.
+    """
+    from saferun.family import end_processes
 
     def living() -> dict[int, int]:
         return {pid: start for pid, start in wanted.items() if alive.start(pid) == start}

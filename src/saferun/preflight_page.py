@@ -124,7 +124,7 @@ def judge(
     bad = [card for card in found if not card.good]
     gone = _gone(found, facts)
     if not bad and not gone:
-        return Judged((_all_well(document, found),))
+        return Judged((_all_well(document, found), *_unlisted(found, facts)))
     findings = [_of_card(card, document, facts, timeout_s, around) for card in bad]
     findings += [_of_gone(gpu, len(found), around) for gpu in gone]
     # Where CUDA shows fewer GPUs than there are, its numbers are no longer those of the variable.
@@ -181,7 +181,7 @@ def _at_large(
         return None
     if document.get("ended") == "timeout":
         what = f"the driver does not answer: {_text(document.get('step'))} took {timeout_s:g} s"
-        mend = "look at dmesg and at processes in state D (ps -eo pid,stat,wchan,args); reboot"
+        mend = "look at dmesg and at processes in state D (`ps -eo pid,stat,wchan,args`); reboot"
         return Judged((Finding(PROBLEM, CUDA, what + _left(document), _seen(facts, around), mend),))
     if document.get("ended") == "done":
         return _none_shown(document, facts, around)
@@ -332,14 +332,27 @@ def _for(uuid: str, mend: str) -> str:
     return mend.replace("-i UUID", f"-i {uuid}") if uuid else mend
 
 
+def _comparable(found: Sequence[Card], facts: GpuFacts) -> bool:
+    """Whether what CUDA shows and what the driver lists can be compared beyond doubt."""
+    uuids = [*(card.uuid for card in found), *(gpu.uuid for gpu in facts.gpus)]
+    return not facts.warning and all(uuid.startswith("GPU-") for uuid in uuids)
+
+
 def _gone(found: Sequence[Card], facts: GpuFacts) -> list[Gpu]:
-    """GPUs that the driver lists for the job and CUDA does not show, where that is beyond doubt."""
+    """GPUs that the driver lists for the job and CUDA does not show."""
     shown = {card.uuid for card in found}
-    sure = not facts.warning and "" not in shown
-    whole = all(uuid.startswith("GPU-") for uuid in shown)
-    if not sure or not whole or not all(gpu.uuid.startswith("GPU-") for gpu in facts.gpus):
+    return [gpu for gpu in facts.gpus if gpu.uuid not in shown and _comparable(found, facts)]
+
+
+def _unlisted(found: Sequence[Card], facts: GpuFacts) -> list[Finding]:
+    """GPUs that CUDA shows and the driver does not list: a program that lies, or lags behind."""
+    listed = {gpu.uuid for gpu in facts.gpus}
+    more = [card.uuid for card in found if card.uuid not in listed]
+    if not listed or not more or not _comparable(found, facts):
         return []
-    return [gpu for gpu in facts.gpus if gpu.uuid not in shown]
+    what = f"CUDA shows {len(found)}, nvidia-smi lists {len(listed)} of them"
+    mend = "compare `nvidia-smi -L`: only the GPUs that it lists are locked and counted"
+    return [Finding(NOTE, ALL, what, f"not listed: {', '.join(more[:8])}", mend)]
 
 
 def _of_gone(gpu: Gpu, count: int, around: Around) -> Finding:

@@ -67,6 +67,12 @@ def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
     return tuple(found)
 
 
+def unwritten(directory: str | None, attempt: int) -> bool:
+    """Say whether a process began a receipt that the disk had no room for: hooks did run there."""
+    names = [name for _, name in _files(directory, attempt)] if directory else []
+    return any(not _content(os.path.join(directory or "", name), 1) for name in names)
+
+
 def _files(directory: str, attempt: int) -> list[tuple[int, str]]:
     # The latest restart first: it is the one that ended the attempt.
     found = []

@@ -16,6 +16,7 @@ nobody uses it (https://docs.nvidia.com/deploy/nvidia-smi/index.html, --gpu-rese
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -34,7 +35,9 @@ END_S = 3.0
 POLL_S = 0.5
 IDLE_MIB = 1024  # what a GPU without work may show as used: the driver's own, a display's
 _ASKS_RESET = ("reset", "gpu reset", "drain and reset", "drain p2p and reset")
-_INITIAL_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+# PROC_PID_INIT_INO and PROC_USER_INIT_INO, include/linux/proc_ns.h
+_INITIAL = {"pid": "pid:[4026531836]", "user": "user:[4026531837]"}
+_CAP_SYS_PTRACE = 19  # to see what other users' processes have open; capabilities(7)
 _PERSISTENCE = "https://docs.nvidia.com/deploy/driver-persistence/index.html"
 
 
@@ -42,7 +45,7 @@ class World(NamedTuple):
     """Where this process stands; tests stand elsewhere."""
 
     root: bool
-    sees_all: bool  # the machine's first pid namespace: no process is hidden from us
+    sees_all: bool  # no process on this machine is hidden from us, nor what it has open
     dev: str = "/dev"
     smi_s: float = SMI_S  # for nvidia-smi to answer
     sleep: Callable[[float], object] = time.sleep
@@ -58,7 +61,9 @@ class Recovered(NamedTuple):
 def here() -> World:
     """Return where this process stands."""
     try:
-        sees_all = os.readlink("/proc/self/ns/pid") == _INITIAL_PIDS
+        sees_all = all(os.readlink(f"/proc/self/ns/{kind}") == _INITIAL[kind] for kind in _INITIAL)
+        granted = re.search(r"^CapEff:\s*([0-9a-f]+)$", alive.read("/proc/self/status"), re.M)
+        sees_all &= bool(granted and int(granted[1], 16) >> _CAP_SYS_PTRACE & 1)
     except OSError:
         sees_all = False
     return World(os.geteuid() == 0, sees_all)
@@ -148,20 +153,21 @@ class _Recovery:
 
     def end_leftovers(self) -> list[Finding]:
         """End the processes on these GPUs that an ended run of ours has left."""
-        pids = set(leftovers.openers(None, self._world.dev))
-        pids |= {p.pid for gpu in self._gpus if (c := self._card(gpu)) for p in c.processes}
-        ours = [pid for pid in sorted(pids) if leftovers.is_leftover(pid, self._runs)]
+        named = {p.pid for gpu in self._gpus if (c := self._card(gpu)) for p in c.processes}
+        known = {pid: start for pid in named if (start := alive.start(pid)) is not None}
+        known |= leftovers.openers(None, self._world.dev)
+        ours = {pid: known[pid] for pid in sorted(known) if leftovers.is_leftover(pid, self._runs)}
         if not ours:
             return []
-        named = ", ".join(f"{pid} ({alive.comm(pid)})" for pid in ours)
+        names = ", ".join(f"{pid} ({alive.comm(pid)})" for pid in ours)
         ended, living = leftovers.end(ours, END_S)
         self.acted |= bool(ended)
         self._report = None
         if living:
             mend = "look at its state (ps -o stat,wchan) and at dmesg; mostly a reboot frees it"
             what = f"{', '.join(map(str, living))} of an ended run cannot be killed"
-            return [Finding(PROBLEM, "leftovers", what, named, mend)]
-        what = f"ended what an earlier run had left on the GPUs: {named}"
+            return [Finding(PROBLEM, "leftovers", what, names, mend)]
+        what = f"ended what an earlier run had left on the GPUs: {names}"
         return [Finding(OK, "leftovers", what, "", "")]
 
     def drain(self, limit_s: float) -> list[Finding]:
@@ -219,7 +225,7 @@ class _Recovery:
             return []
         what = f"persistence mode is off ({', '.join(map(_area, off))})"
         detail = f"every first use sets the GPU up anew, 1 to 3 s each; {_PERSISTENCE}"
-        mend = "as root: systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1"
+        mend = "as root: `systemctl enable --now nvidia-persistenced`, or `nvidia-smi -pm 1`"
         return [Finding(NOTE, "driver", what, detail, mend)]
 
     # reset
@@ -229,6 +235,7 @@ class _Recovery:
     ) -> list[Finding]:
         """Reset what has a reason to be reset and may be."""
         found: list[Finding] = []
+        self._report = None  # what it said before the steps above may have passed
         for gpu in self._gpus:
             card = self._card(gpu)
             action = card.get("GPU Recovery Action") if card else ""
@@ -252,7 +259,7 @@ class _Recovery:
         if refusal:
             what = f"it needs a reset ({reason}), which is not saferun's to do here: {refusal}"
             mend = (
-                f"as root, with nothing running on it: nvidia-smi --gpu-reset -i {gpu.uuid}; "
+                f"as root, with nothing running on it: `nvidia-smi --gpu-reset -i {gpu.uuid}`; "
                 "restart the machine if that fails"
             )
             return Finding(PROBLEM, _area(gpu), what, gpu.uuid, mend)
@@ -277,13 +284,15 @@ class _Recovery:
         if not self._world.root:
             return "saferun does not run as root"
         if not self._world.sees_all:
-            return "this is a container, in which other processes on the GPU cannot be seen"
+            return "from in here (a container?) other processes on the GPU cannot be seen"
         if not gpu.uuid.startswith("GPU-"):
             return "it is a MIG instance, or its UUID is not known"
         if card is None:
             return "nvidia-smi does not show it"
         if card.get("MIG Mode/Current") == "Enabled":
             return "it is in MIG mode"
+        if card.get("MIG Mode/Pending") == "Enabled":
+            return "it would come back in MIG mode"
         if holders := self._holders(card):
             return f"in use by {', '.join(holders.values())}"
         return "" if alone() else "its lock is not ours alone"

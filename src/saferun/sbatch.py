@@ -180,7 +180,7 @@ def _numbers(job: Job) -> str:
         f"GRACE_S={max(notice - _RESERVE_S, notice // 2)}\n"
         f"WAIT_S={WAIT_S}\n"
         f"ATTEMPTS_TOTAL={KEYS['retry.attempts_total'].default}\n"
-        f"LOGS={_shell_quote(_logs(job.extra))}\n"
+        f"NODE_LOGS={_shell_quote(_logs(job.extra))}\n"
     )
 
 

@@ -113,6 +113,7 @@ def twin(
     version: str,
     template: str,
     kit: str,
+    whole: bool,
 ) -> str:
     """Return the whole script.
 
@@ -123,18 +124,19 @@ def twin(
         version: saferun's.
         template: the hand-written part, shell/twin.sh.
         kit: what travels along, in base64.
+        whole: whether `args` name the job's script; else that comes when the twin is run.
     """
     parts = {
-        "header": _header(sheet, args, command, version),
+        "header": _header(sheet, command, version, whole),
         "settings": "".join(_settings(sheet)).lstrip("\n"),
-        "job": _job_comment(sheet, args),
+        "job": _job_comment(sheet, whole),
         "kit": "".join(f"{_PACKED}{line}\n" for line in textwrap.wrap(kit, KIT_WIDTH)),
     }
     head, job, tail = template.partition(_JOB)
     assert job, "the template starts the job"
     words = "".join(f" {quote(word)}" for word in args)
-    whole = f'{head}run torchrun{words} "$@"\n{tail}'
-    return _PLACE.sub(lambda match: parts[match[1]], whole)
+    text = f'{head}run torchrun{words} "$@"\n{tail}'
+    return _PLACE.sub(lambda match: parts[match[1]], text)
 
 
 def made_by(text: str) -> tuple[str, list[str]] | None:
@@ -156,8 +158,8 @@ def without_kit(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_PACKED))
 
 
-def _header(sheet: Sheet, args: Sequence[str], command: Sequence[str], version: str) -> str:
-    words = "[SCRIPT'S ARGUMENTS]..." if args else "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."
+def _header(sheet: Sheet, command: Sequence[str], version: str, whole: bool) -> str:
+    words = "[SCRIPT'S ARGUMENTS]..." if whole else "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."
     return (
         comment(
             f"A training job under profile {sheet.profile}, and it survives: the environment fits "
@@ -175,9 +177,9 @@ def _header(sheet: Sheet, args: Sequence[str], command: Sequence[str], version: 
     )
 
 
-def _job_comment(sheet: Sheet, args: Sequence[str]) -> str:
+def _job_comment(sheet: Sheet, whole: bool) -> str:
     how = "What this script is given "
-    how += "follows the script's own arguments." if args else "are torchrun's words."
+    how += "follows the script's own arguments." if whole else "are torchrun's words."
     if launcher(sheet) == "python":
         how += " Under `launcher: python` they start plain python, without torchrun."
     return comment(how)

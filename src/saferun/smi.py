@@ -18,6 +18,7 @@ _GPU = rf"^GPU ({_BUS})\s*$"
 _LOST = rf"device handle for GPU\s*(?:\d{{1,3}}:)?\s*({_BUS})?:?\s*(.*)"
 # What a field says in place of a value when the GPU did not answer.
 SICK = ("unknown error", "gpu is lost", "err!", "gpu requires reset", "gpu access blocked")
+LONGEST = 200  # characters of a value
 _NOTHING = ("n/a", "not supported", "none", "", "unknown", "not found", "insufficient permissions")
 
 
@@ -76,8 +77,11 @@ def bus_id(text: str) -> str:
 
 
 def number(text: str) -> int | None:
-    """Return the number that a value begins with, None where there is none."""
-    found = re.match(r"-?\d{1,18}", text.strip())
+    """Return the number that a value begins with; None where there is none, or one below zero.
+
+    What is asked for here are counts, sizes and widths.
+    """
+    found = re.match(r"\d{1,18}", text.strip())
     return int(found[0]) if found else None
 
 
@@ -135,7 +139,7 @@ def _fields(text: str) -> Iterator[tuple[str, str]]:
             above.pop()
         above.append((depth, name.strip()))
         if colon:
-            yield "/".join(name for _, name in above), value.strip()
+            yield "/".join(name for _, name in above), value.strip()[:LONGEST]
 
 
 def _lost(text: str) -> Iterator[Lost]:

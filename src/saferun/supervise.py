@@ -391,7 +391,11 @@ class _Run:
 
         identity, request = self._gathered.identity, self._gathered.request
         told = receipts.read(identity.receipts, identity.attempt)
-        seen = bool(self._ranks and self._ranks.seen)
+        # Where the disk is full a rank's silence says nothing of its hooks.
+        kept = self._journal.took_receipts() and not receipts.unwritten(
+            identity.receipts, identity.attempt
+        )
+        seen = kept and bool(self._ranks and self._ranks.seen)
         self._treatment.notice(told, ranks_seen=seen)
         if _was_asked(ended):
             return ()

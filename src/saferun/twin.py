@@ -48,7 +48,7 @@ OF_BASH = (
 OF_SCRIPT = (
     *("asked", "conditions", "delay_s", "foreground", "gpu", "group", "job", "kit", "line"),
     *("number", "orders", "origin", "place", "python", "self", "signal", "stat", "status"),
-    *("step", "told", "verdicts", "SETTINGS", "UNPACK"),
+    *("step", "told", "verdicts", "OWN", "SETTINGS", "UNPACK"),
 )
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
 

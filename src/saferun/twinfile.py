@@ -121,10 +121,14 @@ def make(asked: Asked, environ: Mapping[str, str], cwd: str) -> Made:
         version=__version__,
         template=kit.template(),
         kit=kit.pack(environ),
+        whole=bool(asked.args) and request.line.refusal is None,
     )
     said = (*chosen.remarks, *_secrets(sheet))
     if asked.slurm is None:
         return Made(text, said)
+    if not sheet.named:
+        here = f"profile {sheet.profile} is for this machine; name the nodes' own with --profile"
+        said = (*said, here)
     with_torchrun = script.launcher(sheet) != "python"
     part = kit.template("slurm.sh")
     text = sbatch.render(text, asked.slurm, request.line, part, torchrun=with_torchrun)

@@ -14,6 +14,8 @@ import pytest
 from helpers import living, until
 from runs import run
 
+from saferun.supervise import READY_S
+
 UUID = "GPU-5d5ba0d6-0000-1111-2222-333344445555"
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 STAY = "import os, signal, time; print('up', flush=True); signal.pause()"
@@ -120,26 +122,45 @@ def test_a_nested_run_does_not_wait_for_itself(tmp_path, gpu):
 # --- files -------------------------------------------------------------------------------------
 
 
-@ROOT_ONLY
-def test_a_full_disk_under_the_journal_stops_no_job(tmp_path):
-    place = tmp_path / "small"
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str):
+    place = folder / "small"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16k", "none", place], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip("tmpfs cannot be mounted here")
     try:
-        text = "import sys; sys.stdout.write('x' * 200_000); print('end')"
-        with run(tmp_path, "--run-dir", str(place), script(tmp_path, text)) as job:
+        yield str(place)
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+@ROOT_ONLY
+def test_a_full_disk_under_the_journal_stops_no_job(tmp_path):
+    text = "import sys; sys.stdout.write('x' * 200_000); print('end')"
+    with small_disk(tmp_path, "16k") as place:
+        with run(tmp_path, "--run-dir", place, script(tmp_path, text)) as job:
             assert job.end() == 0, job.err
             assert job.out.endswith("xend\n")
             assert len(job.out) == 200_004
             job.nothing_lives()
         assert len([line for line in job.said() if "cannot write" in line]) == 1
         assert len(job.said()) == 2
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
+
+
+@ROOT_ONLY
+@pytest.mark.slow
+def test_where_receipts_find_no_room_the_hooks_are_not_said_to_be_missing(tmp_path):
+    lives = f"import time; time.sleep({READY_S + 1})"  # until saferun has seen that there are ranks
+    with small_disk(tmp_path, "8k") as place:
+        with run(tmp_path, "--run-dir", place, script(tmp_path, lives)) as job:
+            assert job.end() == 0, job.err
+        assert not any(file.read_bytes() for file in Path(place).glob("*/receipts/*"))
+        assert [line for line in job.said() if "cannot write" not in line] == job.said()[:1]
 
 
 def test_a_home_that_cannot_be_written_stops_no_job(tmp_path):

@@ -18,6 +18,7 @@ from saferun.smi import ordered
 
 _DRIVERS = {13: 580, 12: 525, 11: 450}  # CUDA's major version -> the oldest driver series
 _RENT = "a rented machine: ask for another one"
+_BY_HAND = "run `nvidia-smi -q` by hand; is this the driver's own program?"
 # What nvidia-smi says when it fails, the most telling first: pattern, what it means, the mend.
 _SAYS = (
     (
@@ -80,6 +81,10 @@ def _nothing(files: Files) -> Finding:
         words = f"{files.pci} NVIDIA GPUs on the PCI bus, and no driver"
         mend = "install the driver; in a container: start it with --gpus all"
         return Finding(PROBLEM, "driver", words, "", mend)
+    if files.nodes and not files.wsl:
+        words = "the driver's device nodes are here; neither nvidia-smi nor /proc/driver/nvidia is"
+        mend = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        return Finding(PROBLEM, "driver", words, "the GPUs cannot be told, nor locked", mend)
     if files.amd:
         words = "AMD GPUs (/dev/kfd): only the machine around them is checked here"
         mend = "`rocm-smi` tells of the GPUs; torch must be a ROCm build"
@@ -95,8 +100,8 @@ def _answer(files: Files, smi: Smi) -> Iterator[Finding]:
         yield Finding(NOTE, "driver", words, "", mend)
     elif smi.status is None:
         yield _hung(smi)
-    elif smi.trouble or not smi.report.cards:
-        yield _failed(files, smi)
+    elif (smi.trouble and not smi.report.lost) or not smi.report.cards:
+        yield _failed(files, smi)  # else _missing names those that could not be opened
 
 
 def _hung(smi: Smi) -> Finding:
@@ -104,6 +109,8 @@ def _hung(smi: Smi) -> Finding:
     if smi.report.cards and not smi.silent:
         mend = "as root `nvidia-smi -pm 1`: without it the driver starts each GPU anew"
         return Finding(NOTE, "driver", words, "each GPU answers when asked alone", mend)
+    if not smi.trouble.startswith("it did not end"):
+        return Finding(PROBLEM, "driver", words, smi.said[:80], _BY_HAND)
     mend = "a GPU or the driver hangs: read `dmesg` for NVRM lines; reboot"
     return Finding(PROBLEM, "driver", words, smi.said, f"{mend}; {_RENT}")
 
@@ -121,8 +128,7 @@ def _failed(files: Files, smi: Smi) -> Finding:
         return Finding(PROBLEM, "driver", f"nvidia-smi: {what}", smi.said, mend)
     words = f"nvidia-smi: {smi.trouble or 'it ended well and wrote no report'}"
     what = f"{smi.program}: {smi.report.strange or smi.said or 'it wrote nothing'}"
-    mend = "run `nvidia-smi -q` by hand; is this the driver's own program?"
-    return Finding(PROBLEM if smi.trouble else NOTE, "driver", words, what, mend)
+    return Finding(PROBLEM if smi.trouble else NOTE, "driver", words, what, _BY_HAND)
 
 
 def _missing(files: Files, smi: Smi) -> Iterator[Finding]:
@@ -203,7 +209,8 @@ def _pair(version: str) -> tuple[int, int]:
 def _torch(torch: Torch, gpus: bool) -> Iterator[Finding]:
     if torch.unknown:
         words = f"torch could not be asked: {torch.unknown}"
-        yield Finding(NOTE, "torch", words, torch.launcher, "")
+        mend = "put the directory of torch's own torchrun first on PATH"
+        yield Finding(NOTE, "torch", words, torch.launcher, mend if torch.launcher else "")
         return
     if not torch.torch:
         mend = "activate the environment that has torch" if not torch.launcher else ""

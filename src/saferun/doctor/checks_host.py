@@ -39,7 +39,7 @@ def _of_disk(disk: Disk) -> Iterator[Finding]:
     name = f"{disk.role} {disk.path}"
     if disk.trouble:
         words = f"{name} cannot be written: {disk.trouble}"
-        yield Finding(PROBLEM, "disk", words, disk.place, _elsewhere(disk.role))
+        yield Finding(PROBLEM, "disk", words, disk.place, _elsewhere(disk.role, full=False))
         return
     if 0 <= disk.free < DISK_SMALL:
         words = f"{_size(disk.free)} free of {_size(disk.total)} for {name}"
@@ -54,14 +54,16 @@ def _of_disk(disk: Disk) -> Iterator[Finding]:
         yield Finding(PROBLEM, "disk", words, _WRITTEN, _elsewhere(disk.role))
 
 
-def _elsewhere(role: str) -> str:
+def _elsewhere(role: str, *, full: bool = True) -> str:
     variable = {
         "temporary files": "TMPDIR",
         "compile cache": "TORCHINDUCTOR_CACHE_DIR",
         "Triton's cache": "TRITON_CACHE_DIR",
         "models and data sets": "HF_HOME",
     }.get(role)
-    return f"export {variable}=DIRECTORY on another disk" if variable else "make room"
+    if variable:
+        return f"export {variable}=DIRECTORY on another disk"
+    return "make room" if full else "start jobs in a directory that this user may write"
 
 
 def _size(count: int) -> str:
@@ -216,21 +218,34 @@ def _job(environ: Mapping[str, str], variable: str) -> str:
 
 def _visible(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Iterator[Finding]:
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        if facts.warning and present:
-            yield Finding(NOTE, "GPUs", facts.warning, "", "")
-        return
     words = f"CUDA_VISIBLE_DEVICES={wanted}"
-    if present and not facts.gpus:
+    if facts.warning and words not in facts.warning:
+        if present:
+            yield _unlisted(facts)
+    elif wanted is None:
+        return
+    elif present and not facts.gpus:
         deliberate = wanted.strip() in ("", "-1", "NoDevFiles")
         what = f"{words} hides all {present} GPUs"
         level = NOTE if deliberate else PROBLEM
         yield Finding(level, "GPUs", what, facts.warning, "unset it, or name GPUs that are here")
     elif facts.warning:
-        yield Finding(PROBLEM, "GPUs", facts.warning, "", "name GPUs that are here")
+        amiss = "counts from" not in facts.warning  # what it names is all here
+        mend = "name GPUs that are here" if amiss else "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        yield Finding(PROBLEM if amiss else NOTE, "GPUs", facts.warning, "", mend)
     elif present:
         what = f"{words}: the job sees {len(facts.gpus)} of {present} GPUs"
         yield Finding(OK, "GPUs", what, "", "")
+
+
+def _unlisted(facts: GpuFacts) -> Finding:
+    """The list of GPUs is in doubt, or is not what the user may expect."""
+    mend = "run `nvidia-smi -L` by hand: it tells a launch which GPUs there are"
+    if facts.gpus:
+        one_instance = facts.warning.startswith("MIG:")  # no doubt, and said with its mend
+        return Finding(NOTE, "GPUs", facts.warning, "", "" if one_instance else mend)
+    why = "a launch takes this for a machine without GPUs"
+    return Finding(PROBLEM, "GPUs", facts.warning, why, mend)
 
 
 def _tasks(environ: Mapping[str, str], present: int) -> Iterator[Finding]:

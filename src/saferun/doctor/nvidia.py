@@ -36,10 +36,11 @@ def files(
     version = gpu.driver_version(proc)
     minors = [minor for _, minor in machine.values() if minor]
     wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)]
+    given = version or os.path.exists(f"{dev}/nvidiactl")
     return Files(
         version=version,
         gpus={bus: name for bus, (name, _) in machine.items()},
-        nodes={name: _node(f"{dev}/{name}") for name in wanted} if version else {},
+        nodes={name: _node(f"{dev}/{name}") for name in wanted} if given else {},
         amd=os.path.exists(f"{dev}/kfd"),
         wsl=os.path.exists(f"{dev}/dxg"),
         pci=sum(_is_gpu(f"{pci}/{device}") for device in _listdir(pci)),
@@ -109,11 +110,19 @@ def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi
     answer = bounded.run((program, "-q"), environ, _left(end, REPORT_S))
     text = f"{answer.out}\n{answer.err}"
     report = smi.parse(text)
-    said = " ".join(text.split())[:300]
-    heard = Smi(program, report, answer.status, answer.trouble, said)
+    heard = Smi(program, report, answer.status, answer.trouble, _said(text, bool(report.cards)))
     if answer.status is None and answer.trouble:
         return _one_by_one(heard, environ, known, end)
     return _details(heard, environ, end) if report.cards else heard
+
+
+def _said(text: str, report: bool) -> str:
+    """Return the program's words; beside a report only those that are not of it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if report:
+        parts = (" ", "=", "GPU 0")
+        lines = [line for line in lines if not (line.startswith(parts) or " : " in line)]
+    return " ".join(" ".join(lines).split())[:300]
 
 
 def _one_by_one(heard: Smi, environ: Mapping[str, str], buses: Sequence[str], end: float) -> Smi:

@@ -10,6 +10,7 @@ from typing import Any
 from saferun.findings import NOTE, OK, PROBLEM, Finding
 
 WIDTH = 80
+NARROW = 50  # a terminal with fewer columns breaks the lines itself
 AREA = 14  # columns; a longer area has a line of its own
 _FIRM = "\u00a0"  # a blank at which textwrap breaks no line
 _TITLES = {PROBLEM: "problems", NOTE: "notes", OK: "fine"}
@@ -47,15 +48,16 @@ def _key(key: Any) -> str:
     return " to ".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
-def page(findings: Sequence[Finding], *, colour: bool = False) -> str:
+def page(findings: Sequence[Finding], *, colour: bool = False, columns: int = WIDTH) -> str:
     """Return the page: problems first, then notes, then what is fine, a line each."""
+    width = max(NARROW, min(WIDTH, columns))
     shown = merged(findings)
     blocks = [_head(shown)]
     for level in (PROBLEM, NOTE, OK):
         here = [finding for finding in shown if finding.level == level]
         if here:
             lines = [_painted(_TITLES[level], _COLOURS[level], colour)]
-            lines += [line for finding in here for line in _lines(finding)]
+            lines += [line for finding in here for line in _lines(finding, width)]
             blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -74,26 +76,26 @@ def _painted(text: str, code: str, colour: bool) -> str:
     return f"\033[1;{code}m{text}\033[0m" if colour else text
 
 
-def _lines(finding: Finding) -> Iterator[str]:
+def _lines(finding: Finding, width: int) -> Iterator[str]:
     """One finding: its area in a column, what, then why and the mend below."""
     indent = " " * (AREA + 4)
     first = f"  {finding.area:<{AREA}}  "
     if len(finding.area) > AREA:
         yield f"  {finding.area}"
         first = indent
-    yield from _wrap(finding.what, first, indent)
+    yield from _wrap(finding.what, first, indent, width)
     if finding.detail and finding.level != OK:
-        yield from _wrap(f"({finding.detail})", indent, indent)
+        yield from _wrap(f"({finding.detail})", indent, indent, width)
     if finding.mend:
-        yield from _wrap(f"mend: {finding.mend}", indent, indent + "      ")
+        yield from _wrap(f"mend: {finding.mend}", indent, indent + "      ", width)
 
 
-def _wrap(text: str, first: str, rest: str) -> list[str]:
+def _wrap(text: str, first: str, rest: str, width: int) -> list[str]:
     """Fill lines; an address, or a command between backticks, is never broken."""
     whole = re.sub(r"`[^`]+`", lambda found: found[0].replace(" ", _FIRM), text)
     lines = textwrap.wrap(
         whole,
-        WIDTH,
+        width,
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,
