@@ -4,8 +4,8 @@
 # for all meet at the same place whenever they start.
 
 # The job as scontrol names it; one task where it is an array.
-id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID-}}
-id=${id:-${SLURM_JOB_ID-}}
+slurm_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID-}}
+slurm_job=${slurm_job:-${SLURM_JOB_ID-}}
 
 #@ numbers
 
@@ -24,7 +24,7 @@ exit "$status"
 
 start_nodes() { # SCRIPT ARGUMENTS...: ends with the status of the step
   local nodes port status=0
-  [[ -n $id ]] || give_up 2 "this script is for Slurm: sbatch $0"
+  [[ -n $slurm_job ]] || give_up 2 "this script is for Slurm: sbatch $0"
   mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   ((${#nodes[@]})) || give_up 69 "scontrol does not tell the nodes of \`$SLURM_JOB_NODELIST\`"
   port=$((10000 + SLURM_JOB_ID % 20000)) # below what Linux gives out by itself, one for each job
@@ -48,7 +48,7 @@ start_nodes() { # SCRIPT ARGUMENTS...: ends with the status of the step
 }
 
 log_name() { # of each node's output; %N is the node
-  local pattern=$LOGS
+  local pattern=$NODE_LOGS
   [[ -z ${SLURM_ARRAY_JOB_ID-} ]] || pattern=${pattern//%j/%A_%a}
   printf '%s' "$pattern"
 }
@@ -67,7 +67,7 @@ limit_is_near() {
   [[ -z ${limit_near-} ]] || return 0
   limit_near=yes
   say "the time limit is near: the job is asked to end, and will be queued again"
-  scancel --signal=URG "$id" || kill -s URG "$step" || true
+  scancel --signal=URG "$slurm_job" || kill -s URG "$step" || true
   trap 'again "it did not end within $GRACE_S s"' USR1
   { sleep "$GRACE_S" && kill -s USR1 "$$"; } &
   timer=$!
@@ -99,11 +99,11 @@ again() { # REASON [NODES TO LEAVE OUT]: have Slurm run the job once more
     return 0
   fi
   trap '' CONT HUP INT TERM # which requeueing sends to this job, this very shell included
-  [[ -z ${2-} ]] || old=$(scontrol -o show job "$id" | grep -oP '(?<= ExcNodeList=)[^ (]+') || true
-  if scontrol requeue "$id"; then
+  [[ -z ${2-} ]] || old=$(scontrol -o show job "$slurm_job" | grep -oP '(?<= ExcNodeList=)[^ (]+') || true
+  if scontrol requeue "$slurm_job"; then
     queued=yes
     say "$1: the job is queued again${2:+, without $2}"
-    [[ -z ${2-} ]] || scontrol update "JobId=$id" "ExcNodeList=${old:+$old,}$2" || true
+    [[ -z ${2-} ]] || scontrol update "JobId=$slurm_job" "ExcNodeList=${old:+$old,}$2" || true
   else
     say "$1; Slurm does not queue the job again"
   fi

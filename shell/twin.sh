@@ -21,11 +21,18 @@ need_bash() { # MAJOR MINOR
 }
 need_bash "${BASH_VERSINFO[0]}" "${BASH_VERSINFO[1]}"
 
+# Not posix, which `sh` is where that is bash, and POSIXLY_CORRECT: `wait` would forget how the job
+# ended. Nor monitor, from an exported SHELLOPTS: the terminal's keys would not reach the job.
+set +m +o posix
 set -euo pipefail
 
+# Where stderr is closed bash leaves this very file in its place.
+[[ ! /dev/fd/2 -ef ${BASH_SOURCE[0]:-} ]] || exec 2>/dev/null
+
 # This script's own words; where you export one of them the job gets yours all the same.
-unset asked conditions delay_s foreground gpu group job kit line number orders origin place python \
-  self signal stat status step told verdicts SETTINGS UNPACK
+OWN=(asked conditions delay_s foreground gpu group job kit line number orders origin place python
+  self signal stat status step told verdicts SETTINGS UNPACK)
+unset "${OWN[@]}"
 
 say() { printf 'saferun: %s\n' "$1" >&2; }
 
@@ -77,13 +84,19 @@ find_python() { # torchrun's own interpreter, else the one on PATH; sets `python
 recent_enough() { "$python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 
 unpack() { # sets `kit`; nothing in it need be executable
-  local self=${BASH_SOURCE[0]:-} place
+  local self=${BASH_SOURCE[0]:-} place signal
   [[ -f $self ]] || give_up 69 "this script reads its own file: save it, and run that"
+  kit=
+  trap 'rm -rf -- "$kit"' EXIT
+  for signal in HUP INT QUIT TERM USR1 USR2; do # untrapped, they would have it removed half-way
+    # shellcheck disable=SC2064 # the signal's name is known now
+    trap "exit $((128 + $(kill -l "$signal")))" "$signal"
+  done
   for place in "${TMPDIR:-/tmp}" "${XDG_RUNTIME_DIR:-}" "${HOME:-}/.cache"; do
     [[ $place == /* && $place != *:* ]] || continue # a colon would split PYTHONPATH
     [[ -d $place || $place != */.cache ]] || mkdir -m 700 "$place" 2>/dev/null || continue
     kit=$(mktemp -d "$place/saferun-kit.XXXXXX" 2>/dev/null) || continue
-    "$python" -I -c "$UNPACK" "$self" "$kit" "$$" && return
+    (trap '' INT QUIT && exec "$python" -I -c "$UNPACK" "$self" "$kit" "$$") && return
     rm -rf -- "$kit"
   done
   kit=
@@ -135,11 +148,10 @@ run() { # torchrun WORDS...
   [[ $1 == torchrun ]] || give_up 2 "the job begins with the word torchrun, not with \`$1\`"
   if [[ ${SAFERUN_DISABLE:-0} != 0 ]]; then
     type -P torchrun >/dev/null || set -- python3 -m torch.distributed.run "${@:2}"
+    export_own
     exec "$@"
   fi
   find_python
-  kit=
-  trap 'rm -rf -- "$kit"' EXIT
   unpack
   start "${@:2}"
   while next_step; do
@@ -150,6 +162,15 @@ run() { # torchrun WORDS...
     esac
   done
   finish
+}
+
+export_own() { # as you have it, what this script has used itself
+  local pair own=" OWN ${OWN[*]} POSIXLY_CORRECT "
+  while IFS= read -r -d '' pair; do
+    [[ $own == *" ${pair%%=*} "* ]] || continue
+    unset -v "${pair%%=*}" # an array cannot be exported
+    export "${pair?}"
+  done <"/proc/$$/environ"
 }
 
 # Start the kit's program. It locks the GPUs, as every saferun on this machine does (flock(2) on the
