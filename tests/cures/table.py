@@ -449,16 +449,22 @@ CASES = [
             "killed-from-outside",
             "peer-lost",
             "nccl-timeout",
-            "sigterm-preempted",
         )
     ),
-    Case(
-        "sighup-terminal-closed",
-        "sighup_terminal_closed.py",
-        ("new-session",),
-        "met 2",
-        "every setting",
-        nothing(),
+    *(
+        Case(
+            kind,
+            "agent_asked_to_end.py",
+            cures,
+            "met 2",
+            "every setting",
+            nothing(args=(name,)),
+            healthy=nothing(args=(name,)),
+        )
+        for kind, name, cures in (
+            ("sigterm-preempted", "SIGTERM", ()),
+            ("sighup-terminal-closed", "SIGHUP", ("new-session",)),
+        )
     ),
     Case(
         "dataloader-shm-full",
