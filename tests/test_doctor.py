@@ -5,6 +5,7 @@ Whatever these do (hang, lie, die), there are findings, no traceback, and an end
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -278,9 +280,11 @@ def test_of_what_did_not_answer_in_time_nothing_lives(desk, tmp_path):
     assert ends(int((tmp_path / "pid").read_text()))
 
 
-def test_ctrl_c_leaves_nothing_behind(desk, tmp_path):
+@pytest.mark.parametrize("asked", ["-q", "-L"])
+def test_ctrl_c_leaves_nothing_behind(desk, tmp_path, asked):
     new, pid = tmp_path / "new", tmp_path / "pid"
-    program(desk.bin, {}, f"echo $$ > {new}; mv {new} {pid}; exec sleep 60")
+    hangs = {asked: f"echo $$ > {new}; mv {new} {pid}; exec sleep 60"}
+    machine(desk.bin, report([fields(0)]), 1, **hangs)
     words = [sys.executable, "-m", "saferun", "doctor"]
     with subprocess.Popen(words, env=desk.environ(), stderr=subprocess.PIPE, text=True) as started:
         end = time.monotonic() + 20
@@ -405,6 +409,37 @@ def test_a_command_is_bounded(command, status, trouble):
 def test_of_a_command_that_was_cut_off_nothing_lives(stubborn):
     answer = bounded.run(("/bin/sh", "-c", f"sleep 60 & {stubborn}"), os.environ, 0.3)
     assert ends(int(answer.out))
+
+
+def alive_with(mark):
+    """The processes that have this in their environment."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            found += [path.parent.name] if mark.encode() in path.read_bytes() else []
+    return found
+
+
+def test_when_the_questions_are_over_nothing_of_them_lives_or_begins(tmp_path):
+    """Whatever a thread was just about: some of these are between fork and being known to us."""
+    answers = []
+
+    def ask():
+        answer = bounded.Answer("", "", 0, "")
+        while "nobody waits" not in answer.trouble:
+            answer = bounded.run(("sleep", "60"), {"MARK": str(tmp_path)}, 60)
+        answers.append(answer)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(16)]
+    with bounded.questions():
+        for thread in threads:
+            thread.start()
+    end = time.monotonic() + 20
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    assert len(answers) == len(threads)
+    assert alive_with(f"MARK={tmp_path}") == []
+    assert bounded.run(("true",), os.environ, 10).trouble == ""  # in the main thread all is open
 
 
 def test_output_is_kept_when_time_is_up_and_grandchildren_do_not_hold_it():

@@ -10,10 +10,12 @@ a command that outlives us cannot fill the memory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -21,9 +23,23 @@ from typing import NamedTuple
 OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU
 _PAGE = 1 << 16  # the largest; a write that does not fit whole is refused
 REAP_S = 0.2  # a killed process that the kernel cannot end is left behind after this
+START_S = 1.0  # for commands that other threads are just starting; milliseconds, unless exec hangs
 
 
-_running: set[subprocess.Popen[bytes]] = set()
+class _Door:
+    """What other threads may start, and have started."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.starting = 0  # commands that have been forked, perhaps, and are not in `running` yet
+        self.running: set[subprocess.Popen[bytes]] = set()
+        self.closed = False
+
+    def shut_for_this_thread(self) -> bool:
+        return self.closed and threading.current_thread() is not threading.main_thread()
+
+
+_door = _Door()
 
 
 class Answer(NamedTuple):
@@ -45,33 +61,61 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) ->
     """
     with _memory_file("out") as out, _memory_file("err") as err:
         try:
-            child = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
-                tuple(command),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=dict(environ),
-                start_new_session=True,
-            )
+            child = _start(tuple(command), environ, out, err)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             return Answer("", "", None, f"cannot be run ({reason})")
-        _running.add(child)
         try:
             cut = _wait(child, (out, err), timeout_s)
         except BaseException:  # Ctrl-C: the child has a session of its own and hears nothing of it
             _kill(child)
             raise
         finally:
-            _running.discard(child)
+            _door.running.discard(child)
         status = None if cut else child.returncode
         return Answer(_content(out), _content(err), status, cut or _in_words(child.returncode))
 
 
-def end_all() -> None:
-    """Kill what still runs for other threads: nobody waits for their answers any more."""
-    for child in tuple(_running):
+def _start(
+    command: tuple[str, ...], environ: Mapping[str, str], out: int, err: int
+) -> subprocess.Popen[bytes]:
+    with _door.changed:
+        if _door.shut_for_this_thread():
+            raise OSError(errno.ECANCELED, "nobody waits for it any more")
+        _door.starting += 1
+    try:
+        child = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=dict(environ),
+            start_new_session=True,
+        )
+        _door.running.add(child)
+    finally:
+        with _door.changed:
+            _door.starting -= 1
+            _door.changed.notify_all()
+    if _door.shut_for_this_thread():  # it took longer than anybody waited for
         _kill(child)
+    return child
+
+
+@contextlib.contextmanager
+def questions() -> Iterator[None]:
+    """Let other threads run commands; afterwards none of theirs lives, and none is started."""
+    _door.closed = False
+    try:
+        yield
+    finally:
+        try:
+            with _door.changed:
+                _door.closed = True
+                _door.changed.wait_for(lambda: not _door.starting, START_S)
+        finally:  # a second Ctrl-C
+            for child in tuple(_door.running):
+                _kill(child)
 
 
 def on_path(name: str, environ: Mapping[str, str]) -> str | None:

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from saferun.model import Gpu, GpuFacts
 
+# Runs a command with an environment for some seconds: its output, and what went wrong.
+Run = Callable[[tuple[str, ...], Mapping[str, str], float], tuple[str, str]]
 HIDE_ALL = ("", "-1", "NoDevFiles")  # deliberate; NoDevFiles is Slurm's word for "no GPU here"
 UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 OUTPUT_LIMIT = 1 << 20  # bytes; 16 GPUs with 7 MIG instances each print 10 kB
@@ -59,6 +61,7 @@ def detect(
     proc: str = "/proc/driver/nvidia",
     dev: str = "/dev",
     timeout_s: float = 3.0,
+    run: Run | None = None,
 ) -> GpuFacts:
     """Return the GPUs that a CUDA program started with `environ` will see.
 
@@ -67,6 +70,7 @@ def detect(
         proc: where the driver shows its files.
         dev: where the device nodes are.
         timeout_s: the most seconds that `nvidia-smi` may take.
+        run: runs it; our own way is for the main thread.
 
     Returns:
         The facts; no GPU and no warning on a machine without NVIDIA's driver. Never raises for
@@ -75,7 +79,8 @@ def detect(
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and wanted.strip() in HIDE_ALL:
         return GpuFacts()
-    machine = survey(environ, wanted or "", proc=proc, dev=dev, timeout_s=timeout_s)
+    ask = run or _run
+    machine = survey(environ, wanted or "", proc=proc, dev=dev, timeout_s=timeout_s, run=ask)
     if not machine.gpus:
         return GpuFacts(warning=machine.doubt)
     by_bus = environ.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID"
@@ -185,7 +190,7 @@ def _instance(machine: Machine, wanted: str) -> tuple[tuple[Gpu, ...], str]:
 
 
 def survey(
-    environ: Mapping[str, str], wanted: str, *, proc: str, dev: str, timeout_s: float
+    environ: Mapping[str, str], wanted: str, *, proc: str, dev: str, timeout_s: float, run: Run
 ) -> Machine:
     """Return the machine's GPUs: from /proc where that is beyond doubt, else from nvidia-smi."""
     files = read_proc(proc, dev)
@@ -196,7 +201,7 @@ def survey(
     program = _which("nvidia-smi", environ.get("PATH", os.defpath))
     if program is None:
         return files
-    answer = parse_list(*_run((program, "-L"), environ, timeout_s))
+    answer = parse_list(*run((program, "-L"), environ, timeout_s))
     if answer.gpus or not files.gpus:
         return answer
     return files._replace(doubt=answer.doubt or files.doubt)
@@ -332,8 +337,12 @@ def _run(command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float)
     except OSError as error:
         return "", f"cannot be run ({error.strerror})"
     assert child.stdout is not None
-    with child.stdout as pipe:
-        text, ended = _read_until(pipe.fileno(), child.poll, end)
+    try:
+        with child.stdout as pipe:
+            text, ended = _read_until(pipe.fileno(), child.poll, end)
+    except BaseException:  # Ctrl-C: the child has a session of its own and hears nothing of it
+        _kill_group(child.pid)
+        raise
     if ended:
         return text, f"exit status {child.returncode}" if child.returncode else ""
     _kill_group(child.pid)

@@ -118,10 +118,8 @@ def _ask_all(
         "network": lambda: network.look(ports, Masker(environ, ())),
         "log": lambda: kernellog.read(environ),
     }
-    try:
+    with bounded.questions():
         outcome = together.ask(questions, end - time.monotonic())
-    finally:
-        bounded.end_all()
     so_far = {"gpus": known[-1]} if known else {}
     late = [*_unanswered(first, FILES_S), *_unanswered(outcome, deadline_s)]
     return {**so_far, **first.answers, **outcome.answers}, late
@@ -185,7 +183,8 @@ def ask_gpus(
     if not (files.version or told.program or files.wsl):
         return Gpus(told)
     left = end - time.monotonic()
-    known = Gpus(told, gpu.detect(environ, timeout_s=min(3.0, max(0.5, left))))
+    seconds = min(3.0, max(0.5, left))
+    known = Gpus(told, gpu.detect(environ, timeout_s=seconds, run=nvidia.listing))
     keep(known)
     hung = told.status is None and bool(told.silent or not told.report.cards)
     if hung or not known.facts.gpus:

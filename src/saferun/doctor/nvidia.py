@@ -116,6 +116,14 @@ def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi
     return _details(heard, environ, end) if report.cards else heard
 
 
+def listing(
+    command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float
+) -> tuple[str, str]:
+    """Run nvidia-smi for gpu.detect: as one of doctor's questions, which leave nothing behind."""
+    answer = bounded.run(command, environ, timeout_s)
+    return f"{answer.out}{answer.err}", answer.trouble
+
+
 def _said(text: str, report: bool) -> str:
     """Return the program's words; beside a report only those that are not of it."""
     lines = [line for line in text.splitlines() if line.strip()]
