@@ -1579,6 +1579,120 @@ def test_a_message_that_the_terminal_broke_mid_word_is_read():
     assert "22.5" in diagnose(broken).explanation
 
 
+# --- what stands beside a failure, and tells nothing of it ------------------------------------------
+
+RENDEZVOUS = (
+    "Traceback (most recent call last):\n"
+    '  File "/e/torch/distributed/rendezvous.py", line 180, in _tcp_rendezvous_handler\n'
+    "    store = _create_c10d_store(host, port, rank)\n"
+)
+LAUNCHER = (
+    "Traceback (most recent call last):\n"
+    '  File "/e/torch/distributed/launcher/api.py", line 268, in launch_agent\n'
+    "    raise ChildFailedError(\n"
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+)
+BESIDE = [
+    (
+        "the hub's warning of a request that it does without",
+        "child-failed-no-root",
+        "'(ReadTimeoutError(\"HTTPSConnectionPool(host='cdn-lfs.huggingface.co')\"), 'x')' thrown while requesting HEAD https://huggingface.co/x\n"
+        f"{SUMMARY.format(rank=1, code=1)}",
+    ),
+    (
+        "a bar of a download that came to its end",
+        "nccl-timeout",
+        f"Downloading shards: 100%|##########| 4/4 [00:02<00:00,  1.9it/s]\n{TIMEOUT}",
+    ),
+    (
+        "a bar of a download that is under way",
+        "nccl-timeout-slow-rank",
+        f"Downloading shards:  50%|#####     | 2/4 [00:02<00:02,  1.9it/s]\n{TIMEOUT}",
+    ),
+    (
+        "the launcher's traceback below a port of the script's own",
+        "port-hardcoded",
+        f"{RENDEZVOUS}{BUSY_PORT}\n{LAUNCHER}",
+    ),
+    (
+        "the store's error beside an address of the web",
+        "rendezvous-connect-failed",
+        "The data set is at https://huggingface.co/datasets/a\n"
+        f"{RENDEZVOUS}torch.distributed.DistNetworkError: The client socket has failed to connect to n1:29500: Temporary failure in name resolution",
+    ),
+    (
+        "what a peer's NCCL said while one rank lost the hub",
+        "hub-unavailable",
+        '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/e/requests/models.py", line 1021, in raise_for_status\n[rank1]:     raise HTTPError(message)\n'
+        "[rank1]: requests.exceptions.HTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/x\n"
+        "[rank0]: torch.distributed.DistBackendError: [2] is setting up NCCL communicator, recvValue failed on TCPStore(n1): Connection reset by peer",
+    ),
+    (
+        "the failed call of the driver that NCCL quotes",
+        "cuda-no-kernel-image",
+        "n1:7:9 [0] enqueue.cc:145 NCCL WARN Cuda failure 98 'invalid device function'\n"
+        f"{TRACEBACK}torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5",
+    ),
+    (
+        "SIGKILLs of Lightning's own after a signal",
+        "sigterm-preempted",
+        "Child process with PID 8 terminated with code -15. Forcefully terminating all other processes to avoid zombies\n"
+        "Killed\n",
+    ),
+    (
+        "the step that srun ends when a task has failed",
+        "child-failed-no-root",
+        "srun: error: n1: task 0: Exited with exit code 1\nsrun: Terminating StepId=7.0\n"
+        "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 ***\nKilled\n",
+    ),
+    (
+        "a step that somebody cancelled",
+        "job-cancelled",
+        "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 ***\n",
+    ),
+    (
+        "an exception that the program goes on from, with the failure on the next line",
+        "cuda-launch-failure",
+        "OSError: [Errno 5] a.jpg, skipping\nCUDA error: unspecified launch failure\n",
+    ),
+    (
+        "a tracker's word after cut frames",
+        "unknown",
+        'Traceback (most recent call last):\n  File "/w/train.py", line 8, in <module>\n    main()\nwandb: 1 of 1 files synced\n',
+    ),
+    (
+        "an error of any program before the failure",
+        "peer-lost",
+        "Error: no manual for that\n[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:45\n",
+    ),
+    (
+        "no failure but an assertion in C",
+        "user-exception",
+        "tensor_ops.cu:61: void launch(int): Assertion `n > 0' failed.\nAborted (core dumped)\n",
+    ),
+    ("no failure but a shell's word for SIGTERM", "sigterm-preempted", "step 1\nTerminated\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"), [case[:0:-1] for case in BESIDE], ids=[case[0] for case in BESIDE]
+)
+def test_what_stands_beside_a_failure_does_not_decide_its_kind(log, kind):
+    assert diagnose(log).kind == kind
+
+
+def test_a_line_copied_from_a_screen_begins_after_the_blanks_to_its_edge():
+    line = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0"
+    assert diagnose(f"step 41 loss 2.5{' ' * 30}{line}\n").root_line == line
+
+
+def test_a_size_that_no_process_can_have_is_no_number():
+    below_zero = "this process has 17179869184.00 GiB memory in use"
+    text = FULL_CARD.replace("this process has 22.53 GiB memory in use", below_zero)
+    assert oom.read(text).held == oom.read(text.replace(below_zero, "")).held
+    assert diagnose(text).kind == "cuda-oom"
+
+
 # --- a log from anywhere ----------------------------------------------------------------------------
 
 PLAIN = TRACEBACK + "ModuleNotFoundError: No module named 'apex'"

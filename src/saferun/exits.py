@@ -69,13 +69,11 @@ _WORDS = (
 )  # fmt: skip
 _KILLED_ALONE = re.compile(
     r"^(?:\S{1,80}: (?:line \d{1,6}: |tasks? [\d,-]{1,40}: )?){0,3}"
-    r"\s{0,4}(?:\d{1,9}\s{1,4})?(?:killed\b|(?P<term>terminated(?:$|\s{2})))"
+    r"\s{0,4}(?:\d{1,9}\s{1,4})?(?:killed\b|(?P<term>terminated(?:$|: 15$|\s{6})))"
     r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
 )
 # Launchers that end the rest by SIGKILL, Lightning itself too: that tells nothing of the cause.
-_KILL_ALL = re.compile(
-    r"forcefully terminating all other processes|^srun: (?:force )?terminat|^srun: job step aborted"
-)
+_KILL_ALL = re.compile(r"forcefully terminating all other processes|^srun: (?:force )?terminat")
 _KILLING_LINES = 40
 _NOISE = (
     "sending process", "closing signal", "killing subprocess", "registered signal",
@@ -90,7 +88,7 @@ _HINTS = (
     "core",
     "free",
     "malloc",
-    "terminate",
+    "terminat",
     "munmap",
     "corrupted",
     "limit exceeded",
