@@ -28,6 +28,7 @@ _DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _TERMINAL_SIGNALS = (signal.SIGWINCH, signal.SIGCONT)  # after `fg` the window may be another
 _SAME_KEYPRESS_S = 0.1  # wrappers repeat a Ctrl-C that the terminal has sent already
+_READER_GRACE_S = 10.0  # for the rest of the output, where a job has ended because it was asked to
 _KEEPER_GRACE_S = 5.0  # what a keeper may need beyond the time for processes that do not die
 
 
@@ -210,6 +211,7 @@ class _Attempt:
         self._killing = False
         self._interrupts: list[float] = []
         self._asked = False
+        self._must_end = False  # asked by what no job takes and goes on from
         self._forwarded: list[str] = []
         self._ended_by = "job"
 
@@ -307,6 +309,9 @@ class _Attempt:
                 on_start(self._keeper, message[1])
         elif message[0] == "exited":
             self._exited, self._lived_s, self._ended_at = True, message[1], self._clock()
+            if self._must_end and not self._killing:
+                limit = self._ended_at + _READER_GRACE_S
+                self._deadline = limit if self._deadline is None else min(limit, self._deadline)
         else:
             self._last = list(message)
 
@@ -349,6 +354,7 @@ class _Attempt:
         self._asked_at = self._clock()
 
     def _start_grace(self) -> None:
+        self._must_end = True
         if self._grace_s is not None and self._deadline is None:
             self._deadline = self._clock() + self._grace_s
 
@@ -373,7 +379,7 @@ class _Attempt:
         if self._deadline is None or self._clock() < self._deadline:
             return
         if not self._killing:
-            self._kill("grace")
+            self._kill("job" if self._exited else "grace")
         else:  # the keeper is stopped or stuck: without it we are the next to inherit the job
             os.kill(self._keeper, signal.SIGKILL)
             self._deadline = None

@@ -52,6 +52,22 @@ def expected(blocks: int) -> tuple[str, int]:
     return digest.hexdigest(), blocks * MIB
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "python"])
+def test_job_that_has_ended_as_asked_does_not_wait_for_a_reader_that_is_stuck(tmp_path, launcher):
+    code = COMMON + "join('up')\nwhile True: os.write(1, bytes(65536))"
+    with supervised(tmp_path, python(code), launcher=launcher, grace_s=600.0) as run:
+        run.arrived(up=1)
+        (job,) = run.members("up")
+        until(lambda: "pipe" in Path(f"/proc/{job}/wchan").read_text(), "the pipe is full")
+        run.process.terminate()
+        run.process.wait(30)  # of the ten minutes that the job has to end
+        _, count = digest_of(run.process.stdout.fileno())
+        assert count >= MIB
+        assert run.ended()["exit_code"] == 128 + signal.SIGTERM
+        run.nothing_lives()
+
+
 @pytest.mark.parametrize(
     "blocks", [1, 50, pytest.param(1024, marks=pytest.mark.slow)], ids=lambda n: f"{n} MiB"
 )
