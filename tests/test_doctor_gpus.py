@@ -360,7 +360,7 @@ def written(root, files):
 
 
 def seen_in(root):
-    return nvidia.files(*(str(root / name) for name in ("proc", "dev", "tasks", "pci")))
+    return nvidia.driver_files(*(str(root / name) for name in ("proc", "dev", "tasks", "pci")))
 
 
 INFORMATION = "Model: \t\t NVIDIA H200\nDevice Minor: \t 0\n"

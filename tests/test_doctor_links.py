@@ -115,7 +115,7 @@ def test_where_there_is_no_pair_nothing_is_said(tried, environ, status):
 
 
 def test_without_a_driver_library_nothing_is_said():
-    if nvidia.files().version:
+    if nvidia.driver_files().version:
         pytest.skip("this machine has a driver")
     cuda = nvidia.ask_cuda({}, 20)
     assert "libcuda" in cuda.missing

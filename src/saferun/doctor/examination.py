@@ -107,7 +107,7 @@ def _ask_all(
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Return the answers by name, and a finding for each question that has none."""
     end = time.monotonic() + deadline_s
-    first = together.ask({"files": nvidia.files}, FILES_S)
+    first = together.ask({"files": nvidia.driver_files}, FILES_S)
     files = first.answers.get("files", Files())
     ports = [_port(environ)]
     known: list[Gpus] = []

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 
 from saferun import bounded
+from saferun.doctor import files
 from saferun.doctor.vitals import Clock, Disk, Host, Limits, Memory, Tools
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
@@ -121,7 +122,7 @@ def _cannot_write(folder: str) -> str:
 def memory(proc: str = "/proc", groups: str = "/sys/fs/cgroup", shm: str = "/dev/shm") -> Memory:  # noqa: S108
     """Return memory and processors, and what our control group may have of them."""
     fields = {}
-    for line in _text(f"{proc}/meminfo").splitlines():
+    for line in files.text(f"{proc}/meminfo").splitlines():
         name, _, value = line.partition(":")
         words = value.split()
         fields[name] = int(words[0]) * 1024 if words and words[0].isdecimal() else -1
@@ -147,7 +148,7 @@ def _chain(proc: str, groups: str, controller: str) -> tuple[list[str], bool]:
 
     In a container the path may be one that is not shown here: its end is the mount itself.
     """
-    for line in _text(f"{proc}/self/cgroup").splitlines():
+    for line in files.text(f"{proc}/self/cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         named = controller in controllers.split(",")
         if not named and (number != "0" or not os.path.exists(f"{groups}/cgroup.controllers")):
@@ -179,9 +180,11 @@ def _quota(proc: str, groups: str) -> float:
     found = []
     for folder in folders:
         if second:
-            words = _text(f"{folder}/cpu.max").split()
+            words = files.text(f"{folder}/cpu.max").split()
         else:
-            words = [_text(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+            words = [
+                files.text(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+            ]
         if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
             found.append(int(words[0]) / int(words[1]))
     return min(found, default=0.0)
@@ -239,13 +242,5 @@ def look(environ: Mapping[str, str], cwd: str, timeout_s: float) -> Host:
 
 
 def _number(path: str) -> int:
-    text = _text(path).strip()
+    text = files.text(path).strip()
     return int(text) if text.isdecimal() else -1
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 16)
-    except OSError:
-        return ""

@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Iterable
 
+from saferun.doctor import files
 from saferun.doctor.vitals import InfiniBand, Interface, Network, Port
 from saferun.masking import Masker
 
@@ -55,7 +56,7 @@ def _ipv4(asker: socket.socket, name: str) -> str:
 
 def _with_ipv6(path: str) -> set[str]:
     """Names with an IPv6 address other than ::1: the first word of a line, and the last."""
-    rows = [line.split() for line in _text(path).splitlines()]
+    rows = [line.split() for line in files.text(path).splitlines()]
     return {row[-1] for row in rows if len(row) == 6 and row[0] != "0" * 31 + "1"}
 
 
@@ -76,7 +77,7 @@ def port(number: int, masker: Masker, proc: str = "/proc") -> Port:
     sockets = {
         row[9]
         for table in ("tcp", "tcp6")
-        for row in map(str.split, _text(f"{proc}/net/{table}").splitlines()[1:])
+        for row in map(str.split, files.text(f"{proc}/net/{table}").splitlines()[1:])
         if len(row) > 9 and row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == number
     }
     if not sockets:
@@ -98,7 +99,7 @@ def _owner(links: set[str], proc: str) -> int | None:
 
 
 def _command(pid: int, masker: Masker, proc: str) -> str:
-    words = _text(f"{proc}/{pid}/cmdline").rstrip("\0").split("\0")
+    words = files.text(f"{proc}/{pid}/cmdline").rstrip("\0").split("\0")
     text = " ".join(masker.words(words))[:120]
     return "".join(c if c.isprintable() else "?" for c in text)
 
@@ -106,8 +107,8 @@ def _command(pid: int, masker: Masker, proc: str) -> str:
 def infiniband(folder: str = "/sys/class/infiniband") -> tuple[InfiniBand, ...]:
     """Return the ports of all RDMA devices."""
     found = []
-    for device in _listdir(folder):
-        for number in _listdir(f"{folder}/{device}/ports"):
+    for device in files.names(folder):
+        for number in files.names(f"{folder}/{device}/ports"):
             base = f"{folder}/{device}/ports/{number}"
             state, physical = _line(f"{base}/state"), _line(f"{base}/phys_state")
             found.append(
@@ -136,20 +137,5 @@ def look(ports: Iterable[int], masker: Masker) -> Network:
     return known._replace(addresses=addresses, trouble=trouble, seconds=seconds)
 
 
-def _listdir(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
 def _line(path: str) -> str:
-    return _text(path).strip()
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 22)
-    except OSError:
-        return ""
+    return files.text(path).strip()

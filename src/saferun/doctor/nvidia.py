@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saferun import bounded, gpu, smi
+from saferun.doctor import files
 from saferun.doctor.vitals import Cuda, Files, Smi
 
 REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persistence mode
@@ -25,7 +26,7 @@ PEERS_S = 9.0  # 8 GPUs: contexts 1.5 s, 56 pairs 1 s
 _CAPS = ("--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader")
 
 
-def files(
+def driver_files(
     proc: str = "/proc/driver/nvidia",
     dev: str = "/dev",
     tasks: str = "/proc",
@@ -43,7 +44,7 @@ def files(
         nodes={name: _node(f"{dev}/{name}") for name in wanted} if given else {},
         amd=os.path.exists(f"{dev}/kfd"),
         wsl=os.path.exists(f"{dev}/dxg"),
-        pci=sum(_is_gpu(f"{pci}/{device}") for device in _listdir(pci)),
+        pci=sum(_is_gpu(f"{pci}/{device}") for device in files.names(pci)),
         manager=_runs("nv-fabricmanager", tasks),
     )
 
@@ -52,15 +53,15 @@ def _is_gpu(device: str) -> bool:
     """Say whether a PCI device is NVIDIA's (10de), a display controller (03), and this system's."""
     driver = os.path.join(device, "driver")
     taken = os.path.islink(driver) and os.path.basename(os.readlink(driver)) == "vfio-pci"
-    words = [_text(os.path.join(device, name)).strip() for name in ("vendor", "class")]
+    words = [files.text(os.path.join(device, name)).strip() for name in ("vendor", "class")]
     return words[0] == "0x10de" and words[1].startswith("0x03") and not taken
 
 
 def _listed(folder: str) -> dict[str, tuple[str, str]]:
     """Return name and minor number of each GPU in the driver's files."""
     found: dict[str, tuple[str, str]] = {}
-    for bus in sorted(_listdir(folder)):
-        text = _text(f"{folder}/{bus}/information")
+    for bus in files.names(folder):
+        text = files.text(f"{folder}/{bus}/information")
         pairs = (line.partition(":") for line in text.splitlines())
         fields = {name.strip(): value.strip() for name, _, value in pairs}
         found[smi.bus_id(bus)] = (fields.get("Model", ""), fields.get("Device Minor", ""))
@@ -75,25 +76,10 @@ def _node(path: str) -> str:
 
 def _runs(name: str, tasks: str) -> bool:
     """Say whether a program runs; the kernel keeps 15 letters of a name."""
-    for pid in filter(str.isdecimal, _listdir(tasks)):
-        if _text(f"{tasks}/{pid}/comm").strip() == name[:15]:
+    for pid in filter(str.isdecimal, files.names(tasks)):
+        if files.text(f"{tasks}/{pid}/comm").strip() == name[:15]:
             return True
     return False
-
-
-def _listdir(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 16)
-    except OSError:
-        return ""
 
 
 def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi:
