@@ -1107,6 +1107,25 @@ def test_the_launchers_root_cause_block_names_rank_and_signal():
     assert (found.kind, found.root_rank) == ("host-oom-killed", 5)
 
 
+@pytest.mark.parametrize(
+    ("second", "kind", "rank"), [("26", "host-oom-killed", 1), ("56", "peer-lost", 0)],
+    ids=["seen a moment later", "killed by the launcher"],
+)  # fmt: skip
+def test_a_kill_in_the_roots_own_moment_is_what_its_peer_saw(second, kind, rank):
+    found = diagnose(
+        "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:2\n"
+        "Failures:\n"
+        f"[1]:\n  time      : 2026-01-01_10:00:{second}\n  rank      : 1 (local_rank: 1)\n"
+        "  exitcode  : -9 (pid: 12)\n"
+        "------------------------------------------------------------\n"
+        "Root Cause (first observed failure):\n"
+        "[0]:\n  time      : 2026-01-01_10:00:25\n  rank      : 0 (local_rank: 0)\n"
+        "  exitcode  : 1 (pid: 11)\n"
+        "============================================================\n"
+    )
+    assert (found.kind, found.root_rank) == (kind, rank)
+
+
 @pytest.mark.parametrize("error", ["ConnectionResetError: [Errno 104] reset", "EOFError"])
 def test_a_batch_that_no_process_holds_any_more_tells_of_a_dead_worker(error):
     frames = (

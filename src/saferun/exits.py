@@ -38,7 +38,10 @@ _BY_CODE = {
     127: ("user-missing-file", 40),
 }
 _ROOT = "root cause (first observed failure)"
+_ECHO = 40  # what weighs no more may be an echo or the launcher's doing
 _LISTED = "failures:"  # the line above what failed beside it
+_TIME = re.compile(r"^\s{0,4}time\s{1,6}: (\d{4}-\d\d-\d\d)_(\d\d):(\d\d):(\d\d)")
+_SAME_MOMENT_S = 2  # the launcher's SIGKILL comes 30 s later (--shutdown-timeout)
 _EXITCODE = re.compile(r"exitcode\s{0,4}:\s{0,3}(-?\d{1,3})\b")
 _RANK = re.compile(r"\brank\s{0,6}:\s{0,3}(\d{1,5})\b")
 _NAMED = re.compile(
@@ -167,13 +170,20 @@ def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
     ended: list[Ended] = []
     root: tuple[int, int | None] | None = None  # where its block begins, its rank
     summary = len(lines)  # where the launcher's summary begins to list the ranks
+    beside: list[tuple[Ended, float]] = []  # crashes that it lists, and when
+    when = float("inf")
     killing = -_KILLING_LINES  # where a launcher began to end the rest
     for at, line in enumerate(lines):
         text = line.text.lower()
         if text.strip() == _LISTED:
-            summary = at
+            summary, beside = at, []
         elif _ROOT in text:
+            beside = [(e, told) for e, told in beside if e.at > summary]
             root, ended = (at, None), _before(summary, ended)
+        elif (moment := _moment(line.text)) is not None:
+            when = moment
+            if root and at < root[0] + 8:
+                ended += [e for e, told in beside if abs(told - when) <= _SAME_MOMENT_S]
         elif root and root[1] is None and at < root[0] + 8 and (found := _RANK.search(text)):
             root = (root[0], int(found[1]))
         if at in skipped or not any(hint in text for hint in _HINTS):
@@ -188,13 +198,26 @@ def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
             if _AGENT_SIGNAL.search(text):
                 weight = 40
             ended.append(Ended(kind, weight, at, root[1] if root else line.rank, code))
+            if code < 0 and weight > _ECHO:
+                beside.append((ended[-1], when))
     return Exits(tuple(ended), root[1] if root else None)
 
 
 def _before(summary: int, ended: Sequence[Ended]) -> list[Ended]:
-    """Return the crashes that stand before the launcher's summary. Those that it lists beside the
-    root came after it, many by the launcher's own hand."""
-    return [e for e in ended if e.code not in (0, 1) and e.weight > 40 and e.at < summary]
+    """Return the crashes that stand before the launcher's summary. Most that it lists beside the
+    root came after it, many by the launcher's own hand; not those of the same moment: its look at
+    the processes every tenth of a second may see a rank's crash after a peer's exception over it.
+    """
+    return [e for e in ended if e.code not in (0, 1) and e.weight > _ECHO and e.at < summary]
+
+
+def _moment(text: str) -> float | None:
+    """Return when a rank of the summary failed, in seconds; only good for differences of a day."""
+    found = _TIME.match(text)
+    if found is None:
+        return None
+    days = int(found[1].replace("-", ""))
+    return ((days * 24 + int(found[2])) * 60 + int(found[3])) * 60.0 + int(found[4])
 
 
 def _code(text: str) -> int | None:
