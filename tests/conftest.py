@@ -15,9 +15,6 @@ for _name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         own = signal.default_int_handler if _name == signal.SIGINT else signal.SIG_DFL
         signal.signal(_name, own)
 
-# With it each word that ranks print is a write of its own, and their lines run into each other.
-os.environ.pop("PYTHONUNBUFFERED", None)
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 

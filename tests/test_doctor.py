@@ -249,7 +249,7 @@ def test_what_is_known_is_judged_although_more_was_asked_for(desk):
 
 def test_a_driver_whose_files_hang_is_named_and_not_called_absent(desk, monkeypatch):
     monkeypatch.setattr(doctor, "FILES_S", 0.1)
-    monkeypatch.setattr(doctor.nvidia, "files", lambda: time.sleep(3))
+    monkeypatch.setattr(doctor.nvidia, "driver_files", lambda: time.sleep(3))
     machine(desk.bin, report([fields(0)]), 1)
     found = desk.examine(FAKE_CUDA_GPUS="1")
     assert ["the driver's files" in f.what for f in about(found, "doctor")] == [True]

@@ -1611,6 +1611,10 @@ LAUNCHER = (
     "    raise ChildFailedError(\n"
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
 )
+FAILED_ONCE = (
+    "E1106 10:20:21.2 77 torch/distributed/elastic/multiprocessing/api.py:869] "
+    "failed (exitcode: 1) local_rank: 0 (pid: 78) of binary: python"
+)
 BESIDE = [
     (
         "the hub's warning of a request that it does without",
@@ -1690,6 +1694,58 @@ BESIDE = [
         "tensor_ops.cu:61: void launch(int): Assertion `n > 0' failed.\nAborted (core dumped)\n",
     ),
     ("no failure but a shell's word for SIGTERM", "sigterm-preempted", "step 1\nTerminated\n"),
+    (
+        "what a peer saw after a rank's end without a word",
+        "child-failed-no-root",
+        f"{FAILED_ONCE}\n{TIMEOUT}",
+    ),
+    (
+        "what a peer saw before its launcher told of its end",
+        "nccl-timeout",
+        f"{TIMEOUT}\n{FAILED_ONCE}",
+    ),
+    (
+        "what a peer saw after a reason without an exception",
+        "checkpoint-corrupt",
+        f"PytorchStreamReader failed reading zip archive: failed finding central directory\n{TIMEOUT}",
+    ),
+    (
+        "a rendezvous that closed since a rank had failed",
+        "state-dict-mismatch",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError\n"
+        f"{TRACEBACK}RuntimeError: Error(s) in loading state_dict for Net: size mismatch for w",
+    ),
+    (
+        "a finalizer's words whose traceback was not printed",
+        "user-exception",
+        "Exception ignored in: <function Loader.__del__ at 0x7f2>\n"
+        + "".join(f"step {n} loss 2.5\n" for n in range(3))
+        + f"{TRACEBACK}ValueError: no such split\n{TIMEOUT}",
+    ),
+    (
+        "a finalizer's own traceback",
+        "nccl-timeout",
+        "Exception ignored while calling deallocator <function Loader.__del__ at 0x7f2>:\n"
+        f"step 3 loss 2.5\n{TRACEBACK}TypeError: 'NoneType' object is not callable\n{TIMEOUT}",
+    ),
+    (
+        "the thread that shares descriptors, out of them itself",
+        "too-many-open-files",
+        'Traceback (most recent call last):\n  File "/e/multiprocessing/resource_sharer.py", line 149, in _serve\n    send(conn, pid)\n'
+        f"OSError: [Errno 24] Too many open files\n{TIMEOUT}",
+    ),
+    (
+        "a GPU that TensorFlow looks for and does without",
+        "nccl-timeout",
+        "E external/local_xla/cuda_driver.cc:274] failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected\n"
+        f"{TIMEOUT}",
+    ),
+    (
+        "what NCCL calls a usage for which it gave the reason",
+        "nccl-socket-interface",
+        "n1:7:9 [0] bootstrap.cc:52 NCCL WARN Bootstrap : no socket interface found\n"
+        f"{TRACEBACK}RuntimeError: NCCL operation failed: invalid usage",
+    ),
 ]  # fmt: skip
 
 

@@ -71,7 +71,7 @@ _WORDS = (
     ("core dumped", 6),  # last: the shell says of every signal that it left a core
 )  # fmt: skip
 _KILLED_ALONE = re.compile(
-    r"^(?:\S{1,80}: (?:line \d{1,6}: |tasks? [\d,-]{1,40}: )?){0,3}"
+    r"^\*{0,3}(?:\S{1,80}: (?:line \d{1,6}: |tasks? [\d,-]{1,40}: )?){0,3}"
     r"\s{0,4}(?:\d{1,9}\s{1,4})?(?:killed\b|(?P<term>terminated(?:$|: 15$|\s{6})))"
     r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
 )

@@ -31,7 +31,8 @@ _SEPARATE_LINES = 3  # of normal output between a handled exception and the one 
 _WRAPPERS = frozenset(
     ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
      "RayTaskError", "SystemExit", "RayActorError", "ActorDiedError", "SignalException",
-     "WorkerCrashedError", "SubprocessError", "EngineDeadError", "ProcessException")
+     "WorkerCrashedError", "SubprocessError", "EngineDeadError", "ProcessException",
+     "ActorUnavailableError", "OwnerDiedError", "LocalRayletDiedError")
 )  # fmt: skip
 # How a rank ends that says nothing: what the others then see is not the cause.
 _SILENT = ("child-failed-no-root", "user-args-error")
@@ -251,12 +252,23 @@ def _best(
         kinds = _SILENT_TO_PEERS if best.kind == "peer-lost" else _SILENT
         silent = [item for item in found if item.kind in kinds and item.rank == root_rank]
         best = min(silent, key=order, default=best) if root_rank is not None else best
+    if WEIGHTS["process"] < best.weight <= WEIGHTS["echo+"]:
+        best = _left_before(best, found) or best
     if best.weight < WEIGHTS["hard"]:
         stops = _stops(best.kind, knowledge)
         talk = knowledge.kinds[best.kind].group in _TALK and not stops
         own = [item for item in found if _own_fault(item, best, lines, after_only=stops, talk=talk)]
         best = min(_not_outlived(own, best, lines), key=order, default=best)
     return best
+
+
+def _left_before(echo: _Found, found: Sequence[_Found]) -> _Found | None:
+    """Return what was told before its peers said anything: a rank's end without a reason, as a
+    launcher tells it, or a reason without the exception around it. What they see came of that."""
+    told = [item for item in found if item.at >= 0 and item.weight > WEIGHTS["hint"]]
+    first = min(told, key=lambda item: (item.at, -item.weight), default=echo)
+    known = first.weight == WEIGHTS["bare"] and not first.generic
+    return first if known or first.kind in _SILENT else None
 
 
 def _own_fault(

@@ -58,14 +58,16 @@ GOES_ON = re.compile(
 )
 _EXIT_BARRIER = "Error waiting on exit barrier"  # torchrun's agent, when a node has gone before
 _BACKGROUND = (
-    "Exception ignored in",
+    "Exception ignored ",  # in: or, from 3.14 on, while calling deallocator
     "Exception in thread",
     "Error in atexit",
     "Error in sys.excep",
 )
+_BESIDE_LINES = 2  # of others between such a line and its traceback, which follows at once
 # A thread of multiprocessing's own that shows what failed and serves on (resource_sharer.py): where
 # a job is killed it hears of its peers' end a moment before its own.
 _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _serve\b")
+_HEARD = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
 _WARNED = re.compile(r"Warning\b")
 _QUOTED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
 
@@ -121,7 +123,7 @@ class _Stream:
         self._link = ""
         self._rows: list[int] = []  # of the message that is being read
         self._open: tuple[str, str, bool] | None = None  # its type, frames, headed
-        self._background = False
+        self._background = 0  # lines within which its traceback begins
         self._framed_at = 0
 
     def take(self, at: int, text: str) -> None:
@@ -132,11 +134,13 @@ class _Stream:
             self._link = "cause" if _DIRECT in text else "context"
         elif text.startswith(_BACKGROUND) or _EXIT_BARRIER in text[:160]:
             self.close()
-            self._background = True
+            self._background = 1 + _BESIDE_LINES
         elif self._inside:
             self._take_inside(at, text)
         else:
             self._take_outside(at, text)
+            if self._background and text.strip() and not (self._rows or self._frames):
+                self._background -= 1
 
     def _begin(self, text: str) -> None:
         self.close()
@@ -232,9 +236,9 @@ class _Stream:
             self._chain = self._reader.next_chain()
         self._reader.found(
             self._rank, kind, tuple(self._rows), frames, self._chain, self._link,
-            self._background, headed,
+            self._background > 0, headed,
         )  # fmt: skip
-        self._open, self._rows, self._link, self._background = None, [], "", False
+        self._open, self._rows, self._link, self._background = None, [], "", 0
 
 
 def _looks_raised(found: re.Match[str]) -> bool:
@@ -268,7 +272,8 @@ class _Reader:
         chain: int, link: str, background: bool, headed: bool,
     ) -> None:  # fmt: skip
         text = "\n".join(self._lines[row].text.strip() for row in rows)
-        background = background or _SERVING.search(frames) is not None
+        if kind.endswith(_HEARD) and _SERVING.search(frames):
+            background = True
         self.done.append(
             Raised(rows[0], rank, kind, rows, text, frames, chain, link, background, headed)
         )

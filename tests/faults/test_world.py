@@ -215,7 +215,7 @@ def test_nodes_that_come_late_meet_in_a_second_attempt(tmp_path):
         "import torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "total = torch.ones(1); dist.all_reduce(total)\n"
-        "print('sum', int(total))\n"
+        "print(f'sum {int(total)}')\n"
         "dist.destroy_process_group()\n"
     )
     words.append(script(tmp_path, text))
