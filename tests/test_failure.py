@@ -1561,10 +1561,6 @@ def test_a_warning_is_no_context_for_what_follows_it():
     )
 
 
-def memory(requested, total, free, held, idle):
-    return oom.kind(oom.Memory(requested, total, free, held, idle))
-
-
 @pytest.mark.parametrize(
     ("numbers", "kind"),
     [
@@ -1578,19 +1574,25 @@ def memory(requested, total, free, held, idle):
         ((11_000, 12000, 0, 23900, 11_900), "cuda-oom"),
         ((64, None, None, None, None), "cuda-oom"),
         ((20, 24000, 400, 500, 10), "cuda-oom-other-process"),
+        ((2, 262_000, 250_000, 1072, 55, 1075), "cuda-oom"),
+        ((2, 262_000, 250_000, 1072, 300, 1075), "cuda-oom-fragmentation"),
+        ((2, 262_000, 250_000, 1072, 55, 262_000), "cuda-oom-despite-free"),
     ],
     ids=[
         "full", "idle serves it", "idle is smaller than asked", "idle is under a tenth",
         "somebody else", "free is plenty", "more than the card", "oversubscribed", "no numbers",
-        "what the driver keeps back",
+        "what the driver keeps back", "its own limit is full", "idle below its own limit",
+        "no limit",
     ],
 )  # fmt: skip
 def test_out_of_memory_by_its_numbers(numbers, kind):
-    assert memory(*numbers) == kind
+    assert oom.kind(oom.Memory(*numbers)) == kind
 
 
 def test_the_numbers_of_a_message_are_told():
     assert "2.00 GiB asked for, 1.10 GiB free" in diagnose(FULL_CARD).explanation
+    limited = FULL_CARD.replace(" is free. ", " is free. 22.00 GiB allowed; ")
+    assert "22.00 GiB allowed by the process's own limit" in diagnose(limited).explanation
 
 
 def test_a_message_that_the_terminal_broke_mid_word_is_read():
@@ -1708,6 +1710,12 @@ BESIDE = [
         "what a peer saw after a reason without an exception",
         "checkpoint-corrupt",
         f"PytorchStreamReader failed reading zip archive: failed finding central directory\n{TIMEOUT}",
+    ),
+    (
+        "an exception around what a rank saw of its peers",
+        "peer-lost",
+        f"{TRACEBACK}ray.exceptions.RayTaskError(RuntimeError): ray::Actor.fit() (pid=2733)\n"
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:38032",
     ),
     (
         "a rendezvous that closed since a rank had failed",

@@ -264,8 +264,11 @@ def _best(
 
 def _left_before(echo: _Found, found: Sequence[_Found]) -> _Found | None:
     """Return what was told before its peers said anything: a rank's end without a reason, as a
-    launcher tells it, or a reason without the exception around it. What they see came of that."""
+    launcher tells it, or a reason without the exception around it. What they see came of that.
+    (An exception that passes on what they see, in the line after it, is not such a word.)"""
     told = [item for item in found if item.at >= 0 and item.weight > WEIGHTS["hint"]]
+    if echo.raised:
+        told = [i for i in told if i.raised is None or i.raised.rows[-1] + 1 != echo.at]
     first = min(told, key=lambda item: (item.at, -item.weight), default=echo)
     known = first.weight == WEIGHTS["bare"] and not first.generic
     return first if known or first.kind in _SILENT else None

@@ -17,6 +17,7 @@ _FIELDS = {
     "total_old": rf"{_SIZE} total capacity",
     "free": rf"of which {_SIZE} is free",
     "free_old": rf"{_SIZE} free\b",
+    "allowed": rf"{_SIZE} allowed;",  # set_per_process_memory_fraction
     "process": rf"this process has {_SIZE}",
     "allocated": rf"Of the allocated memory {_SIZE}",
     "allocated_old": rf"{_SIZE} already allocated",
@@ -44,6 +45,7 @@ class Memory(NamedTuple):
     free: float | None
     held: float | None  # by this process: allocated and idle
     idle: float | None  # of that, reserved but not allocated
+    allowed: float | None = None  # by a limit that the process set itself
 
 
 def read(text: str) -> Memory:
@@ -58,7 +60,8 @@ def read(text: str) -> Memory:
     if allocated is not None:
         held = max(held or 0.0, allocated + (idle or 0.0))
     total = _first(said["total"], said["total_old"])
-    return Memory(said["requested"], total, _first(said["free"], said["free_old"]), held, idle)
+    free = _first(said["free"], said["free_old"])
+    return Memory(said["requested"], total, free, held, idle, said["allowed"])
 
 
 def _size(found: re.Match[str] | None) -> float | None:
@@ -71,7 +74,9 @@ def _first(*values: float | None) -> float | None:
 
 def kind(memory: Memory) -> str:
     """Return which kind of out-of-memory the numbers mean; `cuda-oom` where they do not say."""
-    requested, total, free, held, idle = memory
+    requested, total, free, held, idle, allowed = memory
+    if total is not None and allowed is not None and allowed < total:  # its own limit is its card
+        total, free = allowed, min(free or 0.0, max(0.0, allowed - (held or allowed)))
     if requested is None or total is None or requested > total:
         return "cuda-oom"
     if held is not None and held > total:
@@ -97,6 +102,7 @@ def sentence(memory: Memory) -> str:
             (memory.free, "free"),
             (memory.held, "held by this process"),
             (memory.idle, "of that idle in the allocator"),
+            (memory.allowed, "allowed by the process's own limit"),
             (memory.total, "on the card"),
         )
         if value is not None
