@@ -241,8 +241,9 @@ def _lines(piece: _Piece) -> Iterator[Line]:
     if b"\x1b" in data:
         data = _ANSI.sub(b"", data)
     plain = len(data.translate(None, _UNPRINTED)) == len(data)  # as most logs are, and soon done
+    hung = any(sign in data for sign in _HUNG)
     for number, row in enumerate(data.split(b"\n"), piece.number):
-        if plain and len(row) <= LINE_CHARS and len(_off_a_bar(row)) == 1:
+        if plain and len(row) <= LINE_CHARS and not (hung and len(_off_a_bar(row)) > 1):
             raw = row.decode("utf-8", "replace").rstrip()
             yield Line(number, *strip_prefixes(raw), raw)
             continue
