@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slurm lint unit slow bench clean
+.PHONY: demo test test-slurm quick-slurm lint unit slow bench clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -27,6 +27,10 @@ slow: $(READY)
 # Slurm on three nodes of this machine; root, and apt-get install --no-install-recommends slurm-wlm munge
 test-slurm: $(READY)
 	$(BIN)/pytest tests/slurm -m slurm
+
+# What of it has no need to wait for Slurm's own clock.
+quick-slurm: $(READY)
+	$(BIN)/pytest tests/slurm -m "slurm and not slow"
 
 bench: $(READY)
 	$(BIN)/python benchmarks/launch.py

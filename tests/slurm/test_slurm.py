@@ -133,10 +133,11 @@ def test_nodes_meet_again_after_a_rank_of_one_is_killed(user):
     assert user.left_behind() == []
 
 
+@pytest.mark.slow  # Slurm signals up to a minute early: the limit has to be longer than that
 def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
-    user.generates("--time", "1", "--sbatch=--signal=B:USR2@45", "--", "job.py", "limit", "900")
-    job = user.submits("job.sh")  # for longer than its time, whenever in it Slurm's signal comes
-    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"), within_s=90)
+    user.generates("--time", "2", "--sbatch=--signal=B:USR2@45", "--", "job.py", "limit", "1500")
+    job = user.submits("job.sh")  # for longer than its time
+    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"), within_s=150)
     saved = int((user.cwd / "limit.step").read_text())
     assert f"saved step {saved} because of SIGUSR2" in user.logs()
     (user.cwd / "job.py").write_text((user.cwd / "job.py").read_text().replace("0.1", "0.001"))
@@ -144,7 +145,7 @@ def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
     assert user.waits_for_end(job) == "COMPLETED", user.logs()
     assert user.fact(job, "Restarts") == "1"
     assert f"begins at step {saved}\n" in user.logs()
-    assert "done at step 900" in user.logs()
+    assert "done at step 1500" in user.logs()
     assert user.left_behind() == []
 
 
