@@ -22,7 +22,7 @@ unit: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not slurm"
 
 slow: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal -m slow
+	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not slurm"
 
 # Slurm on three nodes of this machine; root, and apt-get install --no-install-recommends slurm-wlm munge
 test-slurm: $(READY)

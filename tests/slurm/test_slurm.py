@@ -133,6 +133,7 @@ def test_nodes_meet_again_after_a_rank_of_one_is_killed(user):
     assert user.left_behind() == []
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.slow  # Slurm signals up to a minute early: the limit has to be longer than that
 def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
     user.generates("--time", "2", "--sbatch=--signal=B:USR2@45", "--", "job.py", "limit", "1500")
