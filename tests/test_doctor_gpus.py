@@ -411,7 +411,7 @@ def test_an_empty_machine_shows_nothing(tmp_path):
 
 def test_where_the_whole_report_does_not_come_each_gpu_is_asked_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(nvidia, "REPORT_S", 0.3)
-    monkeypatch.setattr(nvidia, "ALONE_S", 2.0)  # sh and cat, on a loaded machine
+    monkeypatch.setattr(nvidia, "ALONE_S", 0.5)
     (tmp_path / "one.txt").write_text(report([fields(0)]))
     answers = {f"-q -i {bus(0)}": f"cat {tmp_path}/one.txt"}
     program(tmp_path, answers, "exec sleep 30")

@@ -205,7 +205,7 @@ class _Recovery:
         import shutil
 
         gone = []
-        for path in leftovers.stale_caches(self._environ.get("TMPDIR") or "/tmp"):  # noqa: S108
+        for path in leftovers.stale_caches(self._environ.get("TMPDIR") or "/tmp"):  # noqa: S108 - ours by owner and name
             shutil.rmtree(path, ignore_errors=True)
             if not os.path.exists(path):
                 gone.append(path)

@@ -89,7 +89,7 @@ class Remedies:
         """A directory of ours alone, for as long as this run: a second attempt is warm."""
         import tempfile
 
-        for place in (self._environ.get("TMPDIR") or "/tmp", self._directory):  # noqa: S108
+        for place in (self._environ.get("TMPDIR") or "/tmp", self._directory):  # noqa: S108 - mkdtemp, 0700
             try:
                 path = tempfile.mkdtemp(prefix="saferun-cache-", dir=os.path.abspath(place))
             except OSError:

@@ -34,7 +34,7 @@ def directories(environ: Mapping[str, str], cwd: str) -> dict[str, str]:
     """
     home = environ.get("HOME") or os.path.expanduser("~")
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
-    temporary = next((environ[n] for n in ("TMPDIR", "TEMP", "TMP") if environ.get(n)), "/tmp")  # noqa: S108
+    temporary = next((environ[n] for n in ("TMPDIR", "TEMP", "TMP") if environ.get(n)), "/tmp")  # noqa: S108 - its room is asked for
     inductor = os.path.join(temporary, f"torchinductor_{_user(environ)}")
     hub = environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     found = {
@@ -119,7 +119,7 @@ def _cannot_write(folder: str) -> str:
     return ""
 
 
-def memory(proc: str = "/proc", groups: str = "/sys/fs/cgroup", shm: str = "/dev/shm") -> Memory:  # noqa: S108
+def memory(proc: str = "/proc", groups: str = "/sys/fs/cgroup", shm: str = "/dev/shm") -> Memory:  # noqa: S108 - looked at, not written to
     """Return memory and processors, and what our control group may have of them."""
     fields = {}
     for line in files.text(f"{proc}/meminfo").splitlines():
