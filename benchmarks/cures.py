@@ -30,14 +30,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "cures"), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("cures", "support")]
+sys.path[:0] = [str(ROOT / "src")]
 
 import gpu_table  # noqa: E402 - where they lie is known only now
 import table  # noqa: E402
 from table import Case  # noqa: E402
 from ways import HEALTHY, LIMIT_S, SUPERVISED, WAYS, Outcome, go, missing  # noqa: E402
 
-from saferun import knowledge, mitigations  # noqa: E402
+from saferun.knowledge import loader  # noqa: E402
+from saferun.plan import mitigation_catalog  # noqa: E402
 
 HEAD = ("kind", *WAYS, "attempts", "cure", "+", "its cost in every step", "left alone")
 BY_NEWS = (SUPERVISED, "torchrun", HEALTHY, "torchrun --max-restarts=3")
@@ -52,7 +54,7 @@ class Table:
     def __init__(self, ways: list[str], gpu: bool, limit_s: float, file: Path | None) -> None:
         self._ways, self._gpu, self._file = ways, gpu, file
         self._until = time.monotonic() + limit_s
-        self._costs = mitigations.parse(knowledge.load_mitigations({}))
+        self._costs = mitigation_catalog.parse(loader.load_mitigations({}))
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, Outcome]] = {}
         self.wrong: list[str] = []

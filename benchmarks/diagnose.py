@@ -25,12 +25,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from saferun.diagnosis import signatures
+
 BOUND_MS = 1500.0
 END = (
     b'Traceback (most recent call last):\n  File "/w/train.py", line 88, in <module>\nKeyError: 1\n'
 )
 PROGRAM = (
-    "import resource, sys; from saferun import diagnose; "
+    "import resource, sys; from saferun.cli import diagnose; "
     "diagnose.run(sys.argv[1], 1); "
     "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
 )
@@ -82,15 +84,15 @@ def one(path: str) -> tuple[float, int]:
 
 def verdicts(corpus: Path) -> list[str]:
     """Return how often verdict and kind are right, for both parts of the corpus."""
-    from saferun import evidence, failure, knowledge, logtext
+    from saferun.diagnosis import classify, evidence, log_reader
 
-    known = knowledge.load_failures()
+    known = signatures.load()
     counts: dict[bool, list[int]] = {False: [0, 0, 0], True: [0, 0, 0]}
     for line in (corpus / "failure_logs.jsonl").read_text().splitlines():
         record = json.loads(line)
         code = record["exit"] if record["exit_shown"] else None
-        log = logtext.of_text(record["log"])
-        found = failure.classify(evidence.Evidence(log=log, exit_code=code), known)
+        log = log_reader.of_text(record["log"])
+        found = classify.classify(evidence.Evidence(log=log, exit_code=code), known)
         held = int(hashlib.sha256(record["id"].encode()).hexdigest(), 16) % 3 == 0
         right = (1, found.verdict == record["verdict"], found.kind == record["kind"])
         counts[held] = [a + b for a, b in zip(counts[held], right, strict=True)]

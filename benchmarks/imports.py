@@ -26,7 +26,9 @@ ROWS = {
     "filelock": "import re, filelock",
     "msgspec": "import re, msgspec",
     "importlib.metadata": "import re, importlib.metadata",
-    "saferun's launch path": "import saferun.__main__, saferun.gather, saferun.launch, json",
+    "saferun's launch path": (
+        "import saferun.__main__, saferun.plan.inputs, saferun.supervise.start, json"
+    ),
 }
 
 

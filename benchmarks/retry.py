@@ -28,7 +28,7 @@ BOUND_MS = 50.0
 READY_S = 6.0  # an attempt of this age finds the diagnosis loaded
 TIMED = """
 import json, os, sys, time
-from saferun import __main__, supervise
+from saferun import __main__; from saferun.supervise import loop as supervise
 
 def timed(name):
     original = getattr(supervise._Run, name)

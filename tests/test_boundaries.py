@@ -8,103 +8,134 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from saferun import __main__ as door
-from saferun import sbatch, torchrun
-from saferun.schema import KEYS
+from saferun.export import sbatch
+from saferun.plan import torchrun_args
+from saferun.profile.schema import KEYS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "saferun"
-PURE = [
-    "allocator",
-    "audit",
-    "conflicts",
-    "cuda_errors",
-    "cures",
-    "doctor.checks_driver",
-    "doctor.checks_gpu",
-    "doctor.checks_host",
-    "doctor.checks_links",
-    "doctor.checks_network",
-    "doctor.checks_speed",
-    "doctor.page",
-    "doctor.vitals",
-    "doctor.xid",
-    "envvars",
-    "errors",
-    "evidence",
-    "exits",
-    "failure",
-    "findings",
-    "headway",
-    "lastwords",
-    "logtext",
-    "masking",
-    "mitigations",
-    "model",
-    "oom",
-    "page",
-    "plan",
-    "preflight_page",
-    "progress",
-    "raised",
-    "readers",
-    "resolve",
-    "retry",
-    "schema",
-    "secrecy",
-    "script",
-    "scriptcalls",
-    "signs",
-    "smi",
-    "torchrun",
-    "twinsheet",
-    "verdicts",
-    "yamldoc",
-    "yamlvalue",
-]
+# The rooms, top to bottom: an import goes down this list, never up.
+ROOMS = (
+    *("__main__", "cli", "export", "supervise", "doctor", "gpu", "keeper", "journal"),
+    *("plan", "profile", "diagnosis", "audit", "knowledge", "system", "inject"),
+    *("model", "errors"),
+)
+# What runs elsewhere and may lack the rest of saferun: room -> the rooms that it may import.
+APART = {"inject": {"inject"}, "keeper": {"keeper"}}
 WORLD = {"os", "subprocess", "time", "random", "click", "filelock", "signal", "socket", "shutil"}
 
 
-def imported(path: pathlib.Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path: pathlib.Path, *, types: bool = True) -> Iterator[str]:
+    """The names that a file imports; those for the type checker alone only with `types`."""
+    tree = ast.parse(path.read_text())
+    skipped = set() if types else {id(node) for node in checker_only(tree)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def file_of(room: str) -> pathlib.Path:
-    return SOURCE / f"{room.replace('.', '/')}.py"
+def checker_only(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for child in node.body:
+                yield from ast.walk(child)
 
 
-@pytest.mark.parametrize("room", PURE)
-def test_a_pure_room_touches_no_world(room):
-    tops = {name.split(".")[0] for name in imported(file_of(room))}
-    allowed = {"os"} if room == "errors" else set()  # the numbers of sysexits.h
-    assert not tops & (WORLD - allowed)
+def room_of(path: pathlib.Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("room", PURE)
-def test_a_pure_room_imports_only_pure_rooms(room):
-    ours = {n.removeprefix("saferun.") for n in imported(file_of(room)) if n.startswith("saferun.")}
-    rooms = {name for name in ours if file_of(name).is_file()}
-    assert {n for n in rooms if not n.startswith(("inject.", "knowledge."))} <= set(PURE)
+def rooms_of(path: pathlib.Path, *, types: bool = True) -> set[str]:
+    """The rooms that a file imports from, its own too."""
+    ours = [name.split(".") for name in imported(path, types=types) if name.startswith("saferun.")]
+    return {words[1] for words in ours if words[1] != "__version__"}
 
 
-def test_the_childs_side_imports_nothing_above_it_and_only_the_standard_library():
-    for path in (SOURCE / "inject").rglob("*.py"):
-        tops = {name.split(".")[0] for name in imported(path)}
-        foreign = tops - set(sys.stdlib_module_names) - {"_saferun_inject", "torch"}
-        foreign -= {"sitecustomize"} if path.name == "sitecustomize.py" else set()  # the user's
-        assert not foreign, (path, foreign)
-        if "torch" in tops:
-            assert path.parent.name == "hooks", path
+def test_arrows_between_rooms_go_down():
+    up = [
+        f"{path.relative_to(SOURCE)} (in {room}) imports {other}"
+        for path in SOURCE.rglob("*.py")
+        if (room := room_of(path)) in ROOMS
+        for other in rooms_of(path)
+        if ROOMS.index(other) < ROOMS.index(room)
+    ]
+    assert not up
+
+
+def test_no_circle_of_imports():
+    """Within a room, too; what a function imports when it is called counts."""
+    names = {
+        ".".join(("saferun", *path.relative_to(SOURCE).with_suffix("").parts)): path
+        for path in SOURCE.rglob("*.py")
+    }
+    arrows = {
+        name: {
+            module
+            for target in imported(path, types=False)
+            for module in (target, target.rpartition(".")[0])
+            if module in names and module != name
+        }
+        for name, path in names.items()
+    }
+    while leaves := {name for name, targets in arrows.items() if not targets & set(arrows)}:
+        arrows = {name: targets for name, targets in arrows.items() if name not in leaves}
+    assert not arrows
+
+
+def test_every_room_says_its_purpose_and_nothing_else():
+    for folder in (path.parent for path in SOURCE.glob("*/*.py")):
+        body = ast.parse((folder / "__init__.py").read_text()).body
+        assert len(body) == 1, folder
+        assert isinstance(body[0], ast.Expr), folder
+
+
+def test_a_file_that_calls_itself_pure_touches_no_world():
+    pure = [p for p in SOURCE.rglob("*.py") if p.read_text().startswith('"""Pure')]
+    assert len(pure) > 25
+    for path in pure:
+        assert not {name.split(".")[0] for name in imported(path)} & WORLD, path
+
+
+def test_what_runs_elsewhere_needs_only_its_room_and_the_standard_library():
+    for room, allowed in APART.items():
+        for path in (SOURCE / room).rglob("*.py"):
+            assert rooms_of(path, types=False) <= allowed, path
+            tops = {name.split(".")[0] for name in imported(path, types=False)}
+            foreign = tops - set(sys.stdlib_module_names) - {"_saferun_inject", "torch", "saferun"}
+            foreign -= {"sitecustomize"} if path.name == "sitecustomize.py" else set()
+            assert not foreign, (path, foreign)
+            assert "torch" not in tops or path.parent.name == "hooks", path
+
+
+def test_no_file_has_outgrown_one_sitting():
+    """Bounds of the house: 400 lines a file, 40 a function, 6 parameters."""
+    over = []
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        over += [f"{path}: {text.count(chr(10))} lines"] if text.count("\n") > 400 else []
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                over += [f"{path}: {node.name}: {what}" for what in outgrown(node)]
+    assert not over
+
+
+def outgrown(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    assert node.end_lineno is not None
+    lines = node.end_lineno - node.lineno + 1
+    given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+    parameters = sum(argument.arg not in ("self", "cls") for argument in given)
+    if lines > 40:
+        yield f"{lines} lines"
+    if parameters > 6:
+        yield f"{parameters} parameters"
 
 
 def test_only_sitecustomize_lies_on_the_childs_path():
@@ -114,7 +145,7 @@ def test_only_sitecustomize_lies_on_the_childs_path():
 
 def test_print_and_exit_stand_only_at_the_edge():
     for path in SOURCE.rglob("*.py"):
-        if path.name in ("cli.py", "__main__.py") or "inject" in path.parts:
+        if room_of(path) in ("cli", "__main__", "inject"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
@@ -141,10 +172,10 @@ LAUNCH = (
 )
 # Up to the moment in which the job would be started.
 SUPERVISED = """
-from saferun import supervise
+from saferun.supervise import loop
 from saferun.__main__ import main
 def started(*arguments, **options): raise KeyboardInterrupt
-supervise.run_attempt = started
+loop.run_attempt = started
 open('t.py', 'w').close()
 main(['--profile', 'h100', 't.py'])
 """
@@ -157,7 +188,7 @@ def test_a_launch_loads_nothing_heavy(tmp_path, launch):
     modules_of(launch, tmp_path)  # fills the cache of parsed profiles
     loaded = modules_of(launch, tmp_path)
     assert not loaded & set(HEAVY)
-    assert ("saferun.attempt" in loaded) is (launch == SUPERVISED)
+    assert ("saferun.supervise.attempt" in loaded) is (launch == SUPERVISED)
 
 
 def test_help_loads_neither_torch_nor_click(tmp_path):
@@ -175,8 +206,8 @@ def test_no_command_imports_torch(tmp_path, words):
 
 def test_saferuns_own_options_are_these_and_no_more():
     """Knobs are profile keys: a new flag needs a new line in the design first."""
-    assert list(torchrun.OWN) == ["--profile", "--set", "--retries", "--run-dir", "--dry-run"]
-    assert door.COMMANDS == (
+    assert list(torchrun_args.OWN) == ["--profile", "--set", "--retries", "--run-dir", "--dry-run"]
+    assert torchrun_args.COMMANDS == (
         "run",
         "plan",
         "gen-shell",
@@ -201,7 +232,7 @@ def test_the_keys_of_a_profile_are_these_and_no_more():
             for c in ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor")
         ],
         "saferun runs",
-        *torchrun.OWN,
+        *torchrun_args.OWN,
         "SAFERUN_DISABLE",
         "SAFERUN_PROFILE",
         "SAFERUN_SET",

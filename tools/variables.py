@@ -26,8 +26,8 @@ from typing import NamedTuple
 import environment_readers
 import yaml
 
-from saferun.readers import NOBODY, Reader, parse
-from saferun.readers import version as _version
+from saferun.audit.variable_index import NOBODY, Reader, parse
+from saferun.audit.variable_index import version as _version
 
 HERE = pathlib.Path(__file__).resolve().parent
 KNOWLEDGE = HERE.parent / "src" / "saferun" / "knowledge"

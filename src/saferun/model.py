@@ -135,3 +135,27 @@ class LaunchPlan(NamedTuple):
     def supervised(self) -> bool:
         """Whether saferun stays beside the job; else it is replaced by it."""
         return bool(self.retry) and self.retry["attempts"] > 1
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the job: the user's own with the plan's on top."""
+        return {**environ, **{name: setting.value for name, setting in self.env.items()}}
+
+
+OK = "ok"
+NOTE = "note"
+PROBLEM = "problem"
+
+
+class Finding(NamedTuple):
+    """One thing found.
+
+    `level` is `ok`, `note` or `problem`; `area` names what was looked at ("settings", "driver",
+    "GPU 3"); `what` is the finding in one line; `detail` holds the reasons and where they stand
+    written, and `mend` what to do about it (both may be empty).
+    """
+
+    level: str
+    area: str
+    what: str
+    detail: str
+    mend: str

@@ -10,29 +10,31 @@ import sys
 
 import pytest
 
-from saferun import allocator, audit, knowledge, scriptcalls, settings, verdicts
+from saferun.audit import alloc_conf, collect, judge, script_ast
+from saferun.audit import report as audit
+from saferun.knowledge import loader
 from saferun.model import CommandLine, Facts, Gpu, GpuFacts, Setting
 
-TEXT = knowledge.variables_text()
+TEXT = loader.variables_text()
 TORCH = "2.13.0+cpu"
 SXM = tuple(Gpu(n, f"GPU-{n}", "NVIDIA H100 80GB HBM3") for n in range(2))
 PCIE = tuple(Gpu(n, f"GPU-{n}", "NVIDIA GeForce RTX 4090") for n in range(2))
 
 
 def judged(name, torch=TORCH):
-    verdict = verdicts.judge(name, torch, TEXT)
+    verdict = judge.judge(name, torch, TEXT)
     return verdict.kind, verdict.near
 
 
 def found(environ, torch=TORCH, gpus=(), script=""):
     """Level and words of each finding that is not ok."""
     facts = Facts(gpu=GpuFacts(tuple(gpus)), torch=torch)
-    findings = audit.findings(environ, facts, scriptcalls.read_script(script))
+    findings = audit.findings(environ, facts, script_ast.read_script(script))
     return [(f.level, f"{f.what} | {f.detail} | {f.mend}") for f in findings if f.level != "ok"]
 
 
 def remark(environ, torch=TORCH):
-    return verdicts.remark(verdicts.idle(environ, torch, TEXT), torch)
+    return judge.remark(judge.idle(environ, torch, TEXT), torch)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_a_name_is_judged_by_who_reads_it(name, torch, verdict):
     ],
 )
 def test_what_is_not_certain_is_not_called_dead(name, torch):
-    assert judged(name, torch)[0] not in verdicts.DOES_NOTHING
+    assert judged(name, torch)[0] not in judge.DOES_NOTHING
     assert remark({name: "1"}, torch) == ""
 
 
@@ -106,7 +108,7 @@ def test_what_is_not_certain_is_not_called_dead(name, torch):
     ids=["too-many", "missing", "wrong", "swapped", "numbered", "two-slips", "other-family"],
 )
 def test_one_slip_is_recognised_and_no_more(name, meant):
-    assert verdicts.slip(name, ["NCCL_ALGO", "NCCL_DEBUG"]) == meant
+    assert judge.slip(name, ["NCCL_ALGO", "NCCL_DEBUG"]) == meant
 
 
 def test_a_launch_names_all_that_has_no_reader_on_one_line():
@@ -124,7 +126,7 @@ def test_a_launch_names_all_that_has_no_reader_on_one_line():
 
 def test_many_names_make_no_long_line():
     line = remark({f"TORCHINDUCTOR_NOTHING_{letter}": "1" for letter in "ABCDEFG"})
-    assert line.count("TORCHINDUCTOR") == verdicts.SHOWN
+    assert line.count("TORCHINDUCTOR") == judge.SHOWN
     assert " and 3 more have no reader" in line
 
 
@@ -307,7 +309,7 @@ def test_the_allocators_values_are_judged_as_torch_parses_them():
     )
     run = [sys.executable, "-c", code, json.dumps(REAL)]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
-    ours = [not list(allocator.complaints(text)) for text in REAL]
+    ours = [not list(alloc_conf.complaints(text)) for text in REAL]
     assert dict(zip(REAL, ours, strict=True)) == dict(
         zip(REAL, json.loads(done.stdout), strict=True)
     )
@@ -316,11 +318,11 @@ def test_the_allocators_values_are_judged_as_torch_parses_them():
 def test_every_variable_of_the_shipped_profiles_has_a_reader():
     import yaml
 
-    root = pathlib.Path(__file__).resolve().parent.parent / "profiles"
+    root = pathlib.Path(__file__).resolve().parents[2] / "profiles"
     for path in root.glob("*.yaml"):
         for name in yaml.safe_load(path.read_text()).get("env", {}):
-            kind = verdicts.judge(name, TORCH, TEXT).kind
-            assert kind not in verdicts.DOES_NOTHING, (path.name, name)
+            kind = judge.judge(name, TORCH, TEXT).kind
+            assert kind not in judge.DOES_NOTHING, (path.name, name)
 
 
 # --- where it is said
@@ -330,7 +332,7 @@ def test_every_variable_of_the_shipped_profiles_has_a_reader():
 def place(home, tmp_path):
     """A directory with a script, and an environment without any of the variables in question."""
     (tmp_path / "t.py").write_text("print('done')\n")
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(verdicts.FAMILIES)}
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(judge.FAMILIES)}
 
     def run(*words, **extra):
         return subprocess.run(
@@ -373,7 +375,7 @@ def test_a_launch_says_nothing_of_what_a_module_beside_its_script_reads(place):
 def test_a_launch_of_code_that_lies_elsewhere_speaks_only_of_what_no_code_could_mean():
     line = CommandLine((), {"module": "1"}, "torchtitan.train", ())
     exported = {"TORCHINDUCTOR_NOBODYS": "1", "NCCL_DEUBG": "INFO"}
-    said = settings.remark(line, {}, Facts(torch=TORCH), exported, "/nonexistent")
+    said = collect.remark(line, {}, Facts(torch=TORCH), exported, "/nonexistent")
     assert said == "NCCL_DEUBG (NCCL_DEBUG?) has no reader in torch 2.13.0 (see: saferun doctor)"
 
 
@@ -390,7 +392,7 @@ def test_a_launch_of_code_that_lies_elsewhere_speaks_only_of_what_no_code_could_
 def test_a_plan_knows_what_the_jobs_code_reads_itself(tmp_path, script, level, name):
     (tmp_path / "t.py").write_text(script.format(name))
     line, exported = CommandLine((), {}, "t.py", ()), {name: "1800"}
-    (one,) = settings.findings(line, Facts(torch=TORCH), exported, str(tmp_path))
+    (one,) = collect.findings(line, Facts(torch=TORCH), exported, str(tmp_path))
     assert one.level == level
 
 
@@ -403,11 +405,11 @@ def test_a_launch_says_nothing_of_what_saferun_sets_too(ours, silent):
     """Under torch 2.8 PYTORCH_ALLOC_CONF does work once a profile takes it into its own name."""
     set_by_profile = {ours: Setting("x", "profiles/h100.yaml")}
     line, exported = CommandLine((), {}, None, ()), {"PYTORCH_ALLOC_CONF": "max_split_size_mb:99"}
-    said = settings.remark(line, set_by_profile, Facts(torch="2.8.0"), exported, ".")
+    said = collect.remark(line, set_by_profile, Facts(torch="2.8.0"), exported, ".")
     assert (said == "") is silent
 
 
-@pytest.mark.parametrize("mark", verdicts.NESTED)
+@pytest.mark.parametrize("mark", judge.NESTED)
 def test_a_launch_within_a_saferun_says_nothing_again(place, mark):
     done = place(*LAUNCH, TORCH_COMPILE_DISABLE_CUDAGRAPHS="1", **{mark: "1"})
     assert done.stdout == "done\n"
@@ -437,17 +439,19 @@ def test_a_launch_looks_names_up_in_no_time_and_without_yaml():
         **dict.fromkeys(("NCCL_DEUBG", "NCCL_NO_SUCH", "TORCHINDUCTOR_NOTHING"), "1"),
     }
     code = (
-        "import sys, time\nfrom saferun import gather, knowledge\n"
+        "import sys, time\nfrom saferun.plan import inputs as gather\n"
+        "from saferun.knowledge import loader as knowledge\n"
         "from saferun.model import CommandLine, Facts\nbest = 1\n"
         "for _ in range(20):\n"
-        "    from saferun import readers, settings\n"
+        "    from saferun.audit import variable_index as readers, collect as settings\n"
         "    for cached in (readers.names, readers.releases, readers.listed):\n"
         "        cached.cache_clear()\n"
         "    start = time.perf_counter()\n"
         f"    line = settings.remark(CommandLine((), {{}}, None, ()), {{}}, Facts(torch='{TORCH}'),"
         f" {environ!r}, '.')\n"
         "    best = min(best, time.perf_counter() - start)\n"
-        "print(best * 1000, 'NCCL_DEBUG?' in line, {'yaml', 'difflib', 'saferun.signs'}"
+        "heavy = {'yaml', 'difflib', 'saferun.diagnosis.signatures'}\n"
+        "print(best * 1000, 'NCCL_DEBUG?' in line, heavy"
         " & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from saferun import diagnose
+from saferun.cli import diagnose
 from saferun.errors import SaferunError
 
 LOG = (
@@ -99,7 +99,7 @@ def test_a_long_log_is_read_in_bounded_memory(tmp_path, home):
             file.write(block)
         file.write(b"KeyError: 'x'\n")
     code = (  # not ru_maxrss: that of the process which started us would count
-        "import re, sys; from saferun import diagnose; "
+        "import re, sys; from saferun.cli import diagnose; "
         "line = diagnose.run(sys.argv[1], None).root_line; "
         "print(line, re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )

@@ -21,10 +21,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saferun import alive, cleaning, memory, remembered, runs, runs_page
+from saferun.cli import runs_view
 from saferun.errors import SaferunError, UnavailableError, UsageError
 from saferun.inject import contract
-from saferun.memory import Entry, Key
+from saferun.journal import cleanup, mitigation_history, remembered
+from saferun.journal import reader as runs
+from saferun.journal.mitigation_history import Entry, Key
+from saferun.system import procfs
 
 TORCHRUN = """#!{python}
 import json, os, signal, sys
@@ -238,7 +241,7 @@ def test_a_run_that_was_asked_to_end_is_interrupted_and_has_not_failed(desk):
     assert "asked by SIGTERM" in desk.ask("show", "last")
 
 
-HERE = alive.this_process()
+HERE = procfs.this_process()
 
 
 @pytest.mark.parametrize(
@@ -303,7 +306,7 @@ def test_a_broken_journal_is_listed_and_shown_as_far_as_it_goes(desk, file, cont
         if file in (mark, "both"):
             (place / mark).write_bytes(content)
     assert names(runs.find(str(desk.base), NOW)[0]) == ["20260101-1"]
-    told = whole_page(desk.base) + runs_page.table(runs.find(str(desk.base), NOW)[0], NOW, 80)
+    told = whole_page(desk.base) + runs_view.table(runs.find(str(desk.base), NOW)[0], NOW, 80)
     assert all(c.isprintable() or c == "\n" for c in told)
     told.encode()
 
@@ -323,8 +326,8 @@ def whole_page(base: pathlib.Path) -> str:
     run = runs.named(str(base), "last", NOW)
     plan = runs.read_plan(run.path)
     tried = runs.attempts(run)
-    json.dumps(runs_page.as_json_whole(run, tried, plan))
-    return runs_page.page(run, tried, plan, NOW)
+    json.dumps(runs_view.as_json_whole(run, tried, plan))
+    return runs_view.page(run, tried, plan, NOW)
 
 
 _JSON = st.recursive(
@@ -351,7 +354,7 @@ def test_no_journal_at_all_raises(events, plan):
         place = journal(pathlib.Path(base), "r", *events, plan=plan)
         (place / "plan.json").write_text(json.dumps(plan))
         whole_page(pathlib.Path(base))
-        runs_page.table(runs.find(base, NOW)[0], NOW, 40)
+        runs_view.table(runs.find(base, NOW)[0], NOW, 40)
 
 
 def test_what_is_no_run_is_not_listed(tmp_path):
@@ -436,17 +439,17 @@ def a_run(**facts) -> runs.Run:
 
 def test_a_terminal_gets_lines_that_fit_and_a_pipe_gets_them_whole():
     some = [a_run(), a_run(id="20260101-101010-99", kind="x"), a_run(id="20260102-101010-12345")]
-    narrow = runs_page.table(some, NOW, 80).splitlines()
+    narrow = runs_view.table(some, NOW, 80).splitlines()
     assert max(map(len, narrow)) <= 80
     assert "failed: cuda-oom-fr" in narrow[1]
-    whole = runs_page.table(some, NOW).splitlines()
+    whole = runs_view.table(some, NOW).splitlines()
     assert "failed: cuda-oom-fragmentation" in whole[1]
     assert whole[1].endswith("a_rather_long_name_of_a_script.py")
 
 
 def test_a_shortened_id_still_leads_to_its_run():
     ids = ["20260101-101010-12345", "20260101-101010-12399", "20260102-101010-12345"]
-    table = runs_page.table([a_run(id=name) for name in ids], NOW, 70).splitlines()[1:]
+    table = runs_view.table([a_run(id=name) for name in ids], NOW, 70).splitlines()[1:]
     shown = [line.split()[0] for line in table]
     assert all(len(cut) < len(name) for cut, name in zip(shown, ids, strict=True))
     for cut in shown:
@@ -574,13 +577,13 @@ def aged(*days: float, outcome: str = "ok") -> list[runs.Run]:
 )
 def test_what_is_old_and_not_among_the_newest_goes(days, keep, gone):
     some = aged(0, 1, 14, 20)
-    assert names(cleaning.removable(some, NOW, older_than_days=days, keep=keep)) == gone
+    assert names(cleanup.removable(some, NOW, older_than_days=days, keep=keep)) == gone
 
 
 @pytest.mark.parametrize("outcome", ["running", "unknown"])
 def test_what_may_still_run_never_goes(outcome):
     some = aged(1000, outcome=outcome)
-    assert cleaning.removable(some, NOW, older_than_days=0, keep=0) == ()
+    assert cleanup.removable(some, NOW, older_than_days=0, keep=0) == ()
 
 
 def test_by_default_the_newest_twenty_and_two_weeks_stay(desk):
@@ -600,7 +603,7 @@ def test_by_default_the_newest_twenty_and_two_weeks_stay(desk):
 def test_a_run_that_took_long_is_as_old_as_its_end(tmp_path):
     began, ended = NOW - 20 * runs.DAY_S, NOW - runs.DAY_S
     journal(tmp_path, "r", event("attempt", began, attempt=1), event("end", ended, status=0))
-    assert cleaning.clean(str(tmp_path), NOW, keep=0).removed == ()
+    assert cleanup.clean(str(tmp_path), NOW, keep=0).removed == ()
 
 
 def test_a_run_that_lives_is_never_removed(desk):
@@ -626,7 +629,7 @@ def test_how_much_space_is_freed_is_measured_on_the_disk(tmp_path):
     place = finished(tmp_path, "r", NOW - 90 * runs.DAY_S)
     (place / "cache").mkdir()
     (place / "cache" / "big").write_bytes(os.urandom(3_000_000))
-    ((_, taken),) = cleaning.clean(str(tmp_path), NOW, keep=0).removed
+    ((_, taken),) = cleanup.clean(str(tmp_path), NOW, keep=0).removed
     assert 3_000_000 <= taken < 3_200_000
 
 
@@ -640,7 +643,7 @@ def test_nothing_outside_of_a_run_is_removed(tmp_path):
     (place / "receipts" / "link").symlink_to(precious)
     (tmp_path / "runs" / "linked").symlink_to(place)
     (tmp_path / "runs" / "notes").mkdir()
-    done = cleaning.clean(str(tmp_path / "runs"), NOW, keep=0)
+    done = cleanup.clean(str(tmp_path / "runs"), NOW, keep=0)
     assert ([run.id for run, _ in done.removed], done.failed) == (["r"], ())
     assert (precious / "deep" / "model.pt").read_text() == "weights"
     assert sorted(os.listdir(tmp_path / "runs")) == ["linked", "notes"]
@@ -657,7 +660,7 @@ def test_what_was_put_in_a_runs_place_meanwhile_stays(tmp_path, put):
         (tmp_path / "r").mkdir()
         (tmp_path / "r" / "model.pt").touch()
     with pytest.raises(OSError, match="r"):
-        cleaning.remove(run)
+        cleanup.remove(run)
     assert (tmp_path / "moved" / "plan.json").exists()
     assert (put == "link") or (tmp_path / "r" / "model.pt").exists()
 
@@ -666,10 +669,10 @@ def test_what_was_put_in_a_runs_place_meanwhile_stays(tmp_path, put):
 def test_another_users_run_is_left_alone(tmp_path):
     place = finished(tmp_path, "r", NOW - 90 * runs.DAY_S)
     os.chown(place, 65534, -1)
-    done = cleaning.clean(str(tmp_path), NOW, keep=0, older_than_days=0)
+    done = cleanup.clean(str(tmp_path), NOW, keep=0, older_than_days=0)
     assert (done.removed, done.others) == ((), 1)
     with pytest.raises(PermissionError):
-        cleaning.remove(runs.read(str(tmp_path), "r", NOW))
+        cleanup.remove(runs.read(str(tmp_path), "r", NOW))
     assert (place / "plan.json").exists()
 
 
@@ -684,11 +687,11 @@ def test_what_cannot_be_removed_is_said_and_stays_listed(tmp_path, monkeypatch):
         real(path)
 
     monkeypatch.setattr(shutil, "rmtree", refusing)
-    done = cleaning.clean(str(tmp_path), NOW, keep=0)
+    done = cleanup.clean(str(tmp_path), NOW, keep=0)
     assert [run.id for run, _ in done.removed] == ["good"]
     assert names(runs.find(str(tmp_path), NOW)[0]) == ["bad"]
     with pytest.raises(UnavailableError, match="run bad could not be removed: Permission denied"):
-        cleaning.check_cleaned(done)
+        cleanup.check_cleaned(done)
 
 
 @pytest.mark.parametrize("words", [["--keep", "-1"], ["--older-than", "-1"], ["--keep", "x"]])
@@ -709,7 +712,7 @@ def test_cures_are_listed_with_what_they_hold_for_and_forgotten(desk):
         assert part in told
     (one,) = json.loads(desk.ask("cures", "list", "--json"))["cures"]
     assert (one["script"], one["cure"], one["kind"]) == (script, "nccl-shm-off", "nccl-shm-failed")
-    assert one["expires_at"] == one["at"] + memory.RETRY_WITHOUT_S
+    assert one["expires_at"] == one["at"] + mitigation_history.RETRY_WITHOUT_S
     assert desk.ask("cures", "clear", "train.py").endswith("1 cure forgotten\n")
     assert desk.ask("cures", "list") == ""
     assert desk.launch(OK)
@@ -737,23 +740,25 @@ KNOWN = (
 )
 def test_the_cures_of_a_script_or_all_are_forgotten(home, script, left):
     environ = {"HOME": str(home)}
-    memory.save(environ, KNOWN)
+    mitigation_history.save(environ, KNOWN)
     remembered.forget(environ, script, "/w")
-    assert memory.load(environ) == tuple(KNOWN[n] for n in left)
+    assert mitigation_history.load(environ) == tuple(KNOWN[n] for n in left)
 
 
 def test_an_unknown_script_forgets_nothing_and_is_said_with_the_nearest(home):
     environ = {"HOME": str(home)}
-    memory.save(environ, KNOWN)
+    mitigation_history.save(environ, KNOWN)
     with pytest.raises(UsageError, match=r"`trian.py`; did you mean `/w/train.py`"):
         remembered.forget(environ, "trian.py", "/w")
-    assert memory.load(environ) == KNOWN
+    assert mitigation_history.load(environ) == KNOWN
 
 
 def test_cures_that_cannot_be_written_are_said(home, monkeypatch):
     environ = {"HOME": str(home)}
-    memory.save(environ, KNOWN)
-    pathlib.Path(memory.path(environ)).parent.chmod(0o777)  # not ours alone: nothing is written
+    mitigation_history.save(environ, KNOWN)
+    pathlib.Path(mitigation_history.path(environ)).parent.chmod(
+        0o777
+    )  # not ours alone: nothing is written
     with pytest.raises(SaferunError, match="cannot be forgotten"):
         remembered.forget(environ, None, "/w")
 
@@ -763,18 +768,18 @@ def test_cures_that_cannot_be_written_are_said(home, monkeypatch):
     [
         (None, 0.0, "holds until the GPU, torch or the driver changes"),
         (("--a",), 0.0, "holds until "),
-        (("--a",), memory.RETRY_WITHOUT_S, "held until "),
+        (("--a",), mitigation_history.RETRY_WITHOUT_S, "held until "),
     ],
     ids=["free of cost", "costs", "is over"],
 )
 def test_until_when_a_cure_holds_is_said(arguments, later_s, part):
-    told = runs_page.cures([KNOWN[0]._replace(arguments=arguments)], NOW + later_s)
+    told = runs_view.cures([KNOWN[0]._replace(arguments=arguments)], NOW + later_s)
     assert part in told
     assert "on NVIDIA H200, torch 2.13.0, driver 570.86" in told
 
 
 def test_a_time_that_cannot_be_is_shown_as_unknown():
-    assert "learned ?" in runs_page.cures([KNOWN[0]._replace(at=float("inf"))], NOW)
+    assert "learned ?" in runs_view.cures([KNOWN[0]._replace(at=float("inf"))], NOW)
 
 
 def test_a_report_is_not_there_yet_and_says_so(desk):

@@ -5,18 +5,12 @@ The rows are in table.py and gpu_table.py; they run with `-m slow`.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import gpu_table
+import pytest
 from table import CASES, NOT_HERE, Case
 from ways import HEALTHY, SUPERVISED, go, missing
 
-from saferun import knowledge
+from saferun.diagnosis import signatures
 
 PLAIN = "torchrun"
 REPEATED = ("retry", "mitigate")
@@ -76,7 +70,7 @@ def test_without_its_fault_the_program_does_its_work(case, run):
 
 
 def test_every_kind_that_is_tried_again_has_a_row_or_a_reason_why_not():
-    kinds = knowledge.load_failures({}).kinds
+    kinds = signatures.load({}).kinds
     repeated = {name for name, kind in kinds.items() if kind.verdict in REPEATED}
     shown = {case.kind for case in ALL if not case.stops}
     assert shown | set(NOT_HERE) == repeated
@@ -84,12 +78,12 @@ def test_every_kind_that_is_tried_again_has_a_row_or_a_reason_why_not():
 
 
 def test_a_row_that_stops_is_of_a_kind_that_does():
-    kinds = knowledge.load_failures({}).kinds
+    kinds = signatures.load({}).kinds
     stopped = {case.kind: kinds[case.kind].verdict for case in ALL if case.stops}
     assert not {kind for kind, verdict in stopped.items() if verdict in REPEATED}
 
 
 def test_every_row_expects_cures_that_its_kind_has():
-    kinds = knowledge.load_failures({}).kinds
+    kinds = signatures.load({}).kinds
     wrong = [c.kind for c in ALL if not set(c.cures) <= set(kinds[c.kind].mitigations)]
     assert not wrong

@@ -7,12 +7,9 @@ import functools
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
 
 from helpers import living
 from runs import Run, run

@@ -17,10 +17,20 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from saferun import evidence, exits, failure, knowledge, logtext, oom, raised, schema, signs
-from saferun.evidence import Evidence, RankFailure
+from saferun.diagnosis import (
+    classify,
+    evidence,
+    exit_codes,
+    log_reader,
+    oom_message,
+    signatures,
+    tracebacks,
+)
+from saferun.diagnosis.evidence import Evidence, RankFailure
+from saferun.knowledge import loader
+from saferun.profile import schema
 
-KNOWN = knowledge.load_failures({"XDG_CACHE_HOME": "/proc/nowhere"})
+KNOWN = signatures.load({"XDG_CACHE_HOME": "/proc/nowhere"})
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "/w/train.py", line 88, in <module>\n    main()\n'
 )
@@ -38,7 +48,7 @@ FULL_CARD = (
 
 def diagnose(log: str | bytes, **known):
     data = log if isinstance(log, bytes) else log.encode()
-    return failure.classify(Evidence(log=logtext.read([data]), **known), KNOWN)
+    return classify.classify(Evidence(log=log_reader.read([data]), **known), KNOWN)
 
 
 def output(count: int, text: str = "step {} loss 2.5 tok/s 1234") -> str:
@@ -1038,7 +1048,7 @@ def test_a_wording_that_real_logs_taught_is_recognised(kind, log):
     assert diagnose(log).kind == kind
 
 
-RECORDS = pathlib.Path(__file__).parent / "records" / "logs"
+RECORDS = pathlib.Path(__file__).parents[1] / "records" / "logs"
 
 
 @pytest.mark.parametrize(
@@ -1586,7 +1596,7 @@ def test_a_warning_is_no_context_for_what_follows_it():
     ],
 )  # fmt: skip
 def test_out_of_memory_by_its_numbers(numbers, kind):
-    assert oom.kind(oom.Memory(*numbers)) == kind
+    assert oom_message.kind(oom_message.Memory(*numbers)) == kind
 
 
 def test_the_numbers_of_a_message_are_told():
@@ -1772,7 +1782,7 @@ def test_a_line_copied_from_a_screen_begins_after_the_blanks_to_its_edge():
 def test_a_size_that_no_process_can_have_is_no_number():
     below_zero = "this process has 17179869184.00 GiB memory in use"
     text = FULL_CARD.replace("this process has 22.53 GiB memory in use", below_zero)
-    assert oom.read(text).held == oom.read(text.replace(below_zero, "")).held
+    assert oom_message.read(text).held == oom_message.read(text.replace(below_zero, "")).held
     assert diagnose(text).kind == "cuda-oom"
 
 
@@ -1882,7 +1892,7 @@ def test_the_failure_is_found_in_the_middle_of_a_long_log():
     noise = output(60_000).encode()
     tail = b"".join(b"frame #%d: <unknown function>\n" % n for n in range(60_000))
     cause = ("[rank3]: " + (TRACEBACK + FULL_CARD).replace("\n", "\n[rank3]: ") + "\n").encode()
-    log = logtext.read([noise, cause, tail[: len(tail) // 2], tail[len(tail) // 2 :]])
+    log = log_reader.read([noise, cause, tail[: len(tail) // 2], tail[len(tail) // 2 :]])
     rows = [line.text for line in log.lines if line.rank == 3]
     assert rows[-1] == FULL_CARD
     assert not log.whole
@@ -1891,8 +1901,8 @@ def test_the_failure_is_found_in_the_middle_of_a_long_log():
 @pytest.mark.parametrize("chunk", [997, 65536, 4 << 20])
 def test_how_a_stream_is_cut_into_chunks_does_not_matter(chunk):
     data = (output(40_000) + TRACEBACK + "KeyError: 'mid'\n" + output(40_000)).encode()
-    whole = logtext.read([data])
-    cut = logtext.read(data[at : at + chunk] for at in range(0, len(data), chunk))
+    whole = log_reader.read([data])
+    cut = log_reader.read(data[at : at + chunk] for at in range(0, len(data), chunk))
     middle = [line for line in cut.lines if "KeyError" in line.text]
     assert middle == [line for line in whole.lines if "KeyError" in line.text]
     assert middle[0].number == 40_004
@@ -1905,8 +1915,13 @@ def test_how_a_stream_is_cut_into_chunks_does_not_matter(chunk):
     ids=["a progress bar", "one endless line", "nothing but tracebacks"],
 )  # fmt: skip
 def test_what_is_kept_of_a_log_is_bounded(chunk):
-    log = logtext.read(chunk for _ in range(20))
-    bound = logtext.HEAD_BYTES + logtext.TAIL_BYTES + logtext.FIRST_BYTES + logtext.LAST_BYTES
+    log = log_reader.read(chunk for _ in range(20))
+    bound = (
+        log_reader.HEAD_BYTES
+        + log_reader.TAIL_BYTES
+        + log_reader.FIRST_BYTES
+        + log_reader.LAST_BYTES
+    )
     assert sum(len(line.text) for line in log.lines) <= bound
     assert len(log.lines) < 60_000
 
@@ -1929,18 +1944,18 @@ def test_what_is_kept_of_a_log_is_bounded(chunk):
 @example(["Traceback (most recent call last):"], 1)
 def test_any_log_gets_a_verdict(rows, exit_code):
     found = diagnose("\n".join(rows), exit_code=exit_code)
-    assert found.verdict in signs.VERDICTS
-    assert len(found.root_line) <= failure.ROOT_CHARS
+    assert found.verdict in signatures.VERDICTS
+    assert len(found.root_line) <= classify.ROOT_CHARS
 
 
 PATTERNS = [
     (f"{room.__name__}.{name}", value)
-    for room in (logtext, raised, exits, failure, signs, oom)
+    for room in (log_reader, tracebacks, exit_codes, classify, signatures, oom_message)
     for name, value in vars(room).items()
     if isinstance(value, re.Pattern) and isinstance(value.pattern, str)
 ]
-PATTERNS += [(f"oom.{name}", value) for name, value in oom._PATTERNS.items()]
-PATTERNS += [(f"neutral {n}", pair[0]) for n, pair in enumerate(failure._NEUTRAL)]
+PATTERNS += [(f"oom.{name}", value) for name, value in oom_message._PATTERNS.items()]
+PATTERNS += [(f"neutral {n}", pair[0]) for n, pair in enumerate(classify._NEUTRAL)]
 PATTERNS += [(kind.name, re.compile(kind.numbers)) for kind in KNOWN.kinds.values() if kind.numbers]
 EVIL = [
     "a" * 4000, "A" * 4000, "a." * 2000, "1" * 4000, " " * 4000, "/a" * 2000, "(" * 4000, "'" * 4000,
@@ -1970,7 +1985,7 @@ def test_the_fingerprint_forgets_ranks_numbers_addresses_and_directories():
     two = diagnose(
         "[rank5]: FileNotFoundError: [Errno 2] No such file: '/mnt/z.bin' at 0x9912cd line 9"
     )
-    assert failure.fingerprint(one) == failure.fingerprint(two)
+    assert classify.fingerprint(one) == classify.fingerprint(two)
 
 
 @pytest.mark.parametrize(
@@ -1978,7 +1993,7 @@ def test_the_fingerprint_forgets_ranks_numbers_addresses_and_directories():
 )
 def test_the_fingerprint_tells_different_failures_apart(other):
     one = diagnose(TRACEBACK + "ValueError: bad batch")
-    assert failure.fingerprint(one) != failure.fingerprint(diagnose(TRACEBACK + other))
+    assert classify.fingerprint(one) != classify.fingerprint(diagnose(TRACEBACK + other))
 
 
 # --- the knowledge ------------------------------------------------------------------------------------
@@ -1995,13 +2010,13 @@ def test_every_kind_explains_itself_briefly_and_names_a_source(kind):
 
 
 def test_every_cure_that_a_kind_names_is_known():
-    cures = knowledge.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
+    cures = loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
     named = {name for kind in KNOWN.kinds.values() for name in kind.mitigations}
     assert named - set(cures) == set()
 
 
 def test_a_cure_names_only_kinds_and_cures_that_exist():
-    cures = knowledge.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
+    cures = loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
     for cure in cures.values():
         assert set(cure.get("excludes", ())) <= {*cures, "cudagraphs"}
         assert cure["why"]
@@ -2010,7 +2025,7 @@ def test_a_cure_names_only_kinds_and_cures_that_exist():
 
 
 def test_a_cure_sets_only_hooks_that_a_profile_may_set():
-    cures = knowledge.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
+    cures = loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
     dotted = {
         f"hooks.{hook}.{key}"
         for cure in cures.values()
@@ -2027,8 +2042,8 @@ def test_a_cure_sets_only_hooks_that_a_profile_may_set():
 )
 def test_a_wrong_sign_is_refused(body):
     document = {"kinds": {"cuda-oom": _kind()}, "signs": [body], "classes": {}, "phrases": {}}
-    with pytest.raises(signs.SaferunError):
-        signs.parse(document)
+    with pytest.raises(signatures.SaferunError):
+        signatures.parse(document)
 
 
 def _kind():
@@ -2038,18 +2053,18 @@ def _kind():
 
 def test_the_knowledge_is_parsed_once_per_content(tmp_path, monkeypatch):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    first = knowledge.load_failures(environ)
+    first = signatures.load(environ)
     monkeypatch.setitem(__import__("sys").modules, "yaml", None)  # an import would fail
-    assert knowledge.load_failures(environ) == first
+    assert signatures.load(environ) == first
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": "old", "document": {}}'])
 def test_a_useless_cache_entry_is_not_used(tmp_path, content):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    knowledge.load_failures(environ)
+    signatures.load(environ)
     (entry,) = tmp_path.rglob("failures.yaml.json")
     entry.write_bytes(content)
-    assert knowledge.load_failures(environ) == KNOWN
+    assert signatures.load(environ) == KNOWN
 
 
 # --- the corpus of real failures -----------------------------------------------------------------------
@@ -2092,8 +2107,8 @@ def test_a_broken_pipe_is_the_end_where_nobody_reads_and_an_error_like_others_el
     said = (
         "Traceback (most recent call last):\n  print(1)\nBrokenPipeError: [Errno 32] Broken pipe\n"
     )
-    log = logtext.of_text(said)
-    gone = failure.classify(Evidence(log=log, exit_code=1, reader_gone=True), KNOWN)
+    log = log_reader.of_text(said)
+    gone = classify.classify(Evidence(log=log, exit_code=1, reader_gone=True), KNOWN)
     assert (gone.kind, gone.verdict) == ("output-reader-gone", "stop-user")
-    there = failure.classify(Evidence(log=log, exit_code=1), KNOWN)
+    there = classify.classify(Evidence(log=log, exit_code=1), KNOWN)
     assert there.kind != "output-reader-gone"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from saferun import lastwords
-from saferun.failure import Diagnosis
-from saferun.retry import AGAIN, STOP, Try, Verdict
+from saferun.diagnosis import failure_report
+from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.retry_policy import AGAIN, STOP, Try, Verdict
 
 
 def diagnosis(**facts) -> Diagnosis:
@@ -29,7 +29,9 @@ def attempt(number: int = 1, **facts) -> Try:
 
 
 def test_between_attempts_one_line_says_what_failed_where_and_what_comes():
-    line = lastwords.between(attempt(), diagnosis(), Verdict(AGAIN, "it can pass", delay_s=4.2))
+    line = failure_report.between(
+        attempt(), diagnosis(), Verdict(AGAIN, "it can pass", delay_s=4.2)
+    )
     assert line == (
         "attempt 1 failed after 2 h 7 min: segfault on rank 3 "
         "(Fatal Python error: Segmentation fault); it can pass: attempt 2 starts in 4.2 s"
@@ -39,7 +41,7 @@ def test_between_attempts_one_line_says_what_failed_where_and_what_comes():
 def test_a_cure_is_named_with_what_it_sets_and_costs():
     change = "autotune-off (compile.autotune=off; cost: a few percent)"
     verdict = Verdict(AGAIN, "with autotune-off", add="autotune-off")
-    assert f"; with {change}: attempt 2 starts" in lastwords.between(
+    assert f"; with {change}: attempt 2 starts" in failure_report.between(
         attempt(), diagnosis(), verdict, change
     )
 
@@ -57,13 +59,13 @@ def test_a_cure_is_named_with_what_it_sets_and_costs():
     ids=["at once: nothing", "after a retry", "after a cure"],
 )
 def test_success_is_one_line_at_most(history, lines):
-    assert lastwords.success(history) == lines
+    assert failure_report.success(history) == lines
 
 
 def failure(history, **facts):
     verdict = Verdict(STOP, "the attempts are used up")
     diagnoses = [diagnosis(**facts)] * len(history)
-    return lastwords.failure(history, diagnoses, verdict, host="node7", journal="/runs/x")
+    return failure_report.failure(history, diagnoses, verdict, host="node7", journal="/runs/x")
 
 
 def test_a_failed_run_says_what_where_what_was_tried_what_to_do_and_where_more_is():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.progress import HEAD_BYTES, first_step, last_step
+from saferun.diagnosis.progress import HEAD_BYTES, first_step, last_step
 
 OUTPUTS = {
     "plain steps": (b"step 1 loss 3\nstep 2 loss 2\n", 1),

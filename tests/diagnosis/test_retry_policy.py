@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.retry import AGAIN, DEBUG, DONE, STOP, Policy, Try, decide, policy, used_up
+from saferun.diagnosis.retry_policy import (
+    AGAIN,
+    DEBUG,
+    DONE,
+    STOP,
+    Policy,
+    Try,
+    decide,
+    policy,
+    used_up,
+)
 
 POLICY = Policy(
     attempts=3,

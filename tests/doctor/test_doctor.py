@@ -19,11 +19,11 @@ import time
 import pytest
 from fake_smi import bus, fields, libcuda, machine, program, report, uuid  # noqa: F401 - a fixture too
 
-from saferun import bounded
 from saferun.doctor import examination as doctor
-from saferun.doctor import page as doctor_page
 from saferun.doctor import together, vitals
-from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.doctor import view as doctor_page
+from saferun.model import NOTE, OK, PROBLEM, Finding
+from saferun.system import command as bounded
 
 
 class Desk:

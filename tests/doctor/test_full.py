@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from saferun import bounded
 from saferun.doctor import checks_speed, full
 from saferun.doctor.vitals import Measured, Speed
-from saferun.findings import NOTE, OK, PROBLEM
+from saferun.model import NOTE, OK, PROBLEM
+from saferun.system import command as bounded
 
 
 def speeds(*matmul, **changed):
@@ -136,7 +136,7 @@ def test_the_all_reduce_must_end_well_and_be_right(told, status, speed, trouble)
 
 
 def test_without_torchrun_there_is_only_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr("saferun.installed._has_torch", lambda folders: False)
+    monkeypatch.setattr("saferun.plan.torchrun_install._has_torch", lambda folders: False)
     assert "no torchrun" in full.measure({"PATH": str(tmp_path)}, 2).trouble
 
 

@@ -7,10 +7,11 @@ import time
 import pytest
 from fake_smi import bus, fields, program, report
 
-from saferun import bounded, smi
 from saferun.doctor import checks_driver, checks_gpu, nvidia
 from saferun.doctor.vitals import Cuda, Files, Smi, Torch
-from saferun.findings import NOTE, OK, PROBLEM
+from saferun.gpu import nvidia_smi
+from saferun.model import NOTE, OK, PROBLEM
+from saferun.system import command as bounded
 
 FILES = Files(
     version="580.95.05",
@@ -21,7 +22,9 @@ FILES = Files(
 
 
 def told(*cards, processes=None, **changed):
-    return Smi("/usr/bin/nvidia-smi", smi.parse(report(cards, processes=processes)), **changed)
+    return Smi(
+        "/usr/bin/nvidia-smi", nvidia_smi.parse(report(cards, processes=processes)), **changed
+    )
 
 
 def judged(changed, mine=(), processes=None):
@@ -245,7 +248,7 @@ def test_torch_must_have_code_for_the_gpus(archs, level):
 
 
 def failed(said, status=255, **changed):
-    read = smi.parse(said)
+    read = nvidia_smi.parse(said)
     return Smi("/usr/bin/nvidia-smi", read, status, f"exit status {status}", said, **changed)
 
 
@@ -322,7 +325,7 @@ def test_the_gpu_that_hangs_is_named_where_the_others_answer():
 
 def test_a_lost_gpu_is_named_by_its_number():
     said = f"Unable to determine the device handle for GPU1: {bus(1)}: Unknown Error\n"
-    read = smi.parse(said + report([fields(0)]))
+    read = nvidia_smi.parse(said + report([fields(0)]))
     lost = Smi("/usr/bin/nvidia-smi", read, 15, "exit status 15")
     (found,) = checks_driver.presence(FILES, lost, Cuda())
     assert (found.area, found.level, found.detail) == ("GPU 1", PROBLEM, bus(1))

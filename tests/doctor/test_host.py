@@ -8,11 +8,10 @@ import threading
 
 import pytest
 
-from saferun import gpu
 from saferun.doctor import checks_host, host, kernellog
 from saferun.doctor.vitals import Clock, Disk, Limits, Memory, Tools, Torch
-from saferun.findings import NOTE, OK, PROBLEM
-from saferun.model import Gpu, GpuFacts
+from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
+from saferun.system import gpus as gpu
 
 GIB = 1 << 30
 

@@ -13,11 +13,11 @@ import sys
 import pytest
 from fake_smi import bus, libcuda  # noqa: F401 - a fixture too
 
-from saferun import smi
 from saferun.doctor import checks_links, checks_network, network, nvidia
 from saferun.doctor.vitals import Cuda, InfiniBand, Interface, Limits, Network, Port, Smi
-from saferun.findings import NOTE, OK, PROBLEM
-from saferun.masking import Masker
+from saferun.gpu import nvidia_smi
+from saferun.model import NOTE, OK, PROBLEM
+from saferun.system.redact import Masker
 
 PLAIN = Masker({}, ())
 
@@ -123,7 +123,7 @@ def test_without_a_driver_library_nothing_is_said():
 
 
 def test_gpus_are_named_as_nvidia_smi_counts_them():
-    seen = Smi(report=smi.Report(cards=tuple(smi.Card(bus(n), {}) for n in range(4))))
+    seen = Smi(report=nvidia_smi.Report(cards=tuple(nvidia_smi.Card(bus(n), {}) for n in range(4))))
     devices = ({"device": 0, "bus": bus(3)}, {"device": 1, "bus": bus(2)})  # CUDA_VISIBLE_DEVICES
     pair = {"pair": [0, 1], "can": True, "copy": "wrong: 4 of 8 bytes"}
     (found,) = checks_links.peers(seen, Cuda(devices=devices, pairs=(pair,)))

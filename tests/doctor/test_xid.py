@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from saferun import knowledge
 from saferun.doctor import xid
-from saferun.findings import NOTE, OK, PROBLEM
+from saferun.knowledge import loader
+from saferun.model import NOTE, OK, PROBLEM
 
-KNOWN = xid.catalogue(knowledge.load_xids({}))
+KNOWN = xid.catalogue(loader.load_xids({}))
 NUMBERS = {"0000:c1:00.0": 3}
 
 
@@ -106,7 +106,7 @@ def test_a_log_without_events_is_fine():
 
 
 def test_the_catalogue_names_no_code_twice_and_knows_each_action():
-    document = knowledge.load_xids({})
+    document = loader.load_xids({})
     codes = [code for row in document["xids"] for code in row["codes"]]
     assert len(codes) == len(set(codes))
     for row in document["xids"]:

@@ -8,7 +8,7 @@ import stat
 import pytest
 from twins import NASTY, Machine
 
-from saferun import script
+from saferun.export import shell_script
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def job(text: str) -> list[str]:
     """The words of the line that starts the job, less the word torchrun and the last one."""
     line = re.search(r'^run torchrun(.*) "\$@"$', text, re.MULTILINE)
     assert line is not None
-    words = script.unquoted(line[1])
+    words = shell_script.unquoted(line[1])
     assert words is not None
     return words
 
@@ -75,7 +75,7 @@ def test_it_needs_neither_the_script_nor_torchrun_nor_a_gpu(machine):
 def test_the_same_words_make_the_same_bytes_and_the_headers_command_reproduces_them(machine):
     words = ["--profile", "h100", "--set", f"env.A={NASTY}", "--", "train.py", NASTY, "\u00fc"]
     first = machine.command("gen-shell", *words).stdout
-    made = script.made_by(first)
+    made = shell_script.made_by(first)
     assert made is not None
     assert made[1][:2] == ["saferun", "gen-shell"]
     assert machine.command(*made[1][1:]).stdout == first
@@ -100,7 +100,7 @@ def test_what_the_environment_asked_for_stands_in_the_header(machine):
     environ = {"SAFERUN_PROFILE": "h100", "SAFERUN_SET": "env.A='x y' retry.attempts=2"}
     environ |= {"SAFERUN_RETRIES": "4", "SAFERUN_RUN_DIR": "my runs"}
     path = machine.twin("--", "train.py", **environ)
-    made = script.made_by(path.read_text())
+    made = shell_script.made_by(path.read_text())
     assert made is not None
     assert machine.command(*made[1][1:]).stdout == path.read_text()
     assert machine.command("gen-shell", "--check", str(path)).returncode == 0

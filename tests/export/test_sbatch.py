@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from twins import Machine, Ran, until
 
-from saferun import sbatch, script
-from saferun import torchrun as torchrun_words
 from saferun.errors import UsageError
+from saferun.export import sbatch, shell_script
+from saferun.plan import torchrun_args as torchrun_words
 
-SHELL = pathlib.Path(__file__).resolve().parent.parent / "shell"
+SHELL = pathlib.Path(__file__).resolve().parents[2] / "shell"
 SMALLEST = '#!/usr/bin/env bash\n# --- The job ---\nrun torchrun "$@"\n'  # as twins go
 # srun runs its command on one node, n1, here; the other three write down what they are asked.
 SRUN = """#!/bin/bash
@@ -169,7 +169,7 @@ WHOLE = ["--gpus-per-node=2", "--time=5", "--sbatch=--output=my logs/x.out", "--
 @pytest.mark.parametrize("words", [WHOLE, ["--", "--standalone", "t.py"]], ids=["all", "alone"])
 def test_the_file_pleases_shellcheck_and_its_header_makes_it_again(cluster, words):
     file = cluster.job(*words)
-    file.write_text(script.without_kit(text := file.read_text()))
+    file.write_text(shell_script.without_kit(text := file.read_text()))
     tools = pathlib.Path(sys.executable).parent
     for tool in (["shellcheck"], ["shfmt", "-i", "2", "-ci", "-d"]):
         if not (tools / tool[0]).exists():

@@ -14,8 +14,10 @@ import pytest
 import yaml
 from twins import NASTY, ROOT, SAFERUN, Machine, Told
 
-from saferun import knowledge, memory
-from saferun.twin import OF_BASH, OF_SCRIPT
+from saferun.diagnosis import signatures
+from saferun.export.bundle_main import OF_BASH, OF_SCRIPT
+from saferun.journal import mitigation_history
+from saferun.knowledge import loader
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 LINE = ["--nproc-per-node=2", "train.py", "--lr", "3e-4", "two words", NASTY]
@@ -255,14 +257,16 @@ def journals(machine: Machine) -> list[list[tuple]]:
     "cure",
     [
         pytest.param(name, marks=[] if name in ("autotune-off", "nvls-off") else pytest.mark.slow)
-        for name in knowledge.load_mitigations()
+        for name in loader.load_mitigations()
     ],
 )
 def test_each_cure_changes_the_same(machine, cure):
     """In force from the start, as after a run that it helped; beside an exported value, too."""
     script, state = machine.cwd / "train.py", machine.environ
-    key = memory.Key(os.path.realpath(script), "", torch(), driver())
-    assert memory.save(state, [memory.Entry(key, cure, "segfault", None, time.time())])
+    key = mitigation_history.Key(os.path.realpath(script), "", torch(), driver())
+    assert mitigation_history.save(
+        state, [mitigation_history.Entry(key, cure, "segfault", None, time.time())]
+    )
     twin = machine.twin("--profile", "cpu", "--", *LINE[:2])
     environ = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,pinned_use_background_threads:True"}
     ours = machine.run([*SAFERUN, "--profile", "cpu", *LINE[:2]], "live", **environ)
@@ -279,7 +283,7 @@ def torch() -> str:
 
 
 def driver() -> str:
-    from saferun.gpu import driver_version
+    from saferun.system.gpus import driver_version
 
     return driver_version()
 
@@ -290,22 +294,23 @@ VERDICTS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 sys.modules["yaml"] = None
-from saferun import failure, knowledge, logtext
-from saferun.evidence import Evidence
-known = knowledge.load_failures({})
+from saferun.diagnosis import classify, log_reader, signatures
+from saferun.diagnosis.evidence import Evidence
+known = signatures.load({})
 for line in sys.stdin:
     text, code = json.loads(line)
-    log = logtext.read((text.encode(),))
-    print(json.dumps(failure.classify(Evidence(log=log, exit_code=code), known)))
-assert failure.__file__.startswith(sys.argv[1]), failure.__file__
+    log = log_reader.read((text.encode(),))
+    print(json.dumps(classify.classify(Evidence(log=log, exit_code=code), known)))
+assert classify.__file__.startswith(sys.argv[1]), classify.__file__
 """
 
 
 def test_every_log_of_the_corpus_gets_the_same_verdict(corpus, tmp_path):
-    from saferun import failure, kit, logtext
-    from saferun.evidence import Evidence
+    from saferun.diagnosis import classify, log_reader
+    from saferun.diagnosis.evidence import Evidence
+    from saferun.export import bundle
 
-    for name, text in kit.files(os.environ).items():
+    for name, text in bundle.files(os.environ).items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -319,9 +324,9 @@ def test_every_log_of_the_corpus_gets_the_same_verdict(corpus, tmp_path):
         text=True,
         check=True,
     )
-    known = knowledge.load_failures(os.environ)
+    known = signatures.load(os.environ)
     ours = [
-        failure.classify(Evidence(log=logtext.read((log.encode(),)), exit_code=code), known)
+        classify.classify(Evidence(log=log_reader.read((log.encode(),)), exit_code=code), known)
         for log, code in logs
     ]
     theirs = [json.loads(line) for line in done.stdout.splitlines()]
@@ -332,9 +337,9 @@ def test_every_log_of_the_corpus_gets_the_same_verdict(corpus, tmp_path):
 def test_a_kit_holds_all_that_its_modules_import():
     import ast
 
-    from saferun import kit
+    from saferun.export import bundle
 
-    files = kit.files(os.environ)
+    files = bundle.files(os.environ)
     have = {pathlib.PurePath(name).stem for name in files if name.count("/") == 1}
     have |= {"inject", "knowledge"}
     for name, text in files.items():
@@ -344,5 +349,5 @@ def test_a_kit_holds_all_that_its_modules_import():
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "saferun":
                 deep = node.module.split(".")[1:2]
                 wanted = set(deep) if deep else {alias.name for alias in node.names}
-                wanted -= {"__version__", *kit.AT_HOME}
+                wanted -= {"__version__", *bundle.AT_HOME}
                 assert wanted <= have, (name, wanted - have)

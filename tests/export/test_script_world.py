@@ -13,7 +13,7 @@ import sys
 import pytest
 from twins import ROOT, SAFERUN, Machine, until
 
-from saferun.twin import OF_SCRIPT
+from saferun.export.bundle_main import OF_SCRIPT
 
 PYENV = "/root/.pyenv/versions"
 # A job with a worker in a session of its own; it ends when it is asked to, the worker never.

@@ -8,11 +8,13 @@ import pytest
 from test_script import made, settings_in_bash
 from twins import ROOT
 
-from saferun import profiles, twinsheet, yamldoc
 from saferun.errors import ProfileError
-from saferun.resolve import Conditions, resolve
-from saferun.schema import KEYS
-from saferun.twinsheet import Sheet
+from saferun.export import settings_codec
+from saferun.export.settings_codec import Sheet
+from saferun.profile import files as profiles
+from saferun.profile import yaml_reader
+from saferun.profile.merge import Conditions, resolve
+from saferun.profile.schema import KEYS
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 SOMEWHERE = [
@@ -29,7 +31,7 @@ def test_a_shipped_profile_means_the_same_in_a_twin_wherever_it_runs(profile, tm
     chain = profiles.chain(profiles.find(profile, environ, str(tmp_path)), environ, str(tmp_path))
     fragments = next((doc.match for doc in reversed(chain) if doc.match), ())
     sheet = Sheet(chain[-1].name, "--profile", fragments, chain)
-    read = twinsheet.read(settings_in_bash(made(sheet)), "run.sh")
+    read = settings_codec.read(settings_in_bash(made(sheet)), "run.sh")
     assert (read.profile, read.named, read.made_for) == (profile, True, fragments)
     for at in SOMEWHERE:
         ours = resolve(chain, (), at, named=True, origin="o")
@@ -59,8 +61,8 @@ def test_every_key_can_be_written_and_read(key):
     for value in (*some, *([None] if spec.nullable else []), spec.default):
         if spec.least is not None and isinstance(value, (int, float)) and value < spec.least:
             continue
-        text = twinsheet.write_value(key, value)
-        assert twinsheet.read_value(key, text, "run.sh").value == value
+        text = settings_codec.write_value(key, value)
+        assert settings_codec.read_value(key, text, "run.sh").value == value
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,8 @@ def test_every_key_can_be_written_and_read(key):
     ],
 )
 def test_what_a_person_writes_in_saferun_set_is_read_without_a_yaml_parser(key, text, value):
-    assert twinsheet.read_value(key, text, "SAFERUN_SET").value == value
-    assert yamldoc.parse_value(key, text, "SAFERUN_SET").value == value
+    assert settings_codec.read_value(key, text, "SAFERUN_SET").value == value
+    assert yaml_reader.parse_value(key, text, "SAFERUN_SET").value == value
 
 
 @pytest.mark.parametrize(
@@ -98,19 +100,19 @@ def test_what_a_person_writes_in_saferun_set_is_read_without_a_yaml_parser(key, 
 )
 def test_what_does_not_fit_is_refused_with_a_mend(key, text):
     with pytest.raises(ProfileError) as error:
-        twinsheet.read_value(key, text, "run.sh")
+        settings_codec.read_value(key, text, "run.sh")
     assert error.value.mend
     assert "run.sh" in error.value.where
 
 
 def test_of_one_key_given_twice_each_counts_where_its_condition_holds():
     words = ["p", "torch<2.5", "env.X", "old", "p", "torch>=2.5", "env.X", "new"]
-    sheet = twinsheet.read(words, "run.sh")
+    sheet = settings_codec.read(words, "run.sh")
     for torch, value in (("2.4.0", "old"), ("2.13.0", "new")):
         at = Conditions(torch, 0, False)
         assert resolve(sheet.chain, (), at, named=True, origin="o").env["X"].value == value
 
 
 def test_a_sheet_that_was_cut_is_no_fault_of_ours():
-    assert twinsheet.read(["p", "", "env.X"], "run.sh").chain[-1].leaves == {}
-    assert json.dumps(twinsheet.read([], "run.sh").profile) == '"none"'
+    assert settings_codec.read(["p", "", "env.X"], "run.sh").chain[-1].leaves == {}
+    assert json.dumps(settings_codec.read([], "run.sh").profile) == '"none"'

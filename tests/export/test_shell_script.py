@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twins import NASTY, ROOT
 
-from saferun import script, twinsheet
-from saferun.resolve import Given
-from saferun.schema import Doc, Leaf
-from saferun.twinsheet import Sheet
+from saferun.export import settings_codec, shell_script
+from saferun.export.settings_codec import Sheet
+from saferun.profile.merge import Given
+from saferun.profile.schema import Doc, Leaf
 
 # Any text that a variable or a word can hold; bytes that are no UTF-8 come as surrogates.
 TEXT = st.one_of(
@@ -59,7 +59,7 @@ def bash(text: str) -> list[str]:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(TEXT, min_size=1, max_size=40))
 def test_any_value_is_the_same_in_a_real_bash(values):
-    lines = [script.quote(value) for value in values]
+    lines = [shell_script.quote(value) for value in values]
     assert all("\n" not in line for line in lines)
     "\n".join(lines).encode()  # it can be written as UTF-8
     assert bash(f"got=({' '.join(lines)})\n{DUMP}") == values
@@ -68,18 +68,18 @@ def test_any_value_is_the_same_in_a_real_bash(values):
 @settings(max_examples=200, deadline=None)
 @given(st.lists(TEXT, max_size=10))
 def test_a_quoted_line_reads_back(values):
-    assert script.unquoted(" ".join(map(script.quote, values))) == values
+    assert shell_script.unquoted(" ".join(map(shell_script.quote, values))) == values
 
 
 @pytest.mark.parametrize("line", ["a $(b)", 'a "$b"', "a 'b", "a `b`", "$b"])
 def test_a_line_that_is_not_ours_reads_as_none(line):
-    assert script.unquoted(line) is None
+    assert shell_script.unquoted(line) is None
 
 
 @settings(max_examples=100, deadline=None)
 @given(TEXT)
 def test_a_comment_stays_one_whatever_it_holds(text):
-    made = script.comment(text)
+    made = shell_script.comment(text)
     made.encode()
     assert all(line.startswith("# ") for line in made.splitlines())
     assert made == "" or made.endswith("\n")
@@ -93,7 +93,7 @@ def leaves(values: dict[str, str], when=()) -> dict[str, Leaf]:
 def made(sheet: Sheet, args=(), command=("saferun", "gen-shell"), kit="a2l0") -> str:
     template = (ROOT / "shell" / "twin.sh").read_text()
     version, whole = "9.8.7", bool(args)
-    return script.twin(
+    return shell_script.twin(
         sheet, args, command, version=version, template=template, kit=kit, whole=whole
     )
 
@@ -116,7 +116,7 @@ def test_settings_come_back_from_bash_as_they_went_in(values, path):
     sets = (Given("env.LAST", Leaf(NASTY), "--set"),)
     sheet = Sheet("q", "--profile", ("H100",), (first, last), sets)
     words = settings_in_bash(made(sheet))
-    read = twinsheet.read(words, "run.sh")
+    read = settings_codec.read(words, "run.sh")
     assert (read.profile, read.chosen, read.made_for) == ("q", "--profile", ("H100",))
     told = {key: leaf.value for doc in read.chain for key, leaf in doc.leaves.items()}
     assert told == {f"env.{n}": v for n, v in values.items()} | {"retry.resume_args": (NASTY, "-r")}
@@ -130,12 +130,12 @@ def test_settings_come_back_from_bash_as_they_went_in(values, path):
 def test_the_header_names_the_command_and_it_reads_back():
     command = ["saferun", "gen-shell", "--set", f"env.A={NASTY}", "--", "train.py", "a\nb"]
     text = made(Sheet("p", "--profile", (), ()), ["train.py", "a\nb"], command)
-    assert script.made_by(text) == ("9.8.7", command)
-    assert script.packed(text) == "a2l0"
+    assert shell_script.made_by(text) == ("9.8.7", command)
+    assert shell_script.packed(text) == "a2l0"
 
 
 def test_another_file_is_not_taken_for_one_of_ours():
-    assert script.made_by("#!/bin/bash\n# Made by hand\n") is None
+    assert shell_script.made_by("#!/bin/bash\n# Made by hand\n") is None
 
 
 def test_what_a_later_profile_replaces_is_not_shown_twice():
@@ -161,24 +161,26 @@ RECORDED = [
 
 def test_a_whole_script_is_as_recorded(tmp_path):
     """`saferun gen-shell WORDS | grep -v '^#: '` makes the record, with the words above."""
-    from saferun import twinfile
+    from saferun.export import generate
 
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    text = twinfile.make(twinfile.read(RECORDED, environ), environ, str(tmp_path)).text
-    assert script.without_kit(text) == RECORD.read_text()
+    text = generate.make(generate.read(RECORDED, environ), environ, str(tmp_path)).text
+    assert shell_script.without_kit(text) == RECORD.read_text()
     assert RECORD.read_text().count("\n") < 320
 
 
 def test_the_linters_have_nothing_to_say(tmp_path):
-    from saferun import twinfile
+    from saferun.export import generate
 
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     files = []
     for profile in ("debug", "h100-llava", "rtx4090", "cpu"):
         words = ["--profile", profile, "--set", "env.A=$B `c`", "--", "train.py", NASTY]
-        text = twinfile.make(twinfile.read(words, environ), environ, str(tmp_path)).text
+        text = generate.make(generate.read(words, environ), environ, str(tmp_path)).text
         files.append(tmp_path / f"{profile}.sh")
-        files[-1].write_text(script.without_kit(text) + "#: " + script.packed(text)[:96] + "\n")
+        files[-1].write_text(
+            shell_script.without_kit(text) + "#: " + shell_script.packed(text)[:96] + "\n"
+        )
     tools = pathlib.Path(sys.executable).parent
     for tool in (["shellcheck"], ["shfmt", "-i", "2", "-ci", "-d"]):
         if not (tools / tool[0]).exists():

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers import AGENT, COMMON, MARK, ROOT, agent, living, python, supervised, until
 
-from saferun.family import opens
+from saferun.keeper.process_tree import opens
 
 FAMILY = {"agent": 1, "rank": 2, "worker": 2, "grouped": 2, "daemon": 2}
 TORCHRUN = Path(sys.executable).with_name("torchrun")
@@ -317,15 +317,15 @@ def test_plain_python_gets_signals_sent_to_us_alone(tmp_path):
 
 
 def test_command_that_is_not_there_is_said_plainly(tmp_path):
-    from saferun.attempt import run_attempt
     from saferun.errors import UnavailableError
+    from saferun.supervise.attempt import run_attempt
 
     with pytest.raises(UnavailableError, match="cannot start `no-such-program`: No such file"):
         run_attempt(["no-such-program"], dict(os.environ))
 
 
 def test_job_ends_when_our_own_start_up_fails(tmp_path):
-    from saferun.attempt import run_attempt
+    from saferun.supervise.attempt import run_attempt
 
     def fail(keeper, agent):
         raise RuntimeError("ours")
@@ -337,8 +337,8 @@ def test_job_ends_when_our_own_start_up_fails(tmp_path):
 
 
 def test_keeper_that_was_started_ahead_is_used(tmp_path):
-    from saferun.attempt import run_attempt
-    from saferun.standby import start_keeper
+    from saferun.supervise.attempt import run_attempt
+    from saferun.supervise.standby import start_keeper
 
     standby, started = start_keeper(), []
     ended = run_attempt(
@@ -349,7 +349,7 @@ def test_keeper_that_was_started_ahead_is_used(tmp_path):
 
 
 def test_children_of_ours_that_are_no_part_of_the_attempt_survive_the_keepers_death(tmp_path):
-    from saferun.attempt import run_attempt
+    from saferun.supervise.attempt import run_attempt
 
     spare = subprocess.Popen(["sleep", "1000"])
     try:
@@ -400,7 +400,7 @@ def _free(file) -> bool:
 
 
 def test_later_comes_once_at_its_time_while_the_attempt_runs(tmp_path):
-    from saferun.attempt import run_attempt
+    from saferun.supervise.attempt import run_attempt
 
     calls = []
     began = time.monotonic()
@@ -443,19 +443,19 @@ def test_nobody_asked_where_no_signal_came(tmp_path):
 
 
 def test_signal_that_comes_with_the_task_is_not_lost(tmp_path):
-    from saferun import messages
-    from saferun.attempt import _task
-    from saferun.signals import Signals
-    from saferun.standby import start_keeper
+    from saferun.keeper import protocol
+    from saferun.supervise.attempt import _task
+    from saferun.supervise.standby import start_keeper
+    from saferun.system.signalfd import Signals
 
     standby = start_keeper()
     with Signals(()) as signals:
         task = _task(["sleep", "1000"], dict(os.environ), signals, True, 100, "/dev/nvidia")
     os.kill(standby.pid, signal.SIGSTOP)
-    messages.send(standby.commands, task)
-    messages.send(standby.commands, ("signal", int(signal.SIGTERM), None))
+    protocol.send(standby.commands, task)
+    protocol.send(standby.commands, ("signal", int(signal.SIGTERM), None))
     os.kill(standby.pid, signal.SIGCONT)
-    inbox, heard = messages.Inbox(standby.reports), []
+    inbox, heard = protocol.Inbox(standby.reports), []
     until(lambda: heard.extend(inbox.read()) or inbox.closed)
     os.close(standby.commands)
     os.close(standby.reports)
@@ -465,13 +465,13 @@ def test_signal_that_comes_with_the_task_is_not_lost(tmp_path):
 
 
 def test_stuck_keeper_is_replaced(tmp_path):
-    from saferun import family
+    from saferun.keeper import process_tree
 
-    assert family.UNKILLABLE_S == 30
+    assert process_tree.UNKILLABLE_S == 30
     code = (
-        "import saferun.family as f; import saferun.messages as m;"
+        "import saferun.keeper.process_tree as f; import saferun.keeper.protocol as m;"
         "f.UNKILLABLE_S = m.HURRIED_DRAIN_S = 0.1;"
-        "import saferun.attempt as a; a._KEEPER_GRACE_S = 0.3; import runpy, sys;"
+        "import saferun.supervise.attempt as a; a._KEEPER_GRACE_S = 0.3; import runpy, sys;"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     with supervised(tmp_path, agent(), grace_s=0.2, wrap=python(code)) as run:
@@ -483,7 +483,7 @@ def test_stuck_keeper_is_replaced(tmp_path):
 
 
 def test_process_that_may_not_be_killed_is_waited_for_and_reported():
-    from saferun.family import end_processes
+    from saferun.keeper.process_tree import end_processes
 
     begin = time.monotonic()
     assert end_processes(lambda: {1: -1}, limit_s=0.3) == (0, [1])
@@ -491,7 +491,7 @@ def test_process_that_may_not_be_killed_is_waited_for_and_reported():
 
 
 def test_number_that_another_process_has_by_now_is_not_signalled():
-    from saferun.family import read_stat, send_signal
+    from saferun.keeper.process_tree import read_stat, send_signal
 
     stat = read_stat(os.getpid())
     assert stat is not None
@@ -502,7 +502,8 @@ def test_number_that_another_process_has_by_now_is_not_signalled():
 def test_nothing_lives_where_python_has_no_process_handles(lacking):
     code = (
         f"import os, signal, subprocess; del {lacking};"
-        "from saferun.family import Family, become_subreaper, end_processes; become_subreaper();"
+        "from saferun.keeper.process_tree import Family, become_subreaper, end_processes;"
+        "become_subreaper();"
         "shell = subprocess.Popen(['sh', '-c', 'sleep 1000 & sleep 1000 & echo; wait'],"
         " stdout=subprocess.PIPE); shell.stdout.readline();"
         "family = Family(); print(len(family.living()), *end_processes(family.living))"

@@ -250,7 +250,7 @@ def test_a_fault_of_ours_beside_a_running_job_is_the_journals_alone(tmp_path):
         "import sys\n"
         "class Refuser:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'saferun.witness': raise RuntimeError('a fault of ours')\n"
+        "        if name == 'saferun.supervise.evidence': raise RuntimeError('a fault of ours')\n"
         "sys.meta_path.insert(0, Refuser())\n"
     )
     (tmp_path / "t.py").write_text("print('done')\n")

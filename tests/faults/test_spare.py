@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from helpers import ROOT, SOURCES, children, living, spare_of, supervised, until
 
-from saferun.installed import Launcher
-from saferun.spare import offer, usable
+from saferun.keeper.warm_agent import offer, usable
+from saferun.plan.torchrun_install import Launcher
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
@@ -335,8 +335,8 @@ def _parent(pid: int) -> int:
 
 
 def test_keeper_that_died_with_its_spare_is_replaced(bench):
-    from saferun.attempt import run_attempt
-    from saferun.standby import start_keeper
+    from saferun.supervise.attempt import run_attempt
+    from saferun.supervise.standby import start_keeper
 
     standby = start_keeper()
     os.kill(standby.pid, signal.SIGKILL)
@@ -515,8 +515,8 @@ def test_ranks_of_a_spare_are_guarded_as_those_of_a_fresh_torchrun(tmp_path, lau
 @pytest.mark.slow
 def test_waiting_spare_touches_no_device_and_takes_no_time(tmp_path):
     pytest.importorskip("torch")
-    from saferun.spare import Spare
-    from saferun.standby import prepare, start_keeper
+    from saferun.keeper.warm_agent import Spare
+    from saferun.supervise.standby import prepare, start_keeper
 
     env = {k: v for k, v in os.environ.items() if not k.startswith("SAFERUN")}
     standby = prepare(start_keeper(), Spare([str(TORCHRUN), "t.py"], env, sys.executable))

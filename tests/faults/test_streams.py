@@ -313,7 +313,7 @@ def test_device_is_the_jobs_own(tmp_path):
 
 def test_job_gets_our_terminal_where_there_are_no_more_to_be_had(tmp_path):
     code = (
-        "import os; from saferun.streams import Streams\n"
+        "import os; from saferun.keeper.output_relay import Streams\n"
         "def none(): raise OSError('out of pty devices')\n"
         "os.openpty = none; streams = Streams(100, 2); streams.start()\n"
         "assert streams.files == [1, 2] and streams.done() and streams.tails() == (b'', b'')"
@@ -355,7 +355,7 @@ def test_unread_output_does_not_keep_a_killed_job_alive(tmp_path):
 
 
 def test_tail_holds_the_last_bytes_whatever_the_pieces():
-    from saferun.streams import Tail
+    from saferun.keeper.output_relay import Tail
 
     tail = Tail(10)
     whole = b""

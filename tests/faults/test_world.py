@@ -14,7 +14,7 @@ import pytest
 from helpers import living, until
 from runs import run
 
-from saferun.supervise import READY_S
+from saferun.supervise.loop import READY_S
 
 UUID = "GPU-5d5ba0d6-0000-1111-2222-333344445555"
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -20,8 +20,8 @@ import time
 import filelock
 import pytest
 
-from saferun import holders, lock, lockdir
 from saferun.errors import EXIT_BUSY
+from saferun.gpu import lock, lock_dir, lock_owner
 
 A = "GPU-14e799be-cee2-7364-1ed2-56588c2c62e3"
 B = "GPU-e533a614-68dd-10bf-5cbb-1d78bacbb601"
@@ -39,7 +39,7 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become sever
 # One run: it takes its locks as told on argv, says on stdout what came of it, and ends with stdin.
 RUN = """
 import fcntl, json, os, pwd, subprocess, sys, time
-from saferun import holders, lock, lockdir
+from saferun.gpu import lock, lock_dir, lock_owner
 job = json.loads(sys.argv[1])
 if job["uid"]:
     os.setgroups([]); os.setresgid(*[job["uid"]] * 3); os.setresuid(*[job["uid"]] * 3)
@@ -52,7 +52,7 @@ def say(line):
 exec(job["first"])
 try:
     held = lock.acquire(job["uuids"], job["policy"], environ=os.environ, say=say,
-        owner=holders.this_process(job["command"], "run-7"), directory=job["directory"],
+        owner=lock_owner.this_process(job["command"], "run-7"), directory=job["directory"],
         parents=job["parents"])
 except lock.BusyError as error:
     print(json.dumps({"busy": str(error), "said": said, "code": error.code}), flush=True)
@@ -160,7 +160,7 @@ def until(condition):
 
 
 def owner():
-    return holders.this_process("train.py", "run-7")
+    return lock_owner.this_process("train.py", "run-7")
 
 
 def no_wait(seconds):
@@ -246,7 +246,7 @@ def test_where_there_is_nothing_to_lock_nothing_is_touched(tmp_path, uuids, mode
 
 
 def test_importing_it_loads_nothing_heavy():
-    code = "import sys; before = set(sys.modules); import saferun.lock; print(*sys.modules)"
+    code = "import sys; before = set(sys.modules); import saferun.gpu.lock; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -826,7 +826,7 @@ for name in os.listdir(job["directory"]):
 
 def forged(pid, **changes):
     """A record as its writer would like it to be read."""
-    record = holders.this_process("forged.py", "run-0")._asdict()
+    record = lock_owner.this_process("forged.py", "run-0")._asdict()
     start = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     record |= {"pid": pid, "start": start, "slots": 4, "schema": 1}
     return {**record, "devices": [A], "files": [f"{A}.slot0", f"{A}.lock"], **changes}
@@ -1091,12 +1091,12 @@ def test_a_file_that_is_removed_before_it_is_locked_is_made_again(holds, shared,
 
 
 def test_locks_are_below_run_lock_else_in_the_temporary_directory():
-    assert lockdir._directories({}) == ["/run/lock/saferun", "/tmp/saferun-lock"]
-    assert lockdir._directories({"TMPDIR": "/scratch"})[2:] == ["/scratch/saferun-lock"]
-    assert len(lockdir._directories({"TMPDIR": "relative"})) == 2
+    assert lock_dir._directories({}) == ["/run/lock/saferun", "/tmp/saferun-lock"]
+    assert lock_dir._directories({"TMPDIR": "/scratch"})[2:] == ["/scratch/saferun-lock"]
+    assert len(lock_dir._directories({"TMPDIR": "relative"})) == 2
 
 
-SEVERAL = "lockdir._directories = lambda environ: job['several']; job['directory'] = None"
+SEVERAL = "lock_dir._directories = lambda environ: job['several']; job['directory'] = None"
 
 
 @root

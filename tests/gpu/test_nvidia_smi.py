@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_smi import bus, fields, report
 
-from saferun import smi
+from saferun.gpu import nvidia_smi
 
 # How the sections of one driver series look, cut to what differs.
 SERIES_550 = """\
@@ -41,7 +41,7 @@ GPU 00000000:3B:00.0
 
 
 def test_a_report_of_two_gpus_is_read_field_by_field():
-    read = smi.parse(report([fields(0), fields(1)]))
+    read = nvidia_smi.parse(report([fields(0), fields(1)]))
     assert (read.driver, read.cuda) == ("580.95.05", "13.0")
     assert [card.bus for card in read.cards] == [bus(0), bus(1)]
     assert read.cards[1].get("Product Name") == "NVIDIA H200"
@@ -52,7 +52,7 @@ def test_a_report_of_two_gpus_is_read_field_by_field():
 
 def test_every_field_that_was_laid_out_is_read_back():
     given = fields(0)
-    read = dict(smi.parse(report([given])).cards[0].fields)
+    read = dict(nvidia_smi.parse(report([given])).cards[0].fields)
     assert {name: read.get(name) for name in given} == given
 
 
@@ -66,24 +66,24 @@ def test_every_field_that_was_laid_out_is_read_back():
     ids=["reset status", "nested reason", "older section"],
 )
 def test_each_series_names_its_fields(text, name, value):
-    assert smi.parse(text).cards[0].get(name) == value
+    assert nvidia_smi.parse(text).cards[0].get(name) == value
 
 
 def test_newer_drivers_call_their_versions_otherwise():
-    read = smi.parse("KMD Version : 610.57.04\nCUDA UMD Version : 13.3\n")
+    read = nvidia_smi.parse("KMD Version : 610.57.04\nCUDA UMD Version : 13.3\n")
     assert (read.driver, read.cuda) == ("610.57.04", "13.3")
 
 
 @pytest.mark.parametrize("value", ["N/A", "[N/A]", "None", "Not Supported", "[Not Found]", ""])
 def test_a_field_without_a_value_is_empty(value):
-    card = smi.Card(bus(0), {"ECC Mode/Current": value})
+    card = nvidia_smi.Card(bus(0), {"ECC Mode/Current": value})
     assert card.get("ECC Mode/Current") == ""
     assert card.sick() == ()
 
 
 @pytest.mark.parametrize("value", ["[GPU is lost]", "Unknown Error", "[Unknown Error]", "ERR!"])
 def test_an_error_in_a_values_place_is_no_value(value):
-    card = smi.Card(bus(0), {"Fan Speed": "30 %", "FB Memory Usage/Used": value})
+    card = nvidia_smi.Card(bus(0), {"Fan Speed": "30 %", "FB Memory Usage/Used": value})
     assert card.get("FB Memory Usage/Used") == ""
     assert card.sick() == ("FB Memory Usage/Used",)
 
@@ -91,8 +91,8 @@ def test_an_error_in_a_values_place_is_no_value(value):
 def test_processes_are_read_with_their_memory():
     cards = [{**fields(0), "Processes": ""}]
     text = report(cards, processes={0: [(71, "/usr/bin/python3", 1024), (72, "a : b", 5)]})
-    first, second = smi.parse(text).cards[0].processes
-    assert first == smi.Process(71, "C", "/usr/bin/python3", 1024)
+    first, second = nvidia_smi.parse(text).cards[0].processes
+    assert first == nvidia_smi.Process(71, "C", "/usr/bin/python3", 1024)
     assert (second.name, second.used_mib) == ("a : b", 5)
 
 
@@ -111,21 +111,25 @@ def test_processes_are_read_with_their_memory():
     ids=["number and address", "address", "blank and address", "number"],
 )
 def test_a_gpu_that_cannot_be_opened_is_named(line, address, why):
-    read = smi.parse(f"Unable to determine the device handle {line}\n{report([fields(0)])}")
-    assert read.lost == (smi.Lost(address, why),)
+    read = nvidia_smi.parse(f"Unable to determine the device handle {line}\n{report([fields(0)])}")
+    assert read.lost == (nvidia_smi.Lost(address, why),)
     assert len(read.cards) == 1
 
 
 def test_a_lost_gpu_keeps_its_number():
-    cards = [smi.Card(bus(number), {}) for number in (0, 2)]
-    assert smi.ordered(cards, [smi.Lost(bus(1), "")]) == {bus(0): 0, bus(1): 1, bus(2): 2}
+    cards = [nvidia_smi.Card(bus(number), {}) for number in (0, 2)]
+    assert nvidia_smi.ordered(cards, [nvidia_smi.Lost(bus(1), "")]) == {
+        bus(0): 0,
+        bus(1): 1,
+        bus(2): 2,
+    }
 
 
 @pytest.mark.parametrize(
     "text", ["", "\0\x01\xff" * 100, "index, name\n0, H200\n", "GPU 0: NVIDIA H200 (UUID: x)\n"]
 )
 def test_what_is_no_report_has_no_gpus(text):
-    read = smi.parse(text)
+    read = nvidia_smi.parse(text)
     assert read.cards == ()
     assert (read.strange != "") is (text != "")
     assert read.strange.isprintable()
@@ -134,12 +138,12 @@ def test_what_is_no_report_has_no_gpus(text):
 def test_a_report_that_is_cut_anywhere_gives_what_there_is():
     text = report([fields(0), fields(1)])
     for end in range(0, len(text), 97):
-        assert len(smi.parse(text[:end]).cards) <= 2
+        assert len(nvidia_smi.parse(text[:end]).cards) <= 2
 
 
 def test_capabilities_are_read_by_address_and_others_left_out():
     text = "00000000:1A:00.0, 9.0\nError, x\n00000000:1B:00.0, [N/A]\n1, 2, 3\n"
-    assert smi.parse_capabilities(text) == {bus(0): "9.0"}
+    assert nvidia_smi.parse_capabilities(text) == {bus(0): "9.0"}
 
 
 PEERS = """\
@@ -155,13 +159,13 @@ Legend:
 
 
 def test_peer_access_is_read_in_both_directions():
-    assert smi.parse_peers(PEERS) == {(0, 1): "CNS", (1, 0): "OK"}
-    assert smi.parse_peers("garbage GPU0\nGPU0 X X X\n") == {}
+    assert nvidia_smi.parse_peers(PEERS) == {(0, 1): "CNS", (1, 0): "OK"}
+    assert nvidia_smi.parse_peers("garbage GPU0\nGPU0 X X X\n") == {}
 
 
 def test_links_that_are_up_are_counted():
     text = "GPU 0: H200 (UUID: x)\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\nGPU 1: y\n"
-    assert smi.parse_links(text) == {0: (1, 2)}
+    assert nvidia_smi.parse_links(text) == {0: (1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -170,4 +174,4 @@ def test_links_that_are_up_are_counted():
     ids=["memory", "negative", "none", "empty", "absurd"],
 )
 def test_a_number_is_what_a_value_begins_with(text, value):
-    assert smi.number(text) == value
+    assert nvidia_smi.number(text) == value

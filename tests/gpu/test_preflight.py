@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 from fakecuda import PROGRAM, ROOT, Machine, card, compiled, try_gpus, uuid
 
-from saferun import clearance, cuda_errors, preflight, preflight_page
-from saferun.findings import NOTE, OK, PROBLEM
-from saferun.model import Gpu, GpuFacts
+from saferun.gpu import cuda_errors, preflight, preflight_gate, preflight_report
+from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
 
 A, B, C = (uuid(number) for number in range(3))
 THREE = GpuFacts(tuple(Gpu(n, uuid(n), "NVIDIA Fake") for n in range(3)), "proc")
@@ -135,8 +134,10 @@ def test_the_trial_ends_with_the_process_that_started_it(library, tmp_path):
 
 
 def test_the_program_needs_nothing_newer_than_python_3_9():
-    for name in ("preflight", "preflight_page", "cuda_errors"):
-        ast.parse((ROOT / "src" / "saferun" / f"{name}.py").read_text(), feature_version=(3, 9))
+    for name in ("preflight", "preflight_report", "cuda_errors"):
+        ast.parse(
+            (ROOT / "src" / "saferun" / "gpu" / f"{name}.py").read_text(), feature_version=(3, 9)
+        )
 
 
 # What is made of it (pure)
@@ -158,8 +159,8 @@ def problems(judged):
 
 def test_a_bad_gpu_is_named_by_number_uuid_address_error_and_mend():
     failed = device(1, good=False, step="read", code=214, error="CUDA_ERROR_ECC_UNCORRECTABLE")
-    judged = preflight_page.judge(document(device(0), failed, device(2)), THREE, 20)
-    (line, leave_out) = preflight_page.lines(judged)
+    judged = preflight_report.judge(document(device(0), failed, device(2)), THREE, 20)
+    (line, leave_out) = preflight_report.lines(judged)
     for word in ("GPU 1", B, "0000:1b:00.0", "CUDA_ERROR_ECC_UNCORRECTABLE (214)", f"-i {B}"):
         assert word in line
     assert "read back" in line
@@ -193,7 +194,7 @@ def test_a_bad_gpu_is_named_by_number_uuid_address_error_and_mend():
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_what_stops_all_gpus_has_its_mend(told, word):
-    judged = preflight_page.judge(document(**told), THREE, 20)
+    judged = preflight_report.judge(document(**told), THREE, 20)
     (finding,) = judged.findings
     assert finding.level == PROBLEM
     assert word in finding.mend
@@ -201,8 +202,10 @@ def test_what_stops_all_gpus_has_its_mend(told, word):
 
 def test_memory_that_is_held_names_who_holds_it():
     failed = device(0, good=False, step="memory", code=2)
-    around = preflight_page.Around(holders={A: "pid 4711 (python, 70000 MiB)"})
-    judged = preflight_page.judge(document(failed), THREE._replace(gpus=THREE.gpus[:1]), 20, around)
+    around = preflight_report.Around(holders={A: "pid 4711 (python, 70000 MiB)"})
+    judged = preflight_report.judge(
+        document(failed), THREE._replace(gpus=THREE.gpus[:1]), 20, around
+    )
     (finding,) = problems(judged)
     assert finding.mend.startswith("held by pid 4711 (python, 70000 MiB); ")
     assert set(judged.asks) == {"leftovers", "drain"}
@@ -210,7 +213,7 @@ def test_memory_that_is_held_names_who_holds_it():
 
 @pytest.mark.parametrize("visible", [None, "0,1,2"])
 def test_a_gpu_that_cuda_does_not_show_is_missed_and_left_out(visible):
-    judged = preflight_page.judge(document(device(0), device(2), visible=visible), THREE, 20)
+    judged = preflight_report.judge(document(device(0), device(2), visible=visible), THREE, 20)
     (finding,) = problems(judged)
     assert (finding.area, B in finding.what) == ("GPU 1", True)
     assert judged.findings[-1].what.endswith("CUDA_VISIBLE_DEVICES=GPU-11111111,GPU-33333333")
@@ -227,21 +230,21 @@ def test_a_gpu_that_cuda_does_not_show_is_missed_and_left_out(visible):
     ids=["in doubt", "MIG", "without UUIDs", "nothing known"],
 )
 def test_what_is_not_certain_is_not_missed(facts):
-    assert preflight_page.judge(document(device(0)), facts, 20).well
+    assert preflight_report.judge(document(device(0)), facts, 20).well
 
 
 def test_a_gpu_that_nvidia_smi_does_not_list_is_noted_and_stops_nobody():
     shown = document(device(0), device(1), device(2))
-    judged = preflight_page.judge(shown, THREE._replace(gpus=THREE.gpus[:2]), 20)
+    judged = preflight_report.judge(shown, THREE._replace(gpus=THREE.gpus[:2]), 20)
     assert judged.well
     (note,) = [f for f in judged.findings if f.level == NOTE]
     assert (note.what, C in note.detail) == ("CUDA shows 3, nvidia-smi lists 2 of them", True)
-    assert [f.level for f in preflight_page.judge(shown, THREE, 20).findings] == [OK]
+    assert [f.level for f in preflight_report.judge(shown, THREE, 20).findings] == [OK]
 
 
 def test_the_number_in_the_job_is_told_where_it_is_another():
     failed = device(0, uuid=C, good=False, step="copy", code=719)
-    judged = preflight_page.judge(document(failed, visible="2"), THREE, 20)
+    judged = preflight_report.judge(document(failed, visible="2"), THREE, 20)
     assert problems(judged)[0].area == "GPU 2 (CUDA's 0)"
 
 
@@ -266,19 +269,19 @@ GOOD_BAD_GOOD = [(A, True), (B, False), (C, True)]
     ids=str,
 )
 def test_the_value_that_leaves_the_bad_gpus_out(visible, devices, value):
-    assert preflight_page.visible_without(visible, devices) == value
+    assert preflight_report.visible_without(visible, devices) == value
 
 
 def test_eight_bad_gpus_are_a_few_lines():
     failed = [device(n, good=False, step="context", code=46) for n in range(8)]
-    lines = preflight_page.lines(preflight_page.judge(document(*failed), GpuFacts(), 20))
+    lines = preflight_report.lines(preflight_report.judge(document(*failed), GpuFacts(), 20))
     assert len(lines) == 5
     assert lines[4] == "and 4 more (saferun doctor)"
 
 
 def test_a_driver_s_text_cannot_move_the_cursor():
     failed = device(0, good=False, error="\x1b[2J", code=9999, uuid="GPU-\r\n1")
-    (line,) = preflight_page.lines(preflight_page.judge(document(failed), GpuFacts(), 20))
+    (line,) = preflight_report.lines(preflight_report.judge(document(failed), GpuFacts(), 20))
     assert line.isprintable()
 
 
@@ -296,7 +299,7 @@ def test_every_known_error_has_a_mend_and_a_source(code):
 def examined(library, facts=THREE, timeout_s=20.0, path="/nowhere", **behaviour):
     environ = {"LD_LIBRARY_PATH": str(library), "PATH": path, "FAKE_CUDA_GPUS": "3", **behaviour}
     with preflight.Trial(environ) as trial:
-        return clearance.examine(trial, environ, facts, timeout_s)
+        return preflight_gate.examine(trial, environ, facts, timeout_s)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from fakecuda import Machine, Smi, card, compiled, uuid
 
-from saferun import alive, clearance, leftovers, lockdir, recover
-from saferun.cuda_errors import AFTER, DRAIN, LEFTOVERS, RESET
-from saferun.findings import NOTE, OK, PROBLEM
-from saferun.knowledge import load_failures
-from saferun.model import Gpu, GpuFacts
-from saferun.remedies import Remedies
+from saferun.diagnosis.signatures import load as load_failures
+from saferun.gpu import lock_dir, orphans, preflight_gate, recovery
+from saferun.gpu.cuda_errors import AFTER, DRAIN, LEFTOVERS, RESET
+from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
+from saferun.supervise.probes import Remedies
+from saferun.system import procfs
 
 A = uuid(0)
 GPU = Gpu(0, A, "NVIDIA Fake")
@@ -43,12 +43,12 @@ class Stand:
     def __init__(self, smi: Smi, dev: Path) -> None:
         self.smi, self.dev = smi, dev
         self.runs = dev.parent / "runs"
-        self.world = recover.World(True, True, str(dev), sleep=lambda s: None)
+        self.world = recovery.World(True, True, str(dev), sleep=lambda s: None)
         self.environ = {"PATH": f"{smi.folder}:/usr/bin:/bin", "TMPDIR": str(dev.parent)}
 
     def recover(self, *asks, **options):
         options = {"runs": str(self.runs), "world": self.world, "drain_s": 0.3, **options}
-        return recover.recover((GPU,), asks, environ=self.environ, **options)
+        return recovery.recover((GPU,), asks, environ=self.environ, **options)
 
     def reset(self, **options):
         idle = {"reset": "when-idle", "alone": lambda: True, "suspects": [A]}
@@ -82,19 +82,19 @@ def holder(dev: Path, **environ: str):
 def ended_owner() -> str:
     """SAFERUN_LOCKS as a saferun that has ended had it."""
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as owner:
-        entry = f"{owner.pid}:{alive.start(owner.pid)}"
+        entry = f"{owner.pid}:{procfs.start(owner.pid)}"
         owner.communicate(b"\n")
     return f"{entry}:{A}"
 
 
 def living_owner() -> str:
-    return f"{os.getpid()}:{alive.start(os.getpid())}:{A}"
+    return f"{os.getpid()}:{procfs.start(os.getpid())}:{A}"
 
 
 def journal(runs: Path, **by) -> str:
     """SAFERUN_INJECT of a run, and its journal, which says who ran it."""
     (runs / "r1").mkdir(parents=True)
-    event = {"at": 1, "event": "attempt", "attempt": 1, "by": {**alive.this_process(), **by}}
+    event = {"at": 1, "event": "attempt", "attempt": 1, "by": {**procfs.this_process(), **by}}
     (runs / "r1" / "events.jsonl").write_text(json.dumps(event) + "\n")
     return contract("r1")
 
@@ -154,7 +154,7 @@ def test_what_is_not_certain_to_be_a_leftover_lives(stand, environ):
     with holder(stand.dev, **environ(stand)) as process:
         done = stand.recover(LEFTOVERS)
         assert process.poll() is None
-    assert done == recover.Recovered((), acted=False)
+    assert done == recovery.Recovered((), acted=False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -168,7 +168,7 @@ def test_another_user_s_process_is_never_ours(stand):
         stdout=subprocess.PIPE,
     ) as process:
         process.stdout.readline()
-        assert not leftovers.is_leftover(process.pid, str(stand.runs))
+        assert not orphans.is_leftover(process.pid, str(stand.runs))
         process.communicate(b"\n")
 
 
@@ -179,7 +179,7 @@ def test_memory_that_is_given_back_is_waited_for(stand):
     stand.smi.reports(card(used="70000"), look=0)
     stand.smi.reports(card(used="3"))
     done = stand.recover(DRAIN, drain_s=20)
-    assert done == recover.Recovered((), acted=True)
+    assert done == recovery.Recovered((), acted=True)
     assert stand.smi.asked == ["-q", "-q"]
 
 
@@ -203,7 +203,7 @@ def test_memory_that_nobody_seems_to_hold_is_said(stand):
 
 def aged(path: Path) -> Path:
     path.mkdir(mode=0o700)
-    old = time.time() - 2 * leftovers.CACHE_AGE_S
+    old = time.time() - 2 * orphans.CACHE_AGE_S
     os.utime(path, (old, old))
     return path
 
@@ -218,7 +218,7 @@ def test_only_caches_that_no_run_has_are_removed(stand):
     os.utime(held, (0, 0))
     stand.smi.reports(card())
     with holder(stand.dev, TORCHINDUCTOR_CACHE_DIR=str(used)):
-        (finding,) = stand.recover(recover.CACHES).findings
+        (finding,) = stand.recover(recovery.CACHES).findings
     assert finding.detail == str(old)
     assert [p.exists() for p in (old, used, user_s, fresh, held)] == [False, *[True] * 4]
     remedies.close()
@@ -227,7 +227,7 @@ def test_only_caches_that_no_run_has_are_removed(stand):
 
 def test_a_driver_that_forgets_its_gpus_is_noted(stand):
     stand.smi.reports(card(persistence="Disabled"))
-    (finding,) = stand.recover(recover.PERSISTENCE).findings
+    (finding,) = stand.recover(recovery.PERSISTENCE).findings
     assert finding.level == NOTE
     assert "nvidia-persistenced" in finding.mend
 
@@ -253,7 +253,7 @@ def test_the_driver_s_own_wish_is_a_reason(stand, action):
 @pytest.mark.parametrize("action", ["None", "Drain P2P", "N/A", "Bus Reset"])
 def test_without_a_reason_nothing_is_reset(stand, action):
     stand.smi.reports(card(action=action))
-    assert stand.reset(suspects=()) == recover.Recovered((), acted=False)
+    assert stand.reset(suspects=()) == recovery.Recovered((), acted=False)
     assert not stand.was_reset
 
 
@@ -300,7 +300,7 @@ def test_a_gpu_that_somebody_has_open_is_not_reset(stand):
 def test_a_gpu_that_a_container_has_open_under_another_name_is_not_reset(stand):
     stand.smi.reports(card())
     node = stand.dev / "accelerator5"
-    os.mknod(node, 0o20600, os.makedev(leftovers.NVIDIA_MAJOR, 0))
+    os.mknod(node, 0o20600, os.makedev(orphans.NVIDIA_MAJOR, 0))
     held = os.open(node, os.O_PATH)  # there is no driver to open it otherwise
     try:
         (finding,) = stand.reset().findings
@@ -348,24 +348,24 @@ HIDDEN = {
 def test_where_processes_may_hide_nobody_claims_to_see_them(wrapper):
     if subprocess.run([*wrapper, "true"], capture_output=True).returncode:
         pytest.skip("this sandbox does not allow it")
-    code = "from saferun import recover; print(recover.here()[:2])"
+    code = "from saferun.gpu import recovery as recover; print(recover.here()[:2])"
     done = subprocess.run([*wrapper, sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "(True, False)", done.stderr
 
 
 def test_a_pid_that_has_become_another_process_is_not_ended(dev):
     with holder(dev) as process:
-        begun = alive.start(process.pid)
-        assert leftovers.end({process.pid: begun - 1}, 1) == (0, [])
-        assert alive.start(process.pid) == begun
-        assert leftovers.end({process.pid: begun}, 5) == (1, [])
+        begun = procfs.start(process.pid)
+        assert orphans.end({process.pid: begun - 1}, 1) == (0, [])
+        assert procfs.start(process.pid) == begun
+        assert orphans.end({process.pid: begun}, 5) == (1, [])
 
 
 def test_a_mig_instance_is_never_reset(stand):
     stand.smi.reports(card(uuid="MIG-1", action="Reset"))
     gpu = Gpu(None, "MIG-1", "")
     options = {"reset": "when-idle", "alone": lambda: True, "suspects": ["MIG-1"]}
-    recover.recover((gpu,), [RESET], environ=stand.environ, world=stand.world, **options)
+    recovery.recover((gpu,), [RESET], environ=stand.environ, world=stand.world, **options)
     assert not stand.was_reset
 
 
@@ -386,7 +386,7 @@ def test_an_nvidia_smi_that_hangs_or_lies_is_said_and_nothing_is_done(stand, scr
     began = time.monotonic()
     world = stand.world._replace(smi_s=0.5)
     options = {"reset": "when-idle", "alone": lambda: True, "suspects": [A], "world": world}
-    done = stand.recover(*recover.EVERYTHING, **options)
+    done = stand.recover(*recovery.EVERYTHING, **options)
     assert time.monotonic() - began < 10
     assert done.findings[0].area == "nvidia-smi"
     assert not done.acted
@@ -461,14 +461,14 @@ def test_gpus_are_tried_again_after_a_failure_that_may_be_theirs(
 @pytest.fixture
 def machine(tmp_path, library, monkeypatch) -> Machine:
     """One whose locks are its own, since the UUIDs are the same in all tests."""
-    monkeypatch.setattr(lockdir, "_directories", lambda environ: [str(tmp_path / "locks")])
+    monkeypatch.setattr(lock_dir, "_directories", lambda environ: [str(tmp_path / "locks")])
     return Machine(tmp_path, library)
 
 
 def on_its_own(machine, **behaviour):
     facts = GpuFacts((GPU,), "proc")
     environ = {**machine.environ, "FAKE_CUDA_GPUS": "1", **behaviour}
-    return clearance.recover_cuda_context(environ, facts, reset="when-idle", runs="")
+    return preflight_gate.recover_cuda_context(environ, facts, reset="when-idle", runs="")
 
 
 def test_recovery_on_its_own_says_that_there_is_nothing_to_do(machine):

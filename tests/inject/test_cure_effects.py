@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from saferun import cures, knowledge, launch, mitigations, remedies, torchrun
+from saferun.knowledge import loader
 from saferun.model import Facts, Identity, Request
-from saferun.plan import build_plan, conditions
-from saferun.resolve import resolve
-from saferun.schema import Doc, Leaf
+from saferun.plan import mitigation_catalog, mitigation_overlay, torchrun_args
+from saferun.plan.build import build_plan, conditions
+from saferun.profile.merge import resolve
+from saferun.profile.schema import Doc, Leaf
+from saferun.supervise import probes
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-SITE = str(Path(knowledge.__file__).parents[1] / "inject" / "site")
-ALL = mitigations.parse(knowledge.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"}))
+SITE = str(Path(loader.__file__).parents[1] / "inject" / "site")
+ALL = mitigation_catalog.parse(loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"}))
 DROPPED = ("SAFERUN_", "TORCH", "PET_", "PYTHON", "TRITON_", "COV_")
 GROUP = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 DEADLINE_S = 150
@@ -44,22 +46,22 @@ def run(
     program = str(Path(sys.executable).with_name("torchrun"))
     facts = Facts(torch="2.13.0", launcher=(program,), python=sys.executable)
     words = ("--standalone", f"--nproc-per-node={ranks}", str(path)) if ranks else (str(path),)
-    request = Request(line=torchrun.parse(words).line)
+    request = Request(line=torchrun_args.parse(words).line)
     doc = Doc("p.yaml", "p", "", (), (), TORCHRUN if ranks else PYTHON)
     at = conditions(request, facts, exported, starts_all=False)
     profile = resolve([doc], (), at, named=True, origin="--profile")
     identity = Identity(SITE, "run", 2, str(folder / "receipts"))
     base = build_plan(request, profile, facts, exported, identity)
-    here = cures.situation(base, exported, facts.torch, answers=answers)
+    here = mitigation_overlay.situation(base, exported, facts.torch, answers=answers)
     for place, name in enumerate(names):
-        assert cures.refusal(ALL, name, names[:place], here) == ""
-    changes = cures.changes(ALL, names, here)
+        assert mitigation_overlay.refusal(ALL, name, names[:place], here) == ""
+    changes = mitigation_overlay.changes(ALL, names, here)
     plan = build_plan(request, profile, facts, exported, identity, names, changes)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED) and k not in GROUP}
     kept |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
     done = subprocess.run(
         plan.command,
-        env=launch.environment(plan, {**kept, **exported}),
+        env=plan.environment({**kept, **exported}),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -173,7 +175,7 @@ sys.stdout.write("rank " + " ".join(os.environ[n] for n in names) + "\\n" + help
 
 
 def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path):
-    asked = remedies.Remedies({"TMPDIR": str(tmp_path)}, None)
+    asked = probes.Remedies({"TMPDIR": str(tmp_path)}, None)
     answers = asked.ask(["fresh-directory"], 2)
     base = Path(answers["fresh-directory"])
     old = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "old")}

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from saferun import receipts
 from saferun.inject import contract
-from saferun.receipts import Receipt, judge, rank_pids, read
+from saferun.journal import receipts
+from saferun.journal.receipts import Receipt, judge, rank_pids, read
 
 SITE = Path(contract.__file__).with_name("site")
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))

@@ -16,10 +16,11 @@ import threading
 import time
 
 import pytest
+from repo import ROOT
 
-from saferun import journal as room
-from saferun.journal import Journal, read_events
-from saferun.masking import MASK, Masker
+from saferun.journal import writer as room
+from saferun.journal.writer import Journal, read_events
+from saferun.system.redact import MASK, Masker
 
 NOBODY = 65534
 SECRET = "s3cr3t-value-0123"
@@ -238,9 +239,9 @@ def test_a_run_id_never_leads_out_of_the_base(begin, base, run):
 
 BEGIN = """
 import sys
-from saferun import journal
-from saferun.journal import Journal
-from saferun.masking import Masker
+from saferun.journal import writer as journal
+from saferun.journal.writer import Journal
+from saferun.system.redact import Masker
 journal.BEGIN_S = journal.WRITE_S = 60.0  # a slow disk is another test's
 print("ready", flush=True)
 sys.stdin.read(1)
@@ -403,8 +404,8 @@ def test_a_working_directory_that_vanished_costs_one_line(begin, tmp_path, said,
 
 AS_NOBODY = """
 import json, os, sys
-from saferun.journal import Journal
-from saferun.masking import Masker
+from saferun.journal.writer import Journal
+from saferun.system.redact import Masker
 os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 said = []
 j = Journal.begin(sys.argv[1], "r", Masker({}, []), say=said.append)
@@ -467,8 +468,8 @@ def test_a_disk_that_is_full_from_the_start_costs_one_line(begin, small_disk, sa
 
 LIMITED = """
 import resource, sys
-from saferun.journal import Journal
-from saferun.masking import Masker
+from saferun.journal.writer import Journal
+from saferun.system.redact import Masker
 said = []
 j = Journal.begin(sys.argv[1], "r", Masker({}, []), say=said.append)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
@@ -666,8 +667,8 @@ def test_what_is_no_file_has_no_events(tmp_path):
 COST = """
 import sys, time
 import json  # the launch has it by then, or needs it for the plan in any case
-from saferun.journal import Journal
-from saferun.masking import Masker
+from saferun.journal.writer import Journal
+from saferun.system.redact import Masker
 before = set(sys.modules)
 masker = Masker({"HF_TOKEN": "hf_0123456789abcdef"}, ["t.py"])
 begin = time.process_time()  # of all threads; other processes are on this machine
@@ -691,8 +692,8 @@ def test_beginning_costs_less_than_five_milliseconds_of_a_processor(base):
 
 
 def test_importing_the_journal_imports_nothing_heavy():
-    code = "import sys, saferun.journal; print(*sys.modules)"
-    environ = {"PYTHONPATH": os.path.dirname(os.path.dirname(room.__file__))}
+    code = "import sys, saferun.journal.writer; print(*sys.modules)"
+    environ = {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], env=environ, capture_output=True, text=True, check=True
     )

@@ -10,9 +10,9 @@ import sys
 import pytest
 import yaml
 
-from saferun import readers
+from saferun.audit import variable_index
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "src" / "saferun" / "knowledge" / "variables.yaml"
 
 
@@ -149,7 +149,7 @@ def test_the_data_say_of_the_installed_torch_what_it_says_itself(installed):
     told = {
         name: by["torch"]
         for name, by in data.variables.items()
-        if release in by.get("torch", readers.Reader("", (), ())).releases
+        if release in by.get("torch", variable_index.Reader("", (), ())).releases
     }
     assert set(installed) <= set(told)  # a CPU build lacks what CUDA's libraries read
     newest = data.releases["torch"][-1]
@@ -159,7 +159,7 @@ def test_the_data_say_of_the_installed_torch_what_it_says_itself(installed):
 
 
 def test_the_data_cover_torch_from_2_4_on_without_a_gap_and_are_small():
-    minors = {readers.version(release)[:2] for release in variables.load().releases["torch"]}
+    minors = {variable_index.version(release)[:2] for release in variables.load().releases["torch"]}
     newest = max(minors)
     assert newest >= (2, 15)
     assert minors == {(2, minor) for minor in range(4, newest[1] + 1)}
@@ -188,16 +188,16 @@ def test_every_setting_has_a_source_and_every_dead_one_a_mend():
 def test_looking_a_name_up_in_the_text_is_reading_the_yaml():
     text = DATA.read_text()
     document = yaml.safe_load(text)
-    known = {name for name, by in document["variables"].items() if by != readers.NOBODY}
-    assert set(readers.names(text)) == known
+    known = {name for name, by in document["variables"].items() if by != variable_index.NOBODY}
+    assert set(variable_index.names(text)) == known
     for library, known_releases in document["releases"].items():
-        assert list(readers.releases(text, library)) == known_releases
+        assert list(variable_index.releases(text, library)) == known_releases
     for name in known:
-        by = readers.look_up(text, name)
+        by = variable_index.look_up(text, name)
         assert [r.library for r in by] == [
             p.split()[0] for p in document["variables"][name].split("; ")
         ]
-    assert list(readers.listed(text, "others")) == document["others"]
+    assert list(variable_index.listed(text, "others")) == document["others"]
 
 
 EMPTY = variables.Data({}, {}, {})
@@ -217,7 +217,9 @@ def test_releases_merge_into_ranges_in_any_order():
 def test_a_release_that_is_added_again_replaces_what_it_said():
     data = variables.merge(EMPTY, "torch", "2.4.0", {"TORCH_A": {"a.py"}, "TORCH_B": {"b.py"}})
     data = variables.merge(data, "torch", "2.4.0", {"TORCH_B": {"c.py"}})
-    assert data.variables == {"TORCH_B": {"torch": readers.Reader("torch", ("2.4.0",), ("c.py",))}}
+    assert data.variables == {
+        "TORCH_B": {"torch": variable_index.Reader("torch", ("2.4.0",), ("c.py",))}
+    }
 
 
 def test_a_folder_is_added_to_the_data_and_another_library_kept(tmp_path, monkeypatch):
@@ -231,7 +233,7 @@ def test_a_folder_is_added_to_the_data_and_another_library_kept(tmp_path, monkey
     text = (tmp_path / "variables.yaml").read_text()
     assert "  TORCH_NEW: torch 2.16.0.. x.py =1\n" in text
     assert "  NCCL_OLD: nccl 2.27.5.. libnccl.so.2\n" in text
-    assert f"  TORCH_USE_CUDA_DSA: {readers.NOBODY}\n" in text
+    assert f"  TORCH_USE_CUDA_DSA: {variable_index.NOBODY}\n" in text
 
 
 @pytest.mark.parametrize(

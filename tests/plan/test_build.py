@@ -6,13 +6,15 @@ import json
 
 import pytest
 
-from saferun import page, script, torchrun
 from saferun.errors import UsageError
+from saferun.export import shell_script
 from saferun.inject import contract
 from saferun.model import Facts, Gpu, GpuFacts, Identity, Request, Setting
-from saferun.plan import OF_ATTEMPT, SHARE_STORE, any_hook, bare_plan, build_plan, conditions
-from saferun.resolve import Conditions, resolve
-from saferun.schema import KEYS, Doc, Leaf
+from saferun.plan import torchrun_args
+from saferun.plan import view as page
+from saferun.plan.build import OF_ATTEMPT, SHARE_STORE, any_hook, bare_plan, build_plan, conditions
+from saferun.profile.merge import Conditions, resolve
+from saferun.profile.schema import KEYS, Doc, Leaf
 
 SITE = "/pkg/inject/site"
 TWO = GpuFacts((Gpu(0, "GPU-a", "NVIDIA H100"), Gpu(1, "GPU-b", "NVIDIA H100")), "proc")
@@ -20,7 +22,7 @@ GPU_DOC = {"torchrun.nproc-per-node": Leaf("gpu", "one each", "docs")}
 
 
 def request(*words: str) -> Request:
-    return Request(line=torchrun.parse(words).line)
+    return Request(line=torchrun_args.parse(words).line)
 
 
 def planned(*words, leaves=None, named=True, environ=None, gpus=TWO, **identity):
@@ -216,7 +218,7 @@ def test_a_long_command_stays_one_command_for_a_shell():
 
 
 def test_disabled_means_torchrun_as_the_user_wrote_it():
-    parsed = torchrun.parse(["--profile", "h100", "--nnodes=1", "t.py", "--profile", "x"])
+    parsed = torchrun_args.parse(["--profile", "h100", "--nnodes=1", "t.py", "--profile", "x"])
     plan = bare_plan(Request(line=parsed.line), Facts(launcher=("/v/bin/torchrun",)))
     assert plan.command == ("/v/bin/torchrun", "--nnodes=1", "t.py", "--profile", "x")
     assert plan.env == {}
@@ -227,7 +229,7 @@ def test_exports_survive_any_characters(tmp_path):
 
     nasty = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # !"
     plan = planned("t.py")._replace(env={"NASTY": Setting(nasty, "x"), "B": Setting("", "x")})
-    code = script.exports(plan) + 'printf "%s|%s" "$NASTY" "$B"'
+    code = shell_script.exports(plan) + 'printf "%s|%s" "$NASTY" "$B"'
     done = subprocess.run(["bash", "-euc", code], cwd=tmp_path, capture_output=True, check=True)
     assert done.stdout.decode() == nasty + "|"
     assert list(tmp_path.iterdir()) == []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.envvars import combine, merge
 from saferun.model import Setting
+from saferun.plan.env_merge import combine, merge
 
 
 def profile(**values: str) -> dict[str, Setting]:

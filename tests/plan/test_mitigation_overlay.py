@@ -15,19 +15,22 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saferun import cures, knowledge, launch, mitigations, remedies, torchrun
-from saferun.envvars import LISTS, TWINS
+from saferun.diagnosis import signatures
 from saferun.errors import SaferunError
 from saferun.inject import contract
+from saferun.knowledge import loader
 from saferun.model import Facts, Identity, LaunchPlan, Request
-from saferun.plan import build_plan, conditions
-from saferun.resolve import Given, resolve
-from saferun.schema import KEYS, Doc, Leaf
+from saferun.plan import mitigation_catalog, mitigation_overlay, torchrun_args
+from saferun.plan.build import build_plan, conditions
+from saferun.plan.env_merge import LISTS, TWINS
+from saferun.profile.merge import Given, resolve
+from saferun.profile.schema import KEYS, Doc, Leaf
+from saferun.supervise import probes
 
-SHIPPED = Path(knowledge.__file__).with_name("mitigations.yaml")
+SHIPPED = Path(loader.__file__).with_name("mitigations.yaml")
 DATA = yaml.safe_load(SHIPPED.read_text())["mitigations"]
-ALL = mitigations.parse(DATA)
-SITE = str(Path(knowledge.__file__).parents[1] / "inject" / "site")
+ALL = mitigation_catalog.parse(DATA)
+SITE = str(Path(loader.__file__).parents[1] / "inject" / "site")
 ANSWERS = {
     "free": "40123",
     "fresh": "saferun-id",
@@ -60,24 +63,26 @@ def planned(
     environ = environ or {}
     program = str(Path(sys.executable).with_name("torchrun"))
     facts = Facts(torch=torch, launcher=(program,), python=sys.executable)
-    request = Request(line=torchrun.parse(words).line)
+    request = Request(line=torchrun_args.parse(words).line)
     doc = Doc("p.yaml", "p", "", (), (), leaves or {})
     at = conditions(request, facts, environ, starts_all=False)
     profile = resolve([doc], sets, at, named=True, origin="--profile")
     identity = Identity(SITE, "run", 2, receipts)
     base = build_plan(request, profile, facts, environ, identity)
     answers = ANSWERS if answers is None else answers
-    here = cures.situation(base, environ, torch, answers=answers)
-    changed = cures.changes(ALL, names, here)
+    here = mitigation_overlay.situation(base, environ, torch, answers=answers)
+    changed = mitigation_overlay.changes(ALL, names, here)
     return build_plan(request, profile, facts, environ, identity, names, changed)
 
 
-def here(*words: str, environ: dict[str, str] | None = None, **what) -> cures.Situation:
+def here(
+    *words: str, environ: dict[str, str] | None = None, **what
+) -> mitigation_overlay.Situation:
     """What a cure meets."""
     leaves = what.pop("leaves", None)
     base = planned(words=words or ("t.py",), environ=environ, leaves=leaves)
     facts = {"answers": ANSWERS, "torch": "2.13.0", **what}
-    return cures.situation(base, environ or {}, facts.pop("torch"), **facts)
+    return mitigation_overlay.situation(base, environ or {}, facts.pop("torch"), **facts)
 
 
 # --- the data ------------------------------------------------------------------------------------
@@ -102,7 +107,7 @@ def here(*words: str, environ: dict[str, str] | None = None, **what) -> cures.Si
 )
 def test_a_cure_that_the_code_would_not_understand_is_refused(body, said):
     with pytest.raises(SaferunError, match=said):
-        mitigations.parse({"a": {"cost": "none", "why": "w", "source": "https://s", **body}})
+        mitigation_catalog.parse({"a": {"cost": "none", "why": "w", "source": "https://s", **body}})
 
 
 def test_no_cure_promises_a_hook_that_does_not_exist():
@@ -119,7 +124,7 @@ def test_the_hook_acts_on_the_cures_that_only_it_can_make():
 
 
 def test_cheaper_cures_of_a_kind_are_tried_first_where_both_costs_were_measured():
-    for kind in knowledge.load_failures().kinds.values():
+    for kind in signatures.load().kinds.values():
         costs = [ALL[name].cost_percent for name in kind.mitigations]
         measured = [cost for cost in costs if cost is not None]
         assert measured == sorted(measured), kind.name
@@ -129,7 +134,7 @@ def test_every_cure_of_a_kind_can_follow_the_ones_before_it():
     """`excludes` must not end an escalation, but for the two that do the same."""
     blocked = [
         (kind.name, name)
-        for kind in knowledge.load_failures().kinds.values()
+        for kind in signatures.load().kinds.values()
         for at, name in enumerate(kind.mitigations)
         if set(ALL[name].excludes) & set(kind.mitigations[:at])
     ]
@@ -275,8 +280,8 @@ def test_whatever_is_exported_a_cures_value_is_in_force_and_other_items_stay(env
     leaves = {f"env.{name}": Leaf(value) for name, value in profile.items()}
     before = planned(environ=env, leaves=leaves)
     after = planned(*names, environ=env, leaves=leaves)
-    job = launch.environment(after, env)
-    was = launch.environment(before, env)
+    job = after.environment(env)
+    was = before.environment(env)
     wanted = [(k, v) for name in names for k, v in VARIABLES[name].items()]
     for name, value in wanted:
         if name in LISTS:
@@ -343,9 +348,9 @@ MEETINGS = {
 @pytest.mark.parametrize(("words", "environ", "word"), MEETINGS.values(), ids=MEETINGS)
 def test_the_option_that_moves_the_port_is_the_one_of_the_way_to_meet(words, environ, word):
     at = here(*words, "t.py", environ=environ)
-    assert cures.usable(ALL, "free-port", (), at) is (word is not None)
+    assert mitigation_overlay.usable(ALL, "free-port", (), at) is (word is not None)
     if word is not None:
-        assert cures.changes(ALL, ["free-port"], at).torchrun == (word,)
+        assert mitigation_overlay.changes(ALL, ["free-port"], at).torchrun == (word,)
 
 
 SCRIPTS = [
@@ -363,7 +368,7 @@ SCRIPTS = [
 @pytest.mark.parametrize("words", SCRIPTS, ids=" ".join)
 def test_torchruns_own_parser_takes_the_cures_option_and_the_same_script(words):
     run = pytest.importorskip("torch.distributed.run")
-    line = torchrun.parse(words).line
+    line = torchrun_args.parse(words).line
     plan = planned("free-port", words=words)
     read = run.get_args_parser().parse_args(list(plan.torchrun_args))
     assert read.master_port == 40123
@@ -396,14 +401,14 @@ def test_a_job_whose_port_is_taken_meets_on_a_free_one(words, environ, tmp_path)
         words = [word.format(port=port) for word in words]
         words = (*words, "--nproc-per-node=2", str(script))
         environ = {name: text.format(port=port) for name, text in environ.items()}
-        asked = remedies.Remedies({}, None).ask(["free"], 2)
+        asked = probes.Remedies({}, None).ask(["free"], 2)
         ended = {}
         for names in ((), ("free-port",)):
             if not names and "c10d" in words:
                 continue  # torchrun takes 60 s to see it
             plan = planned(*names, words=words, environ=environ, leaves=QUIET, answers=asked)
             kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "SAFERUN_"))}
-            env = launch.environment(plan, {**kept, **environ, "OMP_NUM_THREADS": "1"})
+            env = plan.environment({**kept, **environ, "OMP_NUM_THREADS": "1"})
             done = subprocess.run(
                 plan.command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100
             )
@@ -430,8 +435,8 @@ GRAPHS = {"graphs_seen": True}
 
 @pytest.mark.parametrize("name", [name for name, cure in ALL.items() if not cure.last])
 def test_every_cure_can_be_used_in_a_plain_job_and_only_once(name):
-    assert cures.refusal(ALL, name, (), here()) == ""
-    assert cures.refusal(ALL, name, (name,), here()) == "it is in force already"
+    assert mitigation_overlay.refusal(ALL, name, (), here()) == ""
+    assert mitigation_overlay.refusal(ALL, name, (name,), here()) == "it is in force already"
 
 
 @pytest.mark.parametrize(
@@ -457,8 +462,8 @@ def test_every_cure_can_be_used_in_a_plain_job_and_only_once(name):
     ],
 )
 def test_a_cure_that_cannot_help_here_is_refused_with_the_reason(name, in_force, at, why):
-    assert why in cures.refusal(ALL, name, in_force, at)
-    assert not cures.usable(ALL, name, in_force, at)
+    assert why in mitigation_overlay.refusal(ALL, name, in_force, at)
+    assert not mitigation_overlay.usable(ALL, name, in_force, at)
 
 
 @pytest.mark.parametrize(
@@ -472,7 +477,9 @@ def test_a_cure_that_cannot_help_here_is_refused_with_the_reason(name, in_force,
     ids=["cured", "not compiled", "profile", "profile without compilation"],
 )
 def test_expandable_segments_may_be_used_once_graphs_are_off(in_force, leaves):
-    assert cures.usable(ALL, "expandable-segments", in_force, here(leaves=leaves, **GRAPHS))
+    assert mitigation_overlay.usable(
+        ALL, "expandable-segments", in_force, here(leaves=leaves, **GRAPHS)
+    )
 
 
 @pytest.mark.parametrize(
@@ -480,7 +487,10 @@ def test_expandable_segments_may_be_used_once_graphs_are_off(in_force, leaves):
 )
 def test_a_cure_for_some_versions_is_for_those_only_and_for_no_unknown_one(torch, fits):
     body = {"cost": "c", "why": "w", "source": "s", "env": {"A": "1"}, "torch": ">=2.8,<2.10"}
-    assert cures.usable(mitigations.parse({"a": body}), "a", (), here(torch=torch)) is fits
+    assert (
+        mitigation_overlay.usable(mitigation_catalog.parse({"a": body}), "a", (), here(torch=torch))
+        is fits
+    )
 
 
 @pytest.mark.parametrize(
@@ -494,7 +504,7 @@ def test_a_cure_for_some_versions_is_for_those_only_and_for_no_unknown_one(torch
     ],
 )
 def test_receipts_tell_whether_graphs_were_used(facts, seen):
-    assert cures.graphs_seen([{}, facts]) is seen
+    assert mitigation_overlay.graphs_seen([{}, facts]) is seen
 
 
 # --- words for people ----------------------------------------------------------------------------
@@ -502,7 +512,7 @@ def test_receipts_tell_whether_graphs_were_used(facts, seen):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_cure_is_described_with_what_it_sets_and_costs(name):
-    text = mitigations.describe(ALL, [name])
+    text = mitigation_catalog.describe(ALL, [name])
     assert text.startswith(f"{name} (")
     assert "; cost: " in text
     assert "()" not in text
@@ -511,7 +521,7 @@ def test_a_cure_is_described_with_what_it_sets_and_costs(name):
 
 def test_a_measured_cost_is_said_as_a_share():
     said = "compile-off (compile.enabled=off; cost: 32 % of the throughput)"
-    assert mitigations.describe(ALL, ["compile-off"]) == said
+    assert mitigation_catalog.describe(ALL, ["compile-off"]) == said
 
 
 # --- what the world answers ----------------------------------------------------------------------
@@ -519,13 +529,13 @@ def test_a_measured_cost_is_said_as_a_share():
 
 def test_every_attempt_gets_a_port_of_its_own(monkeypatch):
     ports = iter(["1", "2", "3"])
-    monkeypatch.setattr(remedies, "free_port", lambda: next(ports))
-    asked = remedies.Remedies({}, None)
+    monkeypatch.setattr(probes, "free_port", lambda: next(ports))
+    asked = probes.Remedies({}, None)
     assert [asked.ask(["free"], attempt)["free"] for attempt in (2, 2, 3)] == ["1", "1", "2"]
 
 
 def test_a_port_and_an_id_are_fresh_for_each_attempt_and_stay_for_it():
-    asked = remedies.Remedies({}, None)
+    asked = probes.Remedies({}, None)
     first = asked.ask(["free", "fresh"], 2)
     assert first == asked.ask(["free", "fresh"], 2)
     assert first["fresh"] != asked.ask(["fresh"], 3)["fresh"]
@@ -534,7 +544,7 @@ def test_a_port_and_an_id_are_fresh_for_each_attempt_and_stay_for_it():
 
 
 def test_the_cache_directory_is_private_stays_for_the_run_and_goes_with_it(tmp_path):
-    asked = remedies.Remedies({"TMPDIR": str(tmp_path)}, None)
+    asked = probes.Remedies({"TMPDIR": str(tmp_path)}, None)
     made = asked.ask(["fresh-directory"], 2)["fresh-directory"]
     assert asked.ask(["fresh-directory"], 3)["fresh-directory"] == made
     assert Path(made).parent == tmp_path
@@ -546,11 +556,11 @@ def test_the_cache_directory_is_private_stays_for_the_run_and_goes_with_it(tmp_p
 
 
 def test_without_a_usable_temporary_directory_the_runs_own_is_taken(tmp_path):
-    asked = remedies.Remedies({"TMPDIR": "/proc/nowhere"}, None, str(tmp_path))
+    asked = probes.Remedies({"TMPDIR": "/proc/nowhere"}, None, str(tmp_path))
     made = asked.ask(["fresh-directory"], 1)["fresh-directory"]
     assert Path(made).parent == tmp_path
     asked.close()
-    nowhere = remedies.Remedies({"TMPDIR": "/proc/nowhere"}, None, "/proc/nowhere")
+    nowhere = probes.Remedies({"TMPDIR": "/proc/nowhere"}, None, "/proc/nowhere")
     assert nowhere.ask(["fresh-directory"], 1) == {}
 
 
@@ -577,13 +587,13 @@ def _ptxas(path: Path, release: str) -> str:
 def test_the_newest_ptxas_is_taken_where_it_is_newer_than_the_packaged(
     packaged, toolkits, chosen, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(remedies, "TOOLKITS", str(tmp_path / "none*"))
+    monkeypatch.setattr(probes, "TOOLKITS", str(tmp_path / "none*"))
     folder = tmp_path / "venv/lib/python3.11/site-packages/triton/backends/nvidia/bin"
     for name, release in zip(["ptxas", "ptxas-blackwell"], packaged, strict=False):
         _ptxas(folder / name, release)
     found = [_ptxas(tmp_path / f"cuda{i}/bin/ptxas", r) for i, r in enumerate(toolkits)]
     environ = {"PATH": ":".join(str(Path(path).parent) for path in found)}
-    newest = remedies.newest_ptxas(environ, str(tmp_path / "venv"))
+    newest = probes.newest_ptxas(environ, str(tmp_path / "venv"))
     assert newest == (None if chosen is None else found[chosen])
 
 
@@ -592,8 +602,8 @@ def test_a_ptxas_that_says_nothing_has_no_version(text, tmp_path):
     path = tmp_path / "ptxas"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
-    assert remedies.ptxas_version(str(path)) == ()
-    assert remedies.ptxas_version(str(tmp_path / "none")) == ()
+    assert probes.ptxas_version(str(path)) == ()
+    assert probes.ptxas_version(str(tmp_path / "none")) == ()
 
 
 def test_open_files_are_answered_only_where_the_limit_can_be_raised(monkeypatch):
@@ -601,14 +611,14 @@ def test_open_files_are_answered_only_where_the_limit_can_be_raised(monkeypatch)
 
     for limits, answer in [((1024, 4096), "4096"), ((4096, 4096), None), ((-1, -1), None)]:
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        assert remedies.open_files() == answer
+        assert probes.open_files() == answer
     plan = planned("more-open-files", answers={"open-files": "4096"})
     assert plan.limits == {"nofile": 4096}
 
 
 def test_the_interface_is_a_real_one_and_not_the_loopback_where_there_are_several_nodes():
     names = {name for _, name in socket.if_nameindex()}
-    alone = remedies.reachable_interface("", 1)
+    alone = probes.reachable_interface("", 1)
     assert alone in names
-    assert remedies.reachable_interface("127.0.0.1", 2) != "lo"
-    assert remedies.reachable_interface("no.such.host.invalid", 2) in {*names, None}
+    assert probes.reachable_interface("127.0.0.1", 2) != "lo"
+    assert probes.reachable_interface("no.such.host.invalid", 2) in {*names, None}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from saferun.errors import UsageError
 from saferun.model import CommandLine
-from saferun.torchrun import (
+from saferun.plan.torchrun_args import (
     LAUNCH_ONLY,
     OPTIONS,
     OWN,
@@ -27,7 +27,7 @@ from saferun.torchrun import (
     setting,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(os.environ.get("SAFERUN_CORPUS", ROOT.parent / "shared" / "corpus"))
 COMMANDS = CORPUS / "torchrun_commands.jsonl"
 

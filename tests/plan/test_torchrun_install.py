@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from saferun import installed
 from saferun.errors import UnavailableError
-from saferun.installed import (
+from saferun.model import Option
+from saferun.plan import torchrun_install
+from saferun.plan.torchrun_args import OPTIONS, TABLE_TORCH
+from saferun.plan.torchrun_install import (
     Launcher,
     find_launcher,
     option_table,
     torch_version,
     worker_interpreter,
 )
-from saferun.model import Option
-from saferun.torchrun import OPTIONS, TABLE_TORCH
 
 TORCHRUN = "import sys\nfrom torch.distributed.run import main\nsys.exit(main())\n"
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def program(path: Path, text: str) -> Path:
@@ -363,7 +363,7 @@ def test_this_environments_torchrun_is_read_right():
 def test_nothing_heavy_is_imported_to_find_it():
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
-        "import os\nfrom saferun import installed\n"
+        "import os\nfrom saferun.plan import torchrun_install as installed\n"
         "try:\n    installed.torch_version(installed.find_launcher(os.environ), os.environ)\n"
         "except installed.UnavailableError:\n    pass\n"
         "print(*sys.modules)"
@@ -488,7 +488,7 @@ def test_a_torch_that_does_not_answer_gives_no_table_and_leaves_none(more, fake_
 
 
 def test_a_hanging_torch_is_ended_with_all_that_it_started(fake_torch, tmp_path, monkeypatch):
-    monkeypatch.setattr(installed, "OPTION_TABLE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(torchrun_install, "OPTION_TABLE_TIMEOUT_S", 3.0)
     pids = tmp_path / "pids"
     fake_torch.write(
         "import subprocess, time; child = subprocess.Popen(['sleep', '60']); "

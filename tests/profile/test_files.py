@@ -10,9 +10,10 @@ import jsonschema
 import pytest
 import yaml
 
-from saferun import profiles, schema, yamldoc
 from saferun.errors import ProfileError
 from saferun.model import Gpu, GpuFacts
+from saferun.profile import files as profiles
+from saferun.profile import schema, yaml_reader
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -196,7 +197,7 @@ def cache_files(environ) -> list[pathlib.Path]:
 
 def test_a_second_read_parses_nothing_and_gives_the_same(place, monkeypatch):
     first = chosen("h100-nanochat", place).chain
-    monkeypatch.setattr(yamldoc, "parse", lambda *a: pytest.fail("parsed again"))
+    monkeypatch.setattr(yaml_reader, "parse", lambda *a: pytest.fail("parsed again"))
     assert chosen("h100-nanochat", place).chain == first
     assert all(f.stat().st_mode & 0o777 == 0o600 for f in cache_files(place[1]))
 
@@ -251,7 +252,7 @@ def test_the_json_schema_accepts_what_we_ship(found):
 def test_the_json_schema_refuses_what_we_refuse(text):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(text), schema.json_schema())
-    assert yamldoc.check(text, "p.yaml")[1]
+    assert yaml_reader.check(text, "p.yaml")[1]
 
 
 def test_the_json_schema_is_json_and_a_schema():

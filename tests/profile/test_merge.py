@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from saferun.errors import ProfileError
-from saferun.resolve import Conditions, Given, resolve
-from saferun.schema import KEYS, Doc, Leaf, in_range
+from saferun.profile.merge import Conditions, Given, resolve
+from saferun.profile.schema import KEYS, Doc, Leaf, in_range
 
 HERE = Conditions(torch="2.9.0+cu130", gpus=2, distributed=True)
 
@@ -124,7 +124,7 @@ def test_a_profile_is_for_gpus_if_any_ancestor_names_one():
 
 
 def test_every_default_of_the_table_fits_its_own_key():
-    from saferun import yamldoc
+    from saferun.profile import yaml_reader
 
     for key, spec in KEYS.items():
         text = (
@@ -132,4 +132,4 @@ def test_every_default_of_the_table_fits_its_own_key():
             if spec.default is None
             else str(list(spec.default) if isinstance(spec.default, tuple) else spec.default)
         )
-        assert yamldoc.parse_value(key, text, "default").value == spec.default
+        assert yaml_reader.parse_value(key, text, "default").value == spec.default

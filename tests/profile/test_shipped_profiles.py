@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-PROFILES = Path(__file__).parent.parent / "profiles"
+PROFILES = Path(__file__).parents[2] / "profiles"
 GPUS = {"a100", "h100", "h200", "b200", "rtx4090", "rtx5090"}
 INCIDENTS = {"h100-llava", "h100-nanochat", "hpo", "ddp-safe", "tf-rtx5090", "debug"}
 HEAD = {"schema", "name", "description", "extends", "match"}

@@ -6,24 +6,24 @@ import textwrap
 
 import pytest
 
-from saferun import yamldoc
 from saferun.errors import ProfileError
+from saferun.profile import yaml_reader
 
 
 def read(text: str) -> dict:
-    doc = yamldoc.parse(textwrap.dedent(text), "p.yaml")
+    doc = yaml_reader.parse(textwrap.dedent(text), "p.yaml")
     return {key: leaf.value for key, leaf in doc.leaves.items()}
 
 
 def refusal(text: str) -> str:
     with pytest.raises(ProfileError) as caught:
-        yamldoc.parse(textwrap.dedent(text), "p.yaml")
+        yaml_reader.parse(textwrap.dedent(text), "p.yaml")
     assert caught.value.code == 78
     return str(caught.value)
 
 
 def test_a_value_may_be_bare_or_carry_its_reasons_and_its_condition():
-    doc = yamldoc.parse(
+    doc = yaml_reader.parse(
         textwrap.dedent("""
         schema: 1
         hooks:
@@ -175,7 +175,7 @@ def test_what_is_wrong_is_said_with_place_and_mend(text, parts):
 
 def test_all_errors_of_a_file_are_found_and_counted():
     text = "schema: 1\nhoks: {}\nenv: {A: off}\nretry: {attempts: x}"
-    assert len(yamldoc.check(text, "p.yaml")[1]) == 3
+    assert len(yaml_reader.check(text, "p.yaml")[1]) == 3
     assert "2 more: saferun profiles check p.yaml" in refusal(text)
 
 
@@ -206,7 +206,7 @@ def test_aliases_are_allowed_and_cannot_blow_up():
     ],
 )
 def test_set_reads_a_value_as_the_key_wants_it(key, text, value):
-    assert yamldoc.parse_value(key, text, "--set").value == value
+    assert yaml_reader.parse_value(key, text, "--set").value == value
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,6 @@ def test_set_reads_a_value_as_the_key_wants_it(key, text, value):
 )
 def test_a_wrong_set_is_said(key, text, parts):
     with pytest.raises(ProfileError) as caught:
-        yamldoc.parse_value(key, text, "--set")
+        yaml_reader.parse_value(key, text, "--set")
     for part in parts:
         assert part in str(caught.value)

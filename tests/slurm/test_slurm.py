@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, missing, standing
 
-from saferun import sbatch
+from saferun.export import sbatch
 
 pytestmark = pytest.mark.slurm
 

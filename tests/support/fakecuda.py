@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-PROGRAM = ROOT / "src" / "saferun" / "preflight.py"
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "src" / "saferun" / "gpu" / "preflight.py"
 SOURCE = Path(__file__).with_name("fakes") / "libcuda.c"
 
 CARD = """\

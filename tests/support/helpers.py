@@ -224,8 +224,8 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
     Keys: interpreter, flags; env (in which its environment differs); imports (wait until so many
     have entered the roster as "imported"); kill (end it before it is used); go (wait for a file).
     """
-    from saferun.spare import Spare
-    from saferun.standby import prepare, start_keeper
+    from saferun.keeper.warm_agent import Spare
+    from saferun.supervise.standby import prepare, start_keeper
 
     env = {**os.environ, **wanted.get("env", {})}
     spare = Spare(command, env, wanted.get("interpreter", sys.executable), wanted.get("flags", ""))
@@ -242,8 +242,8 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
 
 
 def _main() -> None:
-    from saferun.attempt import run_attempt
-    from saferun.standby import start_keeper
+    from saferun.supervise.attempt import run_attempt
+    from saferun.supervise.standby import start_keeper
 
     result, text, *command = sys.argv[1:]
     options = json.loads(text)

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SAFERUN = [sys.executable, "-m", "saferun"]
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # ! %s"
 MARK = "TWIN_TEST_MARK"

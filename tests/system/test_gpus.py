@@ -15,9 +15,10 @@ import sys
 import time
 
 import pytest
+from repo import ROOT
 
-from saferun import gpu
 from saferun.model import Gpu, GpuFacts
+from saferun.system import gpus as gpu
 
 A = "GPU-14e799be-cee2-7364-1ed2-56588c2c62e3"
 B = "GPU-e533a614-68dd-10bf-5cbb-1d78bacbb601"
@@ -539,10 +540,11 @@ def test_a_machine_without_gpu_costs_less_than_a_millisecond(machine):
 
 def test_importing_the_module_brings_no_process_machinery():
     code = (
-        "import sys; from saferun import gpu; gpu.detect({'PATH': '/nowhere'}, proc='/nowhere');"
+        "import sys; from saferun.system import gpus;"
+        "gpus.detect({'PATH': '/nowhere'}, proc='/nowhere');"
         "print(sorted({'subprocess', 'select', 'json', 'torch', 'ctypes'} & set(sys.modules)))"
     )
-    path = os.path.dirname(os.path.dirname(gpu.__file__))
+    path = str(ROOT / "src")
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
         capture_output=True,

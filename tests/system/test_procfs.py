@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-from saferun import alive
+from saferun.system import procfs
 
-TELL = "import json; from saferun.alive import this_process; print(json.dumps(this_process()))"
+TELL = (
+    "import json; from saferun.system.procfs import this_process; print(json.dumps(this_process()))"
+)
 
 
 @pytest.fixture
@@ -25,14 +27,14 @@ def other():
 
 
 def test_a_process_that_lives_is_known_to_live(other):
-    assert alive.lives(other[0]) is True
+    assert procfs.lives(other[0]) is True
 
 
 def test_a_process_that_ended_is_known_to_be_gone(other):
     told, process = other
     process.kill()
     process.wait()
-    assert alive.lives(told) is False
+    assert procfs.lives(told) is False
 
 
 def test_a_zombie_does_not_live(other):
@@ -41,7 +43,7 @@ def test_a_zombie_does_not_live(other):
     with open(f"/proc/{process.pid}/stat") as stat:
         while stat.read().rpartition(")")[2].split()[0] != "Z":
             stat.seek(0)
-    assert alive.lives(told) is False
+    assert procfs.lives(told) is False
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_a_zombie_does_not_live(other):
     ids=["a pid given away again", "before a reboot", "another machine", "another container"],
 )
 def test_the_pid_of_a_living_process_is_not_enough(change, lives):
-    assert alive.lives({**alive.this_process(), **change}) is lives
+    assert procfs.lives({**procfs.this_process(), **change}) is lives
 
 
 @pytest.mark.parametrize(
@@ -64,10 +66,10 @@ def test_the_pid_of_a_living_process_is_not_enough(change, lives):
     ids=str,
 )
 def test_a_record_that_is_garbage_tells_nothing(change):
-    assert alive.lives({**alive.this_process(), **change}) is None
-    assert alive.lives({}) is None
+    assert procfs.lives({**procfs.this_process(), **change}) is None
+    assert procfs.lives({}) is None
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 70], ids=str)
 def test_a_pid_that_cannot_be_is_no_process(pid):
-    assert alive.lives({**alive.this_process(), "pid": pid}) is False
+    assert procfs.lives({**procfs.this_process(), "pid": pid}) is False

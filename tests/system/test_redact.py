@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from saferun.masking import MASK, Masker
-from saferun.secrecy import is_secret
+from saferun.system.redact import MASK, Masker
+from saferun.system.secret_names import is_secret
 
 SECRET = "s3cr3t-Value/with+odd=chars"
 PLAIN = Masker({}, [])

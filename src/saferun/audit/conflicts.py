@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from saferun import allocator, readers
-from saferun.findings import NOTE, PROBLEM, Finding
-from saferun.model import Facts
-from saferun.scriptcalls import Calls
+from saferun.audit import alloc_conf, variable_index
+from saferun.audit.script_ast import Calls
+from saferun.model import NOTE, PROBLEM, Facts, Finding
 
 AREA = "settings"
 OLD_ALLOCATOR, ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
@@ -68,7 +67,7 @@ def _allocators(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
             "of all accelerators and those of CUDA <https://github.com/pytorch/pytorch/issues/183387>"
         )
         yield Finding(PROBLEM, AREA, what, detail, "set one, or both to the same")
-    if new and old is None and readers.version(facts.torch or "")[:2] == (2, 9):
+    if new and old is None and variable_index.version(facts.torch or "")[:2] == (2, 9):
         what = f"{ALLOCATOR}: torch {facts.torch} takes no expandable_segments from it for CUDA"
         detail = "<https://github.com/pytorch/pytorch/issues/183387>"
         yield Finding(PROBLEM, AREA, what, detail, f"export {OLD_ALLOCATOR} with torch 2.9")
@@ -76,7 +75,7 @@ def _allocators(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
 
 def _allocator_values(environ: Mapping[str, str]) -> Iterator[Finding]:
     for name in (OLD_ALLOCATOR, ALLOCATOR):
-        for what, mend in allocator.complaints(environ.get(name, "")):
+        for what, mend in alloc_conf.complaints(environ.get(name, "")):
             detail = (
                 "torch reads it when a GPU is first used "
                 "<https://docs.pytorch.org/docs/stable/notes/cuda.html>"
@@ -101,7 +100,7 @@ def _graphs(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _items(environ: Mapping[str, str], name: str) -> list[tuple[str, str]]:
-    return allocator.items(environ.get(name, ""))
+    return alloc_conf.items(environ.get(name, ""))
 
 
 def _nvlink(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:

@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from saferun import readers
-from saferun.readers import Reader
+from saferun.audit import variable_index
+from saferun.audit.variable_index import Reader
 
 FAMILIES = (
     *("TORCH", "PYTORCH", "CUDA", "NCCL_", "GLOO_", "TF_", "OMP_", "GOMP_", "KMP_"),
@@ -101,21 +101,21 @@ def judge(name: str, torch: str | None, text: str) -> Verdict:
         torch: the installed release; None where it is not known.
         text: of knowledge/variables.yaml.
     """
-    by = readers.look_up(text, name)
+    by = variable_index.look_up(text, name)
     if by:
         return _dated(name, by, torch, text)
-    driver = readers.listed(text, "driver")
+    driver = variable_index.listed(text, "driver")
     if name in driver:
         return Verdict("foreign", "the CUDA driver")
-    if _listed(name, readers.listed(text, "others")) or _rccl(name, torch):
+    if _listed(name, variable_index.listed(text, "others")) or _rccl(name, torch):
         return Verdict("foreign")
     if by is not None:
         return Verdict("dead" if torch is None or _covers(torch, text) else "unknown")
-    known = (*readers.names(text), *driver)
+    known = (*variable_index.names(text), *driver)
     near = _with_prefix(name, known) or slip(name, known)
     if near:
         return Verdict("misspelt", near)
-    owned = name.startswith(tuple(readers.listed(text, "owned"))) and _covers(torch, text)
+    owned = name.startswith(tuple(variable_index.listed(text, "owned"))) and _covers(torch, text)
     return Verdict("owned" if owned else "unknown")
 
 
@@ -127,11 +127,11 @@ def _dated(name: str, by: tuple[Reader, ...], torch: str | None, text: str) -> V
     alone = [reader.library for reader in by] == ["torch"] and name.startswith(TORCHS)
     if torch is None or not alone or not by[0].certain or re.search(OTHER_BUILDS, torch):
         return Verdict("read", by=by)
-    order = readers.releases(text, "torch")
-    if readers.reads(by[0], torch, order) is not False:
+    order = variable_index.releases(text, "torch")
+    if variable_index.reads(by[0], torch, order) is not False:
         return Verdict("read", by=by)
-    here = readers.version(torch)
-    older = [release for release in by[0].releases if readers.version(release) < here]
+    here = variable_index.version(torch)
+    older = [release for release in by[0].releases if variable_index.version(release) < here]
     if older:
         return Verdict("gone", f"torch {older[-1]}", by)
     return Verdict("later", f"torch {by[0].releases[0]}", by)
@@ -150,10 +150,14 @@ def _with_prefix(name: str, known: Sequence[str]) -> str:
 
 def _covers(torch: str | None, text: str) -> bool:
     """Whether the data speak of this torch: not of one that is newer or older than all of it."""
-    order = readers.releases(text, "torch")
+    order = variable_index.releases(text, "torch")
     if torch is None or not order:
         return False
-    return readers.version(order[0]) <= readers.version(torch) <= readers.version(order[-1])
+    return (
+        variable_index.version(order[0])
+        <= variable_index.version(torch)
+        <= variable_index.version(order[-1])
+    )
 
 
 def _listed(name: str, patterns: Sequence[str]) -> bool:

@@ -12,12 +12,13 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from saferun import conflicts, knowledge, masking, readers
-from saferun.findings import NOTE, OK, PROBLEM, Finding
-from saferun.model import Facts
-from saferun.readers import Reader
-from saferun.scriptcalls import Calls
-from saferun.verdicts import DOES_NOTHING, Verdict, concerned, judge
+from saferun.audit import conflicts, variable_index
+from saferun.audit.judge import DOES_NOTHING, Verdict, concerned, judge
+from saferun.audit.script_ast import Calls
+from saferun.audit.variable_index import Reader
+from saferun.knowledge import loader
+from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
+from saferun.system import redact
 
 AREA = "settings"
 LONGEST = 80  # characters of a value that are shown
@@ -47,8 +48,8 @@ def findings(
         calls: what the script does itself, where it is known (`scriptcalls.read_script`).
         spoken_of: names of which the job's own code speaks.
     """
-    settings = knowledge.load_settings(environ)["settings"]
-    known = _Known(knowledge.variables_text(), settings, facts.torch, calls, spoken_of)
+    settings = loader.load_settings(environ)["settings"]
+    known = _Known(loader.variables_text(), settings, facts.torch, calls, spoken_of)
     found = [_printable(one) for one in conflicts.findings(environ, facts, settings)]
     told = " ".join(finding.what for finding in found)
     for name in concerned(environ):
@@ -77,7 +78,7 @@ def _about(name: str, value: str, known: _Known) -> Finding:
 
 def _shown(name: str, value: str) -> str:
     """Return NAME=value as a shell would take it, on one line, without what is secret."""
-    told = masking.Masker({name: value}, ()).setting(name, value)
+    told = redact.Masker({name: value}, ()).setting(name, value)
     plain = told[:LONGEST].encode("unicode_escape").decode()
     return f"{name}={shlex.quote(plain)}" + ("…" if len(told) > LONGEST else "")
 
@@ -127,8 +128,8 @@ def _similar(name: str, text: str) -> str:
     import difflib
 
     words = sorted(name.split("_"))  # NCCL_DISABLE_IB
-    near = [known for known in readers.names(text) if sorted(known.split("_")) == words]
-    near += difflib.get_close_matches(name, readers.names(text), 1, 0.85)
+    near = [known for known in variable_index.names(text) if sorted(known.split("_")) == words]
+    near += difflib.get_close_matches(name, variable_index.names(text), 1, 0.85)
     return f"a similar name: {near[0]}" if near else ""
 
 

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from saferun import __version__, gather, profiles
+from saferun import __version__
 from saferun.errors import UnavailableError, UsageError
 from saferun.model import Request
+from saferun.plan import inputs
+from saferun.profile import files as profiles
 
 
 def commands(words: Sequence[str]) -> int:
@@ -44,22 +46,23 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     Raises:
         UsageError: torchrun would refuse these words; the message is torchrun's.
     """
-    from saferun import page, settings
-    from saferun.torchrun import launch_only
+    from saferun.audit import collect
+    from saferun.plan import view as page
+    from saferun.plan.torchrun_args import launch_only
 
     line = request.line
     if line.refusal is not None:
         raise UsageError(
             f"torchrun would refuse this: {line.refusal}", mend=launch_only(line) or ""
         )
-    gathered = gather.look(request, environ, cwd)
+    gathered = inputs.look(request, environ, cwd)
     plan = gathered.plan()
     if as_json:
         click.echo(json.dumps(page.as_json(plan), indent=2))
-    elif gather.disabled(environ):
+    elif inputs.disabled(environ):
         click.echo(page.as_text(plan))
     else:
-        click.echo(page.as_text(plan, settings.findings(line, gathered.facts, environ, cwd)))
+        click.echo(page.as_text(plan, collect.findings(line, gathered.facts, environ, cwd)))
     return 0
 
 
@@ -83,8 +86,8 @@ def plan(words: tuple[str, ...]) -> int:
         click.echo("Usage: saferun plan [--json] [WORDS OF A LAUNCH]...\n")
         click.echo("Show what would run; nothing is started and nothing need exist.")
         return 0
-    as_json, request = gather.read_command(words, os.environ)
-    return show_plan(request, os.environ, gather.working_directory(), as_json=as_json)
+    as_json, request = inputs.read_command(words, os.environ)
+    return show_plan(request, os.environ, inputs.working_directory(), as_json=as_json)
 
 
 @main.command()
@@ -92,12 +95,12 @@ def plan(words: tuple[str, ...]) -> int:
 @click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any profile key.")
 def env(profile: str | None, sets: tuple[str, ...]) -> int:
     """Print `export` lines for eval: eval "$(saferun env --profile h100)"."""
-    from saferun.script import exports
+    from saferun.export.shell_script import exports
 
     words = [*(["--profile", profile] if profile else []), *(w for s in sets for w in ("--set", s))]
     try:
-        request = gather.read([*words, "SCRIPT"], os.environ)
-        plan = gather.show(request, os.environ, gather.working_directory())
+        request = inputs.read([*words, "SCRIPT"], os.environ)
+        plan = inputs.show(request, os.environ, inputs.working_directory())
     except Exception:
         click.echo("false")  # so that the eval fails too
         raise
@@ -133,20 +136,20 @@ def gen_shell(words: tuple[str, ...]) -> int:
     if words in (("--help",), ("-h",)):
         click.echo(GEN_SHELL)
         return 0
-    from saferun import twinfile
+    from saferun.export import generate
 
-    asked, cwd = twinfile.read(words, os.environ), gather.working_directory()
+    asked, cwd = generate.read(words, os.environ), inputs.working_directory()
     if asked.check is not None:
-        why = twinfile.stale(asked.check, os.environ, cwd, asked)
+        why = generate.stale(asked.check, os.environ, cwd, asked)
         click.echo(f"{asked.check}: {f'stale: {why}' if why else 'up to date'}")
         return 1 if why else 0
-    made = twinfile.make(asked, os.environ, cwd)
+    made = generate.make(asked, os.environ, cwd)
     for remark in made.remarks:
         click.echo(f"saferun: {remark}", err=True)
     if asked.output is None:
         click.echo(made.text, nl=False)
     else:
-        twinfile.write(asked.output, made.text)
+        generate.write(asked.output, made.text)
     return 0
 
 
@@ -156,7 +159,7 @@ def gen_shell(words: tuple[str, ...]) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diagnose(log: str | None, exit_code: int | None, as_json: bool) -> int:
     """Explain a failure from its log: what failed, on which rank, and what to do."""
-    from saferun import diagnose as room
+    from saferun.cli import diagnose as room
 
     if log is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError("no log given", mend="saferun diagnose train.log, or … | saferun diagnose")
@@ -173,10 +176,10 @@ def profiles_group() -> None:
 @profiles_group.command("list")
 def list_profiles() -> int:
     """List the known profiles; the one for this machine is marked."""
-    from saferun import gpu
+    from saferun.system import gpus
 
-    cwd = gather.working_directory()
-    chosen = profiles.choose(None, "", os.environ, cwd, gpu.detect(os.environ))
+    cwd = inputs.working_directory()
+    chosen = profiles.choose(None, "", os.environ, cwd, gpus.detect(os.environ))
     seen: set[str] = set()
     for found in profiles.known(os.environ):
         doc = profiles.load(found, os.environ)
@@ -196,7 +199,7 @@ def show_profile(name: str) -> int:
     """Show every value of a profile, with its reason and its source."""
     import textwrap
 
-    cwd = gather.working_directory()
+    cwd = inputs.working_directory()
     chain = profiles.chain(profiles.find(name, os.environ, cwd), os.environ, cwd)
     last = chain[-1]
     click.echo(f"{last.name}: {last.description}\n{last.path}")
@@ -221,15 +224,15 @@ def show_profile(name: str) -> int:
 @click.argument("files", nargs=-1, required=True)
 def check_profiles(files: tuple[str, ...]) -> int:
     """Check profile files and print every error, one a line; exit 78 if there is any."""
-    from saferun import yamldoc
     from saferun.errors import EXIT_CONFIG, ProfileError
+    from saferun.profile import yaml_reader
 
     bad = 0
-    cwd = gather.working_directory()
+    cwd = inputs.working_directory()
     for name in files:
         path = os.path.join(cwd, name)
         try:
-            errors = yamldoc.check(profiles.read(path, name), name)[1]
+            errors = yaml_reader.check(profiles.read(path, name), name)[1]
             if not errors:
                 found = profiles.Found("", path, name)
                 profiles.check_chain(profiles.chain(found, os.environ, cwd))
@@ -245,7 +248,7 @@ def check_profiles(files: tuple[str, ...]) -> int:
 @profiles_group.command("schema")
 def print_schema() -> int:
     """Print the JSON Schema of a profile, for editors."""
-    from saferun.schema import json_schema
+    from saferun.profile.schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2))
     return 0
@@ -267,16 +270,17 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
     """List the runs, newest first."""
     import shutil
 
-    from saferun import runs, runs_page
+    from saferun.cli import runs_view
+    from saferun.journal import reader as runs
 
-    base = runs.directory(run_dir, os.environ, gather.working_directory())
+    base = runs.directory(run_dir, os.environ, inputs.working_directory())
     found, closed = runs.find(base, now := time.time())
     if as_json:
-        told = [runs_page.as_json(run) for run in found]
+        told = [runs_view.as_json(run) for run in found]
         click.echo(json.dumps({"schema": 1, "runs": told}, indent=2))
     elif found:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(runs_page.table(found, now, width))
+        click.echo(runs_view.table(found, now, width))
     else:
         click.echo(f"saferun: no runs in {base}", err=True)
     if closed:
@@ -290,15 +294,16 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
 @AS_JSON
 def show_run(run_id: str, run_dir: str | None, as_json: bool) -> int:
     """Show a run: ID, the beginning of one, or `last`."""
-    from saferun import runs, runs_page
+    from saferun.cli import runs_view
+    from saferun.journal import reader as runs
 
-    base = runs.directory(run_dir, os.environ, gather.working_directory())
+    base = runs.directory(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
     tried, plan = runs.attempts(run), runs.read_plan(run.path)
     if as_json:
-        click.echo(json.dumps(runs_page.as_json_whole(run, tried, plan), indent=2))
+        click.echo(json.dumps(runs_view.as_json_whole(run, tried, plan), indent=2))
     else:
-        click.echo(runs_page.page(run, tried, plan, now))
+        click.echo(runs_view.page(run, tried, plan, now))
     return 0
 
 
@@ -329,12 +334,14 @@ def report_run(words: tuple[str, ...]) -> int:
 @RUN_DIR
 def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str | None) -> int:
     """Remove runs that are over: your own, neither young nor among the newest."""
-    from saferun import cleaning, runs, runs_page
+    from saferun.cli import runs_view
+    from saferun.journal import cleanup
+    from saferun.journal import reader as runs
 
-    base = runs.directory(run_dir, os.environ, gather.working_directory())
-    done = cleaning.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
-    click.echo(runs_page.cleaned(done, dry_run=dry_run))
-    cleaning.check_cleaned(done)
+    base = runs.directory(run_dir, os.environ, inputs.working_directory())
+    done = cleanup.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
+    click.echo(runs_view.cleaned(done, dry_run=dry_run))
+    cleanup.check_cleaned(done)
     return 0
 
 
@@ -347,13 +354,14 @@ def cures_group() -> None:
 @AS_JSON
 def list_cures(as_json: bool) -> int:
     """List the cures that are remembered: for what, where, since when and until when."""
-    from saferun import remembered, runs_page
+    from saferun.cli import runs_view
+    from saferun.journal import remembered
 
     known = remembered.listed(os.environ)
     if as_json:
-        click.echo(json.dumps(runs_page.cures_json(known), indent=2))
+        click.echo(json.dumps(runs_view.cures_json(known), indent=2))
     elif known:
-        click.echo(runs_page.cures(known, time.time()))
+        click.echo(runs_view.cures(known, time.time()))
     else:
         click.echo("saferun: no cure is remembered", err=True)
     return 0
@@ -363,9 +371,9 @@ def list_cures(as_json: bool) -> int:
 @click.argument("script", required=False)
 def clear_cures(script: str | None) -> int:
     """Forget the cures of SCRIPT, or all of them."""
-    from saferun import remembered
+    from saferun.journal import remembered
 
-    gone = remembered.forget(os.environ, script, gather.working_directory())
+    gone = remembered.forget(os.environ, script, inputs.working_directory())
     for entry in gone:
         click.echo(f"forgot {entry.cure} of {entry.key.script}")
     click.echo(f"{len(gone)} cure{'' if len(gone) == 1 else 's'} forgotten")
@@ -378,10 +386,11 @@ def clear_cures(script: str | None) -> int:
 @click.option("--recover", is_flag=True, help="First bring GPUs back into use, as far as allowed.")
 def doctor(as_json: bool, full: bool, recover: bool) -> int:
     """Check the machine and its GPUs before a job does; exit 1 where there is a problem."""
-    from saferun.doctor import examination, page
-    from saferun.masking import Masker
+    from saferun.doctor import examination
+    from saferun.doctor import view as page
+    from saferun.system.redact import Masker
 
-    cwd = gather.working_directory()
+    cwd = inputs.working_directory()
     known = examination.examine(os.environ, cwd, recover=recover)
     if full:
         known = examination.measure(known, os.environ)

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
-from saferun import failure, knowledge, logtext
+from saferun.diagnosis import classify, log_reader, signatures
+from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.evidence import Evidence
 from saferun.errors import EXIT_UNAVAILABLE, SaferunError
-from saferun.evidence import Evidence
-from saferun.failure import Diagnosis
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -40,21 +40,21 @@ def run(
     Raises:
         LogError: the file is missing or not readable.
     """
-    known = knowledge.load_failures(environ)
-    return failure.classify(Evidence(log=read(path), exit_code=exit_code), known)
+    known = signatures.load(environ)
+    return classify.classify(Evidence(log=read(path), exit_code=exit_code), known)
 
 
-def read(path: str | None) -> logtext.Log:
+def read(path: str | None) -> log_reader.Log:
     """Read a log of any size in bounded memory.
 
     Raises:
         LogError: the file is missing or not readable.
     """
     if path is None or path == "-":
-        return logtext.read(_chunks(sys.stdin.buffer))
+        return log_reader.read(_chunks(sys.stdin.buffer))
     try:
         with open(path, "rb", buffering=0) as file:
-            return logtext.read(_chunks(file))
+            return log_reader.read(_chunks(file))
     except OSError as error:
         what = f"the log cannot be read: {os.strerror(error.errno or 0)}"
         raise LogError(what, where=path, mend="name a text file, or - for standard input") from None
@@ -77,7 +77,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 def as_json(diagnosis: Diagnosis) -> str:
     """Return the JSON that other programs read."""
-    shown = {"schema": failure.SCHEMA, **diagnosis._asdict()}
+    shown = {"schema": classify.SCHEMA, **diagnosis._asdict()}
     return json.dumps(shown, ensure_ascii=False, indent=2)
 
 

@@ -11,18 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from saferun.cleaning import Cleaned
-from saferun.lastwords import seconds
-from saferun.memory import RETRY_WITHOUT_S, Entry
-from saferun.runs import (
-    FAILED,
-    FINISHED,
-    INTERRUPTED,
-    RUNNING,
-    UNKNOWN,
-    Attempt,
-    Run,
-)
+from saferun.diagnosis.failure_report import seconds
+from saferun.journal.cleanup import Cleaned
+from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
+from saferun.journal.reader import FAILED, FINISHED, INTERRUPTED, RUNNING, UNKNOWN, Attempt, Run
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")

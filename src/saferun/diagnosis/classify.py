@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from saferun import exits, headway, logtext, oom, raised, signs
-from saferun.evidence import Evidence, RankFailure
-from saferun.logtext import Line
-from saferun.raised import Raised
-from saferun.signs import USER, WEIGHTS, Knowledge, Match
+from saferun.diagnosis import exit_codes, headway, log_reader, oom_message, signatures, tracebacks
+from saferun.diagnosis.evidence import Evidence, RankFailure
+from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge, Match
+from saferun.diagnosis.tracebacks import Raised
 
 SCHEMA = 1
 ROOT_CHARS = 600
@@ -93,12 +93,12 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
         return _diagnosis("process-unkillable", knowledge, "", None, "")
     if evidence.reader_gone and (unread := _writes_to_nobody(evidence)):
         return _diagnosis("output-reader-gone", knowledge, unread.raw, unread.rank, "")
-    lines = (*_filed(evidence.failures), *exits.by_rank(evidence.log.lines))
+    lines = (*_filed(evidence.failures), *exit_codes.by_rank(evidence.log.lines))
     found, ended = _all(evidence, lines, knowledge)
     best = _best(found, ended.root_rank, knowledge, lines)
     if best is None:
         return _diagnosis("unknown", knowledge, telling_line(lines), ended.root_rank, "")
-    ranks = (best.rank, exits.rank_of(best.kind, lines), ended.root_rank)
+    ranks = (best.rank, exit_codes.rank_of(best.kind, lines), ended.root_rank)
     rank = next((rank for rank in ranks if rank is not None), None)
     line = telling_line(lines) if best.at < 0 else _root_line(best, lines, knowledge)
     return _diagnosis(best.kind, knowledge, line, rank, best.text)
@@ -122,11 +122,11 @@ def _filed(failures: Sequence[RankFailure]) -> tuple[Line, ...]:
 
 def _all(
     evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge
-) -> tuple[list[_Found], exits.Exits]:
+) -> tuple[list[_Found], exit_codes.Exits]:
     """Return every explanation that the evidence offers, and how processes ended."""
-    seen = raised.find(lines)
-    matches = signs.match(knowledge, lines, seen.raised, seen.framed)
-    ended = exits.find(lines, seen.framed)
+    seen = tracebacks.find(lines)
+    matches = signatures.match(knowledge, lines, seen.raised, seen.framed)
+    ended = exit_codes.find(lines, seen.framed)
     brief = evidence.log.line_count <= _BRIEF_LINES
     found = [
         _Found(_by_circumstance(m, evidence, lines), m.weight, m.at, m.rank, m.text, m.raised)
@@ -141,11 +141,11 @@ def _all(
         for e in ended.ended
     ]
     for failure in evidence.failures:
-        if failure.exit_code is not None and (known := exits.kind_of(failure.exit_code)):
+        if failure.exit_code is not None and (known := exit_codes.kind_of(failure.exit_code)):
             kind = _by_machine(known[0], evidence)
             found.append(_Found(kind, known[1], -1, failure.rank, ""))
     # 1 says nothing: torchrun returns it whatever happened
-    if evidence.exit_code not in (None, 1) and (known := exits.kind_of(evidence.exit_code)):
+    if evidence.exit_code not in (None, 1) and (known := exit_codes.kind_of(evidence.exit_code)):
         found.append(_Found(_by_machine(known[0], evidence), known[1] - 2, -1, None, ""))
     return found, ended
 
@@ -187,7 +187,7 @@ def _generic(
             continue
         root = _root_of_chain(chain)
         kind, weight = _by_class(root, knowledge)
-        if root.background or signs.goes_on(root, lines):
+        if root.background or signatures.goes_on(root, lines):
             weight = WEIGHTS["hint"]
         yield _Found(kind, weight, root.at, root.rank, root.text, root, True)
 
@@ -219,7 +219,7 @@ def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
         return kind, WEIGHTS["process"] + 3
     if kind is None:
         text = item.text.lower()
-        kind = next((k for needle, k in knowledge.phrases if signs.says(needle, text)), None)
+        kind = next((k for needle, k in knowledge.phrases if signatures.says(needle, text)), None)
     return kind or "user-exception", weight
 
 
@@ -326,7 +326,7 @@ def _is_normal(line: Line) -> bool:
 def _by_circumstance(best: Match, evidence: Evidence, lines: Sequence[Line]) -> str:
     """Return the kind, where numbers or how long it ran decide between look-alikes."""
     if best.kind == "cuda-oom":
-        return oom.kind(oom.read(best.text))
+        return oom_message.kind(oom_message.read(best.text))
     if best.kind == "rendezvous-connect-failed" and (counts := _BARRIER.search(best.text)):
         return "stale-rendezvous-store" if int(counts[2]) > int(counts[1]) else best.kind
     if best.kind == "cuda-illegal-access" and _ran_long(evidence, lines[: best.at]):
@@ -365,7 +365,7 @@ def _row_that_says(best: _Found, lines: Sequence[Line], knowledge: Knowledge) ->
         if sign.kind == _family(best.kind):
             for needle in sign.says:
                 for row, text in rows:
-                    if signs.says(needle, text):
+                    if signatures.says(needle, text):
                         return row
     return best.at
 
@@ -407,10 +407,10 @@ def _diagnosis(
     )
 
 
-def _numbers(kind: signs.Kind, text: str) -> str:
+def _numbers(kind: signatures.Kind, text: str) -> str:
     """Return the message's numbers as a sentence, "" where it has none."""
     if kind.name.startswith("cuda-oom"):
-        return oom.sentence(oom.read(text))
+        return oom_message.sentence(oom_message.read(text))
     found = re.search(kind.numbers, text[:8000]) if kind.numbers else None
     return kind.detail.format(**found.groupdict()) if found else ""
 
@@ -428,7 +428,7 @@ def fingerprint(diagnosis: Diagnosis) -> str:
 
     Ranks, numbers, addresses and directories are taken out.
     """
-    line = logtext.strip_prefixes(diagnosis.root_line)[1]
+    line = log_reader.strip_prefixes(diagnosis.root_line)[1]
     for pattern, stands_for in _NEUTRAL:
         line = pattern.sub(stands_for, line)
     return f"{diagnosis.kind}: {line.strip()}"

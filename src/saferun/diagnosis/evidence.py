@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from saferun.logtext import Log
+from saferun.diagnosis.log_reader import Log
 
 
 class RankFailure(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun import logtext
-from saferun.failure import Diagnosis
-from saferun.retry import Try, Verdict
+from saferun.diagnosis import log_reader
+from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.retry_policy import Try, Verdict
 
 LINE_CHARS = 200  # of what the job printed; the journal has it whole
 
@@ -102,6 +102,6 @@ def _tried(history: Sequence[Try]) -> list[str]:
 
 def _cut(text: str) -> str:
     """Return a line of the job's as one that no terminal obeys, without its loggers' prefixes."""
-    bare = logtext.strip_prefixes(text)[1].strip() or text.strip()
+    bare = log_reader.strip_prefixes(text)[1].strip() or text.strip()
     plain = "".join(c if c.isprintable() else " " for c in bare)
     return plain if len(plain) <= LINE_CHARS else f"{plain[: LINE_CHARS - 1]}…"

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from saferun.logtext import Line
+from saferun.diagnosis.log_reader import Line
 
 LONG_S = 1800.0
 LONG_STEPS = 500

@@ -12,9 +12,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.tracebacks import GOES_ON, Raised
 from saferun.errors import SaferunError
-from saferun.logtext import Line
-from saferun.raised import GOES_ON, Raised
 
 VERDICTS = ("retry", "mitigate", "stop-user", "stop-hardware", "unknown")
 # Who wins in one log. An exception of the user's own weighs USER: what is below gives way to it.
@@ -91,6 +91,17 @@ class Match(NamedTuple):
     rank: int | None
     raised: Raised | None
     text: str  # the exception's message, or the line and the ones that follow it
+
+
+def load(environ: Mapping[str, str] | None = None) -> Knowledge:
+    """Return how failures look and what they mean (knowledge/failures.yaml).
+
+    Args:
+        environ: for the user's cache directory; the process's own where left out.
+    """
+    from saferun.knowledge import loader
+
+    return parse(loader.load_failures(environ))
 
 
 def parse(document: Mapping[str, Any]) -> Knowledge:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from saferun.logtext import Line
+from saferun.diagnosis.log_reader import Line
 
 MESSAGE_LINES = 24  # of one exception
 FRAME_LINES = 80

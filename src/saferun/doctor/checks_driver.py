@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from saferun.doctor.vitals import Cuda, Files, Smi, Torch
-from saferun.findings import NOTE, OK, PROBLEM, Finding
-from saferun.smi import ordered
+from saferun.gpu.nvidia_smi import ordered
+from saferun.model import NOTE, OK, PROBLEM, Finding
 
 _DRIVERS = {13: 580, 12: 525, 11: 450}  # CUDA's major version -> the oldest driver series
 _RENT = "a rented machine: ask for another one"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from saferun.doctor.vitals import Files, Smi
-from saferun.findings import NOTE, OK, PROBLEM, Finding
-from saferun.smi import Card, number, ordered
+from saferun.gpu.nvidia_smi import Card, number, ordered
+from saferun.model import NOTE, OK, PROBLEM, Finding
 
 MEMORY_DOC = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 FABRIC_DOC = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"

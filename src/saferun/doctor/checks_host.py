@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from saferun.doctor.vitals import Clock, Disk, Limits, Memory, Tools, Torch
-from saferun.findings import NOTE, OK, PROBLEM, Finding
-from saferun.model import GpuFacts
+from saferun.model import NOTE, OK, PROBLEM, Finding, GpuFacts
 
 GIB = 1 << 30
 SHM = "/dev/shm"  # noqa: S108 - a title; nothing is written there

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from saferun.doctor.vitals import Cuda, InfiniBand, Limits, Smi
-from saferun.findings import NOTE, OK, PROBLEM, Finding
-from saferun.smi import bus_id, ordered
+from saferun.gpu.nvidia_smi import bus_id, ordered
+from saferun.model import NOTE, OK, PROBLEM, Finding
 
 TROUBLE_DOC = (
     "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.doctor.vitals import Interface, Network, Port
-from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.model import NOTE, OK, PROBLEM, Finding
 
 SLOW_S = 2.0  # for resolving our own name; each rank does it
 _OTHERS = ("^docker,lo,virbr", "docker", "lo", "virbr")  # in this order, after "ib"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 
 from saferun.doctor.vitals import Measured, Speed
-from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.model import NOTE, OK, PROBLEM, Finding
 
 SLOWER = 0.10  # below the median of its siblings
 _METRICS = {  # field: what it is, its unit

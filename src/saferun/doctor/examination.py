@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from saferun import audit, bounded, gpu, knowledge, smi
+from saferun.audit import report as audit
 from saferun.doctor import (
     checks_driver,
     checks_gpu,
@@ -30,9 +30,12 @@ from saferun.doctor import (
     xid,
 )
 from saferun.doctor.vitals import Cuda, Files, Host, Measured, Network, Smi, Torch
-from saferun.findings import NOTE, OK, PROBLEM, Finding
-from saferun.masking import Masker
-from saferun.model import Facts, GpuFacts
+from saferun.gpu import nvidia_smi
+from saferun.knowledge import loader
+from saferun.model import NOTE, OK, PROBLEM, Facts, Finding, GpuFacts
+from saferun.system import command as bounded
+from saferun.system import gpus as gpu
+from saferun.system.redact import Masker
 
 DEADLINE_S = 17.5  # the promise is 20 s; starting and printing take the rest
 FILES_S = 1.5  # milliseconds, unless the driver hangs
@@ -127,14 +130,16 @@ def _ask_all(
 
 def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
     """Do what `recover_cuda_context` does, with the settings that a launch here would have."""
-    from saferun import clearance, gather, runs
+    from saferun.gpu import preflight_gate
+    from saferun.journal import reader as runs
+    from saferun.plan import inputs
 
-    plan = gather.show(gather.read(["SCRIPT"], environ), environ, cwd)
+    plan = inputs.show(inputs.read(["SCRIPT"], environ), environ, cwd)
     if not plan.gpus.gpus:
         return (Finding(NOTE, "recovery", "no GPU that a job would see", "", ""),)
     reset = plan.policy["recover"]["gpu_reset"]
     place = runs.directory(None, environ, cwd)
-    return clearance.recover_cuda_context(environ, plan.gpus, reset=reset, runs=place)
+    return preflight_gate.recover_cuda_context(environ, plan.gpus, reset=reset, runs=place)
 
 
 def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
@@ -146,7 +151,7 @@ def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
         words = "no GPU that a job would see: nothing was measured"
         return known._replace(findings=(*known.findings, Finding(NOTE, "speed", words, "", "")))
     measured = full.measure(environ, len(gpus.facts.gpus))
-    numbers = smi.ordered(gpus.smi.report.cards, gpus.smi.report.lost)
+    numbers = nvidia_smi.ordered(gpus.smi.report.cards, gpus.smi.report.lost)
     linked = any(up for up, _ in gpus.smi.links.values())
     found = checks_speed.judge(measured, numbers, linked)
     masker = Masker(environ, ())
@@ -208,7 +213,7 @@ def _with_room(known: Gpus) -> Gpus:
     """Name the GPUs that have no room for our context: trying them would disturb who fills them."""
     full = []
     for card in known.smi.report.cards:
-        unused = smi.number(card.get("FB Memory Usage/Free"))
+        unused = nvidia_smi.number(card.get("FB Memory Usage/Free"))
         if unused is not None and unused < ROOM_MIB and card.get("MIG Mode/Current") != "Enabled":
             full.append(card.get("GPU UUID"))
     return known._replace(full=tuple(full))
@@ -216,14 +221,14 @@ def _with_room(known: Gpus) -> Gpus:
 
 def _trial(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> tuple[Finding, ...]:
     """Make a context on every GPU, write memory and read it back: the preflight of a launch."""
-    from saferun import clearance, preflight
+    from saferun.gpu import preflight, preflight_gate
 
     if timeout_s < 1:
         return ()
     try:
         with preflight.Trial(environ) as trial:
             allowed = min(TRIAL_S, timeout_s)
-            return clearance.examine(trial, environ, facts, allowed).findings
+            return preflight_gate.examine(trial, environ, facts, allowed).findings
     except OSError as error:
         words = f"the GPUs could not be tried: {error.strerror}"
         return (Finding(NOTE, "GPUs", words, "", ""),)
@@ -327,7 +332,7 @@ def _versions(v: Vitals) -> Iterator[Finding]:
 
 
 def _untried(gpus: Gpus) -> Iterator[Finding]:
-    numbers = smi.ordered(gpus.smi.report.cards, gpus.smi.report.lost)
+    numbers = nvidia_smi.ordered(gpus.smi.report.cards, gpus.smi.report.lost)
     for card in gpus.smi.report.cards:
         if card.get("GPU UUID") in gpus.full:
             words = f"not tried: {card.get('FB Memory Usage/Free')} of its memory are free"
@@ -343,9 +348,9 @@ def _events(vitals: Vitals) -> list[Finding]:
         mend = "`sudo dmesg | grep -i xid` on the host"
         words = "the kernel's log may not be read here: Xid events stay unseen"
         return [Finding(NOTE, "kernel log", words, vitals.log.trouble, mend)]
-    numbers = smi.ordered(report.cards, report.lost)
+    numbers = nvidia_smi.ordered(report.cards, report.lost)
     well = [card.bus for card in report.cards if checks_gpu.healthy_by_driver(card)]
-    known = xid.catalogue(knowledge.load_xids())
+    known = xid.catalogue(loader.load_xids())
     return xid.judge(tuple(xid.parse(vitals.log.lines)), known, numbers, well)
 
 

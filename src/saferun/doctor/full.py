@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from saferun import bounded, installed
 from saferun.doctor.vitals import Measured, Speed
 from saferun.errors import UnavailableError
+from saferun.plan import torchrun_install
+from saferun.system import command as bounded
 
 ALONE_S = 30.0  # torch's import, contexts, 2 s of work, 0.5 s for each pair: 15 s on 8 H200s
 TOGETHER_S = 28.0
@@ -24,10 +25,10 @@ def measure(environ: Mapping[str, str], gpus: int) -> Measured:
         gpus: that it sees; the all-reduce needs two.
     """
     try:
-        launcher = installed.find_launcher(environ)
+        launcher = torchrun_install.find_launcher(environ)
     except UnavailableError as error:
         return Measured(trouble=str(error))
-    python = installed.worker_interpreter(launcher, environ)
+    python = torchrun_install.worker_interpreter(launcher, environ)
     clean = _environment(environ)
     if python is None:
         return Measured(trouble=f"the Python of {launcher.argv[0]} is not known")

@@ -17,9 +17,9 @@ import threading
 import time
 from collections.abc import Mapping
 
-from saferun import bounded
 from saferun.doctor import files
 from saferun.doctor.vitals import Clock, Disk, Host, Limits, Memory, Tools
+from saferun.system import command as bounded
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _UNLIMITED_V1 = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from saferun import bounded
+from saferun.system import command as bounded
 
 _RECORD = 8192  # bytes; a shorter buffer is refused
 _RECORDS = 100_000

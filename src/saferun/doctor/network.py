@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from saferun.doctor import files
 from saferun.doctor.vitals import InfiniBand, Interface, Network, Port
-from saferun.masking import Masker
+from saferun.system.redact import Masker
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IFF_UP = 0x1

@@ -15,9 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saferun import bounded, gpu, smi
 from saferun.doctor import files
 from saferun.doctor.vitals import Cuda, Files, Smi
+from saferun.gpu import nvidia_smi
+from saferun.system import command as bounded
+from saferun.system import gpus
 
 REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persistence mode
 ALONE_S = 4.0
@@ -34,7 +36,7 @@ def driver_files(
 ) -> Files:
     """Read what the driver shows in /proc and /dev; milliseconds, wakes no GPU."""
     machine = _listed(f"{proc}/gpus")
-    version = gpu.driver_version(proc)
+    version = gpus.driver_version(proc)
     minors = [minor for _, minor in machine.values() if minor]
     wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)]
     given = version or os.path.exists(f"{dev}/nvidiactl")
@@ -64,7 +66,7 @@ def _listed(folder: str) -> dict[str, tuple[str, str]]:
         text = files.text(f"{folder}/{bus}/information")
         pairs = (line.partition(":") for line in text.splitlines())
         fields = {name.strip(): value.strip() for name, _, value in pairs}
-        found[smi.bus_id(bus)] = (fields.get("Model", ""), fields.get("Device Minor", ""))
+        found[nvidia_smi.bus_id(bus)] = (fields.get("Model", ""), fields.get("Device Minor", ""))
     return found
 
 
@@ -95,7 +97,7 @@ def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi
         return Smi()
     answer = bounded.run((program, "-q"), environ, _left(end, REPORT_S))
     text = f"{answer.out}\n{answer.err}"
-    report = smi.parse(text)
+    report = nvidia_smi.parse(text)
     heard = Smi(program, report, answer.status, answer.trouble, _said(text, bool(report.cards)))
     if answer.status is None and answer.trouble:
         return _one_by_one(heard, environ, known, end)
@@ -132,7 +134,7 @@ def _one_by_one(heard: Smi, environ: Mapping[str, str], buses: Sequence[str], en
         thread.start()
     for thread in threads:
         thread.join(allowed + 1)
-    reports = {bus: smi.parse(answers[bus].out) for bus in buses if bus in answers}
+    reports = {bus: nvidia_smi.parse(answers[bus].out) for bus in buses if bus in answers}
     cards = tuple(card for report in reports.values() for card in report.cards)
     first = next((report for report in reports.values() if report.driver), heard.report)
     silent = tuple(b for b in buses if b not in answers or answers[b].status is None)
@@ -151,9 +153,9 @@ def _details(heard: Smi, environ: Mapping[str, str], end: float) -> Smi:
     peers = ask("topo", "-p2p", "r") if several and caps is not None else None
     links = ask("nvlink", "-s") if several and peers is not None else None
     return heard._replace(
-        capabilities=smi.parse_capabilities(caps or ""),
-        peers=smi.parse_peers(peers or ""),
-        links=smi.parse_links(links or ""),
+        capabilities=nvidia_smi.parse_capabilities(caps or ""),
+        peers=nvidia_smi.parse_peers(peers or ""),
+        links=nvidia_smi.parse_links(links or ""),
     )
 
 

@@ -9,9 +9,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from saferun import bounded, installed
 from saferun.doctor.vitals import Torch
 from saferun.errors import UnavailableError
+from saferun.plan import torchrun_install
+from saferun.system import command as bounded
 
 _MARK = "saferun-torch:"
 # Run by any Python that torch supports. The folder that -c puts first is not on torchrun's path.
@@ -66,11 +67,11 @@ os.write(out, ("MARK" + json.dumps(facts) + "\\n").encode())
 def ask(environ: Mapping[str, str], timeout_s: float) -> Torch:
     """Ask the interpreter of the user's torchrun; never raises for what it finds."""
     try:
-        launcher = installed.find_launcher(environ)
+        launcher = torchrun_install.find_launcher(environ)
     except UnavailableError as error:
         return Torch(trouble=str(error))
     words = " ".join(launcher.argv)
-    python = installed.worker_interpreter(launcher, environ)
+    python = torchrun_install.worker_interpreter(launcher, environ)
     if python is None:
         return Torch(words, unknown="its Python cannot be told from its first lines")
     flags = ("-" + launcher.flags,) if launcher.flags else ()

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from saferun.findings import NOTE, OK, PROBLEM, Finding
+from saferun.model import NOTE, OK, PROBLEM, Finding
 
 WIDTH = 80
 NARROW = 50  # a terminal with fewer columns breaks the lines itself

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from saferun import smi
+from saferun.gpu import nvidia_smi
 
 
 class Files(NamedTuple):
@@ -28,7 +28,7 @@ class Smi(NamedTuple):
     """What nvidia-smi said, and how it failed."""
 
     program: str = ""  # "" where there is none on PATH
-    report: smi.Report = smi.Report()
+    report: nvidia_smi.Report = nvidia_smi.Report()
     status: int | None = 0  # None: it did not end in time, or could not be started
     trouble: str = ""
     said: str = ""  # its words

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from saferun.findings import NOTE, OK, PROBLEM, Finding
-from saferun.smi import bus_id
+from saferun.gpu.nvidia_smi import bus_id
+from saferun.model import NOTE, OK, PROBLEM, Finding
 
 SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _XID = r"NVRM:.*?\bXid \(([^)]*)\): (\d{1,6})(?:, (.*))?"

@@ -23,16 +23,21 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from saferun import __main__ as door
-from saferun import family, gather, gpu, profiles, twinsheet
-from saferun.cuda_errors import AFTER
-from saferun.gather import Gathered
-from saferun.gpucare import Event, GpuCare
-from saferun.launch import plug_closed_descriptors
+from saferun.export import settings_codec
+from saferun.export.settings_codec import Sheet
+from saferun.gpu.cuda_errors import AFTER
+from saferun.keeper import process_tree
 from saferun.model import GpuFacts, LaunchPlan, Request
-from saferun.resolve import Given
-from saferun.supervise import ASKING, Pace
-from saferun.twinsheet import Sheet
+from saferun.plan import inputs
+from saferun.plan.inputs import Gathered
+from saferun.profile import files as profiles
+from saferun.profile.merge import Given
+from saferun.supervise.gpu_gate import Event, GpuCare
+from saferun.supervise.loop import ASKING, Pace
+from saferun.supervise.start import carry_out
+from saferun.system import gpus as gpu
+from saferun.system.descriptors import plug_closed_descriptors
+from saferun.system.stderr import report
 
 GO = b"go"
 _SET_PDEATHSIG = 1  # linux/prctl.h
@@ -65,7 +70,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        return door.report(error)
+        return report(error)
 
 
 class Script:
@@ -87,7 +92,7 @@ class Script:
 
     def _before(self, number: int, delay_s: float) -> int:
         """Have the script wait and begin the attempt; see supervise.Before."""
-        from saferun.signals import Signals
+        from saferun.system.signalfd import Signals
 
         with Signals(ASKING) as signals:
             wait = f"{delay_s:.3f}" if delay_s else "0"
@@ -142,15 +147,15 @@ def _run(kit: str, name: str, words: Sequence[str], pace: Pace) -> int:
         environ = environment(os.environ, file.read())
     with open(os.path.join(kit, "settings"), "rb") as file:
         told = file.read().split(b"\0")
-    sheet = twinsheet.read([os.fsdecode(word) for word in told], name)
-    request = gather.read_torchrun(words, environ)
+    sheet = settings_codec.read([os.fsdecode(word) for word in told], name)
+    request = inputs.read_torchrun(words, environ)
     gathered = gathered_for(sheet, request, environ, name)
     if request.dry_run:
-        from saferun.page import as_text
+        from saferun.plan.view import as_text
 
         sys.stdout.write(as_text(gathered.plan()) + "\n")
         return 0
-    return door.carry_out(gathered, gather.working_directory(), pace)
+    return carry_out(gathered, inputs.working_directory(), pace)
 
 
 def gathered_for(sheet: Sheet, request: Request, environ: Mapping[str, str], name: str) -> Gathered:
@@ -165,15 +170,15 @@ def gathered_for(sheet: Sheet, request: Request, environ: Mapping[str, str], nam
     Raises:
         SaferunError: the user's mistake, or a torchrun that is not there.
     """
-    sets = [Given(k, twinsheet.read_value(k, text, by), by) for k, text, by in request.sets]
-    sets = [*sheet.sets, *sets, *gather.retries(request)]
-    origin = name if sheet.named else twinsheet.DETECTED
+    sets = [Given(k, settings_codec.read_value(k, text, by), by) for k, text, by in request.sets]
+    sets = [*sheet.sets, *sets, *inputs.retries(request)]
+    origin = name if sheet.named else settings_codec.DETECTED
     asks = not sheet.named or any(doc.match or doc.name == "cuda" for doc in sheet.chain)
     gpus = gpu.detect(environ) if asks else GpuFacts()
     remarks = tuple(_remarks(sheet, request, gpus))
     chosen = profiles.Chosen(sheet.chain, sheet.named, origin, remarks)
-    cwd = gather.working_directory()
-    return gather.assemble(request, chosen, sets, gpus, environ, cwd, starting=not request.dry_run)
+    cwd = inputs.working_directory()
+    return inputs.assemble(request, chosen, sets, gpus, environ, cwd, starting=not request.dry_run)
 
 
 def _remarks(sheet: Sheet, request: Request, gpus: GpuFacts) -> list[str]:
@@ -200,8 +205,8 @@ def _remarks(sheet: Sheet, request: Request, gpus: GpuFacts) -> list[str]:
 
 def _end_with(shell: int) -> None:
     """Have the kernel kill this process when the script dies; the keeper then ends the job."""
-    family.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if family.read_stat(shell) is None:
+    process_tree.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if process_tree.read_stat(shell) is None:
         raise KeyboardInterrupt  # it died before we asked
 
 

@@ -9,13 +9,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from saferun import __version__, gather, kit, sbatch, script, torchrun, twinsheet
+from saferun import __version__
 from saferun.errors import UnavailableError, UsageError
+from saferun.export import bundle, sbatch, settings_codec, shell_script
+from saferun.export.settings_codec import Sheet
 from saferun.model import Request
-from saferun.profiles import Chosen
-from saferun.resolve import Given
-from saferun.secrecy import is_secret
-from saferun.twinsheet import Sheet
+from saferun.plan import inputs, torchrun_args
+from saferun.profile.files import Chosen
+from saferun.profile.merge import Given
+from saferun.system.secret_names import is_secret
 
 OWN = {**sbatch.OPTIONS, "-o": "FILE", "--check": "FILE"}  # before torchrun's words
 START = ("torchrun", "saferun")  # words that a pasted command line may begin with
@@ -62,13 +64,13 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     words = list(words)
     at = _own_words(words)
     line_of_its_own = [*words[:at], "--standalone", "SCRIPT"]  # no value of our last option
-    parsed = torchrun.parse(line_of_its_own, own={**torchrun.OWN, **OWN})
+    parsed = torchrun_args.parse(line_of_its_own, own={**torchrun_args.OWN, **OWN})
     given = dict(parsed.own)
     slurm = sbatch.read(parsed.own)
     ours = [f"{name}={text}" for name, text in parsed.own if name not in OWN and text]
     line = words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
     line = line[1:] if line[:1] and line[0] in START else line
-    request = gather.read([*ours, "SCRIPT"], environ)
+    request = inputs.read([*ours, "SCRIPT"], environ)
     args = _checked(line, environ)
     bare = not ours and not line and slurm is None
     return Asked(request, args, given.get("-o"), given.get("--check"), bare, slurm)
@@ -76,7 +78,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
 
 def _own_words(words: Sequence[str]) -> int:
     """Return how many words at the beginning are ours: options with their values."""
-    own = {**torchrun.OWN, **OWN}
+    own = {**torchrun_args.OWN, **OWN}
     at = 0
     while at < len(words) and (name := words[at].partition("=")[0]) in own:
         at += 1 if own[name] is None or "=" in words[at] else 2
@@ -91,10 +93,10 @@ def _checked(line: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]
     """
     if not line:
         return ()
-    read = gather.read_torchrun(line, environ).line
+    read = inputs.read_torchrun(line, environ).line
     if read.refusal is None:
         return read.args
-    if gather.read_torchrun([*line, "SCRIPT"], environ).line.refusal is None:
+    if inputs.read_torchrun([*line, "SCRIPT"], environ).line.refusal is None:
         return tuple(line)
     raise UsageError(f"torchrun would refuse this: {read.refusal}")
 
@@ -108,19 +110,19 @@ def make(asked: Asked, environ: Mapping[str, str], cwd: str) -> Made:
     Raises:
         SaferunError: the user's mistake, said.
     """
-    chosen, sets, gpus = gather.choose(asked.request, environ, cwd)
+    chosen, sets, gpus = inputs.choose(asked.request, environ, cwd)
     words = asked.args or ("SCRIPT",)
-    request = gather.read_torchrun(words, environ)._replace(sets=asked.request.sets)
+    request = inputs.read_torchrun(words, environ)._replace(sets=asked.request.sets)
     if request.line.refusal is None:  # else its script comes when it is run
-        gather.assemble(request, chosen, sets, gpus, environ, cwd, starting=False).plan()
+        inputs.assemble(request, chosen, sets, gpus, environ, cwd, starting=False).plan()
     sheet = _sheet(chosen, sets)
-    text = script.twin(
+    text = shell_script.twin(
         sheet,
         asked.args,
         asked.command,
         version=__version__,
-        template=kit.template(),
-        kit=kit.pack(environ),
+        template=bundle.template(),
+        kit=bundle.pack(environ),
         whole=bool(asked.args) and request.line.refusal is None,
     )
     said = (*chosen.remarks, *_secrets(sheet))
@@ -129,17 +131,17 @@ def make(asked: Asked, environ: Mapping[str, str], cwd: str) -> Made:
     if not sheet.named:
         here = f"profile {sheet.profile} is for this machine; name the nodes' own with --profile"
         said = (*said, here)
-    with_torchrun = script.launcher(sheet) != "python"
-    part = kit.template("slurm.sh")
+    with_torchrun = shell_script.launcher(sheet) != "python"
+    part = bundle.template("slurm.sh")
     text = sbatch.render(text, asked.slurm, request.line, part, torchrun=with_torchrun)
     return Made(text, (*said, *sbatch.remarks(asked.slurm)))
 
 
 def _sheet(chosen: Chosen, sets: Sequence[Given]) -> Sheet:
     made_for = next((doc.match for doc in reversed(chosen.chain) if doc.match), ())
-    by = chosen.origin if chosen.named else twinsheet.DETECTED
+    by = chosen.origin if chosen.named else settings_codec.DETECTED
     by = "--profile" if by == "SAFERUN_PROFILE" else by  # as in the command that is shown
-    over = tuple(given._replace(origin=twinsheet.SET) for given in sets)
+    over = tuple(given._replace(origin=settings_codec.SET) for given in sets)
     return Sheet(chosen.chain[-1].name, by, made_for, chosen.chain, over)
 
 
@@ -159,7 +161,7 @@ def write(path: str, text: str) -> None:
         UnavailableError: it cannot be written.
     """
     old = _read(path)
-    if old is not None and script.made_by(old) is None:
+    if old is not None and shell_script.made_by(old) is None:
         mend = "choose another name, or remove it"
         raise UsageError(
             "there is another file, and no script of gen-shell's", where=path, mend=mend
@@ -192,7 +194,7 @@ def stale(path: str, environ: Mapping[str, str], cwd: str, asked: Asked) -> str:
     text = _read(path)
     if text is None:
         raise UnavailableError(f"there is no file `{path}`", mend="check the path")
-    made = script.made_by(text)
+    made = shell_script.made_by(text)
     if made is None:
         return "it is no script of gen-shell's"
     version, command = made
@@ -200,7 +202,7 @@ def stale(path: str, environ: Mapping[str, str], cwd: str, asked: Asked) -> str:
     new = make(wanted, _without_ours(environ) if asked.bare else environ, cwd).text
     if version != __version__:
         return f"saferun {version} made it, and this is {__version__}"
-    if kit.unpack(script.packed(text)) != kit.unpack(script.packed(new)):
+    if bundle.unpack(shell_script.packed(text)) != bundle.unpack(shell_script.packed(new)):
         return "the code that travels in it is not this saferun's"
     pairs = zip(_lines(text), _lines(new))  # noqa: B905 (the first difference counts)
     for number, (old_line, new_line) in enumerate(pairs, 1):
@@ -216,7 +218,7 @@ def _without_ours(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _lines(text: str) -> list[str]:
-    return script.without_kit(text).splitlines()
+    return shell_script.without_kit(text).splitlines()
 
 
 def _read(path: str) -> str | None:

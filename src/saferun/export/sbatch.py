@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from saferun.errors import UsageError
 from saferun.model import CommandLine
-from saferun.schema import KEYS
+from saferun.profile.schema import KEYS
 
 # gen-shell's options for Slurm, with what stands for their value.
 OPTIONS: dict[str, str | None] = {

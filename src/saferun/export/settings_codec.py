@@ -17,9 +17,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from saferun.errors import ProfileError
-from saferun.resolve import Given
-from saferun.schema import KEYS, OPEN, TORCHRUN_FLAGS, WHEN_WORDS, Doc, Leaf, is_range, nearest
-from saferun.yamlvalue import coerce, expected
+from saferun.profile.merge import Given
+from saferun.profile.schema import (
+    KEYS,
+    OPEN,
+    TORCHRUN_FLAGS,
+    WHEN_WORDS,
+    Doc,
+    Leaf,
+    is_range,
+    nearest,
+)
+from saferun.profile.values import coerce, expected
 
 PROFILE, CHOSEN, MADE_FOR = "profile", "chosen", "made-for"  # keys of what is no setting
 DETECTED = "detected"

@@ -11,13 +11,13 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from saferun import twinsheet
-from saferun.envvars import LISTS
+from saferun.export import settings_codec
+from saferun.export.settings_codec import Sheet
+from saferun.knowledge.variable_names import LISTS
 from saferun.model import LaunchPlan
-from saferun.plan import OF_ATTEMPT
-from saferun.resolve import Given
-from saferun.schema import Doc, Leaf
-from saferun.twinsheet import Sheet
+from saferun.plan.build import OF_ATTEMPT
+from saferun.profile.merge import Given
+from saferun.profile.schema import Doc, Leaf
 
 WIDTH = 100
 KIT_WIDTH = 96
@@ -203,7 +203,7 @@ def _settings(sheet: Sheet) -> Iterator[str]:
         for key, leaf in leaves.items():
             yield "\n" + comment(leaf.why) + _source(leaf.source) + _line(key, leaf, "default")
     if sheet.sets:
-        yield f"\nfrom {twinsheet.SET}\n\n"
+        yield f"\nfrom {settings_codec.SET}\n\n"
         yield from (_line(given.key, given.leaf, "always") for given in sheet.sets)
 
 
@@ -221,8 +221,8 @@ def _source(text: str) -> str:
 
 def _line(key: str, leaf: Leaf, manner: str) -> str:
     section, _, name = key.partition(".")
-    value = quote(twinsheet.write_value(key, leaf.value))
-    whens = "".join(f"when {quote(word)} " for word in twinsheet.conditions(leaf))
+    value = quote(settings_codec.write_value(key, leaf.value))
+    whens = "".join(f"when {quote(word)} " for word in settings_codec.conditions(leaf))
     if section == "env":
         return f"{whens}export_{manner} {name} {value}\n"
     if section == "torchrun":

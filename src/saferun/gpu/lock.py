@@ -35,10 +35,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from saferun import alive
 from saferun.errors import EXIT_BUSY, SaferunError
-from saferun.holders import Holder, Record, plain, read_all, unlink, who, write
-from saferun.lockdir import Place, UnusableError
+from saferun.gpu.lock_dir import Place, UnusableError
+from saferun.gpu.lock_owner import Holder, Record, plain, read_all, unlink, who, write
+from saferun.system import procfs
 
 VARIABLE = "SAFERUN_LOCKS"  # what ancestors hold: "<pid>:<start>:<device>,<device>;…"
 SLOTS = 64  # runs on one GPU that are told apart
@@ -145,7 +145,7 @@ class Held:
         mine = tuple(device.name for device in self._claim.devices) if self._claim else ()
         entries = list(self.ancestors)
         if mine:
-            entries.append(_Ancestor(self._pid, alive.start(self._pid), mine))
+            entries.append(_Ancestor(self._pid, procfs.start(self._pid), mine))
         return {VARIABLE: ";".join(entry.text() for entry in entries)} if entries else {}
 
     def alone(self) -> bool:
@@ -379,7 +379,7 @@ class _Claim:
         named += [r for r in self.records if not r.alive and (files - signed) & set(r.files)]
         signed.update(file for record in named for file in record.files)
         pids = {pid for file in files - signed for pid in place.locked_by(file)}
-        unsigned = [f"pid {pid} ({plain(alive.comm(pid))})" for pid in sorted(pids)]
+        unsigned = [f"pid {pid} ({plain(procfs.comm(pid))})" for pid in sorted(pids)]
         return [who(r) for r in named] + unsigned or ["a process that has left no record"]
 
     def close(self) -> None:
@@ -432,7 +432,7 @@ def _ancestors(variable: str) -> list[_Ancestor]:
     """Return the entries of SAFERUN_LOCKS that are true: the process lives and is above us."""
     if not variable:
         return []
-    above, found = dict(alive.lineage(os.getpid())), []
+    above, found = dict(procfs.lineage(os.getpid())), []
     for entry in variable.split(";"):
         pid, _, rest = entry.partition(":")
         start, _, devices = rest.partition(":")

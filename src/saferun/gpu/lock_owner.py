@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from saferun import alive
-from saferun.lockdir import OPEN, Place, Umask
+from saferun.gpu.lock_dir import OPEN, Place, Umask
+from saferun.system import procfs
 
 RECORDS = 512  # of other runs that are read; more is a flood
 RECORD_BYTES = 1 << 14
@@ -55,7 +55,7 @@ def this_process(command: str, run: str, *, since: float | None = None) -> Holde
     pid = os.getpid()
     return Holder(
         pid=pid,
-        start=alive.start(pid) or 0,
+        start=procfs.start(pid) or 0,
         host=os.uname().nodename,
         user=_user(os.geteuid()),
         command=command,
@@ -134,7 +134,7 @@ def _read(place: Place, name: str) -> Record | None:
     if record.holder.host != os.uname().nodename:
         return None
     lives, pid = _lives(record.holder), record.holder.pid
-    if lives and alive.start(pid) and status.st_uid not in alive.uids(pid):
+    if lives and procfs.start(pid) and status.st_uid not in procfs.uids(pid):
         return None  # it names somebody else's process
     return record._replace(alive=lives)
 
@@ -172,7 +172,7 @@ def unlink(place: Place, name: str) -> None:
 
 def _lives(holder: Holder) -> bool:
     """Whether the holder's process lives and began when the record says."""
-    start = alive.start(holder.pid)
+    start = procfs.start(holder.pid)
     if start is not None:
         return start == holder.start
     try:

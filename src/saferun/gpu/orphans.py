@@ -15,8 +15,8 @@ import stat
 import time
 from collections.abc import Iterable, Mapping
 
-from saferun import alive
 from saferun.inject import contract
+from saferun.system import procfs
 
 LOCKS = "SAFERUN_LOCKS"  # lock.VARIABLE: "<pid>:<start>:<device>,…;…"
 CACHE = "saferun-cache-"  # remedies.py makes these
@@ -38,7 +38,7 @@ def openers(minors: Iterable[int] | None, dev: str = "/dev") -> dict[int, int]:
     wanted = None if minors is None else frozenset(minors)
     found = {}
     for pid in _pids():
-        start = alive.start(pid)  # before the look: the number may be another's afterwards
+        start = procfs.start(pid)  # before the look: the number may be another's afterwards
         if start is not None and any(_is_node(*file, wanted, dev) for file in _open_files(pid)):
             found[pid] = start
     return found
@@ -85,7 +85,7 @@ def is_leftover(pid: int, runs: str) -> bool:
         pid: the process.
         runs: the directory of the runs' journals.
     """
-    if pid == os.getpid() or alive.uids(pid) != {os.geteuid()} or not _same_namespace(pid):
+    if pid == os.getpid() or procfs.uids(pid) != {os.geteuid()} or not _same_namespace(pid):
         return False
     told = _environment(pid)
     if told.get(LOCKS):
@@ -95,12 +95,12 @@ def is_leftover(pid: int, runs: str) -> bool:
 
 
 def _has_ended(pid: str, start: str) -> bool:
-    return alive.start(int(pid)) != int(start) if start.isdecimal() else False
+    return procfs.start(int(pid)) != int(start) if start.isdecimal() else False
 
 
 def _run_has_ended(text: str, runs: str) -> bool:
     """Ask the journal of the run that a process belongs to who ran it."""
-    from saferun.journal import read_events
+    from saferun.journal.writer import read_events
 
     try:
         run = str(contract.decode(text)["run"]) if text else ""
@@ -113,7 +113,7 @@ def _run_has_ended(text: str, runs: str) -> bool:
         for event in read_events(os.path.join(runs, run, "events.jsonl"))
         if event["event"] == "attempt" and isinstance(event.get("by"), dict)
     ]
-    return bool(attempts) and all(alive.lives(event["by"]) is False for event in attempts)
+    return bool(attempts) and all(procfs.lives(event["by"]) is False for event in attempts)
 
 
 def _same_namespace(pid: int) -> bool:
@@ -145,10 +145,10 @@ def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
         wanted: pid and start time, from before they were found to be leftovers.
         limit_s: for all of them together.
     """
-    from saferun.family import end_processes
+    from saferun.keeper.process_tree import end_processes
 
     def living() -> dict[int, int]:
-        return {pid: start for pid, start in wanted.items() if alive.start(pid) == start}
+        return {pid: start for pid, start in wanted.items() if procfs.start(pid) == start}
 
     return end_processes(living, limit_s)
 

@@ -12,18 +12,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from saferun import preflight
-from saferun.cuda_errors import RESET
-from saferun.findings import OK, PROBLEM, Finding
-from saferun.launch import environment
-from saferun.model import Gpu, GpuFacts, LaunchPlan
+from saferun.gpu import preflight
+from saferun.gpu.cuda_errors import RESET
+from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.gather import Gathered
-    from saferun.lock import Held
-    from saferun.preflight_page import Around, Judged
-    from saferun.recover import Recovered
+    from saferun.gpu.lock import Held
+    from saferun.gpu.preflight_report import Around, Judged
+    from saferun.gpu.recovery import Recovered
+    from saferun.plan.inputs import Gathered
 
 LEAST_S = 1.0  # that a further question is given, however late it is
 HELD = (2, 46)  # CUDA's errors that a holder explains
@@ -34,7 +32,7 @@ Say = Callable[[str], None]
 
 def begin(gathered: Gathered, plan: LaunchPlan, held: Held, say: Say) -> Clearance:
     """Begin to try the GPUs of a run whose locks are taken."""
-    environ = {**environment(plan, gathered.environ), **held.environ()}
+    environ = {**plan.environment(gathered.environ), **held.environ()}
 
     def recovery(asks: Mapping[str, Sequence[str]]) -> Recovered:
         return recovered(asks, gathered, plan, held)
@@ -58,7 +56,7 @@ def recovered(
         held: its locks.
         sleep: takes seconds.
     """
-    from saferun import recover
+    from saferun.gpu import recovery as recover
 
     reset = plan.policy["recover"]["gpu_reset"]
     wanted = [ask for ask in asks if ask != RESET or reset != "never"]
@@ -135,7 +133,7 @@ class Clearance:
             return self._whether([])
         if judged.well:
             return True
-        from saferun.preflight_page import lines
+        from saferun.gpu.preflight_report import lines
 
         return self._whether(lines(judged))
 
@@ -197,7 +195,7 @@ def examine(
         facts: the GPUs that the job should see.
         timeout_s: from now on, for all of it.
     """
-    from saferun import preflight_page
+    from saferun.gpu import preflight_report
 
     began = time.monotonic()
     document = trial.report(timeout_s)
@@ -206,9 +204,9 @@ def examine(
         return max(LEAST_S, began + timeout_s - time.monotonic())
 
     if preflight.is_well(document):
-        return preflight_page.judge(document, facts, timeout_s)
+        return preflight_report.judge(document, facts, timeout_s)
     around = _ask_around(document, environ, facts, left_s)
-    return preflight_page.judge(document, facts, timeout_s, around)
+    return preflight_report.judge(document, facts, timeout_s, around)
 
 
 def _ask_around(
@@ -217,8 +215,8 @@ def _ask_around(
     facts: GpuFacts,
     left_s: Callable[[], float],
 ) -> Around:
-    from saferun.gpu import addresses
-    from saferun.preflight_page import Around, cards
+    from saferun.gpu.preflight_report import Around, cards
+    from saferun.system.gpus import addresses
 
     alone: Mapping[str, Any] = {}
     for_all = document["code"] or document["ended"] == "crash"
@@ -256,7 +254,7 @@ def _one_by_one(
 
 def _ask_smi(environ: Mapping[str, str], timeout_s: float) -> tuple[dict[str, str], dict[str, str]]:
     """Return who holds each GPU and where it sits, by UUID, as nvidia-smi says."""
-    from saferun.recover import SMI_S, look
+    from saferun.gpu.recovery import SMI_S, look
 
     report, _ = look(environ, min(timeout_s, SMI_S))
     holders: dict[str, str] = {}
@@ -293,8 +291,8 @@ def recover_cuda_context(
         runs: the directory of the runs' journals.
         timeout_s: of each trial.
     """
-    from saferun import holders, lock
-    from saferun.recover import EVERYTHING, recover
+    from saferun.gpu import lock, lock_owner
+    from saferun.gpu.recovery import EVERYTHING, recover
 
     told: list[Finding] = []
 
@@ -302,7 +300,7 @@ def recover_cuda_context(
         told.append(Finding(PROBLEM, "locks", line, "", "nothing is reset without the lock"))
 
     policy = {"gpus": "refuse", "wait_s": 0.0, "slots": 1}
-    owner = holders.this_process("saferun doctor --recover", "")
+    owner = lock_owner.this_process("saferun doctor --recover", "")
     uuids = [gpu.uuid for gpu in facts.gpus if gpu.uuid]
     try:
         held = lock.acquire(uuids, policy, environ=environ, owner=owner, say=say)
@@ -327,7 +325,7 @@ def recover_cuda_context(
 
 
 def _tried(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> Judged:
-    from saferun.preflight_page import Judged
+    from saferun.gpu.preflight_report import Judged
 
     try:
         with preflight.Trial(environ) as trial:

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from saferun import cuda_errors
-from saferun.findings import NOTE, OK, PROBLEM, Finding
-from saferun.model import Gpu, GpuFacts
+from saferun.gpu import cuda_errors
+from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu, GpuFacts
 
 CUDA, ALL = "CUDA", "GPUs"  # areas of what is not one GPU's
 SHORT_UUID = len("GPU-00000000")

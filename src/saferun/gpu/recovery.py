@@ -21,10 +21,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from saferun import alive, bounded, leftovers, smi
-from saferun.cuda_errors import DRAIN, LEFTOVERS, RESET
-from saferun.findings import NOTE, OK, PROBLEM, Finding
-from saferun.model import Gpu
+from saferun.gpu import nvidia_smi, orphans
+from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
+from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu
+from saferun.system import command as bounded
+from saferun.system import procfs
 
 CACHES, PERSISTENCE = "caches", "persistence"
 EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
@@ -62,7 +63,7 @@ def here() -> World:
     """Return where this process stands."""
     try:
         sees_all = all(os.readlink(f"/proc/self/ns/{kind}") == _INITIAL[kind] for kind in _INITIAL)
-        granted = re.search(r"^CapEff:\s*([0-9a-f]+)$", alive.read("/proc/self/status"), re.M)
+        granted = re.search(r"^CapEff:\s*([0-9a-f]+)$", procfs.read("/proc/self/status"), re.M)
         sees_all &= bool(granted and int(granted[1], 16) >> _CAP_SYS_PTRACE & 1)
     except OSError:
         sees_all = False
@@ -121,7 +122,7 @@ class _Recovery:
         self._environ = environ
         self._runs = runs
         self._world = world
-        self._report: smi.Report | None = None
+        self._report: nvidia_smi.Report | None = None
         self._trouble = ""
 
     # what nvidia-smi says
@@ -133,34 +134,34 @@ class _Recovery:
         mend = "without its answer nothing is waited for or reset; look at dmesg"
         return [Finding(PROBLEM, "nvidia-smi", self._trouble, "", mend)]
 
-    def _look(self, *, fresh: bool = False) -> smi.Report:
+    def _look(self, *, fresh: bool = False) -> nvidia_smi.Report:
         if self._report is None or fresh:
             self._report, self._trouble = look(self._environ, self._world.smi_s)
         return self._report
 
-    def _card(self, gpu: Gpu) -> smi.Card | None:
+    def _card(self, gpu: Gpu) -> nvidia_smi.Card | None:
         cards = self._look().cards
         return next((c for c in cards if gpu.uuid and c.get("GPU UUID") == gpu.uuid), None)
 
-    def _holders(self, card: smi.Card) -> dict[int, str]:
+    def _holders(self, card: nvidia_smi.Card) -> dict[int, str]:
         """Who is on a GPU: by nvidia-smi, and by the open device node."""
-        named = {p.pid: f"pid {p.pid} ({p.name or alive.comm(p.pid)})" for p in card.processes}
-        minor = smi.number(card.get("Minor Number"))
-        opened = leftovers.openers(None if minor is None else [minor], self._world.dev)
-        return {**{pid: f"pid {pid} ({alive.comm(pid)})" for pid in opened}, **named}
+        named = {p.pid: f"pid {p.pid} ({p.name or procfs.comm(p.pid)})" for p in card.processes}
+        minor = nvidia_smi.number(card.get("Minor Number"))
+        opened = orphans.openers(None if minor is None else [minor], self._world.dev)
+        return {**{pid: f"pid {pid} ({procfs.comm(pid)})" for pid in opened}, **named}
 
     # leftovers and memory
 
     def end_leftovers(self) -> list[Finding]:
         """End the processes on these GPUs that an ended run of ours has left."""
         named = {p.pid for gpu in self._gpus if (c := self._card(gpu)) for p in c.processes}
-        known = {pid: start for pid in named if (start := alive.start(pid)) is not None}
-        known |= leftovers.openers(None, self._world.dev)
-        ours = {pid: known[pid] for pid in sorted(known) if leftovers.is_leftover(pid, self._runs)}
+        known = {pid: start for pid in named if (start := procfs.start(pid)) is not None}
+        known |= orphans.openers(None, self._world.dev)
+        ours = {pid: known[pid] for pid in sorted(known) if orphans.is_leftover(pid, self._runs)}
         if not ours:
             return []
-        names = ", ".join(f"{pid} ({alive.comm(pid)})" for pid in ours)
-        ended, living = leftovers.end(ours, END_S)
+        names = ", ".join(f"{pid} ({procfs.comm(pid)})" for pid in ours)
+        ended, living = orphans.end(ours, END_S)
         self.acted |= bool(ended)
         self._report = None
         if living:
@@ -205,7 +206,7 @@ class _Recovery:
         import shutil
 
         gone = []
-        for path in leftovers.stale_caches(self._environ.get("TMPDIR") or "/tmp"):  # noqa: S108 - ours by owner and name
+        for path in orphans.stale_caches(self._environ.get("TMPDIR") or "/tmp"):  # noqa: S108 - ours by owner and name
             shutil.rmtree(path, ignore_errors=True)
             if not os.path.exists(path):
                 gone.append(path)
@@ -249,7 +250,7 @@ class _Recovery:
     def _reset(
         self,
         gpu: Gpu,
-        card: smi.Card | None,
+        card: nvidia_smi.Card | None,
         action: str,
         policy: str,
         alone: Callable[[], bool],
@@ -276,7 +277,7 @@ class _Recovery:
         return Finding(OK, _area(gpu), f"it was reset ({reason})", said, "")
 
     def _refusal(
-        self, gpu: Gpu, card: smi.Card | None, policy: str, alone: Callable[[], bool]
+        self, gpu: Gpu, card: nvidia_smi.Card | None, policy: str, alone: Callable[[], bool]
     ) -> str:
         """Why a GPU must not be reset by us; "" where nothing speaks against it."""
         if policy != "when-idle":
@@ -298,22 +299,22 @@ class _Recovery:
         return "" if alone() else "its lock is not ours alone"
 
 
-def look(environ: Mapping[str, str], timeout_s: float) -> tuple[smi.Report, str]:
+def look(environ: Mapping[str, str], timeout_s: float) -> tuple[nvidia_smi.Report, str]:
     """Ask nvidia-smi for everything, bounded; return the report and what went wrong."""
     program = bounded.on_path("nvidia-smi", environ)
     if program is None:
-        return smi.Report(), "nvidia-smi is not on PATH"
+        return nvidia_smi.Report(), "nvidia-smi is not on PATH"
     answer = bounded.run((program, "-q"), environ, timeout_s)
-    report = smi.parse(answer.out)
+    report = nvidia_smi.parse(answer.out)
     if report.cards:
         return report, ""
-    said = report.strange or smi.parse(answer.err).strange
+    said = report.strange or nvidia_smi.parse(answer.err).strange
     trouble = answer.trouble or "no GPU in its answer"
     return report, ": ".join(filter(None, ("nvidia-smi -q", trouble, said)))
 
 
-def _idle(card: smi.Card) -> bool:
-    used = smi.number(card.get("FB Memory Usage/Used"))
+def _idle(card: nvidia_smi.Card) -> bool:
+    used = nvidia_smi.number(card.get("FB Memory Usage/Used"))
     return used is None or used <= IDLE_MIB
 
 

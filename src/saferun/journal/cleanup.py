@@ -8,9 +8,9 @@ import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from saferun import runs
 from saferun.errors import UnavailableError
-from saferun.runs import Run
+from saferun.journal import reader as runs
+from saferun.journal.reader import Run
 
 KEEP, OLDER_THAN_DAYS = 20, 14.0  # what `clean` spares where nothing is said
 

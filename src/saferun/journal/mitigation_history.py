@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from saferun import places
+from saferun.system import paths
 
 SCHEMA = 1
 FILE = "cures.json"
@@ -39,14 +39,14 @@ class Entry(NamedTuple):
 
 def path(environ: Mapping[str, str]) -> str:
     """Return where the user's cures are kept."""
-    return os.path.join(places.state_dir(environ), FILE)
+    return os.path.join(paths.state_dir(environ), FILE)
 
 
 def load(environ: Mapping[str, str]) -> tuple[Entry, ...]:
     """Return all that is remembered; nothing where the file is missing, cut or not ours."""
     import json
 
-    content = places.read_private(path(environ))
+    content = paths.read_private(path(environ))
     try:
         document = json.loads(content or b"null")
         if document["schema"] != SCHEMA:
@@ -63,7 +63,7 @@ def save(environ: Mapping[str, str], entries: Iterable[Entry]) -> bool:
     newest = sorted(entries, key=lambda entry: entry.at)[-ENTRIES:]
     items = [{**e._asdict(), "key": e.key._asdict()} for e in newest]
     content = json.dumps({"schema": SCHEMA, "cures": items}, indent=1)
-    return places.write_private(path(environ), content.encode())
+    return paths.write_private(path(environ), content.encode())
 
 
 def _entry(item: Mapping[str, Any]) -> Entry:

@@ -13,10 +13,11 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from saferun import alive, places, retry
+from saferun.diagnosis import retry_policy
 from saferun.errors import UnavailableError, UsageError
 from saferun.inject import contract
-from saferun.journal import read_events
+from saferun.journal.writer import read_events
+from saferun.system import paths, procfs
 
 OK, FAILED, RUNNING, INTERRUPTED, UNKNOWN = "ok", "failed", "running", "interrupted", "unknown"
 FINISHED = (OK, FAILED, INTERRUPTED)
@@ -77,7 +78,7 @@ class Attempt(NamedTuple):
 def directory(run_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
     """Return where runs keep their journals, as a launch with the same words has it."""
     given = run_dir or environ.get("SAFERUN_RUN_DIR")
-    return os.path.join(cwd, given or os.path.join(places.state_dir(environ), "runs"))
+    return os.path.join(cwd, given or os.path.join(paths.state_dir(environ), "runs"))
 
 
 def find(base: str, now_s: float) -> tuple[list[Run], int]:
@@ -243,14 +244,14 @@ def read_plan(path: str) -> dict[str, Any]:
 def _outcome(events: Sequence[Mapping[str, Any]], quiet_s: float) -> tuple[str, Mapping[str, Any]]:
     """Return how a run ended, and the event that says so."""
     ended = _last(events, "end")
-    if not ended and _last(events, "ended").get("action") in (retry.STOP, retry.DONE):
+    if not ended and _last(events, "ended").get("action") in (retry_policy.STOP, retry_policy.DONE):
         ended = _last(events, "ended")  # all that is missing is the last word
     if ended:
         if ended.get("status") == 0:
             return OK, ended
         return (INTERRUPTED if "asked to end" in _text(ended.get("reason")) else FAILED), ended
     by = _mapping(_last(events, "attempt").get("by"))
-    lives = alive.lives(by) if by else (None if quiet_s < QUIET_S else False)
+    lives = procfs.lives(by) if by else (None if quiet_s < QUIET_S else False)
     return {True: RUNNING, False: INTERRUPTED, None: UNKNOWN}[lives], {}
 
 
@@ -355,7 +356,7 @@ def _deciding_line(event: Mapping[str, Any]) -> str:
 
 
 def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
-    from saferun import receipts
+    from saferun.journal import receipts
 
     tails = []
     for stream in ("stdout", "stderr"):
@@ -372,7 +373,7 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what a later attempt's plan sets otherwise, as words for people."""
-    from saferun.plan import OF_ATTEMPT
+    from saferun.plan.build import OF_ATTEMPT
 
     if not before or not after:
         return ()  # one of them was not written

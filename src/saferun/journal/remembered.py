@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from saferun import memory
 from saferun.errors import UnavailableError, UsageError
-from saferun.masking import Masker
-from saferun.memory import Entry
-from saferun.schema import nearest
+from saferun.journal import mitigation_history
+from saferun.journal.mitigation_history import Entry
+from saferun.profile.schema import nearest
+from saferun.system.redact import Masker
 
 
 def listed(environ: Mapping[str, str]) -> tuple[Entry, ...]:
@@ -17,7 +17,7 @@ def listed(environ: Mapping[str, str]) -> tuple[Entry, ...]:
     masker = Masker(environ, ())
     return tuple(
         e if e.arguments is None else e._replace(arguments=tuple(masker.words(e.arguments)))
-        for e in memory.load(environ)
+        for e in mitigation_history.load(environ)
     )
 
 
@@ -33,14 +33,14 @@ def forget(environ: Mapping[str, str], script: str | None, cwd: str) -> tuple[En
         UsageError: nothing is remembered for this script.
         UnavailableError: they cannot be written.
     """
-    known = memory.load(environ)
+    known = mitigation_history.load(environ)
     gone = tuple(e for e in known if script is None or _is_of(e.key.script, script, cwd))
     if script is not None and not gone:
         scripts = list(dict.fromkeys(entry.key.script for entry in known))
         mend = nearest(os.path.realpath(os.path.join(cwd, script)), scripts)
         raise UsageError(f"no cure is remembered for `{script}`", mend=mend)
-    if gone and not memory.save(environ, memory.forget(known, gone)):
-        where = memory.path(environ)
+    if gone and not mitigation_history.save(environ, mitigation_history.forget(known, gone)):
+        where = mitigation_history.path(environ)
         raise UnavailableError("cures cannot be forgotten", where=where, mend="mend its mode")
     return gone
 

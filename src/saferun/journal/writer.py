@@ -26,9 +26,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from saferun import places
-from saferun.masking import Masker
-from saferun.secrecy import is_secret
+from saferun.system import paths
+from saferun.system.redact import Masker
+from saferun.system.secret_names import is_secret
 
 BEGIN_S, WRITE_S, SYNC_S = 5.0, 2.0, 2.0  # the most that the run waits for the disk, each time
 NAMES = 1000  # directories tried for one run id
@@ -363,7 +363,7 @@ def _open_base(base: str) -> int:
     Raises:
         OSError: it cannot be made or opened, or it is a link that somebody else has planted.
     """
-    places.make(base)
+    paths.make(base)
     status = os.lstat(base)
     if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
         raise OSError(errno.ELOOP, "it is somebody else's symbolic link")

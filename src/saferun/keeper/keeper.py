@@ -8,13 +8,13 @@ when the pipe from saferun closes because saferun died, the keeper freezes all d
 frozen process makes no new ones), kills them, and reports. Should the keeper itself be killed,
 saferun is the next subreaper and does the same with the same code.
 
-It also carries the job's output (streams.py), because it must go on while saferun is stopped by
-Ctrl-Z: torchrun's ranks go on then, too.
+It also carries the job's output (output_relay.py), because it must go on while saferun is stopped
+by Ctrl-Z: torchrun's ranks go on then, too.
 
     under_saferun(IN, OUT)   a task comes in on IN, reports go out on OUT
 
-Standard library only. It is a process of its own without site-packages, in which saferun is no
-package: its neighbours are imported by their bare names.
+Standard library only: it is a process of its own without site-packages. Only this room is imported
+there.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ import select
 import signal
 import time
 
+from saferun.keeper import process_tree, protocol
+
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from saferun import family, messages
-    from saferun.spare import Waiting
-    from saferun.streams import Streams
-else:
-    import family
-    import messages
+    from saferun.keeper.output_relay import Streams
+    from saferun.keeper.warm_agent import Waiting
 
 _HANDOVER_S = 60.0  # for a spare to finish its import from a cold disk; then another is started
 _SET_PDEATHSIG, _SET_NAME = 1, 15  # linux/prctl.h
@@ -92,7 +90,7 @@ def _become_job(task: dict[str, Any], files: list[int], keeper: int) -> None:
         signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
     if task.get("nofile"):
         _raise_open_files(task["nofile"])
-    family.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    process_tree.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != keeper:
         os._exit(127)  # the keeper died in between, and nobody would have told us
     signal.pthread_sigmask(signal.SIG_SETMASK, task["blocked"])
@@ -121,7 +119,7 @@ class Keeper:
         self._reports = reports
         self._held = held
         self._streams = streams
-        self._family = family.Family()
+        self._family = process_tree.Family()
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._own_group = True
@@ -151,14 +149,14 @@ class Keeper:
         Where ranks are named the command gets it instead if it has a handler itself (torchrun
         has one for what `--signals-to-handle` lists, and dies of what it has none for).
         """
-        if ranks is None or family.catches(self._family.first, number):
+        if ranks is None or process_tree.catches(self._family.first, number):
             self._signalled = True
             if self._family.status is None:
                 os.kill(self._family.first, number)  # not reaped: the number is still its own
             return
         for pid, start in self._family.living().items():
-            if pid in ranks and family.catches(pid, number):
-                family.send_signal(pid, start, number)
+            if pid in ranks and process_tree.catches(pid, number):
+                process_tree.send_signal(pid, start, number)
 
     def resize(self) -> None:
         """The terminal has a new size."""
@@ -191,14 +189,14 @@ class Keeper:
 
     def prepare(self, told: dict[str, Any]) -> None:
         """Start a spare interpreter for the task to come; quietly without where there is none."""
-        import spare  # type: ignore[import-not-found]  # our neighbour, needed ahead of time only
+        from saferun.keeper import warm_agent  # needed ahead of time only
 
         if self._spare:
             return
         if os.getsid(0) != os.getpid():
             os.setsid()
         try:
-            self._spare = spare.Waiting(told, self._streams.files, start_job)
+            self._spare = warm_agent.Waiting(told, self._streams.files, start_job)
         except OSError:
             return
 
@@ -206,7 +204,7 @@ class Keeper:
         """End a spare interpreter that is not wanted."""
         waiting, self._spare = self._spare, None
         if waiting:
-            family.end_processes(self._family.living)
+            process_tree.end_processes(self._family.living)
             self._family.reap()
             waiting.close()
 
@@ -261,7 +259,7 @@ class Keeper:
 
     def report(self, *message: object) -> None:
         """Tell saferun."""
-        messages.send(self._reports, message)
+        protocol.send(self._reports, message)
 
     def _end(self, gpu_prefix: str) -> tuple[int, list[int]]:
         mine = self._family
@@ -269,10 +267,12 @@ class Keeper:
             return 0, []
         if mine.status == 0 and not self.hurry:
             # The job detached the others on purpose, and torchrun would leave them.
-            return family.end_processes(
-                lambda: {p: s for p, s in mine.living().items() if family.opens(p, gpu_prefix)}
+            return process_tree.end_processes(
+                lambda: {
+                    p: s for p, s in mine.living().items() if process_tree.opens(p, gpu_prefix)
+                }
             )
-        return family.end_processes(mine.living)
+        return process_tree.end_processes(mine.living)
 
     def _drain(self) -> None:
         # Whoever wrote has ended: once a channel has been empty, all has been carried.
@@ -280,7 +280,7 @@ class Keeper:
         limit = None
         while not self._streams.settled():
             if self.hurry and limit is None:
-                limit = time.monotonic() + messages.HURRIED_DRAIN_S
+                limit = time.monotonic() + protocol.HURRIED_DRAIN_S
             left = None if limit is None else limit - time.monotonic()
             if left is not None and left <= 0:
                 return
@@ -305,8 +305,8 @@ def _let_go() -> None:
 
 def _prepare() -> tuple[int, int]:
     """Hear nothing but the end of children; return both ends of the pipe that tells of it."""
-    family.prctl(_SET_NAME, ctypes.c_char_p(b"saferun-keeper"))
-    family.become_subreaper()
+    process_tree.prctl(_SET_NAME, ctypes.c_char_p(b"saferun-keeper"))
+    process_tree.become_subreaper()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     os.set_blocking(reading, False)
@@ -330,21 +330,21 @@ def under_saferun(commands: int, reports: int, *held: int) -> None:
     for fd in (commands, reports, *held):
         os.set_inheritable(fd, False)
     wake, notify = _prepare()
-    import streams  # type: ignore[import-not-found]  # our neighbour; there is no package here
+    from saferun.keeper import output_relay
 
-    inbox = messages.Inbox(commands)
+    inbox = protocol.Inbox(commands)
     message = inbox.first()
     try:
         if message is not None:
-            keeper = Keeper(streams.Streams(0, notify), reports, held)
+            keeper = Keeper(output_relay.Streams(0, notify), reports, held)
             _keep(keeper, inbox, message, wake, notify)
     except OSError as error:
         program = message["argv"][0] if isinstance(message, dict) else ""
-        messages.send(reports, ("failed", error.errno, error.strerror, program))
+        protocol.send(reports, ("failed", error.errno, error.strerror, program))
     os._exit(0)  # with carriers that may be stuck in a write
 
 
-def _keep(keeper: Keeper, inbox: messages.Inbox, message: Any, wake: int, notify: int) -> None:
+def _keep(keeper: Keeper, inbox: protocol.Inbox, message: Any, wake: int, notify: int) -> None:
     while isinstance(message, tuple):
         keeper.prepare(message[1])
         message = inbox.first()
@@ -357,7 +357,7 @@ def _keep(keeper: Keeper, inbox: messages.Inbox, message: Any, wake: int, notify
     keeper.run(message)
 
 
-def _obey(keeper: Keeper, inbox: messages.Inbox) -> None:
+def _obey(keeper: Keeper, inbox: protocol.Inbox) -> None:
     _do(keeper, inbox.read())
     if inbox.closed:  # saferun died, or has heard all it wanted to hear
         keeper.hurry = True

@@ -1,6 +1,6 @@
 """What saferun and its keeper say to each other: a length and a marshalled list, through pipes.
 
-Standard library only: the keeper imports it by its bare name.
+Standard library only.
 """
 
 from __future__ import annotations

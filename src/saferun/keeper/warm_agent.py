@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from saferun.installed import Launcher
+    from saferun.plan.torchrun_install import Launcher
 
 _MARSHAL = 2  # a format that every Python reads and writes
 _HARMLESS_FLAGS = frozenset("bBEIOPRsSu")  # flags of a Python that take no value
@@ -346,7 +346,9 @@ def _start_injection() -> None:
     """Do what our sitecustomize does first of all in an agent; a fault of ours stops no job."""
     try:
         package: Any = type(sys)("_saferun_inject")
-        package.__path__ = [os.path.join(os.path.dirname(os.path.abspath(_OURS)), "inject")]
+        package.__path__ = [
+            os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(_OURS))), "inject")
+        ]
         sys.modules["_saferun_inject"] = package
         from _saferun_inject import bootstrap  # type: ignore[import-not-found]
 

@@ -6,24 +6,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from saferun import places
-
-TYPE_CHECKING = False  # importing typing for it would cost a launch 4 ms
-if TYPE_CHECKING:
-    from saferun import signs
+from saferun.system import paths
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def load_failures(environ: Mapping[str, str] | None = None) -> signs.Knowledge:
-    """Return how failures look and what they mean (failures.yaml).
+def load_failures(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return how failures look and what they mean, as the document of failures.yaml.
 
     Args:
         environ: for the user's cache directory; the process's own where left out.
     """
-    from saferun import signs  # a launch that only looks a variable up needs none of it
-
-    return signs.parse(_document("failures.yaml", os.environ if environ is None else environ))
+    return _document("failures.yaml", os.environ if environ is None else environ)
 
 
 def load_mitigations(environ: Mapping[str, str] | None = None) -> Mapping[str, Any]:
@@ -71,7 +65,7 @@ def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
             return known
     with open(os.path.join(HERE, name), encoding="utf-8") as file:
         text = file.read()
-    entry = os.path.join(places.cache_dir(environ), "knowledge", f"{name}.json")
+    entry = os.path.join(paths.cache_dir(environ), "knowledge", f"{name}.json")
     cached = _cached(entry, text)
     if cached is not None:
         return cached
@@ -79,14 +73,14 @@ def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where it was built
     document: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 (safe, either way)
-    places.write_private(entry, json.dumps({"text": text, "document": document}).encode())
+    paths.write_private(entry, json.dumps({"text": text, "document": document}).encode())
     return document
 
 
 def _cached(entry: str, text: str) -> dict[str, Any] | None:
     import json
 
-    content = places.read_private(entry)
+    content = paths.read_private(entry)
     if content is None:
         return None
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saferun import cures, envvars
 from saferun.errors import UsageError
 from saferun.inject import contract
 from saferun.model import (
@@ -22,9 +21,10 @@ from saferun.model import (
     Request,
     Setting,
 )
-from saferun.resolve import Conditions
-from saferun.schema import KEYS, Key
-from saferun.torchrun import max_nodes, max_restarts, setting
+from saferun.plan import env_merge, mitigation_overlay
+from saferun.plan.torchrun_args import max_nodes, max_restarts, setting
+from saferun.profile.merge import Conditions
+from saferun.profile.schema import KEYS, Key
 
 # torchrun's restarts hang without it: the restarted workers meet stale keys in the agent's store.
 SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -81,7 +81,7 @@ def build_plan(
     environ: Mapping[str, str],
     identity: Identity,
     mitigations: Sequence[str] = (),
-    changes: cures.Changes = cures.NONE,
+    changes: mitigation_overlay.Changes = mitigation_overlay.NONE,
 ) -> LaunchPlan:
     """Return the plan of one attempt.
 
@@ -99,10 +99,12 @@ def build_plan(
     """
     retry = profile.sections["retry"]
     line = _resumed(request.line, retry["resume_args"]) if identity.attempt > 1 else request.line
-    args = cures.with_words(_torchrun_args(line, profile, environ), line, changes.torchrun)
+    args = mitigation_overlay.with_words(
+        _torchrun_args(line, profile, environ), line, changes.torchrun
+    )
     command = _command(line, profile, facts, args)
-    hooks = cures.over_hooks(profile.sections["hooks"], changes.hooks)
-    merged = envvars.merge(profile.env, environ)
+    hooks = mitigation_overlay.over_hooks(profile.sections["hooks"], changes.hooks)
+    merged = env_merge.merge(profile.env, environ)
     ours = {
         **_store_setting(line, profile, environ),
         **_attempt_settings(line, profile, environ, identity, mitigations),
@@ -122,7 +124,9 @@ def build_plan(
         torchrun_args=args,
         script=line.script,
         script_args=line.script_args,
-        env=dict(sorted(cures.over({**merged.env, **ours}, environ, changes.env).items())),
+        env=dict(
+            sorted(mitigation_overlay.over({**merged.env, **ours}, environ, changes.env).items())
+        ),
         hooks=hooks,
         retry=retry,
         locks={**profile.sections["locks"], "devices": [g.uuid for g in facts.gpu.gpus if g.uuid]},

@@ -9,24 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from saferun.knowledge.variable_names import LISTS, OTHER_NAME, items
 from saferun.model import Setting
-
-# Two names of one list. Which one torch reads first has changed with its versions (pytorch#183387):
-# where the user has exported only the other one, both get the merged value.
-TWINS = {
-    "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF",
-    "PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF",
-}
-# How lists are written: (between items, between an item's name and its value).
-LISTS = {
-    "PYTORCH_ALLOC_CONF": (",", ":"),
-    "PYTORCH_CUDA_ALLOC_CONF": (",", ":"),
-    "NCCL_DEBUG_SUBSYS": (",", ""),
-    "PYTHONPATH": (":", ""),
-    "LD_LIBRARY_PATH": (":", ""),
-    "TF_XLA_FLAGS": (" ", "="),
-    "XLA_FLAGS": (" ", "="),
-}
 
 
 class Merged(NamedTuple):
@@ -48,7 +32,7 @@ def merge(profile: Mapping[str, Setting], exported: Mapping[str, str]) -> Merged
     kept: dict[str, Setting] = {}
     remarks: list[str] = []
     for name, setting in profile.items():
-        twin = TWINS.get(name, "")
+        twin = OTHER_NAME.get(name, "")
         theirs = exported.get(name)
         if _renumbers(name, exported, setting):
             kept[name] = setting
@@ -80,7 +64,7 @@ def _renumbers(name: str, exported: Mapping[str, str], setting: Setting) -> bool
             item.strip().isdigit() for item in visible.split(",")
         )
     if name == "CUDA_VISIBLE_DEVICES":
-        return not set(_items(setting.value, ",")) <= set(_items(visible, ","))
+        return not set(items(setting.value, ",")) <= set(items(visible, ","))
     return False
 
 
@@ -92,10 +76,6 @@ def _renumbering(name: str, setting: Setting, exported: Mapping[str, str]) -> st
     )
 
 
-def _items(text: str, between: str) -> list[str]:
-    return [item.strip() for item in text.split(between) if item.strip()]
-
-
 def _merge_list(
     name: str,
     theirs: str,
@@ -105,7 +85,7 @@ def _merge_list(
 ) -> None:
     """Add a setting's items to the exported ones; on a clash `--set` wins, a profile yields."""
     between, pair = LISTS[name]
-    ours, old = _items(setting.value, between), _items(theirs, between)
+    ours, old = items(setting.value, between), items(theirs, between)
 
     def key(item: str) -> str:
         return item.split(pair, 1)[0] if pair else item
@@ -123,15 +103,3 @@ def _merge_list(
         value = between.join([*added, *ours])
     if value != theirs:
         env[name] = setting._replace(value=value, origin=f"exported + {setting.origin}")
-
-
-def combine(name: str, older: str, newer: str) -> str:
-    """Return a list value with a later profile's items put over an earlier one's."""
-    between, pair = LISTS[name]
-    wins = {item.split(pair, 1)[0] if pair else item for item in _items(newer, between)}
-    kept = [
-        item
-        for item in _items(older, between)
-        if (item.split(pair, 1)[0] if pair else item) not in wins
-    ]
-    return between.join([*kept, *_items(newer, between)])

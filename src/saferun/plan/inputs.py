@@ -10,12 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from saferun import cures, gpu, installed, places, profiles, settings, torchrun
+from saferun.audit import collect
 from saferun.errors import UnavailableError, UsageError
+from saferun.knowledge.torchrun_options import TABLE_TORCH
 from saferun.model import Facts, GpuFacts, Identity, LaunchPlan, Option, Profile, Request
-from saferun.plan import bare_plan, build_plan, conditions
-from saferun.resolve import Given, resolve
-from saferun.schema import KEYS, Doc, Leaf
+from saferun.plan import mitigation_overlay, torchrun_args, torchrun_install
+from saferun.plan.build import bare_plan, build_plan, conditions
+from saferun.profile import files as profiles
+from saferun.profile.merge import Given, resolve
+from saferun.profile.schema import KEYS, Doc, Leaf
+from saferun.system import gpus as gpu
+from saferun.system import paths
 
 COMMAND_OPTIONS = {"--json": None}  # own options that only `saferun plan` has
 
@@ -32,11 +37,13 @@ class Gathered(NamedTuple):
     environ: Mapping[str, str]
     identity: Identity
     runs: str = ""  # the directory of all runs' journals
-    launcher: installed.Launcher | None = None  # None where plain python starts the job
+    launcher: torchrun_install.Launcher | None = None  # None where plain python starts the job
     remarks: tuple[str, ...] = ()
 
     def plan(
-        self, mitigations: Sequence[str] = (), changes: cures.Changes = cures.NONE
+        self,
+        mitigations: Sequence[str] = (),
+        changes: mitigation_overlay.Changes = mitigation_overlay.NONE,
     ) -> LaunchPlan:
         """Compute the plan of the attempt that `identity` names.
 
@@ -148,8 +155,8 @@ def assemble(
         named=chosen.named,
         origin=chosen.origin,
     )
-    runs = os.path.join(cwd, request.run_dir or os.path.join(places.state_dir(environ), "runs"))
-    idle = settings.remark(request.line, profile.env, facts, environ, cwd) if starting else ""
+    runs = os.path.join(cwd, request.run_dir or os.path.join(paths.state_dir(environ), "runs"))
+    idle = collect.remark(request.line, profile.env, facts, environ, cwd) if starting else ""
     return Gathered(
         request,
         profile,
@@ -169,7 +176,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Request:
         UsageError: what saferun itself cannot take; torchrun's own complaints are in
             `line.refusal`.
     """
-    return _request(_parse(words, environ, torchrun.OWN), environ)
+    return _request(_parse(words, environ, torchrun_args.OWN), environ)
 
 
 def read_torchrun(words: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -179,18 +186,18 @@ def read_torchrun(words: Sequence[str], environ: Mapping[str, str]) -> Request:
 
 def _parse(
     words: Sequence[str], environ: Mapping[str, str], own: Mapping[str, str | None]
-) -> torchrun.Parsed:
-    parsed = torchrun.parse(words, own=own)
+) -> torchrun_args.Parsed:
+    parsed = torchrun_args.parse(words, own=own)
     # an abbreviation is ambiguous by the options of the torch that reads it, script's own included
     if not parsed.unsure and not any(word.startswith("--") for word in parsed.line.script_args):
         return parsed
     options = _installed_options(environ)
-    return parsed if options is None else torchrun.parse(words, options=options, own=own)
+    return parsed if options is None else torchrun_args.parse(words, options=options, own=own)
 
 
 def read_command(words: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, Request]:
     """Read the words after `saferun plan`: those of a launch, and --json before the script."""
-    own = {**torchrun.OWN, **COMMAND_OPTIONS}
+    own = {**torchrun_args.OWN, **COMMAND_OPTIONS}
     parsed = _parse(words, environ, own)
     return any(name == "--json" for name, _ in parsed.own), _request(parsed, environ)
 
@@ -198,16 +205,16 @@ def read_command(words: Sequence[str], environ: Mapping[str, str]) -> tuple[bool
 def _installed_options(environ: Mapping[str, str]) -> Sequence[Option] | None:
     """The options of the installed torch, where it is another one than our table describes."""
     try:
-        launcher = installed.find_launcher(environ)
+        launcher = torchrun_install.find_launcher(environ)
     except UnavailableError:
         return None
-    version = installed.torch_version(launcher, environ)
-    if version is not None and ".".join(version.split(".")[:2]) == torchrun.TABLE_TORCH:
+    version = torchrun_install.torch_version(launcher, environ)
+    if version is not None and ".".join(version.split(".")[:2]) == TABLE_TORCH:
         return None
-    return installed.option_table(launcher, version, places.cache_dir(environ))
+    return torchrun_install.option_table(launcher, version, paths.cache_dir(environ))
 
 
-def _request(parsed: torchrun.Parsed, environ: Mapping[str, str]) -> Request:
+def _request(parsed: torchrun_args.Parsed, environ: Mapping[str, str]) -> Request:
     given = dict(parsed.own)  # the last one counts, as everywhere
     profile, origin = given.get("--profile"), "--profile"
     if profile is None:
@@ -279,10 +286,10 @@ def _sets(request: Request) -> list[Given]:
     """Read `--set` and `--retries` as profile keys."""
     found = []
     if request.sets:
-        from saferun import yamldoc
+        from saferun.profile import yaml_reader
 
         for key, value, origin in request.sets:
-            found.append(Given(key, yamldoc.parse_value(key, value, origin), origin))
+            found.append(Given(key, yaml_reader.parse_value(key, value, origin), origin))
     return [*found, *retries(request)]
 
 
@@ -299,29 +306,29 @@ def retries(request: Request) -> list[Given]:
 
 
 def _facts(
-    launcher: installed.Launcher | None,
+    launcher: torchrun_install.Launcher | None,
     environ: Mapping[str, str],
     gpus: GpuFacts,
     starting: bool,
 ) -> Facts:
     if launcher is None:
         return Facts(gpu=gpus, python=_python(environ, starting))
-    version = installed.torch_version(launcher, environ) if launcher.interpreter else None
+    version = torchrun_install.torch_version(launcher, environ) if launcher.interpreter else None
     return Facts(gpu=gpus, torch=version, launcher=launcher.argv)
 
 
-def _launcher(environ: Mapping[str, str], starting: bool) -> installed.Launcher:
+def _launcher(environ: Mapping[str, str], starting: bool) -> torchrun_install.Launcher:
     try:
-        return installed.find_launcher(environ)
+        return torchrun_install.find_launcher(environ)
     except UnavailableError:
         if starting:
             raise
-        return installed.Launcher(("torchrun",), None)
+        return torchrun_install.Launcher(("torchrun",), None)
 
 
 def _python(environ: Mapping[str, str], starting: bool) -> str:
     """The `python` that the user's PATH finds, as a shell would."""
-    programs = (p for name in ("python", "python3") for p in installed.on_path(name, environ))
+    programs = (p for name in ("python", "python3") for p in paths.on_path(name, environ))
     found = next(programs, None)
     if found is None and starting:
         raise UnavailableError("there is no python on PATH", mend="put one there")
@@ -330,7 +337,7 @@ def _python(environ: Mapping[str, str], starting: bool) -> str:
 
 def _identity(runs: str, starting: bool) -> Identity:
     """Name this run and the directory of its receipts; a plan that is only shown has neither."""
-    site = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject", "site")
+    site = os.path.join(paths.PACKAGE, "inject", "site")
     if not starting:
         return Identity(site=site)
     run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from saferun.errors import SaferunError
-from saferun.schema import KEYS, is_range, nearest
+from saferun.profile.schema import KEYS, is_range, nearest
 
 CUDAGRAPHS = "cudagraphs"  # what a cure may exclude beside other cures
 # Questions that remedies.py answers, as the data writes them.

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from saferun.envvars import LISTS, TWINS, combine
-from saferun.mitigations import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Cure
+from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import CommandLine, LaunchPlan, Setting
-from saferun.schema import in_range
-from saferun.torchrun import max_nodes, setting
-from saferun.torchrun import parse as parse_words
+from saferun.plan.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Cure
+from saferun.plan.torchrun_args import max_nodes, setting
+from saferun.plan.torchrun_args import parse as parse_words
+from saferun.profile.schema import in_range
 
 GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
 
@@ -307,7 +307,7 @@ def over(
             if name in made or environ.get(name) != cure.value:
                 made[name] = cure
             continue
-        twin = TWINS.get(name, "")
+        twin = OTHER_NAME.get(name, "")
         present = [n for n in (name, twin) if n in made or n in environ]
         base = present[0] if present else name
         targets = dict.fromkeys((name, *present))

@@ -16,9 +16,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from saferun import places
 from saferun.errors import UnavailableError
 from saferun.model import Option
+from saferun.system import paths
+from saferun.system.paths import on_path
 
 OPTION_TABLE_TIMEOUT_S = 20.0  # `torchrun --help` takes 1.7 s warm, and 10 s from a cold disk
 
@@ -144,17 +145,9 @@ def _own_programs() -> set[str]:
     names = [
         sys.argv[0] if sys.argv else "",
         os.path.join(os.path.dirname(sys.executable), "saferun"),
-        os.path.join(os.path.dirname(__file__), "__main__.py"),
+        os.path.join(paths.PACKAGE, "__main__.py"),
     ]
     return {os.path.realpath(name) for name in names if name}
-
-
-def on_path(name: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the executable files of this name on PATH, first come first."""
-    for entry in environ.get("PATH", os.defpath).split(os.pathsep):
-        path = os.path.join(os.path.abspath(entry), name)
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            yield path
 
 
 def _read_head(path: str) -> bytes:
@@ -388,7 +381,7 @@ def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) ->
     import hashlib
 
     try:
-        places.make(cache_dir)
+        paths.make(cache_dir)
         state = os.stat(cache_dir)
     except OSError:
         return None

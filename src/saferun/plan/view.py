@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saferun.model import LaunchPlan, Setting
-from saferun.plan import OF_ATTEMPT
-from saferun.schema import KEYS
+from saferun.plan.build import OF_ATTEMPT
+from saferun.profile.schema import KEYS
 
 if TYPE_CHECKING:
-    from saferun.findings import Finding
+    from saferun.model import Finding
 
 WIDTH = 96
 
@@ -89,7 +89,7 @@ def as_text(plan: LaunchPlan, findings: Sequence[Finding] = ()) -> str:
 
 def _audit(findings: Sequence[Finding]) -> Iterator[str]:
     """What is wrong or worth a word, at length; the rest by number. `saferun doctor` has all."""
-    from saferun.findings import OK
+    from saferun.model import OK
 
     if findings:
         yield "\nyour own settings"

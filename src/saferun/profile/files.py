@@ -10,10 +10,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from saferun import __version__, places
+from saferun import __version__
 from saferun.errors import ProfileError
 from saferun.model import GpuFacts
-from saferun.schema import KEYS, MAX_BYTES, Doc, Leaf, nearest
+from saferun.profile.schema import KEYS, MAX_BYTES, Doc, Leaf, nearest
+from saferun.system import paths
 
 LOCAL = "saferun.yaml"
 
@@ -35,21 +36,14 @@ class Chosen(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def shipped_dir() -> str:
-    """Return where the shipped profiles lie: in the wheel, or beside src in a checkout."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    packed = os.path.join(here, "data", "profiles")
-    return packed if os.path.isdir(packed) else os.path.join(here, "..", "..", "profiles")
-
-
 def user_dir(environ: Mapping[str, str]) -> str:
     """Return where the user's own profiles lie; it may not exist."""
-    return os.path.join(places.config_dir(environ), "profiles")
+    return os.path.join(paths.config_dir(environ), "profiles")
 
 
 def known(environ: Mapping[str, str]) -> list[Found]:
     """Return the user's profiles, then the shipped ones, by name."""
-    return [*_listed(user_dir(environ), None), *_listed(shipped_dir(), "profiles")]
+    return [*_listed(user_dir(environ), None), *_listed(paths.shipped("profiles"), "profiles")]
 
 
 def _listed(directory: str, shown: str | None) -> Iterator[Found]:
@@ -177,7 +171,7 @@ def check_chain(docs: tuple[Doc, ...]) -> None:
     Raises:
         ProfileError: values that exclude each other.
     """
-    from saferun.resolve import Conditions, resolve
+    from saferun.profile.merge import Conditions, resolve
 
     versions = {None, *(v for doc in docs for v in _versions(doc))}
     for torch in versions:
@@ -243,9 +237,9 @@ def load(found: Found, environ: Mapping[str, str]) -> Doc:
     entry = _cache_entry(found, environ)
     doc = _cached(entry, text, found.shown)
     if doc is None:
-        from saferun import yamldoc
+        from saferun.profile import yaml_reader
 
-        doc = yamldoc.parse(text, found.shown)
+        doc = yaml_reader.parse(text, found.shown)
         _remember(entry, text, doc)
     return doc
 
@@ -279,7 +273,7 @@ def _cache_entry(found: Found, environ: Mapping[str, str]) -> str:
     from binascii import crc32
 
     key = crc32(f"{found.path}\0{found.shown}".encode("utf-8", "surrogateescape"))
-    return os.path.join(places.cache_dir(environ), "profiles", f"{key:08x}.json")
+    return os.path.join(paths.cache_dir(environ), "profiles", f"{key:08x}.json")
 
 
 def _format() -> str:
@@ -292,7 +286,7 @@ def _format() -> str:
 def _cached(entry: str, text: str, shown: str) -> Doc | None:
     import json
 
-    raw = places.read_private(entry)
+    raw = paths.read_private(entry)
     if raw is None:
         return None
     try:
@@ -321,4 +315,4 @@ def _remember(entry: str, text: str, doc: Doc) -> None:
     import json
 
     held = {"format": _format(), "path": doc.path, "text": text, "doc": doc[1:]}
-    places.write_private(entry, json.dumps(held).encode())
+    paths.write_private(entry, json.dumps(held).encode())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from saferun.envvars import LISTS, combine
 from saferun.errors import ProfileError
+from saferun.knowledge.variable_names import LISTS, combine
 from saferun.model import Profile, Setting
-from saferun.schema import KEYS, Doc, Leaf, in_range
+from saferun.profile.schema import KEYS, Doc, Leaf, in_range
 
 
 class Conditions(NamedTuple):

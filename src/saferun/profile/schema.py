@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from saferun.torchrun import OPTIONS
+from saferun.knowledge.torchrun_options import OPTIONS
 
 
 class Key(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from saferun.schema import Key
+from saferun.profile.schema import Key
 
 
 def kind(node: Any) -> str:

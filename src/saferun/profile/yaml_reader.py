@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from saferun.errors import ProfileError
-from saferun.schema import (
+from saferun.profile.schema import (
     HEAD,
     KEYS,
     LEAF_WORDS,
@@ -28,7 +28,7 @@ from saferun.schema import (
     is_range,
     nearest,
 )
-from saferun.yamlvalue import coerce, expected, kind, scalar
+from saferun.profile.values import coerce, expected, kind, scalar
 
 MAX_NODES = 20_000
 MAX_DEPTH = 8

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from saferun import messages
-from saferun.launch import plug_closed_descriptors
-from saferun.standby import Standby, ignored_signals, start_keeper
+from saferun.keeper import protocol
+from saferun.supervise.standby import Standby, ignored_signals, start_keeper
+from saferun.system.descriptors import plug_closed_descriptors
 
 if TYPE_CHECKING:
-    from saferun.spare import Spare
+    from saferun.keeper.warm_agent import Spare
 
 TAIL_BYTES = 256 * 1024
 _DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -112,7 +112,7 @@ def run_attempt(
     Raises:
         UnavailableError: the command could not be started.
     """
-    from saferun.signals import Signals
+    from saferun.system.signalfd import Signals
 
     plug_closed_descriptors()  # or the one for signals would become the job's output
     modes = _Modes()
@@ -151,7 +151,7 @@ def _fits(spare: Spare | None, task: Mapping[str, Any]) -> bool:
         return False
     if task["nofile"] or task["ignored"] != ignored_signals():
         return False  # a cure changes how the process starts
-    from saferun.spare import usable
+    from saferun.keeper.warm_agent import usable
 
     return usable(spare.env, task["env"], spare.argv, task["argv"])
 
@@ -218,10 +218,12 @@ class _Attempt:
     def start(self, standby: Standby, task: Mapping[str, Any]) -> None:
         """Tell the keeper what to do."""
         self._keeper, self._commands, self._reports = standby[:3]
-        from saferun import family  # its ctypes is loaded while the keeper does the same
+        from saferun.keeper import (
+            process_tree,  # its ctypes is loaded while the keeper does the same
+        )
 
-        family.become_subreaper()
-        self._inbox = messages.Inbox(self._reports)
+        process_tree.become_subreaper()
+        self._inbox = protocol.Inbox(self._reports)
         self._send(dict(task))
 
     def wait(self, on_start: Callable[[int, int], object] | None) -> None:
@@ -289,9 +291,9 @@ class _Attempt:
         return max(0.0, end - self._asked_at)
 
     def _take_over(self, spared: Callable[[], Iterable[int]]) -> list[Any]:
-        from saferun import family
+        from saferun.keeper import process_tree
 
-        killed, unkillable = family.end_processes(family.Family(spared).living)
+        killed, unkillable = process_tree.end_processes(process_tree.Family(spared).living)
         if not self._killing:
             self._ended_by = "keeper"
         if not self._exited:
@@ -299,7 +301,7 @@ class _Attempt:
         return ["ended", int(signal.SIGKILL), killed, unkillable, *(b"",) * 4, False, False]
 
     def _send(self, message: object) -> None:
-        messages.send(self._commands, message)
+        protocol.send(self._commands, message)
 
     def _hear(self, message: Any, on_start: Callable[[int, int], object] | None) -> None:
         if message[0] == "started":
@@ -359,12 +361,12 @@ class _Attempt:
             self._deadline = self._clock() + self._grace_s
 
     def _kill(self, why: str) -> None:
-        from saferun import family
+        from saferun.keeper import process_tree
 
         if not self._killing:
             self._killing, self._ended_by = True, why
             self._send(("kill",))
-            limit = family.UNKILLABLE_S + messages.HURRIED_DRAIN_S + _KEEPER_GRACE_S
+            limit = process_tree.UNKILLABLE_S + protocol.HURRIED_DRAIN_S + _KEEPER_GRACE_S
             self._deadline = self._clock() + limit
 
     def _left_ms(self) -> float | None:

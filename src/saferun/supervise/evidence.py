@@ -10,10 +10,11 @@ import re
 import select
 from typing import NamedTuple
 
-from saferun import logtext, places, progress
-from saferun import receipts as told
-from saferun.attempt import Ended
-from saferun.evidence import Evidence, RankFailure, rank_failure
+from saferun.diagnosis import log_reader, progress
+from saferun.diagnosis.evidence import Evidence, RankFailure, rank_failure
+from saferun.journal import receipts as told
+from saferun.supervise.attempt import Ended
+from saferun.system import paths as places
 
 _ERROR_FILE = r"a(\d+)-r(\d+)-rank(\d+|none)-pid\d+\.error\.json"  # inject/hooks/excepthook.py
 _ERROR_FILES = 256  # that are read: the earliest exceptions of a large job are among them
@@ -33,7 +34,7 @@ def evidence(
         oom_kills: see `OutOfMemoryKills`.
     """
     return Evidence(
-        log=logtext.read((ended.stdout_tail, b"\n", ended.stderr_tail)),
+        log=log_reader.read((ended.stdout_tail, b"\n", ended.stderr_tail)),
         exit_code=ended.exit_code,
         failures=failures(receipts, attempt),
         age_s=ended.lived_s,

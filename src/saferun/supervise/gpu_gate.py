@@ -6,19 +6,51 @@ can be mended recover.py.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
-from saferun.gather import Gathered
-from saferun.launch import begin_preflight
 from saferun.model import LaunchPlan
+from saferun.plan.inputs import Gathered
+from saferun.system.descriptors import plug_closed_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.findings import Finding
-    from saferun.lock import Held
+    from saferun.gpu.lock import Held
+    from saferun.gpu.preflight_gate import Clearance
+    from saferun.model import Finding
 
 Event = Callable[..., None]  # journal.Journal.event
+
+
+def take_locks(gathered: Gathered, plan: LaunchPlan, say: Callable[[str], None]) -> Held:
+    """Lock the GPUs as the plan says.
+
+    Raises:
+        BusyError: another run has one, and the policy is to leave then.
+    """
+    from saferun.gpu import lock, lock_owner
+
+    plug_closed_descriptors()  # or a lock file would become the job's output
+    script = plan.script or "no script"
+    return lock.acquire(
+        plan.locks["devices"],
+        plan.locks,
+        environ=gathered.environ,
+        owner=lock_owner.this_process(os.path.basename(script), gathered.identity.run),
+        say=say,
+    )
+
+
+def begin_preflight(
+    gathered: Gathered, plan: LaunchPlan, held: Held, say: Callable[[str], None]
+) -> Clearance | None:
+    """Begin to try the GPUs, where the profile wants that; whoever calls this closes it."""
+    if plan.policy["preflight"]["mode"] == "off":
+        return None
+    from saferun.gpu import preflight_gate
+
+    return preflight_gate.begin(gathered, plan, held, say)
 
 
 class _AskedError(Exception):
@@ -60,7 +92,7 @@ class GpuCare:
         if self._check is None:
             return True
         if kind:
-            from saferun.cuda_errors import AFTER
+            from saferun.gpu.cuda_errors import AFTER
 
             if kind not in AFTER:
                 return True
@@ -82,7 +114,7 @@ class GpuCare:
         Returns:
             The number of a signal that asks the run to end, else 0.
         """
-        from saferun.cuda_errors import AFTER, RESET
+        from saferun.gpu.cuda_errors import AFTER, RESET
 
         self.mended = ()
         asks = AFTER.get(kind, frozenset())
@@ -90,7 +122,7 @@ class GpuCare:
             asks = asks & {RESET}
         if not asks or not plan.gpus.gpus:
             return 0
-        from saferun import clearance
+        from saferun.gpu import preflight_gate
 
         def sleep(seconds: float) -> None:
             if number := pause(seconds):
@@ -98,12 +130,12 @@ class GpuCare:
 
         wanted: dict[str, Any] = dict.fromkeys(asks, ())
         try:
-            done = clearance.recovered(wanted, self._gathered, plan, self._held, sleep)
+            done = preflight_gate.recovered(wanted, self._gathered, plan, self._held, sleep)
         except _AskedError as asked:
             return int(asked.args[0])
         self.mended = done.findings
         for finding in done.findings:
-            self._say(clearance.in_a_line(finding))
+            self._say(preflight_gate.in_a_line(finding))
         return 0
 
     def close(self) -> None:

@@ -12,9 +12,9 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from saferun.installed import Launcher
-from saferun.spare import offer
-from saferun.standby import Standby, prepare, start_keeper
+from saferun.keeper.warm_agent import offer
+from saferun.plan.torchrun_install import Launcher
+from saferun.supervise.standby import Standby, prepare, start_keeper
 
 ROOM_BYTES = 4 << 30  # a spare takes up to 0.6 GB, and the job's own growth comes first
 END_S = 5.0

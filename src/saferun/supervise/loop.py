@@ -13,24 +13,25 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from saferun import retry, torchrun
-from saferun.alive import this_process
-from saferun.attempt import Ended, run_attempt
+from saferun.diagnosis import retry_policy
 from saferun.errors import EXIT_UNAVAILABLE
-from saferun.gather import Gathered
-from saferun.gpucare import GpuCare
 from saferun.inject import contract
-from saferun.launch import environment, replace_process, take_locks
 from saferun.model import LaunchPlan
-from saferun.page import announcement, as_json
-from saferun.ready import Ready
-from saferun.treatment import Treatment
+from saferun.plan import torchrun_args
+from saferun.plan.inputs import Gathered
+from saferun.plan.view import announcement, as_json
+from saferun.supervise.attempt import Ended, run_attempt
+from saferun.supervise.gpu_gate import GpuCare, take_locks
+from saferun.supervise.keeper_pool import Ready
+from saferun.supervise.mitigations import Treatment
+from saferun.supervise.replace import replace_process
+from saferun.system.procfs import this_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.failure import Diagnosis
-    from saferun.journal import Journal
-    from saferun.lock import Held
+    from saferun.diagnosis.classify import Diagnosis
+    from saferun.gpu.lock import Held
+    from saferun.journal.writer import Journal
 
 SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
 MARGIN_S = 10.0  # beyond it, for torchrun's own end
@@ -124,7 +125,7 @@ class _Run:
         if self._journal.path:  # another run may have had the name
             identity = identity._replace(run=os.path.basename(self._journal.path))
         self._gathered = gathered._replace(identity=identity)
-        self._history: list[retry.Try] = []
+        self._history: list[retry_policy.Try] = []
         self._diagnoses: list[Diagnosis] = []
         self._treatment = Treatment(self._gathered, self._journal.path or "")
         self._kills: Any = None  # witness.OutOfMemoryKills of the attempt that runs
@@ -148,7 +149,7 @@ class _Run:
                 verdict = self._judged(plan, ended)
                 if stopped_by := self._mend(plan, verdict):
                     return self._over(128 + stopped_by, "asked to end")
-                if verdict.action != retry.AGAIN:
+                if verdict.action != retry_policy.AGAIN:
                     return self._over(ended.exit_code, verdict.reason)
                 if verdict.add:
                     self._treatment.add(verdict.add, self._history[-1].kind)
@@ -173,9 +174,9 @@ class _Run:
         path = self._gathered.environ.get(VERDICT_FILE)
         last = self._history[-1] if self._history else None
         if path and last and last.exit_code and not last.asked:
-            from saferun import places
+            from saferun.system import paths
 
-            places.write_private(os.path.abspath(path), last.verdict.encode() + b"\n")
+            paths.write_private(os.path.abspath(path), last.verdict.encode() + b"\n")
 
     def _cleared(self) -> bool:
         """Have the GPUs tried; meanwhile a torchrun imports torch, which becomes attempt 1."""
@@ -185,12 +186,12 @@ class _Run:
         kind = self._history[-1].kind if self._history else ""
         return self._care.cleared(kind, self._journal.event)
 
-    def _mend(self, plan: LaunchPlan, verdict: retry.Verdict) -> int:
+    def _mend(self, plan: LaunchPlan, verdict: retry_policy.Verdict) -> int:
         """Do what the failure asks for; return the number of a signal that came meanwhile, or 0."""
         last = self._history[-1] if self._history else None
         if last is None or last.asked:
             return 0
-        again = verdict.action == retry.AGAIN
+        again = verdict.action == retry_policy.AGAIN
         try:
             asked = self._care.mend(plan, last.kind, again=again, pause=lambda s: _pause(0, s))
         except Exception as error:
@@ -245,7 +246,7 @@ class _Run:
         )
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
-        return {**environment(plan, self._gathered.environ), **self._held.environ()}
+        return {**plan.environment(self._gathered.environ), **self._held.environ()}
 
     def _harmlessly(self, work: Callable[[], None]) -> None:
         """Do what the running job does not need: a fault of ours there is the journal's alone."""
@@ -255,22 +256,24 @@ class _Run:
             self._journal.event("fault", what=f"{type(error).__name__}: {error}")
 
     def _make_ready(self) -> None:
-        from saferun import failure, knowledge, lastwords, receipts, witness  # noqa: F401
+        from saferun.diagnosis import classify, failure_report, signatures  # noqa: F401
+        from saferun.journal import receipts  # noqa: F401
+        from saferun.supervise import evidence
 
-        knowledge.load_failures(self._gathered.environ)  # its cache is warm, should they be needed
-        self._ranks = witness.ranks(self._launcher)
+        signatures.load(self._gathered.environ)  # its cache is warm, should they be needed
+        self._ranks = evidence.ranks(self._launcher)
         plan = self._treatment.plan(self._following())
         self._ready.spare(plan.command, self._environment(plan))
 
     def _started(self, keeper: int, launcher: int) -> None:
-        from saferun.witness import OutOfMemoryKills
+        from saferun.supervise.evidence import OutOfMemoryKills
 
         self._launcher, self._ranks = launcher, None
         self._kills = OutOfMemoryKills()  # the job is starting meanwhile
         self._journal.event("started", keeper=keeper, launcher=launcher)
         self._keep_tails()
 
-    def _judged(self, plan: LaunchPlan, ended: Ended) -> retry.Verdict:
+    def _judged(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Verdict:
         """Decide; a fault of ours there is said in one line, and the job's own end stands."""
         try:
             return self._judge(plan, ended)
@@ -282,9 +285,9 @@ class _Run:
                 f"what the attempt's end means could not be decided, a fault of ours ({what})"
             )
             self._journal.event("fault", traceback=traceback.format_exc())
-            return retry.Verdict(retry.STOP, "a fault of saferun's own")
+            return retry_policy.Verdict(retry_policy.STOP, "a fault of saferun's own")
 
-    def _judge(self, plan: LaunchPlan, ended: Ended) -> retry.Verdict:
+    def _judge(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Verdict:
         """Learn what happened, decide, and say it."""
         number = len(self._history) + 1
         unguarded = self._read_receipts(ended)
@@ -292,22 +295,22 @@ class _Run:
         if ended.exit_code:
             last = self._diagnosed(last, ended)
         self._history.append(last)
-        policy = retry.policy(plan.retry, plan.policy["mitigate"])
+        policy = retry_policy.policy(plan.retry, plan.policy["mitigate"])
         following = self._following()
-        verdict = retry.decide(
+        verdict = retry_policy.decide(
             self._history,
             policy,
             usable=lambda name, in_force: self._treatment.usable(following, name, in_force),
             jitter=_jitter(),
         )
-        if verdict.action == retry.DONE:
+        if verdict.action == retry_policy.DONE:
             self._treatment.learn(self._gathered, plan)
         self._record(number, ended, last, verdict)
         self._tell(ended, verdict, unguarded)
         return verdict
 
-    def _as_try(self, number: int, plan: LaunchPlan, ended: Ended) -> retry.Try:
-        return retry.Try(
+    def _as_try(self, number: int, plan: LaunchPlan, ended: Ended) -> retry_policy.Try:
+        return retry_policy.Try(
             number=number,
             exit_code=ended.exit_code,
             lived_s=ended.lived_s,
@@ -318,25 +321,28 @@ class _Run:
             unkillable=bool(ended.unkillable),
         )
 
-    def _diagnosed(self, last: retry.Try, ended: Ended) -> retry.Try:
+    def _diagnosed(self, last: retry_policy.Try, ended: Ended) -> retry_policy.Try:
         """Learn what an attempt failed of; for a success none of this is loaded."""
-        from saferun import failure, knowledge, witness
+        from saferun.diagnosis import classify, signatures
+        from saferun.supervise import evidence
 
         identity = self._gathered.identity
         kills = self._kills.since() if self._kills else None
-        known = knowledge.load_failures(self._gathered.environ)
-        seen = witness.evidence(ended, identity.receipts, identity.attempt, kills)
-        diagnosis = failure.classify(seen, known)
+        known = signatures.load(self._gathered.environ)
+        seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
+        diagnosis = classify.classify(seen, known)
         self._diagnoses.append(diagnosis)
         return last._replace(
             kind=diagnosis.kind,
             verdict=diagnosis.verdict,
             cures=diagnosis.mitigations,
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
-            fingerprint=failure.fingerprint(diagnosis),
+            fingerprint=classify.fingerprint(diagnosis),
         )
 
-    def _record(self, number: int, ended: Ended, last: retry.Try, verdict: retry.Verdict) -> None:
+    def _record(
+        self, number: int, ended: Ended, last: retry_policy.Try, verdict: retry_policy.Verdict
+    ) -> None:
         self._journal.event(
             "ended",
             attempt=number,
@@ -364,18 +370,20 @@ class _Run:
             self._journal.sync()
             self._tails = None
 
-    def _tell(self, ended: Ended, verdict: retry.Verdict, unguarded: tuple[str, ...]) -> None:
-        from saferun import lastwords
+    def _tell(
+        self, ended: Ended, verdict: retry_policy.Verdict, unguarded: tuple[str, ...]
+    ) -> None:
+        from saferun.diagnosis import failure_report
 
         history, diagnoses = self._history, self._diagnoses
-        if verdict.action == retry.DONE:
-            lines = lastwords.success(history)
-        elif verdict.action == retry.AGAIN:
+        if verdict.action == retry_policy.DONE:
+            lines = failure_report.success(history)
+        elif verdict.action == retry_policy.AGAIN:
             change = self._treatment.describe([verdict.add] if verdict.add else [])
-            lines = [lastwords.between(history[-1], diagnoses[-1], verdict, change)]
+            lines = [failure_report.between(history[-1], diagnoses[-1], verdict, change)]
         else:
             host, journal = os.uname().nodename, self._journal.path
-            lines = lastwords.failure(history, diagnoses, verdict, host=host, journal=journal)
+            lines = failure_report.failure(history, diagnoses, verdict, host=host, journal=journal)
         lines = [*unguarded, *lines]
         if lines:
             tail = ended.stdout_tail if ended.merged else ended.stderr_tail
@@ -387,7 +395,7 @@ class _Run:
 
         A run that was asked to end may not have come so far.
         """
-        from saferun import receipts
+        from saferun.journal import receipts
 
         identity, request = self._gathered.identity, self._gathered.request
         told = receipts.read(identity.receipts, identity.attempt)
@@ -412,7 +420,7 @@ def _pause(number: int, delay_s: float) -> int:
     """Wait before an attempt, unless a signal comes; see `Before`."""
     if delay_s <= 0:
         return 0
-    from saferun.signals import Signals
+    from saferun.system.signalfd import Signals
 
     until = time.monotonic() + delay_s
     with Signals(ASKING) as signals:
@@ -432,12 +440,12 @@ def grace_s(plan: LaunchPlan, line: Any, environ: Mapping[str, str]) -> float | 
     """
     if plan.launcher != "torchrun":
         return None
-    text = torchrun.setting(line, environ, "shutdown_timeout") or ""
+    text = torchrun_args.setting(line, environ, "shutdown_timeout") or ""
     return (float(text) if text.isdigit() else SHUTDOWN_S) + MARGIN_S
 
 
 def _first_step(ended: Ended) -> int | None:
-    from saferun.progress import first_step
+    from saferun.diagnosis.progress import first_step
 
     steps = [step for head in ended.heads if (step := first_step(head)) is not None]
     return max(steps, default=None)
@@ -450,8 +458,8 @@ def _was_asked(ended: Ended) -> bool:
 
 
 def _begin_journal(gathered: Gathered, say: Say) -> Journal:
-    from saferun.journal import Journal
-    from saferun.masking import Masker
+    from saferun.journal.writer import Journal
+    from saferun.system.redact import Masker
 
     request = gathered.request
     masker = Masker(gathered.environ, (*request.line.args, *(text for _, text, _ in request.sets)))

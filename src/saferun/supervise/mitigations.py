@@ -11,16 +11,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saferun import cures, mitigations
-from saferun.gather import Gathered
 from saferun.model import LaunchPlan
-from saferun.torchrun import max_nodes
+from saferun.plan import mitigation_catalog, mitigation_overlay
+from saferun.plan.inputs import Gathered
+from saferun.plan.torchrun_args import max_nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.memory import Entry, Key
-    from saferun.receipts import Receipt
-    from saferun.remedies import Remedies
+    from saferun.journal.mitigation_history import Entry, Key
+    from saferun.journal.receipts import Receipt
+    from saferun.supervise.probes import Remedies
 
 
 class Treatment:
@@ -36,7 +36,7 @@ class Treatment:
         self._environ = gathered.environ
         self._directory = directory
         self._prefix = gathered.launcher.prefix if gathered.launcher else None
-        self._known: Mapping[str, mitigations.Cure] | None = None
+        self._known: Mapping[str, mitigation_catalog.Cure] | None = None
         self._remedies: Remedies | None = None
         self._chosen: dict[str, str] = {}  # cure -> the kind of failure that asked for it
         self._remembered: dict[str, Entry] = {}
@@ -51,12 +51,14 @@ class Treatment:
         if not self.in_force:
             return base
         here = self._situation(gathered, base, self.in_force)
-        return gathered.plan(self.in_force, cures.changes(self.known(), self.in_force, here))
+        return gathered.plan(
+            self.in_force, mitigation_overlay.changes(self.known(), self.in_force, here)
+        )
 
     def usable(self, gathered: Gathered, name: str, in_force: Sequence[str]) -> bool:
         """Return whether a cure can be tried in the next attempt."""
         here = self._situation(gathered, gathered.plan(), (*in_force, name))
-        return cures.usable(self.known(), name, in_force, here)
+        return mitigation_overlay.usable(self.known(), name, in_force, here)
 
     def add(self, name: str, kind: str) -> None:
         """Put a cure in force that a failure of this kind asks for."""
@@ -65,20 +67,20 @@ class Treatment:
 
     def notice(self, told: Sequence[Receipt], *, ranks_seen: bool) -> None:
         """Learn from the ranks' receipts what decides whether a cure can be used."""
-        self._graphs_seen |= cures.graphs_seen(receipt.facts for receipt in told)
+        self._graphs_seen |= mitigation_overlay.graphs_seen(receipt.facts for receipt in told)
         if ranks_seen:
             self._hooks_run = any(receipt.rank is not None for receipt in told)
 
     def describe(self, names: Sequence[str]) -> str:
         """Return what cures set and cost, for people."""
-        return mitigations.describe(self.known(), names)
+        return mitigation_catalog.describe(self.known(), names)
 
-    def known(self) -> Mapping[str, mitigations.Cure]:
+    def known(self) -> Mapping[str, mitigation_catalog.Cure]:
         """Return all cures by name."""
         if self._known is None:
-            from saferun import knowledge
+            from saferun.knowledge import loader
 
-            self._known = mitigations.parse(knowledge.load_mitigations(self._environ))
+            self._known = mitigation_catalog.parse(loader.load_mitigations(self._environ))
         return self._known
 
     def close(self) -> None:
@@ -88,17 +90,17 @@ class Treatment:
 
     def _situation(
         self, gathered: Gathered, base: LaunchPlan, names: Sequence[str]
-    ) -> cures.Situation:
+    ) -> mitigation_overlay.Situation:
         if self._remedies is None:
-            from saferun.remedies import Remedies
+            from saferun.supervise.probes import Remedies
 
             self._remedies = Remedies(self._environ, self._prefix, self._directory)
         told: dict[str, Any] = {"graphs_seen": self._graphs_seen, "hooks_run": self._hooks_run}
-        here = cures.situation(base, self._environ, gathered.facts.torch, **told)
+        here = mitigation_overlay.situation(base, self._environ, gathered.facts.torch, **told)
         answers = self._remedies.ask(
-            cures.questions(self.known(), names),
+            mitigation_overlay.questions(self.known(), names),
             gathered.identity.attempt,
-            host=cures.meeting_host(here),
+            host=mitigation_overlay.meeting_host(here),
             nodes=max_nodes(here.line, self._environ) or 0,
         )
         return here._replace(answers=answers)
@@ -107,15 +109,18 @@ class Treatment:
 
     def recall(self, gathered: Gathered, plan: LaunchPlan) -> str:
         """Put in force what helped this script here before; return what to say of it."""
-        from saferun import memory
+        from saferun.journal import mitigation_history
 
         policy = plan.policy["mitigate"]
         if not (policy["enabled"] and policy["remember"]):
             return ""
-        if not os.path.exists(memory.path(self._environ)):
+        if not os.path.exists(mitigation_history.path(self._environ)):
             return ""
-        found = memory.recall(
-            memory.load(self._environ), self._key(gathered), self._arguments(gathered), time.time()
+        found = mitigation_history.recall(
+            mitigation_history.load(self._environ),
+            self._key(gathered),
+            self._arguments(gathered),
+            time.time(),
         )
         for entry in found:
             name = entry.cure
@@ -126,7 +131,7 @@ class Treatment:
 
     def learn(self, gathered: Gathered, plan: LaunchPlan) -> None:
         """Remember what was chosen in this run, which has succeeded."""
-        from saferun import memory
+        from saferun.journal import mitigation_history
 
         lasting = [n for n in self._chosen if n in self.in_force and self.known()[n].lasting]
         if not lasting or not plan.policy["mitigate"]["remember"]:
@@ -134,16 +139,18 @@ class Treatment:
         key, now = self._key(gathered), time.time()
         arguments = self._arguments(gathered)
         new = [
-            memory.Entry(
+            mitigation_history.Entry(
                 key, name, self._chosen[name], arguments if self.known()[name].costs else None, now
             )
             for name in lasting
         ]
-        memory.save(self._environ, memory.learn(memory.load(self._environ), new))
+        mitigation_history.save(
+            self._environ, mitigation_history.learn(mitigation_history.load(self._environ), new)
+        )
 
     def _arguments(self, gathered: Gathered) -> tuple[str, ...]:
         """The script's arguments as they are kept and compared: without secrets."""
-        from saferun.masking import Masker
+        from saferun.system.redact import Masker
 
         words = gathered.request.line.script_args
         return tuple(Masker(self._environ, words).words(words))
@@ -158,8 +165,8 @@ class Treatment:
         return f"from memory: {', '.join(told)}; `saferun runs cures clear` forgets it"
 
     def _key(self, gathered: Gathered) -> Key:
-        from saferun.gpu import driver_version
-        from saferun.memory import Key
+        from saferun.journal.mitigation_history import Key
+        from saferun.system.gpus import driver_version
 
         line = gathered.request.line
         script = line.script or ""

@@ -12,16 +12,17 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from saferun import messages
-from saferun.launch import plug_closed_descriptors
+from saferun.keeper import protocol
+from saferun.system import paths
+from saferun.system.descriptors import plug_closed_descriptors
 
 if TYPE_CHECKING:
-    from saferun.spare import Spare
+    from saferun.keeper.warm_agent import Spare
 
-# Imported, the keeper comes from its cached byte code, which halves the time of its start. Its
-# directory comes last, so that nothing beside it shadows the standard library.
+# Imported, the keeper comes from its cached byte code, which halves the time of its start. The
+# directory of saferun comes last, so that nothing beside it shadows the standard library.
 _BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); import keeper; "
+    "import sys; sys.path.append(sys.argv[1]); from saferun.keeper import keeper; "
     "keeper.under_saferun(*map(int, sys.argv[2:]))"
 )
 
@@ -48,7 +49,7 @@ def start_keeper(hold: Sequence[int] = ()) -> Standby:
     plug_closed_descriptors()
     for fd in (0, 1, 2):
         os.set_inheritable(fd, True)
-    place = os.path.dirname(os.path.abspath(__file__))
+    place = os.path.dirname(paths.PACKAGE)
     commands_in, commands = os.pipe()
     reports, reports_out = os.pipe()
     passed = [commands_in, reports_out, *(os.dup(fd) for fd in hold)]
@@ -75,9 +76,9 @@ def prepare(standby: Standby, spare: Spare) -> Standby:
     Returns:
         The standby to be passed to `run_attempt`.
     """
-    from saferun.spare import order
+    from saferun.keeper.warm_agent import order
 
-    messages.send(standby.commands, ("prepare", {**order(spare), "ignored": ignored_signals()}))
+    protocol.send(standby.commands, ("prepare", {**order(spare), "ignored": ignored_signals()}))
     return standby._replace(spare=spare)
 
 

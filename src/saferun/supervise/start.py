@@ -1,21 +1,20 @@
-"""Start a LaunchPlan: check what it names, take its locks, be replaced by it."""
+"""Start a LaunchPlan: check what it names, then supervise it or be replaced by it."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping
-from typing import NoReturn
+from collections.abc import Mapping
 
-from saferun.errors import UnavailableError, UsageError
-from saferun.installed import on_path
+from saferun.errors import UsageError
 from saferun.model import LaunchPlan
+from saferun.system.paths import on_path
+from saferun.system.stderr import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.clearance import Clearance
-    from saferun.gather import Gathered
-    from saferun.lock import Held
+    from saferun.model import CommandLine
+    from saferun.plan.inputs import Gathered
+    from saferun.supervise.loop import Pace
 
 
 def check_script(
@@ -44,72 +43,57 @@ def check_script(
 
 
 def _other(script: str) -> str:
-    from saferun.__main__ import COMMANDS
+    from saferun.plan.torchrun_args import COMMANDS
 
     if script in COMMANDS:
         return f"for the command, put it first: saferun {script} …"
     return "check the path, or use -m for a module"
 
 
-def plug_closed_descriptors() -> None:
-    """Put /dev/null where 0, 1 or 2 is closed: what is opened next would be taken for the job's.
-
-    It is not inherited: after an exec they are as closed as they were.
-    """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        continue
-    os.close(fd)
-
-
-def take_locks(gathered: Gathered, plan: LaunchPlan, say: Callable[[str], None]) -> Held:
-    """Lock the GPUs as the plan says.
+def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
+    """Start what was gathered; `pace` is `supervise`'s.
 
     Raises:
-        BusyError: another run has one, and the policy is to leave then.
+        SaferunError: the caller prints it.
     """
-    from saferun import holders, lock
+    from saferun.plan import inputs
+    from saferun.supervise.replace import replace_process
 
-    plug_closed_descriptors()  # or a lock file would become the job's output
-    script = plan.script or "no script"
-    return lock.acquire(
-        plan.locks["devices"],
-        plan.locks,
-        environ=gathered.environ,
-        owner=holders.this_process(os.path.basename(script), gathered.identity.run),
-        say=say,
-    )
+    request, environ = gathered.request, gathered.environ
+    plan = gathered.plan()
+    if request.line.refusal is not None or "help" in request.line.given:
+        _advise(request.line)
+        return replace_process(plan, environ)
+    if inputs.disabled(environ):
+        return replace_process(plan, environ)
+    check_script(request.line.script, request.line.given, environ, cwd)
+    if plan.supervised:
+        from saferun.supervise.loop import supervise
 
-
-def begin_preflight(
-    gathered: Gathered, plan: LaunchPlan, held: Held, say: Callable[[str], None]
-) -> Clearance | None:
-    """Begin to try the GPUs, where the profile wants that; whoever calls this closes it."""
-    if plan.policy["preflight"]["mode"] == "off":
-        return None
-    from saferun import clearance
-
-    return clearance.begin(gathered, plan, held, say)
+        return supervise(gathered, plan, say, pace)
+    return _become(gathered, plan)
 
 
-def environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the job: the user's own with the plan's on top."""
-    return {**environ, **{name: setting.value for name, setting in plan.env.items()}}
+def _become(gathered: Gathered, plan: LaunchPlan) -> int:
+    """Be replaced by the job, which keeps our locks."""
+    from saferun.errors import EXIT_UNAVAILABLE
+    from saferun.plan.view import announcement
+    from saferun.supervise.gpu_gate import begin_preflight, take_locks
+    from saferun.supervise.replace import replace_process
+
+    held = take_locks(gathered, plan, say)
+    check = begin_preflight(gathered, plan, held, say)
+    say(announcement(plan))
+    if check:
+        with check:
+            if not check.given():
+                held.close()
+                return EXIT_UNAVAILABLE
+    held.inheritable()
+    return replace_process(plan, {**gathered.environ, **held.environ()})
 
 
-def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
-    """Become the job: same pid, nothing of ours left.
+def _advise(line: CommandLine) -> None:
+    from saferun.plan.torchrun_args import launch_only
 
-    Raises:
-        UnavailableError: the program cannot be executed.
-    """
-    program = plan.command[0]
-    path = program if "/" in program else next(on_path(program, environ), None)
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # closed by the caller
-            stream.flush()
-    try:
-        os.execve(path or program, plan.command, environment(plan, environ))  # noqa: S606
-    except OSError as error:
-        raise UnavailableError(
-            f"cannot start `{program}`: {error.strerror}", mend="check the program and its mode"
-        ) from None
+    say(launch_only(line) or "")

@@ -7,7 +7,9 @@ or a read-only home never stops a job.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where saferun lies
 
 
 def config_dir(environ: Mapping[str, str]) -> str:
@@ -30,6 +32,20 @@ def _base(environ: Mapping[str, str], variable: str, default: str) -> str:
     if not os.path.isabs(base):  # the XDG rule: a relative path is ignored
         base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), default)
     return os.path.join(base, "saferun")
+
+
+def shipped(name: str) -> str:
+    """Return a directory that we ship: in the wheel, or beside src in a checkout."""
+    packed = os.path.join(PACKAGE, "data", name)
+    return packed if os.path.isdir(packed) else os.path.join(PACKAGE, "..", "..", name)
+
+
+def on_path(name: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the executable files of this name on PATH, first come first."""
+    for entry in environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(os.path.abspath(entry), name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            yield path
 
 
 def private_dir(path: str) -> bool:

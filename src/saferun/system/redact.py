@@ -17,7 +17,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from saferun.secrecy import SHORTEST, STRONG, compiled, is_path, is_plain, is_secret, tells
+from saferun.system.secret_names import (
+    SHORTEST,
+    STRONG,
+    compiled,
+    is_path,
+    is_plain,
+    is_secret,
+    tells,
+)
 
 MASK = "***"
 SHORTEST_CUT = 4  # bytes that must be left of a value which the beginning of a tail cuts in two

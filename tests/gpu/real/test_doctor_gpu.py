@@ -14,13 +14,15 @@ import time
 
 import pytest
 
-from saferun import bounded, gpu, smi
 from saferun.doctor import nvidia
-from saferun.doctor import page as doctor_page
-from saferun.findings import Finding
+from saferun.doctor import view as doctor_page
+from saferun.gpu import nvidia_smi
+from saferun.model import Finding
+from saferun.system import command as bounded
+from saferun.system import gpus
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-FACTS = gpu.detect({"PATH": os.environ.get("PATH", os.defpath)})
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+FACTS = gpus.detect({"PATH": os.environ.get("PATH", os.defpath)})
 COUNT = len(FACTS.gpus)
 
 pytestmark = pytest.mark.skipif(not COUNT, reason="no NVIDIA GPU here")
@@ -80,7 +82,7 @@ def printed():
 
 
 def test_the_report_is_read_whole(printed):
-    report = smi.parse(printed["q.txt"].out)
+    report = nvidia_smi.parse(printed["q.txt"].out)
     assert [card.get("GPU UUID") for card in report.cards] == [g.uuid for g in FACTS.gpus]
     assert report.driver
     assert report.cuda
@@ -92,7 +94,7 @@ def test_the_report_is_read_whole(printed):
 
 
 def test_the_fields_that_doctor_judges_are_those_that_this_driver_has(printed):
-    (card, *_) = smi.parse(printed["q.txt"].out).cards
+    (card, *_) = nvidia_smi.parse(printed["q.txt"].out).cards
     asked = ("MIG Mode/Current", "Remapped Rows/Pending", "Compute Mode", "Persistence Mode")
     assert [name for name in asked if name not in card.fields] == []
     reasons = [name for name in card.fields if name.endswith("/HW Slowdown/HW Thermal Slowdown")]
@@ -100,13 +102,13 @@ def test_the_fields_that_doctor_judges_are_those_that_this_driver_has(printed):
 
 
 def test_capabilities_are_read_for_every_gpu(printed):
-    known = {card.bus for card in smi.parse(printed["q.txt"].out).cards}
-    assert set(smi.parse_capabilities(printed["caps.txt"].out)) == known
+    known = {card.bus for card in nvidia_smi.parse(printed["q.txt"].out).cards}
+    assert set(nvidia_smi.parse_capabilities(printed["caps.txt"].out)) == known
 
 
 def test_a_question_that_the_driver_does_not_know_fails(printed):
     assert printed["unknown-field.txt"].status
-    assert smi.parse(printed["no-such-gpu.txt"].out).cards == ()
+    assert nvidia_smi.parse(printed["no-such-gpu.txt"].out).cards == ()
 
 
 def test_the_machine_is_examined_within_20_seconds(examined):
@@ -147,7 +149,7 @@ def test_every_pair_of_gpus_is_tried_in_both_directions_and_three_ways(examined)
 def test_a_check_leaves_no_memory_taken():
     nvidia.ask_cuda(os.environ, 30)
     report = nvidia.ask_smi(os.environ, (), time.monotonic() + 30).report
-    used = [smi.number(card.get("FB Memory Usage/Used")) for card in report.cards]
+    used = [nvidia_smi.number(card.get("FB Memory Usage/Used")) for card in report.cards]
     assert max(used) < 2000, used
 
 
@@ -165,7 +167,7 @@ sys.stdin.read()
 
 
 def test_memory_that_another_process_holds_is_a_problem_of_that_gpu():
-    total = smi.number(
+    total = nvidia_smi.number(
         nvidia.ask_smi(os.environ, (), time.monotonic() + 30)
         .report.cards[0]
         .get("FB Memory Usage/Total")

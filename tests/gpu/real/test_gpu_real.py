@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 
-from saferun import gpu
+from saferun.system import gpus
 
-FACTS = gpu.detect({"PATH": os.environ.get("PATH", os.defpath)})
+FACTS = gpus.detect({"PATH": os.environ.get("PATH", os.defpath)})
 
 pytestmark = pytest.mark.skipif(not FACTS.gpus, reason="no NVIDIA GPU here")
 
@@ -70,14 +71,14 @@ def test_the_gpus_are_those_that_nvidia_smi_lists():
 
 
 def test_the_driver_files_and_nvidia_smi_give_the_same():
-    asked = gpu.detect(environment(None), proc="/nowhere", timeout_s=30)
+    asked = gpus.detect(environment(None), proc="/nowhere", timeout_s=30)
     assert asked.source == "nvidia-smi"
     assert asked.gpus == FACTS.gpus
 
 
 @pytest.mark.parametrize("visible", values() if FACTS.gpus else [None], ids=repr)
 def test_visible_devices_mean_what_cudas_driver_makes_of_them(visible):
-    shown = [found.uuid for found in gpu.detect(environment(visible)).gpus]
+    shown = [found.uuid for found in gpus.detect(environment(visible)).gpus]
     assert shown == ask(DRIVER, visible)
 
 
@@ -85,12 +86,12 @@ def test_visible_devices_mean_what_cudas_driver_makes_of_them(visible):
 def test_torch_sees_the_same_products(visible):
     if importlib.util.find_spec("torch") is None:
         pytest.skip("no torch here")
-    assert [found.name for found in gpu.detect(environment(visible)).gpus] == ask(TORCH, visible)
+    assert [found.name for found in gpus.detect(environment(visible)).gpus] == ask(TORCH, visible)
 
 
 COST = """
 import os, time
-from saferun import gpu
+from saferun.system import gpus as gpu
 began = time.perf_counter()
 facts = gpu.detect(os.environ)
 print(time.perf_counter() - began)
@@ -99,7 +100,7 @@ print("libcuda" in open("/proc/self/maps").read())
 
 
 def test_detection_loads_no_cuda_and_takes_milliseconds():
-    source = os.path.dirname(os.path.dirname(gpu.__file__))
+    source = str(pathlib.Path(__file__).resolve().parents[3] / "src")
     path = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", COST],

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from saferun import clearance, gpu, preflight, preflight_page
+from saferun.gpu import preflight, preflight_gate, preflight_report
 from saferun.model import GpuFacts
+from saferun.system import gpus
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ENVIRON = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-FACTS = gpu.detect(ENVIRON)
+FACTS = gpus.detect(ENVIRON)
 
 pytestmark = pytest.mark.skipif(not FACTS.gpus, reason="no NVIDIA GPU here")
 
@@ -54,7 +55,7 @@ def test_the_names_are_those_of_nvidia_smi():
 
 
 def test_the_addresses_in_the_driver_s_files_are_those_of_cuda():
-    known = gpu.addresses()
+    known = gpus.addresses()
     if not known:
         pytest.skip("no driver files here")
     for device in tried()["devices"].values():
@@ -70,7 +71,7 @@ def test_only_visible_gpus_are_tried():
 @pytest.mark.parametrize("visible", ["99", "", "GPU-ffffffff"])
 def test_a_value_that_names_no_gpu_is_a_finding(visible):
     told = tried(CUDA_VISIBLE_DEVICES=visible)
-    (finding,) = preflight_page.judge(told, GpuFacts(), 20).findings
+    (finding,) = preflight_report.judge(told, GpuFacts(), 20).findings
     assert finding.level == "problem"
     assert repr(visible) in finding.mend
 
@@ -83,7 +84,7 @@ def test_a_gpu_that_is_full_is_named_with_its_holder():
         if hoarder.stdout.readline() != "full\n":
             pytest.skip("no torch that can use the GPU")
         with preflight.Trial(ENVIRON) as trial:
-            judged = clearance.examine(trial, ENVIRON, FACTS, 20)
+            judged = preflight_gate.examine(trial, ENVIRON, FACTS, 20)
         hoarder.communicate("\n")
     print(*judged.findings, sep="\n")
     assert not judged.well

@@ -8,13 +8,9 @@ import pathlib
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "faults"))
-
 from helpers import living, until
 from runs import run
 

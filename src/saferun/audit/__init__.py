@@ -1,0 +1,1 @@
+"""Do the settings do anything?"""

@@ -1,0 +1,1 @@
+"""A log to its first cause, and what follows from it."""

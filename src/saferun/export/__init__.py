@@ -1,0 +1,1 @@
+"""The run as a bash or Slurm script."""

@@ -1,0 +1,1 @@
+"""Locks on GPUs, their test before a job, and their recovery."""

@@ -1,0 +1,1 @@
+"""The small process beside the job: it owns the processes and carries the output."""

@@ -1,0 +1,37 @@
+"""Environment variables that are lists, how they are written, and those with two names."""
+
+from __future__ import annotations
+
+# Two names of one list. Which one torch reads first has changed with its versions (pytorch#183387):
+# where the user has exported only the other one, both get the merged value.
+OTHER_NAME = {
+    "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF",
+}
+# How lists are written: (between items, between an item's name and its value).
+LISTS = {
+    "PYTORCH_ALLOC_CONF": (",", ":"),
+    "PYTORCH_CUDA_ALLOC_CONF": (",", ":"),
+    "NCCL_DEBUG_SUBSYS": (",", ""),
+    "PYTHONPATH": (":", ""),
+    "LD_LIBRARY_PATH": (":", ""),
+    "TF_XLA_FLAGS": (" ", "="),
+    "XLA_FLAGS": (" ", "="),
+}
+
+
+def items(text: str, between: str) -> list[str]:
+    """Return the items of a list's text, without blanks and empty ones."""
+    return [item.strip() for item in text.split(between) if item.strip()]
+
+
+def combine(name: str, older: str, newer: str) -> str:
+    """Return a list value with a later profile's items put over an earlier one's."""
+    between, pair = LISTS[name]
+    wins = {item.split(pair, 1)[0] if pair else item for item in items(newer, between)}
+    kept = [
+        item
+        for item in items(older, between)
+        if (item.split(pair, 1)[0] if pair else item) not in wins
+    ]
+    return between.join([*kept, *items(newer, between)])

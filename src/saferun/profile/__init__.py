@@ -1,0 +1,1 @@
+"""YAML to one typed profile."""

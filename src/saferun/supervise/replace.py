@@ -1,0 +1,31 @@
+"""Be replaced by the job: the same pid, and nothing of ours left."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from saferun.errors import UnavailableError
+from saferun.model import LaunchPlan
+from saferun.system.paths import on_path
+
+
+def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
+    """Become the job: same pid, nothing of ours left.
+
+    Raises:
+        UnavailableError: the program cannot be executed.
+    """
+    program = plan.command[0]
+    path = program if "/" in program else next(on_path(program, environ), None)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by the caller
+            stream.flush()
+    try:
+        os.execve(path or program, plan.command, plan.environment(environ))  # noqa: S606
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot start `{program}`: {error.strerror}", mend="check the program and its mode"
+        ) from None
