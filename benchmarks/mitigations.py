@@ -1,18 +1,18 @@
-"""The cure table: what a failure costs under torchrun, torchrun with restarts, and saferun.
+"""The mitigation table: what a failure costs under torchrun, torchrun with restarts, and saferun.
 
-    python benchmarks/cures.py [KIND ...] [--way WAY ...] [--json FILE] [--list]
-    python benchmarks/cures.py --gpu [--limit-s 290]
+    python benchmarks/mitigations.py [KIND ...] [--way WAY ...] [--json FILE] [--list]
+    python benchmarks/mitigations.py --gpu [--limit-s 290]
 
-Each row of tests/cures/table.py (with --gpu: of gpu_table.py) is one small program that fails for
-the real reason. It is run without its fault under torchrun, then with it in three ways, one at a
-time, each in a fresh directory with an empty compile cache and no memory of earlier cures. With
---gpu, where a machine may be there for minutes only, all rows go one way before the next, what
-saferun does first, and the rows that need little of the GPU run side by side, so their seconds are
-those of a busy machine. Prints the table in Markdown.
+Each row of tests/mitigations/table.py (with --gpu: of gpu_table.py) is one small program that
+fails for the real reason. It is run without its fault under torchrun, then with it in three ways,
+one at a time, each in a fresh directory with an empty compile cache and no memory of earlier
+mitigations. With --gpu, where a machine may be there for minutes only, all rows go one way before
+the next, what saferun does first, and the rows that need little of the GPU run side by side, so
+their seconds are those of a busy machine. Prints the table in Markdown.
 
 `yes` means exit status 0 with the program's own last line from every rank, `stops` one attempt of
 a failure that is not to be tried again. Seconds are those of the whole run, failed attempts and
-waiting included. `+` is what saferun's run took beyond the one without the fault; what a cure
+waiting included. `+` is what saferun's run took beyond the one without the fault; what a mitigation
 costs in every step is stated in knowledge/mitigations.yaml. Kinds that cannot be provoked follow,
 each with the reason; they are not passed.
 """
@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / name) for name in ("cures", "support")]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("mitigations", "support")]
 sys.path[:0] = [str(ROOT / "src")]
 
 import gpu_table  # noqa: E402 - where they lie is known only now
@@ -41,7 +41,7 @@ from ways import HEALTHY, LIMIT_S, SUPERVISED, WAYS, Outcome, go, missing  # noq
 from saferun.knowledge import loader  # noqa: E402
 from saferun.plan import mitigation_catalog  # noqa: E402
 
-HEAD = ("kind", *WAYS, "attempts", "cure", "+", "its cost in every step", "left alone")
+HEAD = ("kind", *WAYS, "attempts", "mitigation", "+", "its cost in every step", "left alone")
 BY_NEWS = (SUPERVISED, "torchrun", HEALTHY, "torchrun --max-restarts=3")
 LANES = 12
 GPU_LIMIT_S = 75.0  # of one run
@@ -95,7 +95,7 @@ class Table:
         left_s = self._until - time.monotonic()
         if left_s < LEAST_S:
             return None
-        with tempfile.TemporaryDirectory(prefix="cures-") as folder:
+        with tempfile.TemporaryDirectory(prefix="mitigations-") as folder:
             limit_s = min(GPU_LIMIT_S if self._gpu else LIMIT_S, left_s)
             return go(case, way, Path(folder), limit_s)
 
@@ -103,22 +103,26 @@ class Table:
         ours, healthy = known.get(SUPERVISED), known.get(HEALTHY)
         if ours is None:
             return [""] * 4 + [case.alone]
-        attempts, cure = str(ours.attempts), ", ".join(ours.cures)
+        attempts, mitigation = str(ours.attempts), ", ".join(ours.mitigations)
         if not case.stops:
-            cure = cure or "another attempt"
-        if set(ours.kinds) != {case.kind} or ours.cures != case.cures:
-            cure += f" (seen as {', '.join(ours.kinds) or 'no failure'})"
+            mitigation = mitigation or "another attempt"
+        if set(ours.kinds) != {case.kind} or ours.mitigations != case.mitigations:
+            mitigation += f" (seen as {', '.join(ours.kinds) or 'no failure'})"
         more = ""
         if ours.finished and healthy and healthy.finished:
             more = f"{ours.seconds - healthy.seconds:+.1f} s"
-        costs = [self._costs[name].cost for name in ours.cures] or ["none"]
+        costs = [self._costs[name].cost for name in ours.mitigations] or ["none"]
         cost = "; ".join(dict.fromkeys(costs)) if ours.finished else ""
-        return [attempts, cure, more, cost, case.alone]
+        return [attempts, mitigation, more, cost, case.alone]
 
 
 def as_expected(case: Case, outcome: Outcome | None) -> bool:
     """Return whether saferun's run came out as the row says."""
-    if outcome is None or set(outcome.kinds) != {case.kind} or outcome.cures != case.cures:
+    if (
+        outcome is None
+        or set(outcome.kinds) != {case.kind}
+        or outcome.mitigations != case.mitigations
+    ):
         return False
     return outcome.attempts == 1 if case.stops else outcome.finished
 

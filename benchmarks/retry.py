@@ -2,13 +2,14 @@
 
     python benchmarks/retry.py [--pairs 15]
 
-A small job (no torch; `launcher: python`) fails once of a cause that a cure is for, and succeeds
-with it. It writes 1 MiB to each of its streams before, as training does, of which saferun keeps
-the ends, or only the failure; the two alternate. The loop itself is timed, inside saferun:
+A small job (no torch; `launcher: python`) fails once of a cause that a mitigation is for, and
+succeeds with it. It writes 1 MiB to each of its streams before, as training does, of which saferun
+keeps the ends, or only the failure; the two alternate. The loop itself is timed, inside saferun:
 `diagnosis` is evidence, knowledge and classification, `in all` also receipts, decision, whether
-the cure can be used, the journal's entry and the words. An attempt of more than 5 s finds all of
-that loaded, since the loop makes it ready while the job runs; an earlier failure does not. Medians
-in ms, by the clock, and of the processor's time, which other work on the machine touches less.
+the mitigation can be used, the journal's entry and the words. An attempt of more than 5 s finds
+all of that loaded, since the loop makes it ready while the job runs; an earlier failure does not.
+Medians in ms, by the clock, and of the processor's time, which other work on the machine touches
+less.
 """
 
 from __future__ import annotations

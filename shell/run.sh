@@ -44,7 +44,7 @@ give_up() { # STATUS LINE
 # --- Settings ------------------------------------------------------------------------------------
 # export_default gives way to what you export, and lists are merged item by item; export_always does
 # not. `when` is decided where the job runs. SAFERUN_SET='KEY=VALUE …' in the environment changes any
-# of them for one run. After a failure that a cure is known for, the cure beats them all.
+# of them for one run. After a failure that a mitigation is known for, the mitigation beats them all.
 
 SETTINGS=() # four words each: where from, under which conditions, the key, the value
 setting() { SETTINGS+=("${origin-}" "${conditions-}" "$1" "$2"); }

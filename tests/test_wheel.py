@@ -28,7 +28,7 @@ def test_the_wheel_holds_profiles_shell_injection_and_types(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for name in (
         "saferun/data/profiles/h100.yaml",
-        "saferun/data/shell/twin.sh",
+        "saferun/data/shell/run.sh",
         "saferun/inject/site/sitecustomize.py",
         "saferun/py.typed",
     ):

@@ -1,4 +1,4 @@
-"""What can go wrong, said as what, where and the mend; and the exit codes that go with it.
+"""What can go wrong, said as what, where and the fix; and the exit codes that go with it.
 
 Exit codes are an interface (README lists them). The job's own code passes through untouched.
 """
@@ -15,24 +15,24 @@ EXIT_CONFIG = os.EX_CONFIG  # 78: bad profile or configuration
 
 
 class SaferunError(Exception):
-    """A mistake that a person can mend.
+    """A mistake that a person can fix.
 
     Args:
         what: what is wrong, in one clause.
         where: the file, option or variable it stands in; may be empty.
-        mend: what to do about it; may be empty.
+        fix: what to do about it; may be empty.
     """
 
     code = EXIT_CONFIG
 
-    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.where = where
-        self.mend = mend
+        self.fix = fix
 
     def __str__(self) -> str:
-        return "; ".join(part for part in (self.what, self.where, self.mend) if part)
+        return "; ".join(part for part in (self.what, self.where, self.fix) if part)
 
 
 class UsageError(SaferunError):

@@ -151,11 +151,11 @@ class Finding(NamedTuple):
 
     `level` is `ok`, `note` or `problem`; `area` names what was looked at ("settings", "driver",
     "GPU 3"); `what` is the finding in one line; `detail` holds the reasons and where they stand
-    written, and `mend` what to do about it (both may be empty).
+    written, and `fix` what to do about it (both may be empty).
     """
 
     level: str
     area: str
     what: str
     detail: str
-    mend: str
+    fix: str

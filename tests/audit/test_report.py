@@ -30,7 +30,7 @@ def found(environ, torch=TORCH, gpus=(), script=""):
     """Level and words of each finding that is not ok."""
     facts = Facts(gpu=GpuFacts(tuple(gpus)), torch=torch)
     findings = audit.findings(environ, facts, script_ast.read_script(script))
-    return [(f.level, f"{f.what} | {f.detail} | {f.mend}") for f in findings if f.level != "ok"]
+    return [(f.level, f"{f.what} | {f.detail} | {f.fix}") for f in findings if f.level != "ok"]
 
 
 def remark(environ, torch=TORCH):
@@ -423,7 +423,7 @@ def test_the_plan_page_tells_and_its_json_is_as_it_was(place):
     page = place("plan", *words, **dead).stdout
     assert "your own settings" in page
     assert "TORCH_COMPILE_DISABLE_CUDAGRAPHS=1 has no reader" in page
-    assert "mend: torch.compile(mode=" in page
+    assert "fix: torch.compile(mode=" in page
     assert "NCCL_DEBUG=INFO: the script sets it itself, on line 2" in page
     plain = json.loads(place("plan", "--json", *words).stdout)
     assert json.loads(place("plan", "--json", *words, **dead).stdout).keys() == plain.keys()

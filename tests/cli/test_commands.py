@@ -204,7 +204,7 @@ def test_a_values_characters_reach_the_job_unchanged(desk):
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else None,
 )
-def test_a_mistake_is_said_with_its_mend_and_nothing_starts(desk, words, status, parts):
+def test_a_mistake_is_said_with_its_fix_and_nothing_starts(desk, words, status, parts):
     said = desk.refused(*words, status=status)
     for part in parts:
         assert part in said

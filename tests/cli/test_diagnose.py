@@ -55,13 +55,13 @@ def test_a_log_that_a_windows_shell_redirected_is_read(encoding, tmp_path, home)
 @pytest.mark.parametrize(
     "make", [lambda p: None, lambda p: p.mkdir()], ids=["missing", "directory"]
 )
-def test_a_log_that_cannot_be_read_is_said_with_the_mend(make, tmp_path, home):
+def test_a_log_that_cannot_be_read_is_said_with_the_fix(make, tmp_path, home):
     path = tmp_path / "train.log"
     make(path)
     with pytest.raises(SaferunError) as caught:
         diagnose.run(str(path), None)
     assert (caught.value.where, caught.value.code) == (str(path), 69)
-    assert "standard input" in caught.value.mend
+    assert "standard input" in caught.value.fix
 
 
 def test_the_json_has_the_keys_that_others_script_against(log):
@@ -79,10 +79,10 @@ def test_people_are_told_what_where_and_what_to_do(log):
     assert "Check the path" in " ".join(rest)
 
 
-def test_people_are_told_the_cures(tmp_path, home):
+def test_people_are_told_the_mitigations(tmp_path, home):
     path = tmp_path / "a.log"
     path.write_text("RuntimeError: Address already in use\n")
-    assert "cures, in this order: free-port" in diagnose.as_text(diagnose.run(str(path), 1))
+    assert "mitigations, in this order: free-port" in diagnose.as_text(diagnose.run(str(path), 1))
 
 
 def test_an_unusable_home_changes_nothing(log, monkeypatch):

@@ -1,4 +1,4 @@
-"""What runs leave behind is listed, shown and removed; the cures that are remembered, too.
+"""What runs leave behind is listed, shown and removed; the mitigations that are remembered, too.
 
 The journals are those of real runs with a torchrun that fails as it is told, and broken ones.
 """
@@ -397,7 +397,7 @@ def test_other_peoples_runs_are_counted_and_stop_nobody(strangers):
     assert refused.value.where.endswith("theirs")
 
 
-def test_a_place_that_cannot_be_listed_is_said_with_its_mend(desk):
+def test_a_place_that_cannot_be_listed_is_said_with_its_fix(desk):
     (desk.tmp / "file").touch()
     said = desk.ask("list", "--run-dir", str(desk.tmp / "file"), status=69)
     assert said.count("\n") == 1
@@ -519,7 +519,7 @@ def test_no_secret_is_shown(desk):
     told = [
         desk.ask(*w) for w in (["show", "last"], ["list", "--json"], ["show", "last", "--json"])
     ]
-    told += [desk.ask("cures", "list"), desk.ask("cures", "list", "--json")]
+    told += [desk.ask("mitigations", "list"), desk.ask("mitigations", "list", "--json")]
     assert "MY_TOKEN='***'" in told[0]
     assert "--api-key" in told[3]
     assert all(secret not in text for text in told)
@@ -701,23 +701,27 @@ def test_a_wrong_number_removes_nothing(desk, words):
     assert (desk.base / "r").exists()
 
 
-# --- cures -------------------------------------------------------------------------------------
+# --- mitigations ---------------------------------------------------------------------------------
 
 
-def test_cures_are_listed_with_what_they_hold_for_and_forgotten(desk):
+def test_mitigations_are_listed_with_what_they_hold_for_and_forgotten(desk):
     desk.launch(CURABLE, OK, words=("train.py", "--lr", "1"))
-    told = desk.ask("cures", "list")
+    told = desk.ask("mitigations", "list")
     script = str(desk.cwd / "train.py")
     for part in (script, "nccl-shm-off, for nccl-shm-failed", "no GPU", "arguments: --lr 1"):
         assert part in told
-    (one,) = json.loads(desk.ask("cures", "list", "--json"))["cures"]
-    assert (one["script"], one["cure"], one["kind"]) == (script, "nccl-shm-off", "nccl-shm-failed")
+    (one,) = json.loads(desk.ask("mitigations", "list", "--json"))["mitigations"]
+    assert (one["script"], one["mitigation"], one["kind"]) == (
+        script,
+        "nccl-shm-off",
+        "nccl-shm-failed",
+    )
     assert one["expires_at"] == one["at"] + mitigation_history.RETRY_WITHOUT_S
-    assert desk.ask("cures", "clear", "train.py").endswith("1 cure forgotten\n")
-    assert desk.ask("cures", "list") == ""
+    assert desk.ask("mitigations", "clear", "train.py").endswith("1 mitigation forgotten\n")
+    assert desk.ask("mitigations", "list") == ""
     assert desk.launch(OK)
-    assert "no cure is remembered for `train.py`" in desk.ask(
-        "cures", "clear", "train.py", status=2
+    assert "no mitigation is remembered for `train.py`" in desk.ask(
+        "mitigations", "clear", "train.py", status=2
     )
 
 
@@ -738,7 +742,7 @@ KNOWN = (
         (None, []),
     ],
 )
-def test_the_cures_of_a_script_or_all_are_forgotten(home, script, left):
+def test_the_mitigations_of_a_script_or_all_are_forgotten(home, script, left):
     environ = {"HOME": str(home)}
     mitigation_history.save(environ, KNOWN)
     remembered.forget(environ, script, "/w")
@@ -753,7 +757,7 @@ def test_an_unknown_script_forgets_nothing_and_is_said_with_the_nearest(home):
     assert mitigation_history.load(environ) == KNOWN
 
 
-def test_cures_that_cannot_be_written_are_said(home, monkeypatch):
+def test_mitigations_that_cannot_be_written_are_said(home, monkeypatch):
     environ = {"HOME": str(home)}
     mitigation_history.save(environ, KNOWN)
     pathlib.Path(mitigation_history.path(environ)).parent.chmod(
@@ -772,14 +776,14 @@ def test_cures_that_cannot_be_written_are_said(home, monkeypatch):
     ],
     ids=["free of cost", "costs", "is over"],
 )
-def test_until_when_a_cure_holds_is_said(arguments, later_s, part):
-    told = runs_view.cures([KNOWN[0]._replace(arguments=arguments)], NOW + later_s)
+def test_until_when_a_mitigation_holds_is_said(arguments, later_s, part):
+    told = runs_view.mitigations([KNOWN[0]._replace(arguments=arguments)], NOW + later_s)
     assert part in told
     assert "on NVIDIA H200, torch 2.13.0, driver 570.86" in told
 
 
 def test_a_time_that_cannot_be_is_shown_as_unknown():
-    assert "learned ?" in runs_view.cures([KNOWN[0]._replace(at=float("inf"))], NOW)
+    assert "learned ?" in runs_view.mitigations([KNOWN[0]._replace(at=float("inf"))], NOW)
 
 
 def test_a_report_is_not_there_yet_and_says_so(desk):

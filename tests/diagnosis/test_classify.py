@@ -2009,27 +2009,27 @@ def test_every_kind_explains_itself_briefly_and_names_a_source(kind):
     assert bool(kind.mitigations) == (kind.verdict == "mitigate")
 
 
-def test_every_cure_that_a_kind_names_is_known():
-    cures = loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
+def test_every_mitigation_that_a_kind_names_is_known():
+    mitigations = loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
     named = {name for kind in KNOWN.kinds.values() for name in kind.mitigations}
-    assert named - set(cures) == set()
+    assert named - set(mitigations) == set()
 
 
-def test_a_cure_names_only_kinds_and_cures_that_exist():
-    cures = loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
-    for cure in cures.values():
-        assert set(cure.get("excludes", ())) <= {*cures, "cudagraphs"}
-        assert cure["why"]
-        assert cure["source"].startswith("https://")
-        assert cure["cost"]
+def test_a_mitigation_names_only_kinds_and_mitigations_that_exist():
+    mitigations = loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
+    for mitigation in mitigations.values():
+        assert set(mitigation.get("excludes", ())) <= {*mitigations, "cudagraphs"}
+        assert mitigation["why"]
+        assert mitigation["source"].startswith("https://")
+        assert mitigation["cost"]
 
 
-def test_a_cure_sets_only_hooks_that_a_profile_may_set():
-    cures = loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
+def test_a_mitigation_sets_only_hooks_that_a_profile_may_set():
+    mitigations = loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
     dotted = {
         f"hooks.{hook}.{key}"
-        for cure in cures.values()
-        for hook, settings in cure.get("hooks", {}).items()
+        for mitigation in mitigations.values()
+        for hook, settings in mitigation.get("hooks", {}).items()
         for key in settings
     }
     assert dotted - set(schema.KEYS) == set()

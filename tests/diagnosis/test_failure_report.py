@@ -38,7 +38,7 @@ def test_between_attempts_one_line_says_what_failed_where_and_what_comes():
     )
 
 
-def test_a_cure_is_named_with_what_it_sets_and_costs():
+def test_a_mitigation_is_named_with_what_it_sets_and_costs():
     change = "autotune-off (compile.autotune=off; cost: a few percent)"
     verdict = Verdict(AGAIN, "with autotune-off", add="autotune-off")
     assert f"; with {change}: attempt 2 starts" in failure_report.between(
@@ -56,7 +56,7 @@ def test_a_cure_is_named_with_what_it_sets_and_costs():
             ["attempt 2 succeeded, with a, b"],
         ),
     ],
-    ids=["at once: nothing", "after a retry", "after a cure"],
+    ids=["at once: nothing", "after a retry", "after a mitigation"],
 )
 def test_success_is_one_line_at_most(history, lines):
     assert failure_report.success(history) == lines

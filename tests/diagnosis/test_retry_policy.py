@@ -37,7 +37,7 @@ def failed(number: int, verdict: str = "retry", **facts) -> Try:
         "exit_code": 1,
         "kind": "k",
         "verdict": verdict,
-        "cures": (),
+        "mitigations": (),
         "fingerprint": "k: line",
         "lived_s": 100.0 * 1.5**number,
         "ended_s": 1000.0 * number,
@@ -140,28 +140,28 @@ CASES = {
         STOP,
     ),
     "one attempt is one attempt": ([failed(1)], {"attempts": 1}, STOP),
-    "a failure with a cure gets it": ([failed(1, "mitigate", cures=("a", "b"))], {}, AGAIN),
-    "cures can be switched off": (
-        [failed(1, "mitigate", cures=("a",))],
+    "a failure with a mitigation gets it": ([failed(1, "mitigate", offered=("a", "b"))], {}, AGAIN),
+    "mitigations can be switched off": (
+        [failed(1, "mitigate", offered=("a",))],
         {"mitigate": False},
         STOP,
     ),
-    "a cure that was tried is not tried again": (
-        [failed(1, "mitigate", cures=("a",), mitigations=("a",))],
+    "a mitigation that was tried is not tried again": (
+        [failed(1, "mitigate", offered=("a",), mitigations=("a",))],
         {},
         STOP,
     ),
-    "a cure that the user rules out is not used": (
-        [failed(1, "mitigate", cures=("a",))],
+    "a mitigation that the user rules out is not used": (
+        [failed(1, "mitigate", offered=("a",))],
         {"never": frozenset({"a"})},
         STOP,
     ),
-    "without a cure that fits, time may do": (
-        [failed(1, "mitigate", cures=("a",), mitigations=("a",), waits=True)],
+    "without a mitigation that fits, time may do": (
+        [failed(1, "mitigate", offered=("a",), mitigations=("a",), waits=True)],
         {},
         AGAIN,
     ),
-    "without a cure there is nothing to change": ([failed(1, "mitigate")], {}, STOP),
+    "without a mitigation there is nothing to change": ([failed(1, "mitigate")], {}, STOP),
 }
 
 
@@ -173,22 +173,22 @@ def test_decision(case):
     assert bool(verdict.reason) == (action != DONE)
 
 
-def test_the_cheapest_cure_comes_first_and_is_kept_when_the_next_one_joins_it():
-    first = failed(1, "mitigate", cures=("a", "b"))
+def test_the_cheapest_mitigation_comes_first_and_is_kept_when_the_next_one_joins_it():
+    first = failed(1, "mitigate", offered=("a", "b"))
     assert decide([first], POLICY).add == "a"
-    second = failed(2, "mitigate", cures=("a", "b"), mitigations=("a",), lived_s=first.lived_s)
+    second = failed(2, "mitigate", offered=("a", "b"), mitigations=("a",), lived_s=first.lived_s)
     assert decide([first, second], POLICY).add == "b"
 
 
-def test_a_cure_that_cannot_be_used_beside_the_others_is_passed_over():
-    last = failed(1, "mitigate", cures=("a", "b"), mitigations=("x",))
+def test_a_mitigation_that_cannot_be_used_beside_the_others_is_passed_over():
+    last = failed(1, "mitigate", offered=("a", "b"), mitigations=("x",))
     usable = {("a", ("x",)): False, ("b", ("x",)): True}
     verdict = decide([last], POLICY, usable=lambda name, beside: usable[name, beside])
     assert verdict.add == "b"
 
 
-def test_a_cure_does_not_wait_and_the_first_retry_neither():
-    assert decide([failed(1, "mitigate", cures=("a",))], POLICY).delay_s == 0
+def test_a_mitigation_does_not_wait_and_the_first_retry_neither():
+    assert decide([failed(1, "mitigate", offered=("a",))], POLICY).delay_s == 0
     assert decide([failed(1)], POLICY).delay_s == 0
 
 
@@ -205,11 +205,11 @@ def test_waits_double_up_to_the_longest(waits, count, whole):
 
 @pytest.mark.parametrize("verdict", ["unknown", "stop-user"])
 def test_the_last_attempt_may_be_one_that_tells_the_reason_and_only_one(verdict):
-    last = failed(1, verdict, cures=() if verdict == "unknown" else (DEBUG,))
+    last = failed(1, verdict, offered=() if verdict == "unknown" else (DEBUG,))
     wanted = POLICY._replace(debug_last=True)
     assert decide([last], wanted).add == DEBUG
     assert decide([last], POLICY).action == STOP
-    again = failed(2, verdict, cures=last.cures, mitigations=(DEBUG,))
+    again = failed(2, verdict, offered=last.offered, mitigations=(DEBUG,))
     assert decide([last, again], wanted).action == STOP
 
 
@@ -242,7 +242,7 @@ VERDICTS = st.sampled_from(["retry", "mitigate", "stop-user", "stop-hardware", "
     st.floats(0, 1),
 )
 def test_no_run_goes_on_for_ever(story, jitter):
-    """Whatever comes, attempts_total ends it, stop verdicts end it, and cures never repeat."""
+    """attempts_total ends every run, stop verdicts end it, and mitigations never repeat."""
     wanted = POLICY._replace(debug_last=True, unknown_after_s=1.0)
     history: list[Try] = []
     in_force: tuple[str, ...] = ()
@@ -251,7 +251,7 @@ def test_no_run_goes_on_for_ever(story, jitter):
             number,
             verdict,
             lived_s=lived_s,
-            cures=("a", "b"),
+            offered=("a", "b"),
             first_step=step,
             waits=waits,
             mitigations=in_force,

@@ -147,7 +147,7 @@ def test_json_holds_findings_and_facts(desk):
     machine(desk.bin, report([fields(0)]), 1)
     told = json.loads(desk.command("--json").stdout)
     assert (told["schema"], list(told)) == (1, ["schema", "findings", "facts"])
-    assert {tuple(f) for f in told["findings"]} == {("level", "area", "what", "detail", "mend")}
+    assert {tuple(f) for f in told["findings"]} == {("level", "area", "what", "detail", "fix")}
     card = told["facts"]["gpus"]["smi"]["report"]["cards"][0]
     assert card["fields"]["Product Name"] == "NVIDIA H200"
     assert told["facts"]["network"]["hostname"]
@@ -465,7 +465,7 @@ SAMPLE = [
     Finding(NOTE, "GPU 0", "ECC is off", "", "switch it on"),
     Finding(NOTE, "GPU 1", "ECC is off", "", "switch it on"),
     Finding(NOTE, "GPU 3", "ECC is off", "", "switch it on"),
-    Finding(PROBLEM, "GPU at 0000:1a:00.0", "gone " * 30, "why https://a.b/" + "c" * 90, "mend it"),
+    Finding(PROBLEM, "GPU at 0000:1a:00.0", "gone " * 30, "why https://a.b/" + "c" * 90, "fix it"),
 ]
 
 
@@ -485,8 +485,8 @@ def test_the_page_fits_a_narrow_terminal_as_far_as_it_can_be_read():
 
 
 def test_a_command_to_copy_stands_on_one_line():
-    mend = "end what runs on this GPU, then as root `nvidia-smi --gpu-reset -i 3`, or reboot"
-    lines = doctor_page.page([Finding(PROBLEM, "GPU 3", "it hangs", "", mend)]).splitlines()
+    fix = "end what runs on this GPU, then as root `nvidia-smi --gpu-reset -i 3`, or reboot"
+    lines = doctor_page.page([Finding(PROBLEM, "GPU 3", "it hangs", "", fix)]).splitlines()
     assert any("`nvidia-smi --gpu-reset -i 3`" in line for line in lines), lines
 
 

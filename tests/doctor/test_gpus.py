@@ -108,7 +108,7 @@ def test_a_fault_in_the_report_is_one_finding(name):
     (found,) = judged(changed)
     assert (found.level, found.area) == (level, "GPU 0")
     assert words in found.what
-    assert found.level == NOTE or found.mend or "waits" in found.what
+    assert found.level == NOTE or found.fix or "waits" in found.what
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_the_driver_must_know_torchs_cuda(build, driver, level, words):
         f for f in checks_driver.versions(FILES, told(fields(0)), cuda, torch) if f.area == "driver"
     ]
     assert [(f.level, words in f.what) for f in found] == [(level, True)], found
-    assert level != PROBLEM or "580" in found[0].mend
+    assert level != PROBLEM or "580" in found[0].fix
 
 
 def test_without_libcuda_nvidia_smis_word_counts():
@@ -274,10 +274,10 @@ SAYINGS = {
 
 
 @pytest.mark.parametrize("name", SAYINGS)
-def test_what_a_failing_nvidia_smi_says_has_a_mend(name):
-    said, status, mend = SAYINGS[name]
+def test_what_a_failing_nvidia_smi_says_has_a_fix(name):
+    said, status, fix = SAYINGS[name]
     (found,) = checks_driver.presence(FILES, failed(said, status), Cuda())
-    assert (found.level, mend in found.mend) == (PROBLEM, True), found
+    assert (found.level, fix in found.fix) == (PROBLEM, True), found
 
 
 def test_a_program_that_says_nothing_and_ends_well_is_doubted():
@@ -299,7 +299,7 @@ def test_a_hanging_program_is_a_problem():
 def test_a_program_that_is_no_nvidia_smi_is_not_said_to_hang(trouble):
     broken = Smi("/opt/nvidia-smi", status=None, trouble=trouble, said="y" * 300)
     (found,) = checks_driver.presence(FILES, broken, Cuda())
-    assert (found.level, "by hand" in found.mend, len(found.detail) < 100) == (PROBLEM, True, True)
+    assert (found.level, "by hand" in found.fix, len(found.detail) < 100) == (PROBLEM, True, True)
 
 
 def test_a_report_that_comes_with_a_complaint_is_not_quoted(tmp_path):
@@ -334,7 +334,7 @@ def test_a_lost_gpu_is_named_by_its_number():
 def test_a_slow_program_is_a_note_where_each_gpu_answers_alone():
     slow = told(fields(0), fields(1), status=None, trouble="it did not end within 8 s")
     (found,) = checks_driver.presence(FILES, slow, Cuda())
-    assert (found.level, "-pm 1" in found.mend) == (NOTE, True)
+    assert (found.level, "-pm 1" in found.fix) == (NOTE, True)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_directory_must_have_room_and_be_writable(found, expected):
 
 def test_a_problem_names_the_variable_that_leads_elsewhere():
     (found,) = checks_host.disks([disk(trouble="No space left on device")])
-    assert "TORCHINDUCTOR_CACHE_DIR" in found.mend
+    assert "TORCHINDUCTOR_CACHE_DIR" in found.fix
 
 
 @pytest.mark.parametrize(
@@ -248,9 +248,9 @@ def test_limits_are_compared_with_what_a_job_opens(known, expected):
     assert levels(checks_host.limits(known)) == expected
 
 
-def test_the_mend_of_a_limit_is_its_hard_one():
+def test_the_fix_of_a_limit_is_its_hard_one():
     (found,) = checks_host.limits(Limits(files=1024, files_hard=524288))
-    assert "ulimit -n 524288" in found.mend
+    assert "ulimit -n 524288" in found.fix
 
 
 @pytest.mark.parametrize(

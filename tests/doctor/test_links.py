@@ -56,7 +56,7 @@ def test_one_wrong_bit_on_any_way_is_a_problem_of_that_pair(tried, way):
     (found,) = checks_links.peers(Smi(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:wrong"))
     assert (found.level, found.area) == (PROBLEM, "GPU 1 to 0")
     assert "wrong: 1 of " in found.detail
-    assert "NCCL_P2P_DISABLE=1" in found.mend
+    assert "NCCL_P2P_DISABLE=1" in found.fix
 
 
 @pytest.mark.parametrize("way", ["copy", "read", "write"])
@@ -384,4 +384,4 @@ def test_a_secret_in_the_holders_command_line_is_masked(tmp_path):
 def test_a_port_of_somebody_else_is_taken_without_a_name():
     (found,) = checks_network.ports(Network(ports=(Port(29500, taken=True),)))
     assert "somebody else" in found.what
-    assert "29501" in found.mend
+    assert "29501" in found.fix

@@ -65,9 +65,9 @@ def test_an_event_is_blamed_as_the_catalogue_has_it(code, level, blame):
     assert blame in found.what
 
 
-def test_an_applications_fault_is_mended_in_the_application():
+def test_an_applications_fault_is_fixed_in_the_application():
     (found,) = judged(line(31))
-    assert "not of the GPU" in found.mend
+    assert "not of the GPU" in found.fix
 
 
 def test_the_same_event_is_said_once_with_its_count():
@@ -112,4 +112,4 @@ def test_the_catalogue_names_no_code_twice_and_knows_each_action():
     for row in document["xids"]:
         (found,) = judged(line(row["codes"][0]))
         assert found.what
-        assert (found.level == PROBLEM) <= (found.mend != "")
+        assert (found.level == PROBLEM) <= (found.fix != "")

@@ -6,7 +6,7 @@ import re
 import stat
 
 import pytest
-from twins import NASTY, Machine
+from scripts import NASTY, Machine
 
 from saferun.export import shell_script
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import pytest
-from twins import Machine, Ran, until
+from scripts import Machine, Ran, until
 
 from saferun.errors import UsageError
 from saferun.export import sbatch, shell_script

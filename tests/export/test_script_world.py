@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from twins import ROOT, SAFERUN, Machine, until
+from scripts import ROOT, SAFERUN, Machine, until
 
 from saferun.export.bundle_main import OF_SCRIPT
 
@@ -338,7 +338,7 @@ def test_nothing_in_the_kit_is_executable_or_anybody_elses(machine):
     ("version", "refused"), [("3 2", True), ("4 1", True), ("4 2", False), ("5 2", False)]
 )
 def test_an_old_bash_is_refused_by_name(version, refused):
-    text = (ROOT / "shell" / "twin.sh").read_text()
+    text = (ROOT / "shell" / "run.sh").read_text()
     function = text[text.index("need_bash() {") : text.index('need_bash "${BASH_VERSINFO')]
     done = subprocess.run(
         ["bash", "-c", f"{function}\nneed_bash {version}"], capture_output=True, text=True

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_script import made, settings_in_bash
-from twins import ROOT
+from scripts import ROOT
+from shell_text import made, settings_in_bash
 
 from saferun.errors import ProfileError
 from saferun.export import settings_codec
@@ -98,10 +98,10 @@ def test_what_a_person_writes_in_saferun_set_is_read_without_a_yaml_parser(key, 
         ("torchrun.standalone", "2"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_a_mend(key, text):
+def test_what_does_not_fit_is_refused_with_a_fix(key, text):
     with pytest.raises(ProfileError) as error:
         settings_codec.read_value(key, text, "run.sh")
-    assert error.value.mend
+    assert error.value.fix
     assert "run.sh" in error.value.where
 
 

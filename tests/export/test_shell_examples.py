@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from twins import ROOT, TORCHRUN, Machine
+from scripts import ROOT, TORCHRUN, Machine
 
 EXAMPLES = ROOT / "shell" / "examples"
 WRAPPER = '#!/bin/sh\nexec {python} -m saferun "$@"\n'

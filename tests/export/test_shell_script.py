@@ -10,7 +10,8 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twins import NASTY, ROOT
+from scripts import NASTY, ROOT
+from shell_text import DUMP, bash, made, settings_in_bash
 
 from saferun.export import settings_codec, shell_script
 from saferun.export.settings_codec import Sheet
@@ -41,19 +42,6 @@ TEXT = st.one_of(
     ),
     st.text("$`\"'\\\n\t {}[]*?!#&;|<>()~=%\x01\x7fé0aex"),
 )
-DUMP = 'printf "%s\\0" "${got[@]}"\n'
-
-
-def bash(text: str) -> list[str]:
-    """Return what bash makes of words that it is to print, each ended by a NUL."""
-    done = subprocess.run(
-        ["bash", "-u"],
-        input=text.encode("utf-8", "surrogateescape"),
-        capture_output=True,
-        check=True,
-    )
-    assert done.stderr == b""
-    return [word.decode("utf-8", "surrogateescape") for word in done.stdout.split(b"\0")[:-1]]
 
 
 @settings(max_examples=40, deadline=None)
@@ -88,20 +76,6 @@ def test_a_comment_stays_one_whatever_it_holds(text):
 def leaves(values: dict[str, str], when=()) -> dict[str, Leaf]:
     why = "because\n$(touch x) `y`\nrm -rf ~"
     return {f"env.{name}": Leaf(value, why, why, when) for name, value in values.items()}
-
-
-def made(sheet: Sheet, args=(), command=("saferun", "gen-shell"), kit="a2l0") -> str:
-    template = (ROOT / "shell" / "twin.sh").read_text()
-    version, whole = "9.8.7", bool(args)
-    return shell_script.twin(
-        sheet, args, command, version=version, template=template, kit=kit, whole=whole
-    )
-
-
-def settings_in_bash(text: str) -> list[str]:
-    """Return the words that a twin's settings are for its kit, as a real bash makes them."""
-    start, end = text.index("SETTINGS=()"), text.index("# --- The kit")
-    return bash("set -euo pipefail\n" + text[start:end] + DUMP.replace("got", "SETTINGS"))
 
 
 @settings(max_examples=30, deadline=None)
@@ -147,7 +121,7 @@ def test_what_a_later_profile_replaces_is_not_shown_twice():
     assert "export_default NCCL_DEBUG_SUBSYS INIT" in text  # a list: the two are merged
 
 
-RECORD = ROOT / "tests" / "records" / "twin-h100-nanochat.sh"
+RECORD = ROOT / "tests" / "records" / "run-h100-nanochat.sh"
 RECORDED = [
     "--profile",
     "h100-nanochat",

@@ -59,12 +59,14 @@ def test_a_limit_of_open_files_is_raised_as_far_as_it_goes(tmp_path):
     assert [e["add"] for e in job.events("ended")] == ["more-open-files", ""]
 
 
-def test_a_cure_is_remembered_and_applied_from_the_start_next_time(tmp_path):
+def test_a_mitigation_is_remembered_and_applied_from_the_start_next_time(tmp_path):
     script = written(tmp_path, HUNGRY)
     with run(tmp_path, script, preexec_fn=limited) as first:
         assert first.end() == 0, first.err
-    (cures,) = first.home.glob(".local/state/saferun/cures.json")
-    assert [c["cure"] for c in json.loads(cures.read_text())["cures"]] == ["more-open-files"]
+    (mitigations,) = first.home.glob(".local/state/saferun/mitigations.json")
+    assert [c["mitigation"] for c in json.loads(mitigations.read_text())["mitigations"]] == [
+        "more-open-files"
+    ]
     with run(tmp_path, script, preexec_fn=limited) as second:
         assert second.end() == 0, second.err
         assert second.out == "opened\n"
@@ -72,13 +74,13 @@ def test_a_cure_is_remembered_and_applied_from_the_start_next_time(tmp_path):
     assert "attempt 1 failed" not in second.err
 
 
-def test_cures_can_be_switched_off_and_the_advice_remains(tmp_path):
+def test_mitigations_can_be_switched_off_and_the_advice_remains(tmp_path):
     script = written(tmp_path, HUNGRY)
     words = ["--set", "mitigate.enabled=false", script]
     with run(tmp_path, *words, preexec_fn=limited) as job:
         assert job.end() == 1
         assert len(job.events("ended")) == 1
-    assert "cures are switched off" in job.err
+    assert "mitigations are switched off" in job.err
     assert "ulimit -n" in job.err
 
 

@@ -157,7 +157,7 @@ def problems(judged):
     return [finding for finding in judged.findings if finding.level == PROBLEM]
 
 
-def test_a_bad_gpu_is_named_by_number_uuid_address_error_and_mend():
+def test_a_bad_gpu_is_named_by_number_uuid_address_error_and_fix():
     failed = device(1, good=False, step="read", code=214, error="CUDA_ERROR_ECC_UNCORRECTABLE")
     judged = preflight_report.judge(document(device(0), failed, device(2)), THREE, 20)
     (line, leave_out) = preflight_report.lines(judged)
@@ -193,11 +193,11 @@ def test_a_bad_gpu_is_named_by_number_uuid_address_error_and_mend():
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_stops_all_gpus_has_its_mend(told, word):
+def test_what_stops_all_gpus_has_its_fix(told, word):
     judged = preflight_report.judge(document(**told), THREE, 20)
     (finding,) = judged.findings
     assert finding.level == PROBLEM
-    assert word in finding.mend
+    assert word in finding.fix
 
 
 def test_memory_that_is_held_names_who_holds_it():
@@ -207,7 +207,7 @@ def test_memory_that_is_held_names_who_holds_it():
         document(failed), THREE._replace(gpus=THREE.gpus[:1]), 20, around
     )
     (finding,) = problems(judged)
-    assert finding.mend.startswith("held by pid 4711 (python, 70000 MiB); ")
+    assert finding.fix.startswith("held by pid 4711 (python, 70000 MiB); ")
     assert set(judged.asks) == {"leftovers", "drain"}
 
 
@@ -286,9 +286,9 @@ def test_a_driver_s_text_cannot_move_the_cursor():
 
 
 @pytest.mark.parametrize("code", cuda_errors.ERRORS)
-def test_every_known_error_has_a_mend_and_a_source(code):
+def test_every_known_error_has_a_fix_and_a_source(code):
     known = cuda_errors.known(code)
-    assert known.mend
+    assert known.fix
     assert known.means
     assert known.source.startswith("https://")
 
@@ -325,7 +325,7 @@ def test_the_holder_of_memory_is_asked_of_nvidia_smi(machine, library):
     machine.smi.reports(card(0), card(1, holders={4711: "/usr/bin/python"}), card(2))
     path = f"{machine.smi.folder}:/usr/bin:/bin"
     judged = examined(library, path=path, FAKE_CUDA_BAD="1:memory:2")
-    assert "held by pid 4711 (/usr/bin/python, 70000 MiB)" in problems(judged)[0].mend
+    assert "held by pid 4711 (/usr/bin/python, 70000 MiB)" in problems(judged)[0].fix
 
 
 @pytest.mark.parametrize("script", ["sleep 60", "echo rubbish; exit 9", "yes"])
@@ -333,7 +333,7 @@ def test_an_nvidia_smi_that_hangs_or_lies_costs_a_bounded_time(machine, library,
     machine.smi.behaves(script)
     path, began = f"{machine.smi.folder}:/usr/bin:/bin", time.monotonic()
     judged = examined(library, path=path, timeout_s=1, FAKE_CUDA_BAD="1:memory:2")
-    assert problems(judged)[0].mend.startswith("end what holds it")
+    assert problems(judged)[0].fix.startswith("end what holds it")
     assert time.monotonic() - began < 5
 
 

@@ -195,7 +195,7 @@ def test_memory_that_a_foreign_process_holds_is_said_with_its_pid(stand):
 def test_memory_that_nobody_seems_to_hold_is_said(stand):
     stand.smi.reports(card(used="70000"))
     (finding,) = stand.recover(DRAIN).findings
-    assert "no process is seen" in finding.mend
+    assert "no process is seen" in finding.fix
 
 
 # Caches, persistence
@@ -229,7 +229,7 @@ def test_a_driver_that_forgets_its_gpus_is_noted(stand):
     stand.smi.reports(card(persistence="Disabled"))
     (finding,) = stand.recover(recovery.PERSISTENCE).findings
     assert finding.level == NOTE
-    assert "nvidia-persistenced" in finding.mend
+    assert "nvidia-persistenced" in finding.fix
 
 
 # Reset
@@ -260,7 +260,7 @@ def test_without_a_reason_nothing_is_reset(stand, action):
 def test_a_driver_that_wants_a_reboot_gets_no_reset(stand):
     stand.smi.reports(card(action="Reboot"))
     (finding,) = stand.reset().findings
-    assert finding.mend == "restart the machine"
+    assert finding.fix == "restart the machine"
     assert not stand.was_reset
 
 
@@ -285,7 +285,7 @@ def test_otherwise_an_administrator_is_told_what_to_do(stand, options, told, why
     assert not stand.was_reset
     assert not done.acted
     assert why in finding.what
-    assert f"nvidia-smi --gpu-reset -i {A}" in finding.mend
+    assert f"nvidia-smi --gpu-reset -i {A}" in finding.fix
 
 
 def test_a_gpu_that_somebody_has_open_is_not_reset(stand):

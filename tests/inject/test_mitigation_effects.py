@@ -1,4 +1,4 @@
-"""Cures in real jobs: what the plan says is what torch does in the rank."""
+"""Mitigations in real jobs: what the plan says is what torch does in the rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(
     answers: dict[str, str] | None = None,
     **exported: str,
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Run a script under the plan of an attempt with these cures; return its words and receipts."""
+    """Run a script under an attempt's plan with these mitigations; return output and receipts."""
     path = folder / "train.py"
     path.write_text(script)
     program = str(Path(sys.executable).with_name("torchrun"))
@@ -115,7 +115,7 @@ FAILS = "BackendCompilerFailed"
     ],
     ids=["none", "autotune-off", "cudagraphs-off", "both", "compile-fallback", "compile-off"],
 )
-def test_the_compiler_obeys_a_cure_against_the_script_and_the_exported_variables(
+def test_the_compiler_obeys_a_mitigation_against_the_script_and_the_exported_variables(
     names, lowered, broken, tmp_path
 ):
     out, _ = run(tmp_path, COMPILED, *names, **EXPORTED)

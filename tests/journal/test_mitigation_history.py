@@ -1,4 +1,4 @@
-"""Cures that helped are found again, for the same script on the same machine only."""
+"""Mitigations that helped are found again, for the same script on the same machine only."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ KEY = Key("/w/train.py", "NVIDIA H200", "2.13.0", "570.86")
 NOW = 1_800_000_000.0
 
 
-def entry(cure: str = "autotune-off", *, arguments=None, at: float = NOW, key: Key = KEY) -> Entry:
-    return Entry(key, cure, "inductor-autotune-error", arguments, at)
+def entry(
+    mitigation: str = "autotune-off", *, arguments=None, at: float = NOW, key: Key = KEY
+) -> Entry:
+    return Entry(key, mitigation, "inductor-autotune-error", arguments, at)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_another_script_gpu_torch_or_driver_is_another_matter(field):
     assert mitigation_history.recall([entry()], other, (), NOW) == ()
 
 
-def test_a_cure_that_costs_nothing_holds_for_any_arguments_and_for_good():
+def test_a_mitigation_that_costs_nothing_holds_for_any_arguments_and_for_good():
     assert mitigation_history.recall([entry()], KEY, ("--new",), NOW + 100 * RETRY_WITHOUT_S)
 
 
@@ -56,22 +58,22 @@ def test_a_cure_that_costs_nothing_holds_for_any_arguments_and_for_good():
     ],
     ids=["same", "within the week", "after it", "learned in the future", "other arguments"],
 )
-def test_a_cure_that_costs_holds_for_its_arguments_and_a_week(arguments, later_s, found):
+def test_a_mitigation_that_costs_holds_for_its_arguments_and_a_week(arguments, later_s, found):
     costs = entry(arguments=("--a",))
     assert bool(mitigation_history.recall([costs], KEY, arguments, NOW + later_s)) is found
 
 
-def test_cures_come_back_in_the_order_in_which_they_were_learned():
+def test_mitigations_come_back_in_the_order_in_which_they_were_learned():
     first, second = entry("a", at=NOW), entry("b", at=NOW + 5)
     assert mitigation_history.recall([second, first], KEY, (), NOW + 9) == (first, second)
 
 
-def test_a_cure_that_is_learned_anew_has_its_new_time():
+def test_a_mitigation_that_is_learned_anew_has_its_new_time():
     old, new = entry(arguments=("--a",)), entry(arguments=("--a",), at=NOW + 10)
     assert mitigation_history.learn([old, entry("b")], [new]) == (new, entry("b"))
 
 
-def test_a_cure_can_be_forgotten():
+def test_a_mitigation_can_be_forgotten():
     assert mitigation_history.forget([entry(), entry("b")], [entry()]) == (entry("b"),)
 
 
@@ -81,8 +83,8 @@ def test_a_cure_can_be_forgotten():
         b"",
         b"garbage",
         b"[]",
-        b'{"schema": 2, "cures": []}',
-        b'{"schema": 1, "cures": [{}]}',
+        b'{"schema": 2, "mitigations": []}',
+        b'{"schema": 1, "mitigations": [{}]}',
         b"\xff",
     ],
     ids=["empty", "no JSON", "a list", "another schema", "half an entry", "no text"],
@@ -96,7 +98,7 @@ def test_a_broken_file_is_an_empty_memory(environ, content):
 
 def test_a_planted_link_is_not_read(environ, tmp_path):
     target = tmp_path / "theirs.json"
-    target.write_text(json.dumps({"schema": 1, "cures": []}))
+    target.write_text(json.dumps({"schema": 1, "mitigations": []}))
     path = mitigation_history.path(environ)
     os.makedirs(os.path.dirname(path), mode=0o700)
     os.symlink(target, path)

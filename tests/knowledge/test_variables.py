@@ -178,10 +178,10 @@ def test_what_is_written_by_hand_agrees_with_the_data(capsys):
     assert variables._check() == 0, capsys.readouterr().out
 
 
-def test_every_setting_has_a_source_and_every_dead_one_a_mend():
+def test_every_setting_has_a_source_and_every_dead_one_a_fix():
     for name, entry in variables.yaml.safe_load(variables.EFFECTS.read_text())["settings"].items():
         assert entry["source"].startswith("https://"), name
-        assert ("dead" in entry) == ("mend" in entry), name
+        assert ("dead" in entry) == ("fix" in entry), name
         assert "dead" in entry or "does" in entry, name
 
 

@@ -4,7 +4,7 @@ import torch
 from once import healthy
 
 
-@torch.library.custom_op("cures::scaled", mutates_args=())
+@torch.library.custom_op("mitigations::scaled", mutates_args=())
 def scaled(x: torch.Tensor) -> torch.Tensor:
     return x / (x.shape[0] if healthy() else x.sum().item() * 0 + x.shape[0])
 

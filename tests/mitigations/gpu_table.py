@@ -1,7 +1,7 @@
-"""The rows of the cure table that need a GPU; table.py says what a row is.
+"""The rows of the mitigation table that need a GPU; table.py says what a row is.
 
 Where a driver, a compiler or a kernel has to fail, the program says what is planted in it. What
-follows from that is the real thing: the driver's refusal, torch's words, the cure.
+follows from that is the real thing: the driver's refusal, torch's words, the mitigation.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ def old_ptxas(folder: Path) -> Iterator[Setup]:
     yield Setup(env={"TRITON_PTXAS_PATH": str(path), "TRITON_PTXAS_BLACKWELL_PATH": str(path)})
 
 
-def compiled(kind: str, program: str, *cures: str, around: Around | None = None) -> Case:
-    """Return a row about the compiler whose cure leaves it on."""
+def compiled(kind: str, program: str, *mitigations: str, around: Around | None = None) -> Case:
+    """Return a row about the compiler whose mitigation leaves it on."""
     around = around or nothing()
-    return Case(kind, program, cures, "compiled 1 graph", "it stays compiled", around, 1, gpus=1)
+    return Case(
+        kind, program, mitigations, "compiled 1 graph", "it stays compiled", around, 1, gpus=1
+    )
 
 
 def refused(kind: str, when: str) -> Case:
@@ -73,7 +75,7 @@ def refused(kind: str, when: str) -> Case:
 
 
 def passing(kind: str, around: Around, show: str) -> Case:
-    """Return a row that another attempt is all the cure of."""
+    """Return a row that another attempt is all the mitigation of."""
     program = "gpu_kernel_dies.py"
     return Case(kind, program, (), show, "every setting", around, 1, healthy=around, gpus=1)
 

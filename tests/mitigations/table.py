@@ -1,9 +1,9 @@
-"""The cure table: which real failure each small program has, and what must come of it.
+"""The mitigation table: which real failure each small program has, and what must come of it.
 
 A row's program fails for the real reason, as far as this can be had on a CPU; gpu_table.py has the
 rows that need a GPU. `NOT_HERE` names the kinds for which it cannot be had at all, with the
-reason, and they are never counted as passed. ways.py runs a row; test_cures_live.py asserts, and
-benchmarks/cures.py prints what came out.
+reason, and they are never counted as passed. ways.py runs a row; test_mitigations_live.py asserts,
+and benchmarks/mitigations.py prints what came out.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Case(NamedTuple):
 
     kind: str
     program: str
-    cures: tuple[str, ...]  # that are added, in order; none where a retry is all it takes
+    mitigations: tuple[str, ...]  # that are added, in order; none where a retry is all it takes
     shows: str  # in the output at the end: it did its work, and what need not give way did not
     alone: str  # what is left as it was
     around: Around
     ranks: int = 2
     needs: Callable[[], bool] | None = None  # of the machine; its docstring is the reason
     healthy: Around = nothing()  # what stands around a run without the fault
-    stops: bool = False  # nothing that a launcher can do cures it: one attempt, and words
+    stops: bool = False  # nothing that a launcher can do mitigations it: one attempt, and words
     gpus: int = 0  # that it needs
 
 
@@ -175,7 +175,7 @@ def closed_rendezvous(folder: Path) -> Iterator[Setup]:
 
 def meeting_at(port: int) -> tuple[str, ...]:
     """Return torchrun's options for a store that is somebody else's."""
-    where = (f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=cures", "--rdzv-backend=c10d")
+    where = (f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=mitigations", "--rdzv-backend=c10d")
     return (*where, "--rdzv-conf=is_host=false,read_timeout=2")
 
 
@@ -455,13 +455,13 @@ CASES = [
         Case(
             kind,
             "agent_asked_to_end.py",
-            cures,
+            mitigations,
             "met 2",
             "every setting",
             nothing(args=(name,)),
             healthy=nothing(args=(name,)),
         )
-        for kind, name, cures in (
+        for kind, name, mitigations in (
             ("sigterm-preempted", "SIGTERM", ()),
             ("sighup-terminal-closed", "SIGHUP", ("new-session",)),
         )

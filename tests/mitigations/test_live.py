@@ -38,16 +38,16 @@ def run(tmp_path):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", rows(stops=False))
-def test_saferun_finishes_with_the_cure_of_the_kind_and_no_other(case, run):
+def test_saferun_finishes_with_the_mitigation_of_the_kind_and_no_other(case, run):
     outcome = run(case, SUPERVISED)
     assert outcome.finished, outcome.err
     assert set(outcome.kinds) == {case.kind}
-    assert outcome.cures == case.cures
+    assert outcome.mitigations == case.mitigations
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", rows(stops=True))
-def test_what_nothing_cures_is_named_and_not_tried_again(case, run):
+def test_what_nothing_mitigations_is_named_and_not_tried_again(case, run):
     outcome = run(case, SUPERVISED)
     assert not outcome.finished
     assert outcome.kinds == (case.kind,)
@@ -83,7 +83,7 @@ def test_a_row_that_stops_is_of_a_kind_that_does():
     assert not {kind for kind, verdict in stopped.items() if verdict in REPEATED}
 
 
-def test_every_row_expects_cures_that_its_kind_has():
+def test_every_row_expects_mitigations_that_its_kind_has():
     kinds = signatures.load({}).kinds
-    wrong = [c.kind for c in ALL if not set(c.cures) <= set(kinds[c.kind].mitigations)]
+    wrong = [c.kind for c in ALL if not set(c.mitigations) <= set(kinds[c.kind].mitigations)]
     assert not wrong

@@ -1,4 +1,4 @@
-"""Run a row of the cure table: without its fault, and with it in three ways."""
+"""Run a row of the mitigation table: without its fault, and with it in three ways."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from table import HERE, Case, free_port, torchrun
 LIMIT_S = 170.0
 HEALTHY, SUPERVISED = "without the fault", "saferun"
 WAYS = (HEALTHY, "torchrun", "torchrun --max-restarts=3", SUPERVISED)
-_OURS = ("SAFERUN", "PET_", "XDG_", "TORCHELASTIC", "HOME", "PATH")  # runs.py says what these are
+_OURS = (
+    "SAFERUN",
+    "PET_",
+    "XDG_",
+    "TORCHELASTIC",
+    "HOME",
+    "PATH",
+)  # journal/reader.py says what these are
 
 
 class Outcome(NamedTuple):
@@ -29,7 +36,7 @@ class Outcome(NamedTuple):
     seconds: float
     attempts: int | None  # None where nothing tells
     kinds: tuple[str, ...]  # of each attempt that failed
-    cures: tuple[str, ...]  # that were added, in order
+    mitigations: tuple[str, ...]  # that were added, in order
     out: str
     err: str
 
@@ -95,7 +102,7 @@ def go(case: Case, way: str, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
         seconds=seconds,
         attempts=len(ended) or None,
         kinds=tuple(e["kind"] for e in ended if e["status"]),
-        cures=tuple(e["add"] for e in ended if e["add"]),
+        mitigations=tuple(e["add"] for e in ended if e["add"]),
         out=job.out,
         err=job.err,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from saferun.knowledge.variable_names import combine
 from saferun.model import Setting
-from saferun.plan.env_merge import combine, merge
+from saferun.plan.env_merge import merge
 
 
 def profile(**values: str) -> dict[str, Setting]:

@@ -1,4 +1,4 @@
-"""A cure changes the next attempt's plan, beats everything else there, and says so."""
+"""A mitigation changes the next attempt's plan, beats everything else there, and says so."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from saferun.diagnosis import signatures
 from saferun.errors import SaferunError
 from saferun.inject import contract
 from saferun.knowledge import loader
+from saferun.knowledge.variable_names import LISTS, OTHER_NAME
 from saferun.model import Facts, Identity, LaunchPlan, Request
 from saferun.plan import mitigation_catalog, mitigation_overlay, torchrun_args
 from saferun.plan.build import build_plan, conditions
-from saferun.plan.env_merge import LISTS, TWINS
 from saferun.profile.merge import Given, resolve
 from saferun.profile.schema import KEYS, Doc, Leaf
 from saferun.supervise import probes
@@ -59,7 +59,7 @@ def planned(
     receipts: str | None = None,
     torch: str | None = "2.13.0",
 ) -> LaunchPlan:
-    """The plan of an attempt with these cures, as the loop makes it."""
+    """The plan of an attempt with these mitigations, as the loop makes it."""
     environ = environ or {}
     program = str(Path(sys.executable).with_name("torchrun"))
     facts = Facts(torch=torch, launcher=(program,), python=sys.executable)
@@ -78,7 +78,7 @@ def planned(
 def here(
     *words: str, environ: dict[str, str] | None = None, **what
 ) -> mitigation_overlay.Situation:
-    """What a cure meets."""
+    """What a mitigation meets."""
     leaves = what.pop("leaves", None)
     base = planned(words=words or ("t.py",), environ=environ, leaves=leaves)
     facts = {"answers": ANSWERS, "torch": "2.13.0", **what}
@@ -99,38 +99,38 @@ def here(
         ({"computed": {"A": "a-guess"}}, "nothing answers `a-guess`"),
         ({"torchrun": {"master-port": "fresh"}}, "--master-port cannot be `fresh`"),
         ({"process": {"nofiles": 3}}, "unknown key `nofiles`"),
-        ({"excludes": ["b"]}, "excludes `b`, no cure"),
+        ({"excludes": ["b"]}, "excludes `b`, no mitigation"),
         ({"torch": "2.8 and up"}, "is no range"),
         ({"cost_percent": "30"}, "is no share"),
         ({"cost": ""}, "has no `cost`"),
     ],
 )
-def test_a_cure_that_the_code_would_not_understand_is_refused(body, said):
+def test_a_mitigation_that_the_code_would_not_understand_is_refused(body, said):
     with pytest.raises(SaferunError, match=said):
         mitigation_catalog.parse({"a": {"cost": "none", "why": "w", "source": "https://s", **body}})
 
 
-def test_no_cure_promises_a_hook_that_does_not_exist():
+def test_no_mitigation_promises_a_hook_that_does_not_exist():
     hooks = {path.stem for path in (Path(SITE).parent / "hooks").glob("*.py")}
-    assert {hook for cure in ALL.values() for hook in cure.hooks} <= hooks
+    assert {hook for mitigation in ALL.values() for hook in mitigation.hooks} <= hooks
 
 
-def test_the_hook_acts_on_the_cures_that_only_it_can_make():
+def test_the_hook_acts_on_the_mitigations_that_only_it_can_make():
     text = (Path(SITE).parent / "hooks" / "compile.py").read_text()
-    for cure in ALL.values():
-        if cure.assign or cure.rank_directories:
-            assert f'"{cure.name}"' in text
+    for mitigation in ALL.values():
+        if mitigation.assign or mitigation.rank_directories:
+            assert f'"{mitigation.name}"' in text
     assert ALL["ddp-optimizer-off"].assign == {"torch._dynamo.config.optimize_ddp": False}
 
 
-def test_cheaper_cures_of_a_kind_are_tried_first_where_both_costs_were_measured():
+def test_cheaper_mitigations_of_a_kind_are_tried_first_where_both_costs_were_measured():
     for kind in signatures.load().kinds.values():
         costs = [ALL[name].cost_percent for name in kind.mitigations]
         measured = [cost for cost in costs if cost is not None]
         assert measured == sorted(measured), kind.name
 
 
-def test_every_cure_of_a_kind_can_follow_the_ones_before_it():
+def test_every_mitigation_of_a_kind_can_follow_the_ones_before_it():
     """`excludes` must not end an escalation, but for the two that do the same."""
     blocked = [
         (kind.name, name)
@@ -141,7 +141,7 @@ def test_every_cure_of_a_kind_can_follow_the_ones_before_it():
     assert {name for _, name in blocked} <= {"split-size"}
 
 
-# --- what a cure changes -------------------------------------------------------------------------
+# --- what a mitigation changes -------------------------------------------------------------------
 
 VARIABLES = {
     "expandable-segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -202,7 +202,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_each_cure_changes_in_the_plan_what_it_says_and_nothing_else(name):
+def test_each_mitigation_changes_in_the_plan_what_it_says_and_nothing_else(name):
     before, after = planned(), planned(name)
     own = {contract.VARIABLE, "SAFERUN_MITIGATIONS"}
     changed = {k: s for k, s in after.env.items() if before.env.get(k) != s and k not in own}
@@ -229,13 +229,13 @@ def test_a_hooks_setting_is_in_force_beneath_any_profile_and_says_where_it_comes
     assert plan.notes[f"hooks.compile.{key}"].origin == f"mitigation {name}"
 
 
-@pytest.mark.parametrize("name", [n for n, cure in ALL.items() if cure.needs_hooks])
-def test_a_cure_inside_the_ranks_reaches_them_where_no_other_hook_is_on(name):
+@pytest.mark.parametrize("name", [n for n, mitigation in ALL.items() if mitigation.needs_hooks])
+def test_a_mitigation_inside_the_ranks_reaches_them_where_no_other_hook_is_on(name):
     assert contract.VARIABLE not in planned("nccl-p2p-off", leaves=QUIET).env
     assert contract.VARIABLE in planned(name, leaves=QUIET).env
 
 
-def test_a_cure_beats_the_profile_the_exported_variable_and_the_set_option():
+def test_a_mitigation_beats_the_profile_the_exported_variable_and_the_set_option():
     name = "NCCL_P2P_DISABLE"
     given_ = Given(f"env.{name}", Leaf("0"), "--set")
     plan = planned("nccl-p2p-off", environ={name: "0"}, leaves={f"env.{name}": Leaf("0")})
@@ -256,7 +256,7 @@ def test_a_list_keeps_the_other_items_and_names_both_origins():
     assert made.origin == "p.yaml + mitigation split-size"
 
 
-def test_either_name_of_the_allocators_list_gets_the_cure():
+def test_either_name_of_the_allocators_list_gets_the_mitigation():
     other = "PYTORCH_ALLOC_CONF"
     env = planned("expandable-segments", environ={other: "max_split_size_mb:64"}).env
     both = "max_split_size_mb:64,expandable_segments:True"
@@ -267,7 +267,7 @@ ITEMS = st.sampled_from(["expandable_segments", "max_split_size_mb", "backend", 
 CONF = st.dictionaries(ITEMS, st.sampled_from(["True", "False", "7"])).map(
     lambda items: ",".join(f"{k}:{v}" for k, v in items.items())
 )
-NAMES = sorted({name for values in VARIABLES.values() for name in values} | set(TWINS))
+NAMES = sorted({name for values in VARIABLES.values() for name in values} | set(OTHER_NAME))
 
 
 @given(
@@ -276,7 +276,9 @@ NAMES = sorted({name for values in VARIABLES.values() for name in values} | set(
     st.permutations(sorted(ALL)).map(lambda names: names[:4]),
 )
 @settings(max_examples=150, deadline=None)
-def test_whatever_is_exported_a_cures_value_is_in_force_and_other_items_stay(env, profile, names):
+def test_whatever_is_exported_a_mitigations_value_is_in_force_and_other_items_stay(
+    env, profile, names
+):
     leaves = {f"env.{name}": Leaf(value) for name, value in profile.items()}
     before = planned(environ=env, leaves=leaves)
     after = planned(*names, environ=env, leaves=leaves)
@@ -293,14 +295,14 @@ def test_whatever_is_exported_a_cures_value_is_in_force_and_other_items_stay(env
             assert len({i.split(":")[0] for i in given_}) == len(given_)
         else:
             assert job[name] == value
-    mine = {name for name, _ in wanted} | {TWINS.get(name) for name, _ in wanted}
+    mine = {name for name, _ in wanted} | {OTHER_NAME.get(name) for name, _ in wanted}
     mine |= {contract.VARIABLE, "SAFERUN_MITIGATIONS"}
     assert {k: v for k, v in job.items() if k not in mine} == {
         k: v for k, v in was.items() if k not in mine
     }
 
 
-def test_several_cures_work_together_in_order():
+def test_several_mitigations_work_together_in_order():
     plan = planned("autotune-off", "cudagraphs-off", "nccl-p2p-off", "new-session")
     assert plan.hooks["compile"]["autotune"] == plan.hooks["compile"]["cudagraphs"] == "off"
     assert plan.env["NCCL_P2P_DISABLE"].value == "1"
@@ -366,7 +368,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("words", SCRIPTS, ids=" ".join)
-def test_torchruns_own_parser_takes_the_cures_option_and_the_same_script(words):
+def test_torchruns_own_parser_takes_the_mitigations_option_and_the_same_script(words):
     run = pytest.importorskip("torch.distributed.run")
     line = torchrun_args.parse(words).line
     plan = planned("free-port", words=words)
@@ -433,8 +435,8 @@ def _held_port():
 GRAPHS = {"graphs_seen": True}
 
 
-@pytest.mark.parametrize("name", [name for name, cure in ALL.items() if not cure.last])
-def test_every_cure_can_be_used_in_a_plain_job_and_only_once(name):
+@pytest.mark.parametrize("name", [name for name, mitigation in ALL.items() if not mitigation.last])
+def test_every_mitigation_can_be_used_in_a_plain_job_and_only_once(name):
     assert mitigation_overlay.refusal(ALL, name, (), here()) == ""
     assert mitigation_overlay.refusal(ALL, name, (name,), here()) == "it is in force already"
 
@@ -442,7 +444,7 @@ def test_every_cure_can_be_used_in_a_plain_job_and_only_once(name):
 @pytest.mark.parametrize(
     ("name", "in_force", "at", "why"),
     [
-        ("no-such", (), here(), "no such cure"),
+        ("no-such", (), here(), "no such mitigation"),
         ("debug-settings", (), here(), "tells the reason"),
         ("expandable-segments", (), here(**GRAPHS), "CUDA graphs"),
         ("expandable-segments", (), here(environ={"TORCHINDUCTOR_CUDAGRAPHS": "1"}), "CUDA graphs"),
@@ -461,7 +463,7 @@ def test_every_cure_can_be_used_in_a_plain_job_and_only_once(name):
         ("free-port", ("fresh-rendezvous",), here(), "change nothing"),
     ],
 )
-def test_a_cure_that_cannot_help_here_is_refused_with_the_reason(name, in_force, at, why):
+def test_a_mitigation_that_cannot_help_here_is_refused_with_the_reason(name, in_force, at, why):
     assert why in mitigation_overlay.refusal(ALL, name, in_force, at)
     assert not mitigation_overlay.usable(ALL, name, in_force, at)
 
@@ -485,7 +487,7 @@ def test_expandable_segments_may_be_used_once_graphs_are_off(in_force, leaves):
 @pytest.mark.parametrize(
     ("torch", "fits"), [("2.7.1", False), ("2.8.0+cu128", True), ("2.10.0", False), (None, False)]
 )
-def test_a_cure_for_some_versions_is_for_those_only_and_for_no_unknown_one(torch, fits):
+def test_a_mitigation_for_some_versions_is_for_those_only_and_for_no_unknown_one(torch, fits):
     body = {"cost": "c", "why": "w", "source": "s", "env": {"A": "1"}, "torch": ">=2.8,<2.10"}
     assert (
         mitigation_overlay.usable(mitigation_catalog.parse({"a": body}), "a", (), here(torch=torch))
@@ -511,7 +513,7 @@ def test_receipts_tell_whether_graphs_were_used(facts, seen):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_cure_is_described_with_what_it_sets_and_costs(name):
+def test_a_mitigation_is_described_with_what_it_sets_and_costs(name):
     text = mitigation_catalog.describe(ALL, [name])
     assert text.startswith(f"{name} (")
     assert "; cost: " in text

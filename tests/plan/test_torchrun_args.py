@@ -14,12 +14,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from saferun.errors import UsageError
+from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
 from saferun.model import CommandLine
 from saferun.plan.torchrun_args import (
     LAUNCH_ONLY,
-    OPTIONS,
     OWN,
-    TABLE_TORCH,
     launch_only,
     max_nodes,
     max_restarts,
@@ -375,7 +374,7 @@ def test_our_option_without_its_value_is_a_usage_error(name, tail):
         parse([name, *tail])
     assert error.value.code == 2
     assert error.value.where
-    assert f"{name}=" in error.value.mend
+    assert f"{name}=" in error.value.fix
 
 
 def test_an_empty_value_behind_equals_is_missing_too():

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from saferun.errors import UnavailableError
+from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
 from saferun.model import Option
 from saferun.plan import torchrun_install
-from saferun.plan.torchrun_args import OPTIONS, TABLE_TORCH
 from saferun.plan.torchrun_install import (
     Launcher,
     find_launcher,
@@ -168,12 +168,12 @@ def test_without_one_our_own_torch_is_the_launcher(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_torch_of_ours")
-def test_with_neither_the_error_says_what_where_and_the_mend(tmp_path):
+def test_with_neither_the_error_says_what_where_and_the_fix(tmp_path):
     with pytest.raises(UnavailableError, match="there is no torchrun") as error:
         find_launcher(path_of(tmp_path))
     assert error.value.code == 69
     assert "PATH" in error.value.where
-    assert "activate" in error.value.mend
+    assert "activate" in error.value.fix
 
 
 @pytest.mark.usefixtures("no_torch_of_ours")
@@ -519,7 +519,7 @@ def test_without_an_interpreter_there_is_no_table(interpreter, tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "[1]", '[["a", "b", true, null]]', '[["a", ["x"], true, null]]', "\x00"]
 )
-def test_a_spoilt_cache_is_asked_anew_and_mended(text, fake_torch):
+def test_a_spoilt_cache_is_asked_anew_and_fixed(text, fake_torch):
     fake_torch.table()
     good = fake_torch.kept.read_text()
     fake_torch.kept.write_text(text)

@@ -14,6 +14,7 @@ from saferun.errors import ProfileError
 from saferun.model import Gpu, GpuFacts
 from saferun.profile import files as profiles
 from saferun.profile import schema, yaml_reader
+from saferun.system import paths
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -236,7 +237,7 @@ def test_an_unwritable_home_stops_nothing(place):
 
 
 def shipped() -> list[profiles.Found]:
-    return list(profiles._listed(profiles.shipped_dir(), "profiles"))
+    return list(profiles._listed(paths.shipped("profiles"), "profiles"))
 
 
 @pytest.mark.parametrize("found", shipped(), ids=lambda f: f.name)

@@ -166,7 +166,7 @@ def test_any_characters_survive_in_a_variable():
         pytest.param("a: " + "x" * 300_000, ["300,003 characters"], id="large"),
     ],
 )
-def test_what_is_wrong_is_said_with_place_and_mend(text, parts):
+def test_what_is_wrong_is_said_with_place_and_fix(text, parts):
     said = refusal(text)
     for part in parts:
         assert part in said

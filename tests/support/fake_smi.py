@@ -1,7 +1,7 @@
 """A machine for doctor's tests: reports as nvidia-smi prints them, and a program that prints them.
 
 The reports are built here, field by field, in the forms of the driver series that were read for
-smi.py; what a real one prints is asked by tests/gpu/test_doctor_gpu.py.
+gpu/nvidia_smi.py; what a real one prints is asked by tests/gpu/test_doctor_gpu.py.
 """
 
 from __future__ import annotations

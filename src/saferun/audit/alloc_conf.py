@@ -43,7 +43,7 @@ def items(text: str) -> list[tuple[str, str]]:
 
 
 def complaints(text: str) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a value, and the mend."""
+    """Yield what is wrong with a value, and the fix."""
     given = items(text)
     for key, value in given:
         if key not in KEYS:

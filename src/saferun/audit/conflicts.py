@@ -75,12 +75,12 @@ def _allocators(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
 
 def _allocator_values(environ: Mapping[str, str]) -> Iterator[Finding]:
     for name in (OLD_ALLOCATOR, ALLOCATOR):
-        for what, mend in alloc_conf.complaints(environ.get(name, "")):
+        for what, fix in alloc_conf.complaints(environ.get(name, "")):
             detail = (
                 "torch reads it when a GPU is first used "
                 "<https://docs.pytorch.org/docs/stable/notes/cuda.html>"
             )
-            yield Finding(PROBLEM, AREA, f"{name}: {what}", detail, mend)
+            yield Finding(PROBLEM, AREA, f"{name}: {what}", detail, fix)
 
 
 def _graphs(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -95,8 +95,8 @@ def _graphs(environ: Mapping[str, str]) -> Iterator[Finding]:
             "<https://github.com/NVIDIA/Megatron-LM/pull/2572>"
         )
         what = "expandable_segments:True together with CUDA graphs (TORCHINDUCTOR_CUDAGRAPHS=1)"
-        mend = "if steps hang or fail, NCCL_GRAPH_REGISTER=0 first, then one of the two left out"
-        yield Finding(NOTE, AREA, what, detail, mend)
+        fix = "if steps hang or fail, NCCL_GRAPH_REGISTER=0 first, then one of the two left out"
+        yield Finding(NOTE, AREA, what, detail, fix)
 
 
 def _items(environ: Mapping[str, str], name: str) -> list[tuple[str, str]]:
@@ -146,8 +146,8 @@ def _openmp(environ: Mapping[str, str]) -> Iterator[Finding]:
             "torch's wheels for Linux carry GNU's (libgomp), which reads OMP_ and GOMP_; a conda "
             "build, TensorFlow or MKL beside it may bring Intel's"
         )
-        mend = "OMP_NUM_THREADS, OMP_PROC_BIND, or LD_PRELOAD=libiomp5.so"
-        yield Finding(NOTE, AREA, what, detail, mend)
+        fix = "OMP_NUM_THREADS, OMP_PROC_BIND, or LD_PRELOAD=libiomp5.so"
+        yield Finding(NOTE, AREA, what, detail, fix)
 
 
 def beaten(name: str, value: str, entry: Mapping[str, Any], calls: Calls) -> str:

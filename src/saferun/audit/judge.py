@@ -4,7 +4,7 @@
     idle(environ, torch, text) -> the names that do nothing
     remark(idle, torch) -> the one line of a launch
 
-This is the launch's part of the settings audit (audit.py has the page): it reads no YAML. False
+This is the launch's part of the settings audit (report.py has the page): it reads no YAML. False
 alarms are worse than silence, so that a launch speaks only of what torch's own source proves, of a
 name that only torch could read, and of a name one slip away from a real one.
 """

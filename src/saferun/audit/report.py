@@ -69,11 +69,11 @@ def _about(name: str, value: str, known: _Known) -> Finding:
         return _idle(shown, name, verdict, entry, known)
     if verdict.kind != "read" and ("dead" in entry or not entry):
         return _strange(shown, name, verdict, known.text)
-    level, what, mend = _weighed(name, value, verdict, known)
+    level, what, fix = _weighed(name, value, verdict, known)
     told = [entry.get("does", ""), f"read by {entry.get('reader') or _who(verdict.by)}"]
     told += [f"{key}: {entry[key]}" for key in ("cost", "overridden") if key in entry]
     detail = "; ".join(filter(None, told)) + _source(entry)
-    return Finding(level, AREA, f"{shown}{what}", detail, mend)
+    return Finding(level, AREA, f"{shown}{what}", detail, fix)
 
 
 def _shown(name: str, value: str) -> str:
@@ -99,11 +99,11 @@ def _idle(
     """Nothing reads it here."""
     if "dead" in entry:
         detail, level = entry["dead"] + _source(entry), NOTE if entry.get("quiet") else PROBLEM
-        return Finding(level, AREA, f"{shown} has no reader", detail, entry["mend"])
+        return Finding(level, AREA, f"{shown} has no reader", detail, entry["fix"])
     if verdict.kind == "misspelt":
-        mend = f"if {verdict.near} is meant, write that"
+        fix = f"if {verdict.near} is meant, write that"
         detail = "neither torch nor a library that comes with it reads such a name"
-        return Finding(PROBLEM, AREA, f"{shown} has no known reader", detail, mend)
+        return Finding(PROBLEM, AREA, f"{shown} has no known reader", detail, fix)
     what = f"{shown} has no reader in torch {known.torch}"
     if verdict.kind == "gone":
         detail = f"{verdict.near} was the last to read it ({_where(verdict.by[0])})"
@@ -112,8 +112,8 @@ def _idle(
         detail = f"{verdict.near} is the first that reads it ({_where(verdict.by[0])})"
         return Finding(PROBLEM, AREA, what, detail, f"it needs {verdict.near}")
     detail = "of libraries, only torch could read a name like this; code of your own may"
-    mend = _similar(name, known.text) or "leave it out, if it is not yours"
-    return Finding(NOTE, AREA, what, detail, mend)
+    fix = _similar(name, known.text) or "leave it out, if it is not yours"
+    return Finding(NOTE, AREA, what, detail, fix)
 
 
 def _strange(shown: str, name: str, verdict: Verdict, text: str) -> Finding:
@@ -134,7 +134,7 @@ def _similar(name: str, text: str) -> str:
 
 
 def _weighed(name: str, value: str, verdict: Verdict, known: _Known) -> tuple[str, str, str]:
-    """Return level, what is to be said behind the value, and the mend."""
+    """Return level, what is to be said behind the value, and the fix."""
     entry = known.settings.get(name, {})
     beaten = conflicts.beaten(name, value, entry, known.calls) if known.calls else ""
     if beaten:
@@ -161,7 +161,7 @@ def _renamed(entry: Mapping[str, Any], known: _Known) -> bool:
 
 
 def _misread(value: str, by: Sequence[Reader]) -> tuple[str, str] | None:
-    """Return what is wrong where torch takes a value for its opposite, and the mend."""
+    """Return what is wrong where torch takes a value for its opposite, and the fix."""
     ways = {file for reader in by for file in reader.files if file.startswith("=")}
     if ways == {"=1"} and value.lower() in ("true", "yes", "on", "y", "t"):
         return f"{value} counts as off, since torch compares it with 1", "write 1"

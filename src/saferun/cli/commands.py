@@ -52,9 +52,7 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
 
     line = request.line
     if line.refusal is not None:
-        raise UsageError(
-            f"torchrun would refuse this: {line.refusal}", mend=launch_only(line) or ""
-        )
+        raise UsageError(f"torchrun would refuse this: {line.refusal}", fix=launch_only(line) or "")
     gathered = inputs.look(request, environ, cwd)
     plan = gathered.plan()
     if as_json:
@@ -162,7 +160,7 @@ def diagnose(log: str | None, exit_code: int | None, as_json: bool) -> int:
     from saferun.cli import diagnose as room
 
     if log is None and (sys.stdin is None or sys.stdin.isatty()):
-        raise UsageError("no log given", mend="saferun diagnose train.log, or … | saferun diagnose")
+        raise UsageError("no log given", fix="saferun diagnose train.log, or … | saferun diagnose")
     diagnosis = room.run(log, exit_code, os.environ)
     click.echo(room.as_json(diagnosis) if as_json else room.as_text(diagnosis))
     return 0
@@ -260,7 +258,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @main.group("runs")
 def runs_group() -> None:
-    """List, show and remove what runs left behind; the cures that are remembered."""
+    """List, show and remove what runs left behind; the mitigations that are remembered."""
 
 
 @runs_group.command("list")
@@ -312,7 +310,7 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool) -> int:
 def report_run(words: tuple[str, ...]) -> int:
     """Say that it is not there yet."""
     raise UsageError(
-        f"`saferun runs report` is not in saferun {__version__}", mend="saferun runs show ID"
+        f"`saferun runs report` is not in saferun {__version__}", fix="saferun runs show ID"
     )
 
 
@@ -345,38 +343,38 @@ def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str
     return 0
 
 
-@runs_group.group("cures")
-def cures_group() -> None:
-    """List and forget the cures that start with a script from memory."""
+@runs_group.group("mitigations")
+def mitigations_group() -> None:
+    """List and forget the mitigations that start with a script from memory."""
 
 
-@cures_group.command("list")
+@mitigations_group.command("list")
 @AS_JSON
-def list_cures(as_json: bool) -> int:
-    """List the cures that are remembered: for what, where, since when and until when."""
+def list_mitigations(as_json: bool) -> int:
+    """List the mitigations that are remembered: for what, where, since when and until when."""
     from saferun.cli import runs_view
     from saferun.journal import remembered
 
     known = remembered.listed(os.environ)
     if as_json:
-        click.echo(json.dumps(runs_view.cures_json(known), indent=2))
+        click.echo(json.dumps(runs_view.mitigations_json(known), indent=2))
     elif known:
-        click.echo(runs_view.cures(known, time.time()))
+        click.echo(runs_view.mitigations(known, time.time()))
     else:
-        click.echo("saferun: no cure is remembered", err=True)
+        click.echo("saferun: no mitigation is remembered", err=True)
     return 0
 
 
-@cures_group.command("clear")
+@mitigations_group.command("clear")
 @click.argument("script", required=False)
-def clear_cures(script: str | None) -> int:
-    """Forget the cures of SCRIPT, or all of them."""
+def clear_mitigations(script: str | None) -> int:
+    """Forget the mitigations of SCRIPT, or all of them."""
     from saferun.journal import remembered
 
     gone = remembered.forget(os.environ, script, inputs.working_directory())
     for entry in gone:
-        click.echo(f"forgot {entry.cure} of {entry.key.script}")
-    click.echo(f"{len(gone)} cure{'' if len(gone) == 1 else 's'} forgotten")
+        click.echo(f"forgot {entry.mitigation} of {entry.key.script}")
+    click.echo(f"{len(gone)} mitigation{'' if len(gone) == 1 else 's'} forgotten")
     return 0
 
 

@@ -1,6 +1,6 @@
 """`saferun diagnose`: a log from a file or a pipe -> Diagnosis, and how it is shown.
 
-The thin edge of failure.py: it reads bytes and finds the words; it decides nothing.
+The thin edge of diagnosis/classify.py: it reads bytes and finds the words; it decides nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read(path: str | None) -> log_reader.Log:
             return log_reader.read(_chunks(file))
     except OSError as error:
         what = f"the log cannot be read: {os.strerror(error.errno or 0)}"
-        raise LogError(what, where=path, mend="name a text file, or - for standard input") from None
+        raise LogError(what, where=path, fix="name a text file, or - for standard input") from None
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
@@ -98,6 +98,6 @@ def as_text(diagnosis: Diagnosis) -> str:
         lines.append(f"  {diagnosis.root_line}")
     lines += [diagnosis.explanation, diagnosis.advice]
     if diagnosis.mitigations:
-        lines.append(f"cures, in this order: {', '.join(diagnosis.mitigations)}")
+        lines.append(f"mitigations, in this order: {', '.join(diagnosis.mitigations)}")
     lines += [f"see {reference}" for reference in diagnosis.references]
     return "\n".join(lines)

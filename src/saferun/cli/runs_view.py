@@ -1,4 +1,4 @@
-"""Runs, their attempts and the cures that are remembered, as tables, pages and JSON.
+"""Runs, their attempts and the mitigations that are remembered, as tables, pages and JSON.
 
 Touches neither files nor the clock. Times are the local ones. What a job or somebody's file wrote
 is shown as text that no terminal obeys.
@@ -220,11 +220,11 @@ def as_json_whole(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any]) -
     return {"schema": 1, "run": as_json(run), "attempts": told, "plan": plan or None}
 
 
-# --- the cures that are remembered -------------------------------------------------------------
+# --- the mitigations that are remembered ---------------------------------------------------------
 
 
-def cures(entries: Iterable[Entry], now_s: float) -> str:
-    """Return the cures that are remembered, by script."""
+def mitigations(entries: Iterable[Entry], now_s: float) -> str:
+    """Return the mitigations that are remembered, by script."""
     lines: list[str] = []
     of = ""
     for entry in sorted(entries, key=lambda e: (e.key.script, e.at)):
@@ -234,7 +234,7 @@ def cures(entries: Iterable[Entry], now_s: float) -> str:
             lines.append(plain(of))
         machine = f"{key.gpu or 'no GPU'}, torch {key.torch or '?'}"
         machine += f", driver {key.driver}" if key.driver else ""
-        lines.append(plain(f"  {entry.cure}, for {entry.kind}"))
+        lines.append(plain(f"  {entry.mitigation}, for {entry.kind}"))
         lines.append(plain(f"    learned {_moment(entry.at)}; {_until(entry, now_s)}"))
         lines.append(plain(f"    on {machine}"))
         if entry.arguments is not None:
@@ -243,17 +243,17 @@ def cures(entries: Iterable[Entry], now_s: float) -> str:
 
 
 def expires_at(entry: Entry) -> float | None:
-    """Return when a cure is tried without again, in seconds since the epoch; None: never."""
+    """Return when a mitigation is tried without again, in seconds since the epoch; None: never."""
     return None if entry.arguments is None else entry.at + RETRY_WITHOUT_S
 
 
-def cures_json(entries: Iterable[Entry]) -> dict[str, Any]:
-    """Return the cures that are remembered, for programs (schema 1)."""
+def mitigations_json(entries: Iterable[Entry]) -> dict[str, Any]:
+    """Return the mitigations that are remembered, for programs (schema 1)."""
     told = []
     for entry in entries:
         facts = {k: v for k, v in entry._asdict().items() if k != "key"}
         told.append({**entry.key._asdict(), **facts, "expires_at": expires_at(entry)})
-    return {"schema": 1, "cures": told}
+    return {"schema": 1, "mitigations": told}
 
 
 def _until(entry: Entry, now_s: float) -> str:

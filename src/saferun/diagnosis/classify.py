@@ -1,8 +1,8 @@
 """Pure: Evidence -> Diagnosis. The root of a failure, not its echo, and what to do about it.
 
-Every place of the log that says something is weighed (signs.py); this room decides between them:
-what weighs most, on the rank that failed first, where it stands first. What is known only as an
-exception of the user's own is never retried, and what nothing explains is `unknown`.
+Every place of the log that says something is weighed (signatures.py); this room decides between
+them: what weighs most, on the rank that failed first, where it stands first. What is known only as
+an exception of the user's own is never retried, and what nothing explains is `unknown`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pure: the attempts so far and the policy make one verdict: again, with what change, or stop.
 
-    decide(history, policy, cures) -> Verdict
+    decide(history, policy, mitigations) -> Verdict
 
 reads no clock and no random numbers: both arrive as values. A failure that nothing was changed
 against and that came twice at the same age is taken for deterministic; what waiting cures (a port
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 SAME_AGE_SHARE = 0.1  # two attempts that lived as long as this share of the longer one, or
 SAME_AGE_S = 5.0  # this many seconds, apart from each other failed at the same age
-DEBUG = "debug-settings"  # the cure that only tells the reason
+DEBUG = "debug-settings"  # the mitigation that only tells the reason
 
 AGAIN, STOP, DONE = "again", "stop", "done"
 
@@ -29,10 +29,10 @@ class Try(NamedTuple):
     ended_s: float  # seconds from the start of the first attempt to the end of this one
     kind: str = "no-failure"
     verdict: str = ""  # retry, mitigate, stop-user, stop-hardware, unknown; "" after success
-    cures: tuple[str, ...] = ()  # of the kind, cheapest first
+    offered: tuple[str, ...] = ()  # of the kind, cheapest first
     fingerprint: str = ""
     mitigations: tuple[str, ...] = ()  # in force
-    waits: bool = False  # waiting is part of the cure
+    waits: bool = False  # waiting is part of the mitigation
     asked: bool = False  # a signal asked it to end
     first_step: int | None = None  # the first training step seen in its output
     unkillable: bool = False  # the kernel could not end one of its processes
@@ -87,7 +87,7 @@ def decide(
     Args:
         history: all attempts of this run, oldest first; at least one.
         policy: see `policy`.
-        usable: tells whether a cure can be used beside the ones in force.
+        usable: tells whether a mitigation can be used beside the ones in force.
         jitter: 0 to 1; up to half of a wait is taken off, so that nodes do not come back at once.
     """
     last = history[-1]
@@ -110,7 +110,7 @@ def _wish(
     """What the kind of failure asks for, before any bound."""
     last = history[-1]
     if last.verdict == "mitigate":
-        return _cure(last, policy, usable)
+        return _mitigation(last, policy, usable)
     if last.verdict == "retry":
         if not last.waits and _seen_before(history):
             return Verdict(STOP, "the same failure at the same age: it would come again")
@@ -120,13 +120,15 @@ def _wish(
     return Verdict(STOP, "the same command would fail again")
 
 
-def _cure(last: Try, policy: Policy, usable: Callable[[str, tuple[str, ...]], bool]) -> Verdict:
-    """The cheapest cure that was not in force yet; without one, time, where that cures it too."""
+def _mitigation(
+    last: Try, policy: Policy, usable: Callable[[str, tuple[str, ...]], bool]
+) -> Verdict:
+    """The cheapest mitigation not yet in force; without one, a plain retry where that helps."""
     if not policy.mitigate:
-        return Verdict(STOP, "cures are switched off (mitigate.enabled)")
+        return Verdict(STOP, "mitigations are switched off (mitigate.enabled)")
     left = [
         name
-        for name in last.cures
+        for name in last.offered
         if name not in last.mitigations
         and name not in policy.never
         and usable(name, last.mitigations)
@@ -135,8 +137,10 @@ def _cure(last: Try, policy: Policy, usable: Callable[[str, tuple[str, ...]], bo
         return Verdict(AGAIN, f"with {left[0]}", add=left[0])
     if last.waits:
         return Verdict(AGAIN, "it can pass")
-    tried = [name for name in last.cures if name in last.mitigations]
-    return Verdict(STOP, "its cures did not help" if tried else "no cure of it can be used here")
+    tried = [name for name in last.offered if name in last.mitigations]
+    return Verdict(
+        STOP, "its mitigations did not help" if tried else "no mitigation of it can be used here"
+    )
 
 
 def _unknown(history: Sequence[Try], policy: Policy) -> Verdict:
@@ -176,7 +180,7 @@ def same_age(one_s: float, other_s: float) -> bool:
 def _debug(history: Sequence[Try], policy: Policy, verdict: Verdict) -> Verdict:
     """One more attempt that tells the reason, where it is wanted and could tell something new."""
     last = history[-1]
-    wanted = policy.debug_last and (last.verdict == "unknown" or DEBUG in last.cures)
+    wanted = policy.debug_last and (last.verdict == "unknown" or DEBUG in last.offered)
     if not wanted or DEBUG in policy.never or any(DEBUG in t.mitigations for t in history):
         return verdict
     again = Verdict(AGAIN, "once more, to learn the reason (retry.debug_last)", add=DEBUG)
@@ -210,7 +214,7 @@ def used_up(history: Sequence[Try]) -> int:
 
 
 def _delay(history: Sequence[Try], policy: Policy, jitter: float) -> float:
-    """Seconds to wait: doubled with each retry; the first only where waiting is the cure."""
+    """Seconds to wait: doubled with each retry; the first only where waiting is the mitigation."""
     last = history[-1]
     retries = used_up(history) - (0 if last.waits else 1)
     if retries <= 0:

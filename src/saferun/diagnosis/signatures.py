@@ -1,7 +1,7 @@
 """Pure: what is known about failures, and where it fits a log.
 
 `parse` turns the document of knowledge/failures.yaml into values; `match` finds every place of a
-log that one of its signs fits. Nothing here decides between the places: failure.py does.
+log that one of its signs fits. Nothing here decides between the places: classify.py does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
     references: tuple[str, ...]
     numbers: str  # regex with named groups; "" where a kind has no numbers
     detail: str  # filled from them
-    waits: bool  # waiting is part of the cure: it passes by itself, in a while
+    waits: bool  # waiting is part of the mitigation: it passes by itself, in a while
 
 
 class Sign(NamedTuple):

@@ -19,7 +19,7 @@ from saferun.model import NOTE, OK, PROBLEM, Finding
 _DRIVERS = {13: 580, 12: 525, 11: 450}  # CUDA's major version -> the oldest driver series
 _RENT = "a rented machine: ask for another one"
 _BY_HAND = "run `nvidia-smi -q` by hand; is this the driver's own program?"
-# What nvidia-smi says when it fails, the most telling first: pattern, what it means, the mend.
+# What nvidia-smi says when it fails, the most telling first: pattern, what it means, the fix.
 _SAYS = (
     (
         "driver/library version mismatch",
@@ -79,16 +79,16 @@ def presence(files: Files, smi: Smi, cuda: Cuda) -> Iterator[Finding]:
 def _nothing(files: Files) -> Finding:
     if files.pci:
         words = f"{files.pci} NVIDIA GPUs on the PCI bus, and no driver"
-        mend = "install the driver; in a container: start it with --gpus all"
-        return Finding(PROBLEM, "driver", words, "", mend)
+        fix = "install the driver; in a container: start it with --gpus all"
+        return Finding(PROBLEM, "driver", words, "", fix)
     if files.nodes and not files.wsl:
         words = "the driver's device nodes are here; neither nvidia-smi nor /proc/driver/nvidia is"
-        mend = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        return Finding(PROBLEM, "driver", words, "the GPUs cannot be told, nor locked", mend)
+        fix = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        return Finding(PROBLEM, "driver", words, "the GPUs cannot be told, nor locked", fix)
     if files.amd:
         words = "AMD GPUs (/dev/kfd): only the machine around them is checked here"
-        mend = "`rocm-smi` tells of the GPUs; torch must be a ROCm build"
-        return Finding(NOTE, "driver", words, "", mend)
+        fix = "`rocm-smi` tells of the GPUs; torch must be a ROCm build"
+        return Finding(NOTE, "driver", words, "", fix)
     words = "no NVIDIA driver and no GPU here: jobs run on the CPU"
     return Finding(NOTE, "driver", words, "", "in a container: start it with --gpus all")
 
@@ -96,8 +96,8 @@ def _nothing(files: Files) -> Finding:
 def _answer(files: Files, smi: Smi) -> Iterator[Finding]:
     if not smi.program:
         words = "there is no nvidia-smi on PATH: the GPUs' health cannot be read"
-        mend = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        yield Finding(NOTE, "driver", words, "", mend)
+        fix = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        yield Finding(NOTE, "driver", words, "", fix)
     elif smi.status is None:
         yield _hung(smi)
     elif (smi.trouble and not smi.report.lost) or not smi.report.cards:
@@ -107,25 +107,25 @@ def _answer(files: Files, smi: Smi) -> Iterator[Finding]:
 def _hung(smi: Smi) -> Finding:
     words = f"nvidia-smi: {smi.trouble}"
     if smi.report.cards and not smi.silent:
-        mend = "as root `nvidia-smi -pm 1`: without it the driver starts each GPU anew"
-        return Finding(NOTE, "driver", words, "each GPU answers when asked alone", mend)
+        fix = "as root `nvidia-smi -pm 1`: without it the driver starts each GPU anew"
+        return Finding(NOTE, "driver", words, "each GPU answers when asked alone", fix)
     if not smi.trouble.startswith("it did not end"):
         return Finding(PROBLEM, "driver", words, smi.said[:80], _BY_HAND)
-    mend = "a GPU or the driver hangs: read `dmesg` for NVRM lines; reboot"
-    return Finding(PROBLEM, "driver", words, smi.said, f"{mend}; {_RENT}")
+    fix = "a GPU or the driver hangs: read `dmesg` for NVRM lines; reboot"
+    return Finding(PROBLEM, "driver", words, smi.said, f"{fix}; {_RENT}")
 
 
 def _failed(files: Files, smi: Smi) -> Finding:
     said = smi.said.lower()
-    for pattern, what, mend in _SAYS:
+    for pattern, what, fix in _SAYS:
         if pattern in said:
             absent = not files.version and not files.pci and "loaded" in what
-            return Finding(NOTE if absent else PROBLEM, "driver", what, smi.said, mend)
+            return Finding(NOTE if absent else PROBLEM, "driver", what, smi.said, fix)
     if smi.report.lost:
         return Finding(PROBLEM, "driver", "nvidia-smi cannot open every GPU", smi.said, "")
     if smi.status in _STATUS:
-        what, mend = _STATUS[smi.status]
-        return Finding(PROBLEM, "driver", f"nvidia-smi: {what}", smi.said, mend)
+        what, fix = _STATUS[smi.status]
+        return Finding(PROBLEM, "driver", f"nvidia-smi: {what}", smi.said, fix)
     words = f"nvidia-smi: {smi.trouble or 'it ended well and wrote no report'}"
     what = f"{smi.program}: {smi.report.strange or smi.said or 'it wrote nothing'}"
     return Finding(PROBLEM if smi.trouble else NOTE, "driver", words, what, _BY_HAND)
@@ -137,13 +137,13 @@ def _missing(files: Files, smi: Smi) -> Iterator[Finding]:
     for lost in smi.report.lost:
         area = f"GPU {numbers[lost.bus]}" if lost.bus else "GPU"
         words = f"cannot be opened: {lost.why or 'no reason given'}"
-        mend = f"reboot; if it comes back, the GPU, its slot or its power is broken; {_RENT}"
-        yield Finding(PROBLEM, area, words, lost.bus, mend)
+        fix = f"reboot; if it comes back, the GPU, its slot or its power is broken; {_RENT}"
+        yield Finding(PROBLEM, area, words, lost.bus, fix)
     if smi.silent and len(smi.silent) < len(files.gpus):
         for bus in smi.silent:
             words = "does not answer nvidia-smi, the others do"
-            mend = f"reboot; until then leave it out (CUDA_VISIBLE_DEVICES); {_RENT}"
-            yield Finding(PROBLEM, f"GPU at {bus}", words, files.gpus.get(bus, ""), mend)
+            fix = f"reboot; until then leave it out (CUDA_VISIBLE_DEVICES); {_RENT}"
+            yield Finding(PROBLEM, f"GPU at {bus}", words, files.gpus.get(bus, ""), fix)
 
 
 def nodes(files: Files) -> Iterator[Finding]:
@@ -153,20 +153,20 @@ def nodes(files: Files) -> Iterator[Finding]:
     cards = {name: state for name, state in files.nodes.items() if name[6:].isdecimal()}
     if cards and all(state == "missing" for state in cards.values()):
         words = "the driver runs on this host, and no GPU is given to this container"
-        mend = "start it with --gpus all, or ask the scheduler for GPUs (--gres=gpu:1)"
-        yield Finding(PROBLEM, "device nodes", words, "no /dev/nvidia0 …", mend)
+        fix = "start it with --gpus all, or ask the scheduler for GPUs (--gres=gpu:1)"
+        yield Finding(PROBLEM, "device nodes", words, "no /dev/nvidia0 …", fix)
         return
     for name in ("nvidiactl", "nvidia-uvm"):
         if files.nodes.get(name) == "missing":
             words = f"/dev/{name} is missing: CUDA cannot start (error 999 or 3)"
-            mend = "as root `nvidia-modprobe -u -c 0`; in a container: give it the node"
-            yield Finding(PROBLEM, "device nodes", words, "", mend)
+            fix = "as root `nvidia-modprobe -u -c 0`; in a container: give it the node"
+            yield Finding(PROBLEM, "device nodes", words, "", fix)
     closed = [f"/dev/{name}" for name, state in files.nodes.items() if state == "closed"]
     if closed:
         words = f"this user may not open {', '.join(closed)}"
-        mend = "the user's groups (video, render), the container or the scheduler's cgroup"
+        fix = "the user's groups (video, render), the container or the scheduler's cgroup"
         serious = len([name for name in closed if name[11:].isdecimal()]) in (0, len(cards))
-        yield Finding(PROBLEM if serious else NOTE, "device nodes", words, "", mend)
+        yield Finding(PROBLEM if serious else NOTE, "device nodes", words, "", fix)
     if all(state == "ok" for state in files.nodes.values()):
         yield Finding(OK, "device nodes", "present and open", "", "")
 
@@ -182,10 +182,10 @@ def versions(files: Files, smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Findi
     words += f" has CUDA {newest[0]}.{newest[1]}, torch was built with {torch.cuda}"
     if wanted[0] > newest[0]:
         series = _DRIVERS.get(wanted[0])
-        mend = f"a driver of series {series} or newer" if series else "a newer driver"
+        fix = f"a driver of series {series} or newer" if series else "a newer driver"
         index = f"cu{newest[0]}{newest[1]}"
-        mend += f", or a torch built for CUDA {newest[0]} ({index} or older)"
-        yield Finding(PROBLEM, "driver", f"{words}: too old for it", "", mend)
+        fix += f", or a torch built for CUDA {newest[0]} ({index} or older)"
+        yield Finding(PROBLEM, "driver", f"{words}: too old for it", "", fix)
     elif wanted > newest:
         detail = "works within one major version; code that only comes as PTX does not load"
         yield Finding(NOTE, "driver", words, detail, "")
@@ -209,21 +209,21 @@ def _pair(version: str) -> tuple[int, int]:
 def _torch(torch: Torch, gpus: bool) -> Iterator[Finding]:
     if torch.unknown:
         words = f"torch could not be asked: {torch.unknown}"
-        mend = "put the directory of torch's own torchrun first on PATH"
-        yield Finding(NOTE, "torch", words, torch.launcher, mend if torch.launcher else "")
+        fix = "put the directory of torch's own torchrun first on PATH"
+        yield Finding(NOTE, "torch", words, torch.launcher, fix if torch.launcher else "")
         return
     if not torch.torch:
-        mend = "activate the environment that has torch" if not torch.launcher else ""
+        fix = "activate the environment that has torch" if not torch.launcher else ""
         words = torch.trouble or "it has no version"
-        yield Finding(PROBLEM, "torch", words, torch.launcher, mend or "install torch again")
+        yield Finding(PROBLEM, "torch", words, torch.launcher, fix or "install torch again")
         return
     build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "CPU"
     nccl = f", NCCL {torch.nccl}" if torch.nccl else ""
     triton = f", Triton {torch.triton}" if torch.triton else ""
     words = f"{torch.torch} ({build}{nccl}{triton}), Python {torch.python}"
     if gpus and not torch.cuda:
-        mend = "install a CUDA build: https://pytorch.org/get-started/locally/"
-        yield Finding(PROBLEM, "torch", f"{words}: it cannot use the GPUs", torch.launcher, mend)
+        fix = "install a CUDA build: https://pytorch.org/get-started/locally/"
+        yield Finding(PROBLEM, "torch", f"{words}: it cannot use the GPUs", torch.launcher, fix)
     else:
         yield Finding(OK, "torch", words, torch.launcher, "")
 
@@ -240,9 +240,9 @@ def architectures(smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
         words = f"GPUs of compute capability {capability}"
         if runs == "no":
             detail = f"{', '.join(names)}; it has {has}"
-            mend = "a torch built for it: https://pytorch.org/get-started/locally/"
+            fix = "a torch built for it: https://pytorch.org/get-started/locally/"
             what = f"torch {torch.torch} has no code for {words}"
-            yield Finding(PROBLEM, "torch", what, detail, mend)
+            yield Finding(PROBLEM, "torch", what, detail, fix)
         elif runs == "jit":
             what = f"torch has only PTX for {words}: the first start compiles for minutes"
             yield Finding(NOTE, "torch", what, f"it has {has}", "a torch built for it")

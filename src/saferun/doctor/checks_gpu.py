@@ -85,8 +85,8 @@ def answering(card: Card, area: str) -> Iterator[Finding]:
         name = sick[0]
         words = f"does not answer: {name.replace('/', ', ')}: {card.fields[name].strip('[]')}"
         detail = f"{len(sick)} fields of nvidia-smi's report say so" if len(sick) > 1 else ""
-        mend = "reboot; if it comes back, the GPU, its slot or its power is broken"
-        yield Finding(PROBLEM, area, words, detail, mend)
+        fix = "reboot; if it comes back, the GPU, its slot or its power is broken"
+        yield Finding(PROBLEM, area, words, detail, fix)
 
 
 def recovery(card: Card, area: str) -> Iterator[Finding]:
@@ -97,8 +97,8 @@ def recovery(card: Card, area: str) -> Iterator[Finding]:
     elif card.get("GPU Reset Status/Drain and Reset Recommended") == "Yes":
         action = "Drain and Reset"
     if action:
-        mend = _RECOVERY.get(action.lower(), "see to it before a job starts").format(n=area[4:])
-        yield Finding(PROBLEM, area, f"the driver asks for: {action}", "", mend)
+        fix = _RECOVERY.get(action.lower(), "see to it before a job starts").format(n=area[4:])
+        yield Finding(PROBLEM, area, f"the driver asks for: {action}", "", fix)
 
 
 def healthy_by_driver(card: Card) -> bool:
@@ -110,8 +110,8 @@ def ecc(card: Card, area: str) -> Iterator[Finding]:
     """Is memory checked, and which errors could not be corrected?"""
     mode, pending = card.get("ECC Mode/Current"), card.get("ECC Mode/Pending")
     if mode == "Disabled" and pending == "Disabled" and _has_ecc(card):
-        mend = f"as root `nvidia-smi -i {area[4:]} -e 1`, then reboot (it takes some memory)"
-        yield Finding(NOTE, area, "ECC is off: memory errors stay unseen", "", mend)
+        fix = f"as root `nvidia-smi -i {area[4:]} -e 1`, then reboot (it takes some memory)"
+        yield Finding(NOTE, area, "ECC is off: memory errors stay unseen", "", fix)
     if mode and pending and mode != pending:
         words = f"ECC is {mode.lower()}, and {pending.lower()} after the next reset or reboot"
         yield Finding(NOTE, area, words, "", "")
@@ -122,8 +122,8 @@ def ecc(card: Card, area: str) -> Iterator[Finding]:
         if healthy_by_driver(card):
             yield Finding(NOTE, area, words, f"{detail}; the driver asks for no recovery", "")
         else:
-            mend = _RECOVERY["reset"].format(n=area[4:])
-            yield Finding(PROBLEM, area, words, detail, f"{mend}; if it comes back: replace it")
+            fix = _RECOVERY["reset"].format(n=area[4:])
+            yield Finding(PROBLEM, area, words, detail, f"{fix}; if it comes back: replace it")
     elif ever := _uncorrectable(card, "ECC Errors/Aggregate/"):
         words = f"{sum(ever.values())} uncorrectable memory errors in its life, none now"
         yield Finding(NOTE, area, words, _listing(ever), "")
@@ -155,14 +155,14 @@ def _listing(counts: Mapping[str, int]) -> str:
 
 def rows(card: Card, area: str) -> Iterator[Finding]:
     """Memory that was taken out of use, or waits to be."""
-    mend = _RECOVERY["reset"].format(n=area[4:])
+    fix = _RECOVERY["reset"].format(n=area[4:])
     if card.get("Remapped Rows/Remapping Failure Occurred") == "Yes":
         words = "a bad row of memory could not be replaced"
         last = "have the GPU replaced; a rented machine: ask for another"
         yield Finding(PROBLEM, area, words, f"<{MEMORY_DOC}>", last)
     for name, words in _WAITING.items():
         if card.get(name) == "Yes":
-            yield Finding(PROBLEM, area, words, f"{name.replace('/', ', ')}: Yes", mend)
+            yield Finding(PROBLEM, area, words, f"{name.replace('/', ', ')}: Yes", fix)
     if card.get("ECC Errors/Unrepairable Memory") == "Yes":
         words = "memory that cannot be repaired"
         yield Finding(PROBLEM, area, words, "", "have the GPU replaced")
@@ -189,8 +189,8 @@ def throttling(card: Card, area: str) -> Iterator[Finding]:
         active.remove("HW Slowdown")  # its sub-reason says more
     for reason in active:
         level = NOTE if reason.startswith("SW") else PROBLEM
-        mend = "see to cooling, power and the power limit; all ranks wait for the slowest GPU"
-        yield Finding(level, area, f"throttled: {_SLOWED[reason]}", _heat(card), mend)
+        fix = "see to cooling, power and the power limit; all ranks wait for the slowest GPU"
+        yield Finding(level, area, f"throttled: {_SLOWED[reason]}", _heat(card), fix)
     for name, why in _COUNTERS.items():
         micros = number(card.get(f"Clocks Event Reasons Counters/{name}")) or 0
         if micros > THROTTLED_S * 1_000_000 and not active:
@@ -219,12 +219,12 @@ def modes(card: Card, area: str) -> Iterator[Finding]:
     """How the GPU may be used."""
     if card.get("MIG Mode/Current") == "Enabled":
         words = "cut by MIG: a process sees one instance, and instances do not talk by NCCL"
-        mend = "one process an instance; for a job over whole GPUs: `nvidia-smi -mig 0` as root"
-        yield Finding(NOTE, area, words, "", mend)
+        fix = "one process an instance; for a job over whole GPUs: `nvidia-smi -mig 0` as root"
+        yield Finding(NOTE, area, words, "", fix)
     mode = card.get("Compute Mode").lower()
     if mode == "prohibited":
-        mend = f"as root `nvidia-smi -i {area[4:]} -c DEFAULT`"
-        yield Finding(PROBLEM, area, "compute mode Prohibited: CUDA may not use it", "", mend)
+        fix = f"as root `nvidia-smi -i {area[4:]} -c DEFAULT`"
+        yield Finding(PROBLEM, area, "compute mode Prohibited: CUDA may not use it", "", fix)
     elif mode.startswith("exclusive"):
         words = "compute mode exclusive: one process a GPU, a second one fails"
         yield Finding(NOTE, area, words, "", "")
@@ -243,10 +243,10 @@ def holders(card: Card, area: str) -> Iterator[Finding]:
         words.append(f"{unseen} MiB by no process that is visible here")
     level = PROBLEM if used >= HELD_SHARE * total else NOTE
     what = f"{used} of {total} MiB are taken already"
-    mend = "end it, wait for it, or leave this GPU out with CUDA_VISIBLE_DEVICES"
+    fix = "end it, wait for it, or leave this GPU out with CUDA_VISIBLE_DEVICES"
     if not known:
-        mend = "another container or user, or what a killed job left; end it, or take another GPU"
-    yield Finding(level, area, what, "; ".join(words), mend)
+        fix = "another container or user, or what a killed job left; end it, or take another GPU"
+    yield Finding(level, area, what, "; ".join(words), fix)
 
 
 def pcie(card: Card, area: str) -> Iterator[Finding]:
@@ -269,16 +269,16 @@ def fabric(card: Card, area: str, manager: bool) -> Iterator[Finding]:
     """NVSwitch systems: until the fabric manager has set a GPU up, cuInit fails with 802."""
     state, status = card.get("Fabric/State"), card.get("Fabric/Status")
     version = "its version must be the driver's, to the last digit"
-    mend = f"`systemctl status nvidia-fabricmanager` on the host; {version} <{FABRIC_DOC}>"
+    fix = f"`systemctl status nvidia-fabricmanager` on the host; {version} <{FABRIC_DOC}>"
     seen = "" if manager else "no nv-fabricmanager is seen running here"
     if state in ("Not Started", "In Progress"):
         words = f"the NVLink fabric is not ready ({state}): CUDA fails with error 802"
-        yield Finding(PROBLEM, area, words, seen, mend)
+        yield Finding(PROBLEM, area, words, seen, fix)
     elif state == "Completed" and status not in ("", "Success"):
-        yield Finding(PROBLEM, area, f"joined the NVLink fabric with: {status}", seen, mend)
+        yield Finding(PROBLEM, area, f"joined the NVLink fabric with: {status}", seen, fix)
     summary = card.get("Fabric/Health/Summary")
     if summary in ("Unhealthy", "Limited Capacity"):
-        yield Finding(PROBLEM, area, f"NVLink fabric health: {summary}", seen, mend)
+        yield Finding(PROBLEM, area, f"NVLink fabric health: {summary}", seen, fix)
 
 
 CHECKS: tuple[Callable[[Card, str], Iterator[Finding]], ...] = (

@@ -78,10 +78,10 @@ def shared_memory(memory: Memory) -> Iterator[Finding]:
         yield Finding(NOTE, SHM, "there is none", "", "mount a tmpfs there")
         return
     text = f"{_size(memory.shm_free)} free of {_size(memory.shm_total)}"
-    mend = "docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir, medium Memory"
+    fix = "docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir, medium Memory"
     if memory.shm_total < SHM_SMALL:
         detail = "DataLoader workers die of SIGBUS where it runs out, NCCL cannot start"
-        yield Finding(PROBLEM, SHM, f"small: {text}", detail, mend)
+        yield Finding(PROBLEM, SHM, f"small: {text}", detail, fix)
     elif memory.shm_free < SHM_FREE:
         left = "what killed jobs left: `ls -l /dev/shm`, remove what no process uses"
         yield Finding(PROBLEM, SHM, f"full: {text}", "", left)
@@ -100,8 +100,8 @@ def memory(found: Memory) -> Iterator[Finding]:
         return
     words = f"{_size(max(room, 0))} available of {_size(found.total)}{whose}"
     if room < MEMORY_LOW:
-        mend = "end what takes it, or ask for more: the kernel kills the largest process"
-        yield Finding(PROBLEM if room < GIB else NOTE, "memory", words, "", mend)
+        fix = "end what takes it, or ask for more: the kernel kills the largest process"
+        yield Finding(PROBLEM if room < GIB else NOTE, "memory", words, "", fix)
     else:
         yield Finding(OK, "memory", words, "", "")
 
@@ -115,8 +115,8 @@ def processors(found: Memory, gpus: int) -> Iterator[Finding]:
     if found.quota and found.quota < found.cpus:
         words = f"time for {found.quota:g} CPUs of {found.cpus} that are seen"
         detail = "programs that start a thread a CPU take turns: slow steps, late heartbeats"
-        mend = f"OMP_NUM_THREADS and num_workers to fit {found.quota:g}, or a larger limit"
-        yield Finding(NOTE, "CPUs", words, detail, mend)
+        fix = f"OMP_NUM_THREADS and num_workers to fit {found.quota:g}, or a larger limit"
+        yield Finding(NOTE, "CPUs", words, detail, fix)
     elif gpus and share < 2 * gpus:
         detail = "each rank needs one, and its DataLoader workers more"
         yield Finding(NOTE, "CPUs", f"{words} for {gpus} GPUs", detail, "ask for more CPUs")
@@ -128,11 +128,11 @@ def limits(found: Limits) -> Iterator[Finding]:
     """Open files and processes."""
     hard = "unlimited" if found.files_hard < 0 else str(found.files_hard)
     words = f"{found.files} files open at once (ulimit -n)"
-    mend = f"`ulimit -n {hard}` before the job; docker run --ulimit nofile=65536"
+    fix = f"`ulimit -n {hard}` before the job; docker run --ulimit nofile=65536"
     if 0 <= found.files < FILES_FEW:
         detail = "each DataLoader worker and connection takes some: `Too many open files`"
         level = PROBLEM if found.files < FILES_LOW else NOTE
-        yield Finding(level, "limits", words, detail, mend)
+        yield Finding(level, "limits", words, detail, fix)
     else:
         yield Finding(OK, "limits", "unlimited files" if found.files < 0 else words, "", "")
     if 0 <= found.processes < PROCESSES_FEW:
@@ -230,8 +230,8 @@ def _visible(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Itera
         yield Finding(level, "GPUs", what, facts.warning, "unset it, or name GPUs that are here")
     elif facts.warning:
         amiss = "counts from" not in facts.warning  # what it names is all here
-        mend = "name GPUs that are here" if amiss else "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        yield Finding(PROBLEM if amiss else NOTE, "GPUs", facts.warning, "", mend)
+        fix = "name GPUs that are here" if amiss else "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        yield Finding(PROBLEM if amiss else NOTE, "GPUs", facts.warning, "", fix)
     elif present:
         what = f"{words}: the job sees {len(facts.gpus)} of {present} GPUs"
         yield Finding(OK, "GPUs", what, "", "")
@@ -239,12 +239,12 @@ def _visible(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Itera
 
 def _unlisted(facts: GpuFacts) -> Finding:
     """The list of GPUs is in doubt, or is not what the user may expect."""
-    mend = "run `nvidia-smi -L` by hand: it tells a launch which GPUs there are"
+    fix = "run `nvidia-smi -L` by hand: it tells a launch which GPUs there are"
     if facts.gpus:
-        one_instance = facts.warning.startswith("MIG:")  # no doubt, and said with its mend
-        return Finding(NOTE, "GPUs", facts.warning, "", "" if one_instance else mend)
+        one_instance = facts.warning.startswith("MIG:")  # no doubt, and said with its fix
+        return Finding(NOTE, "GPUs", facts.warning, "", "" if one_instance else fix)
     why = "a launch takes this for a machine without GPUs"
-    return Finding(PROBLEM, "GPUs", facts.warning, why, mend)
+    return Finding(PROBLEM, "GPUs", facts.warning, why, fix)
 
 
 def _tasks(environ: Mapping[str, str], present: int) -> Iterator[Finding]:
@@ -258,5 +258,5 @@ def _tasks(environ: Mapping[str, str], present: int) -> Iterator[Finding]:
     given = environ.get("SLURM_GPUS_ON_NODE", "")
     if given.isdecimal() and present and int(given) < present:
         words = f"Slurm gave {given} GPUs, and {present} can be opened here"
-        mend = "keep CUDA_VISIBLE_DEVICES as Slurm set it (ConstrainDevices is off)"
-        yield Finding(NOTE, "scheduler", words, "", mend)
+        fix = "keep CUDA_VISIBLE_DEVICES as Slurm set it (ConstrainDevices is off)"
+        yield Finding(NOTE, "scheduler", words, "", fix)

@@ -112,8 +112,8 @@ def nvlinks(smi: Smi) -> Iterator[Finding]:
     for gpu, (up, known) in links.items():
         if up < most:
             words = f"{up} of {known} NVLinks are up, its siblings have {most}"
-            mend = "reset all GPUs together or reboot; if it comes back, a link is broken"
-            yield Finding(PROBLEM, f"GPU {gpu}", words, "", mend)
+            fix = "reset all GPUs together or reboot; if it comes back, a link is broken"
+            yield Finding(PROBLEM, f"GPU {gpu}", words, "", fix)
     if all(up == most for up, _ in links.values()):
         yield Finding(OK, "NVLink", f"{most} links up on each of {len(links)} GPUs", "", "")
 
@@ -139,8 +139,8 @@ def infiniband(ports: Iterable[InfiniBand], limits: Limits, disabled: bool) -> I
     yield from _uneven(active)
     if active and limits.locked >= 0:
         words = f"RDMA needs locked memory, and the limit is {limits.locked >> 10} KiB"
-        mend = "`ulimit -l unlimited`; docker run --ulimit memlock=-1"
-        yield Finding(PROBLEM, "RDMA", words, "NCCL fails with `ibv_reg_mr` and ENOMEM", mend)
+        fix = "`ulimit -l unlimited`; docker run --ulimit memlock=-1"
+        yield Finding(PROBLEM, "RDMA", words, "NCCL fails with `ibv_reg_mr` and ENOMEM", fix)
     if active and disabled:
         words = "NCCL_IB_DISABLE=1 leaves active RDMA ports unused"
         yield Finding(NOTE, "RDMA", words, "", "unset it where the ports work")

@@ -64,12 +64,12 @@ def nccl(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     if not chosen and len(wanted) > 1:
         words = f"NCCL_SOCKET_IFNAME={wanted} matches no interface with an address"
-        mend = f"unset it, or name one of these: {names or 'there is none'}"
-        yield Finding(PROBLEM, "network", words, "NCCL: no socket interface found", mend)
+        fix = f"unset it, or name one of these: {names or 'there is none'}"
+        yield Finding(PROBLEM, "network", words, "NCCL: no socket interface found", fix)
         return
     if not chosen:
-        mend = "give the container a network"
-        yield Finding(PROBLEM, "network", "no interface has an address: NCCL fails", "", mend)
+        fix = "give the container a network"
+        yield Finding(PROBLEM, "network", "no interface has an address: NCCL fails", "", fix)
         return
     first = chosen[0]
     rest = f", then {', '.join(i.name for i in chosen[1:6])}" if chosen[1:] else ""
@@ -78,13 +78,13 @@ def nccl(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _reach(first: Interface, words: str, variable: str, many: bool, names: str) -> Finding:
-    mend = f"export {variable}=NAME; there are {names}"
+    fix = f"export {variable}=NAME; there are {names}"
     if not (first.up and first.carrier):
-        return Finding(PROBLEM, "network", f"{words}: it is down", "", mend)
+        return Finding(PROBLEM, "network", f"{words}: it is down", "", fix)
     if first.name == "lo" and many:
-        return Finding(PROBLEM, "network", f"{words}: no other machine is there", "", mend)
+        return Finding(PROBLEM, "network", f"{words}: no other machine is there", "", fix)
     if many and first.name.startswith(("docker", "virbr", "veth", "br-")):
-        return Finding(PROBLEM, "network", f"{words}: it leads to containers only", "", mend)
+        return Finding(PROBLEM, "network", f"{words}: it leads to containers only", "", fix)
     return Finding(OK, "network", words, "", "")
 
 
@@ -115,19 +115,19 @@ def gloo(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
 def _by_name(network: Network, many: bool, listed: str) -> Finding:
     """Gloo without a wish: the host name's first address that is this machine's."""
     name, level = network.hostname, PROBLEM if many else NOTE
-    mend = f"a line for {name} in /etc/hosts, or export GLOO_SOCKET_IFNAME=NAME; there are {listed}"
+    fix = f"a line for {name} in /etc/hosts, or export GLOO_SOCKET_IFNAME=NAME; there are {listed}"
     if not network.addresses:
         words = f"the host name {name} does not resolve: gloo takes 127.0.0.1"
-        return Finding(level, "host name", words, network.trouble, mend)
+        return Finding(level, "host name", words, network.trouble, fix)
     local = {i.ipv4: i.name for i in network.interfaces if i.ipv4}
     own = [a for a in network.addresses if a in local or _is_loopback(a) or ":" in a]
     if not own:
         words = f"the host name {name} resolves to {network.addresses[0]}, not to this machine"
-        return Finding(level, "host name", words, "gloo takes 127.0.0.1 then", mend)
+        return Finding(level, "host name", words, "gloo takes 127.0.0.1 then", fix)
     if _is_loopback(own[0]):
         words = f"the host name {name} resolves to {own[0]}: gloo listens there"
         if many:
-            return Finding(PROBLEM, "host name", f"{words}, unheard by other machines", "", mend)
+            return Finding(PROBLEM, "host name", f"{words}, unheard by other machines", "", fix)
         detail = "for a job on several machines it must be an address that they reach"
         return Finding(OK, "host name", words, detail, "")
     where = local.get(own[0], "IPv6")
@@ -142,8 +142,8 @@ def name_service(network: Network) -> Iterator[Finding]:
     """Resolving that waits: every rank does it, at every start."""
     if network.seconds > SLOW_S:
         words = f"resolving {network.hostname} took {network.seconds:.0f} s"
-        mend = f"a line for {network.hostname} in /etc/hosts"
-        yield Finding(NOTE, "host name", words, "every rank waits for that", mend)
+        fix = f"a line for {network.hostname} in /etc/hosts"
+        yield Finding(NOTE, "host name", words, "every rank waits for that", fix)
 
 
 def ports(network: Network) -> Iterator[Finding]:
@@ -152,8 +152,8 @@ def ports(network: Network) -> Iterator[Finding]:
         if port.taken:
             words = f"port {port.number} is taken{_holder(port)}"
             detail = "torchrun without --standalone and --master-port meets there: EADDRINUSE"
-            mend = f"end it, or give torchrun --master-port {port.number + 1}"
-            yield Finding(PROBLEM, "port", words, detail, mend)
+            fix = f"end it, or give torchrun --master-port {port.number + 1}"
+            yield Finding(PROBLEM, "port", words, detail, fix)
         else:
             yield Finding(OK, "port", f"{port.number} is free", "", "")
 

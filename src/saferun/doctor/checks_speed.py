@@ -30,8 +30,8 @@ def judge(measured: Measured, numbers: Mapping[str, int], linked: bool) -> Itera
             by where the cards sit.
     """
     if measured.trouble:
-        mend = "end what runs on the GPUs, and try again"
-        yield Finding(PROBLEM, "speed", f"could not be measured: {measured.trouble}", "", mend)
+        fix = "end what runs on the GPUs, and try again"
+        yield Finding(PROBLEM, "speed", f"could not be measured: {measured.trouble}", "", fix)
     for speed in measured.speeds:
         if speed.error:
             yield Finding(PROBLEM, _area(speed, numbers), f"failed: {speed.error}", "", "")
@@ -60,8 +60,8 @@ def _compare(
     for area in slow:
         below = 100 * (1 - values[area] / others[area])
         words = f"{what}: {values[area]:.0f} {unit}, {below:.0f} % below the others"
-        mend = "heat, power limit, another job on it, PCI slot; else have it changed"
-        yield Finding(level, area, words, f"their median is {others[area]:.0f}", mend)
+        fix = "heat, power limit, another job on it, PCI slot; else have it changed"
+        yield Finding(level, area, words, f"their median is {others[area]:.0f}", fix)
     if not slow:
         yield Finding(OK, "speed", f"{what}: {_span(list(values.values()))} {unit}", "", "")
 
@@ -79,8 +79,8 @@ def _span(values: list[float]) -> str:
 def _allreduce(measured: Measured) -> Iterator[Finding]:
     if measured.allreduce_trouble:
         words = f"NCCL all-reduce over all GPUs failed: {measured.allreduce_trouble}"
-        mend = "NCCL_DEBUG=INFO tells more; NCCL_P2P_DISABLE=1 goes another way"
-        yield Finding(PROBLEM, "speed", words, "", mend)
+        fix = "NCCL_DEBUG=INFO tells more; NCCL_P2P_DISABLE=1 goes another way"
+        yield Finding(PROBLEM, "speed", words, "", fix)
     elif measured.allreduce_gbs:
         words = f"NCCL all-reduce over all GPUs: {measured.allreduce_gbs:.0f} GB/s (bus bandwidth)"
         yield Finding(OK, "speed", words, "", "")

@@ -345,9 +345,9 @@ def _events(vitals: Vitals) -> list[Finding]:
     if not (vitals.files.version or report.cards or report.lost):
         return []
     if not vitals.log.source:
-        mend = "`sudo dmesg | grep -i xid` on the host"
+        fix = "`sudo dmesg | grep -i xid` on the host"
         words = "the kernel's log may not be read here: Xid events stay unseen"
-        return [Finding(NOTE, "kernel log", words, vitals.log.trouble, mend)]
+        return [Finding(NOTE, "kernel log", words, vitals.log.trouble, fix)]
     numbers = nvidia_smi.ordered(report.cards, report.lost)
     well = [card.bus for card in report.cards if checks_gpu.healthy_by_driver(card)]
     known = xid.catalogue(loader.load_xids())

@@ -1,8 +1,8 @@
 """Ask the NVIDIA driver about its GPUs: its files, nvidia-smi, and a child that uses libcuda.
 
-Facts only (vitals.py); smi.py reads what is printed, checks_gpu.py judges. Everything is bounded by
-one clock, since a sick GPU hangs whoever asks: where the whole report does not come, each GPU is
-asked alone, so that the one that does not answer has a name.
+Facts only (vitals.py); gpu/nvidia_smi.py reads what is printed, checks_gpu.py judges. Everything
+is bounded by one clock, since a sick GPU hangs whoever asks: where the whole report does not come,
+each GPU is asked alone, so that the one that does not answer has a name.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _painted(text: str, code: str, colour: bool) -> str:
 
 
 def _lines(finding: Finding, width: int) -> Iterator[str]:
-    """One finding: its area in a column, what, then why and the mend below."""
+    """One finding: its area in a column, what, then why and the fix below."""
     indent = " " * (AREA + 4)
     first = f"  {finding.area:<{AREA}}  "
     if len(finding.area) > AREA:
@@ -86,8 +86,8 @@ def _lines(finding: Finding, width: int) -> Iterator[str]:
     yield from _wrap(finding.what, first, indent, width)
     if finding.detail and finding.level != OK:
         yield from _wrap(f"({finding.detail})", indent, indent, width)
-    if finding.mend:
-        yield from _wrap(f"mend: {finding.mend}", indent, indent + "      ", width)
+    if finding.fix:
+        yield from _wrap(f"fix: {finding.fix}", indent, indent + "      ", width)
 
 
 def _wrap(text: str, first: str, rest: str, width: int) -> list[str]:
@@ -122,7 +122,7 @@ def merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _words(finding: Finding) -> tuple[str, ...]:
-    return finding.level, finding.what, finding.detail, finding.mend
+    return finding.level, finding.what, finding.detail, finding.fix
 
 
 def _gpu(finding: Finding) -> int | None:

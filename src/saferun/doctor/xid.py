@@ -120,10 +120,10 @@ def _finding(
     serious = meaning.action in ("reset", "reboot", "link", "mechanics")
     if serious and last.bus in over:
         return Finding(NOTE, area, what, f"{last.text}. The driver asks for nothing now.", "")
-    mend = _MENDS[meaning.action].format(gpu=number if number is not None else last.bus)
+    fix = _MENDS[meaning.action].format(gpu=number if number is not None else last.bus)
     if meaning.fault == "application":
-        mend = f"a fault of the job, not of the GPU: {_APPLICATION}"
-    return Finding(PROBLEM if serious else NOTE, area, what, f"{last.text} <{SOURCE}>", mend)
+        fix = f"a fault of the job, not of the GPU: {_APPLICATION}"
+    return Finding(PROBLEM if serious else NOTE, area, what, f"{last.text} <{SOURCE}>", fix)
 
 
 def _blame(fault: str) -> str:

@@ -48,7 +48,7 @@ def unpack(text: str) -> dict[str, str] | None:
     return found if isinstance(found, dict) else None
 
 
-def template(name: str = "twin.sh") -> str:
+def template(name: str = "run.sh") -> str:
     """Return a hand-written part of a script (shell/)."""
     return _read(os.path.join(paths.shipped("shell"), name))
 

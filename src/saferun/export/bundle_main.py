@@ -4,9 +4,9 @@
 
 SHELL is the script's pid, VERDICTS and ORDERS are descriptors of pipes to it, NAME is its own name
 and WORDS are torchrun's. Profile, plan, locks, attempts, diagnosis and decision are the very code
-of `saferun`; only three things differ. The settings come from the script (twinsheet.py). The script
-is told of each step and says when it is to happen: `attempt 2 5.000` (its number, and how many
-seconds to wait before it), `preflight`, `recover_cuda_context`. And this process ends when the
+of `saferun`; only three things differ. The settings come from the script (settings_codec.py). The
+script is told of each step and says when it is to happen: `attempt 2 5.000` (its number, and how
+many seconds to wait before it), `preflight`, `recover_cuda_context`. And this process ends when the
 script does.
 """
 
@@ -42,7 +42,7 @@ from saferun.system.stderr import report
 GO = b"go"
 _SET_PDEATHSIG = 1  # linux/prctl.h
 # What bash sets itself (its manual, "Shell Variables"), so that a job would find it otherwise than
-# under saferun, beside all BASH…; and the script's own words, in the order of shell/twin.sh.
+# under saferun, beside all BASH…; and the script's own words, in the order of shell/run.sh.
 OF_BASH = (
     *("_", "COLUMNS", "COMP_WORDBREAKS", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID"),
     *("FUNCNAME", "GROUPS", "HISTCMD", "HOSTNAME", "HOSTTYPE", "IFS", "LINENO", "LINES"),
@@ -82,7 +82,7 @@ class Script:
             os.set_inheritable(fd, False)
 
     def pace(self) -> Pace:
-        """Return this for supervise.py."""
+        """Return this for supervise/loop.py."""
         return Pace(self._before, lambda *of: _Care(self, *of))
 
     def lets(self, step: str) -> bool:
@@ -117,12 +117,12 @@ class _Care(GpuCare):
             return True
         return super().cleared(kind, event)
 
-    def mend(
+    def fix(
         self, plan: LaunchPlan, kind: str, *, again: bool, pause: Callable[[float], int]
     ) -> int:
         if kind in AFTER and not self._script.lets("recover_cuda_context"):
             return 0
-        return super().mend(plan, kind, again=again, pause=pause)
+        return super().fix(plan, kind, again=again, pause=pause)
 
 
 def environment(now: Mapping[str, str], before: bytes) -> dict[str, str]:

@@ -162,10 +162,8 @@ def write(path: str, text: str) -> None:
     """
     old = _read(path)
     if old is not None and shell_script.made_by(old) is None:
-        mend = "choose another name, or remove it"
-        raise UsageError(
-            "there is another file, and no script of gen-shell's", where=path, mend=mend
-        )
+        fix = "choose another name, or remove it"
+        raise UsageError("there is another file, and no script of gen-shell's", where=path, fix=fix)
     draft = f"{path}.{os.getpid()}.tmp"
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -193,7 +191,7 @@ def stale(path: str, environ: Mapping[str, str], cwd: str, asked: Asked) -> str:
     """
     text = _read(path)
     if text is None:
-        raise UnavailableError(f"there is no file `{path}`", mend="check the path")
+        raise UnavailableError(f"there is no file `{path}`", fix="check the path")
     made = shell_script.made_by(text)
     if made is None:
         return "it is no script of gen-shell's"
@@ -232,6 +230,4 @@ def _read(path: str) -> str | None:
 
 
 def _cannot(what: str, path: str, error: OSError) -> UnavailableError:
-    return UnavailableError(
-        f"cannot be {what}: {error.strerror}", where=path, mend="check the path"
-    )
+    return UnavailableError(f"cannot be {what}: {error.strerror}", where=path, fix="check the path")

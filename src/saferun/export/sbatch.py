@@ -83,18 +83,18 @@ def read(own: Sequence[tuple[str, str]]) -> Job | None:
         return None
     if "--slurm" not in given:
         name = next(iter(given))
-        raise UsageError(f"{name} is for Slurm", mend=f"saferun gen-shell --slurm {name} …")
+        raise UsageError(f"{name} is for Slurm", fix=f"saferun gen-shell --slurm {name} …")
     nodes = given.get("--nodes", "1")
     if not (nodes.isascii() and nodes.isdigit() and int(nodes)):
-        raise UsageError(f"--nodes takes a number of nodes, not `{nodes}`", mend="such as 2")
+        raise UsageError(f"--nodes takes a number of nodes, not `{nodes}`", fix="such as 2")
     for name, text in own:
         if name in OPTIONS and not text.isprintable():
-            raise UsageError(f"{name} takes one line, not {text!r}", mend="one option a line")
+            raise UsageError(f"{name} takes one line, not {text!r}", fix="one option a line")
     extra = tuple(text.strip() for name, text in own if name == "--sbatch")
     for line in extra:
         if not line.startswith("-"):
-            mend = "such as --sbatch=--account=physics"
-            raise UsageError(f"--sbatch takes an option of sbatch, not `{line}`", mend=mend)
+            fix = "such as --sbatch=--account=physics"
+            raise UsageError(f"--sbatch takes an option of sbatch, not `{line}`", fix=fix)
     gpus, time, partition = map(given.get, ("--gpus-per-node", "--time", "--partition"))
     return Job(int(nodes), gpus, time, partition, extra)
 

@@ -53,7 +53,7 @@ class Sheet(NamedTuple):
 
 
 class ScalarNode(NamedTuple):
-    """What yamlvalue.py knows a value by; the class's name counts there."""
+    """What profile/values.py knows a value by; the class's name counts there."""
 
     tag: str
     value: str
@@ -92,28 +92,28 @@ def read_value(key: str, text: str, origin: str) -> Leaf:
         _check_open(section, name, text, origin)
         return Leaf(text)
     if key not in KEYS:
-        raise ProfileError(f"unknown key `{key}`", where=origin, mend=nearest(key, KEYS))
+        raise ProfileError(f"unknown key `{key}`", where=origin, fix=nearest(key, KEYS))
     fits, value = coerce(KEYS[key], _node(text, listed=KEYS[key].kind in ("texts", "range")))
     if not fits:
-        mend = expected(KEYS[key])
-        raise ProfileError(f"`{text}` does not fit here", where=f"{origin}, `{key}`", mend=mend)
+        fix = expected(KEYS[key])
+        raise ProfileError(f"`{text}` does not fit here", where=f"{origin}, `{key}`", fix=fix)
     return Leaf(value)
 
 
 def _check_open(section: str, name: str, text: str, origin: str) -> None:
     if section == "torchrun":
         if name not in TORCHRUN_FLAGS:
-            mend = nearest(name, TORCHRUN_FLAGS)
-            raise ProfileError(f"unknown torchrun option `{name}`", where=origin, mend=mend)
+            fix = nearest(name, TORCHRUN_FLAGS)
+            raise ProfileError(f"unknown torchrun option `{name}`", where=origin, fix=fix)
         if TORCHRUN_FLAGS[name] and text not in ("true", "false"):
-            mend = "true or false"
-            raise ProfileError(f"`{text}` does not fit `{name}`", where=origin, mend=mend)
+            fix = "true or false"
+            raise ProfileError(f"`{text}` does not fit `{name}`", where=origin, fix=fix)
     elif not re.match(_ENV_NAME, name):
-        mend = "letters, digits and _"
-        raise ProfileError(f"`{name}` cannot be a variable's name", where=origin, mend=mend)
+        fix = "letters, digits and _"
+        raise ProfileError(f"`{name}` cannot be a variable's name", where=origin, fix=fix)
     elif name.startswith("SAFERUN_"):
-        mend = "use the profile key it stands for"
-        raise ProfileError(f"`{name}` is saferun's own", where=origin, mend=mend)
+        fix = "use the profile key it stands for"
+        raise ProfileError(f"`{name}` is saferun's own", where=origin, fix=fix)
 
 
 def _node(text: str, *, listed: bool) -> Any:
@@ -215,8 +215,8 @@ def _when(words: Iterable[str], script: str) -> Iterable[tuple[str, Any]]:
         elif name in ("torch", "gpus") and is_range(wanted := _comparison(wanted)):
             yield name, wanted
         else:
-            mend = f"known: {', '.join(WHEN_WORDS)}, such as torch>=2.8"
-            raise ProfileError(f"`{word}` is no condition", where=script, mend=mend)
+            fix = f"known: {', '.join(WHEN_WORDS)}, such as torch>=2.8"
+            raise ProfileError(f"`{word}` is no condition", where=script, fix=fix)
 
 
 def _comparison(text: str) -> str:

@@ -122,7 +122,7 @@ def twin(
         args: torchrun's words; empty where the script is to take them when it is run.
         command: `saferun gen-shell …`, which makes this script.
         version: saferun's.
-        template: the hand-written part, shell/twin.sh.
+        template: the hand-written part, shell/run.sh.
         kit: what travels along, in base64.
         whole: whether `args` name the job's script; else that comes when the twin is run.
     """

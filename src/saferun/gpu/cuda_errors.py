@@ -1,8 +1,8 @@
-"""Pure: what the CUDA driver's errors mean at a job's start, and what mends them.
+"""Pure: what the CUDA driver's errors mean at a job's start, and what fixes them.
 
 Numbers and names are those of CUresult,
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html, which also says what each
-means; where a mend stands written elsewhere, its source is beside it.
+means; where a fix stands written elsewhere, its source is beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MIG = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/index.html"
 _MPS = "https://docs.nvidia.com/deploy/mps/index.html"
 _UVM = "https://github.com/pytorch/pytorch/issues/49081"
 
-# What recovery can do about an error, least invasive first (recover.py).
+# What recovery can do about an error, least invasive first (recovery.py).
 DRAIN = "drain"  # memory that a process has left is on its way back
 LEFTOVERS = "leftovers"  # an ended run of ours may have left processes
 RESET = "reset"  # the GPU does not come back by itself
@@ -44,7 +44,7 @@ class Known(NamedTuple):
 
     name: str
     means: str
-    mend: str
+    fix: str
     source: str = TYPES
     asks: tuple[str, ...] = ()  # for recovery
 
@@ -232,8 +232,8 @@ def title(code: int, name: str) -> str:
     return f"{name} ({code})" if name else f"CUDA error {code}"
 
 
-def node_mend(nodes: Mapping[str, str]) -> str:
-    """Return the mend for device nodes that are missing or closed to us; "" where none is."""
+def node_fix(nodes: Mapping[str, str]) -> str:
+    """Return the fix for device nodes that are missing or closed to us; "" where none is."""
     if nodes.get("/dev/nvidia-uvm") == "missing":
         return (
             "/dev/nvidia-uvm is missing: run `nvidia-modprobe -u -c=0` as root; a container must "

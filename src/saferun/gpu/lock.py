@@ -298,7 +298,7 @@ def _busy(sentence: str, policy: Mapping[str, Any]) -> BusyError:
     return BusyError(
         sentence,
         where=f"locks.gpus: {policy['gpus']}{waited}",
-        mend="wait for it to end, choose other GPUs (CUDA_VISIBLE_DEVICES), "
+        fix="wait for it to end, choose other GPUs (CUDA_VISIBLE_DEVICES), "
         "or start beside it: --set locks.gpus=warn",
     )
 

@@ -19,7 +19,7 @@ from saferun.inject import contract
 from saferun.system import procfs
 
 LOCKS = "SAFERUN_LOCKS"  # lock.VARIABLE: "<pid>:<start>:<device>,…;…"
-CACHE = "saferun-cache-"  # remedies.py makes these
+CACHE = "saferun-cache-"  # supervise/probes.py makes these
 CACHE_AGE_S = 600.0  # of a cache that is in no run's hands: one may just be starting
 _ENVIRON_BYTES = 1 << 20
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of Linux

@@ -178,7 +178,7 @@ class Clearance:
 def in_a_line(finding: Finding) -> str:
     """Return a finding as one line."""
     text = f"{finding.area}: {finding.what}"
-    return f"{text}; {finding.mend}" if finding.mend else text
+    return f"{text}; {finding.fix}" if finding.fix else text
 
 
 # --- one trial, and what else has to be asked ----------------------------------------------------
@@ -305,8 +305,8 @@ def recover_cuda_context(
     try:
         held = lock.acquire(uuids, policy, environ=environ, owner=owner, say=say)
     except lock.BusyError as busy:
-        mend = "nothing is recovered while another run has them; wait for it to end"
-        return (Finding(PROBLEM, "locks", busy.what, "", mend),)
+        fix = "nothing is recovered while another run has them; wait for it to end"
+        return (Finding(PROBLEM, "locks", busy.what, "", fix),)
     with held:
         before = _tried(environ, facts, timeout_s)
         done = recover(
@@ -332,5 +332,5 @@ def _tried(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> Jud
             return examine(trial, environ, facts, timeout_s)
     except OSError as error:
         what = f"no process could be started for a trial: {error.strerror}"
-        mend = "look at ulimit -u and at free memory"
-        return Judged((Finding(PROBLEM, "GPUs", what, "", mend),))
+        fix = "look at ulimit -u and at free memory"
+        return Judged((Finding(PROBLEM, "GPUs", what, "", fix),))

@@ -1,4 +1,4 @@
-"""Pure: what a preflight's document means, GPU by GPU, with the mend.
+"""Pure: what a preflight's document means, GPU by GPU, with the fix.
 
     judge(document, facts, …) -> Judged
 
@@ -145,7 +145,7 @@ def _asks(failed: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]:
 def lines(judged: Judged, limit: int = 4) -> list[str]:
     """Return the problems as lines for people, a few at the most."""
     problems = [f for f in judged.findings if f.level == PROBLEM]
-    told = [f"{f.area}: {f.what}; {f.mend}" for f in problems[:limit]]
+    told = [f"{f.area}: {f.what}; {f.fix}" for f in problems[:limit]]
     if len(problems) > limit:
         told.append(f"and {len(problems) - limit} more (saferun doctor)")
     return told + [f.what for f in judged.findings if f.level == NOTE]
@@ -180,8 +180,8 @@ def _at_large(
         return None
     if document.get("ended") == "timeout":
         what = f"the driver does not answer: {_text(document.get('step'))} took {timeout_s:g} s"
-        mend = "look at dmesg and at processes in state D (`ps -eo pid,stat,wchan,args`); reboot"
-        return Judged((Finding(PROBLEM, CUDA, what + _left(document), _seen(facts, around), mend),))
+        fix = "look at dmesg and at processes in state D (`ps -eo pid,stat,wchan,args`); reboot"
+        return Judged((Finding(PROBLEM, CUDA, what + _left(document), _seen(facts, around), fix),))
     if document.get("ended") == "done":
         return _none_shown(document, facts, around)
     return Judged((_broken(document),))
@@ -191,12 +191,12 @@ def _no_library(document: Mapping[str, Any]) -> Finding:
     what = "there is no NVIDIA driver library (libcuda.so.1)"
     detail = _text(document.get("missing"))
     if document.get("proc"):
-        mend = _CAPABILITIES
+        fix = _CAPABILITIES
     elif document.get("kfd"):
-        mend = "this machine has an AMD GPU (/dev/kfd), which saferun cannot try"
+        fix = "this machine has an AMD GPU (/dev/kfd), which saferun cannot try"
     else:
-        mend = "install NVIDIA's driver, or choose the profile for machines without a GPU (cpu)"
-    return Finding(PROBLEM, CUDA, what, detail, mend)
+        fix = "install NVIDIA's driver, or choose the profile for machines without a GPU (cpu)"
+    return Finding(PROBLEM, CUDA, what, detail, fix)
 
 
 def _no_start(document: Mapping[str, Any], code: int, facts: GpuFacts, around: Around) -> Judged:
@@ -205,16 +205,16 @@ def _no_start(document: Mapping[str, Any], code: int, facts: GpuFacts, around: A
     title = cuda_errors.title(code, _text(document.get("error")))
     if (judged := _some_alone(document, facts, title, around)) is not None:
         return judged
-    mend = known.mend
+    fix = known.fix
     nodes = document.get("nodes")
     if code in (3, 100, 304, 999) and isinstance(nodes, Mapping):
-        mend = cuda_errors.node_mend({str(k): str(v) for k, v in nodes.items()}) or mend
+        fix = cuda_errors.node_fix({str(k): str(v) for k, v in nodes.items()}) or fix
     visible = document.get("visible")
     if code in (100, 101) and visible is not None:
-        mend = f"CUDA_VISIBLE_DEVICES={visible!r} is set: compare it with nvidia-smi -L"
+        fix = f"CUDA_VISIBLE_DEVICES={visible!r} is set: compare it with nvidia-smi -L"
     what = f"it cannot start: {title}"
     detail = "; ".join(filter(None, (known.means, _seen(facts, around), known.source)))
-    return Judged((Finding(PROBLEM, CUDA, what, detail, mend),), _asks([(code, "")]))
+    return Judged((Finding(PROBLEM, CUDA, what, detail, fix),), _asks([(code, "")]))
 
 
 def _well(document: Mapping[str, Any] | None) -> bool:
@@ -249,7 +249,7 @@ def _one_of_them(
         own = cuda_errors.title(code, _text(alone.get("error"))) if code else title
         what = f"{_identity(gpu.uuid, _address(gpu.uuid, '', around))}: CUDA does not work with it"
         findings.append(
-            Finding(PROBLEM, _area(gpu), f"{what}: {own}", known.means, _for(gpu.uuid, known.mend))
+            Finding(PROBLEM, _area(gpu), f"{what}: {own}", known.means, _for(gpu.uuid, known.fix))
         )
     told = [(gpu.uuid, good) for gpu, good in zip(facts.gpus, able)]  # noqa: B905
     value = visible_without(document.get("visible"), told)
@@ -259,12 +259,12 @@ def _one_of_them(
 
 def _none_shown(document: Mapping[str, Any], facts: GpuFacts, around: Around) -> Judged:
     known, visible = cuda_errors.known(100), document.get("visible")
-    mend = known.mend
+    fix = known.fix
     if visible is not None:
-        mend = f"CUDA_VISIBLE_DEVICES={visible!r} leaves none: compare it with nvidia-smi -L"
+        fix = f"CUDA_VISIBLE_DEVICES={visible!r} leaves none: compare it with nvidia-smi -L"
     count = document.get("count")
     what = known.means if count in (0, None) else f"CUDA says that there are {count} GPUs"
-    return Judged((Finding(PROBLEM, CUDA, what, _seen(facts, around), mend),))
+    return Judged((Finding(PROBLEM, CUDA, what, _seen(facts, around), fix),))
 
 
 def _broken(document: Mapping[str, Any]) -> Finding:
@@ -274,9 +274,9 @@ def _broken(document: Mapping[str, Any]) -> Finding:
     if document.get("ended") == "flood":
         how = "wrote without end"
     step = _text(document.get("step"))
-    mend = "the driver's library is broken or is not NVIDIA's: look at LD_LIBRARY_PATH, reinstall"
+    fix = "the driver's library is broken or is not NVIDIA's: look at LD_LIBRARY_PATH, reinstall"
     said = _text(document.get("said"))
-    return Finding(PROBLEM, CUDA, f"the trial {how} (at: {step})", said, mend)
+    return Finding(PROBLEM, CUDA, f"the trial {how} (at: {step})", said, fix)
 
 
 def _left(document: Mapping[str, Any]) -> str:
@@ -309,26 +309,26 @@ def _of_card(
     gpu = next((g for g in facts.gpus if card.uuid and g.uuid == card.uuid), None)
     area = _area(gpu, card.number)
     detail = "; ".join(filter(None, (card.name, known.means if card.code else "", known.source)))
-    mend = known.mend
+    fix = known.fix
     if card.differs_at is not None:
         fault = f"memory gives back other bytes than were written (byte {card.differs_at})"
-        mend = "do not compute on it: end what runs there, reset it, and have it replaced"
+        fix = "do not compute on it: end what runs there, reset it, and have it replaced"
     elif card.code:
         fault = f"{cuda_errors.title(card.code, card.error)} {_DURING.get(card.step, '')}".rstrip()
         holders = around.holders.get(card.uuid)
-        mend = f"{'held by ' + holders + '; ' if holders else ''}{mend}"
+        fix = f"{'held by ' + holders + '; ' if holders else ''}{fix}"
     elif document.get("ended") == "timeout":
         fault = f"no answer within {timeout_s:g} s {_DURING.get(card.step, '')}".rstrip()
         fault += _left(document)
     else:
         fault = f"the trial ended before it was done {_DURING.get(card.step, '')}".rstrip()
         detail = "; ".join(filter(None, (detail, _text(document.get("said")))))
-    return Finding(PROBLEM, area, f"{identity}: {fault}", detail, _for(card.uuid, mend))
+    return Finding(PROBLEM, area, f"{identity}: {fault}", detail, _for(card.uuid, fix))
 
 
-def _for(uuid: str, mend: str) -> str:
-    """Put a GPU's own UUID into the command that mends it."""
-    return mend.replace("-i UUID", f"-i {uuid}") if uuid else mend
+def _for(uuid: str, fix: str) -> str:
+    """Put a GPU's own UUID into the command that fixes it."""
+    return fix.replace("-i UUID", f"-i {uuid}") if uuid else fix
 
 
 def _comparable(found: Sequence[Card], facts: GpuFacts) -> bool:
@@ -350,15 +350,15 @@ def _unlisted(found: Sequence[Card], facts: GpuFacts) -> list[Finding]:
     if not listed or not more or not _comparable(found, facts):
         return []
     what = f"CUDA shows {len(found)}, nvidia-smi lists {len(listed)} of them"
-    mend = "compare `nvidia-smi -L`: only the GPUs that it lists are locked and counted"
-    return [Finding(NOTE, ALL, what, f"not listed: {', '.join(more[:8])}", mend)]
+    fix = "compare `nvidia-smi -L`: only the GPUs that it lists are locked and counted"
+    return [Finding(NOTE, ALL, what, f"not listed: {', '.join(more[:8])}", fix)]
 
 
 def _of_gone(gpu: Gpu, count: int, around: Around) -> Finding:
     identity = _identity(gpu.uuid, _address(gpu.uuid, "", around))
     what = f"{identity}: the driver lists it, and CUDA does not show it (it shows {count})"
-    mend = "look for Xid lines in dmesg and at nvidia-smi"
-    return Finding(PROBLEM, _area(gpu), what, gpu.name, mend)
+    fix = "look for Xid lines in dmesg and at nvidia-smi"
+    return Finding(PROBLEM, _area(gpu), what, gpu.name, fix)
 
 
 def _area(gpu: Gpu | None, index: int | None = None) -> str:

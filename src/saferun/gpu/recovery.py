@@ -1,6 +1,6 @@
 """Bring GPUs back into use, the least invasive way first: `recover_cuda_context`.
 
-    1. end what an ended run of ours has left on them, and nothing else (leftovers.py)
+    1. end what an ended run of ours has left on them, and nothing else (orphans.py)
     2. wait until memory that was given back is free
     3. remove compile caches that ended runs of ours have left
     4. say where a persistent driver would help
@@ -9,7 +9,7 @@
 
 A reset needs a reason of that GPU's own: the driver asks for it (*GPU Recovery Action*,
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html), or
-its trial failed in a way that a reset mends (cuda_errors.py). nvidia-smi checks once more that
+its trial failed in a way that a reset fixes (cuda_errors.py). nvidia-smi checks once more that
 nobody uses it (https://docs.nvidia.com/deploy/nvidia-smi/index.html, --gpu-reset).
 """
 
@@ -131,8 +131,8 @@ class _Recovery:
         """Say that nvidia-smi was asked and gave no answer."""
         if not self._trouble:
             return []
-        mend = "without its answer nothing is waited for or reset; look at dmesg"
-        return [Finding(PROBLEM, "nvidia-smi", self._trouble, "", mend)]
+        fix = "without its answer nothing is waited for or reset; look at dmesg"
+        return [Finding(PROBLEM, "nvidia-smi", self._trouble, "", fix)]
 
     def _look(self, *, fresh: bool = False) -> nvidia_smi.Report:
         if self._report is None or fresh:
@@ -165,9 +165,9 @@ class _Recovery:
         self.acted |= bool(ended)
         self._report = None
         if living:
-            mend = "look at its state (ps -o stat,wchan) and at dmesg; mostly a reboot frees it"
+            fix = "look at its state (ps -o stat,wchan) and at dmesg; mostly a reboot frees it"
             what = f"{', '.join(map(str, living))} of an ended run cannot be killed"
-            return [Finding(PROBLEM, "leftovers", what, names, mend)]
+            return [Finding(PROBLEM, "leftovers", what, names, fix)]
         what = f"ended what an earlier run had left on the GPUs: {names}"
         return [Finding(OK, "leftovers", what, "", "")]
 
@@ -191,17 +191,18 @@ class _Recovery:
         what = f"{used} are still used after {limit_s:g} s"
         if holders:
             what += f", by {', '.join(holders.values())}"
-            mend = "not a run of ours: wait for it, end it, or choose other GPUs"
+            fix = "not a run of ours: wait for it, end it, or choose other GPUs"
         else:
-            mend = "no process is seen: it may be in another container, or stuck in the driver"
-        return Finding(PROBLEM, _area(gpu), what, gpu.uuid, mend)
+            fix = "no process is seen: it may be in another container, or stuck in the driver"
+        return Finding(PROBLEM, _area(gpu), what, gpu.uuid, fix)
 
     # caches, persistence
 
     def clear_caches(self) -> list[Finding]:
         """Remove the compile caches that saferun has made for runs which have ended.
 
-        A cache of the user's own is never touched: the cure of a broken one is a fresh directory.
+        A cache of the user's own is never touched: the mitigation of a broken one is a fresh
+        directory.
         """
         import shutil
 
@@ -226,8 +227,8 @@ class _Recovery:
             return []
         what = f"persistence mode is off ({', '.join(map(_area, off))})"
         detail = f"every first use sets the GPU up anew, 1 to 3 s each; {_PERSISTENCE}"
-        mend = "as root: `systemctl enable --now nvidia-persistenced`, or `nvidia-smi -pm 1`"
-        return [Finding(NOTE, "driver", what, detail, mend)]
+        fix = "as root: `systemctl enable --now nvidia-persistenced`, or `nvidia-smi -pm 1`"
+        return [Finding(NOTE, "driver", what, detail, fix)]
 
     # reset
 
@@ -241,8 +242,8 @@ class _Recovery:
             card = self._card(gpu)
             action = card.get("GPU Recovery Action") if card else ""
             if "reboot" in action.lower():
-                mend = "restart the machine"
-                found.append(Finding(PROBLEM, _area(gpu), f"its driver asks: {action}", "", mend))
+                fix = "restart the machine"
+                found.append(Finding(PROBLEM, _area(gpu), f"its driver asks: {action}", "", fix))
             elif action.lower() in _ASKS_RESET or gpu.uuid in suspects:
                 found.append(self._reset(gpu, card, action, policy, alone))
         return found
@@ -259,20 +260,20 @@ class _Recovery:
         refusal = self._refusal(gpu, card, policy, alone)
         if refusal:
             what = f"it needs a reset ({reason}), which is not saferun's to do here: {refusal}"
-            mend = (
+            fix = (
                 f"as root, with nothing running on it: `nvidia-smi --gpu-reset -i {gpu.uuid}`; "
                 "restart the machine if that fails"
             )
-            return Finding(PROBLEM, _area(gpu), what, gpu.uuid, mend)
+            return Finding(PROBLEM, _area(gpu), what, gpu.uuid, fix)
         program = bounded.on_path("nvidia-smi", self._environ) or "nvidia-smi"
         words = (program, "--gpu-reset", "-i", gpu.uuid)
         answer = bounded.run(words, self._environ, RESET_S)
         self._report = None
         said = " ".join((answer.out + " " + answer.err).split())[:300]
         if answer.trouble:
-            mend = "restart the machine"
+            fix = "restart the machine"
             what = f"its reset failed: {answer.trouble}"
-            return Finding(PROBLEM, _area(gpu), what, said, mend)
+            return Finding(PROBLEM, _area(gpu), what, said, fix)
         self.acted = True
         return Finding(OK, _area(gpu), f"it was reset ({reason})", said, "")
 

@@ -76,7 +76,7 @@ def check_cleaned(done: Cleaned) -> None:
         run, why = done.failed[0]
         more = f" and {len(done.failed) - 1} more" if len(done.failed) > 1 else ""
         what = f"run {run.id}{more} could not be removed: {why}"
-        raise UnavailableError(what, where=run.path, mend="look at its mode, then clean again")
+        raise UnavailableError(what, where=run.path, fix="look at its mode, then clean again")
 
 
 def removable(

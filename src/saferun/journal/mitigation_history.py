@@ -1,7 +1,8 @@
-"""Cures that led to success, remembered for the next start of the same script on the same machine.
+"""Mitigations that led to success, remembered for the next start of the same script on the same
+machine.
 
-One small file below the user's state directory, read and written whole: `cures.json`. What cannot
-be read or written is no error: a run without memory starts as the first one did.
+One small file below the user's state directory, read and written whole: `mitigations.json`. What
+cannot be read or written is no error: a run without memory starts as the first one did.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any, NamedTuple
 from saferun.system import paths
 
 SCHEMA = 1
-FILE = "cures.json"
-RETRY_WITHOUT_S = 7 * 24 * 3600.0  # a cure that costs is tried without again after this time
+FILE = "mitigations.json"
+RETRY_WITHOUT_S = 7 * 24 * 3600.0  # a mitigation that costs is tried without again after this time
 ENTRIES = 500  # the newest are kept
 
 
 class Key(NamedTuple):
-    """What a cure holds for; with any other value here it is forgotten by not being found."""
+    """What a mitigation holds for; with any other value here it is forgotten by not being found."""
 
     script: str  # its real path, or a module's name
     gpu: str  # the GPUs' product names; "" without a GPU
@@ -28,17 +29,17 @@ class Key(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One cure that helped."""
+    """One mitigation that helped."""
 
     key: Key
-    cure: str
+    mitigation: str
     kind: str  # the failure that it cured
-    arguments: tuple[str, ...] | None  # the script's, for a cure that costs; None: any
+    arguments: tuple[str, ...] | None  # the script's, for a mitigation that costs; None: any
     at: float  # seconds since the epoch
 
 
 def path(environ: Mapping[str, str]) -> str:
-    """Return where the user's cures are kept."""
+    """Return where the user's mitigations are kept."""
     return os.path.join(paths.state_dir(environ), FILE)
 
 
@@ -51,7 +52,7 @@ def load(environ: Mapping[str, str]) -> tuple[Entry, ...]:
         document = json.loads(content or b"null")
         if document["schema"] != SCHEMA:
             return ()
-        return tuple(_entry(item) for item in document["cures"])
+        return tuple(_entry(item) for item in document["mitigations"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return ()
 
@@ -62,7 +63,7 @@ def save(environ: Mapping[str, str], entries: Iterable[Entry]) -> bool:
 
     newest = sorted(entries, key=lambda entry: entry.at)[-ENTRIES:]
     items = [{**e._asdict(), "key": e.key._asdict()} for e in newest]
-    content = json.dumps({"schema": SCHEMA, "cures": items}, indent=1)
+    content = json.dumps({"schema": SCHEMA, "mitigations": items}, indent=1)
     return paths.write_private(path(environ), content.encode())
 
 
@@ -70,7 +71,7 @@ def _entry(item: Mapping[str, Any]) -> Entry:
     key = Key(**{name: str(item["key"][name]) for name in Key._fields})
     given = item["arguments"]
     arguments = None if given is None else tuple(str(word) for word in given)
-    return Entry(key, str(item["cure"]), str(item["kind"]), arguments, float(item["at"]))
+    return Entry(key, str(item["mitigation"]), str(item["kind"]), arguments, float(item["at"]))
 
 
 def recall(
@@ -100,15 +101,16 @@ def learn(entries: Iterable[Entry], new: Iterable[Entry]) -> tuple[Entry, ...]:
 
     Args:
         entries: all that is remembered.
-        new: cures that were chosen in this run. One that was applied from memory is none of them:
+        new: mitigations that were chosen in this run. One that was applied from memory is none of
+        them:
             it keeps its time, or one that costs would never be tried without again.
     """
-    kept = {(e.key, e.cure, e.arguments): e for e in entries}
-    kept.update({(e.key, e.cure, e.arguments): e for e in new})
+    kept = {(e.key, e.mitigation, e.arguments): e for e in entries}
+    kept.update({(e.key, e.mitigation, e.arguments): e for e in new})
     return tuple(kept.values())
 
 
 def forget(entries: Iterable[Entry], gone: Iterable[Entry]) -> tuple[Entry, ...]:
     """Return the entries without those."""
-    dropped = {(e.key, e.cure, e.arguments) for e in gone}
-    return tuple(e for e in entries if (e.key, e.cure, e.arguments) not in dropped)
+    dropped = {(e.key, e.mitigation, e.arguments) for e in gone}
+    return tuple(e for e in entries if (e.key, e.mitigation, e.arguments) not in dropped)

@@ -1,6 +1,6 @@
 """What runs left behind: find them and read them.
 
-Reads what journal.py writes. A journal may be cut, garbage, half of a full disk's, another user's
+Reads what writer.py writes. A journal may be cut, garbage, half of a full disk's, another user's
 or still being written: what it does not tell stays unknown, and nothing here fails for it.
 """
 
@@ -117,17 +117,15 @@ def named(base: str, word: str, now_s: float) -> Run:
     if word == LAST:
         runs, _ = find(base, now_s)
         if not runs:
-            raise UsageError("there is no run yet", where=base, mend="--run-dir says where to look")
+            raise UsageError("there is no run yet", where=base, fix="--run-dir says where to look")
         return runs[0]
     name = _the_one(base, word)
     try:
         run = read(base, name, now_s)
     except PermissionError:
         path = os.path.join(base, name)
-        mend = "ask its owner, or look as root"
-        raise UnavailableError(
-            "this run's journal may not be read", where=path, mend=mend
-        ) from None
+        fix = "ask its owner, or look as root"
+        raise UnavailableError("this run's journal may not be read", where=path, fix=fix) from None
     if run is None:
         raise UsageError("this directory is no run's", where=os.path.join(base, name))
     return run
@@ -146,8 +144,8 @@ def _names(base: str) -> list[str]:
         return []
     except OSError as error:
         what = f"the runs cannot be listed: {error.strerror}"
-        mend = "mend its mode, or give another one by --run-dir or SAFERUN_RUN_DIR"
-        raise UnavailableError(what, where=base, mend=mend) from None
+        fix = "fix its mode, or give another one by --run-dir or SAFERUN_RUN_DIR"
+        raise UnavailableError(what, where=base, fix=fix) from None
 
 
 def _the_one(base: str, word: str) -> str:
@@ -159,8 +157,8 @@ def _the_one(base: str, word: str) -> str:
         return begun[0]
     if begun:
         some = ", ".join(begun[-3:]) + (", …" if len(begun) > 3 else "")
-        raise UsageError(f"{len(begun)} runs begin with `{word}`", where=base, mend=some)
-    raise UsageError(f"no run `{word}`", where=base, mend=_nearest(word, names))
+        raise UsageError(f"{len(begun)} runs begin with `{word}`", where=base, fix=some)
+    raise UsageError(f"no run `{word}`", where=base, fix=_nearest(word, names))
 
 
 def _nearest(word: str, names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The cures that are remembered, for people: shown with secrets masked, forgotten by script."""
+"""The remembered mitigations, for people: shown with secrets masked, forgotten by script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def listed(environ: Mapping[str, str]) -> tuple[Entry, ...]:
 
 
 def forget(environ: Mapping[str, str], script: str | None, cwd: str) -> tuple[Entry, ...]:
-    """Forget the cures of a script, or all of them; return what was forgotten.
+    """Forget the mitigations of a script, or all of them; return what was forgotten.
 
     Args:
         environ: tells where they are kept.
@@ -37,11 +37,11 @@ def forget(environ: Mapping[str, str], script: str | None, cwd: str) -> tuple[En
     gone = tuple(e for e in known if script is None or _is_of(e.key.script, script, cwd))
     if script is not None and not gone:
         scripts = list(dict.fromkeys(entry.key.script for entry in known))
-        mend = nearest(os.path.realpath(os.path.join(cwd, script)), scripts)
-        raise UsageError(f"no cure is remembered for `{script}`", mend=mend)
+        fix = nearest(os.path.realpath(os.path.join(cwd, script)), scripts)
+        raise UsageError(f"no mitigation is remembered for `{script}`", fix=fix)
     if gone and not mitigation_history.save(environ, mitigation_history.forget(known, gone)):
         where = mitigation_history.path(environ)
-        raise UnavailableError("cures cannot be forgotten", where=where, mend="mend its mode")
+        raise UnavailableError("mitigations cannot be forgotten", where=where, fix="fix its mode")
     return gone
 
 

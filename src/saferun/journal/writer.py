@@ -6,9 +6,9 @@
     attempt-N.stderr
     receipts/           what ranks say of themselves (written by them)
 
-All of it is masked (masking.py), 0700 or 0600, and written through the descriptor of a directory
-that this run made: a planted link or a directory swapped underneath gets nothing. One process
-writes; there is no lock.
+All of it is masked (system/redact.py), 0700 or 0600, and written through the descriptor of a
+directory that this run made: a planted link or a directory swapped underneath gets nothing. One
+process writes; there is no lock.
 
 The disk may be full, read-only, gone, or a network file system whose server is dead: one line says
 so for the whole run, and each later write tries again. What touches the disk runs in a thread of

@@ -98,7 +98,7 @@ def _become_job(task: dict[str, Any], files: list[int], keeper: int) -> None:
 
 
 def _raise_open_files(wanted: int) -> None:
-    import resource  # only where a cure asks for it
+    import resource  # only where a mitigation asks for it
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

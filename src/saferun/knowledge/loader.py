@@ -21,10 +21,10 @@ def load_failures(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def load_mitigations(environ: Mapping[str, str] | None = None) -> Mapping[str, Any]:
-    """Return what each cure changes and costs, by name (mitigations.yaml)."""
+    """Return what each mitigation changes and costs, by name (mitigations.yaml)."""
     document = _document("mitigations.yaml", os.environ if environ is None else environ)
-    cures: Mapping[str, Any] = document["mitigations"]
-    return cures
+    mitigations: Mapping[str, Any] = document["mitigations"]
+    return mitigations
 
 
 def load_xids(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def variables_text() -> str:
 
 
 def load_for_kit(environ: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return what a run may need, by name, for a machine that may have no YAML parser (kit.py)."""
+    """Return what a run may need, by name, for a machine that may have no YAML parser."""
     return {name: _document(f"{name}.yaml", environ) for name in ("failures", "mitigations")}
 
 

@@ -91,8 +91,8 @@ def build_plan(
         facts: where the job will run.
         environ: what the user exported.
         identity: which attempt this is, and where its processes find our files.
-        mitigations: cures chosen so far, in order.
-        changes: what they change, from `cures.changes`; it beats everything else.
+        mitigations: mitigations chosen so far, in order.
+        changes: what they change, from `mitigations.changes`; it beats everything else.
 
     Raises:
         UsageError: words that this launcher cannot take.
@@ -203,7 +203,7 @@ def _command(
         raise UsageError(
             f"{option} is torchrun's, and profile {profile.name} starts plain python",
             where=f"launcher: python ({profile.origin})",
-            mend=f"leave {option} out, or add --set launcher=torchrun",
+            fix=f"leave {option} out, or add --set launcher=torchrun",
         )
     script = () if line.script is None else (line.script,)
     if "no_python" in line.given:
@@ -231,7 +231,7 @@ def _attempt_settings(
         return {}
     settings = {
         ATTEMPT: Setting(str(identity.attempt), "saferun", "which attempt of the run this is"),
-        MITIGATIONS: Setting(",".join(mitigations), "saferun", "the cures in force"),
+        MITIGATIONS: Setting(",".join(mitigations), "saferun", "the mitigations in force"),
     }
     if profile.launcher == "torchrun" and setting(line, environ, "signals_to_handle") is None:
         why = "SIGUSR1 and SIGUSR2 would kill torchrun and leave its workers behind"

@@ -48,7 +48,7 @@ class Gathered(NamedTuple):
         """Compute the plan of the attempt that `identity` names.
 
         Args:
-            mitigations: the cures in force.
+            mitigations: the mitigations in force.
             changes: what they change.
 
         Raises:
@@ -244,14 +244,14 @@ def _exported_sets(environ: Mapping[str, str]) -> list[str]:
     except ValueError as error:
         raise UsageError(
             f"SAFERUN_SET cannot be read: {error}",
-            mend="write KEY=VALUE words, quoted as in a shell",
+            fix="write KEY=VALUE words, quoted as in a shell",
         ) from None
 
 
 def _pair(text: str, origin: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UsageError(f"{origin} takes KEY=VALUE, not `{text}`", mend="such as retry.attempts=1")
+        raise UsageError(f"{origin} takes KEY=VALUE, not `{text}`", fix="such as retry.attempts=1")
     return key, value
 
 
@@ -261,7 +261,7 @@ def _retries(given: Mapping[str, str], environ: Mapping[str, str]) -> int | None
     if not text:
         return None
     if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{origin} takes a whole number, not `{text}`", mend="0 is no retry")
+        raise UsageError(f"{origin} takes a whole number, not `{text}`", fix="0 is no retry")
     return int(text)
 
 
@@ -331,7 +331,7 @@ def _python(environ: Mapping[str, str], starting: bool) -> str:
     programs = (p for name in ("python", "python3") for p in paths.on_path(name, environ))
     found = next(programs, None)
     if found is None and starting:
-        raise UnavailableError("there is no python on PATH", mend="put one there")
+        raise UnavailableError("there is no python on PATH", fix="put one there")
     return found or "python"
 
 

@@ -1,11 +1,11 @@
-"""Pure: what each cure changes in the next attempt, and whether it can be used here.
+"""Pure: what each mitigation changes in the next attempt, and whether it can be used here.
 
-    refusal(cures, name, in_force, situation) -> "" where it can be used, else why not
-    changes(cures, names, situation) -> what build_plan puts over everything else
+    refusal(mitigations, name, in_force, situation) -> "" where it can be used, else why not
+    changes(mitigations, names, situation) -> what build_plan puts over everything else
 
-A cure beats the profile, the exported variable and `--set`: it comes after a failure that those
-had, and the plan says so in each value's origin. What only the world knows (a free port, the
-newest ptxas) is asked by remedies.py and arrives as `Situation.answers`.
+A mitigation beats the profile, the exported variable and `--set`: it comes after a failure that
+those had, and the plan says so in each value's origin. What only the world knows (a free port, the
+newest ptxas) is asked by supervise/probes.py and arrives as `Situation.answers`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import CommandLine, LaunchPlan, Setting
-from saferun.plan.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Cure
+from saferun.plan.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Mitigation
 from saferun.plan.torchrun_args import max_nodes, setting
 from saferun.plan.torchrun_args import parse as parse_words
 from saferun.profile.schema import in_range
@@ -24,7 +24,7 @@ GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
 
 
 class Situation(NamedTuple):
-    """What a cure meets: the plan as it is without cures, and what the world answered."""
+    """What a mitigation meets: the plan without mitigations, and what the world answered."""
 
     launcher: str
     line: CommandLine  # the words that torchrun gets
@@ -42,14 +42,14 @@ class Situation(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What the cures in force change together; it goes over everything else in a plan."""
+    """What the mitigations in force change together; it goes over everything else in a plan."""
 
-    env: tuple[tuple[str, Setting], ...] = ()  # in the order of the cures
+    env: tuple[tuple[str, Setting], ...] = ()  # in the order of the mitigations
     hooks: Mapping[str, Mapping[str, Any]] = {}
     notes: Mapping[str, Setting] = {}  # hooks.compile.autotune -> value and origin
     torchrun: tuple[str, ...] = ()  # "--master-port=40123"
     limits: Mapping[str, Any] = {}  # nofile, session, ignore
-    needs_hooks: bool = False  # some cure does its work inside the ranks
+    needs_hooks: bool = False  # some mitigation does its work inside the ranks
 
 
 NONE = Changes()
@@ -67,13 +67,13 @@ def situation(
     graphs_seen: bool = False,
     hooks_run: bool = True,
 ) -> Situation:
-    """Return what cures meet here.
+    """Return what mitigations meet here.
 
     Args:
-        plan: of an attempt, without cures.
+        plan: of an attempt, without mitigations.
         environ: what the user exported.
         torch: the job's version; None where it could not be found out.
-        answers: what remedies.py found out, for `questions`.
+        answers: what supervise/probes.py found out, for `questions`.
         graphs_seen: see `graphs_seen`.
         hooks_run: False where the receipts tell that the ranks skip hooks.
     """
@@ -102,45 +102,53 @@ def graphs_seen(observed: Iterable[Mapping[str, Any]]) -> bool:
     return False
 
 
-def questions(cures: Mapping[str, Cure], names: Iterable[str]) -> tuple[str, ...]:
-    """Return what remedies.py has to find out for these cures, each once."""
+def questions(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> tuple[str, ...]:
+    """Return what supervise/probes.py has to find out for these mitigations, each once."""
     asked: list[str] = []
-    for cure in (cures[name] for name in names if name in cures):
-        asked += [question.lstrip("=") for question in cure.computed.values()]
-        asked += cure.torchrun.values()
-        asked += [OPEN_FILES] if "nofile" in cure.process else []
+    for mitigation in (mitigations[name] for name in names if name in mitigations):
+        asked += [question.lstrip("=") for question in mitigation.computed.values()]
+        asked += mitigation.torchrun.values()
+        asked += [OPEN_FILES] if "nofile" in mitigation.process else []
     return tuple(dict.fromkeys(asked))
 
 
-def usable(cures: Mapping[str, Cure], name: str, in_force: Sequence[str], here: Situation) -> bool:
-    """Return whether a cure can be used beside those in force, and would change anything."""
-    return not refusal(cures, name, in_force, here)
+def usable(
+    mitigations: Mapping[str, Mitigation], name: str, in_force: Sequence[str], here: Situation
+) -> bool:
+    """Return whether a mitigation can be used beside those in force, and would change anything."""
+    return not refusal(mitigations, name, in_force, here)
 
 
-def refusal(cures: Mapping[str, Cure], name: str, in_force: Sequence[str], here: Situation) -> str:
-    """Return why a cure cannot be used here, in one clause; "" where it can."""
-    cure = cures.get(name)
-    if cure is None:
-        return "there is no such cure"
+def refusal(
+    mitigations: Mapping[str, Mitigation], name: str, in_force: Sequence[str], here: Situation
+) -> str:
+    """Return why a mitigation cannot be used here, in one clause; "" where it can."""
+    mitigation = mitigations.get(name)
+    if mitigation is None:
+        return "there is no such mitigation"
     if name in in_force:
         return "it is in force already"
-    if cure.last:
+    if mitigation.last:
         return "it cures nothing, it tells the reason"
-    if cure.torch and (here.torch is None or not in_range(here.torch, cure.torch)):
-        return f"it is for torch {cure.torch}, and here is {here.torch or 'an unknown one'}"
-    if clash := _clash(cure, in_force, here):
+    if mitigation.torch and (here.torch is None or not in_range(here.torch, mitigation.torch)):
+        return f"it is for torch {mitigation.torch}, and here is {here.torch or 'an unknown one'}"
+    if clash := _clash(mitigation, in_force, here):
         return clash
-    if cure.needs_hooks and not here.hooks_run:
+    if mitigation.needs_hooks and not here.hooks_run:
         return "the ranks skip the hooks that it needs"
-    if cure.torchrun and (refused := _cannot_meet_elsewhere(here)):
+    if mitigation.torchrun and (refused := _cannot_meet_elsewhere(here)):
         return refused
-    if missing := [word for word in questions(cures, [name]) if word not in here.answers]:
+    if missing := [word for word in questions(mitigations, [name]) if word not in here.answers]:
         return f"this machine has no answer to: {', '.join(missing)}"
-    return "" if _changes_anything(cures, cure, in_force, here) else "it would change nothing"
+    return (
+        ""
+        if _changes_anything(mitigations, mitigation, in_force, here)
+        else "it would change nothing"
+    )
 
 
-def _clash(cure: Cure, in_force: Sequence[str], here: Situation) -> str:
-    for other in cure.excludes:
+def _clash(mitigation: Mitigation, in_force: Sequence[str], here: Situation) -> str:
+    for other in mitigation.excludes:
         if other in in_force:
             return f"it is not used together with {other}"
         if other == CUDAGRAPHS and _graphs_on(in_force, here):
@@ -170,22 +178,25 @@ def _cannot_meet_elsewhere(here: Situation) -> str:
 
 
 def _changes_anything(
-    cures: Mapping[str, Cure], cure: Cure, in_force: Sequence[str], here: Situation
+    mitigations: Mapping[str, Mitigation],
+    mitigation: Mitigation,
+    in_force: Sequence[str],
+    here: Situation,
 ) -> bool:
-    """Whether the next attempt would differ. Hook settings decide where a cure has them.
+    """Whether the next attempt would differ. Hook settings decide where a mitigation has them.
 
     Its variables are then only for processes that no hook reaches.
     """
-    if cure.assign or cure.rank_directories:
+    if mitigation.assign or mitigation.rank_directories:
         return True
-    before = changes(cures, in_force, here)
-    if cure.hooks:
+    before = changes(mitigations, in_force, here)
+    if mitigation.hooks:
         now = over_hooks(here.hooks, before.hooks)
         return any(
             now.get(hook, {}) != over_hooks(now, {hook: part})[hook]
-            for hook, part in cure.hooks.items()
+            for hook, part in mitigation.hooks.items()
         )
-    after = changes(cures, (*in_force, cure.name), here)
+    after = changes(mitigations, (*in_force, mitigation.name), here)
     env = [over(here.env, here.environ, c.env) for c in (before, after)]
     values = [{name: made.value for name, made in found.items()} for found in env]
     return values[0] != values[1] or (before.torchrun, before.limits) != (
@@ -197,51 +208,56 @@ def _changes_anything(
 # --- what it changes -----------------------------------------------------------------------------
 
 
-def changes(cures: Mapping[str, Cure], names: Sequence[str], here: Situation) -> Changes:
-    """Return what these cures change together, in their order; a later one wins.
+def changes(
+    mitigations: Mapping[str, Mitigation], names: Sequence[str], here: Situation
+) -> Changes:
+    """Return what these mitigations change together, in their order; a later one wins.
 
     A computed value that the world has no answer for is left out (`refusal` has said so).
 
     Raises:
-        KeyError: a name that is no cure.
+        KeyError: a name that is no mitigation.
     """
     env: list[tuple[str, Setting]] = []
     hooks: dict[str, Any] = {}
     notes: dict[str, Setting] = {}
     torchrun: list[str] = []
     limits: dict[str, Any] = {}
-    for cure in (cures[name] for name in names):
-        env += [(name, _setting(cure, value)) for name, value in _variables(cure, here.answers)]
-        hooks = over_hooks(hooks, cure.hooks)
-        notes |= {key: _setting(cure, str(value)) for key, value in cure.settings}
-        torchrun += [word for word in _words(cure, here) if word not in torchrun]
-        limits |= _limits(cure, here.answers)
-    needs_hooks = any(cures[name].needs_hooks for name in names)
+    for mitigation in (mitigations[name] for name in names):
+        env += [
+            (name, _setting(mitigation, value))
+            for name, value in _variables(mitigation, here.answers)
+        ]
+        hooks = over_hooks(hooks, mitigation.hooks)
+        notes |= {key: _setting(mitigation, str(value)) for key, value in mitigation.settings}
+        torchrun += [word for word in _words(mitigation, here) if word not in torchrun]
+        limits |= _limits(mitigation, here.answers)
+    needs_hooks = any(mitigations[name].needs_hooks for name in names)
     return Changes(tuple(env), hooks, notes, tuple(torchrun), limits, needs_hooks)
 
 
-def _setting(cure: Cure, value: str) -> Setting:
-    return Setting(value, f"mitigation {cure.name}", cure.why, cure.source)
+def _setting(mitigation: Mitigation, value: str) -> Setting:
+    return Setting(value, f"mitigation {mitigation.name}", mitigation.why, mitigation.source)
 
 
-def _variables(cure: Cure, answers: Mapping[str, str]) -> list[tuple[str, str]]:
-    found = list(cure.env.items())
-    for name, question in cure.computed.items():
+def _variables(mitigation: Mitigation, answers: Mapping[str, str]) -> list[tuple[str, str]]:
+    found = list(mitigation.env.items())
+    for name, question in mitigation.computed.items():
         bare = question.lstrip("=")  # NCCL's own mark: this interface, not all that begin so
         if bare in answers:
             found.append((name, question[: len(question) - len(bare)] + answers[bare]))
     return found
 
 
-def _limits(cure: Cure, answers: Mapping[str, str]) -> dict[str, Any]:
-    found = {key: value for key, value in cure.process.items() if key != "nofile"}
-    if "nofile" in cure.process and OPEN_FILES in answers:
-        found["nofile"] = min(int(cure.process["nofile"]), int(answers[OPEN_FILES]))
+def _limits(mitigation: Mitigation, answers: Mapping[str, str]) -> dict[str, Any]:
+    found = {key: value for key, value in mitigation.process.items() if key != "nofile"}
+    if "nofile" in mitigation.process and OPEN_FILES in answers:
+        found["nofile"] = min(int(mitigation.process["nofile"]), int(answers[OPEN_FILES]))
     return found
 
 
-def _words(cure: Cure, here: Situation) -> list[str]:
-    """Return torchrun's arguments of a cure, for the way in which this job meets.
+def _words(mitigation: Mitigation, here: Situation) -> list[str]:
+    """Return torchrun's arguments of a mitigation, for the way in which this job meets.
 
     Which option really moves the port (torch/distributed/run.py, 2.4 to 2.13): --standalone
     overrides the others and takes a free port and a new id by itself; the static rendezvous takes
@@ -251,7 +267,7 @@ def _words(cure: Cure, here: Situation) -> list[str]:
     if here.launcher != "torchrun" or setting(here.line, here.environ, "standalone") is not None:
         return []
     words = []
-    for option, question in cure.torchrun.items():
+    for option, question in mitigation.torchrun.items():
         answer = here.answers.get(question)
         if answer is None or (question == FREE_PORT and option != _port_option(here)):
             continue
@@ -291,47 +307,47 @@ def meeting_host(here: Situation) -> str:
 def over(
     env: Mapping[str, Setting], environ: Mapping[str, str], cured: Iterable[tuple[str, Setting]]
 ) -> dict[str, Setting]:
-    """Return the variables that saferun sets, with the cures' over them.
+    """Return the variables that saferun sets, with the mitigations' over them.
 
-    Lists are merged item by item: the cure's items win, the others stay. An exported value that
-    says the same already needs no setting.
+    Lists are merged item by item: the mitigation's items win, the others stay. An exported value
+    that says the same already needs no setting.
 
     Args:
-        env: what saferun sets without cures.
+        env: what saferun sets without mitigations.
         environ: what the user exported.
-        cured: the cures' variables, in order.
+        cured: the mitigations' variables, in order.
     """
     made = dict(env)
-    for name, cure in cured:
+    for name, mitigation in cured:
         if name not in LISTS:
-            if name in made or environ.get(name) != cure.value:
-                made[name] = cure
+            if name in made or environ.get(name) != mitigation.value:
+                made[name] = mitigation
             continue
         twin = OTHER_NAME.get(name, "")
         present = [n for n in (name, twin) if n in made or n in environ]
         base = present[0] if present else name
         targets = dict.fromkeys((name, *present))
         made |= {
-            target: _merged(target if target in present else base, made, environ, cure)
+            target: _merged(target if target in present else base, made, environ, mitigation)
             for target in targets
         }
     return made
 
 
 def _merged(
-    name: str, made: Mapping[str, Setting], environ: Mapping[str, str], cure: Setting
+    name: str, made: Mapping[str, Setting], environ: Mapping[str, str], mitigation: Setting
 ) -> Setting:
-    """A list variable's value, whoever gave it, with a cure's items put over it."""
+    """A list variable's value, whoever gave it, with a mitigation's items put over it."""
     older = made[name].value if name in made else environ.get(name, "")
     origin = made[name].origin if name in made else "exported" if older else ""
     if not older:
-        return cure
-    value = combine(name, older, cure.value)
-    return cure._replace(value=value, origin=f"{origin} + {cure.origin}")
+        return mitigation
+    value = combine(name, older, mitigation.value)
+    return mitigation._replace(value=value, origin=f"{origin} + {mitigation.origin}")
 
 
 def over_hooks(hooks: Mapping[str, Any], cured: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return hook settings with the cures' over them."""
+    """Return hook settings with the mitigations' over them."""
     return {**hooks, **{name: {**hooks.get(name, {}), **part} for name, part in cured.items()}}
 
 

@@ -234,7 +234,7 @@ class _Walk:
         self.at += 1
         if placeholder is None:
             if equals:
-                raise UsageError(f"{name} takes no value", mend=f"write `{name}` alone")
+                raise UsageError(f"{name} takes no value", fix=f"write `{name}` alone")
         elif not equals and self.at < len(self.words) and self._is_value(self.words[self.at]):
             value = self.words[self.at]
             self.at += 1
@@ -242,7 +242,7 @@ class _Walk:
             raise UsageError(
                 f"{name} needs a value",
                 where="saferun's own options, before the script",
-                mend=f"write `{name} {placeholder}` or `{name}={placeholder}`",
+                fix=f"write `{name} {placeholder}` or `{name}={placeholder}`",
             )
         self.own.append((name, value))
 

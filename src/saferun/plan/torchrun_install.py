@@ -71,7 +71,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
     raise UnavailableError(
         "there is no torchrun",
         where=f"PATH, and saferun's own Python ({sys.executable}) has no torch",
-        mend="activate the environment that has torch, or install torch beside saferun",
+        fix="activate the environment that has torch, or install torch beside saferun",
     )
 
 

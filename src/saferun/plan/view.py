@@ -98,7 +98,7 @@ def _audit(findings: Sequence[Finding]) -> Iterator[str]:
         if finding.level != OK:
             yield from _hang(finding.level, finding.what)
             yield from _indented(finding.detail)
-            yield from _indented(f"mend: {finding.mend}" if finding.mend else "")
+            yield from _indented(f"fix: {finding.fix}" if finding.fix else "")
     if fine:
         yield f"  {'ok':<18} {fine} {'is' if fine == 1 else 'are'} read as exported"
 

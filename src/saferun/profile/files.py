@@ -95,7 +95,7 @@ def find(name: str, environ: Mapping[str, str], cwd: str) -> Found:
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = os.path.join(cwd, os.path.expanduser(name))
         if not os.path.exists(path):
-            raise ProfileError(f"there is no profile file `{name}`", mend=_mend(name, environ, cwd))
+            raise ProfileError(f"there is no profile file `{name}`", fix=_fix(name, environ, cwd))
         return Found(os.path.splitext(os.path.basename(name))[0], path, name)
     local = os.path.join(cwd, LOCAL)
     if os.path.exists(local) and load(Found("", local, f"./{LOCAL}"), environ).name == name:
@@ -103,10 +103,10 @@ def find(name: str, environ: Mapping[str, str], cwd: str) -> Found:
     for found in known(environ):
         if found.name == name:
             return found
-    raise ProfileError(f"unknown profile `{name}`", mend=_mend(name, environ, cwd))
+    raise ProfileError(f"unknown profile `{name}`", fix=_fix(name, environ, cwd))
 
 
-def _mend(name: str, environ: Mapping[str, str], cwd: str) -> str:
+def _fix(name: str, environ: Mapping[str, str], cwd: str) -> str:
     stem = os.path.splitext(os.path.basename(name))[0]
     here = os.path.join(cwd, f"{stem}.yaml")
     if "/" not in name and not name.endswith((".yaml", ".yml")) and os.path.exists(here):
@@ -131,7 +131,7 @@ def chain(found: Found, environ: Mapping[str, str], cwd: str) -> tuple[Doc, ...]
         if identity in path:
             names = " -> ".join(os.path.basename(p) for p in (*path, identity))
             raise ProfileError(
-                "profiles extend each other in a circle", where=names, mend="cut it at one place"
+                "profiles extend each other in a circle", where=names, fix="cut it at one place"
             )
         if identity in done:
             return
@@ -157,11 +157,11 @@ def _parent(name: str, child: Found, doc: Doc, environ: Mapping[str, str]) -> Fo
             return found
     if name == doc.name:
         raise ProfileError(
-            f"`{name}` extends itself", where=child.shown, mend="take it out of `extends`"
+            f"`{name}` extends itself", where=child.shown, fix="take it out of `extends`"
         )
     names = list(dict.fromkeys(f.name for f in known(environ)))
     raise ProfileError(
-        f"extends an unknown profile `{name}`", where=child.shown, mend=nearest(name, names)
+        f"extends an unknown profile `{name}`", where=child.shown, fix=nearest(name, names)
     )
 
 
@@ -255,17 +255,17 @@ def read(path: str, shown: str) -> str:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ProfileError(
-            f"cannot be read: {error.strerror}", where=shown, mend="check the path and its mode"
+            f"cannot be read: {error.strerror}", where=shown, fix="check the path and its mode"
         ) from None
     if len(raw) > MAX_BYTES:
         raise ProfileError(
-            f"larger than {MAX_BYTES // 1024} KiB, which no profile is", where=shown, mend=""
+            f"larger than {MAX_BYTES // 1024} KiB, which no profile is", where=shown, fix=""
         )
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ProfileError(
-            f"not UTF-8 text (byte {error.start})", where=shown, mend="save it as UTF-8"
+            f"not UTF-8 text (byte {error.start})", where=shown, fix="save it as UTF-8"
         ) from None
 
 

@@ -128,18 +128,18 @@ def _refuse_pairs(values: Mapping[str, Any], leaves: Mapping[str, tuple[Leaf, st
         raise ProfileError(
             f"CUDA-graph markers `{markers}` with CUDA graphs `{graphs}`",
             where=where("hooks.cudagraph_markers", "hooks.compile.cudagraphs"),
-            mend="with graphs on, markers are what keeps their outputs apart: "
+            fix="with graphs on, markers are what keeps their outputs apart: "
             f"set hooks.compile.cudagraphs to {markers} too, or markers to keep",
         )
     if value("retry.attempts") > value("retry.attempts_total"):
         raise ProfileError(
             "retry.attempts is larger than retry.attempts_total",
             where=where("retry.attempts", "retry.attempts_total"),
-            mend="raise retry.attempts_total",
+            fix="raise retry.attempts_total",
         )
     if value("workers") > 1 and value("launcher") == "torchrun":
         raise ProfileError(
             "workers is for `launcher: python`",
             where=where("workers"),
-            mend="under torchrun the count is torchrun.nproc-per-node",
+            fix="under torchrun the count is torchrun.nproc-per-node",
         )

@@ -1,7 +1,7 @@
 """Pure: what a profile may say, as one table: type, choices, default and words of every key.
 
-Validation (yamldoc.py), `--set`, the defaults of a launch and the JSON Schema for editors are all
-made from it.
+Validation (yaml_reader.py), `--set`, the defaults of a launch and the JSON Schema for editors are
+all made from it.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ KEYS: dict[str, Key] = {
     "retry.debug_last": _flag(False, "Make the last attempt a diagnosing one."),
     "retry.resume_args": Key("texts", (), "Added to the script's arguments from attempt 2 on."),
     "mitigate.enabled": _flag(True, "Change settings after a failure that they cure."),
-    "mitigate.remember": _flag(True, "Start with a cure that helped this script before."),
-    "mitigate.never": Key("texts", (), "Names of cures that are not to be used."),
+    "mitigate.remember": _flag(True, "Start with a mitigation that helped this script before."),
+    "mitigate.never": Key("texts", (), "Names of mitigations that are not to be used."),
     "preflight.mode": _choice("off", "warn", "require", doc="Try every GPU before the job starts."),
     "preflight.timeout_s": _seconds(20.0, "How long that may take.", least=0.1),
     "locks.gpus": _choice(
@@ -179,7 +179,7 @@ def children(group: str) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a mend for an unknown word: the nearest known one, or the list of them."""
+    """Return a fix for an unknown word: the nearest known one, or the list of them."""
     import difflib
 
     known = list(known)

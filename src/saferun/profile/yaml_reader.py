@@ -43,7 +43,7 @@ def parse(text: str, path: str) -> Doc:
         path: where it stands, for error messages and provenance.
 
     Raises:
-        ProfileError: with file, line and mend; further errors are counted (`check` lists all).
+        ProfileError: with file, line and fix; further errors are counted (`check` lists all).
     """
     doc, errors = check(text, path)
     if errors:
@@ -51,7 +51,7 @@ def parse(text: str, path: str) -> Doc:
         if len(errors) > 1:
             more = f"{len(errors) - 1} more: saferun profiles check {path}"
             first = ProfileError(
-                first.what, where=first.where, mend="; ".join(filter(None, (first.mend, more)))
+                first.what, where=first.where, fix="; ".join(filter(None, (first.fix, more)))
             )
         raise first
     assert doc is not None
@@ -89,11 +89,11 @@ class Reader:
         self.head: dict[str, Any] = {}
         self._seen = 0
 
-    def error(self, what: str, node: Any = None, mend: str = "", key: str = "") -> None:
+    def error(self, what: str, node: Any = None, fix: str = "", key: str = "") -> None:
         """Note an error at a node."""
         line = f", line {node.start_mark.line + 1}" if node is not None else ""
         inside = f", `{key}`" if key else ""
-        self.errors.append(ProfileError(what, where=f"{self.path}{line}{inside}", mend=mend))
+        self.errors.append(ProfileError(what, where=f"{self.path}{line}{inside}", fix=fix))
 
     def read(self, text: str) -> Doc | None:
         """Read a whole file."""
@@ -136,12 +136,12 @@ class Reader:
         inside = [k for k in KEYS if k.startswith(key + ".")]
         inside += [f"{key}.NAME"] if key in OPEN else []
         if inside:
-            self.error(f"`{key}` is a group", mend=f"it has: {', '.join(inside)}")
+            self.error(f"`{key}` is a group", fix=f"it has: {', '.join(inside)}")
             return
         guess = nearest(key, KEYS)
         self.error(
             f"unknown key `{key}`",
-            mend=guess if guess.startswith("did") else "`saferun profiles schema` has them all",
+            fix=guess if guess.startswith("did") else "`saferun profiles schema` has them all",
         )
 
     def _compose(self, text: str) -> Any:
@@ -150,7 +150,7 @@ class Reader:
         if len(text) > MAX_BYTES:
             self.error(
                 f"the file has {len(text):,} characters, which is no profile",
-                mend=f"at most {MAX_BYTES:,} are read",
+                fix=f"at most {MAX_BYTES:,} are read",
             )
             return None
         try:
@@ -159,10 +159,10 @@ class Reader:
             self._yaml_error(error)
             return None
         except (RecursionError, ValueError) as error:
-            self.error(f"not readable as YAML ({type(error).__name__})", mend="")
+            self.error(f"not readable as YAML ({type(error).__name__})", fix="")
             return None
         if root is None:
-            self.error("the file is empty", mend="the least is `schema: 1` and one value")
+            self.error("the file is empty", fix="the least is `schema: 1` and one value")
         return root
 
     def _yaml_error(self, error: Any) -> None:
@@ -170,7 +170,7 @@ class Reader:
         where = f"{self.path}, line {mark.line + 1}" if mark else self.path
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         self.errors.append(
-            ProfileError(f"not readable as YAML: {problem}", where=where, mend="mend the YAML")
+            ProfileError(f"not readable as YAML: {problem}", where=where, fix="fix the YAML")
         )
 
     def _pairs(self, node: Any, key: str) -> list[tuple[str, Any, Any]]:
@@ -263,10 +263,10 @@ class Reader:
         if not ok:
             given = value_node.value if hasattr(value_node, "tag") else ""
             shown = f" `{given}`" if isinstance(given, str) and given else ""
-            mend = expected(spec)
+            fix = expected(spec)
             if spec.kind == "choice" and isinstance(given, str) and given:
-                mend = nearest(given, spec.choices)
-            self.error(f"{kind(value_node)}{shown} does not fit here", value_node, mend, key)
+                fix = nearest(given, spec.choices)
+            self.error(f"{kind(value_node)}{shown} does not fit here", value_node, fix, key)
             return None
         return Leaf(value, *notes, line=node.start_mark.line + 1 if node.start_mark else 0)
 
@@ -310,8 +310,8 @@ class Reader:
         plain = node.start_mark is not None and node.style is None
         if plain and node.tag.endswith((":bool", ":null")):
             typed = node.value or "nothing"
-            mend = f'YAML reads {typed} as {kind(node)}: put it in quotes, "{node.value}"'
-            self.error(f"{kind(node)} where text belongs", node, mend, key)
+            fix = f'YAML reads {typed} as {kind(node)}: put it in quotes, "{node.value}"'
+            self.error(f"{kind(node)} where text belongs", node, fix, key)
             return None
         if "\0" in node.value:
             self.error("a NUL character cannot be in a variable", node, "leave it out", key)
@@ -358,8 +358,8 @@ class Reader:
             elif name != "distributed" and isinstance(value, (str, int)) and is_range(str(value)):
                 found.append((name, str(value)))
             else:
-                mend = "true or false" if name == "distributed" else 'a range such as ">=2.8,<2.10"'
-                self.error(f"`{value}` is no condition on `{name}`", value_node, mend, key)
+                fix = "true or false" if name == "distributed" else 'a range such as ">=2.8,<2.10"'
+                self.error(f"`{value}` is no condition on `{name}`", value_node, fix, key)
         return tuple(found)
 
     def _plain(self, node: Any) -> Any:

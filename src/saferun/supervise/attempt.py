@@ -1,4 +1,5 @@
-"""Run one attempt of a job under a keeper (keeper.py), and come back when nothing of it is left.
+"""Run one attempt of a job under a keeper (keeper/keeper.py), and come back when nothing of it is
+left.
 
 This side forwards signals, minds the time that a job is given to end, looks after the terminal's
 settings, and takes the keeper's place should that be killed. The keeper's side owns the processes
@@ -97,7 +98,8 @@ def run_attempt(
         tail_bytes: how much of the end of each stream to keep.
         receipts: where ranks leave their receipts. SIGUSR1 and SIGUSR2 go to torchrun if it has a
             handler for them (`--signals-to-handle`), else to those of these ranks that have one.
-        limits: what a cure changes for the process: `nofile`, the soft limit of open files, raised
+        limits: what a mitigation changes for the process: `nofile`, the soft limit of open files,
+        raised
             as far as the hard one allows; `ignore`, names of signals.
         standby: what `start_keeper` or `prepare` returned, where they were called ahead to save
             the time that it takes. One that has died is replaced.
@@ -150,7 +152,7 @@ def _fits(spare: Spare | None, task: Mapping[str, Any]) -> bool:
     if spare is None or task["own"] != "group" or task["blocked"]:
         return False
     if task["nofile"] or task["ignored"] != ignored_signals():
-        return False  # a cure changes how the process starts
+        return False  # a mitigation changes how the process starts
     from saferun.keeper.warm_agent import usable
 
     return usable(spare.env, task["env"], spare.argv, task["argv"])
@@ -392,7 +394,7 @@ def _cannot_start(message: list[Any]) -> Exception:
 
     _, _, text, program = message
     return UnavailableError(
-        f"cannot start `{program}`: {text}", mend="check the program and its mode"
+        f"cannot start `{program}`: {text}", fix="check the program and its mode"
     )
 
 

@@ -1,6 +1,7 @@
 """What an attempt left behind, gathered as Evidence: its output's end, error files, the machine.
 
-A thin edge: nothing is concluded here (failure.py), and nothing here raises for what is missing.
+A thin edge: nothing is concluded here (diagnosis/classify.py), and nothing here raises for what is
+missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a run does for its GPUs: have them tried before it starts, mend them after a failure.
+"""What a run does for its GPUs: have them tried before it starts, fix them after a failure.
 
-Loaded with every supervised launch, so nothing heavy stands here: the trial is clearance.py, what
-can be mended recover.py.
+Loaded with every supervised launch, so nothing heavy stands here: the trial is
+gpu/preflight_gate.py, what can be fixed gpu/recovery.py.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class GpuCare:
         self._gathered = gathered
         self._held = held
         self._say = say
-        self.mended: tuple[Finding, ...] = ()  # what the last `mend` did and found
+        self.fixed: tuple[Finding, ...] = ()  # what the last `fix` did and found
         self._check = begin_preflight(gathered, plan, held, say)
 
     @property
@@ -100,7 +100,7 @@ class GpuCare:
         event("preflight", given=given, findings=[f._asdict() for f in self._check.findings])
         return given
 
-    def mend(
+    def fix(
         self, plan: LaunchPlan, kind: str, *, again: bool, pause: Callable[[float], int]
     ) -> int:
         """Do for the GPUs what a failure of this kind asks for: nothing, nearly always.
@@ -116,7 +116,7 @@ class GpuCare:
         """
         from saferun.gpu.cuda_errors import AFTER, RESET
 
-        self.mended = ()
+        self.fixed = ()
         asks = AFTER.get(kind, frozenset())
         if not again:
             asks = asks & {RESET}
@@ -133,7 +133,7 @@ class GpuCare:
             done = preflight_gate.recovered(wanted, self._gathered, plan, self._held, sleep)
         except _AskedError as asked:
             return int(asked.args[0])
-        self.mended = done.findings
+        self.fixed = done.findings
         for finding in done.findings:
             self._say(preflight_gate.in_a_line(finding))
         return 0

@@ -1,7 +1,8 @@
 """The loop: attempts under a lock. Start, wait, diagnose, decide, start again or explain.
 
-Everything it decides by is pure (plan.py, failure.py, retry.py); everything it touches has a room
-of its own (lock.py, journal.py, attempt.py). An attempt is over when no process of it lives.
+Everything it decides by is pure (plan/build.py, diagnosis/classify.py, diagnosis/retry_policy.py);
+everything it touches has a room of its own (gpu/lock.py, journal/writer.py, attempt.py). An
+attempt is over when no process of it lives.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class _Run:
                 plan = self._plan()
                 ended = self._attempt(plan)
                 verdict = self._judged(plan, ended)
-                if stopped_by := self._mend(plan, verdict):
+                if stopped_by := self._fix(plan, verdict):
                     return self._over(128 + stopped_by, "asked to end")
                 if verdict.action != retry_policy.AGAIN:
                     return self._over(ended.exit_code, verdict.reason)
@@ -186,19 +187,19 @@ class _Run:
         kind = self._history[-1].kind if self._history else ""
         return self._care.cleared(kind, self._journal.event)
 
-    def _mend(self, plan: LaunchPlan, verdict: retry_policy.Verdict) -> int:
+    def _fix(self, plan: LaunchPlan, verdict: retry_policy.Verdict) -> int:
         """Do what the failure asks for; return the number of a signal that came meanwhile, or 0."""
         last = self._history[-1] if self._history else None
         if last is None or last.asked:
             return 0
         again = verdict.action == retry_policy.AGAIN
         try:
-            asked = self._care.mend(plan, last.kind, again=again, pause=lambda s: _pause(0, s))
+            asked = self._care.fix(plan, last.kind, again=again, pause=lambda s: _pause(0, s))
         except Exception as error:
             self._journal.event("fault", what=f"{type(error).__name__}: {error}")
             return 0
-        if self._care.mended:
-            self._journal.event("recovery", findings=[f._asdict() for f in self._care.mended])
+        if self._care.fixed:
+            self._journal.event("recovery", findings=[f._asdict() for f in self._care.fixed])
         return asked
 
     def _recall(self) -> None:
@@ -335,7 +336,7 @@ class _Run:
         return last._replace(
             kind=diagnosis.kind,
             verdict=diagnosis.verdict,
-            cures=diagnosis.mitigations,
+            offered=diagnosis.mitigations,
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
             fingerprint=classify.fingerprint(diagnosis),
         )

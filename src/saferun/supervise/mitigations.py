@@ -1,7 +1,8 @@
-"""The cures of one run: which are in force, which may be tried, which were known from before.
+"""The mitigations of one run: which are in force, which may be tried, which were known from before.
 
-Between the loop and the pure rooms: cures.py says what a cure changes, remedies.py asks the world
-what it needs, memory.py keeps what helped. Nothing is loaded before a failure or a memory asks.
+Between the loop and the pure rooms: plan/mitigation_catalog.py says what a mitigation changes,
+probes.py asks the world what it needs, journal/mitigation_history.py keeps what helped. Nothing is
+loaded before a failure or a memory asks.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Treatment:
         self._environ = gathered.environ
         self._directory = directory
         self._prefix = gathered.launcher.prefix if gathered.launcher else None
-        self._known: Mapping[str, mitigation_catalog.Cure] | None = None
+        self._known: Mapping[str, mitigation_catalog.Mitigation] | None = None
         self._remedies: Remedies | None = None
-        self._chosen: dict[str, str] = {}  # cure -> the kind of failure that asked for it
+        self._chosen: dict[str, str] = {}  # mitigation -> the kind of failure that asked for it
         self._remembered: dict[str, Entry] = {}
         self._graphs_seen = False  # a rank compiled with CUDA graphs
         self._hooks_run = True  # False: the ranks skipped the hooks
@@ -46,7 +47,7 @@ class Treatment:
     # what is changed
 
     def plan(self, gathered: Gathered) -> LaunchPlan:
-        """Return the plan of an attempt under the cures in force."""
+        """Return the plan of an attempt under the mitigations in force."""
         base = gathered.plan()
         if not self.in_force:
             return base
@@ -56,27 +57,27 @@ class Treatment:
         )
 
     def usable(self, gathered: Gathered, name: str, in_force: Sequence[str]) -> bool:
-        """Return whether a cure can be tried in the next attempt."""
+        """Return whether a mitigation can be tried in the next attempt."""
         here = self._situation(gathered, gathered.plan(), (*in_force, name))
         return mitigation_overlay.usable(self.known(), name, in_force, here)
 
     def add(self, name: str, kind: str) -> None:
-        """Put a cure in force that a failure of this kind asks for."""
+        """Put a mitigation in force that a failure of this kind asks for."""
         self.in_force += (name,)
         self._chosen[name] = kind
 
     def notice(self, told: Sequence[Receipt], *, ranks_seen: bool) -> None:
-        """Learn from the ranks' receipts what decides whether a cure can be used."""
+        """Learn from the ranks' receipts what decides whether a mitigation can be used."""
         self._graphs_seen |= mitigation_overlay.graphs_seen(receipt.facts for receipt in told)
         if ranks_seen:
             self._hooks_run = any(receipt.rank is not None for receipt in told)
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return what cures set and cost, for people."""
+        """Return what mitigations set and cost, for people."""
         return mitigation_catalog.describe(self.known(), names)
 
-    def known(self) -> Mapping[str, mitigation_catalog.Cure]:
-        """Return all cures by name."""
+    def known(self) -> Mapping[str, mitigation_catalog.Mitigation]:
+        """Return all mitigations by name."""
         if self._known is None:
             from saferun.knowledge import loader
 
@@ -123,7 +124,7 @@ class Treatment:
             time.time(),
         )
         for entry in found:
-            name = entry.cure
+            name = entry.mitigation
             if name not in policy["never"] and self.usable(gathered, name, self.in_force):
                 self.in_force += (name,)
                 self._remembered[name] = entry
@@ -162,7 +163,7 @@ class Treatment:
             f"{name} (it cured {entry.kind} on {_day(entry.at)})"
             for name, entry in self._remembered.items()
         ]
-        return f"from memory: {', '.join(told)}; `saferun runs cures clear` forgets it"
+        return f"from memory: {', '.join(told)}; `saferun runs mitigations clear` forgets it"
 
     def _key(self, gathered: Gathered) -> Key:
         from saferun.journal.mitigation_history import Key

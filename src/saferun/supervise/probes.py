@@ -1,7 +1,8 @@
-"""Find out what a cure needs to know of the world: a free port, a newer ptxas, an interface.
+"""Find out what a mitigation needs to know of the world: a free port, a newer ptxas, an interface.
 
 Asked between attempts, never on the way to the first one. What the machine has no answer for is
-left out, and the cure that needs it is not used (cures.refusal). Nothing is sent anywhere.
+left out, and the mitigation that needs it is not used (mitigations.refusal). Nothing is sent
+anywhere.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Remedies:
         """Return the answers that this machine has.
 
         Args:
-            questions: from `cures.questions`.
+            questions: from `mitigations.questions`.
             attempt: the number of the attempt that they are for.
-            host: where the ranks meet (`cures.meeting_host`); "" is this machine.
+            host: where the ranks meet (`mitigations.meeting_host`); "" is this machine.
             nodes: how many machines the job has; 0 where that is unknown.
         """
         ways: dict[str, tuple[bool, Callable[[], str | None]]] = {
@@ -100,7 +101,7 @@ class Remedies:
         return None
 
     def _claim(self, path: str) -> None:
-        """Show that a run has the directory: what is left unlocked is nobody's (leftovers.py)."""
+        """Show that a run has the directory: what is left unlocked is nobody's (gpu/orphans.py)."""
         import fcntl
 
         try:

@@ -27,5 +27,5 @@ def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
         os.execve(path or program, plan.command, plan.environment(environ))  # noqa: S606
     except OSError as error:
         raise UnavailableError(
-            f"cannot start `{program}`: {error.strerror}", mend="check the program and its mode"
+            f"cannot start `{program}`: {error.strerror}", fix="check the program and its mode"
         ) from None

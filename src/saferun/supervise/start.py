@@ -36,10 +36,10 @@ def check_script(
         else:
             found = any(on_path(script, environ))
         if not found:
-            raise UsageError(f"there is no program `{script}`", mend="check the path and its mode")
+            raise UsageError(f"there is no program `{script}`", fix="check the path and its mode")
         return
     if not os.path.exists(os.path.join(cwd, script)):
-        raise UsageError(f"there is no script `{script}`", where=f"in {cwd}", mend=_other(script))
+        raise UsageError(f"there is no script `{script}`", where=f"in {cwd}", fix=_other(script))
 
 
 def _other(script: str) -> str:

@@ -73,7 +73,7 @@ def test_a_value_that_names_no_gpu_is_a_finding(visible):
     told = tried(CUDA_VISIBLE_DEVICES=visible)
     (finding,) = preflight_report.judge(told, GpuFacts(), 20).findings
     assert finding.level == "problem"
-    assert repr(visible) in finding.mend
+    assert repr(visible) in finding.fix
 
 
 def test_a_gpu_that_is_full_is_named_with_its_holder():

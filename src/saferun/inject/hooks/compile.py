@@ -6,8 +6,9 @@ Targets, and what each one holds:
   torch._inductor.compile_fx               autotune, cudagraphs, non-lazy backward for fallback
   torch._inductor.runtime.triton_heuristics  autotune: one launcher for each generated kernel
   torch._dynamo.backends.cudagraphs        cudagraphs: the backend of that name
-  torch._dynamo.convert_frame              fallback: suppress_errors; the cure ddp-optimizer-off
-  os.environ                               the cure fresh-compile-cache: a directory for each rank
+  torch._dynamo.convert_frame              fallback: suppress_errors; the mitigation
+  ddp-optimizer-off os.environ                               the mitigation fresh-compile-cache: a
+  directory for each rank
 Reason: `mode=`, `options=` and assignments to torch._inductor.config override the environment
 variables that would switch these off. A setting holds for the time of one graph's compilation
 through inductor's own `config.patch`, also in the lazily compiled backward. torch 2.4 to 2.13.
@@ -36,7 +37,8 @@ _NO_AUTOTUNE = {
     "incremental_autotune": False,
 }
 _NO_GRAPHS = {"triton.cudagraphs": False}
-# The cures that no variable and no setting of a profile can make (`assign`, `rank_directories`).
+# The mitigations that no variable and no setting of a profile can make (`assign`,
+# `rank_directories`).
 _DDP_OPTIMIZER_OFF = "ddp-optimizer-off"
 _FRESH_CACHE = "fresh-compile-cache"
 _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -320,7 +322,7 @@ def _hold_frames(module, settings, context):
     context.receipt(_HOOK, contract.APPLIED, part="fallback")
 
 
-# cures
+# mitigations
 
 
 def _own_caches(context):

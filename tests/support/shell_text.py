@@ -1,0 +1,38 @@
+"""What a real bash makes of text that saferun writes."""
+
+from __future__ import annotations
+
+import subprocess
+
+from repo import ROOT
+
+from saferun.export import shell_script
+from saferun.export.settings_codec import Sheet
+
+DUMP = 'printf "%s\\0" "${got[@]}"\n'
+
+
+def bash(text: str) -> list[str]:
+    """Return what bash makes of words that it is to print, each ended by a NUL."""
+    done = subprocess.run(
+        ["bash", "-u"],
+        input=text.encode("utf-8", "surrogateescape"),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stderr == b""
+    return [word.decode("utf-8", "surrogateescape") for word in done.stdout.split(b"\0")[:-1]]
+
+
+def made(sheet: Sheet, args=(), command=("saferun", "gen-shell"), kit="a2l0") -> str:
+    template = (ROOT / "shell" / "run.sh").read_text()
+    version, whole = "9.8.7", bool(args)
+    return shell_script.twin(
+        sheet, args, command, version=version, template=template, kit=kit, whole=whole
+    )
+
+
+def settings_in_bash(text: str) -> list[str]:
+    """Return the words that a twin's settings are for its kit, as a real bash makes them."""
+    start, end = text.index("SETTINGS=()"), text.index("# --- The kit")
+    return bash("set -euo pipefail\n" + text[start:end] + DUMP.replace("got", "SETTINGS"))
