@@ -43,9 +43,10 @@ def _dispatch(words: Sequence[str]) -> int:
 def launch(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start what the words ask for; returns the job's status, unless it is replaced by the job."""
     from saferun.plan import inputs
+    from saferun.plan.request import read
     from saferun.supervise.start import carry_out
 
-    request = inputs.read(words, environ)
+    request = read(words, environ)
     cwd = inputs.working_directory()
     if request.dry_run:
         from saferun.cli.commands import show_plan

@@ -6,7 +6,7 @@ import pytest
 
 from saferun.diagnosis import failure_report
 from saferun.diagnosis.classify import Diagnosis
-from saferun.diagnosis.retry_policy import AGAIN, STOP, Try, Verdict
+from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
 
 
 def diagnosis(**facts) -> Diagnosis:
@@ -30,7 +30,7 @@ def attempt(number: int = 1, **facts) -> Try:
 
 def test_between_attempts_one_line_says_what_failed_where_and_what_comes():
     line = failure_report.between(
-        attempt(), diagnosis(), Verdict(AGAIN, "it can pass", delay_s=4.2)
+        attempt(), diagnosis(), Decision(AGAIN, "it can pass", delay_s=4.2)
     )
     assert line == (
         "attempt 1 failed after 2 h 7 min: segfault on rank 3 "
@@ -40,9 +40,9 @@ def test_between_attempts_one_line_says_what_failed_where_and_what_comes():
 
 def test_a_mitigation_is_named_with_what_it_sets_and_costs():
     change = "autotune-off (compile.autotune=off; cost: a few percent)"
-    verdict = Verdict(AGAIN, "with autotune-off", add="autotune-off")
+    decision = Decision(AGAIN, "with autotune-off", add="autotune-off")
     assert f"; with {change}: attempt 2 starts" in failure_report.between(
-        attempt(), diagnosis(), verdict, change
+        attempt(), diagnosis(), decision, change
     )
 
 
@@ -63,9 +63,9 @@ def test_success_is_one_line_at_most(history, lines):
 
 
 def failure(history, **facts):
-    verdict = Verdict(STOP, "the attempts are used up")
+    decision = Decision(STOP, "the attempts are used up")
     diagnoses = [diagnosis(**facts)] * len(history)
-    return failure_report.failure(history, diagnoses, verdict, host="node7", journal="/runs/x")
+    return failure_report.failure(history, diagnoses, decision, host="node7", journal="/runs/x")
 
 
 def test_a_failed_run_says_what_where_what_was_tried_what_to_do_and_where_more_is():

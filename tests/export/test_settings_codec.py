@@ -42,7 +42,7 @@ def test_a_shipped_profile_means_the_same_in_a_twin_wherever_it_runs(profile, tm
 def values(profile) -> tuple:
     env = {name: setting.value for name, setting in profile.env.items()}
     words = {name: setting.value for name, setting in profile.torchrun.items()}
-    return profile.name, profile.launcher, env, words, profile.sections
+    return profile.name, profile.launcher, env, words, profile.settings
 
 
 SOME = {

@@ -46,9 +46,10 @@ def run(
     program = str(Path(sys.executable).with_name("torchrun"))
     facts = Facts(torch="2.13.0", launcher=(program,), python=sys.executable)
     words = ("--standalone", f"--nproc-per-node={ranks}", str(path)) if ranks else (str(path),)
-    request = Request(line=torchrun_args.parse(words).line)
+    line = torchrun_args.parse(words).line
+    request = Request(line=line, options=torchrun_args.launch_options(line, exported))
     doc = Doc("p.yaml", "p", "", (), (), TORCHRUN if ranks else PYTHON)
-    at = conditions(request, facts, exported, starts_all=False)
+    at = conditions(request, facts, starts_all=False)
     profile = resolve([doc], (), at, named=True, origin="--profile")
     identity = Identity(SITE, "run", 2, str(folder / "receipts"))
     base = build_plan(request, profile, facts, exported, identity)
@@ -56,7 +57,7 @@ def run(
     for place, name in enumerate(names):
         assert mitigation_overlay.refusal(ALL, name, names[:place], here) == ""
     changes = mitigation_overlay.changes(ALL, names, here)
-    plan = build_plan(request, profile, facts, exported, identity, names, changes)
+    plan = build_plan(request, profile, facts, exported, identity, changes)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED) and k not in GROUP}
     kept |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
     done = subprocess.run(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
 from saferun.errors import UsageError
 from saferun.export import shell_script
 from saferun.inject import contract
-from saferun.model import Facts, Gpu, GpuFacts, Identity, Request, Setting
+from saferun.model import Facts, Gpu, GpuFacts, HookSettings, Identity, Request, Setting, as_tree
 from saferun.plan import torchrun_args
 from saferun.plan import view as page
-from saferun.plan.build import OF_ATTEMPT, SHARE_STORE, any_hook, bare_plan, build_plan, conditions
+from saferun.plan.build import build_plan, conditions, disabled_plan
+from saferun.plan.own_variables import OF_ATTEMPT, SHARE_STORE, any_hook
 from saferun.profile.merge import Conditions, resolve
 from saferun.profile.schema import KEYS, Doc, Leaf
 
@@ -21,16 +23,17 @@ TWO = GpuFacts((Gpu(0, "GPU-a", "NVIDIA H100"), Gpu(1, "GPU-b", "NVIDIA H100")),
 GPU_DOC = {"torchrun.nproc-per-node": Leaf("gpu", "one each", "docs")}
 
 
-def request(*words: str) -> Request:
-    return Request(line=torchrun_args.parse(words).line)
+def request(*words: str, environ: Mapping[str, str] | None = None) -> Request:
+    line = torchrun_args.parse(words).line
+    return Request(line=line, options=torchrun_args.launch_options(line, environ or {}))
 
 
 def planned(*words, leaves=None, named=True, environ=None, gpus=TWO, **identity):
     environ = environ or {}
     doc = Doc("p.yaml", "p", "", (), ("H100",), GPU_DOC if leaves is None else leaves)
     facts = Facts(gpu=gpus, torch="2.13.0", launcher=("/v/bin/torchrun",), python="/v/bin/python")
-    asked = request(*words)
-    at = conditions(asked, facts, environ, starts_all=named)
+    asked = request(*words, environ=environ)
+    at = conditions(asked, facts, starts_all=named)
     profile = resolve([doc], (), at, named=named, origin="--profile" if named else "detected")
     return build_plan(asked, profile, facts, environ, Identity(SITE, **identity))
 
@@ -110,7 +113,7 @@ def test_the_hooks_travel_in_two_variables_in_front_of_the_users_path():
     assert plan.env["PYTHONPATH"].value == f"{SITE}:src::/x"
     told = contract.decode(plan.env[contract.VARIABLE].value)
     assert (told["run"], told["attempt"], told["receipts"]) == ("r1", 1, "/r")
-    assert told["hooks"] == plan.hooks
+    assert told["hooks"] == as_tree(plan.settings.hooks)
 
 
 def test_our_path_stands_once_however_deep_saferun_is_nested():
@@ -145,10 +148,10 @@ def switches() -> list[tuple[str, object]]:
     return busy
 
 
-def sections_of(leaves) -> dict:
+def hooks_of(leaves: dict[str, Leaf]) -> HookSettings:
     doc = Doc("p.yaml", "p", "", (), (), leaves)
     at = Conditions("2.13", 2, True)
-    return resolve([doc], (), at, named=True, origin="x").sections["hooks"]
+    return resolve([doc], (), at, named=True, origin="x").settings.hooks
 
 
 @pytest.mark.parametrize(("key", "value"), switches(), ids=str)
@@ -156,8 +159,8 @@ def test_any_single_hook_brings_the_injection(key, value):
     leaves = {**ALL_OFF, key: Leaf(value)}
     if key == "hooks.cudagraph_markers":
         leaves["hooks.compile.cudagraphs"] = Leaf(value)
-    assert any_hook(sections_of(leaves))
-    assert not any_hook(sections_of(ALL_OFF))
+    assert any_hook(hooks_of(leaves))
+    assert not any_hook(hooks_of(ALL_OFF))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +177,7 @@ def test_any_single_hook_brings_the_injection(key, value):
     ],
 )
 def test_distributed_means_more_than_one_rank(words, environ, gpus, starts_all, distributed):
-    at = conditions(request(*words), Facts(gpu=gpus), environ, starts_all=starts_all)
+    at = conditions(request(*words, environ=environ), Facts(gpu=gpus), starts_all=starts_all)
     assert at.distributed is distributed
 
 
@@ -219,7 +222,10 @@ def test_a_long_command_stays_one_command_for_a_shell():
 
 def test_disabled_means_torchrun_as_the_user_wrote_it():
     parsed = torchrun_args.parse(["--profile", "h100", "--nnodes=1", "t.py", "--profile", "x"])
-    plan = bare_plan(Request(line=parsed.line), Facts(launcher=("/v/bin/torchrun",)))
+    options = torchrun_args.launch_options(parsed.line, {})
+    asked = Request(line=parsed.line, options=options)
+    plan = disabled_plan(asked, Facts(launcher=("/v/bin/torchrun",)))
+    assert not plan.supervised
     assert plan.command == ("/v/bin/torchrun", "--nnodes=1", "t.py", "--profile", "x")
     assert plan.env == {}
 

@@ -20,7 +20,7 @@ from saferun.errors import SaferunError
 from saferun.inject import contract
 from saferun.knowledge import loader
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME
-from saferun.model import Facts, Identity, LaunchPlan, Request
+from saferun.model import Facts, Identity, LaunchPlan, ProcessLimits, Request
 from saferun.plan import mitigation_catalog, mitigation_overlay, torchrun_args
 from saferun.plan.build import build_plan, conditions
 from saferun.profile.merge import Given, resolve
@@ -63,16 +63,17 @@ def planned(
     environ = environ or {}
     program = str(Path(sys.executable).with_name("torchrun"))
     facts = Facts(torch=torch, launcher=(program,), python=sys.executable)
-    request = Request(line=torchrun_args.parse(words).line)
+    line = torchrun_args.parse(words).line
+    request = Request(line=line, options=torchrun_args.launch_options(line, environ))
     doc = Doc("p.yaml", "p", "", (), (), leaves or {})
-    at = conditions(request, facts, environ, starts_all=False)
+    at = conditions(request, facts, starts_all=False)
     profile = resolve([doc], sets, at, named=True, origin="--profile")
     identity = Identity(SITE, "run", 2, receipts)
     base = build_plan(request, profile, facts, environ, identity)
     answers = ANSWERS if answers is None else answers
     here = mitigation_overlay.situation(base, environ, torch, answers=answers)
     changed = mitigation_overlay.changes(ALL, names, here)
-    return build_plan(request, profile, facts, environ, identity, names, changed)
+    return build_plan(request, profile, facts, environ, identity, changed)
 
 
 def here(
@@ -197,7 +198,7 @@ WORDS = {
 }
 LIMITS = {
     "more-open-files": {"nofile": 65536},
-    "new-session": {"session": "new", "ignore": ["SIGHUP"]},
+    "new-session": {"session": "new", "ignore": ("SIGHUP",)},
 }
 
 
@@ -210,10 +211,11 @@ def test_each_mitigation_changes_in_the_plan_what_it_says_and_nothing_else(name)
     for made in changed.values():
         assert (made.origin, made.source) == (f"mitigation {name}", ALL[name].source)
         assert made.why == ALL[name].why
-    assert after.hooks["compile"] == {**before.hooks["compile"], **HOOKS.get(name, {})}
+    was = before.settings.hooks.compile
+    assert after.settings.hooks.compile == was._replace(**HOOKS.get(name, {}))
     assert after.torchrun_args == (*WORDS.get(name, ()), *before.torchrun_args)
     assert after.command[1:] == after.torchrun_args
-    assert after.limits == LIMITS.get(name, {})
+    assert after.limits == ProcessLimits(**LIMITS.get(name, {}))
     assert after.mitigations == (name,)
     assert contract.decode(after.env[contract.VARIABLE].value)["mitigations"] == [name]
 
@@ -223,7 +225,7 @@ def test_a_hooks_setting_is_in_force_beneath_any_profile_and_says_where_it_comes
     ((key, value),) = HOOKS[name].items()
     other = next(choice for choice in KEYS[f"hooks.compile.{key}"].choices if choice != value)
     plan = planned(name, leaves={f"hooks.compile.{key}": Leaf(other)})
-    assert plan.hooks["compile"][key] == value
+    assert getattr(plan.settings.hooks.compile, key) == value
     told = contract.decode(plan.env[contract.VARIABLE].value)["hooks"]
     assert told["compile"][key] == value
     assert plan.notes[f"hooks.compile.{key}"].origin == f"mitigation {name}"
@@ -304,9 +306,9 @@ def test_whatever_is_exported_a_mitigations_value_is_in_force_and_other_items_st
 
 def test_several_mitigations_work_together_in_order():
     plan = planned("autotune-off", "cudagraphs-off", "nccl-p2p-off", "new-session")
-    assert plan.hooks["compile"]["autotune"] == plan.hooks["compile"]["cudagraphs"] == "off"
+    assert plan.settings.hooks.compile.autotune == plan.settings.hooks.compile.cudagraphs == "off"
     assert plan.env["NCCL_P2P_DISABLE"].value == "1"
-    assert plan.limits["session"] == "new"
+    assert plan.limits.session == "new"
 
 
 # --- torchrun's words ----------------------------------------------------------------------------
@@ -615,7 +617,7 @@ def test_open_files_are_answered_only_where_the_limit_can_be_raised(monkeypatch)
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
         assert probes.open_files() == answer
     plan = planned("more-open-files", answers={"open-files": "4096"})
-    assert plan.limits == {"nofile": 4096}
+    assert plan.limits == ProcessLimits(nofile=4096)
 
 
 def test_the_interface_is_a_real_one_and_not_the_loopback_where_there_are_several_nodes():

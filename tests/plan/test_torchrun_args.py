@@ -20,10 +20,9 @@ from saferun.plan.torchrun_args import (
     LAUNCH_ONLY,
     OWN,
     launch_only,
-    max_nodes,
-    max_restarts,
+    launch_options,
     parse,
-    setting,
+    value_of,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -470,7 +469,7 @@ SETTINGS = {
     ("words", "environ", "dest", "value"), list(SETTINGS.values()), ids=list(SETTINGS)
 )
 def test_a_setting_is_the_lines_else_the_environments(words, environ, dest, value):
-    assert setting(line_of(*words), environ, dest) == value
+    assert value_of(line_of(*words), environ, dest) == value
 
 
 @pytest.mark.parametrize(
@@ -487,7 +486,7 @@ def test_a_setting_is_the_lines_else_the_environments(words, environ, dest, valu
     ],
 )
 def test_max_nodes_is_the_upper_end(words, environ, nodes):
-    assert max_nodes(line_of(*words), environ) == nodes
+    assert launch_options(line_of(*words), environ).nodes == nodes
 
 
 @pytest.mark.parametrize(
@@ -501,7 +500,7 @@ def test_max_nodes_is_the_upper_end(words, environ, nodes):
     ],
 )
 def test_max_restarts_counts_torchruns_own(words, environ, restarts):
-    assert max_restarts(line_of(*words), environ) == restarts
+    assert launch_options(line_of(*words), environ).restarts == restarts
 
 
 # --- generated command lines
@@ -606,7 +605,7 @@ def test_a_generated_line_means_to_torchrun_what_it_meant(lines, environment, re
     assert real(parsed.line.args) == meant
     assert same_reading(parsed.line, meant)
     for dest, text in parsed.line.given.items():
-        assert setting(parsed.line, PET_ENVIRONMENTS[environment], dest) == text
+        assert value_of(parsed.line, PET_ENVIRONMENTS[environment], dest) == text
 
 
 fuzz_words = st.lists(

@@ -26,10 +26,8 @@ def bash(text: str) -> list[str]:
 
 def made(sheet: Sheet, args=(), command=("saferun", "gen-shell"), kit="a2l0") -> str:
     template = (ROOT / "shell" / "run.sh").read_text()
-    version, whole = "9.8.7", bool(args)
-    return shell_script.twin(
-        sheet, args, command, version=version, template=template, kit=kit, whole=whole
-    )
+    maker = shell_script.Maker("9.8.7", command, template)
+    return shell_script.render(sheet, args, maker, kit, whole=bool(args))
 
 
 def settings_in_bash(text: str) -> list[str]:

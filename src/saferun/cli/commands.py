@@ -16,6 +16,7 @@ from saferun import __version__
 from saferun.errors import UnavailableError, UsageError
 from saferun.model import Request
 from saferun.plan import inputs
+from saferun.plan.request import read, read_command
 from saferun.profile import files as profiles
 
 
@@ -84,7 +85,7 @@ def plan(words: tuple[str, ...]) -> int:
         click.echo("Usage: saferun plan [--json] [WORDS OF A LAUNCH]...\n")
         click.echo("Show what would run; nothing is started and nothing need exist.")
         return 0
-    as_json, request = inputs.read_command(words, os.environ)
+    as_json, request = read_command(words, os.environ)
     return show_plan(request, os.environ, inputs.working_directory(), as_json=as_json)
 
 
@@ -97,7 +98,7 @@ def env(profile: str | None, sets: tuple[str, ...]) -> int:
 
     words = [*(["--profile", profile] if profile else []), *(w for s in sets for w in ("--set", s))]
     try:
-        request = inputs.read([*words, "SCRIPT"], os.environ)
+        request = read([*words, "SCRIPT"], os.environ)
         plan = inputs.show(request, os.environ, inputs.working_directory())
     except Exception:
         click.echo("false")  # so that the eval fails too

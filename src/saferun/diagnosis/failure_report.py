@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 from saferun.diagnosis import log_reader
 from saferun.diagnosis.classify import Diagnosis
-from saferun.diagnosis.retry_policy import Try, Verdict
+from saferun.diagnosis.retry_policy import Decision, Try
 
 LINE_CHARS = 200  # of what the job printed; the journal has it whole
 
 
-def between(last: Try, diagnosis: Diagnosis, verdict: Verdict, change: str = "") -> str:
+def between(last: Try, diagnosis: Diagnosis, decision: Decision, change: str = "") -> str:
     """Return the one line that tells why another attempt starts.
 
     Args:
         last: the attempt that failed.
         diagnosis: of it.
-        verdict: to start another one.
+        decision: to start another one.
         change: what that one has that the last one had not, from `mitigations.describe`.
     """
-    wait = f" in {seconds(verdict.delay_s)}" if verdict.delay_s >= 1 else ""
-    why = f"with {change}" if change else verdict.reason
+    wait = f" in {seconds(decision.delay_s)}" if decision.delay_s >= 1 else ""
+    why = f"with {change}" if change else decision.reason
     return (
         f"attempt {last.number} failed after {seconds(last.lived_s)}: {what(diagnosis)}; "
         f"{why}: attempt {last.number + 1} starts{wait}"
@@ -40,7 +40,7 @@ def success(history: Sequence[Try]) -> list[str]:
 def failure(
     history: Sequence[Try],
     diagnoses: Sequence[Diagnosis],
-    verdict: Verdict,
+    decision: Decision,
     *,
     host: str,
     journal: str | None,
@@ -50,7 +50,7 @@ def failure(
     Args:
         history: all attempts.
         diagnoses: of those that failed.
-        verdict: why there is no further attempt.
+        decision: why there is no further attempt.
         host: this machine.
         journal: the run's directory; None where there is none.
     """
@@ -62,7 +62,7 @@ def failure(
         lines.append(f"  {_cut(diagnosis.root_line)}")
     lines += [text for text in (diagnosis.explanation, diagnosis.advice) if text]
     lines += _tried(history)
-    lines.append(f"not tried again: {verdict.reason}")
+    lines.append(f"not tried again: {decision.reason}")
     if journal:
         lines.append(f"journal: {journal}")
     return lines

@@ -1,6 +1,6 @@
-"""Pure: the attempts so far and the policy make one verdict: again, with what change, or stop.
+"""Pure: the attempts so far and the policies make one decision: again, with what change, or stop.
 
-    decide(history, policy, mitigations) -> Verdict
+    decide(history, Policies(retry, mitigate), usable=…, jitter=…) -> Decision
 
 reads no clock and no random numbers: both arrive as values. A failure that nothing was changed
 against and that came twice at the same age is taken for deterministic; what waiting cures (a port
@@ -10,8 +10,10 @@ failure at the same age is what to expect, and the attempts bound it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from saferun.model import MitigationPolicy, RetryPolicy
 
 SAME_AGE_SHARE = 0.1  # two attempts that lived as long as this share of the longer one, or
 SAME_AGE_S = 5.0  # this many seconds, apart from each other failed at the same age
@@ -38,20 +40,14 @@ class Try(NamedTuple):
     unkillable: bool = False  # the kernel could not end one of its processes
 
 
-class Policy(NamedTuple):
-    """What the profile allows: its `retry` and `mitigate` sections."""
+class Policies(NamedTuple):
+    """What the profile allows."""
 
-    attempts: int  # in a row without progress
-    attempts_total: int
-    backoff_s: tuple[float, float]  # first and longest wait
-    deadline_s: float | None
-    unknown_after_s: float | None
-    debug_last: bool
-    mitigate: bool
-    never: frozenset[str]
+    retry: RetryPolicy
+    mitigate: MitigationPolicy
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """What happens now."""
 
     action: str  # "again", "stop", "done"
@@ -60,43 +56,28 @@ class Verdict(NamedTuple):
     add: str = ""  # the mitigation that the next attempt gets on top of those in force
 
 
-def policy(retry: Mapping[str, Any], mitigate: Mapping[str, Any]) -> Policy:
-    """Return the policy of a plan's `retry` and `mitigate` sections."""
-    first, longest = retry["backoff_s"]
-    return Policy(
-        attempts=retry["attempts"],
-        attempts_total=retry["attempts_total"],
-        backoff_s=(float(first), float(longest)),
-        deadline_s=retry["deadline_s"],
-        unknown_after_s=retry["unknown_after_s"],
-        debug_last=retry["debug_last"],
-        mitigate=mitigate["enabled"],
-        never=frozenset(mitigate["never"]),
-    )
-
-
 def decide(
     history: Sequence[Try],
-    policy: Policy,
+    policy: Policies,
     *,
     usable: Callable[[str, tuple[str, ...]], bool] = lambda name, beside: True,
     jitter: float = 0.0,
-) -> Verdict:
+) -> Decision:
     """Return what happens after the last attempt of `history`.
 
     Args:
         history: all attempts of this run, oldest first; at least one.
-        policy: see `policy`.
+        policy: what the profile allows.
         usable: tells whether a mitigation can be used beside the ones in force.
         jitter: 0 to 1; up to half of a wait is taken off, so that nodes do not come back at once.
     """
     last = history[-1]
     if last.exit_code == 0:
-        return Verdict(DONE, "")
+        return Decision(DONE, "")
     if last.asked:
-        return Verdict(STOP, "it was asked to end")
+        return Decision(STOP, "it was asked to end")
     if last.unkillable:
-        return Verdict(STOP, "a process of it could not be killed")
+        return Decision(STOP, "a process of it could not be killed")
     wish = _wish(history, policy, usable)
     if wish.action == STOP:
         return _debug(history, policy, wish)
@@ -105,54 +86,54 @@ def decide(
 
 
 def _wish(
-    history: Sequence[Try], policy: Policy, usable: Callable[[str, tuple[str, ...]], bool]
-) -> Verdict:
+    history: Sequence[Try], policy: Policies, usable: Callable[[str, tuple[str, ...]], bool]
+) -> Decision:
     """What the kind of failure asks for, before any bound."""
     last = history[-1]
     if last.verdict == "mitigate":
         return _mitigation(last, policy, usable)
     if last.verdict == "retry":
         if not last.waits and _seen_before(history):
-            return Verdict(STOP, "the same failure at the same age: it would come again")
-        return Verdict(AGAIN, "it can pass")
+            return Decision(STOP, "the same failure at the same age: it would come again")
+        return Decision(AGAIN, "it can pass")
     if last.verdict == "unknown":
         return _unknown(history, policy)
-    return Verdict(STOP, "the same command would fail again")
+    return Decision(STOP, "the same command would fail again")
 
 
 def _mitigation(
-    last: Try, policy: Policy, usable: Callable[[str, tuple[str, ...]], bool]
-) -> Verdict:
+    last: Try, policy: Policies, usable: Callable[[str, tuple[str, ...]], bool]
+) -> Decision:
     """The cheapest mitigation not yet in force; without one, a plain retry where that helps."""
-    if not policy.mitigate:
-        return Verdict(STOP, "mitigations are switched off (mitigate.enabled)")
+    if not policy.mitigate.enabled:
+        return Decision(STOP, "mitigations are switched off (mitigate.enabled)")
     left = [
         name
         for name in last.offered
         if name not in last.mitigations
-        and name not in policy.never
+        and name not in policy.mitigate.never
         and usable(name, last.mitigations)
     ]
     if left:
-        return Verdict(AGAIN, f"with {left[0]}", add=left[0])
+        return Decision(AGAIN, f"with {left[0]}", add=left[0])
     if last.waits:
-        return Verdict(AGAIN, "it can pass")
+        return Decision(AGAIN, "it can pass")
     tried = [name for name in last.offered if name in last.mitigations]
-    return Verdict(
+    return Decision(
         STOP, "its mitigations did not help" if tried else "no mitigation of it can be used here"
     )
 
 
-def _unknown(history: Sequence[Try], policy: Policy) -> Verdict:
+def _unknown(history: Sequence[Try], policy: Policies) -> Decision:
     """Once, after a long life, and only if it never came before."""
-    last = history[-1]
-    if policy.unknown_after_s is None:
-        return Verdict(STOP, "nothing is known about it (retry.unknown_after_s is not set)")
-    if last.lived_s < policy.unknown_after_s:
-        return Verdict(STOP, f"it is not known, and came within {policy.unknown_after_s:g} s")
+    last, least_s = history[-1], policy.retry.unknown_after_s
+    if least_s is None:
+        return Decision(STOP, "nothing is known about it (retry.unknown_after_s is not set)")
+    if last.lived_s < least_s:
+        return Decision(STOP, f"it is not known, and came within {least_s:g} s")
     if any(earlier.fingerprint == last.fingerprint for earlier in history[:-1]):
-        return Verdict(STOP, "it is not known, and came before")
-    return Verdict(AGAIN, "it is not known, but came late")
+        return Decision(STOP, "it is not known, and came before")
+    return Decision(AGAIN, "it is not known, but came late")
 
 
 def _seen_before(history: Sequence[Try]) -> bool:
@@ -177,27 +158,30 @@ def same_age(one_s: float, other_s: float) -> bool:
     return apart <= max(SAME_AGE_S, SAME_AGE_SHARE * max(one_s, other_s))
 
 
-def _debug(history: Sequence[Try], policy: Policy, verdict: Verdict) -> Verdict:
+def _debug(history: Sequence[Try], policy: Policies, decision: Decision) -> Decision:
     """One more attempt that tells the reason, where it is wanted and could tell something new."""
     last = history[-1]
-    wanted = policy.debug_last and (last.verdict == "unknown" or DEBUG in last.offered)
-    if not wanted or DEBUG in policy.never or any(DEBUG in t.mitigations for t in history):
-        return verdict
-    again = Verdict(AGAIN, "once more, to learn the reason (retry.debug_last)", add=DEBUG)
+    wanted = policy.retry.debug_last and (last.verdict == "unknown" or DEBUG in last.offered)
+    if not wanted or DEBUG in policy.mitigate.never or any(DEBUG in t.mitigations for t in history):
+        return decision
+    again = Decision(AGAIN, "once more, to learn the reason (retry.debug_last)", add=DEBUG)
     return _bounded(history, policy, again)
 
 
-def _bounded(history: Sequence[Try], policy: Policy, verdict: Verdict) -> Verdict:
+def _bounded(history: Sequence[Try], policy: Policies, decision: Decision) -> Decision:
     """Stop where the attempts or the time are used up."""
     last = history[-1]
-    if len(history) >= policy.attempts_total:
-        return Verdict(STOP, f"{len(history)} attempts are all there are (retry.attempts_total)")
-    if (used := used_up(history)) >= policy.attempts:
+    if len(history) >= policy.retry.attempts_total:
+        return Decision(STOP, f"{len(history)} attempts are all there are (retry.attempts_total)")
+    if (used := used_up(history)) >= policy.retry.attempts:
         many = "attempt without progress is" if used == 1 else "attempts without progress are"
-        return Verdict(STOP, f"{used} {many} all there are (retry.attempts)")
-    if policy.deadline_s is not None and last.ended_s + verdict.delay_s > policy.deadline_s:
-        return Verdict(STOP, f"the time is over (retry.deadline_s: {policy.deadline_s:g})")
-    return verdict
+        return Decision(STOP, f"{used} {many} all there are (retry.attempts)")
+    if (
+        policy.retry.deadline_s is not None
+        and last.ended_s + decision.delay_s > policy.retry.deadline_s
+    ):
+        return Decision(STOP, f"the time is over (retry.deadline_s: {policy.retry.deadline_s:g})")
+    return decision
 
 
 def used_up(history: Sequence[Try]) -> int:
@@ -213,12 +197,12 @@ def used_up(history: Sequence[Try]) -> int:
     return len(history) - since
 
 
-def _delay(history: Sequence[Try], policy: Policy, jitter: float) -> float:
+def _delay(history: Sequence[Try], policy: Policies, jitter: float) -> float:
     """Seconds to wait: doubled with each retry; the first only where waiting is the mitigation."""
     last = history[-1]
     retries = used_up(history) - (0 if last.waits else 1)
     if retries <= 0:
         return 0.0
-    first, longest = policy.backoff_s
+    first, longest = policy.retry.backoff_s
     whole = min(longest, first * 2.0 ** min(retries - 1, 30))
     return float(whole * (1.0 - min(max(jitter, 0.0), 1.0) / 2.0))

@@ -133,11 +133,12 @@ def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
     from saferun.gpu import preflight_gate
     from saferun.journal import reader as runs
     from saferun.plan import inputs
+    from saferun.plan.request import read
 
-    plan = inputs.show(inputs.read(["SCRIPT"], environ), environ, cwd)
+    plan = inputs.show(read(["SCRIPT"], environ), environ, cwd)
     if not plan.gpus.gpus:
         return (Finding(NOTE, "recovery", "no GPU that a job would see", "", ""),)
-    reset = plan.policy["recover"]["gpu_reset"]
+    reset = plan.settings.recover.gpu_reset
     place = runs.directory(None, environ, cwd)
     return preflight_gate.recover_cuda_context(environ, plan.gpus, reset=reset, runs=place)
 

@@ -30,8 +30,10 @@ from saferun.keeper import process_tree
 from saferun.model import GpuFacts, LaunchPlan, Request
 from saferun.plan import inputs
 from saferun.plan.inputs import Gathered
+from saferun.plan.request import read_torchrun
 from saferun.profile import files as profiles
-from saferun.profile.merge import Given
+from saferun.profile.merge import Given, is_for_gpus
+from saferun.profile.values import read_value
 from saferun.supervise.gpu_gate import Event, GpuCare
 from saferun.supervise.loop import ASKING, Pace
 from saferun.supervise.start import carry_out
@@ -148,7 +150,7 @@ def _run(kit: str, name: str, words: Sequence[str], pace: Pace) -> int:
     with open(os.path.join(kit, "settings"), "rb") as file:
         told = file.read().split(b"\0")
     sheet = settings_codec.read([os.fsdecode(word) for word in told], name)
-    request = inputs.read_torchrun(words, environ)
+    request = read_torchrun(words, environ)
     gathered = gathered_for(sheet, request, environ, name)
     if request.dry_run:
         from saferun.plan.view import as_text
@@ -170,15 +172,16 @@ def gathered_for(sheet: Sheet, request: Request, environ: Mapping[str, str], nam
     Raises:
         SaferunError: the user's mistake, or a torchrun that is not there.
     """
-    sets = [Given(k, settings_codec.read_value(k, text, by), by) for k, text, by in request.sets]
+    sets = [Given(k, read_value(k, text, by), by) for k, text, by in request.sets]
     sets = [*sheet.sets, *sets, *inputs.retries(request)]
     origin = name if sheet.named else settings_codec.DETECTED
-    asks = not sheet.named or any(doc.match or doc.name == "cuda" for doc in sheet.chain)
+    asks = not sheet.named or is_for_gpus(sheet.chain)
     gpus = gpu.detect(environ) if asks else GpuFacts()
     remarks = tuple(_remarks(sheet, request, gpus))
     chosen = profiles.Chosen(sheet.chain, sheet.named, origin, remarks)
     cwd = inputs.working_directory()
-    return inputs.assemble(request, chosen, sets, gpus, environ, cwd, starting=not request.dry_run)
+    selection = inputs.Selection(chosen, sets, gpus)
+    return inputs.assemble(request, selection, environ, cwd, starting=not request.dry_run)
 
 
 def _remarks(sheet: Sheet, request: Request, gpus: GpuFacts) -> list[str]:

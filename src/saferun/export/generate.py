@@ -15,6 +15,8 @@ from saferun.export import bundle, sbatch, settings_codec, shell_script
 from saferun.export.settings_codec import Sheet
 from saferun.model import Request
 from saferun.plan import inputs, torchrun_args
+from saferun.plan.request import read as read_request
+from saferun.plan.request import read_torchrun
 from saferun.profile.files import Chosen
 from saferun.profile.merge import Given
 from saferun.system.secret_names import is_secret
@@ -70,7 +72,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     ours = [f"{name}={text}" for name, text in parsed.own if name not in OWN and text]
     line = words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
     line = line[1:] if line[:1] and line[0] in START else line
-    request = inputs.read([*ours, "SCRIPT"], environ)
+    request = read_request([*ours, "SCRIPT"], environ)
     args = _checked(line, environ)
     bare = not ours and not line and slurm is None
     return Asked(request, args, given.get("-o"), given.get("--check"), bare, slurm)
@@ -93,10 +95,10 @@ def _checked(line: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]
     """
     if not line:
         return ()
-    read = inputs.read_torchrun(line, environ).line
+    read = read_torchrun(line, environ).line
     if read.refusal is None:
         return read.args
-    if inputs.read_torchrun([*line, "SCRIPT"], environ).line.refusal is None:
+    if read_torchrun([*line, "SCRIPT"], environ).line.refusal is None:
         return tuple(line)
     raise UsageError(f"torchrun would refuse this: {read.refusal}")
 
@@ -110,22 +112,16 @@ def make(asked: Asked, environ: Mapping[str, str], cwd: str) -> Made:
     Raises:
         SaferunError: the user's mistake, said.
     """
-    chosen, sets, gpus = inputs.choose(asked.request, environ, cwd)
+    selection = inputs.choose(asked.request, environ, cwd)
     words = asked.args or ("SCRIPT",)
-    request = inputs.read_torchrun(words, environ)._replace(sets=asked.request.sets)
+    request = read_torchrun(words, environ)._replace(sets=asked.request.sets)
     if request.line.refusal is None:  # else its script comes when it is run
-        inputs.assemble(request, chosen, sets, gpus, environ, cwd, starting=False).plan()
-    sheet = _sheet(chosen, sets)
-    text = shell_script.twin(
-        sheet,
-        asked.args,
-        asked.command,
-        version=__version__,
-        template=bundle.template(),
-        kit=bundle.pack(environ),
-        whole=bool(asked.args) and request.line.refusal is None,
-    )
-    said = (*chosen.remarks, *_secrets(sheet))
+        inputs.assemble(request, selection, environ, cwd, starting=False).plan()
+    sheet = _sheet(selection.chosen, selection.sets)
+    made_by = shell_script.Maker(__version__, asked.command, bundle.template())
+    whole = bool(asked.args) and request.line.refusal is None
+    text = shell_script.render(sheet, asked.args, made_by, bundle.pack(environ), whole=whole)
+    said = (*selection.chosen.remarks, *_secrets(sheet))
     if asked.slurm is None:
         return Made(text, said)
     if not sheet.named:

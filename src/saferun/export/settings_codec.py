@@ -5,35 +5,24 @@ runs it hands them over as four words each:
 
     where it comes from, under which conditions, the key, the value as text
 
-`write_value` and `read_value` are each other's inverse for what a profile can hold. Reading needs
-no YAML parser, since the machine of the twin may have none.
+The values are profile/values.py's: reading them needs no YAML parser, since the machine that the
+script runs on may have none.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from saferun.errors import ProfileError
 from saferun.profile.merge import Given
-from saferun.profile.schema import (
-    KEYS,
-    OPEN,
-    TORCHRUN_FLAGS,
-    WHEN_WORDS,
-    Doc,
-    Leaf,
-    is_range,
-    nearest,
-)
-from saferun.profile.values import coerce, expected
+from saferun.profile.schema import WHEN_WORDS, Doc, Leaf, is_range
+from saferun.profile.values import read_value
 
 PROFILE, CHOSEN, MADE_FOR = "profile", "chosen", "made-for"  # keys of what is no setting
 DETECTED = "detected"
 SET = "--set"  # where a setting comes from that beats what the user exported
-_ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
 _CONDITION = r"(torch|gpus|distributed)\s*(.+)\Z"
 
 
@@ -50,98 +39,6 @@ class Sheet(NamedTuple):
     def named(self) -> bool:
         """Whether somebody named the profile; a detected one never changes torchrun's arguments."""
         return self.chosen != DETECTED
-
-
-class ScalarNode(NamedTuple):
-    """What profile/values.py knows a value by; the class's name counts there."""
-
-    tag: str
-    value: str
-    style: str | None = None
-
-
-class SequenceNode(NamedTuple):
-    """A list of them."""
-
-    value: tuple[ScalarNode, ...]
-
-
-# --- one value -----------------------------------------------------------------------------------
-
-
-def write_value(key: str, value: Any) -> str:
-    """Return a value of a profile key as text."""
-    if key.partition(".")[0] in OPEN or isinstance(value, str):
-        return str(value)
-    return json.dumps(list(value) if isinstance(value, tuple) else value)
-
-
-def read_value(key: str, text: str, origin: str) -> Leaf:
-    """Return what a text says for a profile key.
-
-    Args:
-        key: dotted, or `env.NAME`, or `torchrun.OPTION`.
-        text: the value; numbers, booleans and lists as YAML writes them on one line.
-        origin: where it stands, for messages.
-
-    Raises:
-        ProfileError: an unknown key, or a value that does not fit it.
-    """
-    section, _, name = key.partition(".")
-    if section in OPEN and name:
-        _check_open(section, name, text, origin)
-        return Leaf(text)
-    if key not in KEYS:
-        raise ProfileError(f"unknown key `{key}`", where=origin, fix=nearest(key, KEYS))
-    fits, value = coerce(KEYS[key], _node(text, listed=KEYS[key].kind in ("texts", "range")))
-    if not fits:
-        fix = expected(KEYS[key])
-        raise ProfileError(f"`{text}` does not fit here", where=f"{origin}, `{key}`", fix=fix)
-    return Leaf(value)
-
-
-def _check_open(section: str, name: str, text: str, origin: str) -> None:
-    if section == "torchrun":
-        if name not in TORCHRUN_FLAGS:
-            fix = nearest(name, TORCHRUN_FLAGS)
-            raise ProfileError(f"unknown torchrun option `{name}`", where=origin, fix=fix)
-        if TORCHRUN_FLAGS[name] and text not in ("true", "false"):
-            fix = "true or false"
-            raise ProfileError(f"`{text}` does not fit `{name}`", where=origin, fix=fix)
-    elif not re.match(_ENV_NAME, name):
-        fix = "letters, digits and _"
-        raise ProfileError(f"`{name}` cannot be a variable's name", where=origin, fix=fix)
-    elif name.startswith("SAFERUN_"):
-        fix = "use the profile key it stands for"
-        raise ProfileError(f"`{name}` is saferun's own", where=origin, fix=fix)
-
-
-def _node(text: str, *, listed: bool) -> Any:
-    text = text.strip()
-    if not (listed and text[:1] == "[" and text[-1:] == "]"):
-        return _scalar(text)
-    try:
-        items = [item if isinstance(item, str) else json.dumps(item) for item in json.loads(text)]
-        texts = [isinstance(item, str) for item in json.loads(text)]
-    except ValueError:
-        items = [item.strip() for item in text[1:-1].split(",") if item.strip()]
-        texts = [False] * len(items)
-    pairs = zip(items, texts)  # noqa: B905 (equally long)
-    return SequenceNode(tuple(ScalarNode("str", i, '"') if t else _scalar(i) for i, t in pairs))
-
-
-_TAGS = (
-    ("int", r"[-+]?\d+\Z"),
-    ("float", r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?\Z"),
-    ("bool", r"(true|false|yes|no|on|off)\Z"),
-    ("null", r"(null|~|)\Z"),
-)
-
-
-def _scalar(text: str) -> ScalarNode:
-    low = text.lower()
-    tag = next((tag for tag, form in _TAGS if re.match(form, low)), "str")
-    return ScalarNode(f"tag:yaml.org,2002:{tag}", text)
 
 
 # --- the whole sheet -----------------------------------------------------------------------------
@@ -206,7 +103,7 @@ def _stem(path: str) -> str:
     return path.rpartition("/")[2].rpartition(".")[0]
 
 
-def _when(words: Iterable[str], script: str) -> Iterable[tuple[str, Any]]:
+def _when(words: Iterable[str], script: str) -> Iterable[tuple[str, str | bool]]:
     for word in words:
         match = re.match(_CONDITION, word)
         name, wanted = match.groups() if match else (word, "")

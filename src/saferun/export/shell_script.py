@@ -10,14 +10,16 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.export import settings_codec
 from saferun.export.settings_codec import Sheet
 from saferun.knowledge.variable_names import LISTS
 from saferun.model import LaunchPlan
-from saferun.plan.build import OF_ATTEMPT
+from saferun.plan.own_variables import OF_ATTEMPT
 from saferun.profile.merge import Given
 from saferun.profile.schema import Doc, Leaf
+from saferun.profile.values import write_value
 
 WIDTH = 100
 KIT_WIDTH = 96
@@ -105,34 +107,31 @@ def comment(text: str) -> str:
 # --- the twin ------------------------------------------------------------------------------------
 
 
-def twin(
-    sheet: Sheet,
-    args: Sequence[str],
-    command: Sequence[str],
-    *,
-    version: str,
-    template: str,
-    kit: str,
-    whole: bool,
-) -> str:
+class Maker(NamedTuple):
+    """What makes a script."""
+
+    version: str  # of saferun
+    command: Sequence[str]  # `saferun gen-shell …`, which makes this script
+    template: str  # the hand-written part, shell/run.sh
+
+
+def render(sheet: Sheet, args: Sequence[str], maker: Maker, kit: str, *, whole: bool) -> str:
     """Return the whole script.
 
     Args:
         sheet: the settings.
-        args: torchrun's words; empty where the script is to take them when it is run.
-        command: `saferun gen-shell …`, which makes this script.
-        version: saferun's.
-        template: the hand-written part, shell/run.sh.
+        args: torchrun's arguments; empty where the script is to take them when it is run.
+        maker: what makes it.
         kit: what travels along, in base64.
-        whole: whether `args` name the job's script; else that comes when the twin is run.
+        whole: whether `args` name the job's script; else that comes when this script is run.
     """
     parts = {
-        "header": _header(sheet, command, version, whole),
+        "header": _header(sheet, maker, whole),
         "settings": "".join(_settings(sheet)).lstrip("\n"),
         "job": _job_comment(sheet, whole),
         "kit": "".join(f"{_PACKED}{line}\n" for line in textwrap.wrap(kit, KIT_WIDTH)),
     }
-    head, job, tail = template.partition(_JOB)
+    head, job, tail = maker.template.partition(_JOB)
     assert job, "the template starts the job"
     words = "".join(f" {quote(word)}" for word in args)
     text = f'{head}run torchrun{words} "$@"\n{tail}'
@@ -158,7 +157,7 @@ def without_kit(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_PACKED))
 
 
-def _header(sheet: Sheet, command: Sequence[str], version: str, whole: bool) -> str:
+def _header(sheet: Sheet, maker: Maker, whole: bool) -> str:
     words = "[SCRIPT'S ARGUMENTS]..." if whole else "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."
     return (
         comment(
@@ -166,8 +165,8 @@ def _header(sheet: Sheet, command: Sequence[str], version: str, whole: bool) -> 
             "the GPU, what can pass is tried again, what a setting cures gets that setting, and "
             "the rest is explained."
         )
-        + f"#\n{INDENT}bash THIS-FILE {words}\n#\n# Made by saferun {version} with\n#\n"
-        + f"{INDENT}{' '.join(map(quote, command))}\n#\n"
+        + f"#\n{INDENT}bash THIS-FILE {words}\n#\n# Made by saferun {maker.version} with\n#\n"
+        + f"{INDENT}{' '.join(map(quote, maker.command))}\n#\n"
         + comment(
             "which makes the same file again; `saferun gen-shell --check THIS-FILE` tells whether "
             "it still would. Read it from here down to the job; change the settings as you like. "
@@ -221,7 +220,7 @@ def _source(text: str) -> str:
 
 def _line(key: str, leaf: Leaf, manner: str) -> str:
     section, _, name = key.partition(".")
-    value = quote(settings_codec.write_value(key, leaf.value))
+    value = quote(write_value(key, leaf.value))
     whens = "".join(f"when {quote(word)} " for word in settings_codec.conditions(leaf))
     if section == "env":
         return f"{whens}export_{manner} {name} {value}\n"

@@ -33,11 +33,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from saferun.errors import EXIT_BUSY, SaferunError
 from saferun.gpu.lock_dir import Place, UnusableError
 from saferun.gpu.lock_owner import Holder, Record, plain, read_all, unlink, who, write
+from saferun.model import LockPolicy
 from saferun.system import procfs
 
 VARIABLE = "SAFERUN_LOCKS"  # what ancestors hold: "<pid>:<start>:<device>,<device>;…"
@@ -69,7 +70,7 @@ class _World(NamedTuple):
 
 def acquire(
     uuids: Sequence[str],
-    policy: Mapping[str, Any],
+    policy: LockPolicy,
     *,
     environ: Mapping[str, str],
     owner: Holder,
@@ -97,7 +98,7 @@ def acquire(
             an error: one line, and the run goes on without locks.
     """
     ancestors = tuple(_ancestors(environ.get(VARIABLE, "")))
-    if policy["gpus"] == "off":
+    if policy.gpus == "off":
         return Held(ancestors, "locks.gpus: off")
     if "" in uuids:
         say("a GPU without a UUID is not locked; other runs will not see this one on it")
@@ -232,7 +233,7 @@ def in_use(names: Sequence[str], holders: Sequence[str]) -> str:
 def _enter(
     place: Place,
     wanted: tuple[Device, ...],
-    policy: Mapping[str, Any],
+    policy: LockPolicy,
     owner: Holder,
     world: _World,
 ) -> Held:
@@ -245,11 +246,11 @@ def _enter(
                 if sentence:
                     world.say(sentence)
                 return held
-            left = began + policy["wait_s"] - world.clock() if policy["gpus"] == "wait" else 0.0
+            left = began + policy.wait_s - world.clock() if policy.gpus == "wait" else 0.0
             if left <= 0:
                 raise _busy(sentence, policy)
             if not told:
-                bound = f"up to {policy['wait_s']:g} s (locks.gpus: wait)"
+                bound = f"up to {policy.wait_s:g} s (locks.gpus: wait)"
                 world.say(f"{sentence}; waiting for {bound}")
             told, pause = True, min(pause * 1.5, POLL_S[1])
             world.sleep(min(pause, left))
@@ -261,21 +262,21 @@ def _enter(
 def _look(
     place: Place,
     wanted: tuple[Device, ...],
-    policy: Mapping[str, Any],
+    policy: LockPolicy,
     owner: Holder,
     world: _World,
 ) -> tuple[Held | None, str]:
     """Take all, or nothing where another is there (but for `warn`); with what there is to say."""
     with _Gate(place, world):
-        claim = _Claim.make(place, wanted, policy["slots"])
+        claim = _Claim.make(place, wanted, policy.slots)
         if not claim.clashes:
-            return _sign(place, claim, policy["slots"], owner)
+            return _sign(place, claim, policy.slots, owner)
         beside = tuple(claim.holders(place))
         sentence = in_use(list(claim.clashes), beside)
-        if policy["gpus"] != "warn":
+        if policy.gpus != "warn":
             claim.close()
             return None, sentence
-        held, trouble = _sign(place, claim, policy["slots"], owner)
+        held, trouble = _sign(place, claim, policy.slots, owner)
         held.beside = beside
         sentence += "; starting beside it (locks.gpus: warn)"
         return held, "; ".join(text for text in (sentence, trouble) if text)
@@ -293,11 +294,11 @@ def _sign(place: Place, claim: _Claim, slots: int, owner: Holder) -> tuple[Held,
     return held, trouble
 
 
-def _busy(sentence: str, policy: Mapping[str, Any]) -> BusyError:
-    waited = f", {policy['wait_s']:g} s" if policy["gpus"] == "wait" else ""
+def _busy(sentence: str, policy: LockPolicy) -> BusyError:
+    waited = f", {policy.wait_s:g} s" if policy.gpus == "wait" else ""
     return BusyError(
         sentence,
-        where=f"locks.gpus: {policy['gpus']}{waited}",
+        where=f"locks.gpus: {policy.gpus}{waited}",
         fix="wait for it to end, choose other GPUs (CUDA_VISIBLE_DEVICES), "
         "or start beside it: --set locks.gpus=warn",
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from saferun.gpu import preflight
 from saferun.gpu.cuda_errors import RESET
-from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan
+from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan, LockPolicy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def recovered(
     """
     from saferun.gpu import recovery as recover
 
-    reset = plan.policy["recover"]["gpu_reset"]
+    reset = plan.settings.recover.gpu_reset
     wanted = [ask for ask in asks if ask != RESET or reset != "never"]
     if not wanted:
         return recover.Recovered((), acted=False)
@@ -91,10 +91,10 @@ class Clearance:
         say: Say,
         recovery: Callable[[Mapping[str, Sequence[str]]], Recovered],
     ) -> None:
-        policy = plan.policy["preflight"]
-        self.mode: str = policy["mode"]
+        policy = plan.settings.preflight
+        self.mode = policy.mode
         self.findings: tuple[Finding, ...] = ()  # of the last trial, and of recovery before it
-        self._timeout_s: float = policy["timeout_s"]
+        self._timeout_s = policy.timeout_s
         self._facts = plan.gpus
         self._environ = environ
         self._say = say
@@ -299,7 +299,7 @@ def recover_cuda_context(
     def say(line: str) -> None:
         told.append(Finding(PROBLEM, "locks", line, "", "nothing is reset without the lock"))
 
-    policy = {"gpus": "refuse", "wait_s": 0.0, "slots": 1}
+    policy = LockPolicy(gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None)
     owner = lock_owner.this_process("saferun doctor --recover", "")
     uuids = [gpu.uuid for gpu in facts.gpus if gpu.uuid]
     try:

@@ -371,7 +371,7 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what a later attempt's plan sets otherwise, as words for people."""
-    from saferun.plan.build import OF_ATTEMPT
+    from saferun.plan.own_variables import OF_ATTEMPT
 
     if not before or not after:
         return ()  # one of them was not written

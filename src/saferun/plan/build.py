@@ -1,18 +1,18 @@
 """Pure: everything that is known makes one LaunchPlan.
 
-    plan(request, profile, facts, environ, mitigations) -> LaunchPlan
+    build_plan(request, profile, facts, environ, identity, changes) -> LaunchPlan
 
 reads no clock, no file and no environment of its own; a retry is the same call again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from saferun.errors import UsageError
-from saferun.inject import contract
 from saferun.model import (
+    NO_CHANGES,
+    Changes,
     CommandLine,
     Facts,
     Identity,
@@ -21,20 +21,12 @@ from saferun.model import (
     Request,
     Setting,
 )
-from saferun.plan import env_merge, mitigation_overlay
-from saferun.plan.torchrun_args import max_nodes, max_restarts, setting
+from saferun.plan import env_merge, own_variables
+from saferun.plan.torchrun_args import launch_options, value_of
+from saferun.profile import settings
 from saferun.profile.merge import Conditions
-from saferun.profile.schema import KEYS, Key
+from saferun.profile.schema import KEYS
 
-# torchrun's restarts hang without it: the restarted workers meet stale keys in the agent's store.
-SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-# torchrun dies of SIGUSR1 and SIGUSR2 and orphans its workers, unless it is told to handle them;
-# a torchrun that has no such option yet does not read the variable.
-HANDLED = "PET_SIGNALS_TO_HANDLE"
-HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
-ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
-# What only makes sense for an attempt that saferun itself starts.
-OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED)
 # Keys that are read and checked, and that nothing acts on yet: a launch says so.
 NOT_YET = (
     "retry.rejoin_s",
@@ -49,22 +41,19 @@ NOT_YET = (
 )
 # Options that say where and as what this node meets the others.
 _MEETING = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
+_DESTS = {"m": "module", "t": "tee", "r": "redirects"}  # of torchrun's one-letter options
 
 
-def conditions(
-    request: Request, facts: Facts, environ: Mapping[str, str], *, starts_all: bool
-) -> Conditions:
+def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Conditions:
     """Return what `when:` clauses are decided by.
 
     Args:
-        request: the user's words.
+        request: what the user asked for.
         facts: the machine's.
-        environ: for `PET_*`.
         starts_all: the profile starts one process per GPU where no count is given.
     """
     gpus = len(facts.gpu.gpus)
-    nodes = max_nodes(request.line, environ)
-    count = setting(request.line, environ, "nproc_per_node")
+    nodes, count = request.options.nodes, request.options.processes
     if count is None:
         several = starts_all and gpus > 1 and nodes == 1
     elif count.isdigit():
@@ -80,69 +69,53 @@ def build_plan(
     facts: Facts,
     environ: Mapping[str, str],
     identity: Identity,
-    mitigations: Sequence[str] = (),
-    changes: mitigation_overlay.Changes = mitigation_overlay.NONE,
+    changes: Changes = NO_CHANGES,
 ) -> LaunchPlan:
     """Return the plan of one attempt.
 
     Args:
-        request: the user's words; `request.line.refusal` must be None.
+        request: what the user asked for; `request.line.refusal` must be None.
         profile: resolved for these facts.
         facts: where the job will run.
         environ: what the user exported.
         identity: which attempt this is, and where its processes find our files.
-        mitigations: mitigations chosen so far, in order.
-        changes: what they change, from `mitigations.changes`; it beats everything else.
+        changes: what the mitigations in force change; it beats everything else.
 
     Raises:
-        UsageError: words that this launcher cannot take.
+        UsageError: options that this launcher cannot take.
     """
-    retry = profile.sections["retry"]
-    line = _resumed(request.line, retry["resume_args"]) if identity.attempt > 1 else request.line
-    args = mitigation_overlay.with_words(
-        _torchrun_args(line, profile, environ), line, changes.torchrun
-    )
-    command = _command(line, profile, facts, args)
-    hooks = mitigation_overlay.over_hooks(profile.sections["hooks"], changes.hooks)
+    line = _line(request, profile, environ, identity.attempt)
+    now = settings.replace(profile.settings.hooks, changes.hooks)
     merged = env_merge.merge(profile.env, environ)
+    options = launch_options(line, environ)
     ours = {
-        **_store_setting(line, profile, environ),
-        **_attempt_settings(line, profile, environ, identity, mitigations),
-        **_injection(
-            hooks, profile, environ, merged.env, identity, mitigations, changes.needs_hooks
-        ),
+        **own_variables.for_torchrun(profile, options, identity, environ, changes.names),
+        **own_variables.for_hooks(now, merged.env, environ, identity, changes),
     }
-    policy = {
-        key: value
-        for key, value in profile.sections.items()
-        if key not in ("hooks", "retry", "locks")
-    }
+    args = _changed_args(line, changes)
     return LaunchPlan(
         profile=profile.name,
         launcher=profile.launcher,
-        command=command,
+        command=_command(line, profile, facts, args),
         torchrun_args=args,
         script=line.script,
         script_args=line.script_args,
-        env=dict(
-            sorted(mitigation_overlay.over({**merged.env, **ours}, environ, changes.env).items())
-        ),
-        hooks=hooks,
-        retry=retry,
-        locks={**profile.sections["locks"], "devices": [g.uuid for g in facts.gpu.gpus if g.uuid]},
-        mitigations=tuple(mitigations),
-        policy=policy,
+        options=options,
+        env=_changed_env({**merged.env, **ours}, environ, changes),
+        settings=profile.settings._replace(hooks=now),
+        devices=tuple(gpu.uuid for gpu in facts.gpu.gpus if gpu.uuid),
+        mitigations=changes.names,
         profile_origin=profile.origin,
         gpus=facts.gpu,
         notes={**profile.notes, **changes.notes},
         kept=merged.kept,
-        hint=_hint(line, profile, facts, environ),
-        remarks=(*_remarks(line, profile, facts, environ), *merged.remarks),
+        hint=_hint(request, profile, facts),
+        remarks=(*_remarks(request, profile, facts), *merged.remarks),
         limits=changes.limits,
     )
 
 
-def bare_plan(request: Request, facts: Facts) -> LaunchPlan:
+def disabled_plan(request: Request, facts: Facts) -> LaunchPlan:
     """Return the plan of SAFERUN_DISABLE: torchrun as the user wrote it, and nothing of ours."""
     return LaunchPlan(
         profile="none",
@@ -151,45 +124,76 @@ def bare_plan(request: Request, facts: Facts) -> LaunchPlan:
         torchrun_args=request.line.args,
         script=request.line.script,
         script_args=request.line.script_args,
+        options=request.options,
         env={},
-        hooks={},
-        retry={},
-        locks={},
+        settings=settings.build({}),
+        devices=(),
         mitigations=(),
-        policy={},
         profile_origin="SAFERUN_DISABLE",
         gpus=facts.gpu,
         notes={},
         kept={},
+        disabled=True,
     )
 
 
-def _torchrun_args(
+def _line(
+    request: Request, profile: Profile, environ: Mapping[str, str], attempt: int
+) -> CommandLine:
+    """The profile's defaults where the user gave none, the user's own line, what resumes it."""
+    line = request.line
+    defaults = _defaults(line, profile, environ)
+    resume = profile.settings.retry.resume_args if attempt > 1 else ()
+    return line._replace(
+        args=(*(word for word, _, _ in defaults), *line.args, *resume),
+        given={**{dest: value for _, dest, value in defaults}, **line.given},
+        script_args=(*line.script_args, *resume),
+    )
+
+
+def _defaults(
     line: CommandLine, profile: Profile, environ: Mapping[str, str]
-) -> tuple[str, ...]:
-    """The profile's defaults where the user gave none, then the user's own words."""
+) -> list[tuple[str, str, str]]:
+    """The profile's options of torchrun that apply here: (argument, name in torchrun, value)."""
     if profile.launcher != "torchrun" or not profile.named:
-        return line.args
-    defaults = []
+        return []
+    found = []
     for name, default in profile.torchrun.items():
-        dest = name.replace("-", "_")
-        dest = {"m": "module", "t": "tee", "r": "redirects"}.get(dest, dest)
-        if setting(line, environ, dest) is not None or not _applies(dest, line, environ):
+        dest = _DESTS.get(name, name.replace("-", "_"))
+        if value_of(line, environ, dest) is not None or not _applies(dest, line, environ):
             continue
         if default.value == "true":
-            defaults.append(f"--{name}")
+            found.append((f"--{name}", dest, ""))
         elif default.value != "false":
-            defaults.append(f"--{name}={default.value}")
-    return (*defaults, *line.args)
+            found.append((f"--{name}={default.value}", dest, default.value))
+    return found
 
 
 def _applies(dest: str, line: CommandLine, environ: Mapping[str, str]) -> bool:
     """Whether a default makes sense beside what the user gave."""
     if dest == "nproc_per_node":
-        return max_nodes(line, environ) == 1
+        return launch_options(line, environ).nodes == 1
     if dest == "standalone":
-        return all(setting(line, environ, given) is None for given in _MEETING)
+        return all(value_of(line, environ, given) is None for given in _MEETING)
     return True
+
+
+def _changed_args(line: CommandLine, changes: Changes) -> tuple[str, ...]:
+    if not changes.torchrun:
+        return line.args
+    from saferun.plan.mitigation_overlay import with_options
+
+    return with_options(line, changes.torchrun)
+
+
+def _changed_env(
+    env: Mapping[str, Setting], environ: Mapping[str, str], changes: Changes
+) -> dict[str, Setting]:
+    if changes.env:
+        from saferun.plan.mitigation_overlay import over
+
+        env = over(env, environ, changes.env)
+    return dict(sorted(env.items()))
 
 
 def _command(
@@ -197,8 +201,7 @@ def _command(
 ) -> tuple[str, ...]:
     if profile.launcher == "torchrun":
         return (*facts.launcher, *args)
-    foreign = sorted(set(line.given) - {"module", "no_python"})
-    if foreign:
+    if foreign := sorted(set(line.given) - {"module", "no_python"}):
         option = "--" + foreign[0].replace("_", "-")
         raise UsageError(
             f"{option} is torchrun's, and profile {profile.name} starts plain python",
@@ -212,111 +215,19 @@ def _command(
     return (facts.python, *module, *script, *line.script_args)
 
 
-def _resumed(line: CommandLine, resume_args: Sequence[str]) -> CommandLine:
-    """The words of a later attempt: what makes the script resume, after its own arguments."""
-    return line._replace(
-        args=(*line.args, *resume_args), script_args=(*line.script_args, *resume_args)
-    )
-
-
-def _attempt_settings(
-    line: CommandLine,
-    profile: Profile,
-    environ: Mapping[str, str],
-    identity: Identity,
-    mitigations: Sequence[str],
-) -> dict[str, Setting]:
-    """What an attempt under supervision is told: which one it is, and to pass on every signal."""
-    if profile.sections["retry"]["attempts"] == 1:
-        return {}
-    settings = {
-        ATTEMPT: Setting(str(identity.attempt), "saferun", "which attempt of the run this is"),
-        MITIGATIONS: Setting(",".join(mitigations), "saferun", "the mitigations in force"),
-    }
-    if profile.launcher == "torchrun" and setting(line, environ, "signals_to_handle") is None:
-        why = "SIGUSR1 and SIGUSR2 would kill torchrun and leave its workers behind"
-        settings[HANDLED] = Setting(HANDLED_SIGNALS, "saferun", why)
-    return settings
-
-
-def _store_setting(
-    line: CommandLine, profile: Profile, environ: Mapping[str, str]
-) -> dict[str, Setting]:
-    """torchrun's own restarts only work when workers do not share the agent's store."""
-    wanted = profile.launcher == "torchrun" and max_restarts(line, environ) > 0
-    if not wanted or SHARE_STORE in environ:
-        return {}
-    return {
-        SHARE_STORE: Setting(
-            "1",
-            "saferun",
-            "--max-restarts is given: restarted workers hang in the agent's store without it",
-            "https://github.com/pytorch/pytorch/issues/135712",
-        )
-    }
-
-
-def _injection(
-    hooks: Mapping[str, Any],
-    profile: Profile,
-    environ: Mapping[str, str],
-    env: Mapping[str, Setting],
-    identity: Identity,
-    mitigations: Sequence[str],
-    needed: bool,
-) -> dict[str, Setting]:
-    """The two variables that carry the hooks into the job; none where no hook does anything."""
-    if not needed and not any_hook(hooks):
-        return {}
-    text = contract.encode(
-        run=identity.run,
-        attempt=identity.attempt,
-        hooks=hooks,
-        mitigations=mitigations,
-        receipts=identity.receipts,
-    )
-    base = env["PYTHONPATH"].value if "PYTHONPATH" in env else environ.get("PYTHONPATH")
-    others = [p for p in (base or "").split(":") if p != identity.site] if base else []
-    why = "puts saferun's sitecustomize in front, in every Python of the job"
-    return {
-        contract.VARIABLE: Setting(text, "saferun", "tells the hooks their settings"),
-        "PYTHONPATH": Setting(":".join([identity.site, *others]), "saferun", why),
-    }
-
-
-def any_hook(hooks: Mapping[str, Any], prefix: str = "hooks") -> bool:
-    """Return whether any hook does anything under these settings."""
-    for name, value in hooks.items():
-        key = f"{prefix}.{name}"
-        if isinstance(value, Mapping):
-            if any_hook(value, key):
-                return True
-        elif key != "hooks.required" and _acts(KEYS[key], value):
-            return True
-    return False
-
-
-def _acts(spec: Key, value: Any) -> bool:
-    """A hook that can be kept out of the way is idle at `keep`, the others at `off`."""
-    idle = "keep" if "keep" in spec.choices else "off"
-    return value is True or (spec.kind == "choice" and value != idle)
-
-
-def _hint(line: CommandLine, profile: Profile, facts: Facts, environ: Mapping[str, str]) -> str:
+def _hint(request: Request, profile: Profile, facts: Facts) -> str:
     """What naming a detected profile would change, where it would change anything."""
     count = len(facts.gpu.gpus)
     if profile.named or count < 2 or "nproc-per-node" not in profile.torchrun:
         return ""
-    if setting(line, environ, "nproc_per_node") is not None or max_nodes(line, environ) != 1:
+    if request.options.processes is not None or request.options.nodes != 1:
         return ""
     return f"{count} GPUs and one process: --profile {profile.name} starts one on each"
 
 
-def _remarks(
-    line: CommandLine, profile: Profile, facts: Facts, environ: Mapping[str, str]
-) -> list[str]:
+def _remarks(request: Request, profile: Profile, facts: Facts) -> list[str]:
     remarks = [facts.gpu.warning] if facts.gpu.warning else []
-    attempts, restarts = profile.sections["retry"]["attempts"], max_restarts(line, environ)
+    attempts, restarts = profile.settings.retry.attempts, request.options.restarts
     if attempts > 1 and restarts > 0 and profile.launcher == "torchrun":
         remarks.append(
             f"--max-restarts {restarts} stays torchrun's own, within each of saferun's up to "

@@ -11,18 +11,25 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from saferun.audit import collect
-from saferun.errors import UnavailableError, UsageError
-from saferun.knowledge.torchrun_options import TABLE_TORCH
-from saferun.model import Facts, GpuFacts, Identity, LaunchPlan, Option, Profile, Request
-from saferun.plan import mitigation_overlay, torchrun_args, torchrun_install
-from saferun.plan.build import bare_plan, build_plan, conditions
+from saferun.errors import UnavailableError
+from saferun.model import (
+    NO_CHANGES,
+    Changes,
+    Facts,
+    GpuFacts,
+    Identity,
+    LaunchPlan,
+    Profile,
+    Request,
+)
+from saferun.plan import torchrun_install
+from saferun.plan.build import build_plan, conditions, disabled_plan
 from saferun.profile import files as profiles
-from saferun.profile.merge import Given, resolve
-from saferun.profile.schema import KEYS, Doc, Leaf
+from saferun.profile import settings
+from saferun.profile.merge import Given, is_for_gpus, resolve
+from saferun.profile.schema import Doc, Leaf
 from saferun.system import gpus as gpu
 from saferun.system import paths
-
-COMMAND_OPTIONS = {"--json": None}  # own options that only `saferun plan` has
 
 
 class Gathered(NamedTuple):
@@ -40,30 +47,24 @@ class Gathered(NamedTuple):
     launcher: torchrun_install.Launcher | None = None  # None where plain python starts the job
     remarks: tuple[str, ...] = ()
 
-    def plan(
-        self,
-        mitigations: Sequence[str] = (),
-        changes: mitigation_overlay.Changes = mitigation_overlay.NONE,
-    ) -> LaunchPlan:
+    @property
+    def supervised(self) -> bool:
+        """Whether saferun stays beside the job; else it is replaced by it."""
+        return self.profile is not None and self.profile.settings.retry.attempts > 1
+
+    def plan(self, changes: Changes = NO_CHANGES) -> LaunchPlan:
         """Compute the plan of the attempt that `identity` names.
 
         Args:
-            mitigations: the mitigations in force.
-            changes: what they change.
+            changes: what the mitigations in force change.
 
         Raises:
-            UsageError: words that this launcher cannot take.
+            UsageError: options that this launcher cannot take.
         """
         if self.profile is None:
-            return bare_plan(self.request, self.facts)
+            return disabled_plan(self.request, self.facts)
         plan = build_plan(
-            self.request,
-            self.profile,
-            self.facts,
-            self.environ,
-            self.identity,
-            mitigations,
-            changes,
+            self.request, self.profile, self.facts, self.environ, self.identity, changes
         )
         return plan._replace(remarks=(*self.remarks, *plan.remarks))
 
@@ -108,31 +109,34 @@ def start(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
     return _gather(request, environ, cwd, starting=True)
 
 
+class Selection(NamedTuple):
+    """The profile that a request means, the user's settings over it, and the GPUs."""
+
+    chosen: profiles.Chosen
+    sets: Sequence[Given]
+    gpus: GpuFacts
+
+
 def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting: bool) -> Gathered:
     if disabled(environ):
         facts = Facts(launcher=_launcher(environ, starting).argv)
         return Gathered(request, None, facts, environ, Identity(""))
-    chosen, sets, gpus = choose(request, environ, cwd)
-    return assemble(request, chosen, sets, gpus, environ, cwd, starting=starting)
+    return assemble(request, choose(request, environ, cwd), environ, cwd, starting=starting)
 
 
-def choose(
-    request: Request, environ: Mapping[str, str], cwd: str
-) -> tuple[profiles.Chosen, tuple[Given, ...], GpuFacts]:
+def choose(request: Request, environ: Mapping[str, str], cwd: str) -> Selection:
     """Return the profile that a request means, the user's settings over it, and the GPUs.
 
     Raises:
         ProfileError: unknown, unreadable or wrong.
     """
     chosen, gpus = _choose(request, environ, cwd)
-    return chosen, tuple(_sets(request)), gpus
+    return Selection(chosen, tuple(_sets(request)), gpus)
 
 
 def assemble(
     request: Request,
-    chosen: profiles.Chosen,
-    sets: Sequence[Given],
-    gpus: GpuFacts,
+    selection: Selection,
     environ: Mapping[str, str],
     cwd: str,
     *,
@@ -140,10 +144,18 @@ def assemble(
 ) -> Gathered:
     """Return what plans are computed from, where the profile is known already.
 
+    Args:
+        request: what the user asked for.
+        selection: the profile, the settings over it and the GPUs.
+        environ: what the user exported.
+        cwd: where relative paths start.
+        starting: a job is about to start; else nothing need exist.
+
     Raises:
         SaferunError: values that exclude each other, or a torchrun that is not there.
     """
-    launcher_set = next((g.leaf.value for g in reversed(sets) if g.key == "launcher"), None)
+    chosen, sets, gpus = selection
+    launcher_set = next((str(g.leaf.value) for g in reversed(sets) if g.key == "launcher"), None)
     kind = launcher_set or _last(chosen.chain, "launcher") or "torchrun"
     launcher = None if kind == "python" else _launcher(environ, starting)
     facts = _facts(launcher, environ, gpus, starting)
@@ -151,7 +163,7 @@ def assemble(
     profile = resolve(
         chosen.chain,
         sets,
-        conditions(request, facts, environ, starts_all=starts_all),
+        conditions(request, facts, starts_all=starts_all),
         named=chosen.named,
         origin=chosen.origin,
     )
@@ -169,102 +181,6 @@ def assemble(
     )
 
 
-def read(words: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Read the user's words, with the installed torch's help where our table is not enough.
-
-    Raises:
-        UsageError: what saferun itself cannot take; torchrun's own complaints are in
-            `line.refusal`.
-    """
-    return _request(_parse(words, environ, torchrun_args.OWN), environ)
-
-
-def read_torchrun(words: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Read words that are torchrun's alone; our options come from the environment only."""
-    return _request(_parse(words, environ, {}), environ)
-
-
-def _parse(
-    words: Sequence[str], environ: Mapping[str, str], own: Mapping[str, str | None]
-) -> torchrun_args.Parsed:
-    parsed = torchrun_args.parse(words, own=own)
-    # an abbreviation is ambiguous by the options of the torch that reads it, script's own included
-    if not parsed.unsure and not any(word.startswith("--") for word in parsed.line.script_args):
-        return parsed
-    options = _installed_options(environ)
-    return parsed if options is None else torchrun_args.parse(words, options=options, own=own)
-
-
-def read_command(words: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, Request]:
-    """Read the words after `saferun plan`: those of a launch, and --json before the script."""
-    own = {**torchrun_args.OWN, **COMMAND_OPTIONS}
-    parsed = _parse(words, environ, own)
-    return any(name == "--json" for name, _ in parsed.own), _request(parsed, environ)
-
-
-def _installed_options(environ: Mapping[str, str]) -> Sequence[Option] | None:
-    """The options of the installed torch, where it is another one than our table describes."""
-    try:
-        launcher = torchrun_install.find_launcher(environ)
-    except UnavailableError:
-        return None
-    version = torchrun_install.torch_version(launcher, environ)
-    if version is not None and ".".join(version.split(".")[:2]) == TABLE_TORCH:
-        return None
-    return torchrun_install.option_table(launcher, version, paths.cache_dir(environ))
-
-
-def _request(parsed: torchrun_args.Parsed, environ: Mapping[str, str]) -> Request:
-    given = dict(parsed.own)  # the last one counts, as everywhere
-    profile, origin = given.get("--profile"), "--profile"
-    if profile is None:
-        profile, origin = environ.get("SAFERUN_PROFILE") or None, "SAFERUN_PROFILE"
-    sets = [(*_pair(text, "SAFERUN_SET"), "SAFERUN_SET") for text in _exported_sets(environ)]
-    sets += [(*_pair(text, "--set"), "--set") for name, text in parsed.own if name == "--set"]
-    return Request(
-        line=parsed.line,
-        profile=profile,
-        profile_origin=origin if profile else "",
-        sets=tuple(sets),
-        retries=_retries(given, environ),
-        run_dir=given.get("--run-dir") or environ.get("SAFERUN_RUN_DIR") or None,
-        dry_run="--dry-run" in given or environ.get("SAFERUN_DRY_RUN", "") not in ("", "0"),
-    )
-
-
-def _exported_sets(environ: Mapping[str, str]) -> list[str]:
-    """SAFERUN_SET holds KEY=VALUE words, quoted as in a shell where they hold blanks."""
-    text = environ.get("SAFERUN_SET", "")
-    if not text:
-        return []
-    import shlex
-
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(
-            f"SAFERUN_SET cannot be read: {error}",
-            fix="write KEY=VALUE words, quoted as in a shell",
-        ) from None
-
-
-def _pair(text: str, origin: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError(f"{origin} takes KEY=VALUE, not `{text}`", fix="such as retry.attempts=1")
-    return key, value
-
-
-def _retries(given: Mapping[str, str], environ: Mapping[str, str]) -> int | None:
-    origin = "--retries" if "--retries" in given else "SAFERUN_RETRIES"
-    text = given.get("--retries") or environ.get("SAFERUN_RETRIES") or ""
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{origin} takes a whole number, not `{text}`", fix="0 is no retry")
-    return int(text)
-
-
 def _choose(
     request: Request, environ: Mapping[str, str], cwd: str
 ) -> tuple[profiles.Chosen, GpuFacts]:
@@ -273,12 +189,11 @@ def _choose(
         gpus = gpu.detect(environ)
         return profiles.choose(None, "", environ, cwd, gpus), gpus
     chosen = profiles.choose(request.profile, request.profile_origin, environ, cwd, GpuFacts())
-    for_gpus = any(doc.match or doc.name == "cuda" for doc in chosen.chain)
-    return chosen, gpu.detect(environ) if for_gpus else GpuFacts()
+    return chosen, gpu.detect(environ) if is_for_gpus(chosen.chain) else GpuFacts()
 
 
 def _last(chain: Sequence[Doc], key: str) -> str | None:
-    found = [doc.leaves[key].value for doc in chain if key in doc.leaves]
+    found = [str(doc.leaves[key].value) for doc in chain if key in doc.leaves]
     return found[-1] if found else None
 
 
@@ -286,10 +201,10 @@ def _sets(request: Request) -> list[Given]:
     """Read `--set` and `--retries` as profile keys."""
     found = []
     if request.sets:
-        from saferun.profile import yaml_reader
+        from saferun.profile.values import read_value
 
-        for key, value, origin in request.sets:
-            found.append(Given(key, yaml_reader.parse_value(key, value, origin), origin))
+        for key, text, origin in request.sets:
+            found.append(Given(key, read_value(key, text, origin), origin))
     return [*found, *retries(request)]
 
 
@@ -298,7 +213,7 @@ def retries(request: Request) -> list[Given]:
     if request.retries is None:
         return []
     attempts = request.retries + 1
-    total = max(attempts, KEYS["retry.attempts_total"].default)
+    total = max(attempts, settings.build({}).retry.attempts_total)
     return [
         Given("retry.attempts", Leaf(attempts), "--retries"),
         Given("retry.attempts_total", Leaf(total), "--retries"),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from saferun.errors import SaferunError
+from saferun.model import ProcessLimits
 from saferun.profile.schema import KEYS, is_range, nearest
 
 CUDAGRAPHS = "cudagraphs"  # what a mitigation may exclude beside other mitigations
@@ -19,7 +20,6 @@ CUDAGRAPHS = "cudagraphs"  # what a mitigation may exclude beside other mitigati
 FREE_PORT, FRESH_ID, OPEN_FILES = "free", "fresh", "open-files"
 COMPUTED = ("fresh-directory", "newest-ptxas", "reachable-interface", "=reachable-interface")
 _TORCHRUN = {"master-port": FREE_PORT, "rdzv-endpoint": FREE_PORT, "rdzv-id": FRESH_ID}
-_PROCESS = ("nofile", "session", "ignore")
 _FILE = "knowledge/mitigations.yaml"
 
 
@@ -32,11 +32,13 @@ class Mitigation(NamedTuple):
     source: str
     env: Mapping[str, str] = {}
     computed: Mapping[str, str] = {}  # variable -> the question that gives its value
-    hooks: Mapping[str, Mapping[str, Any]] = {}
-    assign: Mapping[str, Any] = {}  # settings of torch without a variable, made in the rank
+    hooks: Mapping[str, Mapping[str, str | bool]] = {}
+    assign: Mapping[
+        str, str | bool | int
+    ] = {}  # settings of torch without a variable, made in the rank
     rank_directories: bool = False  # the hook makes each rank's own of the computed directory
     torchrun: Mapping[str, str] = {}  # option -> "free" or "fresh"
-    process: Mapping[str, Any] = {}  # nofile, session, ignore
+    process: ProcessLimits = ProcessLimits()
     cost_percent: float | None = None  # of the throughput, where it was measured
     excludes: tuple[
         str, ...
@@ -50,7 +52,7 @@ class Mitigation(NamedTuple):
         return bool(self.hooks or self.assign or self.rank_directories)
 
     @property
-    def settings(self) -> list[tuple[str, Any]]:
+    def settings(self) -> list[tuple[str, str | bool]]:
         """The hooks' settings by their keys: hooks.compile.autotune."""
         return [
             (f"hooks.{h}.{key}", v) for h, part in self.hooks.items() for key, v in part.items()
@@ -102,7 +104,13 @@ def _mitigation(name: str, body: Any) -> Mitigation:
         _check(isinstance(body.get(key), str) and bool(body[key]), name, f"has no `{key}`", "")
     for key in ("env", "computed", "hooks", "assign", "torchrun", "process"):
         _check(isinstance(body.get(key, {}), Mapping), name, f"`{key}` is no mapping", "")
-    mitigation = Mitigation(name=name, **{**body, "excludes": tuple(body.get("excludes", ()))})
+    limits = body.get("process", {})
+    for key in limits:
+        what = f"process: unknown key `{key}`"
+        _check(key in ProcessLimits._fields, name, what, nearest(key, ProcessLimits._fields))
+    process = ProcessLimits(**{**limits, "ignore": tuple(limits.get("ignore", ()))})
+    excludes = tuple(body.get("excludes", ()))
+    mitigation = Mitigation(name=name, **{**body, "excludes": excludes, "process": process})
     _check_values(mitigation)
     _check_hooks(mitigation)
     return mitigation
@@ -118,13 +126,6 @@ def _check_values(mitigation: Mitigation) -> None:
     for option, value in mitigation.torchrun.items():
         what = f"torchrun: --{option} cannot be `{value}`"
         _check(_TORCHRUN.get(option) == value, mitigation.name, what, f"known are {_TORCHRUN}")
-    for key in mitigation.process:
-        _check(
-            key in _PROCESS,
-            mitigation.name,
-            f"process: unknown key `{key}`",
-            nearest(key, _PROCESS),
-        )
     percent = mitigation.cost_percent
     fits = percent is None or (isinstance(percent, int | float) and 0 <= percent <= 100)
     _check(fits, mitigation.name, "cost_percent is no share of 100", "")
@@ -151,7 +152,7 @@ def describe(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> str
     return "; ".join(_described(mitigations[name]) for name in names if name in mitigations)
 
 
-_TOLD = {
+_ANSWERS = {
     FREE_PORT: "a free port",
     FRESH_ID: "a fresh rendezvous id",
     "fresh-directory": "fresh directories for compile caches",
@@ -166,14 +167,14 @@ def _described(mitigation: Mitigation) -> str:
     if not sets:  # the variables are then the hooks' own, for processes that no hook reaches
         sets = [f"{name}={value}" for name, value in mitigation.env.items()]
     asked = [*mitigation.computed.values(), *mitigation.torchrun.values()]
-    sets += [_TOLD[question] for question in dict.fromkeys(q.lstrip("=") for q in asked)]
-    sets += [_told_process(key, value) for key, value in mitigation.process.items()]
+    sets += [_ANSWERS[question] for question in dict.fromkeys(q.lstrip("=") for q in asked)]
+    sets += _process_limits(mitigation.process)
     percent = mitigation.cost_percent
     cost = f"{percent:g} % of the throughput" if percent else mitigation.cost
     return f"{mitigation.name} ({', '.join(sets)}; cost: {cost})"
 
 
-def _told_process(key: str, value: Any) -> str:
-    if key == "nofile":
-        return f"up to {value} open files"
-    return f"a {value} session" if key == "session" else f"{' '.join(value)} ignored"
+def _process_limits(limits: ProcessLimits) -> list[str]:
+    found = [] if limits.nofile is None else [f"up to {limits.nofile} open files"]
+    found += [f"a {limits.session} session"] if limits.session else []
+    return found + ([f"{' '.join(limits.ignore)} ignored"] if limits.ignore else [])

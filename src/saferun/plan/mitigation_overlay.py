@@ -14,10 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
-from saferun.model import CommandLine, LaunchPlan, Setting
+from saferun.model import (
+    Changes,
+    CommandLine,
+    HookSettings,
+    LaunchOptions,
+    LaunchPlan,
+    ProcessLimits,
+    Setting,
+)
 from saferun.plan.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Mitigation
-from saferun.plan.torchrun_args import max_nodes, setting
-from saferun.plan.torchrun_args import parse as parse_words
+from saferun.profile import settings
 from saferun.profile.schema import in_range
 
 GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
@@ -27,8 +34,8 @@ class Situation(NamedTuple):
     """What a mitigation meets: the plan without mitigations, and what the world answered."""
 
     launcher: str
-    line: CommandLine  # the words that torchrun gets
-    hooks: Mapping[str, Any]
+    options: LaunchOptions  # of what torchrun gets
+    hooks: HookSettings
     env: Mapping[str, Setting]  # what saferun sets
     environ: Mapping[str, str]  # what the user exported
     torch: str | None = None
@@ -39,20 +46,6 @@ class Situation(NamedTuple):
     def value(self, name: str) -> str | None:
         """Return what the job would find in a variable."""
         return self.env[name].value if name in self.env else self.environ.get(name)
-
-
-class Changes(NamedTuple):
-    """What the mitigations in force change together; it goes over everything else in a plan."""
-
-    env: tuple[tuple[str, Setting], ...] = ()  # in the order of the mitigations
-    hooks: Mapping[str, Mapping[str, Any]] = {}
-    notes: Mapping[str, Setting] = {}  # hooks.compile.autotune -> value and origin
-    torchrun: tuple[str, ...] = ()  # "--master-port=40123"
-    limits: Mapping[str, Any] = {}  # nofile, session, ignore
-    needs_hooks: bool = False  # some mitigation does its work inside the ranks
-
-
-NONE = Changes()
 
 
 # --- whether it can be used ----------------------------------------------------------------------
@@ -77,11 +70,10 @@ def situation(
         graphs_seen: see `graphs_seen`.
         hooks_run: False where the receipts tell that the ranks skip hooks.
     """
-    line = parse_words(plan.torchrun_args, own={}).line
     return Situation(
         launcher=plan.launcher,
-        line=line,
-        hooks=plan.hooks,
+        options=plan.options,
+        hooks=plan.settings.hooks,
         env=plan.env,
         environ=environ,
         torch=torch,
@@ -108,7 +100,7 @@ def questions(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> tu
     for mitigation in (mitigations[name] for name in names if name in mitigations):
         asked += [question.lstrip("=") for question in mitigation.computed.values()]
         asked += mitigation.torchrun.values()
-        asked += [OPEN_FILES] if "nofile" in mitigation.process else []
+        asked += [OPEN_FILES] if mitigation.process.nofile is not None else []
     return tuple(dict.fromkeys(asked))
 
 
@@ -163,8 +155,7 @@ def _graphs_on(in_force: Sequence[str], here: Situation) -> bool:
     """
     if "cudagraphs-off" in in_force or "compile-off" in in_force:
         return False
-    policy = here.hooks.get("compile", {})
-    if policy.get("cudagraphs") == "off" or policy.get("enabled") == "off":
+    if here.hooks.compile.cudagraphs == "off" or here.hooks.compile.enabled == "off":
         return False
     return here.graphs_seen or here.value(GRAPHS_VARIABLE) == "1"
 
@@ -172,7 +163,7 @@ def _graphs_on(in_force: Sequence[str], here: Situation) -> bool:
 def _cannot_meet_elsewhere(here: Situation) -> str:
     if here.launcher != "torchrun":
         return "there is no torchrun whose arguments could be changed"
-    if max_nodes(here.line, here.environ) != 1:
+    if here.options.nodes != 1:
         return "one node alone cannot choose where several meet"
     return ""
 
@@ -191,11 +182,8 @@ def _changes_anything(
         return True
     before = changes(mitigations, in_force, here)
     if mitigation.hooks:
-        now = over_hooks(here.hooks, before.hooks)
-        return any(
-            now.get(hook, {}) != over_hooks(now, {hook: part})[hook]
-            for hook, part in mitigation.hooks.items()
-        )
+        now = settings.replace(here.hooks, before.hooks)
+        return now != settings.replace(now, mitigation.hooks)
     after = changes(mitigations, (*in_force, mitigation.name), here)
     env = [over(here.env, here.environ, c.env) for c in (before, after)]
     values = [{name: made.value for name, made in found.items()} for found in env]
@@ -219,21 +207,21 @@ def changes(
         KeyError: a name that is no mitigation.
     """
     env: list[tuple[str, Setting]] = []
-    hooks: dict[str, Any] = {}
+    hooks: dict[str, Mapping[str, str | bool]] = {}
     notes: dict[str, Setting] = {}
     torchrun: list[str] = []
-    limits: dict[str, Any] = {}
+    limits = ProcessLimits()
     for mitigation in (mitigations[name] for name in names):
         env += [
             (name, _setting(mitigation, value))
             for name, value in _variables(mitigation, here.answers)
         ]
-        hooks = over_hooks(hooks, mitigation.hooks)
+        hooks |= {hook: {**hooks.get(hook, {}), **part} for hook, part in mitigation.hooks.items()}
         notes |= {key: _setting(mitigation, str(value)) for key, value in mitigation.settings}
         torchrun += [word for word in _words(mitigation, here) if word not in torchrun]
-        limits |= _limits(mitigation, here.answers)
+        limits = _limits(limits, mitigation, here.answers)
     needs_hooks = any(mitigations[name].needs_hooks for name in names)
-    return Changes(tuple(env), hooks, notes, tuple(torchrun), limits, needs_hooks)
+    return Changes(tuple(names), tuple(env), hooks, notes, tuple(torchrun), limits, needs_hooks)
 
 
 def _setting(mitigation: Mitigation, value: str) -> Setting:
@@ -249,11 +237,15 @@ def _variables(mitigation: Mitigation, answers: Mapping[str, str]) -> list[tuple
     return found
 
 
-def _limits(mitigation: Mitigation, answers: Mapping[str, str]) -> dict[str, Any]:
-    found = {key: value for key, value in mitigation.process.items() if key != "nofile"}
-    if "nofile" in mitigation.process and OPEN_FILES in answers:
-        found["nofile"] = min(int(mitigation.process["nofile"]), int(answers[OPEN_FILES]))
-    return found
+def _limits(
+    limits: ProcessLimits, mitigation: Mitigation, answers: Mapping[str, str]
+) -> ProcessLimits:
+    process = mitigation.process
+    if process.nofile is not None and OPEN_FILES in answers:
+        limits = limits._replace(nofile=min(process.nofile, int(answers[OPEN_FILES])))
+    return limits._replace(
+        session=process.session or limits.session, ignore=process.ignore or limits.ignore
+    )
 
 
 def _words(mitigation: Mitigation, here: Situation) -> list[str]:
@@ -264,7 +256,7 @@ def _words(mitigation: Mitigation, here: Situation) -> list[str]:
     --master-port unless it has an endpoint; c10d takes the endpoint's. An endpoint of a service
     (etcd) or of a file is not ours to move.
     """
-    if here.launcher != "torchrun" or setting(here.line, here.environ, "standalone") is not None:
+    if here.launcher != "torchrun" or here.options.standalone:
         return []
     words = []
     for option, question in mitigation.torchrun.items():
@@ -278,27 +270,24 @@ def _words(mitigation: Mitigation, here: Situation) -> list[str]:
 
 
 def _port_option(here: Situation) -> str:
-    backend = setting(here.line, here.environ, "rdzv_backend") or "static"
+    options = here.options
     host, port = _endpoint(here)
-    if backend == "static":
+    if options.backend == "static":
         return "rdzv-endpoint" if host else "master-port"
-    configured = setting(here.line, here.environ, "rdzv_conf") or ""
-    if backend != "c10d" or "store_type=file" in configured.replace(" ", "") or port == "0":
-        return ""
-    return "rdzv-endpoint"
+    file_store = "store_type=file" in options.conf.replace(" ", "")
+    return "" if options.backend != "c10d" or file_store or port == "0" else "rdzv-endpoint"
 
 
 def _endpoint(here: Situation) -> tuple[str, str]:
     """The rendezvous endpoint's host, as written, and its port; "" for what is not given."""
-    text = (setting(here.line, here.environ, "rdzv_endpoint") or "").strip()
+    text = here.options.endpoint
     host, colon, port = text.rpartition(":")
     return (host, port) if colon and port.isdigit() else (text, "")
 
 
 def meeting_host(here: Situation) -> str:
     """Return the host by which the ranks meet, "" where it is this machine by default."""
-    host = _endpoint(here)[0].strip("[]")
-    return host or setting(here.line, here.environ, "master_addr") or ""
+    return _endpoint(here)[0].strip("[]") or here.options.master_addr
 
 
 # --- putting it over a plan ----------------------------------------------------------------------
@@ -346,25 +335,20 @@ def _merged(
     return mitigation._replace(value=value, origin=f"{origin} + {mitigation.origin}")
 
 
-def over_hooks(hooks: Mapping[str, Any], cured: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return hook settings with the mitigations' over them."""
-    return {**hooks, **{name: {**hooks.get(name, {}), **part} for name, part in cured.items()}}
-
-
-def with_words(args: Sequence[str], line: CommandLine, words: Sequence[str]) -> tuple[str, ...]:
+def with_options(line: CommandLine, options: Sequence[str]) -> tuple[str, ...]:
     """Return torchrun's arguments with more options right before the script.
 
     The last of several counts in torchrun's parser, whatever spelling the others have.
 
     Args:
-        args: what torchrun would get.
-        line: the command line that they end with.
-        words: options, each one word.
+        line: what torchrun would get.
+        options: each one word.
     """
-    if line.script is None or not words:
-        return tuple(args)
+    args = line.args
+    if line.script is None:
+        return args
     at = len(args) - len(line.script_args) - 1
     separated = at > 0 and args[at - 1] == "--"  # -- SCRIPT ARGS
     if separated or args[at] != line.script:  # SCRIPT -- ARGS
         at -= 1
-    return (*args[:at], *words, *args[at:])
+    return (*args[:at], *options, *args[at:])

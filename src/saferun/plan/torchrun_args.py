@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from saferun.errors import UsageError
 from saferun.knowledge.torchrun_options import OPTIONS
-from saferun.model import CommandLine, Option
+from saferun.model import CommandLine, LaunchOptions, Option
 
 COMMANDS = ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor", "runs")
 # saferun's own options, with what stands for their value; None: takes none.
@@ -102,7 +102,36 @@ def launch_only(line: CommandLine) -> str | None:
     return next((advice for word, advice in LAUNCH_ONLY.items() if word in refused), None)
 
 
-def setting(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | None:
+def launch_options(line: CommandLine, environ: Mapping[str, str]) -> LaunchOptions:
+    """Return what torchrun's options in a line, or in `PET_<OPTION>` where it has none, mean.
+
+    Args:
+        line: the command line.
+        environ: the environment that torchrun will have.
+    """
+
+    def text(dest: str) -> str | None:
+        return value_of(line, environ, dest)
+
+    return LaunchOptions(
+        nodes=_max_nodes(text("nnodes")),
+        processes=text("nproc_per_node"),
+        restarts=_int(text("max_restarts") or "0") or 0,
+        standalone=text("standalone") is not None,
+        backend=text("rdzv_backend") or "static",
+        endpoint=(text("rdzv_endpoint") or "").strip(),
+        conf=text("rdzv_conf") or "",
+        master_addr=text("master_addr") or "",
+        shutdown_timeout_s=_int(text("shutdown_timeout") or ""),
+        handles_signals=text("signals_to_handle") is not None,
+        module="module" in line.given,
+        no_python="no_python" in line.given,
+        run_path="run_path" in line.given,
+        foreign=tuple(sorted(set(line.given) - {"module", "no_python"})),
+    )
+
+
+def value_of(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | None:
     """Return the text that torchrun takes for an option: the line's, else that of `PET_<DEST>`.
 
     Args:
@@ -119,22 +148,15 @@ def setting(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | N
     text = environ.get(option.env) if option.env else None
     if text is None or not option.flag:
         return text
-    number = _int(text)
-    return "" if number else None
+    return "" if _int(text) else None
 
 
-def max_nodes(line: CommandLine, environ: Mapping[str, str]) -> int | None:
-    """Return the most nodes that `--nnodes` (N or MIN:MAX) allows; None where it is unreadable."""
-    text = setting(line, environ, "nnodes")
+def _max_nodes(text: str | None) -> int | None:
+    """The most nodes that N or MIN:MAX allows; None where it is unreadable."""
     if text is None:
         return 1
     parts = [_int(part) for part in text.split(":")]
     return parts[-1] if len(parts) <= 2 and None not in parts else None
-
-
-def max_restarts(line: CommandLine, environ: Mapping[str, str]) -> int:
-    """Return how often torchrun itself would restart the workers; 0 where it is unreadable."""
-    return _int(setting(line, environ, "max_restarts") or "0") or 0
 
 
 _BY_DEST = {option.dest: option for option in OPTIONS}

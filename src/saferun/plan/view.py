@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from saferun.model import LaunchPlan, Setting
-from saferun.plan.build import OF_ATTEMPT
+from saferun.model import LaunchPlan, Setting, as_tree
+from saferun.plan.own_variables import OF_ATTEMPT
 from saferun.profile.schema import KEYS
 
 if TYPE_CHECKING:
@@ -27,10 +27,19 @@ def as_json(plan: LaunchPlan) -> dict[str, Any]:
         "script": plan.script,
         "script_args": list(plan.script_args),
         "env": {name: _setting_json(setting) for name, setting in plan.env.items()},
-        "hooks": dict(plan.hooks),
-        "retry": dict(plan.retry),
-        "locks": dict(plan.locks),
+        **_policies(plan),
         "mitigations": list(plan.mitigations),
+    }
+
+
+def _policies(plan: LaunchPlan) -> dict[str, Any]:
+    """Hooks, retry and locks as JSON; empty under SAFERUN_DISABLE, where none of them counts."""
+    if plan.disabled:
+        return {"hooks": {}, "retry": {}, "locks": {}}
+    return {
+        "hooks": as_tree(plan.settings.hooks),
+        "retry": as_tree(plan.settings.retry),
+        "locks": {**as_tree(plan.settings.locks), "devices": list(plan.devices)},
     }
 
 
@@ -72,15 +81,16 @@ def _gpus(plan: LaunchPlan) -> str:
 
 def as_text(plan: LaunchPlan, findings: Sequence[Finding] = ()) -> str:
     """Return a plan as a short page for people, with what was found about their own settings."""
+    policies = _policies(plan)
     return "\n".join(
         [
             *_top(plan),
             "",
             *_environment(plan),
             "",
-            *_section("hooks", plan.hooks, plan.notes),
+            *_section("hooks", policies["hooks"], plan.notes),
             "",
-            *_section("retry", plan.retry, plan.notes),
+            *_section("retry", policies["retry"], plan.notes),
             *_audit(findings),
             *[f"\nnote: {remark}" for remark in plan.remarks],
         ]

@@ -188,7 +188,7 @@ def _versions(doc: Doc) -> Iterator[str]:
     for leaf in doc.leaves.values():
         for name, wanted in leaf.when:
             if name == "torch":
-                yield from re.findall(r"\d+(?:\.\d+)*", wanted)
+                yield from re.findall(r"\d+(?:\.\d+)*", str(wanted))
 
 
 def detect(gpu: GpuFacts, environ: Mapping[str, str]) -> tuple[Found, tuple[str, ...]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from saferun.errors import ProfileError
 from saferun.knowledge.variable_names import LISTS, combine
 from saferun.model import Profile, Setting
+from saferun.profile import settings
 from saferun.profile.schema import KEYS, Doc, Leaf, in_range
 
 
@@ -27,16 +28,21 @@ class Given(NamedTuple):
     origin: str  # "--set" or "SAFERUN_SET"
 
 
+def is_for_gpus(chain: Sequence[Doc]) -> bool:
+    """Return whether a profile is for GPUs: in its chain stands a GPU's name, or `cuda`."""
+    return any(doc.match or doc.name == "cuda" for doc in chain)
+
+
 def holds(leaf: Leaf, conditions: Conditions) -> bool:
     """Return whether every condition of an entry holds; an unknown torch version holds none."""
     return all(_holds(name, wanted, conditions) for name, wanted in leaf.when)
 
 
-def _holds(name: str, wanted: Any, conditions: Conditions) -> bool:
+def _holds(name: str, wanted: str | bool, conditions: Conditions) -> bool:
     if name == "torch":
-        return conditions.torch is not None and in_range(conditions.torch, wanted)
+        return conditions.torch is not None and in_range(conditions.torch, str(wanted))
     if name == "gpus":
-        return in_range(str(conditions.gpus), wanted)
+        return in_range(str(conditions.gpus), str(wanted))
     return bool(wanted) == conditions.distributed
 
 
@@ -68,32 +74,18 @@ def resolve(
     for given in sets:
         leaves[given.key] = (_over(leaves.get(given.key), given.key, given.leaf), given.origin)
     values = {key: leaf.value for key, (leaf, _) in leaves.items()}
-    _refuse_pairs(values, leaves)
-    return Profile(
+    profile = Profile(
         name=chain[-1].name if chain else "none",
-        launcher=values.get("launcher", KEYS["launcher"].default),
+        launcher=str(values.get("launcher", KEYS["launcher"].default)),
         torchrun=_open_section("torchrun", leaves),
         env=_open_section("env", leaves),
-        sections=sections(values),
+        settings=settings.build(values),
         notes={k: _setting(*v) for k, v in leaves.items() if k in KEYS},
         named=named,
         origin=origin,
-        gpu_profile=any(doc.match for doc in chain) or any(d.name == "cuda" for d in chain),
     )
-
-
-def sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested tree of all keys but `launcher`, with defaults where nothing is given."""
-    tree: dict[str, Any] = {}
-    for key, spec in KEYS.items():
-        *above, name = key.split(".")
-        level = tree
-        for group in above:
-            level = level.setdefault(group, {})
-        value = values.get(key, spec.default)
-        level[name] = list(value) if isinstance(value, tuple) else value
-    del tree["launcher"]
-    return tree
+    _refuse_pairs(profile, leaves)
+    return profile
 
 
 def _over(older: tuple[Leaf, str] | None, key: str, leaf: Leaf) -> Leaf:
@@ -101,7 +93,7 @@ def _over(older: tuple[Leaf, str] | None, key: str, leaf: Leaf) -> Leaf:
     name = key.partition(".")[2]
     if older is None or not key.startswith("env.") or name not in LISTS:
         return leaf
-    return leaf._replace(value=combine(name, older[0].value, leaf.value))
+    return leaf._replace(value=combine(name, str(older[0].value), str(leaf.value)))
 
 
 def _setting(leaf: Leaf, origin: str) -> Setting:
@@ -113,31 +105,29 @@ def _open_section(name: str, leaves: Mapping[str, tuple[Leaf, str]]) -> dict[str
     return {k[len(start) :]: _setting(*v) for k, v in leaves.items() if k.startswith(start)}
 
 
-def _refuse_pairs(values: Mapping[str, Any], leaves: Mapping[str, tuple[Leaf, str]]) -> None:
-    """Refuse values that exclude each other, naming where the later one was given."""
-
-    def value(key: str) -> Any:
-        return values.get(key, KEYS[key].default)
+def _refuse_pairs(profile: Profile, leaves: Mapping[str, tuple[Leaf, str]]) -> None:
+    """Refuse values that exclude each other, naming where each was given."""
 
     def where(*keys: str) -> str:
         return "; ".join(f"`{k}` from {leaves[k][1]}" for k in keys if k in leaves)
 
-    markers, graphs = value("hooks.cudagraph_markers"), value("hooks.compile.cudagraphs")
+    hooks, retry = profile.settings.hooks, profile.settings.retry
+    markers, graphs = hooks.cudagraph_markers, hooks.compile.cudagraphs
     loose = {"off": ("keep", "off-when-distributed"), "off-when-distributed": ("keep",)}
-    if graphs in loose.get(markers, ()) and value("hooks.compile.enabled") != "off":
+    if graphs in loose.get(markers, ()) and hooks.compile.enabled != "off":
         raise ProfileError(
             f"CUDA-graph markers `{markers}` with CUDA graphs `{graphs}`",
             where=where("hooks.cudagraph_markers", "hooks.compile.cudagraphs"),
             fix="with graphs on, markers are what keeps their outputs apart: "
             f"set hooks.compile.cudagraphs to {markers} too, or markers to keep",
         )
-    if value("retry.attempts") > value("retry.attempts_total"):
+    if retry.attempts > retry.attempts_total:
         raise ProfileError(
             "retry.attempts is larger than retry.attempts_total",
             where=where("retry.attempts", "retry.attempts_total"),
             fix="raise retry.attempts_total",
         )
-    if value("workers") > 1 and value("launcher") == "torchrun":
+    if profile.settings.workers > 1 and profile.launcher == "torchrun":
         raise ProfileError(
             "workers is for `launcher: python`",
             where=where("workers"),

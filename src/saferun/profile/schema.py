@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 
 from saferun.knowledge.torchrun_options import OPTIONS
 
+# What a key can hold: texts, numbers, booleans, nothing, a list of texts, a pair of numbers.
+Value = str | bool | int | float | None | tuple[str, ...] | tuple[float, float]
+
 
 class Key(NamedTuple):
-    """One profile key. `kind`: choice, bool, int, number, text, texts or range."""
+    """One profile key. `kind`: choice, bool, int, number, texts or range."""
 
     kind: str
-    default: Any
+    default: Value
     doc: str
     choices: tuple[str, ...] = ()
     nullable: bool = False
@@ -145,10 +148,10 @@ TORCHRUN_FLAGS = {o.strings[-1].lstrip("-").replace("_", "-"): o.flag for o in O
 class Leaf(NamedTuple):
     """One value that a profile gives, with its reason and the condition under which it counts."""
 
-    value: Any
+    value: Value
     why: str = ""
     source: str = ""
-    when: tuple[tuple[str, Any], ...] = ()
+    when: tuple[tuple[str, str | bool], ...] = ()
     line: int = 0
 
 

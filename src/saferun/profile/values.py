@@ -1,86 +1,259 @@
-"""Pure: YAML nodes as values of a profile key, whatever type YAML gives them."""
+"""Pure: the one codec of values: a text and a profile key make a value, and a value makes a text.
+
+YAML scalars, `--set KEY=VALUE` and the settings of a generated script are read here, so that a
+text means the same in all three. The key decides what a text is, not YAML's own rules (by which
+`1e5` is text and `off` is false):
+
+    whole number   12, 1_000, 0x3
+    number         12, .5, 1e5; finite
+    boolean        true, false, yes, no, on, off, in any case
+    choice         one of its words; yes and no are on and off
+    nothing        null, ~ or the empty text, where the key may be null
+    list           [a, "b", 'c'], items as above; what stands in quotes is text
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from saferun.profile.schema import Key
+from saferun.errors import ProfileError
+from saferun.profile.schema import KEYS, OPEN, TORCHRUN_FLAGS, Key, Leaf, Value, groups, nearest
 
-
-def kind(node: Any) -> str:
-    """Return what a node is, in words for people."""
-    name = type(node).__name__
-    if name != "ScalarNode":
-        return {"MappingNode": "a mapping", "SequenceNode": "a list"}.get(name, "nothing")
-    words = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
-    return words.get(node.tag.rsplit(":", 1)[-1], "the text")
-
-
-def scalar(node: Any) -> Any:
-    """Return a scalar as YAML's core types; dates and other tags stay text."""
-    tag, text = node.tag.rsplit(":", 1)[-1], node.value
-    try:
-        if tag == "int":
-            return int(text.replace("_", ""), 0)
-        if tag == "float":
-            return float(text.replace("_", ""))
-    except ValueError:
-        return text
-    if tag == "bool":
-        return text.lower() in ("yes", "true", "on")
-    return None if tag == "null" else text
+NULL = ("null", "~", "")
+TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
+_ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
+_NUMBER = r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[-+]?\d+)?\Z"
+# An item of a list between brackets: in double quotes (JSON's escapes), in single ones, or plain.
+_ITEM = r"""\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|([^,\[\]{}"']*))\s*(,|\Z)"""
+_LEADING = "!&*|>%@`#"  # a YAML scalar cannot begin so without quotes
 
 
-def coerce(spec: Key, node: Any) -> tuple[bool, Any]:
-    """Return (fits, value) of a node against a key."""
-    if type(node).__name__ == "SequenceNode":
-        return _coerce_list(spec, node)
-    if type(node).__name__ != "ScalarNode" or spec.kind in ("texts", "range"):
-        return False, None
-    value = scalar(node)
-    if value is None:
-        return spec.nullable, None
-    if spec.kind == "choice":
-        if isinstance(value, bool):
-            value = "on" if value else "off"
-        return value in spec.choices, value
-    if spec.kind == "bool":
-        return isinstance(value, bool), value
-    return _coerce_number(spec, value)
+class Text(NamedTuple):
+    """A scalar as it was written."""
+
+    text: str
+    quoted: bool = False  # then it is text, whatever it looks like
 
 
-def _coerce_number(spec: Key, value: Any) -> tuple[bool, Any]:
-    kinds = (int,) if spec.kind == "int" else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        return False, None
-    if spec.kind in ("number", "range"):
-        value = float(value)
-        if value != value or value in (float("inf"), float("-inf")):
-            return False, None
-    return (spec.least is None or value >= spec.least), value
+class MisfitError(ValueError):
+    """A text that is no value of the key."""
 
 
-def _coerce_list(spec: Key, node: Any) -> tuple[bool, Any]:
-    if any(type(n).__name__ != "ScalarNode" for n in node.value):
-        return False, None
+# --- reading -------------------------------------------------------------------------------------
+
+
+def coerce(spec: Key, given: Text | Sequence[Text]) -> Value:
+    """Return what a scalar or a list of scalars means for a key.
+
+    Args:
+        spec: the key.
+        given: a scalar, or the scalars of a list.
+
+    Raises:
+        MisfitError: it is no value of this key.
+    """
+    if isinstance(given, Text):
+        return _scalar(spec, given)
     if spec.kind == "texts":
-        bad = any(n.style is None and n.tag.endswith((":bool", ":null")) for n in node.value)
-        return not bad, tuple(n.value for n in node.value)
-    if spec.kind == "range":
-        pairs = [_coerce_number(spec, scalar(n)) for n in node.value]
-        values = tuple(v for ok, v in pairs if ok)
-        return len(values) == len(pairs) == 2 and values[0] <= values[1], values
-    return False, None
+        return tuple(_list_item(item) for item in given)
+    if spec.kind == "range" and len(given) == 2:
+        first, last = (_number(spec, item) for item in given)
+        if first <= last:
+            return (first, last)
+    raise MisfitError
+
+
+def _scalar(spec: Key, given: Text) -> Value:
+    if spec.kind in ("texts", "range"):
+        raise MisfitError
+    low = given.text.lower()
+    if not given.quoted and low in NULL:
+        if spec.nullable:
+            return None
+        raise MisfitError
+    if spec.kind == "choice":
+        word = given.text
+        if not given.quoted and low in TRUE + FALSE:
+            word = "on" if low in TRUE else "off"
+        if word in spec.choices:
+            return word
+        raise MisfitError
+    if spec.kind == "bool":
+        if not given.quoted and low in TRUE + FALSE:
+            return low in TRUE
+        raise MisfitError
+    return _whole(spec, given) if spec.kind == "int" else _number(spec, given)
+
+
+def _whole(spec: Key, given: Text) -> int:
+    if given.quoted:
+        raise MisfitError
+    try:
+        value = int(given.text, 0)
+    except ValueError:
+        raise MisfitError from None
+    if spec.least is not None and value < spec.least:
+        raise MisfitError
+    return value
+
+
+def _number(spec: Key, given: Text) -> float:
+    if given.quoted:
+        raise MisfitError
+    try:
+        decimal = re.match(_NUMBER, given.text, re.ASCII | re.IGNORECASE)
+        value = float(given.text) if decimal else float(int(given.text, 0))
+    except (ValueError, OverflowError):
+        raise MisfitError from None
+    if not math.isfinite(value) or (spec.least is not None and value < spec.least):
+        raise MisfitError
+    return value
+
+
+def _list_item(item: Text) -> str:
+    """A text of a list; a bare `on` or `null` may be meant as something else: ask for quotes."""
+    if not item.quoted and item.text.lower() in NULL + TRUE + FALSE:
+        raise MisfitError
+    return item.text
+
+
+def split_list(text: str) -> tuple[Text, ...]:
+    """Return the items of `[a, "b", 'c']`.
+
+    Raises:
+        MisfitError: it is no such list.
+    """
+    inner = text[1:-1].strip()
+    if text[:1] != "[" or text[-1:] != "]":
+        raise MisfitError
+    items: list[Text] = []
+    at = 0
+    while at < len(inner):
+        match = re.compile(_ITEM).match(inner, at)
+        if match is None:
+            raise MisfitError
+        double, single, plain, _ = match.groups()
+        items.append(_item(double, single, plain))
+        at = match.end()
+    return tuple(items)
+
+
+def _item(double: str | None, single: str | None, plain: str | None) -> Text:
+    if double is not None:
+        try:
+            return Text(str(json.loads(f'"{double}"', strict=False)), quoted=True)
+        except ValueError:
+            raise MisfitError from None
+    if single is not None:
+        return Text(single.replace("''", "'"), quoted=True)
+    plain = (plain or "").strip()
+    if not plain or plain[0] in _LEADING:
+        raise MisfitError
+    return Text(plain)
+
+
+def read_value(key: str, text: str, origin: str) -> Leaf:
+    """Return what a text says for a profile key.
+
+    Args:
+        key: dotted, or `env.NAME`, or `torchrun.OPTION`.
+        text: the value; for `env.` and `torchrun.` it is taken as it is.
+        origin: where it stands, for messages: "--set", "run.sh".
+
+    Raises:
+        ProfileError: an unknown key, or a text that does not fit it.
+    """
+    section, _, name = key.partition(".")
+    if section in OPEN and name:
+        return Leaf(open_value(section, name, text, origin))
+    if key not in KEYS:
+        raise _unknown(key, origin)
+    spec = KEYS[key]
+    bare = text.strip()
+    try:
+        if spec.kind in ("texts", "range"):
+            return Leaf(coerce(spec, split_list(bare)))
+        quoted = _quoted(bare)
+        return Leaf(coerce(spec, quoted if quoted is not None else Text(bare)))
+    except MisfitError:
+        fix = nearest(bare, spec.choices) if spec.kind == "choice" and bare else expected(spec)
+        what = f"`{bare}` does not fit here" if bare else "nothing does not fit here"
+        raise ProfileError(what, where=f"{origin} {key}", fix=fix) from None
+
+
+def _quoted(text: str) -> Text | None:
+    """Return the text within quotes, None for one without."""
+    if len(text) < 2 or text[0] not in "\"'" or text[-1] != text[0]:
+        return None
+    try:
+        (item,) = split_list(f"[{text}]")
+    except (MisfitError, ValueError):
+        return None
+    return item
+
+
+def open_value(section: str, name: str, text: str, origin: str) -> str:
+    """Return the value of a variable or of an option of torchrun.
+
+    Args:
+        section: "env" or "torchrun".
+        name: of the variable, or of the option, in its dash spelling.
+        text: the value; a flag of torchrun takes a boolean.
+        origin: where it stands, for messages.
+
+    Raises:
+        ProfileError: the name cannot be used, or the value does not fit.
+    """
+    where = f"{origin} {section}.{name}"
+    if problem := open_problem(section, name):
+        raise ProfileError(problem[0], where=where, fix=problem[1])
+    if "\0" in text:
+        fix = "leave it out"
+        raise ProfileError("a NUL character cannot be in a variable", where=where, fix=fix)
+    if section == "torchrun" and TORCHRUN_FLAGS[name.replace("_", "-")]:
+        try:
+            return "true" if coerce(KEYS["hooks.required"], Text(text.strip())) else "false"
+        except MisfitError:
+            fix = "true or false"
+            raise ProfileError(f"`{text}` does not fit here", where=where, fix=fix) from None
+    return text
+
+
+def open_problem(section: str, name: str) -> tuple[str, str] | None:
+    """Return why a variable or an option cannot be set, and the fix; None where it can."""
+    if section == "torchrun":
+        if name.replace("_", "-") not in TORCHRUN_FLAGS:
+            return f"unknown torchrun option `{name}`", nearest(name, TORCHRUN_FLAGS)
+    elif not re.match(_ENV_NAME, name):
+        return f"`{name}` cannot be a variable's name", "letters, digits and _"
+    elif name.startswith("SAFERUN_"):
+        return f"`{name}` is saferun's own", "use the profile key it stands for"
+    return None
+
+
+def _unknown(key: str, origin: str) -> ProfileError:
+    inside = [known for known in KEYS if known.startswith(key + ".")]
+    inside += [f"{key}.NAME"] if key in OPEN else []
+    if key in groups() and inside:
+        fix = f"it has: {', '.join(inside)}"
+        return ProfileError(f"`{key}` is a group", where=f"{origin} {key}", fix=fix)
+    guess = nearest(key, KEYS)
+    fix = guess if guess.startswith("did") else "`saferun profiles schema` has them all"
+    return ProfileError(f"unknown key `{key}`", where=f"{origin} {key}", fix=fix)
 
 
 def expected(spec: Key) -> str:
-    """Return what a key takes, in words for people."""
+    """Return what a key takes, as a clause for people."""
     words = {
         "choice": " or ".join(spec.choices),
         "bool": "true or false",
         "int": "a whole number",
         "number": "a number",
-        "texts": "a list of texts",
+        "texts": 'a list of texts, such as [--resume, "auto"]',
         "range": "two numbers, [first, longest]",
     }[spec.kind]
     if spec.least is not None:
@@ -88,3 +261,13 @@ def expected(spec: Key) -> str:
     if spec.unit:
         words += f" ({spec.unit})"
     return f"it is {words}" + (", or null" if spec.nullable else "")
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write_value(key: str, value: Value) -> str:
+    """Return a value of a profile key as a text that `read_value` reads back."""
+    if key.partition(".")[0] in OPEN or isinstance(value, str):
+        return str(value)
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

@@ -28,11 +28,10 @@ from saferun.profile.schema import (
     is_range,
     nearest,
 )
-from saferun.profile.values import coerce, expected, kind, scalar
+from saferun.profile.values import MisfitError, Text, coerce, expected, open_problem
 
 MAX_NODES = 20_000
 MAX_DEPTH = 8
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def parse(text: str, path: str) -> Doc:
@@ -63,20 +62,6 @@ def check(text: str, path: str) -> tuple[Doc | None, list[ProfileError]]:
     reader = Reader(path)
     doc = reader.read(text)
     return (None if reader.errors else doc), reader.errors
-
-
-def parse_value(key: str, text: str, origin: str) -> Leaf:
-    """Read the VALUE of `--set KEY=VALUE`; `env.` and `torchrun.` values are taken as they are.
-
-    Raises:
-        ProfileError: unknown key or a value that does not fit it.
-    """
-    reader = Reader(f"{origin} {key}")
-    leaf = reader.setting(key, text)
-    if reader.errors:
-        raise reader.errors[0]
-    assert leaf is not None
-    return leaf
 
 
 class Reader:
@@ -115,33 +100,6 @@ class Reader:
             tuple(self.head.get("extends", ())),
             tuple(self.head.get("match", ())),
             self.leaves,
-        )
-
-    def setting(self, key: str, text: str) -> Leaf | None:
-        """Read one value given on the command line."""
-        import yaml
-
-        section, _, name = key.partition(".")
-        if section in OPEN and name:
-            node: Any = yaml.ScalarNode("tag:yaml.org,2002:str", text)
-            return self._open_leaf(section, name, None, node)
-        if key not in KEYS:
-            self._unknown_set(key)
-            return None
-        nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "")
-        node = self._compose(text) if text.strip() else nothing
-        return None if node is None else self._leaf(key, KEYS[key], node)
-
-    def _unknown_set(self, key: str) -> None:
-        inside = [k for k in KEYS if k.startswith(key + ".")]
-        inside += [f"{key}.NAME"] if key in OPEN else []
-        if inside:
-            self.error(f"`{key}` is a group", fix=f"it has: {', '.join(inside)}")
-            return
-        guess = nearest(key, KEYS)
-        self.error(
-            f"unknown key `{key}`",
-            fix=guess if guess.startswith("did") else "`saferun profiles schema` has them all",
         )
 
     def _compose(self, text: str) -> Any:
@@ -259,8 +217,9 @@ class Reader:
         value_node, notes = self._annotations(key, node)
         if value_node is None:
             return None
-        ok, value = coerce(spec, value_node)
-        if not ok:
+        try:
+            value = coerce(spec, texts(value_node))
+        except MisfitError:
             given = value_node.value if hasattr(value_node, "tag") else ""
             shown = f" `{given}`" if isinstance(given, str) and given else ""
             fix = expected(spec)
@@ -268,37 +227,30 @@ class Reader:
                 fix = nearest(given, spec.choices)
             self.error(f"{kind(value_node)}{shown} does not fit here", value_node, fix, key)
             return None
-        return Leaf(value, *notes, line=node.start_mark.line + 1 if node.start_mark else 0)
+        return Leaf(value, *notes, line=node.start_mark.line + 1)
 
     def _open_leaf(self, section: str, name: str, key_node: Any, node: Any) -> Leaf | None:
         key = f"{section}.{name}"
-        if section == "env" and not ENV_NAME.match(name):
-            self.error(f"`{name}` cannot be a variable's name", key_node, "letters, digits and _")
-            return None
-        if section == "env" and name.startswith("SAFERUN_"):
-            self.error(f"`{name}` is saferun's own", key_node, "use the profile key it stands for")
-            return None
-        if section == "torchrun" and _canonical(section, name) not in TORCHRUN_FLAGS:
-            self.error(f"unknown torchrun option `{name}`", key_node, nearest(name, TORCHRUN_FLAGS))
+        if problem := open_problem(section, name):
+            self.error(problem[0], key_node, problem[1])
             return None
         value_node, notes = self._annotations(key, node)
         if value_node is None:
             return None
-        value = self._open_value(section, name, value_node, key)
+        flag = section == "torchrun" and TORCHRUN_FLAGS[_canonical(section, name)]
+        value = self._flag(value_node, key) if flag else self._text(value_node, key)
         if value is None:
             return None
-        return Leaf(value, *notes, line=node.start_mark.line + 1 if node.start_mark else 0)
+        return Leaf(value, *notes, line=node.start_mark.line + 1)
 
-    def _open_value(self, section: str, name: str, node: Any, key: str) -> str | None:
-        if section == "torchrun" and TORCHRUN_FLAGS[_canonical(section, name)]:
-            ok, value = coerce(KEYS["hooks.required"], node)
-            if not ok and getattr(node, "value", None) in ("", "true", "false"):
-                ok, value = True, node.value != "false"
-            if ok:
-                return "true" if value else "false"
+    def _flag(self, node: Any, key: str) -> str | None:
+        """Return what a flag of torchrun is set to; a quoted "true" counts, too."""
+        bare = Text(node.value) if isinstance(node.value, str) else texts(node)
+        try:
+            return "true" if coerce(KEYS["hooks.required"], bare) else "false"
+        except MisfitError:
             self.error(f"{kind(node)} does not fit here", node, "true or false", key)
             return None
-        return self._text(node, key)
 
     def _text(self, node: Any, key: str) -> str | None:
         """Return the text of a variable's value: as it was typed, unless YAML makes it a bool."""
@@ -307,8 +259,7 @@ class Reader:
         if not isinstance(node, yaml.ScalarNode):
             self.error(f"{kind(node)} where text belongs", node, "write one value", key)
             return None
-        plain = node.start_mark is not None and node.style is None
-        if plain and node.tag.endswith((":bool", ":null")):
+        if node.style is None and node.tag.endswith((":bool", ":null")):
             typed = node.value or "nothing"
             fix = f'YAML reads {typed} as {kind(node)}: put it in quotes, "{node.value}"'
             self.error(f"{kind(node)} where text belongs", node, fix, key)
@@ -320,7 +271,7 @@ class Reader:
 
     def _annotations(
         self, key: str, node: Any
-    ) -> tuple[Any, tuple[str, str, tuple[tuple[str, Any], ...]]]:
+    ) -> tuple[Any, tuple[str, str, tuple[tuple[str, str | bool], ...]]]:
         """Split a node into its value node and (why, source, when)."""
         import yaml
 
@@ -347,8 +298,8 @@ class Reader:
         text = self._text(node, key)
         return " ".join(text.split()) if text else ""
 
-    def _when(self, node: Any, key: str) -> tuple[tuple[str, Any], ...]:
-        found: list[tuple[str, Any]] = []
+    def _when(self, node: Any, key: str) -> tuple[tuple[str, str | bool], ...]:
+        found: list[tuple[str, str | bool]] = []
         for name, key_node, value_node in self._pairs(node, f"{key}.when"):
             value = self._plain(value_node)
             if name not in WHEN_WORDS:
@@ -378,3 +329,39 @@ def _canonical(section: str, name: str) -> str:
 
 def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+def kind(node: Any) -> str:
+    """Return what a node is, as a noun for people."""
+    name = type(node).__name__
+    if name != "ScalarNode":
+        return {"MappingNode": "a mapping", "SequenceNode": "a list"}.get(name, "nothing")
+    words = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
+    return words.get(node.tag.rsplit(":", 1)[-1], "the text")
+
+
+def texts(node: Any) -> Text | tuple[Text, ...]:
+    """Return a node as profile/values.py takes it.
+
+    Raises:
+        MisfitError: a mapping, or a list of anything but scalars.
+    """
+    name = type(node).__name__
+    if name == "ScalarNode":
+        return Text(node.value, quoted=node.style is not None)
+    if name != "SequenceNode" or any(type(item).__name__ != "ScalarNode" for item in node.value):
+        raise MisfitError
+    return tuple(Text(item.value, quoted=item.style is not None) for item in node.value)
+
+
+def scalar(node: Any) -> str | bool | int | None:
+    """Return a scalar of a profile's head or of a condition by YAML's own types."""
+    tag, text = node.tag.rsplit(":", 1)[-1], str(node.value)
+    if tag == "int":
+        try:
+            return int(text.replace("_", ""), 0)
+        except ValueError:
+            return text
+    if tag == "bool":
+        return text.lower() in ("yes", "true", "on")
+    return None if tag == "null" else text

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Event = Callable[..., None]  # journal.Journal.event
 
 
-def take_locks(gathered: Gathered, plan: LaunchPlan, say: Callable[[str], None]) -> Held:
-    """Lock the GPUs as the plan says.
+def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
+    """Lock the GPUs as the profile says.
 
     Raises:
         BusyError: another run has one, and the policy is to leave then.
@@ -32,10 +32,11 @@ def take_locks(gathered: Gathered, plan: LaunchPlan, say: Callable[[str], None])
     from saferun.gpu import lock, lock_owner
 
     plug_closed_descriptors()  # or a lock file would become the job's output
-    script = plan.script or "no script"
+    assert gathered.profile is not None, "without one nothing of ours runs"
+    script = gathered.request.line.script or "no script"
     return lock.acquire(
-        plan.locks["devices"],
-        plan.locks,
+        [gpu.uuid for gpu in gathered.facts.gpu.gpus if gpu.uuid],
+        gathered.profile.settings.locks,
         environ=gathered.environ,
         owner=lock_owner.this_process(os.path.basename(script), gathered.identity.run),
         say=say,
@@ -46,7 +47,7 @@ def begin_preflight(
     gathered: Gathered, plan: LaunchPlan, held: Held, say: Callable[[str], None]
 ) -> Clearance | None:
     """Begin to try the GPUs, where the profile wants that; whoever calls this closes it."""
-    if plan.policy["preflight"]["mode"] == "off":
+    if plan.settings.preflight.mode == "off":
         return None
     from saferun.gpu import preflight_gate
 

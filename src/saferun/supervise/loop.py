@@ -11,14 +11,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from saferun.diagnosis import retry_policy
 from saferun.errors import EXIT_UNAVAILABLE
 from saferun.inject import contract
 from saferun.model import LaunchPlan
-from saferun.plan import torchrun_args
 from saferun.plan.inputs import Gathered
 from saferun.plan.view import announcement, as_json
 from saferun.supervise.attempt import Ended, run_attempt
@@ -72,10 +71,10 @@ def supervise(gathered: Gathered, plan: LaunchPlan, say: Say, pace: Pace | None 
     """
     if plan.launcher == "torchrun":
         _hear_interrupts()
-    with take_locks(gathered, plan, say) as held:
+    with take_locks(gathered, say) as held:
         pace = pace or Pace(_pause)
         care = pace.care(gathered, plan, held, say)
-        shell = "no_python" in gathered.request.line.given  # a spare could not become its launcher
+        shell = gathered.request.options.no_python  # a spare could not become its launcher
         ready = Ready(None if shell else gathered.launcher, held.descriptors())
         try:
             ready.keeper()
@@ -187,7 +186,7 @@ class _Run:
         kind = self._history[-1].kind if self._history else ""
         return self._care.cleared(kind, self._journal.event)
 
-    def _fix(self, plan: LaunchPlan, verdict: retry_policy.Verdict) -> int:
+    def _fix(self, plan: LaunchPlan, verdict: retry_policy.Decision) -> int:
         """Do what the failure asks for; return the number of a signal that came meanwhile, or 0."""
         last = self._history[-1] if self._history else None
         if last is None or last.asked:
@@ -230,15 +229,14 @@ class _Run:
     def _attempt(self, plan: LaunchPlan) -> Ended:
         """Run one attempt to its very end."""
         gathered = self._gathered
-        line = gathered.request.line
         return run_attempt(
             plan.command,
             self._environment(plan),
             launcher=plan.launcher,
-            no_python="no_python" in line.given,
-            grace_s=grace_s(plan, line, gathered.environ),
+            no_python=plan.options.no_python,
+            grace_s=grace_s(plan),
             receipts=gathered.identity.receipts,
-            limits=plan.limits,
+            limits=plan.limits._asdict(),
             standby=self._ready.take(),
             on_start=lambda keeper, job: self._harmlessly(lambda: self._started(keeper, job)),
             later=lambda: self._harmlessly(self._make_ready),
@@ -274,7 +272,7 @@ class _Run:
         self._journal.event("started", keeper=keeper, launcher=launcher)
         self._keep_tails()
 
-    def _judged(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Verdict:
+    def _judged(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Decide; a fault of ours there is said in one line, and the job's own end stands."""
         try:
             return self._judge(plan, ended)
@@ -286,9 +284,9 @@ class _Run:
                 f"what the attempt's end means could not be decided, a fault of ours ({what})"
             )
             self._journal.event("fault", traceback=traceback.format_exc())
-            return retry_policy.Verdict(retry_policy.STOP, "a fault of saferun's own")
+            return retry_policy.Decision(retry_policy.STOP, "a fault of saferun's own")
 
-    def _judge(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Verdict:
+    def _judge(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Learn what happened, decide, and say it."""
         number = len(self._history) + 1
         unguarded = self._read_receipts(ended)
@@ -296,7 +294,7 @@ class _Run:
         if ended.exit_code:
             last = self._diagnosed(last, ended)
         self._history.append(last)
-        policy = retry_policy.policy(plan.retry, plan.policy["mitigate"])
+        policy = retry_policy.Policies(plan.settings.retry, plan.settings.mitigate)
         following = self._following()
         verdict = retry_policy.decide(
             self._history,
@@ -342,7 +340,7 @@ class _Run:
         )
 
     def _record(
-        self, number: int, ended: Ended, last: retry_policy.Try, verdict: retry_policy.Verdict
+        self, number: int, ended: Ended, last: retry_policy.Try, verdict: retry_policy.Decision
     ) -> None:
         self._journal.event(
             "ended",
@@ -372,7 +370,7 @@ class _Run:
             self._tails = None
 
     def _tell(
-        self, ended: Ended, verdict: retry_policy.Verdict, unguarded: tuple[str, ...]
+        self, ended: Ended, verdict: retry_policy.Decision, unguarded: tuple[str, ...]
     ) -> None:
         from saferun.diagnosis import failure_report
 
@@ -408,7 +406,7 @@ class _Run:
         self._treatment.notice(told, ranks_seen=seen)
         if _was_asked(ended):
             return ()
-        foreign = "no_python" in request.line.given or "PYTHON_EXEC" in self._gathered.environ
+        foreign = request.options.no_python or "PYTHON_EXEC" in self._gathered.environ
         return receipts.judge(
             told,
             expects_hooks=self._injected and identity.receipts is not None,
@@ -433,7 +431,7 @@ def _pause(number: int, delay_s: float) -> int:
     return 0
 
 
-def grace_s(plan: LaunchPlan, line: Any, environ: Mapping[str, str]) -> float | None:
+def grace_s(plan: LaunchPlan) -> float | None:
     """Return how long a job that was asked to end may take before it is killed; None: for ever.
 
     torchrun itself ends its workers within its own time; plain python takes as long as it takes
@@ -441,8 +439,8 @@ def grace_s(plan: LaunchPlan, line: Any, environ: Mapping[str, str]) -> float | 
     """
     if plan.launcher != "torchrun":
         return None
-    text = torchrun_args.setting(line, environ, "shutdown_timeout") or ""
-    return (float(text) if text.isdigit() else SHUTDOWN_S) + MARGIN_S
+    given = plan.options.shutdown_timeout_s
+    return (SHUTDOWN_S if given is None or given < 0 else given) + MARGIN_S
 
 
 def _first_step(ended: Ended) -> int | None:

@@ -15,7 +15,6 @@ from typing import Any
 from saferun.model import LaunchPlan
 from saferun.plan import mitigation_catalog, mitigation_overlay
 from saferun.plan.inputs import Gathered
-from saferun.plan.torchrun_args import max_nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,9 +51,7 @@ class Treatment:
         if not self.in_force:
             return base
         here = self._situation(gathered, base, self.in_force)
-        return gathered.plan(
-            self.in_force, mitigation_overlay.changes(self.known(), self.in_force, here)
-        )
+        return gathered.plan(mitigation_overlay.changes(self.known(), self.in_force, here))
 
     def usable(self, gathered: Gathered, name: str, in_force: Sequence[str]) -> bool:
         """Return whether a mitigation can be tried in the next attempt."""
@@ -102,7 +99,7 @@ class Treatment:
             mitigation_overlay.questions(self.known(), names),
             gathered.identity.attempt,
             host=mitigation_overlay.meeting_host(here),
-            nodes=max_nodes(here.line, self._environ) or 0,
+            nodes=here.options.nodes or 0,
         )
         return here._replace(answers=answers)
 
@@ -112,8 +109,8 @@ class Treatment:
         """Put in force what helped this script here before; return what to say of it."""
         from saferun.journal import mitigation_history
 
-        policy = plan.policy["mitigate"]
-        if not (policy["enabled"] and policy["remember"]):
+        policy = plan.settings.mitigate
+        if not (policy.enabled and policy.remember):
             return ""
         if not os.path.exists(mitigation_history.path(self._environ)):
             return ""
@@ -125,7 +122,7 @@ class Treatment:
         )
         for entry in found:
             name = entry.mitigation
-            if name not in policy["never"] and self.usable(gathered, name, self.in_force):
+            if name not in policy.never and self.usable(gathered, name, self.in_force):
                 self.in_force += (name,)
                 self._remembered[name] = entry
         return self._said_of_memory()
@@ -135,7 +132,7 @@ class Treatment:
         from saferun.journal import mitigation_history
 
         lasting = [n for n in self._chosen if n in self.in_force and self.known()[n].lasting]
-        if not lasting or not plan.policy["mitigate"]["remember"]:
+        if not lasting or not plan.settings.mitigate.remember:
             return
         key, now = self._key(gathered), time.time()
         arguments = self._arguments(gathered)
@@ -171,7 +168,7 @@ class Treatment:
 
         line = gathered.request.line
         script = line.script or ""
-        module = "module" in line.given
+        module = gathered.request.options.module
         return Key(
             script=f"-m {script}" if module else os.path.realpath(script),
             gpu=", ".join(sorted({gpu.name for gpu in gathered.facts.gpu.gpus})),

@@ -12,14 +12,12 @@ from saferun.system.stderr import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.model import CommandLine
+    from saferun.model import CommandLine, Request
     from saferun.plan.inputs import Gathered
     from saferun.supervise.loop import Pace
 
 
-def check_script(
-    script: str | None, given: Mapping[str, str], environ: Mapping[str, str], cwd: str
-) -> None:
+def check_script(request: Request, environ: Mapping[str, str], cwd: str) -> None:
     """Refuse a script that is not there before anything is started.
 
     A module (`-m`) is the interpreter's to find, and with PYTHON_EXEC the words mean what that
@@ -28,9 +26,10 @@ def check_script(
     Raises:
         UsageError: no such file.
     """
-    if script is None or "module" in given or "PYTHON_EXEC" in environ:
+    script, options = request.line.script, request.options
+    if script is None or options.module or "PYTHON_EXEC" in environ:
         return
-    if "no_python" in given and "run_path" not in given:
+    if options.no_python and not options.run_path:
         if "/" in script:
             found = os.access(os.path.join(cwd, script), os.X_OK)
         else:
@@ -60,18 +59,17 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
     from saferun.supervise.replace import replace_process
 
     request, environ = gathered.request, gathered.environ
-    plan = gathered.plan()
     if request.line.refusal is not None or "help" in request.line.given:
         _advise(request.line)
-        return replace_process(plan, environ)
+        return replace_process(gathered.plan(), environ)
     if inputs.disabled(environ):
-        return replace_process(plan, environ)
-    check_script(request.line.script, request.line.given, environ, cwd)
-    if plan.supervised:
+        return replace_process(gathered.plan(), environ)
+    check_script(request, environ, cwd)
+    if gathered.supervised:
         from saferun.supervise.loop import supervise
 
-        return supervise(gathered, plan, say, pace)
-    return _become(gathered, plan)
+        return supervise(gathered, gathered.plan(), say, pace)
+    return _become(gathered, gathered.plan())
 
 
 def _become(gathered: Gathered, plan: LaunchPlan) -> int:
@@ -81,7 +79,7 @@ def _become(gathered: Gathered, plan: LaunchPlan) -> int:
     from saferun.supervise.gpu_gate import begin_preflight, take_locks
     from saferun.supervise.replace import replace_process
 
-    held = take_locks(gathered, plan, say)
+    held = take_locks(gathered, say)
     check = begin_preflight(gathered, plan, held, say)
     say(announcement(plan))
     if check:

@@ -1,0 +1,76 @@
+"""Pure: the values of a profile's keys as one typed `Settings`, built from the table of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from saferun.model import (
+    CompileHook,
+    GuardsHook,
+    HookSettings,
+    InitHook,
+    LockPolicy,
+    MemoryHook,
+    MitigationPolicy,
+    OptunaHook,
+    OrderHook,
+    PreflightPolicy,
+    RecoverPolicy,
+    RetryPolicy,
+    Settings,
+    TensorflowHook,
+    WatchPolicy,
+)
+from saferun.profile.schema import KEYS, Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+# The type of each group of keys; its fields are the keys of the group.
+TYPES: dict[str, Callable[..., Any]] = {
+    "hooks": HookSettings,
+    "hooks.compile": CompileHook,
+    "hooks.init": InitHook,
+    "hooks.order": OrderHook,
+    "hooks.guards": GuardsHook,
+    "hooks.memory": MemoryHook,
+    "hooks.optuna": OptunaHook,
+    "hooks.tensorflow": TensorflowHook,
+    "retry": RetryPolicy,
+    "mitigate": MitigationPolicy,
+    "preflight": PreflightPolicy,
+    "locks": LockPolicy,
+    "watch": WatchPolicy,
+    "recover": RecoverPolicy,
+}
+
+
+def build(values: Mapping[str, Value]) -> Settings:
+    """Return the settings that values by dotted key make; a key without a value has its default."""
+    return _group(Settings, "", values)
+
+
+def _group(kind: Callable[..., T], prefix: str, values: Mapping[str, Value]) -> T:
+    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]  # a NamedTuple's
+    return kind(*(_field(f"{prefix}{name}", values) for name in fields))
+
+
+def _field(key: str, values: Mapping[str, Value]) -> object:
+    if key in TYPES:
+        return _group(TYPES[key], f"{key}.", values)
+    return values[key] if key in values else KEYS[key].default
+
+
+def replace(hooks: HookSettings, changes: Mapping[str, Mapping[str, Value]]) -> HookSettings:
+    """Return hook settings with changes over them.
+
+    Args:
+        hooks: the settings.
+        changes: hook -> key -> value: {"compile": {"autotune": "off"}}; every key is checked
+            where the mitigations are read (plan/mitigation_catalog.py).
+    """
+    parts = {name: getattr(hooks, name)._replace(**part) for name, part in changes.items()}
+    return hooks._replace(**parts)

@@ -1,0 +1,188 @@
+"""One codec: a text means the same in `--set`, in YAML and in a generated script."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shell_text import made, settings_in_bash
+
+from saferun.errors import ProfileError
+from saferun.export import settings_codec
+from saferun.export.settings_codec import Sheet
+from saferun.model import as_tree
+from saferun.profile import settings as profile_settings
+from saferun.profile.schema import KEYS, Doc, Leaf, Value
+from saferun.profile.values import read_value, write_value
+from saferun.profile.yaml_reader import parse
+
+GOOD = [
+    ("hooks.compile.autotune", "off", "off"),
+    ("hooks.compile.fallback", "yes", "on"),
+    ("hooks.init.timeout_s", "30", 30.0),
+    ("hooks.init.timeout_s", "1e5", 100000.0),
+    ("hooks.init.timeout_s", "1_000.5", 1000.5),
+    ("retry.attempts", "1", 1),
+    ("retry.attempts", "0x3", 3),
+    ("retry.deadline_s", "null", None),
+    ("retry.deadline_s", "~", None),
+    ("retry.deadline_s", "", None),
+    ("retry.debug_last", "On", True),
+    ("retry.backoff_s", "[1, 2]", (1.0, 2.0)),
+    ("retry.backoff_s", "[ .5,1e1 ]", (0.5, 10.0)),
+    ("retry.resume_args", "[--resume, 'x y']", ("--resume", "x y")),
+    ("retry.resume_args", '[a, "b"]', ("a", "b")),
+    ("retry.resume_args", '["it\'s", \'say ""\', "on", 3]', ("it's", 'say ""', "on", "3")),
+    ("retry.resume_args", "[]", ()),
+    ("launcher", "python", "python"),
+]
+# Open sections take the text as it is; YAML has rules of its own for what is no text there.
+OPEN = [
+    ("env.A", "off", "off"),
+    ("env.A", "", ""),
+    ("env.A", "{a: b}", "{a: b}"),
+    ("torchrun.nproc-per-node", "2", "2"),
+    ("torchrun.standalone", "true", "true"),
+    ("torchrun.standalone", "on", "true"),
+    ("torchrun.no_python", "No", "false"),
+]
+BAD = [
+    ("hooks.compile.autotun", "off", ["unknown key", "`hooks.compile.autotune`"]),
+    ("hooks.compile", "off", ["is a group", "hooks.compile.autotune"]),
+    ("env", "x", ["is a group"]),
+    ("retry.attempts", "many", ["`many`", "--set retry.attempts", "whole number"]),
+    ("retry.attempts", "", ["nothing", "--set retry.attempts", "whole number of at least 1"]),
+    ("retry.attempts", "[", ["`[`", "whole number"]),
+    ("retry.attempts", "0", ["at least 1"]),
+    ("retry.attempts", "2.0", ["whole number"]),
+    ("retry.attempts", '"2"', ["whole number"]),
+    ("retry.backoff_s", "[2, 1]", ["two numbers"]),
+    ("retry.backoff_s", "5", ["two numbers"]),
+    ("retry.resume_args", "--resume", ["a list"]),
+    ("retry.resume_args", "[a, on]", ["a list"]),
+    ("retry.resume_args", "[a,, b]", ["a list"]),
+    ("hooks.init.timeout_s", "inf", ["a number"]),
+    ("hooks.init.timeout_s", "nan", ["a number"]),
+    ("hooks.init.timeout_s", "9" * 400, ["a number"]),
+    ("env.1A", "x", ["cannot be a variable's name"]),
+    ("env.SAFERUN_RETRIES", "x", ["saferun's own"]),
+    ("env.A", "a\0b", ["NUL"]),
+    ("torchrun.standalone", "maybe", ["true or false"]),
+    ("torchrun.nproc", "2", ["unknown torchrun option"]),
+]
+
+
+def from_set(key: str, text: str) -> Value:
+    return read_value(key, text, "--set").value
+
+
+def from_yaml(key: str, text: str) -> Value:
+    """The value that a profile file gives, where the text stands behind the key as it is."""
+    *groups, name = key.split(".")
+    lines = [f"{'  ' * depth}{group}:" for depth, group in enumerate(groups)]
+    lines.append(f"{'  ' * len(groups)}{name}: {text}")
+    return parse("\n".join(["schema: 1", *lines, ""]), "p.yaml").leaves[key].value
+
+
+def from_script(key: str, text: str) -> Value:
+    """The value that a generated script hands over, where a person has written the text in it."""
+    return settings_codec.read([*("p.yaml", "", key, text)], "run.sh").chain[0].leaves[key].value
+
+
+@pytest.mark.parametrize("read", [from_set, from_yaml, from_script])
+def test_a_text_means_the_same_wherever_it_stands(read):
+    meant = [(key, text, read(key, text)) for key, text, _ in GOOD]
+    assert meant == GOOD
+
+
+@pytest.mark.parametrize("read", [from_set, from_script])
+def test_open_sections_take_the_text_as_it_is(read):
+    assert [(key, text, read(key, text)) for key, text, _ in OPEN] == OPEN
+
+
+def test_what_does_not_fit_is_one_line_with_place_and_fix():
+    for key, text, parts in BAD:
+        with pytest.raises(ProfileError) as caught:
+            from_set(key, text)
+        message = str(caught.value)
+        assert [part for part in parts if part not in message] == [], (key, text, message)
+        with pytest.raises(ProfileError):
+            from_script(key, text)
+
+
+def values_of(key: str) -> st.SearchStrategy[Value]:
+    """Any value that a key can hold."""
+    spec = KEYS[key]
+    least = spec.least if spec.least is not None else -1e9
+    numbers = st.floats(least, 1e300, allow_nan=False)
+    found: dict[str, st.SearchStrategy[Value]] = {
+        "choice": st.sampled_from(spec.choices or ("",)),
+        "bool": st.booleans(),
+        "int": st.integers(int(least), 2**63),
+        "number": numbers,
+        "texts": st.lists(st.text(st.characters(exclude_categories=("Cs",)))).map(tuple),
+        "range": st.tuples(numbers, numbers).map(lambda pair: (min(pair), max(pair))),
+    }
+    return found[spec.kind] | st.none() if spec.nullable else found[spec.kind]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(sorted(KEYS)).flatmap(lambda k: st.tuples(st.just(k), values_of(k))))
+def test_every_value_survives_set_yaml_and_script(pair):
+    key, value = pair
+    text = write_value(key, value)
+    assert from_set(key, text) == value
+    assert from_script(key, text) == value
+    tree: object = json.loads(json.dumps(value))
+    for name in reversed(key.split(".")):
+        tree = {name: tree}
+    assert isinstance(tree, dict)
+    document = yaml.safe_dump({"schema": 1, **tree}, allow_unicode=True)
+    assert parse(document, "p.yaml").leaves[key].value == value
+
+
+def test_values_survive_a_real_bash():
+    leaves = {key: Leaf(value) for key, _, value in GOOD}
+    doc = Doc("p.yaml", "p", "", (), (), leaves)
+    sheet = Sheet("p", "--profile", (), (doc,), ())
+    read = settings_codec.read(settings_in_bash(made(sheet)), "run.sh")
+    assert {key: leaf.value for key, leaf in read.chain[0].leaves.items()} == {
+        key: leaf.value for key, leaf in leaves.items()
+    }
+
+
+# Texts near the edges of every kind, as a person might type them.
+SCALARS = "1e5 0x3 017 1_0 .5 5. -1 +3 1e 0b1 1:30 2026-01-01 on OFF Yes null ~ none true keep off"
+LISTS = ("[1, 2]", "[a, 'b c']", '["x", y]', "[]", "[1]", "[[1], 2]", "[a", "[on, a]", "[1e1, 2e1]")
+WORDS = st.sampled_from([*SCALARS.split(), "''", '"on"', *LISTS])
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(sorted(KEYS)), WORDS)
+def test_set_yaml_and_script_agree_on_what_a_person_types(key, text):
+    def meaning(read) -> object:
+        try:
+            return read(key, text)
+        except ProfileError:
+            return "refused"
+
+    assert meaning(from_set) == meaning(from_yaml) == meaning(from_script)
+
+
+def test_the_typed_settings_have_a_field_for_every_key_and_no_more():
+    tree = as_tree(profile_settings.build({}))
+
+    def leaves(prefix: str, node: object) -> list[str]:
+        if isinstance(node, dict):
+            return [key for name in node for key in leaves(f"{prefix}.{name}", node[name])]
+        return [prefix[1:]]
+
+    assert sorted(leaves("", tree)) == sorted(set(KEYS) - {"launcher"})
+
+
+def test_every_default_fits_its_own_key():
+    for key, spec in KEYS.items():
+        assert from_set(key, write_value(key, spec.default)) == spec.default, key
