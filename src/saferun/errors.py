@@ -49,3 +49,9 @@ class UnavailableError(SaferunError):
     """A program or a library that the launch needs is not there (exit 69)."""
 
     code = EXIT_UNAVAILABLE
+
+
+class BusyError(SaferunError):
+    """Another run has the GPUs (exit 75)."""
+
+    code = EXIT_BUSY

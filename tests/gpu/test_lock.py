@@ -20,7 +20,7 @@ import time
 import filelock
 import pytest
 
-from saferun.errors import EXIT_BUSY
+from saferun.errors import EXIT_BUSY, BusyError
 from saferun.gpu import lock, lock_dir, lock_owner
 
 A = "GPU-14e799be-cee2-7364-1ed2-56588c2c62e3"
@@ -39,6 +39,7 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become sever
 # One run: it takes its locks as told on argv, says on stdout what came of it, and ends with stdin.
 RUN = """
 import fcntl, json, os, pwd, subprocess, sys, time
+from saferun.errors import BusyError
 from saferun.gpu import lock, lock_dir, lock_owner
 job = json.loads(sys.argv[1])
 if job["uid"]:
@@ -54,7 +55,7 @@ try:
     held = lock.acquire(job["uuids"], job["policy"], environ=os.environ, say=say,
         owner=lock_owner.this_process(job["command"], "run-7"), directory=job["directory"],
         parents=job["parents"])
-except lock.BusyError as error:
+except BusyError as error:
     print(json.dumps({"busy": str(error), "said": said, "code": error.code}), flush=True)
     sys.exit(error.code)
 print(json.dumps({"held": held.describe(), "said": said, "environ": held.environ()}), flush=True)
@@ -370,7 +371,7 @@ class Clock:
 
 def test_wait_ends_as_busy_when_its_time_is_up(holds, shared):
     first, clock, said = holds(A), Clock(), []
-    with pytest.raises(lock.BusyError, match=rf"pid {first.pid} .*locks\.gpus: wait, 20 s"):
+    with pytest.raises(BusyError, match=rf"pid {first.pid} .*locks\.gpus: wait, 20 s"):
         take(
             shared / "lock",
             A,
@@ -386,7 +387,7 @@ def test_wait_ends_as_busy_when_its_time_is_up(holds, shared):
 
 def test_wait_for_no_time_is_a_refusal_at_once(holds, shared):
     holds(A)
-    with pytest.raises(lock.BusyError):
+    with pytest.raises(BusyError):
         take(shared / "lock", A, mode="wait", wait_s=0, sleep=no_wait)
 
 
@@ -399,7 +400,7 @@ def test_who_waits_for_two_gpus_holds_neither(holds, start, outcome):
 def test_a_refused_run_leaves_no_descriptor_open(holds, shared):
     holds(A)
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(lock.BusyError):
+    with pytest.raises(BusyError):
         take(shared / "lock", A, B)
     assert os.listdir("/proc/self/fd") == before
 
@@ -434,7 +435,7 @@ def _racer(directory, job, go_read, go, tell):
         try:
             take(directory, *job["uuids"], slots=job.get("slots", 1), say=lambda line: None)
             os.write(tell, b"h")
-        except lock.BusyError:
+        except BusyError:
             os.write(tell, b"b")
         signal.pause()
     finally:
@@ -587,7 +588,7 @@ def test_a_nested_run_on_a_slice_is_not_blocked_by_its_ancestor_on_the_gpu(holds
 )
 def test_what_is_not_true_of_an_ancestor_is_not_believed(holds, shared, claim):
     holds(A)
-    with pytest.raises(lock.BusyError):
+    with pytest.raises(BusyError):
         take(shared / "lock", A, environ={"SAFERUN_LOCKS": claim})
 
 
@@ -902,7 +903,7 @@ def test_a_record_that_cannot_be_true_is_not_named(tmp_path, changes):
     path.write_text(json.dumps(record))
     path.chmod(0o644)
     take(tmp_path, B).close()
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(lock.BusyError) as busy:
+    with flock(tmp_path / f"{A}.lock"), pytest.raises(BusyError) as busy:
         take(tmp_path, A)
     assert "forged.py" not in str(busy.value)
 
@@ -911,7 +912,7 @@ def test_a_record_that_is_true_is_named_so_the_two_tests_above_can_fail(tmp_path
     path = tmp_path / f"holder.{os.geteuid()}.{os.getpid()}.00000000.json"
     path.write_text(json.dumps({**forged(os.getpid()), "slots": 1}))
     path.chmod(0o644)
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(lock.BusyError, match=r"forged\.py"):
+    with flock(tmp_path / f"{A}.lock"), pytest.raises(BusyError, match=r"forged\.py"):
         take(tmp_path, A)
 
 
@@ -931,7 +932,7 @@ def test_a_planted_record_of_any_kind_is_passed_over(tmp_path):
     (tmp_path / f"{prefix}.4.json").mkdir()
     (tmp_path / f"{prefix}.5.json").write_bytes((tmp_path / "target").read_bytes())
     (tmp_path / f"{prefix}.5.json").chmod(0o666)  # anybody may have written it
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(lock.BusyError) as busy:
+    with flock(tmp_path / f"{A}.lock"), pytest.raises(BusyError) as busy:
         take(tmp_path, A)
     assert "forged.py" not in str(busy.value)
 

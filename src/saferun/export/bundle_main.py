@@ -34,7 +34,7 @@ from saferun.plan.request import read_torchrun
 from saferun.profile import files as profiles
 from saferun.profile.merge import Given, is_for_gpus
 from saferun.profile.values import read_value
-from saferun.supervise.gpu_gate import Event, GpuCare
+from saferun.supervise.gpu_gate import GpuCare, Report
 from saferun.supervise.loop import ASKING, Pace
 from saferun.supervise.start import carry_out
 from saferun.system import gpus as gpu
@@ -114,17 +114,17 @@ class _Care(GpuCare):
         super().__init__(*of)
         self._script = script
 
-    def cleared(self, kind: str, event: Event) -> bool:
+    def cleared(self, kind: str, report: Report) -> bool:
         if self.waits and not self._script.lets("preflight"):
             return True
-        return super().cleared(kind, event)
+        return super().cleared(kind, report)
 
-    def fix(
+    def recover(
         self, plan: LaunchPlan, kind: str, *, again: bool, pause: Callable[[float], int]
     ) -> int:
         if kind in AFTER and not self._script.lets("recover_cuda_context"):
             return 0
-        return super().fix(plan, kind, again=again, pause=pause)
+        return super().recover(plan, kind, again=again, pause=pause)
 
 
 def environment(now: Mapping[str, str], before: bytes) -> dict[str, str]:

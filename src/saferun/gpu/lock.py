@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from saferun.errors import EXIT_BUSY, SaferunError
+from saferun.errors import BusyError
 from saferun.gpu.lock_dir import Place, UnusableError
 from saferun.gpu.lock_owner import Holder, Record, plain, read_all, unlink, who, write
 from saferun.model import LockPolicy
@@ -52,12 +52,6 @@ class Device(NamedTuple):
 
     name: str
     parent: str = ""  # of a slice, where it is known
-
-
-class BusyError(SaferunError):
-    """Another run has the GPUs (exit 75)."""
-
-    code = EXIT_BUSY
 
 
 class _World(NamedTuple):

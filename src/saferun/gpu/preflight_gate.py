@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from saferun.errors import BusyError
 from saferun.gpu import preflight
 from saferun.gpu.cuda_errors import RESET
 from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan, LockPolicy
@@ -304,7 +305,7 @@ def recover_cuda_context(
     uuids = [gpu.uuid for gpu in facts.gpus if gpu.uuid]
     try:
         held = lock.acquire(uuids, policy, environ=environ, owner=owner, say=say)
-    except lock.BusyError as busy:
+    except BusyError as busy:
         fix = "nothing is recovered while another run has them; wait for it to end"
         return (Finding(PROBLEM, "locks", busy.what, "", fix),)
     with held:

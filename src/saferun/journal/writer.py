@@ -157,6 +157,13 @@ class Journal:
                 self._disk.do(_later(_close, descriptor), WRITE_S)
             self._events = self._directory = -1
 
+    def discard(self) -> None:
+        """Remove the directory of a run that never began."""
+        path = self.path
+        self.close()
+        if path is not None:
+            self._disk.do(lambda: _remove_empty(path), WRITE_S)
+
     # What people are told
 
     def _try(self, name: str, work: Callable[[], None]) -> bool:
@@ -386,6 +393,17 @@ def _write(descriptor: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def _remove_empty(path: str) -> None:
+    """Remove a run's directory in which no attempt has left anything."""
+    for name in os.listdir(path):
+        entry = os.path.join(path, name)
+        if os.path.isdir(entry) and not os.path.islink(entry):
+            os.rmdir(entry)
+        else:
+            os.unlink(entry)
+    os.rmdir(path)
 
 
 def _close(descriptor: int) -> None:

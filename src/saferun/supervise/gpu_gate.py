@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from saferun.gpu.preflight_gate import Clearance
     from saferun.model import Finding
 
-Event = Callable[..., None]  # journal.Journal.event
+# Takes whether the GPUs are granted, and what was found.
+Report = Callable[[bool, "tuple[Finding, ...]"], None]
 
 
 def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
@@ -74,7 +75,7 @@ class GpuCare:
         self._gathered = gathered
         self._held = held
         self._say = say
-        self.fixed: tuple[Finding, ...] = ()  # what the last `fix` did and found
+        self.recovered: tuple[Finding, ...] = ()  # what the last `recover` did and found
         self._check = begin_preflight(gathered, plan, held, say)
 
     @property
@@ -82,13 +83,13 @@ class GpuCare:
         """Whether a trial runs, so that there is time to make something ready."""
         return self._check is not None
 
-    def cleared(self, kind: str, event: Event) -> bool:
+    def cleared(self, kind: str, report: Report) -> bool:
         """Return whether an attempt may have the GPUs.
 
         Args:
             kind: of the failure before it; "" for the first attempt. They are tried again only
                 after one that may be theirs.
-            event: takes what is found.
+            report: takes what is found.
         """
         if self._check is None:
             return True
@@ -97,14 +98,14 @@ class GpuCare:
 
             if kind not in AFTER:
                 return True
-        given = self._check.given()
-        event("preflight", given=given, findings=[f._asdict() for f in self._check.findings])
-        return given
+        granted = self._check.given()
+        report(granted, self._check.findings)
+        return granted
 
-    def fix(
+    def recover(
         self, plan: LaunchPlan, kind: str, *, again: bool, pause: Callable[[float], int]
     ) -> int:
-        """Do for the GPUs what a failure of this kind asks for: nothing, nearly always.
+        """Do for the GPUs what a failure of this kind asks for: usually nothing.
 
         Args:
             plan: of the attempt that failed.
@@ -117,7 +118,7 @@ class GpuCare:
         """
         from saferun.gpu.cuda_errors import AFTER, RESET
 
-        self.fixed = ()
+        self.recovered = ()
         asks = AFTER.get(kind, frozenset())
         if not again:
             asks = asks & {RESET}
@@ -134,7 +135,7 @@ class GpuCare:
             done = preflight_gate.recovered(wanted, self._gathered, plan, self._held, sleep)
         except _AskedError as asked:
             return int(asked.args[0])
-        self.fixed = done.findings
+        self.recovered = done.findings
         for finding in done.findings:
             self._say(preflight_gate.in_a_line(finding))
         return 0

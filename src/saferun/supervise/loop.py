@@ -1,7 +1,7 @@
 """The loop: attempts under a lock. Start, wait, diagnose, decide, start again or explain.
 
 Everything it decides by is pure (plan/build.py, diagnosis/classify.py, diagnosis/retry_policy.py);
-everything it touches has a room of its own (gpu/lock.py, journal/writer.py, attempt.py). An
+everything it touches has a file of its own (gpu/lock.py, journal/writer.py, attempt.py). An
 attempt is over when no process of it lives.
 """
 
@@ -12,35 +12,32 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from saferun.diagnosis import retry_policy
-from saferun.errors import EXIT_UNAVAILABLE
-from saferun.inject import contract
+from saferun.errors import EXIT_UNAVAILABLE, BusyError
 from saferun.model import LaunchPlan
 from saferun.plan.inputs import Gathered
-from saferun.plan.view import announcement, as_json
+from saferun.plan.view import announcement
+from saferun.supervise import record
 from saferun.supervise.attempt import Ended, run_attempt
+from saferun.supervise.attempt_watch import MARGIN_S, SHUTDOWN_S, AttemptWatch, was_asked
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.keeper_pool import Ready
-from saferun.supervise.mitigations import Treatment
+from saferun.supervise.mitigations import RunMitigations
+from saferun.supervise.record import Record
 from saferun.supervise.replace import replace_process
-from saferun.system.procfs import this_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.gpu.lock import Held
-    from saferun.journal.writer import Journal
 
-SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
-MARGIN_S = 10.0  # beyond it, for torchrun's own end
 # What ends a run that waits between attempts.
 ASKING = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
-VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's
 READY_S = 5.0  # into an attempt: ranks are up, and what the next attempt needs is made ready
 
 Say = Callable[[str], None]
@@ -50,18 +47,28 @@ Before = Callable[[int, float], int]
 
 
 class Pace(NamedTuple):
-    """Who begins attempts and cares for the GPUs; a twin's script has a say in both."""
+    """Who begins attempts and cares for the GPUs; a generated script has a say in both."""
 
     before: Before
     care: Callable[[Gathered, LaunchPlan, Held, Say], GpuCare] = GpuCare
 
 
-def supervise(gathered: Gathered, plan: LaunchPlan, say: Say, pace: Pace | None = None) -> int:
+class Means(NamedTuple):
+    """What a run has to work with."""
+
+    held: Held  # its locks
+    ready: Ready  # the keeper of the next attempt
+    care: GpuCare
+    record: Record
+    before: Before
+    say: Say
+
+
+def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
     """Run attempts until one succeeds or another would not help; return the exit status.
 
     Args:
         gathered: what the plan of every attempt is computed from.
-        plan: of the first attempt, as it would be without a journal.
         say: takes lines for people.
         pace: of attempts, where it is not ours alone.
 
@@ -69,23 +76,41 @@ def supervise(gathered: Gathered, plan: LaunchPlan, say: Say, pace: Pace | None 
         BusyError: the GPUs are another run's.
         UnavailableError: the launcher cannot be started.
     """
-    if plan.launcher == "torchrun":
+    if gathered.launcher is not None:
         _hear_interrupts()
-    with take_locks(gathered, say) as held:
-        pace = pace or Pace(_pause)
+    pace = pace or Pace(_pause)
+    gathered, journal = record.begin(gathered, say)
+    try:
+        held = take_locks(gathered, say)
+    except BusyError:
+        journal.discard()
+        raise
+    with held:
+        plan = gathered.plan()
         care = pace.care(gathered, plan, held, say)
         shell = gathered.request.options.no_python  # a spare could not become its launcher
         ready = Ready(None if shell else gathered.launcher, held.descriptors())
         try:
             ready.keeper()
         except OSError as error:
-            say(f"the job is not supervised, no process could be started for it: {error.strerror}")
-            if not care.cleared("", lambda *_, **__: None):
-                return EXIT_UNAVAILABLE
-            held.inheritable()
-            replace_process(plan, {**gathered.environ, **held.environ()})
+            journal.discard()
+            return _unsupervised(gathered, plan, held, care, error)
         say(announcement(plan))
-        return _Run(gathered, held, ready, say, pace.before, care).go()
+        means = Means(held, ready, care, Record(journal), pace.before, say)
+        return _Run(gathered, plan, means).go()
+
+
+def _unsupervised(
+    gathered: Gathered, plan: LaunchPlan, held: Held, care: GpuCare, error: OSError
+) -> int:
+    """Become the job, where no process can be started beside it."""
+    from saferun.system.stderr import say
+
+    say(f"the job is not supervised, no process could be started for it: {error.strerror}")
+    if not care.cleared("", lambda granted, findings: None):
+        return EXIT_UNAVAILABLE
+    held.inheritable()
+    return replace_process(plan, {**gathered.environ, **held.environ()})
 
 
 def _hear_interrupts() -> None:
@@ -103,36 +128,23 @@ def _hear_interrupts() -> None:
 
 
 class _Run:
-    """One run: its attempts so far, and what they share."""
+    """One run: its attempts so far, and what they share.
 
-    def __init__(
-        self,
-        gathered: Gathered,
-        held: Held,
-        ready: Ready,
-        say: Say,
-        before: Before,
-        care: GpuCare,
-    ) -> None:
-        self._before = before
-        self._care = care
+    Args:
+        gathered: what the plan of every attempt is computed from.
+        first: the plan of attempt 1 without mitigations.
+        means: what it has to work with.
+    """
+
+    def __init__(self, gathered: Gathered, first: LaunchPlan, means: Means) -> None:
+        self._gathered = gathered
+        self._means = means
+        self._record = means.record
         self._began = time.monotonic()
-        self._held = held
-        self._ready = ready
-        self._say = say
-        self._journal = _begin_journal(gathered, say)
-        identity = gathered.identity._replace(receipts=self._journal.receipts())
-        if self._journal.path:  # another run may have had the name
-            identity = identity._replace(run=os.path.basename(self._journal.path))
-        self._gathered = gathered._replace(identity=identity)
         self._history: list[retry_policy.Try] = []
         self._diagnoses: list[Diagnosis] = []
-        self._treatment = Treatment(self._gathered, self._journal.path or "")
-        self._kills: Any = None  # witness.OutOfMemoryKills of the attempt that runs
-        self._injected = False  # its processes were told to run hooks
-        self._launcher = 0  # the launcher's pid
-        self._ranks: Any = None  # witness.Ranks of the launcher, once they were looked at
-        self._tails: tuple[int, bytes, bytes] | None = None  # that are not on the disk yet
+        self._mitigations = RunMitigations(gathered, first, self._record.path or "")
+        self._watch = AttemptWatch(gathered, first)
 
     def go(self) -> int:
         """Run attempt after attempt; return the exit status of the last one."""
@@ -140,90 +152,58 @@ class _Run:
             self._recall()
             delay_s = 0.0
             while True:
-                if stopped_by := self._before(len(self._history) + 1, delay_s):
+                if stopped_by := self._means.before(len(self._history) + 1, delay_s):
                     return self._over(128 + stopped_by, "asked to end")
                 if not self._cleared():
                     return self._over(EXIT_UNAVAILABLE, "the GPUs failed their trial")
-                plan = self._plan()
+                plan = self._begin_attempt()
                 ended = self._attempt(plan)
-                verdict = self._judged(plan, ended)
-                if stopped_by := self._fix(plan, verdict):
+                decision = self._decided(plan, ended)
+                if stopped_by := self._recover(plan, decision):
                     return self._over(128 + stopped_by, "asked to end")
-                if verdict.action != retry_policy.AGAIN:
-                    return self._over(ended.exit_code, verdict.reason)
-                if verdict.add:
-                    self._treatment.add(verdict.add, self._history[-1].kind)
-                delay_s = verdict.delay_s
+                if decision.action != retry_policy.AGAIN:
+                    return self._over(ended.exit_code, decision.reason)
+                if decision.add:
+                    self._mitigations.add(decision.add, self._history[-1].kind)
+                delay_s = decision.delay_s
         except Exception as error:
-            self._journal.event("end", reason=f"{type(error).__name__}: {error}")
+            self._record.end(None, f"{type(error).__name__}: {error}")
             raise
         finally:
-            self._care.close()
-            self._ready.drop()
-            self._treatment.close()
-            self._journal.close()
+            self._means.care.close()
+            self._means.ready.drop()
+            self._mitigations.close()
+            self._record.close()
 
     def _over(self, status: int, reason: str) -> int:
-        self._journal.event("end", status=status, reason=reason)
-        self._keep_tails()
-        self._harmlessly(self._leave_verdict)
+        self._record.end(status, reason)
+        last = self._history[-1] if self._history else None
+        self._record.harmlessly(lambda: record.leave_verdict(self._gathered, last))
         return status
-
-    def _leave_verdict(self) -> None:
-        """Tell whoever started us what the end of a failed run means, where that was asked for."""
-        path = self._gathered.environ.get(VERDICT_FILE)
-        last = self._history[-1] if self._history else None
-        if path and last and last.exit_code and not last.asked:
-            from saferun.system import paths
-
-            paths.write_private(os.path.abspath(path), last.verdict.encode() + b"\n")
-
-    def _cleared(self) -> bool:
-        """Have the GPUs tried; meanwhile a torchrun imports torch, which becomes attempt 1."""
-        if not self._history and self._care.waits:
-            plan = self._treatment.plan(self._gathered)
-            self._ready.spare(plan.command, self._environment(plan))
-        kind = self._history[-1].kind if self._history else ""
-        return self._care.cleared(kind, self._journal.event)
-
-    def _fix(self, plan: LaunchPlan, verdict: retry_policy.Decision) -> int:
-        """Do what the failure asks for; return the number of a signal that came meanwhile, or 0."""
-        last = self._history[-1] if self._history else None
-        if last is None or last.asked:
-            return 0
-        again = verdict.action == retry_policy.AGAIN
-        try:
-            asked = self._care.fix(plan, last.kind, again=again, pause=lambda s: _pause(0, s))
-        except Exception as error:
-            self._journal.event("fault", what=f"{type(error).__name__}: {error}")
-            return 0
-        if self._care.fixed:
-            self._journal.event("recovery", findings=[f._asdict() for f in self._care.fixed])
-        return asked
 
     def _recall(self) -> None:
         """Begin with what helped this script here before, and say so; without it if that fails."""
         try:
-            if said := self._treatment.recall(self._gathered, self._gathered.plan()):
-                self._say(said)
+            if line := self._mitigations.recall(self._gathered):
+                self._means.say(line)
         except Exception as error:
-            self._say(f"what helped before could not be read ({type(error).__name__}: {error})")
+            what = f"{type(error).__name__}: {error}"
+            self._means.say(f"what helped before could not be read ({what})")
 
-    def _following(self) -> Gathered:
-        """What the plan of the attempt after the running one is computed from."""
-        identity = self._gathered.identity
-        following = identity._replace(attempt=identity.attempt + 1)
-        return self._gathered._replace(identity=following)
+    def _cleared(self) -> bool:
+        """Have the GPUs tried; meanwhile a torchrun imports torch, which becomes attempt 1."""
+        if not self._history and self._means.care.waits:
+            plan = self._mitigations.plan(self._gathered)
+            self._means.ready.spare(plan.command, self._environment(plan))
+        kind = self._history[-1].kind if self._history else ""
+        return self._means.care.cleared(kind, self._record.preflight)
 
-    def _plan(self) -> LaunchPlan:
-        number = len(self._history) + 1
-        identity = self._gathered.identity._replace(attempt=number)
+    def _begin_attempt(self) -> LaunchPlan:
+        identity = self._gathered.identity._replace(attempt=len(self._history) + 1)
         self._gathered = self._gathered._replace(identity=identity)
-        plan = self._treatment.plan(self._gathered)
-        self._injected = contract.VARIABLE in plan.env
-        self._journal.plan(as_json(plan))
-        by = this_process()
-        self._journal.event("attempt", attempt=number, mitigations=plan.mitigations, by=by)
+        plan = self._mitigations.plan(self._gathered)
+        self._watch = AttemptWatch(self._gathered, plan)
+        self._record.attempt(identity.attempt, plan)
         return plan
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
@@ -237,182 +217,102 @@ class _Run:
             grace_s=grace_s(plan),
             receipts=gathered.identity.receipts,
             limits=plan.limits._asdict(),
-            standby=self._ready.take(),
-            on_start=lambda keeper, job: self._harmlessly(lambda: self._started(keeper, job)),
-            later=lambda: self._harmlessly(self._make_ready),
+            standby=self._means.ready.take(),
+            on_start=lambda keeper, job: self._record.harmlessly(
+                lambda: self._started(keeper, job)
+            ),
+            later=lambda: self._record.harmlessly(self._make_ready),
             later_s=READY_S,
-            spared=self._ready.pids,
+            spared=self._means.ready.pids,
         )
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
-        return {**plan.environment(self._gathered.environ), **self._held.environ()}
+        return {**plan.environment(self._gathered.environ), **self._means.held.environ()}
 
-    def _harmlessly(self, work: Callable[[], None]) -> None:
-        """Do what the running job does not need: a fault of ours there is the journal's alone."""
-        try:
-            work()
-        except Exception as error:
-            self._journal.event("fault", what=f"{type(error).__name__}: {error}")
-
-    def _make_ready(self) -> None:
-        from saferun.diagnosis import classify, failure_report, signatures  # noqa: F401
-        from saferun.journal import receipts  # noqa: F401
-        from saferun.supervise import evidence
-
-        signatures.load(self._gathered.environ)  # its cache is warm, should they be needed
-        self._ranks = evidence.ranks(self._launcher)
-        plan = self._treatment.plan(self._following())
-        self._ready.spare(plan.command, self._environment(plan))
+    def _following(self) -> Gathered:
+        """What the plan of the attempt after the running one is computed from."""
+        identity = self._gathered.identity
+        following = identity._replace(attempt=identity.attempt + 1)
+        return self._gathered._replace(identity=following)
 
     def _started(self, keeper: int, launcher: int) -> None:
-        from saferun.supervise.evidence import OutOfMemoryKills
+        self._record.harmlessly(lambda: self._watch.started(launcher))
+        self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
-        self._launcher, self._ranks = launcher, None
-        self._kills = OutOfMemoryKills()  # the job is starting meanwhile
-        self._journal.event("started", keeper=keeper, launcher=launcher)
-        self._keep_tails()
+    def _make_ready(self) -> None:
+        """Load what a failure will need, and have the next attempt's torchrun import torch."""
+        from saferun.diagnosis import classify, signatures  # noqa: F401
+        from saferun.journal import receipts  # noqa: F401
+        from saferun.supervise import report  # noqa: F401
 
-    def _judged(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
+        signatures.load(self._gathered.environ)  # its cache is warm, should they be needed
+        self._watch.look()
+        plan = self._mitigations.plan(self._following())
+        self._means.ready.spare(plan.command, self._environment(plan))
+
+    def _decided(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Decide; a fault of ours there is said in one line, and the job's own end stands."""
         try:
-            return self._judge(plan, ended)
+            return self._decide(plan, ended)
         except Exception as error:
             import traceback
 
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._say(
+            self._means.say(
                 f"what the attempt's end means could not be decided, a fault of ours ({what})"
             )
-            self._journal.event("fault", traceback=traceback.format_exc())
+            self._record.fault(error, traceback=traceback.format_exc())
             return retry_policy.Decision(retry_policy.STOP, "a fault of saferun's own")
 
-    def _judge(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
+    def _decide(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Learn what happened, decide, and say it."""
-        number = len(self._history) + 1
-        unguarded = self._read_receipts(ended)
-        last = self._as_try(number, plan, ended)
+        found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
+        self._mitigations.notice(found, ranks_seen=ranks_ran)
+        diagnosis = None
+        last = self._watch.as_try(ended, time.monotonic() - self._began)
         if ended.exit_code:
-            last = self._diagnosed(last, ended)
+            last, diagnosis = self._watch.diagnosed(last, ended)
+            self._diagnoses.append(diagnosis)
         self._history.append(last)
-        policy = retry_policy.Policies(plan.settings.retry, plan.settings.mitigate)
         following = self._following()
-        verdict = retry_policy.decide(
+        decision = retry_policy.decide(
             self._history,
-            policy,
-            usable=lambda name, in_force: self._treatment.usable(following, name, in_force),
+            retry_policy.Policies(plan.settings.retry, plan.settings.mitigate),
+            usable=lambda name, in_force: self._mitigations.usable(following, name, in_force),
             jitter=_jitter(),
         )
-        if verdict.action == retry_policy.DONE:
-            self._treatment.learn(self._gathered, plan)
-        self._record(number, ended, last, verdict)
-        self._tell(ended, verdict, unguarded)
-        return verdict
+        if decision.action == retry_policy.DONE:
+            self._mitigations.learn(self._gathered, plan)
+        self._record.ended(ended, last, diagnosis, decision)
+        # A run that was asked to end may not have come so far as to leave receipts.
+        problems = () if was_asked(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
+        self._report(ended, decision, problems)
+        return decision
 
-    def _as_try(self, number: int, plan: LaunchPlan, ended: Ended) -> retry_policy.Try:
-        return retry_policy.Try(
-            number=number,
-            exit_code=ended.exit_code,
-            lived_s=ended.lived_s,
-            ended_s=time.monotonic() - self._began,
-            mitigations=plan.mitigations,
-            asked=_was_asked(ended),
-            first_step=_first_step(ended),
-            unkillable=bool(ended.unkillable),
-        )
-
-    def _diagnosed(self, last: retry_policy.Try, ended: Ended) -> retry_policy.Try:
-        """Learn what an attempt failed of; for a success none of this is loaded."""
-        from saferun.diagnosis import classify, signatures
-        from saferun.supervise import evidence
-
-        identity = self._gathered.identity
-        kills = self._kills.since() if self._kills else None
-        known = signatures.load(self._gathered.environ)
-        seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
-        diagnosis = classify.classify(seen, known)
-        self._diagnoses.append(diagnosis)
-        return last._replace(
-            kind=diagnosis.kind,
-            verdict=diagnosis.verdict,
-            offered=diagnosis.mitigations,
-            waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
-            fingerprint=classify.fingerprint(diagnosis),
-        )
-
-    def _record(
-        self, number: int, ended: Ended, last: retry_policy.Try, verdict: retry_policy.Decision
+    def _report(
+        self, ended: Ended, decision: retry_policy.Decision, problems: tuple[str, ...]
     ) -> None:
-        self._journal.event(
-            "ended",
-            attempt=number,
-            status=ended.exit_code,
-            lived_s=round(ended.lived_s, 3),
-            ended_by=ended.ended_by,
-            signals=ended.forwarded,
-            killed=ended.killed,
-            unkillable=ended.unkillable,
-            kind=last.kind,
-            fingerprint=last.fingerprint,
-            root_rank=self._diagnoses[-1].root_rank if ended.exit_code else None,
-            root_line=self._diagnoses[-1].root_line if ended.exit_code else None,
-            action=verdict.action,
-            reason=verdict.reason,
-            delay_s=round(verdict.delay_s, 3),
-            add=verdict.add,
-        )
-        self._tails = (number, ended.stdout_tail, ended.stderr_tail)
+        from saferun.supervise import report
 
-    def _keep_tails(self) -> None:
-        """Write what an attempt left to the disk; the next one has no use of us while it starts."""
-        if self._tails is not None:
-            self._journal.tails(*self._tails)
-            self._journal.sync()
-            self._tails = None
+        change = self._mitigations.describe([decision.add] if decision.add else [])
+        path = self._record.path
+        lines = report.lines_of(self._history, self._diagnoses, decision, change, path)
+        report.tell(self._means.say, ended, [*problems, *lines])
 
-    def _tell(
-        self, ended: Ended, verdict: retry_policy.Decision, unguarded: tuple[str, ...]
-    ) -> None:
-        from saferun.diagnosis import failure_report
-
-        history, diagnoses = self._history, self._diagnoses
-        if verdict.action == retry_policy.DONE:
-            lines = failure_report.success(history)
-        elif verdict.action == retry_policy.AGAIN:
-            change = self._treatment.describe([verdict.add] if verdict.add else [])
-            lines = [failure_report.between(history[-1], diagnoses[-1], verdict, change)]
-        else:
-            host, journal = os.uname().nodename, self._journal.path
-            lines = failure_report.failure(history, diagnoses, verdict, host=host, journal=journal)
-        lines = [*unguarded, *lines]
-        if lines:
-            tail = ended.stdout_tail if ended.merged else ended.stderr_tail
-            broken = bool(tail) and not tail.endswith((b"\n", b"\r"))  # such as a progress bar
-            self._say("\n" * broken + "\n".join(lines))
-
-    def _read_receipts(self, ended: Ended) -> tuple[str, ...]:
-        """Take in what the ranks left; return what is to be said of the hooks in them.
-
-        A run that was asked to end may not have come so far.
-        """
-        from saferun.journal import receipts
-
-        identity, request = self._gathered.identity, self._gathered.request
-        told = receipts.read(identity.receipts, identity.attempt)
-        # Where the disk is full a rank's silence says nothing of its hooks.
-        kept = self._journal.took_receipts() and not receipts.unwritten(
-            identity.receipts, identity.attempt
-        )
-        seen = kept and bool(self._ranks and self._ranks.seen)
-        self._treatment.notice(told, ranks_seen=seen)
-        if _was_asked(ended):
-            return ()
-        foreign = request.options.no_python or "PYTHON_EXEC" in self._gathered.environ
-        return receipts.judge(
-            told,
-            expects_hooks=self._injected and identity.receipts is not None,
-            ranks_ran=seen,
-            no_python=not self._ranks.isolated and foreign if seen else foreign,
-        )
+    def _recover(self, plan: LaunchPlan, decision: retry_policy.Decision) -> int:
+        """Do for the GPUs what the failure asks for; return the number of a signal, or 0."""
+        last = self._history[-1] if self._history else None
+        if last is None or last.asked:
+            return 0
+        care, again = self._means.care, decision.action == retry_policy.AGAIN
+        try:
+            asked = care.recover(plan, last.kind, again=again, pause=lambda s: _pause(0, s))
+        except Exception as error:
+            self._record.fault(error)
+            return 0
+        if care.recovered:
+            self._record.recovery(care.recovered)
+        return asked
 
 
 def _pause(number: int, delay_s: float) -> int:
@@ -441,28 +341,6 @@ def grace_s(plan: LaunchPlan) -> float | None:
         return None
     given = plan.options.shutdown_timeout_s
     return (SHUTDOWN_S if given is None or given < 0 else given) + MARGIN_S
-
-
-def _first_step(ended: Ended) -> int | None:
-    from saferun.diagnosis.progress import first_step
-
-    steps = [step for head in ended.heads if (step := first_step(head)) is not None]
-    return max(steps, default=None)
-
-
-def _was_asked(ended: Ended) -> bool:
-    """Whether a signal made it end; a user's signal may also be one that the ranks live on with."""
-    soon = SHUTDOWN_S + MARGIN_S
-    return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
-
-
-def _begin_journal(gathered: Gathered, say: Say) -> Journal:
-    from saferun.journal.writer import Journal
-    from saferun.system.redact import Masker
-
-    request = gathered.request
-    masker = Masker(gathered.environ, (*request.line.args, *(text for _, text, _ in request.sets)))
-    return Journal.begin(gathered.runs, gathered.identity.run, masker, say=say)
 
 
 def _jitter() -> float:

@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from saferun.supervise.probes import Remedies
 
 
-class Treatment:
+class RunMitigations:
     """What is changed for this run's attempts.
 
     Args:
         gathered: what plans are computed from.
+        first: the plan of attempt 1 without mitigations.
         directory: the run's own, where caches may lie; "" where there is none.
     """
 
-    def __init__(self, gathered: Gathered, directory: str) -> None:
+    def __init__(self, gathered: Gathered, first: LaunchPlan, directory: str) -> None:
         self.in_force: tuple[str, ...] = ()
+        self._base = (gathered.identity.attempt, first)
         self._environ = gathered.environ
         self._directory = directory
         self._prefix = gathered.launcher.prefix if gathered.launcher else None
@@ -47,15 +49,22 @@ class Treatment:
 
     def plan(self, gathered: Gathered) -> LaunchPlan:
         """Return the plan of an attempt under the mitigations in force."""
-        base = gathered.plan()
+        base = self._plain(gathered)
         if not self.in_force:
             return base
         here = self._situation(gathered, base, self.in_force)
         return gathered.plan(mitigation_overlay.changes(self.known(), self.in_force, here))
 
+    def _plain(self, gathered: Gathered) -> LaunchPlan:
+        """The plan of an attempt without mitigations, computed once for each."""
+        number = gathered.identity.attempt
+        if self._base[0] != number:
+            self._base = (number, gathered.plan())
+        return self._base[1]
+
     def usable(self, gathered: Gathered, name: str, in_force: Sequence[str]) -> bool:
         """Return whether a mitigation can be tried in the next attempt."""
-        here = self._situation(gathered, gathered.plan(), (*in_force, name))
+        here = self._situation(gathered, self._plain(gathered), (*in_force, name))
         return mitigation_overlay.usable(self.known(), name, in_force, here)
 
     def add(self, name: str, kind: str) -> None:
@@ -105,11 +114,11 @@ class Treatment:
 
     # what is remembered
 
-    def recall(self, gathered: Gathered, plan: LaunchPlan) -> str:
+    def recall(self, gathered: Gathered) -> str:
         """Put in force what helped this script here before; return what to say of it."""
         from saferun.journal import mitigation_history
 
-        policy = plan.settings.mitigate
+        policy = self._base[1].settings.mitigate
         if not (policy.enabled and policy.remember):
             return ""
         if not os.path.exists(mitigation_history.path(self._environ)):

@@ -68,7 +68,7 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
     if gathered.supervised:
         from saferun.supervise.loop import supervise
 
-        return supervise(gathered, gathered.plan(), say, pace)
+        return supervise(gathered, say, pace)
     return _become(gathered, gathered.plan())
 
 

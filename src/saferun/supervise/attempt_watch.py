@@ -1,0 +1,133 @@
+"""What is learned of an attempt: from the machine while it runs, from what it leaves afterwards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from saferun.diagnosis.retry_policy import Try
+from saferun.inject import contract
+
+if TYPE_CHECKING:
+    from saferun.diagnosis.classify import Diagnosis
+    from saferun.journal.receipts import Receipt
+    from saferun.model import LaunchPlan
+    from saferun.plan.inputs import Gathered
+    from saferun.supervise.attempt import Ended
+    from saferun.supervise.evidence import OutOfMemoryKills, Ranks
+
+SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
+MARGIN_S = 10.0  # beyond it, for torchrun's own end
+
+
+class AttemptWatch:
+    """One attempt, seen from outside.
+
+    Args:
+        gathered: the run; its identity names the attempt.
+        plan: of the attempt.
+    """
+
+    def __init__(self, gathered: Gathered, plan: LaunchPlan) -> None:
+        self._gathered = gathered
+        self._plan = plan
+        self._injected = contract.VARIABLE in plan.env
+        self._kills: OutOfMemoryKills | None = None
+        self._launcher = 0
+        self._ranks: Ranks | None = None
+
+    def started(self, launcher: int) -> None:
+        """The launcher runs; note what the kernel has killed for memory so far."""
+        from saferun.supervise.evidence import OutOfMemoryKills
+
+        self._launcher = launcher
+        self._kills = OutOfMemoryKills()  # the job is starting meanwhile
+
+    def look(self) -> None:
+        """Look at the ranks, once they are up."""
+        from saferun.supervise import evidence
+
+        self._ranks = evidence.ranks(self._launcher)
+
+    def as_try(self, ended: Ended, ended_s: float) -> Try:
+        """Return the attempt as the decision needs it, before any diagnosis.
+
+        Args:
+            ended: how it ended.
+            ended_s: seconds from the start of the first attempt to its end.
+        """
+        return Try(
+            number=self._gathered.identity.attempt,
+            exit_code=ended.exit_code,
+            lived_s=ended.lived_s,
+            ended_s=ended_s,
+            mitigations=self._plan.mitigations,
+            asked=was_asked(ended),
+            first_step=_first_step(ended),
+            unkillable=bool(ended.unkillable),
+        )
+
+    def diagnosed(self, last: Try, ended: Ended) -> tuple[Try, Diagnosis]:
+        """Learn what an attempt failed of; for a success none of this is loaded."""
+        from saferun.diagnosis import classify, signatures
+        from saferun.supervise import evidence
+
+        identity = self._gathered.identity
+        kills = self._kills.since() if self._kills else None
+        known = signatures.load(self._gathered.environ)
+        seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
+        diagnosis = classify.classify(seen, known)
+        last = last._replace(
+            kind=diagnosis.kind,
+            verdict=diagnosis.verdict,
+            offered=diagnosis.mitigations,
+            waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
+            fingerprint=classify.fingerprint(diagnosis),
+        )
+        return last, diagnosis
+
+    def receipts(self, *, kept: bool) -> tuple[tuple[Receipt, ...], bool]:
+        """Return what the ranks left, and whether their silence would tell something.
+
+        Args:
+            kept: whether receipts could be written at all.
+        """
+        from saferun.journal import receipts
+
+        identity = self._gathered.identity
+        found = receipts.read(identity.receipts, identity.attempt)
+        # Where the disk is full a rank's silence says nothing of its hooks.
+        kept = kept and not receipts.unwritten(identity.receipts, identity.attempt)
+        return found, kept and bool(self._ranks and self._ranks.seen)
+
+    def hook_problems(self, found: tuple[Receipt, ...], *, ranks_ran: bool) -> tuple[str, ...]:
+        """Return lines about hooks that failed or did not run in the ranks.
+
+        Args:
+            found: the receipts.
+            ranks_ran: ranks were seen.
+        """
+        from saferun.journal import receipts
+
+        request = self._gathered.request
+        foreign = request.options.no_python or "PYTHON_EXEC" in self._gathered.environ
+        if ranks_ran and self._ranks:
+            foreign = foreign and not self._ranks.isolated
+        return receipts.judge(
+            found,
+            expects_hooks=self._injected and self._gathered.identity.receipts is not None,
+            ranks_ran=ranks_ran,
+            no_python=foreign,
+        )
+
+
+def was_asked(ended: Ended) -> bool:
+    """Return whether a signal made it end; ranks may live on with a user's signal."""
+    soon = SHUTDOWN_S + MARGIN_S
+    return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
+
+
+def _first_step(ended: Ended) -> int | None:
+    from saferun.diagnosis.progress import first_step
+
+    steps = [step for head in ended.heads if (step := first_step(head)) is not None]
+    return max(steps, default=None)

@@ -1,0 +1,55 @@
+"""What a run says on stderr between its attempts and at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from saferun.diagnosis import failure_report, retry_policy
+
+if TYPE_CHECKING:
+    from saferun.diagnosis.classify import Diagnosis
+    from saferun.supervise.attempt import Ended
+
+
+def tell(
+    say: Callable[[str], None],
+    ended: Ended,
+    lines: Sequence[str],
+) -> None:
+    """Say lines after an attempt's output, on a line of their own.
+
+    Args:
+        say: takes lines for people.
+        ended: the attempt; its output may have stopped in the middle of a line (a progress bar).
+        lines: none are said where there are none.
+    """
+    if lines:
+        tail = ended.stdout_tail if ended.merged else ended.stderr_tail
+        broken = bool(tail) and not tail.endswith((b"\n", b"\r"))
+        say("\n" * broken + "\n".join(lines))
+
+
+def lines_of(
+    history: Sequence[retry_policy.Try],
+    diagnoses: Sequence[Diagnosis],
+    decision: retry_policy.Decision,
+    change: str,
+    journal: str | None,
+) -> list[str]:
+    """Return what is said after an attempt.
+
+    Args:
+        history: all attempts, the last one included.
+        diagnoses: of those that failed.
+        decision: what happens next.
+        change: the mitigation that the next attempt gets, in words; "" for none.
+        journal: the run's directory; None where there is none.
+    """
+    if decision.action == retry_policy.DONE:
+        return failure_report.success(history)
+    if decision.action == retry_policy.AGAIN:
+        return [failure_report.between(history[-1], diagnoses[-1], decision, change)]
+    host = os.uname().nodename
+    return failure_report.failure(history, diagnoses, decision, host=host, journal=journal)
