@@ -49,7 +49,7 @@ def launch(words: Sequence[str], environ: Mapping[str, str]) -> int:
     request = read(words, environ)
     cwd = inputs.working_directory()
     if request.dry_run:
-        from saferun.cli.commands import show_plan
+        from saferun.cli.plan import show_plan
 
         return show_plan(request, environ, cwd, as_json=False)
     return carry_out(inputs.start(request, environ, cwd), cwd)

@@ -65,14 +65,14 @@ def test_a_log_that_cannot_be_read_is_said_with_the_fix(make, tmp_path, home):
 
 
 def test_the_json_has_the_keys_that_others_script_against(log):
-    shown = json.loads(diagnose.as_json(diagnose.run(log, 1)))
+    shown = json.loads(diagnose.to_json(diagnose.run(log, 1)))
     assert list(shown) == KEYS
     assert (shown["schema"], shown["mitigations"]) == (1, [])
     assert shown["root_line"].startswith("[rank2]: FileNotFoundError")
 
 
 def test_people_are_told_what_where_and_what_to_do(log):
-    text = diagnose.as_text(diagnose.run(log, 1))
+    text = diagnose.to_text(diagnose.run(log, 1))
     first, root, *rest = text.splitlines()
     assert first.startswith("user-missing-file (rank 2): do not retry")
     assert "träin.bin" in root
@@ -82,7 +82,7 @@ def test_people_are_told_what_where_and_what_to_do(log):
 def test_people_are_told_the_mitigations(tmp_path, home):
     path = tmp_path / "a.log"
     path.write_text("RuntimeError: Address already in use\n")
-    assert "mitigations, in this order: free-port" in diagnose.as_text(diagnose.run(str(path), 1))
+    assert "mitigations, in this order: free-port" in diagnose.to_text(diagnose.run(str(path), 1))
 
 
 def test_an_unusable_home_changes_nothing(log, monkeypatch):

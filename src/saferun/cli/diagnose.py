@@ -12,13 +12,29 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
+import click
+
+from saferun.cli.options import AS_JSON, HELP
 from saferun.diagnosis import classify, log_reader, signatures
 from saferun.diagnosis.classify import Diagnosis
 from saferun.diagnosis.evidence import Evidence
-from saferun.errors import EXIT_UNAVAILABLE, SaferunError
+from saferun.errors import EXIT_UNAVAILABLE, SaferunError, UsageError
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+
+
+@click.command(context_settings=HELP)
+@click.argument("log", required=False, metavar="[LOG | -]")
+@click.option("--exit-code", type=int, metavar="N", help="Exit status of what wrote the log.")
+@AS_JSON
+def command(log: str | None, exit_code: int | None, as_json: bool) -> int:
+    """Explain a failure from its log: what failed, on which rank, and what to do."""
+    if log is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("no log given", fix="saferun diagnose train.log, or … | saferun diagnose")
+    diagnosis = run(log, exit_code, os.environ)
+    click.echo(to_json(diagnosis) if as_json else to_text(diagnosis))
+    return 0
 
 
 class LogError(SaferunError):
@@ -75,7 +91,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
         yield decoder.decode(chunk).encode()
 
 
-def as_json(diagnosis: Diagnosis) -> str:
+def to_json(diagnosis: Diagnosis) -> str:
     """Return the JSON that other programs read."""
     shown = {"schema": classify.SCHEMA, **diagnosis._asdict()}
     return json.dumps(shown, ensure_ascii=False, indent=2)
@@ -90,7 +106,7 @@ _WORDS = {
 }
 
 
-def as_text(diagnosis: Diagnosis) -> str:
+def to_text(diagnosis: Diagnosis) -> str:
     """Return the few lines that people read."""
     rank = "" if diagnosis.root_rank is None else f" (rank {diagnosis.root_rank})"
     lines = [f"{diagnosis.kind}{rank}: {_WORDS[diagnosis.verdict]}"]

@@ -1,0 +1,31 @@
+"""`saferun env`: the profile's variables as `export` lines for eval."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from saferun.cli.options import HELP
+from saferun.plan import inputs
+from saferun.plan.request import read
+
+
+@click.command(context_settings=HELP)
+@click.option("--profile", metavar="NAME|FILE", help="The profile; else SAFERUN_PROFILE, detected.")
+@click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any profile key.")
+def command(profile: str | None, sets: tuple[str, ...]) -> int:
+    """Print `export` lines for eval: eval "$(saferun env --profile h100)"."""
+    from saferun.export.shell_script import exports
+
+    words = [*(["--profile", profile] if profile else []), *(w for s in sets for w in ("--set", s))]
+    try:
+        request = read([*words, "SCRIPT"], os.environ)
+        plan = inputs.show(request, os.environ, inputs.working_directory())
+    except Exception:
+        click.echo("false")  # so that the eval fails too
+        raise
+    click.echo(exports(plan), nl=False)
+    for remark in plan.remarks:
+        click.echo(f"saferun: {remark}", err=True)
+    return 0

@@ -1,0 +1,136 @@
+"""`saferun runs`: what runs left behind, and the mitigations that start with a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+
+import click
+
+from saferun import __version__
+from saferun.cli.options import AS_JSON, HELP, RUN_DIR, TORCHRUN_WORDS
+from saferun.errors import UsageError
+from saferun.plan import inputs
+
+
+@click.group(context_settings=HELP)
+def command() -> None:
+    """List, show and remove what runs left behind; the mitigations that are remembered."""
+
+
+@command.command("list")
+@RUN_DIR
+@AS_JSON
+def list_runs(run_dir: str | None, as_json: bool) -> int:
+    """List the runs, newest first."""
+    from saferun.cli import runs_view
+    from saferun.journal import reader as runs
+
+    base = runs.directory(run_dir, os.environ, inputs.working_directory())
+    found, closed = runs.find(base, now := time.time())
+    if as_json:
+        told = [runs_view.as_json(run) for run in found]
+        click.echo(json.dumps({"schema": 1, "runs": told}, indent=2))
+    elif found:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(runs_view.table(found, now, width))
+    else:
+        click.echo(f"saferun: no runs in {base}", err=True)
+    if closed:
+        click.echo(f"saferun: {closed} directories there may not be read", err=True)
+    return 0
+
+
+@command.command("show")
+@click.argument("run_id", metavar="ID")
+@RUN_DIR
+@AS_JSON
+def show_run(run_id: str, run_dir: str | None, as_json: bool) -> int:
+    """Show a run: ID, the beginning of one, or `last`."""
+    from saferun.cli import runs_view
+    from saferun.journal import reader as runs
+
+    base = runs.directory(run_dir, os.environ, inputs.working_directory())
+    run = runs.named(base, run_id, now := time.time())
+    tried, plan = runs.attempts(run), runs.read_plan(run.path)
+    if as_json:
+        click.echo(json.dumps(runs_view.as_json_whole(run, tried, plan), indent=2))
+    else:
+        click.echo(runs_view.page(run, tried, plan, now))
+    return 0
+
+
+@command.command("report", context_settings=TORCHRUN_WORDS, hidden=True)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def report_run(words: tuple[str, ...]) -> int:
+    """Say that it is not there yet."""
+    raise UsageError(
+        f"`saferun runs report` is not in saferun {__version__}", fix="saferun runs show ID"
+    )
+
+
+@command.command("clean")
+@click.option(
+    "--older-than",
+    "days",
+    type=click.FloatRange(min=0),
+    metavar="DAYS",
+    help="Spare what was heard of since; 14 where it is not given.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Spare the newest N, however old; 20 where it is not given.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, remove nothing.")
+@RUN_DIR
+def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str | None) -> int:
+    """Remove runs that are over: your own, neither young nor among the newest."""
+    from saferun.cli import runs_view
+    from saferun.journal import cleanup
+    from saferun.journal import reader as runs
+
+    base = runs.directory(run_dir, os.environ, inputs.working_directory())
+    done = cleanup.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
+    click.echo(runs_view.cleaned(done, dry_run=dry_run))
+    cleanup.check_cleaned(done)
+    return 0
+
+
+@command.group("mitigations")
+def mitigations_group() -> None:
+    """List and forget the mitigations that start with a script from memory."""
+
+
+@mitigations_group.command("list")
+@AS_JSON
+def list_mitigations(as_json: bool) -> int:
+    """List the mitigations that are remembered: for what, where, since when and until when."""
+    from saferun.cli import runs_view
+    from saferun.journal import remembered
+
+    known = remembered.listed(os.environ)
+    if as_json:
+        click.echo(json.dumps(runs_view.mitigations_json(known), indent=2))
+    elif known:
+        click.echo(runs_view.mitigations(known, time.time()))
+    else:
+        click.echo("saferun: no mitigation is remembered", err=True)
+    return 0
+
+
+@mitigations_group.command("clear")
+@click.argument("script", required=False)
+def clear_mitigations(script: str | None) -> int:
+    """Forget the mitigations of SCRIPT, or all of them."""
+    from saferun.journal import remembered
+
+    gone = remembered.forget(os.environ, script, inputs.working_directory())
+    for entry in gone:
+        click.echo(f"forgot {entry.mitigation} of {entry.key.script}")
+    click.echo(f"{len(gone)} mitigation{'' if len(gone) == 1 else 's'} forgotten")
+    return 0
