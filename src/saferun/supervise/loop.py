@@ -27,6 +27,7 @@ from saferun.supervise.keeper_pool import Ready
 from saferun.supervise.mitigations import RunMitigations
 from saferun.supervise.record import Record
 from saferun.supervise.replace import replace_process
+from saferun.system.descriptors import plug_closed_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
     if gathered.launcher is not None:
         _hear_interrupts()
     pace = pace or Pace(_pause)
+    plug_closed_descriptors()  # or the journal's would become the job's output
     gathered, journal = record.begin(gathered, say)
     try:
         held = take_locks(gathered, say)
