@@ -29,7 +29,7 @@ set -euo pipefail
 # Where stderr is closed bash leaves this very file in its place.
 [[ ! /dev/fd/2 -ef ${BASH_SOURCE[0]:-} ]] || exec 2>/dev/null
 
-# This script's own words; where you export one of them the job gets yours all the same.
+# The names that this script itself uses; where you export one, the job still gets yours.
 OWN=(asked conditions delay_s foreground gpu group job kit line number orders origin place python
   self signal stat status step told verdicts SETTINGS UNPACK)
 unset "${OWN[@]}"
@@ -42,9 +42,9 @@ give_up() { # STATUS LINE
 }
 
 # --- Settings ------------------------------------------------------------------------------------
-# export_default gives way to what you export, and lists are merged item by item; export_always does
-# not. `when` is decided where the job runs. SAFERUN_SET='KEY=VALUE …' in the environment changes any
-# of them for one run. After a failure that a mitigation is known for, the mitigation beats them all.
+# What you export wins over export_default, and lists are merged item by item; export_always wins
+# over what you export. `when` is decided where the job runs. SAFERUN_SET='KEY=VALUE …' in the
+# environment changes any of them for one run. A mitigation after a failure wins over all of them.
 
 SETTINGS=() # four words each: where from, under which conditions, the key, the value
 setting() { SETTINGS+=("${origin-}" "${conditions-}" "$1" "$2"); }
@@ -61,7 +61,7 @@ profile() { # NAME WHO-CHOSE-IT
   setting profile "$1"
   setting chosen "$2"
 }
-made_for() { # GPU...: where the job would see others, that is said
+made_for() { # GPU...: where the job would see others, a line says so
   local gpu
   for gpu; do setting made-for "$gpu"; done
 }
@@ -69,8 +69,8 @@ made_for() { # GPU...: where the job would see others, that is said
 #@ settings
 
 # --- The kit -------------------------------------------------------------------------------------
-# What saferun decides and does, this script has done by saferun's own code: the lines at its end,
-# unpacked into a private directory for as long as the run lasts.
+# This script decides and acts by saferun's own code: the lines at its end, unpacked into a private
+# directory for as long as the run lasts.
 
 find_python() { # torchrun's own interpreter, else the one on PATH; sets `python`
   local line=
@@ -122,17 +122,17 @@ except OSError as error:
 '
 
 # --- The steps of a run --------------------------------------------------------------------------
-# The kit names the step that is due, and does it at the order `go`. They are yours to extend, and
-# where a step stands `order skip` the kit leaves it out.
+# The kit names the next step, and does it at the order `go`. You may extend a step; one that says
+# `order skip` is left out.
 
-# Before an attempt: every GPU makes a context and reads memory back. The kit has begun that when it
-# locked the GPUs, and now waits for the outcome; preflight.mode says what a bad GPU means.
+# Before an attempt: every GPU makes a context and reads memory back. The kit began that when it
+# locked the GPUs, and now waits for the result; preflight.mode says what a bad GPU means.
 preflight() { order go; }
 
-# Before an attempt: wait, unless a signal ends the run meanwhile, and have torchrun started. The
-# waiting is for a word that never comes: the pipe closes when the kit ends.
+# Before an attempt: wait, unless a signal ends the run meanwhile, and have torchrun started. Nothing
+# is ever written to the pipe while this waits; it closes when the kit ends.
 attempt() { # NUMBER SECONDS
-  # A key that came before the kit could hear it comes again.
+  # A terminal key that came before the kit could handle signals is sent again.
   [[ $1 != 1 || -z ${asked-} ]] || tell "$asked"
   [[ $2 == 0 ]] || read -r -t "$2" -u "$verdicts" || true
   order go
@@ -164,7 +164,7 @@ run() { # torchrun WORDS...
   finish
 }
 
-export_own() { # as you have it, what this script has used itself
+export_own() { # the variables that this script uses itself, as you had exported them
   local pair own=" OWN ${OWN[*]} POSIXLY_CORRECT "
   while IFS= read -r -d '' pair; do
     [[ $own == *" ${pair%%=*} "* ]] || continue
@@ -194,13 +194,13 @@ start() {
 
 pass_on() { # SIGNAL
   asked=$1
-  if [[ $1 == @(INT|QUIT) ]] && at_terminal; then return; fi # the key has reached the kit, too
+  if [[ $1 == @(INT|QUIT) ]] && at_terminal; then return; fi # the kit has got it, too
   [[ -z ${job-} ]] || tell "$1"
 }
 
 tell() { kill -s "$1" "$job" 2>/dev/null || true; } # SIGNAL
 
-at_terminal() { # whether the terminal's keys are for us: proc_pid_stat(5), after the name
+at_terminal() { # whether its keys are for this process group: proc_pid_stat(5), after the name
   local stat group foreground
   stat=$(<"/proc/$$/stat")
   read -r _ _ group _ _ foreground _ <<<"${stat##*) }"
@@ -233,5 +233,5 @@ finish() { # with the job's exit status
 
 run torchrun "$@"
 
-# --- The kit, packed: nothing below is for people ------------------------------------------------
+# --- The kit, packed: there is nothing to read below ---------------------------------------------
 #@ kit

@@ -1,7 +1,7 @@
 # --- Under Slurm ---------------------------------------------------------------------------------
-# sbatch runs this file once, on the job's first node. That sends it to every node, in one step, and
-# each node runs its part as it would run a job of its own: its attempts, in step with the others,
-# for all meet at the same place whenever they start.
+# sbatch runs this file once, on the job's first node. From there it is sent to every node, in one
+# step, and each node runs its part as it would run a job of its own. Their attempts stay together,
+# since all nodes meet at the same place whenever they start.
 
 # The job as scontrol names it; one task where it is an array.
 slurm_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID-}}
@@ -9,8 +9,8 @@ slurm_job=${slurm_job:-${SLURM_JOB_ID-}}
 
 #@ numbers
 
-# Slurm copies this file to the first node only, so that the others get it on stdin. What Slurm
-# signals, it signals in every process of a step: this shell lives on to tidy up.
+# Slurm copies this file to the first node only, so the others get it on stdin. Slurm sends its
+# signals to every process of a step: this shell does nothing then, and lives on to remove the file.
 RECEIVE='
 umask 077
 trap : HUP INT QUIT TERM USR1 USR2
@@ -62,7 +62,7 @@ verdicts_in() { # DIRECTORY, which the nodes share; sets `verdicts`
 }
 
 # Slurm's signal before the limit. It goes to this shell alone, and from here as SIGURG to the
-# nodes: a signal that only they have a use for, since the ranks' own children would die of USR2.
+# nodes: a signal that only their shells handle. The ranks' own children would die of USR2.
 limit_is_near() {
   [[ -z ${limit_near-} ]] || return 0
   limit_near=yes
@@ -73,8 +73,8 @@ limit_is_near() {
   timer=$!
 }
 
-# What a node says of its run when that ends: `stop-user` where the same command would fail again,
-# `stop-hardware` where the same command would run elsewhere.
+# Each node leaves the verdict of its run: `stop-user` where the same command would fail again,
+# `stop-hardware` where it would succeed on another node.
 after_failure() {
   local file bad=
   for file in ${verdicts:+"$verdicts"/*}; do
@@ -117,7 +117,7 @@ most_runs() {
   echo "$most"
 }
 
-# On each node: how torchrun meets the others. What you give to torchrun or export for it wins.
+# On each node: torchrun's options for the rendezvous. What you give or export for it wins.
 meet() { # OPTION VALUE...: sets `meeting`
   local variable
   meeting=()
@@ -128,8 +128,8 @@ meet() { # OPTION VALUE...: sets `meeting`
   done
 }
 
-# The same signal a second time would break off torchrun's shutdown, and the kit's program has got
-# what Slurm sends to this shell. It gets no URG. Where nothing of the job runs yet, that is the end.
+# The kit's program gets what Slurm sends to this shell, apart from URG, and a second signal of the
+# same kind would cut torchrun's shutdown short. Where no job runs yet, this shell ends.
 pass_on() { # SIGNAL
   [[ -n ${job-} ]] || exit 143
   [[ $1 != limit ]] || kill -s USR2 "$job" 2>/dev/null || true

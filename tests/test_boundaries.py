@@ -1,4 +1,4 @@
-"""The rules between rooms: who may import what, what a launch loads, what the README lists."""
+"""The rules between rooms: who may import what, and what a launch loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from saferun.export import sbatch
 from saferun.plan import torchrun_args
 from saferun.profile.schema import KEYS
 
@@ -222,32 +221,6 @@ def test_saferuns_own_options_are_these_and_no_more():
 def test_the_keys_of_a_profile_are_these_and_no_more():
     lines = (ROOT / "tests" / "records" / "profile-keys.txt").read_text().splitlines()
     assert [f"{key} = {spec.default}" for key, spec in KEYS.items()] == lines
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        *[
-            f"saferun {c}"
-            for c in ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor")
-        ],
-        "saferun runs",
-        *torchrun_args.OWN,
-        "SAFERUN_DISABLE",
-        "SAFERUN_PROFILE",
-        "SAFERUN_SET",
-        "SAFERUN_RETRIES",
-        "SAFERUN_RUN_DIR",
-        "SAFERUN_DRY_RUN",
-        "SAFERUN_VERDICT_FILE",
-        *sbatch.OPTIONS,
-        *[f"| {code} |" for code in (2, 69, 70, 75, 78, 130)],
-        "make demo",
-        "make test",
-    ],
-)
-def test_the_readme_lists(word):
-    assert word in (ROOT / "README.md").read_text()
 
 
 def test_no_file_speaks_of_anything_but_the_project():

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A long run with a loop of its own around torchrun, as people add one after the first lost night.
-# It starts again whatever happened: a typo in the script fails until the attempts are used up, what
-# a setting would cure comes back the same, and ranks that torchrun left behind still hold the GPUs.
+# A long run with a retry loop around torchrun, as people add one after the first lost night. It
+# starts again whatever failed: a typo in the script fails until the attempts are used up, a failure
+# that needs another setting comes back, and ranks that torchrun left behind still hold the GPUs.
 #
 #     GPUS=8 bash run1000-before.sh
 set -euo pipefail

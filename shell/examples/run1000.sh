@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The long run without a loop of its own: saferun's tells a crash from a mistake, changes what cures
-# a failure, leaves no process behind and explains the rest.
+# The long run without a retry loop: saferun tells a crash from a mistake, changes the setting that
+# avoids a known failure, leaves no process behind and explains the rest.
 #
 #     GPUS=8 bash run1000.sh
 #
-# For a machine without saferun the same line makes a script to take along:
+# The same words make a script for a machine without saferun:
 #
 #     saferun gen-shell --set 'retry.resume_args=[--resume]' --retries 19 -- \
 #       --standalone --nproc_per_node=8 examples/train_gpt.py --steps 1000 --save-every 50 > run.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A speedrun as it is often written: one stage after the other, each a plain torchrun. The first
-# rank that dies at night ends it, and nobody reads why before the morning.
+# rank that dies ends it.
 #
 #     GPUS=8 bash speedrun-before.sh
 set -euo pipefail

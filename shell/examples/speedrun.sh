@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The same speedrun, and it survives. What has changed: `torchrun` is `saferun`, as by
+# The same speedrun under saferun. `torchrun` has become `saferun`, as by
 #
 #     sed 's/\btorchrun\b/saferun/' speedrun-before.sh
 #
-# and one line says what an attempt after the first adds to the script's arguments.
+# and one line names what an attempt after the first adds to the script's arguments.
 #
 #     GPUS=8 bash speedrun.sh
 set -euo pipefail

@@ -1,0 +1,225 @@
+"""The documents agree with the code: every name is listed, every example parses."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+
+from saferun import errors
+from saferun.cli.commands import main
+from saferun.export import generate, sbatch
+from saferun.plan import build, inputs, torchrun_args
+from saferun.profile.schema import KEYS
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "saferun"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
+MANUAL = "\n".join(page.read_text() for page in (ROOT / "README.md", *DOCS))
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+OTHER_STATUS = {130, 141}  # 128+n, of SIGINT and of SIGPIPE
+# What stands in a usage line for words that the user chooses.
+PLACEHOLDER = re.compile(r"\[|…|\.\.\.|<|\bSCRIPT\b|\b[A-Z]{2,}\b(?![=_])|\b[NGTP]\b")
+
+
+# --- every name is listed ------------------------------------------------------------------------
+
+
+def words_of(command: click.Command, path: str) -> Iterator[str]:
+    """A command with its subcommands and options, as a user writes them."""
+    yield path
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            yield from (option for option in parameter.opts if option != "--help")
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            if not below.hidden:
+                yield from words_of(below, f"{path} {name}")
+
+
+def test_every_command_and_option_is_listed():
+    named = [f"saferun {name}" for name in torchrun_args.COMMANDS]
+    named += [*torchrun_args.OWN, *inputs.COMMAND_OPTIONS, *sbatch.OPTIONS, *generate.OWN]
+    named += [word.split(" ")[-1] for word in words_of(main, "saferun")]
+    assert not {word for word in named if not re.search(rf"(?<![\w-]){word}(?![\w-])", MANUAL)}
+    assert "make demo" in MANUAL
+    assert "make test" in MANUAL
+
+
+def test_every_exit_status_of_saferuns_own_is_listed():
+    own = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", MANUAL, re.MULTILINE)}
+    assert listed == own | OTHER_STATUS
+
+
+def test_every_variable_of_saferuns_own_is_listed():
+    files = [path for path in SOURCE.rglob("*") if path.suffix in (".py", ".yaml")]
+    text = "".join(path.read_text() for path in [*files, *(ROOT / "shell").glob("*.sh")])
+    used = set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", text))
+    assert used == set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", CONFIGURATION))
+
+
+def test_every_profile_key_is_listed_with_its_default_and_whether_anything_acts_on_it():
+    rows = re.findall(r"^\| `([\w.]+)`( \*)? \| (.*?) \|", CONFIGURATION, re.MULTILINE)
+    listed = {key: (bool(star), value.split(",")[0]) for key, star, value in rows if key in KEYS}
+    assert listed.keys() == KEYS.keys()
+    for key, (star, first) in listed.items():
+        assert star is key.startswith(build.NOT_YET), key
+        if choices := KEYS[key].choices:
+            assert first == f"`{choices[0]}`", key
+
+
+def test_every_shipped_profile_is_listed():
+    text = (ROOT / "docs" / "profiles.md").read_text()
+    assert not [p.stem for p in (ROOT / "profiles").glob("*.yaml") if f"`{p.stem}`" not in text]
+
+
+# --- the documents agree with the tree -----------------------------------------------------------
+
+
+def test_the_documents_are_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert not [page.name for page in DOCS if len(page.read_text().splitlines()) >= 200]
+
+
+def anchor(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+def test_every_relative_link_leads_somewhere():
+    broken = []
+    for page in [*PAGES, ROOT / "shell" / "README.md"]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if "://" in target:
+                continue
+            name, _, part = target.partition("#")
+            found = page.parent / name if name else page
+            if not found.exists() or (part and part not in anchors(found)):
+                broken.append(f"{page.name}: {target}")
+    assert not broken
+
+
+def test_every_page_is_linked_from_the_readme():
+    text = (ROOT / "README.md").read_text()
+    assert not [page.name for page in DOCS if f"(docs/{page.name})" not in text]
+
+
+def test_every_file_of_the_source_that_the_docs_name_exists():
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+    missing = []
+    for page in DOCS:
+        for name in re.findall(r"`([\w./-]+/[\w.-]*)`", page.read_text()):
+            if name.split("/")[0] in rooms:
+                name = f"src/saferun/{name}"
+            if name.startswith(("src/", "shell/", "tests/", "tools/", "profiles/")):
+                found = ROOT / name
+                if not (found.exists() or found.with_name(found.name + ".py").exists()):
+                    missing.append(f"{page.name}: {name}")
+    assert not missing
+
+
+def test_the_drawing_of_the_rooms_is_the_one_that_the_imports_are_held_to():
+    """tests/test_boundaries.py has the order and tests it."""
+    path = ROOT / "tests" / "test_boundaries.py"
+    spec = importlib.util.spec_from_file_location("boundaries", path)
+    assert spec is not None
+    assert spec.loader is not None
+    boundaries = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(boundaries)
+    text = (ROOT / "docs" / "internals.md").read_text()
+    drawing = text.partition("```text\n__main__")[2].partition("```")[0]
+    drawn = re.findall(r"^([a-z]\w*) ", drawing, re.MULTILINE)
+    assert ("__main__", *drawn) == boundaries.ROOMS
+
+
+# --- every example parses ------------------------------------------------------------------------
+
+
+class Example(NamedTuple):
+    """One command line of saferun's in a document."""
+
+    where: str
+    words: tuple[str, ...]  # behind `saferun`
+    usage: bool  # it has placeholders
+
+
+def examples() -> Iterator[Example]:
+    for page in PAGES:
+        text = re.sub(r"\\\n\s*", " ", page.read_text())
+        for number, line in enumerate(text.splitlines(), 1):
+            alone = re.match(r"(\s{4,}|\$ |)(?:\S*/)?saferun (?!-+>|-+ )(?P<words>.*)", line)
+            if alone is not None and not alone[1] and not fenced(text, line):
+                continue  # prose may begin with `saferun`, too
+            if found := alone or re.search(r"\$\(saferun (?P<words>[^)]*)\)", line):
+                words = re.split(r"\s(?:#|>|\|)|\s{3}", found["words"])[0]
+                usage = bool(PLACEHOLDER.search(re.sub("'.*?'", "", words)))
+                yield Example(f"{page.name}, {number}", tuple(shlex.split(words)), usage)
+
+
+def fenced(text: str, line: str) -> bool:
+    """Tell whether a line stands in a fenced block."""
+    before = text.partition(f"\n{line}\n")[0]
+    return len(re.findall(r"^```", before, re.MULTILINE)) % 2 == 1
+
+
+def problem(example: Example) -> str:
+    """Why a command line would be refused; empty where it would not be."""
+    first, *rest = example.words
+    if example.usage:
+        known = (*torchrun_args.COMMANDS, *torchrun_args.OWN, "SCRIPT", "COMMAND")
+        return "" if first.startswith("[") or first in known else f"no command: {first}"
+    try:
+        if first == "plan":
+            inputs.read_command(tuple(rest), {})
+        elif first == "gen-shell":
+            generate.read(tuple(rest), {})
+        elif first in torchrun_args.COMMANDS and first != "run":
+            parse_command(main, [first, *rest])
+        else:
+            line = torchrun_args.parse(example.words).line
+            script = line.script or ""
+            return line.refusal or ("" if script.endswith(".py") else f"no script: {script}")
+    except (errors.SaferunError, click.ClickException) as error:
+        return str(error)
+    return ""
+
+
+def parse_command(command: click.Command, words: list[str]) -> None:
+    """Read the words as click would, and run nothing.
+
+    Raises:
+        click.ClickException: they would be refused.
+    """
+    if isinstance(command, click.Group):
+        below = command.commands.get(words[0]) if words else None
+        if below is None:
+            raise click.UsageError(f"no such command: {words}")
+        parse_command(below, words[1:])
+    else:
+        command.make_context("saferun", words)
+
+
+def test_every_command_line_in_the_documents_parses():
+    shown = list(examples())
+    assert len(shown) > 30
+    assert not [f"{each.where}: {why}" for each in shown if (why := problem(each))]
+
+
+@pytest.mark.parametrize(
+    "words", ["profile list", "runs lst", "doctor --ful", "--standalone", "diagnose --exit-code x"]
+)
+def test_a_command_line_that_would_be_refused_is_found(words):
+    assert problem(Example("here", tuple(words.split()), usage=False))
