@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from saferun.diagnosis import exit_codes, headway, log_reader, oom_message, signatures, tracebacks
+from saferun.diagnosis import exit_codes, log_reader, oom_message, progress, signatures, tracebacks
 from saferun.diagnosis.evidence import Evidence, RankFailure
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge, Match
@@ -307,13 +307,13 @@ def _not_outlived(own: Sequence[_Found], best: _Found, lines: Sequence[Line]) ->
     early = [item.at for item in own if item.at < best.at and lines[item.at].number]
     if not early:
         return list(own)
-    told = headway.told(lines, min(early), best.at)
+    told = progress.steps(lines, min(early), best.at)
     return [
         item
         for item in own
         if item.at > best.at
         or not lines[item.at].number
-        or not headway.went_on(told, item.at, item.rank)
+        or not progress.went_on(told, item.at, item.rank)
     ]
 
 
@@ -338,11 +338,11 @@ def _by_circumstance(best: Match, evidence: Evidence, lines: Sequence[Line]) -> 
 
 def _ran_long(evidence: Evidence, before: Sequence[Line]) -> bool:
     """Return whether the job had made long, healthy progress."""
-    if headway.diverged(before):
+    if progress.diverged(before):
         return False
-    if (evidence.age_s or 0.0) >= headway.LONG_S or (evidence.step or 0) >= headway.LONG_STEPS:
+    if (evidence.age_s or 0.0) >= progress.LONG_S or (evidence.step or 0) >= progress.LONG_STEPS:
         return True
-    return headway.is_long(before)
+    return progress.is_long(before)
 
 
 def _root_line(best: _Found, lines: Sequence[Line], knowledge: Knowledge) -> str:
