@@ -52,6 +52,11 @@ class Kind(NamedTuple):
     detail: str  # filled from them
     waits: bool  # waiting is part of the mitigation: it passes by itself, in a while
 
+    @property
+    def stops(self) -> bool:
+        """Whether another attempt would fail the same way."""
+        return self.verdict.startswith("stop")
+
 
 class Sign(NamedTuple):
     """How a kind shows itself."""
