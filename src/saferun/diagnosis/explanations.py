@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from saferun.diagnosis import exit_codes, oom_message, progress, signatures, tracebacks
+from saferun.diagnosis import exit_codes, matches, oom_message, progress, signatures, tracebacks
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.log_reader import Line
-from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge, Match
+from saferun.diagnosis.matches import Match
+from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
 from saferun.diagnosis.tracebacks import Raised
 
 # After so many lines without another explanation the job had survived what stands before them.
@@ -71,14 +72,14 @@ def collect(
     """
     exceptions = tracebacks.find(lines)
     exits = exit_codes.find(lines, exceptions.framed)
-    matches = signatures.match(knowledge, lines, exceptions.raised, exceptions.framed)
+    fitting = matches.match(knowledge, lines, exceptions.raised, exceptions.framed)
     brief = evidence.log.line_count <= _BRIEF_LINES
     found = [
         Explanation(_by_circumstance(m, evidence, lines), m.weight, m.at, m.rank, m.text, m.raised)
-        for m in matches
+        for m in fitting
         if brief or m.weight != WEIGHTS["bare"] or knowledge.kinds[m.kind].stops
     ]
-    explained = {m.raised.at for m in matches if m.raised}
+    explained = {m.raised.at for m in fitting if m.raised}
     found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, lines)
     found = _with_survived_weights(found, lines)
     return [*found, *_of_exits(evidence, exits, lines)], exits
@@ -121,7 +122,7 @@ def _of_unknown_exceptions(
             continue
         root = _root_of_chain(chain)
         kind, weight = _by_class(root, knowledge)
-        if root.background or signatures.goes_on(root, lines):
+        if root.background or matches.goes_on(root, lines):
             weight = WEIGHTS["hint"]
         yield Explanation(kind, weight, root.at, root.rank, root.text, root, True)
 
