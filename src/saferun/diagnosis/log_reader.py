@@ -72,7 +72,7 @@ _PREFIX = re.compile(
 _MAX_PREFIXES = 4
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank (\d{1,5})\]")
 _NCCL_DEVICE = re.compile(r"^[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
-_BOX = re.compile(r"^\s{0,4}[│|]\s?|\s*[│]\s*$")
+_BOX = re.compile(r"^\s{0,4}[│|]\s?|\s{0,200}│\s{0,200}$")
 _DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
 
 

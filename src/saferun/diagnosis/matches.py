@@ -23,7 +23,7 @@ _NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 _WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
 # Lines that say nothing about a failure beside them: torchrun's name of this machine and the link
 # to its manual (no request was sent to either), and a progress bar that reached its end.
-_NOT_CONTEXT = re.compile(r"\s*(?:host\s{1,20}: |traceback : to enable)|.{0,200}\b100%\|")
+_NOT_CONTEXT = re.compile(r"\s{0,20}(?:host\s{1,20}: |traceback : to enable)|.{0,200}\b100%\|")
 # Exceptions whose traceback is only that of the launcher that passes the failure on.
 _LAUNCHERS = frozenset(("ChildFailedError", "CalledProcessError"))
 
