@@ -18,50 +18,69 @@ def prefixed(prefix: str) -> str:
     return "\n".join(prefix + line for line in PLAIN.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("log", "rank"),
-    [
-        (prefixed("[rank3]: "), 3),
-        (prefixed("[default12]:"), 12),
-        (prefixed("7: "), 7),
-        (prefixed("[1,5]<stderr>:"), 5),
-        (prefixed("2024-05-05T10:10:10.123456789Z stderr F "), None),
-        (prefixed("Oct 04 15:02:41 host-a train[394]: "), None),
-        (prefixed("[2024-05-05 10:10:10,123] "), None),
-        (prefixed("trainer-1  | "), None),
-        (prefixed("(RayTrainWorker pid=81, ip=10.0.0.3) "), None),
-        (prefixed("2024-05-05 10:10:10 [rank4]: "), 4),
-        (prefixed("[trainer0|6]:"), 0),
-        (prefixed("stderr: [rank4]: "), 4),
-        (prefixed("[1830] "), None),
-        (prefixed("2: [rank17]: "), 17),
-        (prefixed("[2024-02-27T21:35:28.893536Z] fa88a9df [rank=4] || "), 4),
-        (prefixed("10.0.0.12: "), None),
-        (prefixed("worker-0: "), None),
-        (prefixed("[worker-0] "), None),
-        (prefixed("algo-1-ab12c  | "), None),
-        (prefixed("10:10:10 "), None),
-        (prefixed("[10:10:10,123] "), None),
-        (prefixed("2024-05-05 10:10:10.123 | ERROR    | "), None),
-        (PLAIN.replace("ModuleNotFound", "[ERROR] ModuleNotFound"), None),
-        ("\x1b[31m" + PLAIN.replace("\n", "\x1b[0m\r\n\x1b[1m"), None),
-        ("  3%|# | 3/100 [00:01<00:30]\r  4%|# | 4/100 [00:02<00:30]\r" + PLAIN, None),
-        ("\n".join(json.dumps({"log": line + "\n", "stream": "stderr", "time": "t"}) for line in PLAIN.splitlines()), None),
-        (b"\xff\xfe\x00bad \x80\xff bytes\n" + PLAIN.encode(), None),
-        (b"\0" * 5000 + b"[rank3]: " + PLAIN.splitlines()[-1].encode(), 3),
-        (PLAIN + "\nW1011 torch/distributed/elastic/agent/server/api.py:1] x\n" + SUMMARY.format(rank=9, code=1), 9),
-    ],
-    ids=[
-        "rank", "tee", "srun", "mpirun", "kubectl", "journald", "logger", "compose", "ray", "two prefixes",
-        "torchx", "accelerate", "numbered", "srun and rank", "determined", "pdsh",
-        "pdsh by name", "named worker", "SageMaker", "time", "time in brackets", "loguru",
-        "a logger's exception",
-        "ansi and crlf", "progress bar", "docker json", "invalid utf-8", "a hole of zeros", "rank from the summary",
-    ],
-)  # fmt: skip
-def test_the_same_failure_is_read_from_any_kind_of_log(log, rank):
-    found = diagnose(log)
-    assert (found.kind, found.root_rank) == ("user-import-error", rank)
+# Who put the lines into the log -> the log, and the rank that its prefixes name.
+SOURCES: dict[str, tuple[str | bytes, int | None]] = {
+    "torch": (prefixed("[rank3]: "), 3),
+    "torchrun --tee": (prefixed("[default12]:"), 12),
+    "torchx": (prefixed("[trainer0|6]:"), 0),
+    "srun": (prefixed("7: "), 7),
+    "srun and torch": (prefixed("2: [rank17]: "), 17),
+    "mpirun": (prefixed("[1,5]<stderr>:"), 5),
+    "determined": (prefixed("[2024-02-27T21:35:28.893536Z] fa88a9df [rank=4] || "), 4),
+    "accelerate": (prefixed("stderr: [rank4]: "), 4),
+    "a time and torch": (prefixed("2024-05-05 10:10:10 [rank4]: "), 4),
+    "kubectl": (prefixed("2024-05-05T10:10:10.123456789Z stderr F "), None),
+    "journald": (prefixed("Oct 04 15:02:41 host-a train[394]: "), None),
+    "logging": (prefixed("[2024-05-05 10:10:10,123] "), None),
+    "logging of the exception alone": (
+        PLAIN.replace("ModuleNotFound", "[ERROR] ModuleNotFound"),
+        None,
+    ),
+    "loguru": (prefixed("2024-05-05 10:10:10.123 | ERROR    | "), None),
+    "a time": (prefixed("10:10:10 "), None),
+    "a time in brackets": (prefixed("[10:10:10,123] "), None),
+    "line numbers": (prefixed("[1830] "), None),
+    "docker compose": (prefixed("trainer-1  | "), None),
+    "SageMaker": (prefixed("algo-1-ab12c  | "), None),
+    "ray": (prefixed("(RayTrainWorker pid=81, ip=10.0.0.3) "), None),
+    "pdsh": (prefixed("10.0.0.12: "), None),
+    "pdsh by name": (prefixed("worker-0: "), None),
+    "a named worker": (prefixed("[worker-0] "), None),
+    "docker as JSON": (
+        "\n".join(
+            json.dumps({"log": line + "\n", "stream": "stderr", "time": "t"})
+            for line in PLAIN.splitlines()
+        ),
+        None,
+    ),
+    "colours and CRLF": ("\x1b[31m" + PLAIN.replace("\n", "\x1b[0m\r\n\x1b[1m"), None),
+    "a progress bar": (
+        "  3%|# | 3/100 [00:01<00:30]\r  4%|# | 4/100 [00:02<00:30]\r" + PLAIN,
+        None,
+    ),
+    "invalid UTF-8": (b"\xff\xfe\x00bad \x80\xff bytes\n" + PLAIN.encode(), None),
+    "a hole of zeros": (b"\0" * 5000 + b"[rank3]: " + PLAIN.splitlines()[-1].encode(), 3),
+    "torchrun's summary": (
+        PLAIN
+        + "\nW1011 torch/distributed/elastic/agent/server/api.py:1] x\n"
+        + SUMMARY.format(rank=9, code=1),
+        9,
+    ),
+}
+
+
+def test_the_same_failure_is_read_from_any_kind_of_log():
+    found = {source: diagnose(log) for source, (log, _) in SOURCES.items()}
+    assert {source: (one.kind, one.root_rank) for source, one in found.items()} == {
+        source: ("user-import-error", rank) for source, (_, rank) in SOURCES.items()
+    }
+
+
+def test_a_boxed_traceback_is_read_without_its_border():
+    assert log_reader.strip_prefixes('│   File "a.py", line 3      │') == (
+        None,
+        '    File "a.py", line 3  ',
+    )
 
 
 def test_a_line_copied_from_a_screen_begins_after_the_blanks_to_its_edge():
@@ -97,11 +116,7 @@ def test_how_a_stream_is_cut_into_chunks_does_not_matter(chunk):
 )  # fmt: skip
 def test_what_is_kept_of_a_log_is_bounded(chunk):
     log = log_reader.read(chunk for _ in range(20))
-    bound = (
-        log_reader.HEAD_BYTES
-        + log_reader.TAIL_BYTES
-        + log_reader.FIRST_BYTES
-        + log_reader.LAST_BYTES
-    )
+    ends = log_reader.HEAD_BYTES + log_reader.TAIL_BYTES
+    bound = ends + log_reader.FIRST_BYTES + log_reader.LAST_BYTES
     assert sum(len(line.text) for line in log.lines) <= bound
     assert len(log.lines) < 60_000
