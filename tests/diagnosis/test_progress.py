@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_logs import TRACEBACK, diagnose
 
+from saferun.diagnosis import log_reader, progress
 from saferun.diagnosis.progress import HEAD_BYTES, first_step, last_step
 
 OUTPUTS = {
@@ -50,6 +51,28 @@ def test_the_last_step_of_an_attempt_is_read_from_the_end_of_its_output():
     assert found == {name: step for name, (_, step) in LAST.items()}
 
 
+def test_the_lines_of_a_log_and_the_bytes_of_an_output_have_the_same_steps():
+    for name, (output, step) in OUTPUTS.items():
+        log = log_reader.read([output.replace(b"\r", b"\n")])
+        steps = progress.steps(log.lines, 0, len(log.lines))
+        assert step is None or step in {one.number for one in steps}, name
+
+
+@pytest.mark.parametrize(
+    ("output", "went_on"),
+    [
+        ("step 1\nstep 2\nstep 3\n", True),
+        ("step 1\nstep 2\nstep 2\n", False),
+        ("step 3\nstep 2\nstep 1\n", False),
+        ("[rank1]: step 1\n[rank1]: step 2\n[rank1]: step 3\n", False),
+    ],
+    ids=["three steps", "two", "backwards", "of another rank"],
+)
+def test_three_growing_steps_of_a_rank_mean_that_the_job_went_on(output, went_on):
+    lines = log_reader.of_text(output).lines
+    assert progress.went_on(progress.steps(lines, 0, len(lines)), 0, None) == went_on
+
+
 @pytest.mark.parametrize("step", [first_step, last_step])
 @given(data=st.binary(max_size=3000))
 def test_any_bytes_are_read(step, data):
@@ -79,7 +102,7 @@ def test_how_far_the_job_came_tells_a_sporadic_fault(age_s, step, kind):
 
 
 @pytest.mark.parametrize(
-    ("progress", "kind"),
+    ("line", "kind"),
     [
         ("Epoch: [2][300/7922] loss 1", "cuda-illegal-access"),
         ("Epoch: [19][300/7922] loss 1", "cuda-illegal-access-sporadic"),
@@ -87,8 +110,6 @@ def test_how_far_the_job_came_tells_a_sporadic_fault(age_s, step, kind):
         ("     3/299     10.4G   0.05  640:  25%|###", "cuda-illegal-access"),
     ],
 )
-def test_epochs_tell_a_sporadic_fault(progress, kind):
-    log = (
-        f"{progress}\n{TRACEBACK}RuntimeError: CUDA error: an illegal memory access was encountered"
-    )
+def test_epochs_tell_a_sporadic_fault(line, kind):
+    log = f"{line}\n{TRACEBACK}RuntimeError: CUDA error: an illegal memory access was encountered"
     assert diagnose(log).kind == kind
