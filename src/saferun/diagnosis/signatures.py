@@ -1,4 +1,4 @@
-"""Pure: how each kind of failure shows itself, and what people are told about it.
+"""Pure: how each kind of failure shows itself, and what people read about it.
 
 `parse` turns the document of knowledge/failures.yaml into values; matches.py finds the places of a
 log that a sign fits.
@@ -24,7 +24,7 @@ Needle = tuple[str, ...]  # a phrase: lower-case parts that follow each other
 
 
 class Kind(NamedTuple):
-    """One kind of failure, and what people are told about it."""
+    """One kind of failure, and what people read about it."""
 
     name: str
     group: str
