@@ -1,4 +1,4 @@
-"""The edge of the diagnosis: where a log is read from, and how the answer is shown."""
+"""`saferun diagnose`: where a log is read from, and how the diagnosis is shown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,7 @@ KEYS = [
 
 
 @pytest.fixture
-def log(tmp_path, home):
+def log(tmp_path: Path, home: Path) -> str:
     path = tmp_path / "train.log"
     path.write_text(LOG, encoding="utf-8")
     return str(path)
@@ -55,7 +56,7 @@ def test_a_log_that_a_windows_shell_redirected_is_read(encoding, tmp_path, home)
 @pytest.mark.parametrize(
     "make", [lambda p: None, lambda p: p.mkdir()], ids=["missing", "directory"]
 )
-def test_a_log_that_cannot_be_read_is_said_with_the_fix(make, tmp_path, home):
+def test_a_log_that_cannot_be_read_is_an_error_with_a_fix(make, tmp_path, home):
     path = tmp_path / "train.log"
     make(path)
     with pytest.raises(SaferunError) as caught:
@@ -71,7 +72,7 @@ def test_the_json_has_the_keys_that_others_script_against(log):
     assert shown["root_line"].startswith("[rank2]: FileNotFoundError")
 
 
-def test_people_are_told_what_where_and_what_to_do(log):
+def test_people_read_what_failed_where_and_what_to_do(log):
     text = diagnose.to_text(diagnose.run(log, 1))
     first, root, *rest = text.splitlines()
     assert first.startswith("user-missing-file (rank 2): do not retry")
@@ -79,7 +80,7 @@ def test_people_are_told_what_where_and_what_to_do(log):
     assert "Check the path" in " ".join(rest)
 
 
-def test_people_are_told_the_mitigations(tmp_path, home):
+def test_people_read_the_mitigations(tmp_path, home):
     path = tmp_path / "a.log"
     path.write_text("RuntimeError: Address already in use\n")
     assert "mitigations, in this order: free-port" in diagnose.to_text(diagnose.run(str(path), 1))

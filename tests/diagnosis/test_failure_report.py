@@ -1,4 +1,4 @@
-"""What people are told between attempts and at the end: short, and with what to do."""
+"""The lines that people read between attempts and at the end: short, and with what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
 
 
 def diagnosis(**facts) -> Diagnosis:
-    told = {
+    usual = {
         "kind": "segfault",
         "group": "process",
         "verdict": "retry",
@@ -21,7 +21,7 @@ def diagnosis(**facts) -> Diagnosis:
         "advice": "Look at the trace.",
         "references": (),
     }
-    return Diagnosis(**{**told, **facts})
+    return Diagnosis(**{**usual, **facts})
 
 
 def attempt(number: int = 1, **facts) -> Try:

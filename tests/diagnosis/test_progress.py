@@ -1,11 +1,13 @@
-"""The first and the last step of an attempt are read from its output, or are not known."""
+"""How far a job came: the first and the last step in its output, and whether it ran for long."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from job_logs import TRACEBACK, diagnose
 
+from saferun.diagnosis import log_reader, progress
 from saferun.diagnosis.progress import HEAD_BYTES, first_step, last_step
 
 OUTPUTS = {
@@ -29,10 +31,9 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("case", OUTPUTS.values(), ids=OUTPUTS.keys())
-def test_first_step(case):
-    output, step = case
-    assert first_step(output) == step
+def test_the_first_step_of_an_attempt_is_read_from_the_beginning_of_its_output():
+    found = {name: first_step(output) for name, (output, _) in OUTPUTS.items()}
+    assert found == {name: step for name, (_, step) in OUTPUTS.items()}
 
 
 LAST = {
@@ -45,10 +46,31 @@ LAST = {
 }
 
 
-@pytest.mark.parametrize("case", LAST.values(), ids=LAST.keys())
-def test_last_step(case):
-    output, step = case
-    assert last_step(output) == step
+def test_the_last_step_of_an_attempt_is_read_from_the_end_of_its_output():
+    found = {name: last_step(output) for name, (output, _) in LAST.items()}
+    assert found == {name: step for name, (_, step) in LAST.items()}
+
+
+def test_the_lines_of_a_log_and_the_bytes_of_an_output_have_the_same_steps():
+    for name, (output, step) in OUTPUTS.items():
+        log = log_reader.read([output.replace(b"\r", b"\n")])
+        steps = progress.steps(log.lines, 0, len(log.lines))
+        assert step is None or step in {one.number for one in steps}, name
+
+
+@pytest.mark.parametrize(
+    ("output", "went_on"),
+    [
+        ("step 1\nstep 2\nstep 3\n", True),
+        ("step 1\nstep 2\nstep 2\n", False),
+        ("step 3\nstep 2\nstep 1\n", False),
+        ("[rank1]: step 1\n[rank1]: step 2\n[rank1]: step 3\n", False),
+    ],
+    ids=["three steps", "two", "backwards", "of another rank"],
+)
+def test_three_growing_steps_of_a_rank_mean_that_the_job_went_on(output, went_on):
+    lines = log_reader.of_text(output).lines
+    assert progress.went_on(progress.steps(lines, 0, len(lines)), 0, None) == went_on
 
 
 @pytest.mark.parametrize("step", [first_step, last_step])
@@ -63,3 +85,31 @@ def test_only_the_beginning_is_looked_at():
 
 def test_only_the_end_is_looked_at():
     assert last_step(b"step 1\nstep 2\n" + b"x" * HEAD_BYTES) is None
+
+
+@pytest.mark.parametrize(
+    ("age_s", "step", "kind"),
+    [
+        (20.0, 3, "cuda-illegal-access"),
+        (7200.0, None, "cuda-illegal-access-sporadic"),
+        (60.0, 9000, "cuda-illegal-access-sporadic"),
+    ],
+    ids=["at once", "after hours", "after many steps"],
+)
+def test_how_far_the_job_came_tells_a_sporadic_fault(age_s, step, kind):
+    log = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert diagnose(log, age_s=age_s, step=step).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("Epoch: [2][300/7922] loss 1", "cuda-illegal-access"),
+        ("Epoch: [19][300/7922] loss 1", "cuda-illegal-access-sporadic"),
+        ("    85/299     10.4G   0.05  640:  25%|###", "cuda-illegal-access-sporadic"),
+        ("     3/299     10.4G   0.05  640:  25%|###", "cuda-illegal-access"),
+    ],
+)
+def test_epochs_tell_a_sporadic_fault(line, kind):
+    log = f"{line}\n{TRACEBACK}RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert diagnose(log).kind == kind

@@ -1,4 +1,4 @@
-"""What is known of an attempt from outside its output."""
+"""What is known of an attempt from sources other than its output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,28 +15,28 @@ from saferun.supervise import evidence
 REPORT = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "T", "time_s": 5}}}
 
 
-def report(folder, name, content=None):
+def write_error_file(folder: Path, name: str, content: str | None = None) -> None:
     path = folder / name
     path.write_text(json.dumps(REPORT) if content is None else content)
 
 
-def test_the_exceptions_that_ranks_wrote_down_are_read_those_of_the_last_restart_only(tmp_path):
-    report(tmp_path, "a1-r0-rank0-pid10.error.json")
-    report(tmp_path, "a2-r0-rank0-pid20.error.json")
-    report(tmp_path, "a2-r1-rank1-pid21.error.json")
+def test_error_files_are_read_those_of_the_last_restart_only(tmp_path):
+    write_error_file(tmp_path, "a1-r0-rank0-pid10.error.json")
+    write_error_file(tmp_path, "a2-r0-rank0-pid20.error.json")
+    write_error_file(tmp_path, "a2-r1-rank1-pid21.error.json")
     found = evidence.failures(str(tmp_path), 2)
     assert [(f.rank, f.time_s, f.message) for f in found] == [(1, 5.0, "ValueError: x")]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"message": 3}'])
-def test_a_broken_report_is_a_rank_without_a_message(tmp_path, content):
-    report(tmp_path, "a1-r0-rank4-pid1.error.json", content)
+def test_a_broken_error_file_is_a_rank_without_a_message(tmp_path, content):
+    write_error_file(tmp_path, "a1-r0-rank4-pid1.error.json", content)
     (found,) = evidence.failures(str(tmp_path), 1)
     assert (found.rank, found.traceback) == (4, "")
 
 
 @pytest.mark.parametrize("directory", [None, "/nowhere"])
-def test_no_directory_is_no_report(directory):
+def test_without_a_directory_there_are_no_error_files(directory):
     assert evidence.failures(directory, 1) == ()
 
 
@@ -46,12 +47,12 @@ def test_a_planted_link_is_not_read(tmp_path):
     assert found.message == ""
 
 
-def test_the_kernels_kills_for_want_of_memory_are_counted_from_a_moment_on():
+def test_kills_for_lack_of_memory_are_counted_from_a_moment_on():
     kills = evidence.OutOfMemoryKills()
     assert kills.since() in (0, None)
 
 
-def test_a_counter_that_grows_is_seen(tmp_path, monkeypatch):
+def test_the_growth_of_the_kernels_counter_is_the_number_of_kills(tmp_path, monkeypatch):
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 3\n")
     monkeypatch.setattr(evidence, "_group_counters", lambda: [str(counter)])

@@ -1,4 +1,4 @@
-"""Pure: what is known about a failed attempt, before anything is concluded from it."""
+"""Pure: what is known about a failed attempt, without any conclusion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from saferun.diagnosis.log_reader import Log
 
 
 class RankFailure(NamedTuple):
-    """What is known of one rank's end from outside the log."""
+    """How one rank ended, from sources other than the log."""
 
     rank: int | None = None
     time_s: float | None = None  # seconds since the epoch
@@ -27,34 +27,34 @@ class Evidence(NamedTuple):
     age_s: float | None = None  # how long it ran
     step: int | None = None  # the last one that it reached
     oom_kills: int | None = None  # by the kernel meanwhile; None where it does not tell
-    reader_gone: bool = False  # nobody reads its stdout or stderr any more
+    reader_gone: bool = False  # the reader of its stdout or stderr has closed the pipe
     unkillable: int = 0  # processes of it that the kernel could not end
-    shm_ample: bool | None = None  # /dev/shm is large and mostly free
-    finished: bool = False  # the scripts of all its ranks here had come to their end
+    shm_ample: bool | None = None  # /dev/shm is large and mostly free; None where not known
+    finished: bool = False  # the scripts of all its ranks on this node had reached their end
 
 
 def rank_failure(rank: int | None, exit_code: int | None, content: str | None) -> RankFailure:
-    """Read what torch elastic's error file of a rank says.
+    """Read torch elastic's error file of a rank.
 
     Args:
         rank: the global one.
         exit_code: negative for a signal; None where not known.
-        content: the file's text; None or unreadable JSON where there is no more to know.
+        content: the file's text; None without a file. Broken JSON leaves the message empty.
     """
     try:
-        said = json.loads(content or "null")["message"]
+        message = json.loads(content or "null")["message"]
     except (ValueError, TypeError, KeyError):
         return RankFailure(rank=rank, exit_code=exit_code)
-    if not isinstance(said, dict):
-        return RankFailure(rank=rank, exit_code=exit_code, message=str(said))
-    extra = said.get("extraInfo")
+    if not isinstance(message, dict):
+        return RankFailure(rank=rank, exit_code=exit_code, message=str(message))
+    extra = message.get("extraInfo")
     if not isinstance(extra, dict):
         extra = {}
     return RankFailure(
         rank=rank,
         time_s=_number(extra.get("time_s", extra.get("timestamp"))),
         exit_code=exit_code,
-        message=str(said.get("message", "")),
+        message=str(message.get("message", "")),
         traceback=str(extra.get("py_callstack") or ""),
     )
 

@@ -1,4 +1,4 @@
-"""Pure: what a log or a launcher says about exit codes and signals."""
+"""Pure: the exit codes and signals that a log or a launcher reports, and what they mean."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _SIGNALS = {
     "sigfpe": 8, "sigkill": 9, "sigusr1": 10, "sigsegv": 11, "sigusr2": 12, "sigpipe": 13,
     "sigterm": 15, "sigxcpu": 24, "sigxfsz": 25,
 }  # fmt: skip
-# signal -> kind, weight. Kills and crashes are causes unless an exception says more; an abort
-# follows an error that the log should hold; a SIGTERM mostly comes from a launcher that tidies up.
+# signal -> kind, weight. Kills and crashes are causes unless an exception explains more. An abort
+# follows an error that the log should hold. A SIGTERM mostly comes from a launcher that ends the
+# other ranks.
 _BY_SIGNAL = {
     1: ("sighup-terminal-closed", 26),
     2: ("interrupted", 24),
@@ -38,10 +39,11 @@ _BY_CODE = {
     127: ("user-missing-file", 40),
 }
 _ROOT = "root cause (first observed failure)"
-_ECHO = 40  # what weighs no more may be an echo or the launcher's doing
-_LISTED = "failures:"  # the line above what failed beside it
+_ROOT_LINES = 8  # of the block below that line
+_ECHO = 40  # what weighs no more may be an echo, or caused by the launcher
+_LISTED = "failures:"  # the line above the ranks that failed beside the root
 _TIME = re.compile(r"^\s{0,4}time\s{1,6}: (\d{4}-\d\d-\d\d)_(\d\d):(\d\d):(\d\d)")
-_SAME_MOMENT_S = 2  # the launcher's SIGKILL comes 30 s later (--shutdown-timeout)
+_SAME_MOMENT_S = 2  # the launcher's own SIGKILL comes 30 s later (--shutdown-timeout)
 _EXITCODE = re.compile(r"exitcode\s{0,4}:\s{0,3}(-?\d{1,3})\b")
 _RANK = re.compile(r"\brank\s{0,6}:\s{0,3}(\d{1,5})\b")
 _NAMED = re.compile(
@@ -61,46 +63,38 @@ _AGENT_SIGNAL = re.compile(
     r"received (\d{1,2}) death signal|got sig(?:nal|val) ?: ?(\d{1,2})\b"
     r"|got termination signal: (?:signals\.)?(sig\w{3,5})"
 )
-_WORDS = (
+_PHRASES = (
     ("cpu time limit exceeded", 24), ("file size limit exceeded", 25),
     ("segmentation fault", 11), ("segfault at", 11), ("bus error", 7),
     ("floating point exception", 8), ("illegal instruction", 4), ("double free", 11),
     ("free(): invalid", 11), ("corrupted size vs", 11), ("munmap_chunk()", 11),
     ("malloc(): ", 11), ("corrupted double-linked", 11), ("free(): double", 11),
     ("fatal python error: aborted", 6), ("terminate called", 6), ("malloc_consolidate()", 11),
-    ("core dumped", 6),  # last: the shell says of every signal that it left a core
+    ("core dumped", 6),  # last: a shell adds this to every signal that left a core
 )  # fmt: skip
 _KILLED_ALONE = re.compile(
     r"^\*{0,3}(?:\S{1,80}: (?:line \d{1,6}: |tasks? [\d,-]{1,40}: )?){0,3}"
     r"\s{0,4}(?:\d{1,9}\s{1,4})?(?:killed\b|(?P<term>terminated(?:$|: 15$|\s{6})))"
     r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
 )
-# Launchers that end the rest by SIGKILL, Lightning itself too: that tells nothing of the cause.
+# Launchers, and Lightning, end the remaining ranks by SIGKILL: that says nothing about the cause.
 _KILL_ALL = re.compile(r"forcefully terminating all other processes|^srun: (?:force )?terminat")
-_KILLING_LINES = 40
+_KILLING_LINES = 40  # below such a line, within which SIGKILLs are the launcher's
 _NOISE = (
     "sending process", "closing signal", "killing subprocess", "registered signal",
     "signal handler", "stopping process", "signals_to_handle", "unable to shutdown process",
 )  # fmt: skip
+# Substrings of every line that may hold an exit code or a signal: a cheap test, for every line.
 _HINTS = (
-    "exit",
-    "sig",
-    "kill",
-    "fault",
-    "error",
-    "core",
-    "free",
-    "malloc",
-    "terminat",
-    "munmap",
-    "corrupted",
-    "limit exceeded",
-    "status failed",
+    *("exit", "sig", "kill", "fault", "error", "core", "free", "malloc", "terminat", "munmap"),
+    *("corrupted", "limit exceeded", "status failed"),
 )
+_BLOCK = re.compile(r"^\s{0,4}rank\s{1,8}: (\d{1,5}) \(local_rank: ")
+_BLOCK_ENDS = re.compile(r"^\s{0,4}(?:[-=]{20}|\[\d{1,5}\]:\s{0,3}$)")
 
 
-class Ended(NamedTuple):
-    """One sign of how a process ended."""
+class ExitSign(NamedTuple):
+    """One line that shows how a process ended."""
 
     kind: str
     weight: int
@@ -112,28 +106,24 @@ class Ended(NamedTuple):
 class Exits(NamedTuple):
     """How processes ended, and which rank the launcher names as the first one."""
 
-    ended: tuple[Ended, ...]
+    signs: tuple[ExitSign, ...]
     root_rank: int | None
 
 
-_BLOCK = re.compile(r"^\s{0,4}rank\s{1,8}: (\d{1,5}) \(local_rank: ")
-_BLOCK_ENDS = re.compile(r"^\s{0,4}(?:[-=]{20}|\[\d{1,5}\]:\s{0,3}$)")
-
-
-def by_rank(lines: Sequence[Line]) -> tuple[Line, ...]:
+def with_ranks(lines: Sequence[Line]) -> tuple[Line, ...]:
     """Return the lines, those of torchrun's summary with the rank that each of its blocks names.
 
-    It prints every rank's traceback again: an echo there is another rank's, not the root's.
+    The summary repeats every rank's traceback: an echo there is another rank's, not the root's.
     """
-    told: list[Line] = []
+    ranked: list[Line] = []
     rank: int | None = None
     for line in lines:
         if found := _BLOCK.match(line.text):
             rank = int(found[1])
         elif rank is not None and _BLOCK_ENDS.match(line.text):
             rank = None
-        told.append(line if rank is None or line.rank is not None else line._replace(rank=rank))
-    return tuple(told)
+        ranked.append(line if rank is None or line.rank is not None else line._replace(rank=rank))
+    return tuple(ranked)
 
 
 def kind_of(code: int) -> tuple[str, int] | None:
@@ -147,7 +137,7 @@ def kind_of(code: int) -> tuple[str, int] | None:
 def rank_of(kind: str, lines: Sequence[Line]) -> int | None:
     """Return the rank that ended as this kind does; None where none or several did.
 
-    The launcher's first one may be another: a peer that saw the crash and raised over it.
+    The launcher may name another rank as the first one: a peer that saw the crash and raised.
     """
     ranks = set()
     for line in lines:
@@ -160,62 +150,92 @@ def rank_of(kind: str, lines: Sequence[Line]) -> int | None:
 
 
 def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
-    """Return what a log says of exit codes and signals.
+    """Return what a log reports of exit codes and signals.
 
     Args:
         lines: the log's.
-        skip: indices of lines that say nothing about it (tracebacks' frames).
+        skip: indices of lines that hold no such report (the frames of tracebacks).
     """
-    skipped = frozenset(skip)
-    ended: list[Ended] = []
-    root: tuple[int, int | None] | None = None  # where its block begins, its rank
-    summary = len(lines)  # where the launcher's summary begins to list the ranks
-    beside: list[tuple[Ended, float]] = []  # crashes that it lists, and when
-    when = float("inf")
-    killing = -_KILLING_LINES  # where a launcher began to end the rest
+    reader, skipped = _Reader(summary=len(lines)), frozenset(skip)
+    killing = -_KILLING_LINES  # the line where a launcher began to end the remaining ranks
     for at, line in enumerate(lines):
         text = line.text.lower()
-        if text.strip() == _LISTED:
-            summary, beside = at, []
-        elif _ROOT in text:
-            beside = [(e, told) for e, told in beside if e.at > summary]
-            root, ended = (at, None), _before(summary, ended)
-        elif (moment := _moment(line.text)) is not None:
-            when = moment
-            if root and at < root[0] + 8:
-                ended += [e for e, told in beside if abs(told - when) <= _SAME_MOMENT_S]
-        elif root and root[1] is None and at < root[0] + 8 and (found := _RANK.search(text)):
-            root = (root[0], int(found[1]))
-        if at in skipped or not _may_tell(text):
+        reader.read_summary(at, line.text, text)
+        if at in skipped or not _may_report(text):
             continue
         code = _code(text)
         killing = at if _KILL_ALL.search(text) else killing
-        if code == -9 and killing < at < killing + _KILLING_LINES:
+        if code is None or (code == -9 and killing < at < killing + _KILLING_LINES):
             continue
-        known = None if code is None else kind_of(code)
-        if code is not None and known:
+        if known := kind_of(code):
             kind, weight = known
-            if _AGENT_SIGNAL.search(text):
-                weight = 40
-            ended.append(Ended(kind, weight, at, root[1] if root else line.rank, code))
-            if code < 0 and weight > _ECHO:
-                beside.append((ended[-1], when))
-    return Exits(tuple(ended), root[1] if root else None)
+            weight = 40 if _AGENT_SIGNAL.search(text) else weight
+            reader.add(ExitSign(kind, weight, at, reader.rank_of(line), code))
+    return Exits(tuple(reader.signs), reader.root_rank)
 
 
-def _may_tell(text: str) -> bool:
+class _Reader:
+    """Collects the signs of a log, and follows torchrun's summary of the failed ranks in it."""
+
+    def __init__(self, summary: int) -> None:
+        self.signs: list[ExitSign] = []
+        self.root_rank: int | None = None
+        self._root: int | None = None  # the line where the root's block begins
+        self._summary = summary  # the line where the summary begins to list the ranks
+        self._crashes: list[tuple[ExitSign, float]] = []  # that the summary lists, and when
+        self._moment = float("inf")
+
+    def read_summary(self, at: int, text: str, lower: str) -> None:
+        """Read a line of the log, which may be one of the summary's.
+
+        Args:
+            at: index of the line.
+            text: the line.
+            lower: the same in lower case.
+        """
+        in_root = self._root is not None and at < self._root + _ROOT_LINES
+        if lower.strip() == _LISTED:
+            self._summary, self._crashes = at, []
+        elif _ROOT in lower:
+            self._crashes = [
+                (sign, when) for sign, when in self._crashes if sign.at > self._summary
+            ]
+            self._root, self.root_rank = at, None
+            self.signs = _crashes_before(self._summary, self.signs)
+        elif (moment := _moment(text)) is not None:
+            self._moment = moment
+            if in_root:
+                near = (s for s, when in self._crashes if abs(when - moment) <= _SAME_MOMENT_S)
+                self.signs += near
+        elif in_root and self.root_rank is None and (found := _RANK.search(lower)):
+            self.root_rank = int(found[1])
+
+    def rank_of(self, line: Line) -> int | None:
+        """Return whose sign a line holds: the root's, once the summary has begun its block."""
+        return line.rank if self._root is None else self.root_rank
+
+    def add(self, sign: ExitSign) -> None:
+        """Keep a sign."""
+        self.signs.append(sign)
+        if sign.code < 0 and sign.weight > _ECHO:
+            self._crashes.append((sign, self._moment))
+
+
+def _may_report(text: str) -> bool:
     for hint in _HINTS:  # noqa: SIM110 - a generator takes twice as long, and every line comes here
         if hint in text:
             return True
     return False
 
 
-def _before(summary: int, ended: Sequence[Ended]) -> list[Ended]:
-    """Return the crashes that stand before the launcher's summary. Most that it lists beside the
-    root came after it, many by the launcher's own hand; not those of the same moment: its look at
-    the processes every tenth of a second may see a rank's crash after a peer's exception over it.
+def _crashes_before(summary: int, signs: Sequence[ExitSign]) -> list[ExitSign]:
+    """Return the crashes that stand before the launcher's summary.
+
+    Most that the summary lists beside the root came after it, many by the launcher's own SIGKILL.
+    Those of the same moment did not (`_SAME_MOMENT_S`): the launcher looks at the processes every
+    tenth of a second, and may see a rank's crash after a peer's exception over it.
     """
-    return [e for e in ended if e.code not in (0, 1) and e.weight > _ECHO and e.at < summary]
+    return [s for s in signs if s.code not in (0, 1) and s.weight > _ECHO and s.at < summary]
 
 
 def _moment(text: str) -> float | None:
@@ -241,8 +261,8 @@ def _code(text: str) -> int | None:
         return -int(found[1])
     if found := _CODE.search(text):
         return int(found[1])
-    for word, number in _WORDS:
-        if word in text and len(text) < 400:
+    for phrase, number in _PHRASES:
+        if phrase in text and len(text) < 400:
             return -number
     found = _KILLED_ALONE.match(text) if len(text) < 600 else None
     return (-15 if found["term"] else -9) if found else None

@@ -1,4 +1,4 @@
-"""Pure: what people are told between attempts and at the end, in few lines."""
+"""Pure: the few lines that people read between attempts and at the end of a run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from saferun.diagnosis import log_reader
 from saferun.diagnosis.classify import Diagnosis
 from saferun.diagnosis.retry_policy import Decision, Try
 
-LINE_CHARS = 200  # of what the job printed; the journal has it whole
+LINE_CHARS = 200  # of a line that the job printed; the journal has all of it
 
 
 def between(last: Try, diagnosis: Diagnosis, decision: Decision, change: str = "") -> str:
-    """Return the one line that tells why another attempt starts.
+    """Return the line that says why another attempt starts.
 
     Args:
         last: the attempt that failed.
         diagnosis: of it.
         decision: to start another one.
-        change: what that one has that the last one had not, from `mitigations.describe`.
+        change: what the next attempt changes, as one clause; "" for nothing.
     """
     wait = f" in {seconds(decision.delay_s)}" if decision.delay_s >= 1 else ""
     why = f"with {change}" if change else decision.reason
@@ -33,8 +33,8 @@ def success(history: Sequence[Try]) -> list[str]:
     if len(history) < 2:
         return []
     with_what = history[-1].mitigations
-    cured = f", with {', '.join(with_what)}" if with_what else ""
-    return [f"attempt {len(history)} succeeded{cured}"]
+    mitigated = f", with {', '.join(with_what)}" if with_what else ""
+    return [f"attempt {len(history)} succeeded{mitigated}"]
 
 
 def failure(
@@ -69,10 +69,10 @@ def failure(
 
 
 def what(diagnosis: Diagnosis, *, line: bool = True) -> str:
-    """Return the kind of a failure, its rank, and the line that decides."""
+    """Return the kind of a failure, its rank, and with `line` the root line."""
     rank = "" if diagnosis.root_rank is None else f" on rank {diagnosis.root_rank}"
-    said = f" ({_cut(diagnosis.root_line)})" if line and diagnosis.root_line else ""
-    return f"{diagnosis.kind}{rank}{said}"
+    line_shown = f" ({_cut(diagnosis.root_line)})" if line and diagnosis.root_line else ""
+    return f"{diagnosis.kind}{rank}{line_shown}"
 
 
 def seconds(value_s: float) -> str:
@@ -92,16 +92,16 @@ def seconds(value_s: float) -> str:
 def _tried(history: Sequence[Try]) -> list[str]:
     if len(history) < 2:
         return []
-    told = []
+    attempts = []
     for one in history[-4:]:
         beside = f", with {', '.join(one.mitigations)}" if one.mitigations else ""
-        told.append(f"attempt {one.number}: {one.kind} after {seconds(one.lived_s)}{beside}")
+        attempts.append(f"attempt {one.number}: {one.kind} after {seconds(one.lived_s)}{beside}")
     more = f"({len(history) - 4} earlier) " if len(history) > 4 else ""
-    return [f"tried: {more}{'; '.join(told)}"]
+    return [f"tried: {more}{'; '.join(attempts)}"]
 
 
 def _cut(text: str) -> str:
-    """Return a line of the job's as one that no terminal obeys, without its loggers' prefixes."""
+    """Return a line that the job printed without prefixes and without terminal control codes."""
     bare = log_reader.strip_prefixes(text)[1].strip() or text.strip()
     plain = "".join(c if c.isprintable() else " " for c in bare)
     return plain if len(plain) <= LINE_CHARS else f"{plain[: LINE_CHARS - 1]}…"

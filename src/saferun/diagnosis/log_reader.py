@@ -1,8 +1,8 @@
-"""Pure: the bytes of a log, however long, become a bounded list of clean lines.
+"""Pure: a bounded list of clean lines from the bytes of a log of any length.
 
-A log's head, its tail and every place that mentions a failure are kept; the rest is only counted.
-What is kept is freed of colours, carriage returns and the prefixes that launchers, schedulers and
-containers put in front; a rank that such a prefix names stays with the line.
+A log's head, its tail and the places that mention a failure are kept; the rest is only counted.
+Colours, carriage returns and the prefixes of launchers, schedulers and containers are removed from
+what is kept. A rank that such a prefix names stays with the line.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 HEAD_BYTES = 128 * 1024
 TAIL_BYTES = 512 * 1024
-BEFORE_BYTES = 6000  # context kept before a mention: a traceback
-AFTER_BYTES = 3000  # and after it: a message of several lines
-FIRST_BYTES = 256 * 1024  # of the mentions between head and tail: the first ones
-LAST_BYTES = 512 * 1024  # and the last ones
-BAR_PARTS = 12  # of a progress bar that rewrites its line: the first ones and the last ones
+BEFORE_BYTES = 6000  # kept before a mention: a traceback
+AFTER_BYTES = 3000  # kept after it: a message of several lines
+FIRST_BYTES = 256 * 1024  # kept of the mentions between head and tail: from the first one on
+LAST_BYTES = 512 * 1024  # and up to the last one
+BAR_PARTS = 12  # kept of a progress bar that rewrites its line: the first states, as many last ones
 LINE_CHARS = 4000  # a longer line is cut into pieces of this length
 
-# A place that holds none of these words cannot decide anything (only between head and tail).
+# Between head and tail, a place that holds none of these cannot decide anything.
 _MENTIONS = (b"rror", b"xception", b"NCCL WARN", b"FAIL", b"signal ", b"atal", b"Xid", b"illed")
 
 _ANSI = re.compile(
@@ -30,15 +30,15 @@ _ANSI = re.compile(
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
 _UNPRINTED = bytes(code for code in (*range(32), 127) if code not in b"\t\n")
 
-# A bar's line has no end before what comes next, so a rank's own line hangs on it; and lines that
-# were copied from a screen have blanks to its edge where their ends were.
-_ON_A_BAR = re.compile(
+# A progress bar does not end its line, so the next output of a rank follows on the same line. Lines
+# that were copied from a screen have blanks up to its edge instead of line ends.
+_BEHIND_A_BAR = re.compile(
     rb"(?<=\])(?=\[rank\d{1,5}\]:|\[[EWIF](?:\d{3,4})? |Traceback \(most recent call last\))"
     rb"|(?:(?<=\])|(?<= {8}))(?=(?:WARNING|ERROR|CRITICAL):[\w.]{1,80}:)"
 )
-_HUNG = (b"][", b"]T", b"]WARNING:", b"]ERROR:", b"        WARNING:", b"        ERROR:")
+_JOINED_LINES = (b"][", b"]T", b"]WARNING:", b"]ERROR:", b"        WARNING:", b"        ERROR:")
 
-# One prefix at a time, tried again on what is left. Bounded counts: nothing here can backtrack far.
+# One prefix; it is matched again on the rest. Counts are bounded, so that none can backtrack far.
 _STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _PREFIX = re.compile(
     r"""
@@ -72,29 +72,31 @@ _PREFIX = re.compile(
 _MAX_PREFIXES = 4
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank (\d{1,5})\]")
 _NCCL_DEVICE = re.compile(r"^[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
-_BOX = re.compile(r"^\s{0,4}[│|]\s?|\s*[│]\s*$")
+_BOX = re.compile(r"^\s{0,4}[│|]\s?|\s{0,200}│\s{0,200}$")
 _DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
 
 
 class Line(NamedTuple):
     """One line of a log."""
 
-    number: int  # counted from 1; between head and tail of a long log only nearly right
-    rank: int | None  # as a prefix said it
-    text: str  # without prefixes; what rules look at
-    raw: str  # as printed, without colours; what people are shown
+    number: int  # counted from 1; approximate between head and tail of a long log
+    rank: int | None  # from a prefix
+    text: str  # without prefixes, for the rules
+    raw: str  # as printed, without colours, for people
 
 
 class Log(NamedTuple):
-    """What is kept of a log."""
+    """The lines that are kept of a log."""
 
     lines: tuple[Line, ...] = ()
     size_bytes: int = 0
     line_count: int = 0
-    whole: bool = True  # False: parts between head and tail were only counted
+    whole: bool = True  # False where parts between head and tail were only counted
 
 
 class _Piece(NamedTuple):
+    """A stretch of a log's bytes."""
+
     offset: int
     number: int  # of its first line, from 1
     data: bytes
@@ -104,7 +106,7 @@ class _Piece(NamedTuple):
         return self.offset + len(self.data)
 
     def without(self, count: int) -> _Piece:
-        """Return the rest behind the first `count` bytes."""
+        """Return the piece without its first `count` bytes."""
         if count <= 0:
             return self
         number = self.number + self.data.count(b"\n", 0, count)
@@ -112,23 +114,23 @@ class _Piece(NamedTuple):
 
 
 def read(chunks: Iterable[bytes]) -> Log:
-    """Digest a log of any size in bounded memory.
+    """Read a log of any size in bounded memory.
 
     Args:
         chunks: the log's bytes in order; a few MiB each is the best size.
     """
-    skim = _Skim()
+    reader = _Reader()
     for chunk in chunks:
-        skim.feed(chunk)
-    return skim.log()
+        reader.feed(chunk)
+    return reader.log()
 
 
 def of_text(text: str) -> Log:
-    """Digest a text that is already in memory."""
+    """Read a text that is in memory."""
     return read([text.encode("utf-8", "surrogateescape")])
 
 
-class _Skim:
+class _Reader:
     """Keeps head, tail and mentions of a stream."""
 
     def __init__(self) -> None:
@@ -141,7 +143,7 @@ class _Skim:
         self._last_bytes = 0
         self._offset = 0
         self._newlines = 0
-        self._carry = b""  # the end of what was searched, as context for what comes
+        self._carry = b""  # the end of what was searched: context of mentions to come
 
     def feed(self, chunk: bytes) -> None:
         if not chunk:
@@ -167,11 +169,11 @@ class _Skim:
     def _keep_mention(self, piece: _Piece) -> None:
         if piece.end <= HEAD_BYTES:
             return
-        room = FIRST_BYTES - self._first_bytes
-        if room > 0:
-            self._first.append(piece._replace(data=piece.data[:room]))
+        left = FIRST_BYTES - self._first_bytes
+        if left > 0:
+            self._first.append(piece._replace(data=piece.data[:left]))
             self._first_bytes += len(self._first[-1].data)
-            piece = piece.without(room)
+            piece = piece.without(left)
         piece = piece.without(len(piece.data) - LAST_BYTES)
         if not piece.data:
             return
@@ -217,14 +219,14 @@ def _windows(block: bytes, searched_from: int) -> list[tuple[int, int]]:
 
 
 def _line_start(block: bytes, at: int) -> int:
-    """Return where the context before a mention begins: at a line's start if there is one."""
+    """Return where the context before a mention begins: at the start of a line where possible."""
     floor = max(0, at - BEFORE_BYTES)
     newline = block.find(b"\n", floor, at)
     return newline + 1 if floor and newline >= 0 else floor
 
 
 def _joined(pieces: Iterable[_Piece]) -> list[_Piece]:
-    """Return pieces in order, none overlapping, neighbours made one."""
+    """Return the pieces in order, without overlaps, adjacent ones joined."""
     done: list[_Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.offset, -len(p.data))):
         if done and piece.offset <= done[-1].end:
@@ -240,31 +242,31 @@ def _lines(piece: _Piece) -> Iterator[Line]:
     data = piece.data.replace(b"\r\n", b"\n")
     if b"\x1b" in data:
         data = _ANSI.sub(b"", data)
-    plain = len(data.translate(None, _UNPRINTED)) == len(data)  # as most logs are, and soon done
-    hung = any(sign in data for sign in _HUNG)
+    plain = len(data.translate(None, _UNPRINTED)) == len(data)  # as in most logs: the fast path
+    joined = any(sign in data for sign in _JOINED_LINES)
     for number, row in enumerate(data.split(b"\n"), piece.number):
-        if plain and len(row) <= LINE_CHARS and not (hung and len(_off_a_bar(row)) > 1):
+        if plain and len(row) <= LINE_CHARS and not (joined and len(_split_behind_bar(row)) > 1):
             raw = row.decode("utf-8", "replace").rstrip()
             yield Line(number, *strip_prefixes(raw), raw)
             continue
-        row = row.lstrip(b"\0")  # the hole that a file has which was cut while it was written
+        row = row.lstrip(b"\0")  # the hole in a file that was truncated while it was written
         for part in _parts(row):
             yield from _clean(number, part)
 
 
 def _parts(row: bytes) -> list[bytes]:
-    """Return what a line that rewrites itself showed: the first and the last states of a bar."""
+    """Return the first and the last states of a line that rewrites itself, as a bar does."""
     if b"\r" not in row:
-        return _off_a_bar(row)
+        return _split_behind_bar(row)
     parts = [part for part in row.split(b"\r") if part] or [b""]
     if len(parts) > 2 * BAR_PARTS:
         parts = parts[:BAR_PARTS] + parts[-BAR_PARTS:]
-    return parts[:-1] + _off_a_bar(parts[-1])
+    return parts[:-1] + _split_behind_bar(parts[-1])
 
 
-def _off_a_bar(part: bytes) -> list[bytes]:
-    """Return a bar and the line that hangs on it, apart."""
-    return _ON_A_BAR.split(part) if any(sign in part for sign in _HUNG) else [part]
+def _split_behind_bar(part: bytes) -> list[bytes]:
+    """Return a progress bar and the line that follows on its line, apart."""
+    return _BEHIND_A_BAR.split(part) if any(sign in part for sign in _JOINED_LINES) else [part]
 
 
 def _clean(number: int, part: bytes) -> Iterator[Line]:
@@ -277,10 +279,10 @@ def _clean(number: int, part: bytes) -> Iterator[Line]:
 
 
 def strip_prefixes(raw: str) -> tuple[int | None, str]:
-    """Take launchers', schedulers' and containers' prefixes off a line.
+    """Remove the prefixes of launchers, schedulers and containers from a line.
 
     Returns:
-        the rank that a prefix named (None where none did), and the rest of the line.
+        The rank that a prefix named (None where none did), and the rest of the line.
     """
     rank: int | None = None
     text = raw

@@ -1,7 +1,7 @@
-"""Pure: an out-of-memory message by its numbers, in the wordings of torch from 0.4 to 2.13.
+"""Pure: the numbers of an out-of-memory message, in the wordings of torch from 0.4 to 2.13.
 
-Fragmentation, a full card, somebody else's memory and a refusal despite free memory all say
-"CUDA out of memory"; what they report of the card tells them apart.
+Fragmentation, a full card, memory of another process and a refusal despite free memory all print
+"CUDA out of memory". The numbers in the message tell them apart.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _FIELDS = {
     "reserved": rf"{_SIZE} reserved in total",
 }
 _PATTERNS = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
-# An allocator is called fragmented where what it holds idle, with what is free, would serve the
-# request (segments that grow can use both) and is a tenth of the card at least: below that, growing
-# the segments has not been seen to help.
+# Memory is fragmented where the allocator's idle memory and the card's free memory together would
+# serve the request (growing segments can use both) and the idle part is at least a tenth of the
+# card. With less, growing segments has not been seen to help.
 _IDLE_SHARE = 0.10
 _OTHERS_SHARE = 0.15
-_LITTLE_SHARE = 0.50  # of the card: what a process may hold and still not be the one that fills it
-_FREE_FACTOR = 1.25
-_FREE_SHARE = 0.05  # of the card: less is what the driver keeps back from a full one
-_NO_SIZE = 2.0**40  # MiB: a number below zero, printed as one without a sign
+_LITTLE_SHARE = 0.50  # of the card: a process that holds no more is not the one that fills it
+_FREE_FACTOR = 1.25  # of the request: free memory that should have served it
+_FREE_SHARE = 0.05  # of the card: the driver may keep back less than that of a full card
+_NO_SIZE = 2.0**40  # MiB; larger ones are negative numbers that were printed as unsigned
 
 
 class Memory(NamedTuple):
-    """What an out-of-memory message says; MiB, None where it does not say."""
+    """The numbers of an out-of-memory message, in MiB; None for those that it does not have."""
 
     requested: float | None
     total: float | None
@@ -49,19 +49,19 @@ class Memory(NamedTuple):
 
 
 def read(text: str) -> Memory:
-    """Read a message; lines that a terminal broke may be joined before."""
-    said = {name: _size(pattern.search(text)) for name, pattern in _PATTERNS.items()}
-    allocated = _first(said["allocated"], said["allocated_old"])
-    idle = _first(said["idle"], said["cached"])
-    if idle is None and said["reserved"] is not None and allocated is not None:
-        idle = said["reserved"] - allocated
-    process = said["process"]
-    held = _first(said["reserved"], process if process and process < _NO_SIZE else None)
+    """Read a message; the lines that a terminal broke it into should have been joined."""
+    sizes = {name: _size(pattern.search(text)) for name, pattern in _PATTERNS.items()}
+    allocated = _first(sizes["allocated"], sizes["allocated_old"])
+    idle = _first(sizes["idle"], sizes["cached"])
+    if idle is None and sizes["reserved"] is not None and allocated is not None:
+        idle = sizes["reserved"] - allocated
+    process = sizes["process"]
+    held = _first(sizes["reserved"], process if process and process < _NO_SIZE else None)
     if allocated is not None:
         held = max(held or 0.0, allocated + (idle or 0.0))
-    total = _first(said["total"], said["total_old"])
-    free = _first(said["free"], said["free_old"])
-    return Memory(said["requested"], total, free, held, idle, said["allowed"])
+    total = _first(sizes["total"], sizes["total_old"])
+    free = _first(sizes["free"], sizes["free_old"])
+    return Memory(sizes["requested"], total, free, held, idle, sizes["allowed"])
 
 
 def _size(found: re.Match[str] | None) -> float | None:
@@ -73,14 +73,16 @@ def _first(*values: float | None) -> float | None:
 
 
 def kind(memory: Memory) -> str:
-    """Return which kind of out-of-memory the numbers mean; `cuda-oom` where they do not say."""
+    """Return the kind of failure that the numbers mean; `cuda-oom` where they do not decide."""
     requested, total, free, held, idle, allowed = memory
-    if total is not None and allowed is not None and allowed < total:  # its own limit is its card
+    if (
+        total is not None and allowed is not None and allowed < total
+    ):  # the process's own limit is its card
         total, free = allowed, min(free or 0.0, max(0.0, allowed - (held or allowed)))
     if requested is None or total is None or requested > total:
         return "cuda-oom"
     if held is not None and held > total:
-        return "cuda-oom"  # the driver lends host memory, and that is full
+        return "cuda-oom"  # the driver adds host memory, and that is full too
     enough = max(requested * _FREE_FACTOR, _FREE_SHARE * total)
     if free is not None and free >= enough:
         return "cuda-oom-despite-free"
@@ -94,10 +96,10 @@ def kind(memory: Memory) -> str:
 
 
 def sentence(memory: Memory) -> str:
-    """Return the numbers in one sentence, "" where the message has none."""
+    """Return the numbers as one sentence, "" where the message has none."""
     parts = [
-        f"{_shown(value)} {what}"
-        for value, what in (
+        f"{_readable(value)} {meaning}"
+        for value, meaning in (
             (memory.requested, "asked for"),
             (memory.free, "free"),
             (memory.held, "held by this process"),
@@ -110,5 +112,5 @@ def sentence(memory: Memory) -> str:
     return f"{', '.join(parts)}." if parts else ""
 
 
-def _shown(mib: float) -> str:
+def _readable(mib: float) -> str:
     return f"{mib / 1024:.2f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"

@@ -1,28 +1,58 @@
-"""Pure: from which step on an attempt trained, and how far it came, as its output tells.
+"""Pure: the training steps in a job's output: where an attempt began and how far it came.
 
-A resumed attempt is known by its first step: it lies beyond those of the attempts before it. A
-number only counts as a step where a second, larger one follows in a line of the same form:
-"max_steps=20000" is no progress. Loading, tokenizing and evaluating count from zero, so the largest
-first number of all such series is the training's.
+A resumed attempt is recognised by its first step, which lies beyond the first steps of earlier
+attempts. Here a number only counts as a step if a larger one follows in a line of the same form:
+"max_steps=20000" is a setting, not progress. Loading, tokenizing and evaluating count from zero, so
+the largest first number of all such series is that of the training.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-HEAD_BYTES = 64 * 1024  # of an attempt's output that is looked at, at either end
-_STEP = re.compile(
-    rb"\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|batch)\b[ =:#/\[\]\"']{1,4}(\d{1,9})\b"
-    rb"|(?<![\d.])(\d{1,9})/\d{1,9} ?\[",  # tqdm's bar
-    re.IGNORECASE,
+from saferun.diagnosis.log_reader import Line
+
+HEAD_BYTES = 64 * 1024  # of an attempt's output that is searched, at either end
+LONG_S = 1800.0  # an attempt that ran this long, or
+LONG_STEPS = 500  # made this many steps, or
+_LONG_EPOCHS = 10  # this many epochs, was healthy for long
+_SURVIVED_STEPS = 3  # after an exception: the exception did not end the job
+_LINES = 200  # before the failure that are searched for long progress
+_RECENT_LINES = 20  # before the failure that are searched for a diverged loss
+_START_CHARS = 2000  # of a line of raw output: a bar that rewrites its line is split before
+_END_CHARS = 400  # of a line of a log: where a bar shows its last state
+
+# What a step is: a number behind one of these words, or the position of tqdm's bar.
+_COUNTER = (
+    r"\b(?:global[_ ]?step|step|iter|iteration|batch)s?[\s=:#/\[\]\"']{1,4}(?P<count>\d{1,9})\b"
 )
-_NUMBERS = re.compile(rb"\d+")
-_LINE_BYTES = 2000
+_BAR = r"(?<![\d.])(?P<position>\d{1,9})/\d{1,9} ?\["
+_FLAGS = re.IGNORECASE | re.ASCII
+_STEP = re.compile(f"{_COUNTER}|{_BAR}", _FLAGS)
+_COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not a step here
+_EPOCHS = re.compile(
+    r"\bepoch[\s=:#\[(]{1,4}(\d{1,5})\b|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s", re.I
+)
+_ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
+# A loss that is not a number, or is above ten thousand, leads to indices outside every table.
+_DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
+_NUMBERS = re.compile(r"\d+", re.ASCII)
+_LINE_ENDS = re.compile(r"[\r\n]+")
+
+
+class Step(NamedTuple):
+    """One line of a job that reports a step."""
+
+    at: int  # index of the line
+    rank: int | None
+    number: int
 
 
 def first_step(head: bytes) -> int | None:
-    """Return the first training step in the beginning of an attempt's output; None if none is seen.
+    """Return the first training step in the beginning of an attempt's output; None without one.
 
     >>> first_step(b"step 11 loss 3.2\\nstep 12 loss 3.1\\n")
     11
@@ -32,7 +62,7 @@ def first_step(head: bytes) -> int | None:
 
 
 def last_step(tail: bytes) -> int | None:
-    """Return the last training step in the end of an attempt's output; None if none is seen.
+    """Return the last training step in the end of an attempt's output; None without one.
 
     >>> last_step(b"step 11 loss 3.2\\nstep 12 loss 3.1\\n")
     12
@@ -41,14 +71,63 @@ def last_step(tail: bytes) -> int | None:
 
 
 def _series(output: bytes) -> Iterator[tuple[int, int]]:
-    """Return the first and the largest number of what counts upwards."""
-    ends: dict[bytes, tuple[int, int]] = {}
-    for line in re.split(rb"[\r\n]+", output):
-        match = _STEP.search(line[:_LINE_BYTES])
-        if match is None:
+    """Return the first and the largest number of each series that counts upwards."""
+    ends: dict[str, tuple[int, int]] = {}
+    for line in _LINE_ENDS.split(output.decode("latin-1")):
+        found = _STEP.search(line[:_START_CHARS])
+        if found is None:
             continue
-        number = int(match[1] or match[2])
-        form = _NUMBERS.sub(b"#", line[: match.start(match.lastindex or 1)][-200:])
+        number = _number(found)
+        form = _NUMBERS.sub("#", line[: found.start(found.lastgroup or 0)][-200:])
         first, last = ends.get(form, (number, number))
         ends[form] = (first, max(last, number))
     return (pair for pair in ends.values() if pair[1] > pair[0])
+
+
+def _number(found: re.Match[str]) -> int:
+    return int(found["count"] or found["position"])
+
+
+def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
+    """Return the steps that the lines from index `start` up to `end` report."""
+    reported = []
+    for at in range(start, end):
+        if found := _STEP.search(lines[at].text[-_END_CHARS:]):
+            reported.append(Step(at, lines[at].rank, _number(found)))
+    return reported
+
+
+def went_on(reported: Sequence[Step], at: int, rank: int | None) -> bool:
+    """Return whether a job made enough steps after a line, each larger than the one before.
+
+    Args:
+        reported: the steps of the log, from `steps`.
+        at: index of the line.
+        rank: whose steps count; None for those without a rank.
+    """
+    count, reached = 0, -1
+    for step in reported[bisect_left(reported, (at,)) :]:
+        if step.rank == rank and step.number > reached:
+            count, reached = count + 1, step.number
+        if count == _SURVIVED_STEPS:
+            return True
+    return False
+
+
+def is_long(before: Sequence[Line]) -> bool:
+    """Return whether the last of these lines report many steps, epochs or minutes."""
+    for line in before[-_LINES:]:
+        text = line.text[-_END_CHARS:]
+        if any(int(number) >= LONG_STEPS for number in _COUNTED.findall(text)):
+            return True
+        if any(int(a or b) >= _LONG_EPOCHS for a, b in _EPOCHS.findall(text)):
+            return True
+        for hours, minutes, seconds in _ELAPSED.findall(text):
+            if int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds) >= LONG_S:
+                return True
+    return False
+
+
+def diverged(before: Sequence[Line]) -> bool:
+    """Return whether the last of these lines report a loss that diverged."""
+    return any(_DIVERGED.search(line.text[-_END_CHARS:]) for line in before[-_RECENT_LINES:])

@@ -1,7 +1,8 @@
-"""Pure: find the Python exceptions in a log, with their frames, messages and chains.
+"""Pure: the Python exceptions in a log, with their frames, messages and chains.
 
-Works per rank where prefixes tell ranks apart, and on fragments: an exception's line is recognised
-without the word Traceback before it, and frames without an exception after them are let go.
+Each rank is read on its own where prefixes tell ranks apart. Fragments are read too: an exception's
+line is recognised without the word Traceback before it, and frames without an exception after them
+are dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _DIRECT = "direct cause of the following exception"
 _DURING = "During handling of the above exception"
 _NAME = r"(?:[A-Za-z_]\w{0,80}\.){0,8}"
-# The line of an exception: a dotted name that ends as exceptions' names do, then `:` or nothing.
+# The line of an exception: a dotted name that ends as names of exceptions do, then `:` or nothing.
 _RAISED = re.compile(
     rf"(?P<type>{_NAME}(?:_?[A-Z]\w{{2,80}}(?:Failed|Hit|Unsupported|Missing|Resources|ProcessPool)"
     r"|(?:_?[A-Z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Abort|Pruned|Exhausted|Conflict|Invalid"
@@ -27,30 +28,30 @@ _RAISED = re.compile(
     r"(?P<colon>:(?=\s|$))?(?P<message>.*)"
 )
 _ANY_NAME = re.compile(rf"(?P<type>{_NAME}[A-Za-z_]\w{{0,80}})(?P<colon>:(?=\s|$))?(?P<message>.*)")
-_REPR = re.compile(
+_QUOTED_EXCEPTION = re.compile(
     r"\b(?P<type>RayTaskError(?=\(\w{1,80}\):)"
     r"|[A-Z]\w{0,80}(?:Error|Exception)(?=\(['\"].))"
 )
-# Ranks that write at once lose each other's newlines: what follows a name is a traceback's line.
+# Ranks that write at the same time lose newlines: a line of a traceback directly follows the name.
 _GLUED = re.compile(r" {4,64}(?:assert |raise |return |File \"|\w{1,80}[.(]|\w{1,80} = )")
-# They lose the newline before the second name, too: one name, twice or more.
+# They lose the newline between two names, too: the same name, twice or more.
 _DOUBLED = re.compile(r"([A-Z]\w{2,60}?(?:Error|Exception))\1{1,8}$")
-_POINTED = "❱"  # where a boxed traceback (rich) points to the line that failed
+_POINTER = "❱"  # with which a boxed traceback (rich) marks the line that failed
 _THROWN = re.compile(rf"raise (?P<type>{_NAME}[A-Z]\w{{0,80}})\(")
-# What ends a message: the log goes on with something else.
+# What ends a message: lines that begin so are something else.
 _OTHER = re.compile(
     r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{3,4} |\[[EWIF] |={8}|-{8}"
     r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
     r"|Process finished with |Error: Process completed|command terminated with |FATAL: "
     r"|'\(\w{1,80}Error\(|During handling|The above exception|\S{1,200}:\d{1,6}: "
 )
-# Another process's last words, which go on with a message only where it speaks of their subject.
+# Another process's last output. It only continues a message that has the same subject.
 _ELSEWHERE = re.compile(
     r"\s{0,4}(?:(?P<nccl>nccl[A-Z]\w{2,40}: |Last error:)|(?P<http>\(?HTTPS?ConnectionPool\()"
     r"|terminate called|what\(\): )"
 )
-# Words of a program that goes on: what a line (lower case) says is over, or will be tried again.
-# huggingface_hub warns so of requests that it can do without; wandb sends later.
+# Phrases of a program that goes on: the line (lower case) reports what is over or will be retried.
+# huggingface_hub warns so about requests that it can do without; wandb sends later.
 GOES_ON = re.compile(
     r"\bretrying\b|\bwill retry\b|\bretry loop\b|\b(?:retry|attempt) \d{1,3} ?(?:/|of) ?\d{1,3}\b"
     r"|\bskipp(?:ed|ing)\b|\bfalling back\b|\bsuppressed\b|\bignoring\b"
@@ -63,17 +64,17 @@ _BACKGROUND = (
     "Error in atexit",
     "Error in sys.excep",
 )
-_BESIDE_LINES = 2  # of others between such a line and its traceback, which follows at once
-# A thread of multiprocessing's own that shows what failed and serves on (resource_sharer.py): where
-# a job is killed it hears of its peers' end a moment before its own.
+_BESIDE_LINES = 2  # of other processes between such a line and its traceback
+# A thread of multiprocessing (resource_sharer.py) that prints what failed and continues. Where a
+# job is killed, it sees its peers' end a moment before its own.
 _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _serve\b")
-_HEARD = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
+_PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
 _WARNED = re.compile(r"Warning\b")
-_QUOTED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
+_NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
 
 
 def _after_frames(text: str) -> re.Match[str] | None:
-    """Match an exception of any name, but not a program that begins to speak (`wandb: `)."""
+    """Match an exception of any name, but not the prefix of a program's own output (`wandb: `)."""
     if _OTHER.match(text):
         return None
     if found := _RAISED.match(text):
@@ -94,7 +95,7 @@ class Raised(NamedTuple):
     frames: str  # the traceback's lines before it
     chain: int  # exceptions of one chain share it
     link: str  # how it hangs on the one before: "", "cause", "context"
-    background: bool  # of a thread or of the interpreter's end: the process went on
+    background: bool  # of a thread or of the interpreter's exit: the process went on
     headed: bool  # a whole traceback stood before it
 
     @property
@@ -103,11 +104,19 @@ class Raised(NamedTuple):
         return self.type.rsplit(".", 1)[-1]
 
 
-class Found(NamedTuple):
+class Tracebacks(NamedTuple):
     """The exceptions of a log, and which lines are only their tracebacks' frames."""
 
     raised: tuple[Raised, ...]
     framed: frozenset[int]  # indices of lines
+
+
+class _Open(NamedTuple):
+    """An exception whose message is being read."""
+
+    type: str
+    frames: str
+    headed: bool
 
 
 class _Stream:
@@ -122,11 +131,17 @@ class _Stream:
         self._chain = 0
         self._link = ""
         self._rows: list[int] = []  # of the message that is being read
-        self._open: tuple[str, str, bool] | None = None  # its type, frames, headed
-        self._background = 0  # lines within which its traceback begins
+        self._open: _Open | None = None
+        self._background = 0  # lines within which a background traceback begins
         self._framed_at = 0
 
-    def take(self, at: int, text: str) -> None:
+    def read(self, at: int, text: str) -> None:
+        """Read one line of the rank's.
+
+        Args:
+            at: index of the line.
+            text: without prefixes.
+        """
         if _TRACEBACK in text:
             self._begin(text)
         elif _DIRECT in text or _DURING in text:
@@ -136,9 +151,9 @@ class _Stream:
             self.close()
             self._background = 1 + _BESIDE_LINES
         elif self._inside:
-            self._take_inside(at, text)
+            self._read_inside(at, text)
         else:
-            self._take_outside(at, text)
+            self._read_outside(at, text)
             if self._background and text.strip() and not (self._rows or self._frames):
                 self._background -= 1
 
@@ -148,7 +163,7 @@ class _Stream:
         self._indent = len(text) - len(text.lstrip())
         self._frames = []
 
-    def _take_inside(self, at: int, text: str) -> None:
+    def _read_inside(self, at: int, text: str) -> None:
         indent = len(text) - len(text.lstrip())
         if not text.strip() or indent > self._indent or text[0] in "│╭╰^" or 'File "' in text[:12]:
             self._framed(at, text)
@@ -158,26 +173,26 @@ class _Stream:
         if found and (found["colon"] or not found["message"].strip() or _looks_raised(found)):
             self._opened(at, found["type"], headed=True)
 
-    def _take_outside(self, at: int, text: str) -> None:
+    def _read_outside(self, at: int, text: str) -> None:
         found = _RAISED.match(text.lstrip()) if "r" in text else None
         inside_message = self._rows and text.startswith(" ")
         if found and not inside_message and _looks_raised(found):
             self.close()
             self._opened(at, found["type"], headed=False)
             return
-        if 'File "' in text[:16] or _POINTED in text[:6] or self._goes_on_framed(text):
+        if 'File "' in text[:16] or _POINTER in text[:6] or self._continues_frames(text):
             self.close()
             self._framed(at, text)
         elif self._rows:
-            self._go_on(at, text)
-        elif (boxed := _REPR.search(text)) and not _QUOTED.search(text):
-            self._opened(at, boxed["type"], headed=False)
+            self._continue_message(at, text)
+        elif (quoted := _QUOTED_EXCEPTION.search(text)) and not _NOT_RAISED.search(text):
+            self._opened(at, quoted["type"], headed=False)
 
-    def _goes_on_framed(self, text: str) -> bool:
+    def _continues_frames(self, text: str) -> bool:
         return bool(self._frames) and text.startswith("    ")
 
     def _framed(self, at: int, text: str) -> None:
-        """Keep a line of the traceback's: its first half and its last half at most."""
+        """Keep a line of the traceback's: at most half of FRAME_LINES from its start and end."""
         if len(self._frames) >= FRAME_LINES:
             del self._frames[FRAME_LINES // 2]
         self._frames.append(text)
@@ -185,10 +200,13 @@ class _Stream:
         self._reader.framed.add(at)
 
     def end(self) -> None:
-        """Hand over what the log's end cut short: a `raise` without the exception it printed, or a
-        traceback of which no more is known (its type is "")."""
+        """Hand over what the end of the log cut short.
+
+        That is a `raise` whose exception was not printed, or a traceback of which no more is known
+        (its type is "").
+        """
         self.close()
-        pointed = [text for text in self._frames if _POINTED in text[:6]]
+        pointed = [text for text in self._frames if _POINTER in text[:6]]
         for text in [*pointed[-1:], *reversed(self._frames[-2:])]:
             found = _THROWN.search(text)
             if found:
@@ -200,7 +218,7 @@ class _Stream:
             self._opened(self._framed_at, "", headed=self._inside)
             self.close()
 
-    def _go_on(self, at: int, text: str) -> None:
+    def _continue_message(self, at: int, text: str) -> None:
         full = len(self._rows) >= MESSAGE_LINES
         if full or _OTHER.match(text) or self._is_elsewhere(text) or self._is_over():
             self.close()
@@ -213,31 +231,45 @@ class _Stream:
         if found is None:
             return False
         subject = found.lastgroup
-        return subject is None or subject not in self._reader.said(self._rows[0])
+        return subject is None or subject not in self._reader.lower(self._rows[0])
 
     def _is_over(self) -> bool:
-        """Return whether no message goes on below: it was only mentioned, by a program that goes
-        on, or as any program's `Error: `."""
-        if self._open is None or self._open[2]:
-            return False
-        return self._open[0] == "Error" or bool(GOES_ON.search(self._reader.said(self._rows[0])))
+        """Return whether the message ends with its first line.
 
-    def _opened(self, at: int, kind: str, *, headed: bool) -> None:
+        It does where a program that goes on only mentions the exception, and behind the `Error: `
+        that any program may print.
+        """
+        if self._open is None or self._open.headed:
+            return False
+        return self._open.type == "Error" or bool(GOES_ON.search(self._reader.lower(self._rows[0])))
+
+    def _opened(self, at: int, name: str, *, headed: bool) -> None:
         self._rows = [at]
-        self._open = (_DOUBLED.sub(r"\1", kind), "\n".join(self._frames), headed)
+        self._open = _Open(_DOUBLED.sub(r"\1", name), "\n".join(self._frames), headed)
         self._frames = []
 
     def close(self) -> None:
         """Hand over the exception whose message has ended."""
-        if self._open is None:
+        opened, rows = self._open, tuple(self._rows)
+        if opened is None:
             return
-        kind, frames, headed = self._open
         if not self._link:
             self._chain = self._reader.next_chain()
-        self._reader.found(
-            self._rank, kind, tuple(self._rows), frames, self._chain, self._link,
-            self._background > 0, headed,
-        )  # fmt: skip
+        serving = opened.type.endswith(_PEER_ENDED) and _SERVING.search(opened.frames)
+        self._reader.raised.append(
+            Raised(
+                at=rows[0],
+                rank=self._rank,
+                type=opened.type,
+                rows=rows,
+                text=self._reader.message(rows),
+                frames=opened.frames,
+                chain=self._chain,
+                link=self._link,
+                background=self._background > 0 or bool(serving),
+                headed=opened.headed,
+            )
+        )
         self._open, self._rows, self._link, self._background = None, [], "", 0
 
 
@@ -253,45 +285,43 @@ def _looks_raised(found: re.Match[str]) -> bool:
 
 
 class _Reader:
+    """Reads a log, each rank's lines in a stream of their own."""
+
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
         self._streams: dict[int | None, _Stream] = {}
         self._chains = 0
-        self.done: list[Raised] = []
+        self.raised: list[Raised] = []
         self.framed: set[int] = set()
 
-    def said(self, row: int) -> str:
+    def lower(self, row: int) -> str:
+        """Return a line in lower case."""
         return self._lines[row].text.lower()
 
+    def message(self, rows: Sequence[int]) -> str:
+        """Return lines as one text."""
+        return "\n".join(self._lines[row].text.strip() for row in rows)
+
     def next_chain(self) -> int:
+        """Return the number of a new chain of exceptions."""
         self._chains += 1
         return self._chains
 
-    def found(
-        self, rank: int | None, kind: str, rows: tuple[int, ...], frames: str,
-        chain: int, link: str, background: bool, headed: bool,
-    ) -> None:  # fmt: skip
-        text = "\n".join(self._lines[row].text.strip() for row in rows)
-        if kind.endswith(_HEARD) and _SERVING.search(frames):
-            background = True
-        self.done.append(
-            Raised(rows[0], rank, kind, rows, text, frames, chain, link, background, headed)
-        )
-
-    def run(self) -> Found:
+    def run(self) -> Tracebacks:
+        """Read all lines."""
         for at, line in enumerate(self._lines):
             stream = self._streams.get(line.rank)
             if stream is None:
                 stream = self._streams[line.rank] = _Stream(self, line.rank)
-            stream.take(at, line.text)
+            stream.read(at, line.text)
         for stream in self._streams.values():
             stream.end()
-        done = sorted(self.done, key=lambda raised: raised.at)
-        if len(done) > 2 * MOST:
-            done = done[:MOST] + done[-MOST:]
-        return Found(tuple(done), frozenset(self.framed))
+        raised = sorted(self.raised, key=lambda raised: raised.at)
+        if len(raised) > 2 * MOST:
+            raised = raised[:MOST] + raised[-MOST:]
+        return Tracebacks(tuple(raised), frozenset(self.framed))
 
 
-def find(lines: Sequence[Line]) -> Found:
+def find(lines: Sequence[Line]) -> Tracebacks:
     """Return the exceptions in a log's lines, in the order of their lines."""
     return _Reader(lines).run()

@@ -1,7 +1,6 @@
 """What an attempt left behind, gathered as Evidence: its output's end, error files, the machine.
 
-A thin edge: nothing is concluded here (diagnosis/classify.py), and nothing here raises for what is
-missing.
+Nothing is concluded here (diagnosis/classify.py does that), and nothing raises for what is missing.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import NamedTuple
 
 from saferun.diagnosis import log_reader, progress
 from saferun.diagnosis.evidence import Evidence, RankFailure, rank_failure
-from saferun.journal import receipts as told
+from saferun.journal import receipts as journal_receipts
 from saferun.supervise.attempt import Ended
-from saferun.system import paths as places
+from saferun.system import paths
 
 _ERROR_FILE = r"a(\d+)-r(\d+)-rank(\d+|none)-pid\d+\.error\.json"  # inject/hooks/excepthook.py
-_ERROR_FILES = 256  # that are read: the earliest exceptions of a large job are among them
+_ERROR_FILES = 256  # that are read at most; enough for the earliest exceptions of a large job
 _ERROR_BYTES = 1 << 20
 _SHM_BYTES = 1 << 30  # sixteen times what a container has by default
 
@@ -29,10 +28,11 @@ def evidence(
     """Return what is known about an attempt that has ended.
 
     Args:
-        ended: how it ended, with the ends of its streams.
-        receipts: the directory in which its ranks left theirs; None where there is none.
+        ended: how it ended, with the last bytes of its stdout and stderr.
+        receipts: the directory of its ranks' receipts and error files; None where there is none.
         attempt: its number.
-        oom_kills: see `OutOfMemoryKills`.
+        oom_kills: processes that the kernel killed meanwhile (`OutOfMemoryKills`); None where it
+            is not known.
     """
     return Evidence(
         log=log_reader.read((ended.stdout_tail, b"\n", ended.stderr_tail)),
@@ -44,7 +44,7 @@ def evidence(
         reader_gone=_reader_is_gone(),
         unkillable=len(ended.unkillable),
         shm_ample=_shm_is_ample(),
-        finished=told.finished(told.read(receipts, attempt)),
+        finished=journal_receipts.finished(journal_receipts.read(receipts, attempt)),
     )
 
 
@@ -54,13 +54,18 @@ def _last_step(ended: Ended) -> int | None:
 
 
 def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
-    """Read the exceptions that ranks wrote down before they ended, of their last restart only."""
+    """Read the exceptions that ranks wrote to error files, those of their last restart only.
+
+    Args:
+        directory: of the error files; None where there is none.
+        attempt: the number of the attempt whose files are read.
+    """
     found: list[tuple[int, RankFailure]] = []
     for name in _names(directory):
         match = re.fullmatch(_ERROR_FILE, name)
         if not match or int(match[1]) != attempt:
             continue
-        content = places.read_private(os.path.join(directory or "", name), _ERROR_BYTES)
+        content = paths.read_private(os.path.join(directory or "", name), _ERROR_BYTES)
         text = None if content is None else content.decode("utf-8", "replace")
         rank = int(match[3]) if match[3].isdigit() else None
         found.append((int(match[2]), rank_failure(rank, None, text)))
@@ -77,28 +82,28 @@ def _names(directory: str | None) -> list[str]:
 
 
 class Ranks(NamedTuple):
-    """What was seen of the processes that a launcher had started."""
+    """What a look at a launcher's children found."""
 
-    seen: bool = False  # there are ranks: children that carry RANK, which the launcher does not
-    isolated: bool = False  # one is a Python that was told to ignore its environment
+    seen: bool = False  # there are ranks: children with RANK, which the launcher itself lacks
+    isolated: bool = False  # one is a Python that ignores its environment
 
 
 def ranks(launcher: int) -> Ranks:
-    """Look at a launcher's children; what cannot be seen is not there."""
+    """Look at the children of a launcher's process; those that cannot be read are left out."""
     try:
         with open(f"/proc/{launcher}/task/{launcher}/children", "rb") as file:
             children = [int(pid) for pid in file.read().split()]
     except OSError:  # gone, or a kernel without CONFIG_PROC_CHILDREN
         return Ranks()
     found = [] if _is_rank(launcher) else [child for child in children if _is_rank(child)]
-    return Ranks(bool(found), any(_is_isolated(_words(pid)) for pid in found))
+    return Ranks(bool(found), any(_is_isolated(_argv(pid)) for pid in found))
 
 
 def _is_rank(pid: int) -> bool:
     return any(entry.startswith(b"RANK=") for entry in _read(pid, "environ"))
 
 
-def _words(pid: int) -> list[bytes]:
+def _argv(pid: int) -> list[bytes]:
     return _read(pid, "cmdline")
 
 
@@ -110,23 +115,23 @@ def _read(pid: int, name: str) -> list[bytes]:
         return []
 
 
-def _is_isolated(words: list[bytes]) -> bool:
-    """Whether a command line is a Python's with -I, -E or -S, which skip our sitecustomize."""
-    if not words or b"python" not in os.path.basename(words[0]):
+def _is_isolated(argv: list[bytes]) -> bool:
+    """Return whether a command is a Python with -I, -E or -S, which skip our sitecustomize."""
+    if not argv or b"python" not in os.path.basename(argv[0]):
         return False
-    for word in words[1:]:
-        if not word.startswith(b"-") or word.startswith(b"--"):
+    for argument in argv[1:]:
+        if not argument.startswith(b"-") or argument.startswith(b"--"):
             return False
-        for letter in word[1:].decode("latin-1"):
+        for letter in argument[1:].decode("latin-1"):
             if letter in "IES":
                 return True
-            if letter in "mcWX":  # the rest, or the next word, is this one's value
+            if letter in "mcWX":  # the rest, or the next argument, is this option's value
                 return False
     return False
 
 
 def _reader_is_gone() -> bool:
-    """Whether our own stdout or stderr, the job's too, leads nowhere, as after `| head`."""
+    """Return whether the reader of our stdout or stderr, also the job's, has gone (`| head`)."""
     poller = select.poll()
     for fd in (1, 2):
         poller.register(fd, 0)
@@ -135,17 +140,17 @@ def _reader_is_gone() -> bool:
 
 def _shm_is_ample() -> bool | None:
     try:
-        room = os.statvfs("/dev/shm")  # noqa: S108 - looked at, not written to
+        shm = os.statvfs("/dev/shm")  # noqa: S108 - looked at, not written to
     except OSError:
         return None
-    return room.f_blocks * room.f_frsize >= _SHM_BYTES and room.f_bfree * 2 >= room.f_blocks
+    return shm.f_blocks * shm.f_frsize >= _SHM_BYTES and shm.f_bfree * 2 >= shm.f_blocks
 
 
 class OutOfMemoryKills:
-    """Whether the kernel killed a process for want of memory since this was made.
+    """Counts the processes that the kernel killed for lack of memory since this was made.
 
-    A rank that died of SIGKILL was killed by that, or by somebody; only the kernel's counters know:
-    `oom_kill` of our control group, which counts its own processes whoever killed them
+    A rank that died of SIGKILL was killed by the kernel or by somebody. Only the kernel's counter
+    tells: `oom_kill` of our control group, which counts its own processes whoever killed them
     (cgroup-v2's memory.events, v1's memory.oom_control), or else of the machine (/proc/vmstat).
     """
 
@@ -153,13 +158,13 @@ class OutOfMemoryKills:
         self._path, self._before = _kill_counter()
 
     def since(self) -> int | None:
-        """Return how many there were; None where the kernel does not tell."""
+        """Return how many there were; None where the kernel has no such counter."""
         now = _count(self._path)
         return None if now is None or self._before is None else max(0, now - self._before)
 
 
 def _kill_counter() -> tuple[str, int | None]:
-    """Return the first counter that can be read, and what it says."""
+    """Return the file of the first counter that can be read, and its value."""
     for path in (*_group_counters(), "/proc/vmstat"):
         count = _count(path)
         if count is not None:
@@ -185,7 +190,7 @@ def _group_counters() -> list[str]:
 def _count(path: str) -> int | None:
     try:
         with open(path, encoding="utf-8") as file:
-            words = (line.split() for line in file)
-            return next((int(line[1]) for line in words if line[:1] == ["oom_kill"]), None)
+            rows = (line.split() for line in file)
+            return next((int(row[1]) for row in rows if row[:1] == ["oom_kill"]), None)
     except (OSError, ValueError, IndexError):
         return None

@@ -1,0 +1,225 @@
+"""Pure: the places of a log that the signs of failures fit.
+
+All places are found here; root_cause.py decides between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign, says
+from saferun.diagnosis.tracebacks import GOES_ON, Raised
+
+_PLAIN_LOSS = 6  # weight that a line loses which is not part of an exception
+_CONTEXT_LINES = 25  # above a line, and below it
+_HITS = 60  # lines with one phrase that are examined: the first ones, and as many of the last
+_LAST_LINES = 3  # of a log, for a sign with `last`
+_NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
+_WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
+# Lines that say nothing about a failure beside them: torchrun's name of this machine and the link
+# to its manual (no request was sent to either), and a progress bar that reached its end.
+_NOT_CONTEXT = re.compile(r"\s{0,20}(?:host\s{1,20}: |traceback : to enable)|.{0,200}\b100%\|")
+# Exceptions whose traceback is only that of the launcher that passes the failure on.
+_LAUNCHERS = frozenset(("ChildFailedError", "CalledProcessError"))
+
+
+class Match(NamedTuple):
+    """A place of the log that a sign fits."""
+
+    kind: str
+    weight: int
+    at: int  # index of the deciding line
+    rank: int | None
+    raised: Raised | None
+    text: str  # the exception's message, or the line and the ones that follow it
+
+
+def _is_warning(text: str) -> bool:
+    return _WARNING.search(text) is not None
+
+
+def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
+    """Return whether a program goes on after an exception that it only mentions in a line.
+
+    That line, or the one below it, says that it retries or continues without.
+    """
+    if item.headed:
+        return False
+    return any(GOES_ON.search(line.text.lower()) for line in lines[item.at : item.at + 2])
+
+
+class _Text:
+    """A log's lines in lower case, searched as one text."""
+
+    def __init__(
+        self, lines: Sequence[Line], raised: Sequence[Raised], framed: frozenset[int]
+    ) -> None:
+        self.lower = [line.text.lower() for line in lines]
+        self.whole = "\n".join(self.lower)
+        self.lines = lines
+        self.framed = framed
+        self.raised = raised
+        self.by_row = {row: number for number, item in enumerate(raised) for row in item.rows}
+        self.messages = [item.text.lower() for item in raised]
+        alike: dict[str, list[int]] = {}  # lines that differ only in digits, as steps do
+        for row, shape in enumerate(self.whole.translate(_NO_DIGITS).split("\n")):
+            alike.setdefault(shape, []).append(row)
+        self._shapes = "\n".join(alike)
+        self._alike = list(alike.values())
+        self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in alike)]
+        self._launcher_rows = self._frames_of_launchers()
+        self._around: dict[int, str] = {}
+        self._rows: dict[str, tuple[int, ...]] = {}
+
+    def rows_with(self, word: str) -> tuple[int, ...]:
+        """Return the lines that hold a phrase: at most the first and the last _HITS of them."""
+        if word not in self._rows:
+            self._rows[word] = self._search(word)
+        return self._rows[word]
+
+    def _search(self, word: str) -> tuple[int, ...]:
+        bare = word.translate(_NO_DIGITS)
+        rows = sorted(itertools.chain.from_iterable(self._of_shapes_with(bare)))
+        if bare != word:
+            rows = [row for row in rows if word in self.lower[row]]
+        return tuple(rows if len(rows) <= 2 * _HITS else rows[:_HITS] + rows[-_HITS:])
+
+    def _of_shapes_with(self, bare: str) -> Iterator[list[int]]:
+        """Yield the lines of every shape that holds a phrase without its digits."""
+        at = self._shapes.find(bare)
+        while at >= 0:
+            shape = bisect_right(self._starts, at) - 1
+            yield self._alike[shape]
+            at = self._shapes.find(bare, self._starts[shape + 1])
+
+    def _frames_of_launchers(self) -> set[int]:
+        """Return the lines of launchers' own tracebacks."""
+        rows: set[int] = set()
+        for item in self.raised:
+            row = item.at if item.name in _LAUNCHERS else 0
+            while (row := row - 1) in self.framed:
+                rows.add(row)
+        return rows
+
+    def innermost(self, row: int) -> str:
+        """Return the last frame of an exception's traceback, "" where there is none."""
+        number = self.by_row.get(row)
+        frames = self.raised[number].frames.lower() if number is not None else ""
+        at = frames.rfind('file "')
+        return frames[at:] if at >= 0 else ""
+
+    def around(self, row: int) -> str:
+        """Return the lines around one, with its traceback where it is an exception's."""
+        if row not in self._around:
+            begin, end = max(0, row - _CONTEXT_LINES), row + _CONTEXT_LINES
+            context = (
+                line
+                for at, line in enumerate(self.lower[begin:end], begin)
+                if at not in self._launcher_rows
+                and not _is_warning(line)
+                and not _NOT_CONTEXT.match(line)
+            )
+            text = "\n".join(context)
+            self._around[row] = f"{self.own(row)}\n{text}" if row in self.by_row else text
+        return self._around[row]
+
+    def own(self, row: int) -> str:
+        """Return an exception's traceback and message, or the line alone."""
+        number = self.by_row.get(row)
+        if number is None:
+            return self.lower[row]
+        return f"{self.raised[number].frames.lower()}\n{self.messages[number]}"
+
+    def above(self, row: int) -> str:
+        """Return the lines that stand above one."""
+        return "\n".join(self.lower[max(0, row - _CONTEXT_LINES) : row])
+
+
+def match(
+    knowledge: Knowledge,
+    lines: Sequence[Line],
+    raised: Sequence[Raised],
+    framed: frozenset[int] = frozenset(),
+) -> list[Match]:
+    """Return every place that a sign fits; of several signs at one place the first one.
+
+    Args:
+        knowledge: the signs.
+        lines: the log's.
+        raised: the exceptions found in them.
+        framed: indices of lines that are a traceback's frames, which no sign fits.
+    """
+    text = _Text(lines, raised, framed)
+    taken: set[tuple[bool, int]] = set()
+    found: list[Match] = []
+    for sign in knowledge.signs:
+        if any(word in text.whole for word in sign.not_anywhere):
+            continue
+        if sign.anywhere and not any(word in text.whole for word in sign.anywhere):
+            continue
+        for row in _places(sign, text):
+            number = text.by_row.get(row)
+            key = (number is not None, row if number is None else number)
+            if key not in taken and _fits(sign, text, row):
+                found.append(_match(sign, text, row, number))
+                if found[-1].weight != WEIGHTS["bare"]:
+                    taken.add(key)
+    return found
+
+
+def _places(sign: Sign, text: _Text) -> Iterator[int]:
+    """Yield the lines that hold what a sign says, in no particular order."""
+    if sign.types:
+        for item in text.raised:
+            if item.name in sign.types:
+                yield item.at
+    for needle in sign.says:
+        for row in text.rows_with(max(needle, key=len)):  # the longest part is likely the rarest
+            number = text.by_row.get(row)
+            if number is not None:
+                if sign.only != "line" and says(needle, text.messages[number]):
+                    yield row
+            elif row not in text.framed and says(needle, text.lower[row]):
+                yield row
+
+
+def _fits(sign: Sign, text: _Text, row: int) -> bool:
+    if sign.last and row < len(text.lines) - _LAST_LINES:
+        return False
+    if sign.innermost and not any(word in text.innermost(row) for word in sign.innermost):
+        return False
+    if sign.own and not any(word in text.own(row) for word in sign.own):
+        return False
+    if any(word in text.own(row) for word in sign.not_own):
+        return False
+    if any(word in text.above(row) for word in sign.not_above):
+        return False
+    if not (sign.near or sign.not_near):
+        return True
+    around = text.around(row)
+    if sign.near and not any(word in around for word in sign.near):
+        return False
+    return not any(word in around for word in sign.not_near)
+
+
+def _match(sign: Sign, text: _Text, row: int, number: int | None) -> Match:
+    if number is not None:
+        item = text.raised[number]
+        weight = min(sign.weight, WEIGHTS["hint"] + 1) if item.background else sign.weight
+        if goes_on(item, text.lines):
+            weight = min(weight, WEIGHTS["hint"] - 1)
+        return Match(sign.kind, weight, row, item.rank, item, item.text)
+    weight = sign.weight
+    if (_is_warning(text.lower[row]) and not sign.warned) or GOES_ON.search(text.lower[row]):
+        weight = min(weight, WEIGHTS["hint"])
+    elif sign.only == "exception":
+        weight = WEIGHTS["bare"]
+    elif WEIGHTS["echo+"] < weight < WEIGHTS["hard"]:
+        weight -= _PLAIN_LOSS
+    body = "".join(line.text for line in text.lines[row : row + 4])
+    return Match(sign.kind, weight, row, text.lines[row].rank, None, body)

@@ -1,0 +1,140 @@
+"""Pure: which one of several explanations is the root cause of a failure.
+
+It is the explanation that weighs most, on the rank that failed first, at the earliest place. The
+exceptions to that order are here: a rank that ended silently explains what its peers saw, and an
+exception of the user's own comes before what it led to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from saferun.diagnosis import progress
+from saferun.diagnosis.explanations import Explanation
+from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
+
+_MESSAGE_LINES = 8  # of an exception; what follows may be output already
+_SEPARATE_LINES = 3  # of normal output between a handled exception and the one that ended the job
+# How a rank ends without giving a reason: what its peers then see is not the cause.
+_SILENT = ("child-failed-no-root", "user-args-error")
+# The same for the echo `peer-lost`. An abort may follow any other echo, so it explains no other.
+_SILENT_TO_PEERS = (*_SILENT, "abort-unknown", "sigterm-preempted")
+_COMMUNICATION = ("collective", "rendezvous")  # groups of kinds
+
+
+def choose(
+    found: Sequence[Explanation], root_rank: int | None, knowledge: Knowledge, lines: Sequence[Line]
+) -> Explanation | None:
+    """Return the root cause; None where there is no explanation.
+
+    Args:
+        found: all explanations (`explanations.collect`).
+        root_rank: the rank that the launcher names as the first one; None where it names none.
+        knowledge: the kinds of failures.
+        lines: the log's.
+    """
+    if not found:
+        return None
+
+    def order(item: Explanation) -> tuple[float, bool, bool, int]:
+        elsewhere = root_rank is not None and item.rank is not None and item.rank != root_rank
+        return (-item.weight, elsewhere, item.at < 0, item.at)
+
+    best = min(found, key=order)
+    if best.weight <= WEIGHTS["echo+"] and best.rank not in (None, root_rank):
+        kinds = _SILENT_TO_PEERS if best.kind == "peer-lost" else _SILENT
+        silent = [item for item in found if item.kind in kinds and item.rank == root_rank]
+        best = min(silent, key=order, default=best) if root_rank is not None else best
+    if WEIGHTS["process"] < best.weight <= WEIGHTS["echo+"]:
+        best = _reported_before(best, found) or best
+    if best.weight < WEIGHTS["hard"]:
+        kind = knowledge.kinds[best.kind]
+        communication = kind.group in _COMMUNICATION and not kind.stops
+        own = [
+            item
+            for item in found
+            if _is_own_fault(
+                item, best, lines, after_only=kind.stops, before_communication=communication
+            )
+        ]
+        best = min(_not_survived(own, best, lines), key=order, default=best)
+    return best
+
+
+def _reported_before(echo: Explanation, found: Sequence[Explanation]) -> Explanation | None:
+    """Return what the log reports before an echo, where it explains the echo.
+
+    That is a rank's end without a reason, as a launcher reports it, or a reason without the
+    exception around it: the peers saw the consequence. An exception in the line directly above the
+    echo passes the echo on and does not count.
+    """
+    earlier = [item for item in found if item.at >= 0 and item.weight > WEIGHTS["hint"]]
+    if echo.raised:
+        earlier = [i for i in earlier if i.raised is None or i.raised.rows[-1] + 1 != echo.at]
+    first = min(earlier, key=lambda item: (item.at, -item.weight), default=echo)
+    known = first.weight == WEIGHTS["bare"] and not first.generic
+    return first if known or first.kind in _SILENT else None
+
+
+def _is_own_fault(
+    item: Explanation,
+    best: Explanation,
+    lines: Sequence[Line],
+    *,
+    after_only: bool,
+    before_communication: bool,
+) -> bool:
+    """Return whether an exception of the user's own, not what seems best, ended the job.
+
+    One that stands before it on another chain came first. One that stands after it, apart from
+    it, means that the job had survived it.
+
+    Args:
+        item: the explanation that may be such an exception.
+        best: the explanation that seems best.
+        lines: the log's.
+        after_only: only an exception after `best` counts.
+        before_communication: `best` is a failure to communicate that may pass: an exception with
+            its traceback outweighs it at any distance.
+    """
+    if not item.generic or item.weight < USER - 1 or item.raised is None:
+        return False
+    if best.raised is not None and best.raised.chain == item.raised.chain:
+        return False
+    if item.at < best.at:
+        return not after_only
+    if before_communication and item.raised.headed:
+        return True
+    end = min(best.raised.rows[-1], best.at + _MESSAGE_LINES) if best.raised else best.at
+    between = lines[end + 1 : item.at]
+    normal = sum(1 for line in between if _is_normal(line))
+    return item.rank == best.rank and normal > _SEPARATE_LINES
+
+
+def _not_survived(
+    own: Sequence[Explanation], best: Explanation, lines: Sequence[Line]
+) -> list[Explanation]:
+    """Return the exceptions after which the job made no steps before a later failure, `best`.
+
+    Without a failed rank its peers make no steps: the next collective holds them. (An echo, or a
+    crash at exit, weighs less than an exception and is never `best` here. It would prove nothing,
+    as a rank's stdout may be written when the rank ends.)
+    """
+    early = [item.at for item in own if item.at < best.at and lines[item.at].number]
+    if not early:
+        return list(own)
+    steps = progress.steps(lines, min(early), best.at)
+    return [
+        item
+        for item in own
+        if item.at > best.at
+        or not lines[item.at].number
+        or not progress.went_on(steps, item.at, item.rank)
+    ]
+
+
+def _is_normal(line: Line) -> bool:
+    """Return whether a line is a job's own output and not part of a traceback."""
+    text = line.text
+    return bool(text) and not text.startswith((" ", "Traceback", "frame #", "\t", "│", "╭", "╰"))

@@ -1,0 +1,75 @@
+"""Pure: the line of a log that people are shown: the one that states the root cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from saferun.diagnosis import signatures
+from saferun.diagnosis.explanations import Explanation
+from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.signatures import Knowledge
+from saferun.diagnosis.tracebacks import Raised
+
+ROOT_CHARS = 600
+_FAILURE_WORDS = (
+    *("error", "exception", "fail", "fatal", "abort", "kill", "denied", "invalid", "cannot"),
+)
+_NAME_ALONE = re.compile(r"(?:^|[\s.])\w{1,80}(?:Error|Exception):$")
+
+
+def root_line(best: Explanation, lines: Sequence[Line], knowledge: Knowledge) -> str:
+    """Return the deciding line as it was printed.
+
+    Args:
+        best: the root cause; of an exception, the row of its message that states it is returned.
+        lines: the log's.
+        knowledge: the signs, which tell the row.
+    """
+    raised = best.raised
+    row = best.at if raised is None else _deciding_row(best, raised, lines, knowledge)
+    line = lines[row].raw.strip()
+    if raised is not None and _NAME_ALONE.search(line):  # the message begins on the next line
+        rest = (lines[at].text.strip() for at in raised.rows if at > row)
+        line = " ".join([line, *[text for text in rest if any(map(str.isalnum, text))][:1]])
+    return line[:ROOT_CHARS]
+
+
+def _deciding_row(
+    best: Explanation, raised: Raised, lines: Sequence[Line], knowledge: Knowledge
+) -> int:
+    """Return the line of an exception's message that holds a sign of the kind.
+
+    The earlier sign in knowledge/failures.yaml counts, not the earlier line.
+    """
+    rows = [(row, lines[row].text.lower()) for row in raised.rows]
+    family = _family(best.kind)
+    for sign in knowledge.signs:
+        if sign.kind == family:
+            for needle in sign.says:
+                for row, text in rows:
+                    if signatures.says(needle, text):
+                        return row
+    return best.at
+
+
+def _family(kind: str) -> str:
+    """Return the kind whose signs show this one, which only circumstances tell from it."""
+    for family in ("cuda-oom", "cuda-illegal-access"):
+        if kind.startswith(family):
+            return family
+    return "rendezvous-connect-failed" if kind == "stale-rendezvous-store" else kind
+
+
+def telling_line(lines: Sequence[Line]) -> str:
+    """Return the line to show where nothing is recognised.
+
+    It is the last one with a word of failure, else the last one that is not empty.
+    """
+    last = ""
+    for line in reversed(lines):
+        text = line.raw.strip()
+        if text and any(word in text.lower() for word in _FAILURE_WORDS):
+            return text[:ROOT_CHARS]
+        last = last or text
+    return last[:ROOT_CHARS]

@@ -1,0 +1,40 @@
+"""Error files of ranks, as they are read into Evidence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from job_logs import TRACEBACK
+
+from saferun.diagnosis import evidence
+
+ERROR_FILE = json.dumps(
+    {
+        "message": {
+            "message": "KeyError: 'a'",
+            "extraInfo": {
+                "py_callstack": TRACEBACK + "KeyError: 'a'\n",
+                "timestamp": "1754040000",
+                "time_s": 1754040000.25,
+            },
+        }
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "time_s", "message"),
+    [
+        (ERROR_FILE, 1754040000.25, "KeyError: 'a'"),
+        ('{"message": "plain text"}', None, "plain text"),
+        ('{"message": {"extraInfo": 3}}', None, ""),
+        ("{", None, ""),
+        ("[]", None, ""),
+        (None, None, ""),
+    ],
+    ids=["complete", "text only", "odd", "cut", "a list", "no file"],
+)
+def test_an_error_file_is_read_as_far_as_it_can_be(content, time_s, message):
+    found = evidence.rank_failure(2, 1, content)
+    assert (found.rank, found.exit_code, found.time_s, found.message) == (2, 1, time_s, message)

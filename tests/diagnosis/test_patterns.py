@@ -1,0 +1,82 @@
+"""No pattern of the diagnosis takes more than linear time, whatever a log holds."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+
+import pytest
+from backtracking import runs_away
+from job_logs import KNOWN
+
+from saferun import diagnosis
+
+# What logs may be full of, and what the patterns look for, cut off again and again.
+UNITS = [
+    "a", "A", "a.", "1", " ", "/a", "(", "'", "\t", "[", "-", "_", "=", ":", "\x1b[",
+    "Error(", "Error: ", "[rank1]: ", "1: ", "ErrorErrorError", "a: ", "a-", "a-1", "1.1",
+    "killed ", "signal ", "port: ", "step 1 ", "[1:1:1:1", "exit code ", "1/1 [", "loss: ",
+    "OpType=A", "status=1", "required ", "required 1", "2024-01-01 00:00:00", "A_", "epoch 1",
+    "rank 1 and ", "Tried to allocate ", "0x", "deadbeef", "Caught A in ", "epoch    ", "loss   ",
+    "container rank 1 status failed cmd [", "1.1 GiB", "\x1b]0;", "E0101 00:00:00.0 1 ", "raise A",
+    "Jan 1 00:00:00 host ", '{"log": "', "multiprocessing/resource_sharer.py\", line 1", "1\n",
+]  # fmt: skip
+
+
+def patterns_in(value: object) -> Iterator[re.Pattern[str]]:
+    """Yield the patterns of a value; those over bytes as the same over characters."""
+    if isinstance(value, re.Pattern):
+        is_text = isinstance(value.pattern, str)
+        flags = value.flags & ~re.UNICODE if is_text else value.flags | re.ASCII
+        source = value.pattern if is_text else value.pattern.decode("latin-1")
+        yield re.compile(source, flags)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from patterns_in(item)
+    elif isinstance(value, dict):
+        yield from patterns_in(list(value.values()))
+
+
+def all_patterns() -> dict[str, re.Pattern[str]]:
+    """Return every pattern of the room's modules and of the knowledge, by where it stands."""
+    found = {}
+    for module in pkgutil.iter_modules(diagnosis.__path__, "saferun.diagnosis."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            for number, pattern in enumerate(patterns_in(value)):
+                found[f"{module.name}.{name} {number}"] = pattern
+    for kind in KNOWN.kinds.values():
+        if kind.numbers:
+            found[f"numbers of {kind.name}"] = re.compile(kind.numbers)
+    return found
+
+
+@pytest.mark.timeout(600)  # some 20 s of CPU time; nothing is judged by it
+def test_no_pattern_backtracks_without_bound():
+    patterns = all_patterns()
+    assert len(patterns) > 60
+    slow = [
+        (name, unit) for name, pat in patterns.items() for unit in UNITS if runs_away(pat, unit)
+    ]
+    assert slow == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "unit"),
+    [
+        (r"(a+)+$", "a"),
+        (r"(a|a)*$", "a"),
+        (r"\s*x\s*$", " "),
+        (r"x.*y", "x"),
+        (r"\d+\.\d+ GiB", "1"),
+    ],
+    ids=["nested", "ambiguous", "blanks", "a search from every start", "digits"],
+)
+def test_a_pattern_that_backtracks_is_found_by_this_check(pattern, unit):
+    assert runs_away(re.compile(pattern), unit)
+
+
+@pytest.mark.parametrize("pattern", [r"\s{1,20}x$", r"a{1,200}b", r"^\s*x"])
+def test_a_bounded_pattern_passes_this_check(pattern):
+    assert not any(runs_away(re.compile(pattern), unit) for unit in ("a", " "))

@@ -1,0 +1,181 @@
+"""Which one of several explanations is the root cause, and which ones are echoes of it."""
+
+# ruff: noqa: E501 (what programs print is not wrapped)
+
+from __future__ import annotations
+
+import pytest
+from job_logs import (
+    FULL_CARD,
+    SUMMARY,
+    TIMEOUT,
+    TRACEBACK,
+    diagnose,
+    output,
+    table,
+    wrongly_diagnosed,
+)
+
+from saferun.diagnosis.evidence import RankFailure
+
+# --- ranks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("echo_first", [False, True], ids=["after it", "before it"])
+def test_an_exception_outweighs_the_aborts_of_the_other_ranks(echo_first):
+    cause = "[rank3]: " + (TRACEBACK + "KeyError: 'img'").replace("\n", "\n[rank3]: ")
+    log = "\n".join((TIMEOUT, cause) if echo_first else (cause, TIMEOUT))
+    found = diagnose(log)
+    assert (found.kind, found.root_rank) == ("user-exception", 3)
+    assert found.root_line == "[rank3]: KeyError: 'img'"
+
+
+def test_a_rank_that_ended_silently_outweighs_what_the_others_saw():
+    echo = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:45\n"
+    found = diagnose(echo + SUMMARY.format(rank=1, code=3))
+    assert (found.verdict, found.root_rank) == ("stop-user", 1)
+
+
+def test_among_equals_the_rank_that_the_launcher_names_wins():
+    lines = [f"[rank{r}]: FileNotFoundError: [Errno 2] No such file: 'shard{r}'" for r in (1, 2)]
+    found = diagnose("\n".join(lines) + "\n" + SUMMARY.format(rank=2, code=1))
+    assert (found.root_rank, "shard2" in found.root_line) == (2, True)
+
+
+def test_the_earliest_error_file_wins_over_later_ones_and_over_echoes():
+    failures = (
+        RankFailure(rank=1, time_s=20.0, traceback=TRACEBACK + "IndexError: late"),
+        RankFailure(rank=4, time_s=10.5, traceback=TRACEBACK + "IndexError: early"),
+    )
+    found = diagnose(TIMEOUT, failures=failures)
+    assert (found.kind, found.root_rank, found.root_line) == (
+        "user-exception",
+        4,
+        "IndexError: early",
+    )
+
+
+PEER = (
+    "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("echo", "code", "kind"),
+    [
+        (PEER, -6, "abort-unknown"),
+        (PEER, -15, "sigterm-preempted"),
+        (PEER, 1, "child-failed-no-root"),
+        (TIMEOUT + "\n", -6, "nccl-timeout"),
+    ],
+)
+def test_the_rank_that_ended_first_explains_what_its_peers_saw(echo, code, kind):
+    assert diagnose(echo + SUMMARY.format(rank=1, code=code)).kind == kind
+
+
+# --- what the job survived -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 30])
+def test_a_failure_that_the_job_went_on_from_is_not_the_root(steps):
+    log = FULL_CARD + "\n" + output(steps) + TRACEBACK + "IndexError: list index out of range\n"
+    assert diagnose(log).kind == ("user-exception" if steps else "cuda-oom")
+
+
+def test_an_exception_before_a_failure_that_stops_is_not_the_root():
+    log = TRACEBACK + "KeyError: 'x'\n" + output(30) + TRACEBACK + FULL_CARD + "\n"
+    assert diagnose(log).kind == "cuda-oom"
+
+
+def test_an_exception_that_the_job_survived_is_not_the_root():
+    handled = (
+        TRACEBACK
+        + "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co'): Read timed out.\n"
+    )
+    found = diagnose(handled + output(20) + TRACEBACK + "KeyError: 'x'\n")
+    assert (found.verdict, found.root_line) == ("stop-user", "KeyError: 'x'")
+
+
+OPENED = TRACEBACK + "PIL.UnidentifiedImageError: cannot identify image file 'a.jpg'\n"
+
+
+PORT = TRACEBACK + "RuntimeError: Address already in use\n"
+
+
+@pytest.mark.parametrize(
+    ("between", "kind"),
+    [
+        ("", "user-exception"),
+        (output(2), "user-exception"),
+        ("step 7 loss 2\n" * 9, "user-exception"),
+        ("preparing\n" * 9, "user-exception"),
+        (output(3), "port-in-use"),
+        ("".join(f" 1%| | {n}/400 [00:0{n}<07:00]\n" for n in range(4)), "port-in-use"),
+    ],
+    ids=["at once", "two steps", "the same step", "no steps", "three steps", "a progress bar"],
+)  # fmt: skip
+def test_a_job_has_survived_an_exception_once_it_has_made_three_steps(between, kind):
+    assert diagnose(OPENED + between + PORT).kind == kind
+
+
+@pytest.mark.parametrize("later", [TIMEOUT, "failed (exitcode: -11) local_rank: 0 (pid: 28773)"])
+def test_steps_after_an_exception_do_not_make_an_echo_or_a_crash_the_root(later):
+    # a rank's stdout is written at its exit where it is a file: steps may follow their exception
+    assert diagnose(OPENED + output(30) + later).kind == "user-exception"
+
+
+def test_another_ranks_steps_do_not_mean_that_an_exception_was_survived():
+    raised_by_1 = "".join(f"[rank1]: {line}\n" for line in OPENED.splitlines())
+    steps_of_0 = output(9, "[rank0]: step {} loss 2.5")
+    assert diagnose(raised_by_1 + steps_of_0 + PORT).kind == "user-exception"
+
+
+@pytest.mark.parametrize("handled", ["", OPENED], ids=["alone", "beside a handled one"])
+def test_an_error_file_is_of_the_exception_that_ended_its_rank(handled):
+    filed = (RankFailure(exit_code=1, traceback=TRACEBACK + "KeyError: 'x'"),)
+    found = diagnose(handled + output(30) + PORT, failures=filed)
+    assert (found.kind, found.root_line) == ("user-exception", "KeyError: 'x'")
+
+
+def test_what_happened_thousands_of_lines_before_the_end_is_not_the_root():
+    early = "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    assert diagnose(early + output(5000) + TIMEOUT).kind == "nccl-timeout"
+
+
+def test_a_crash_at_exit_after_an_exception_is_not_the_root():
+    assert (
+        diagnose(TRACEBACK + "ValueError: x\nSegmentation fault (core dumped)", exit_code=139).kind
+        == "user-exception"
+    )
+
+
+# --- output beside a failure -----------------------------------------------------------------------
+
+# Lines that look fatal and are not.
+HARMLESS = [
+    "x.py:1: FutureWarning: The module torch.distributed.launch is deprecated and will be removed in future. Use torchrun.",
+    "[rank0]:[W1011 ProcessGroupNCCL.cpp:1250] Warning: WARNING: destroy_process_group() was not called before program exit",
+    "resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown",
+    "_multiprocessing_helpers.py:46: UserWarning: [Errno 28] No space left on device.  joblib will operate in serial mode",
+    "W0920 torch/distributed/elastic/multiprocessing/api.py:547] Registered signal handler for SIGHUP",
+    "ERROR: reporter.import_error(filename)",
+    "step 3 error 802 error 999.5 maxid: 79, loss 3",
+    "| epoch 001 | oom 0 | loss 3.1 | loss_scale 128",
+    "WARNING: huggingface_hub: ReadTimeoutError('Read timed out.') thrown while requesting HEAD. Retrying in 1s [Retry 1/5].",
+    "W0920 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 85005 closing signal SIGTERM",
+    "'(ReadTimeoutError(\"HTTPSConnectionPool(host='cdn-lfs.huggingface.co')\"), '(Request ID: 1)')' thrown while requesting GET https://huggingface.co/x\nRetrying in 1s [Retry 1/5].",
+    "ERROR:root:could not parse record 17: KeyError('label'); skipped",
+    "n1:1:1 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]",
+    "n1:1:1 [0] NCCL INFO NET/IB : No device found.",
+    "A matching Triton is not available, some optimizations will not be enabled.\nModuleNotFoundError: No module named 'triton'",
+]
+
+
+def test_what_looks_fatal_and_is_not_gives_way_to_the_exception():
+    last = "ZeroDivisionError: division by zero"
+    found = {line: diagnose(f"{line}\n{TRACEBACK}{last}\n{line}\n").root_line for line in HARMLESS}
+    assert found == dict.fromkeys(HARMLESS, last)
+
+
+def test_what_stands_beside_a_failure_does_not_decide_its_kind():
+    assert wrongly_diagnosed(table("beside")) == []

@@ -1,0 +1,96 @@
+"""The knowledge of failures: complete, explained, consistent with the mitigations, parsed once."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_logs import KNOWN
+
+from saferun.diagnosis import signatures
+from saferun.errors import SaferunError
+from saferun.knowledge import loader
+from saferun.profile import schema
+
+SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
+
+
+@pytest.fixture(scope="module")
+def mitigations() -> Mapping[str, Any]:
+    return loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
+
+
+def test_every_kind_explains_itself_briefly_and_names_a_source():
+    for kind in KNOWN.kinds.values():
+        for text in (kind.explanation, kind.advice):
+            assert 1 <= len(SENTENCE_END.findall(text)) <= 3, kind.name
+        assert kind.references, kind.name
+        assert all(link.startswith("https://") for link in kind.references), kind.name
+
+
+def test_the_kinds_to_mitigate_and_only_these_name_mitigations(mitigations):
+    for kind in KNOWN.kinds.values():
+        assert bool(kind.mitigations) == (kind.verdict == "mitigate"), kind.name
+        assert set(kind.mitigations) <= set(mitigations), kind.name
+
+
+def test_every_mitigation_has_a_reason_a_cost_and_a_source(mitigations):
+    for name, mitigation in mitigations.items():
+        assert mitigation["why"], name
+        assert mitigation["cost"], name
+        assert mitigation["source"].startswith("https://"), name
+
+
+def test_a_mitigation_excludes_only_mitigations_that_exist(mitigations):
+    for name, mitigation in mitigations.items():
+        assert set(mitigation.get("excludes", ())) <= {*mitigations, "cudagraphs"}, name
+
+
+def test_a_mitigation_sets_only_hooks_that_a_profile_may_set(mitigations):
+    dotted = {
+        f"hooks.{hook}.{key}"
+        for mitigation in mitigations.values()
+        for hook, settings in mitigation.get("hooks", {}).items()
+        for key in settings
+    }
+    assert dotted - set(schema.KEYS) == set()
+
+
+KIND = {"group": "g", "verdict": "retry", "explanation": "It is.", "advice": "Do."}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sign", "wrong"),
+    [
+        ({}, {"kind": "no-such"}, "unknown kind `no-such`"),
+        ({}, {"kind": "a", "sayz": ["x"]}, "unknown key `sayz`"),
+        ({}, {"kind": "a", "weight": "heavy"}, "unknown weight `heavy`"),
+        ({}, {"says": ["x"]}, "missing key `kind`"),
+        ({"verdict": "again"}, {"kind": "a"}, "unknown verdict `again`"),
+        ({"advise": "Do."}, {"kind": "a"}, "unknown key `advise`"),
+    ],
+)
+def test_what_the_document_may_not_hold_is_refused(kind, sign, wrong):
+    document = {"kinds": {"a": KIND | kind}, "signs": [sign], "classes": {}, "phrases": {}}
+    with pytest.raises(SaferunError, match=re.escape(wrong)):
+        signatures.parse(document)
+
+
+def test_the_knowledge_is_parsed_once_per_content(tmp_path, monkeypatch):
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    first = signatures.load(environ)
+    monkeypatch.setitem(sys.modules, "yaml", None)  # an import would fail
+    assert signatures.load(environ) == first
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": "old", "document": {}}'])
+def test_a_useless_cache_entry_is_not_used(tmp_path: Path, content):
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    signatures.load(environ)
+    (entry,) = tmp_path.rglob("failures.yaml.json")
+    entry.write_bytes(content)
+    assert signatures.load(environ) == KNOWN

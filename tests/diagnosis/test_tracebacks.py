@@ -1,0 +1,76 @@
+"""Exceptions in a log: which lines are one, how they hang together, which one is the root."""
+
+# ruff: noqa: E501 (what programs print is not wrapped)
+
+from __future__ import annotations
+
+import pytest
+from job_logs import TRACEBACK, diagnose
+
+
+def test_a_table_of_exceptions_names_is_not_an_exception():
+    assert diagnose("KeyError        3\nValueError      12\n").kind == "unknown"
+
+
+def test_frames_alone_are_not_the_most_telling_line():
+    frames = '  File "/w/a.py", line 3, in start\n    begin(x)\n'
+    found = diagnose("the loader failed to start\n" + frames)
+    assert (found.kind, found.root_line) == ("unknown", "the loader failed to start")
+
+
+def test_interleaved_ranks_are_read_apart():
+    one, two = (
+        TRACEBACK + "IndexError: a",
+        TRACEBACK + "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0.",
+    )
+    rows = zip(one.splitlines(), two.splitlines(), strict=True)
+    log = "\n".join(f"[rank1]: {a}\n[rank0]: {b}" for a, b in rows)
+    assert diagnose(log).root_line == "[rank1]: IndexError: a"
+
+
+def test_a_message_that_begins_on_the_next_line_is_in_the_root_line():
+    log = TRACEBACK + "RuntimeError: \n        ====\n        An attempt has been made to start\n"
+    assert diagnose(log).root_line == "RuntimeError: An attempt has been made to start"
+
+
+@pytest.mark.parametrize(
+    ("first", "link", "last", "root"),
+    [
+        ("ConnectionError: no route", "The above exception was the direct cause of the following exception:", "OSError: cannot load", "ConnectionError: no route"),
+        ("ValueError: bad shard", "During handling of the above exception, another exception occurred:", "RuntimeError: cleanup failed", "ValueError: bad shard"),
+        ("KeyError: 'llava'", "During handling of the above exception, another exception occurred:", "ValueError: unknown model type llava", "ValueError: unknown model type llava"),
+    ],
+    ids=["direct cause: the first", "while handling: the first", "after a lookup: the last"],
+)  # fmt: skip
+def test_the_root_of_a_chain_of_exceptions(first, link, last, root):
+    assert diagnose(f"{TRACEBACK}{first}\n\n{link}\n\n{TRACEBACK}{last}\n").root_line == root
+
+
+@pytest.mark.parametrize("pointer", ["See root cause above.", "See stack trace for root cause."])
+def test_a_wrapper_that_points_to_the_root_elsewhere_is_not_it(pointer):
+    log = TRACEBACK + f"RuntimeError: Engine core initialization failed. {pointer}\n"
+    assert diagnose(log).kind == "child-failed-no-root"
+    assert diagnose("worker 2 received SIGKILL\n" + log).kind == "host-oom-killed"
+
+
+def test_an_exception_in_a_thread_does_not_end_a_job():
+    thread = (
+        "Exception in thread Thread-3:\n"
+        + TRACEBACK
+        + "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    )
+    assert diagnose(thread + TRACEBACK + "KeyError: 'b'").root_line == "KeyError: 'b'"
+
+
+def test_a_killed_launcher_outweighs_what_a_helper_thread_saw_of_the_end():
+    thread = (
+        "Traceback (most recent call last):\n"
+        '  File "/python/multiprocessing/resource_sharer.py", line 138, in _serve\n'
+        "    with self._listener.accept() as conn:\n"
+        '  File "/python/multiprocessing/connection.py", line 395, in _recv\n'
+        "    chunk = read(handle, remaining)\n"
+        "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    )
+    killed = diagnose(thread, exit_code=137, oom_kills=0)
+    assert (killed.kind, killed.verdict) == ("killed-from-outside", "retry")
+    assert diagnose(thread + TRACEBACK + "KeyError: 'b'").root_line == "KeyError: 'b'"

@@ -1,0 +1,60 @@
+"""Does the time of a pattern grow faster than the text? Ratios decide it, not a limit in seconds.
+
+Four times the text takes a linear pattern four times as long, a quadratic one sixteen times.
+Times are CPU times of this process, the minimum of several, so that other processes on the machine
+do not count.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+MEASURABLE_S = 0.002  # shorter times are not compared
+_ENOUGH_CHARS = 8_000  # a quadratic pattern takes much longer than MEASURABLE_S for these
+_SMALL_CHARS = 512  # up to which a text grows slowly, as an exponential pattern may take minutes
+_OVER_LINEAR = 8.0  # time(4n) / time(n): 4 is linear, 16 quadratic
+_EXPLODES = 8.0  # time(1.25n) / time(n): 1.25 is linear, 1.56 quadratic
+_COUNT = re.compile(r"[{,](\d+)\}")
+
+
+def runs_away(pattern: re.Pattern[str], unit: str) -> bool:
+    """Return whether the search of a text that repeats `unit` takes more than linear time.
+
+    A ratio counts where the text is longer than the pattern's bounded repetitions: below that
+    length a bounded pattern may be quadratic. A ratio that is too large is measured again on a
+    text of twice the length: only two in a row count.
+    """
+    bound = 2 * max((int(count) for count in _COUNT.findall(pattern.pattern)), default=200)
+    before = MEASURABLE_S
+    for length in _lengths(max(_ENOUGH_CHARS, 2 * bound)):
+        took = _cpu_s(pattern, unit, length)
+        if took > _EXPLODES * max(before, MEASURABLE_S):
+            return True
+        if took >= MEASURABLE_S and length >= bound:
+            return all(_is_over_linear(pattern, unit, length * factor) for factor in (1, 2))
+        before = took
+    return False
+
+
+def _lengths(last: int) -> Iterator[int]:
+    length = 16
+    while length <= last:
+        yield length
+        length = length * 5 // 4 if length < _SMALL_CHARS else length * 2
+
+
+def _is_over_linear(pattern: re.Pattern[str], unit: str, length: int) -> bool:
+    once = min(_cpu_s(pattern, unit, length) for _ in range(5))
+    longer = min(_cpu_s(pattern, unit, 4 * length) for _ in range(3))
+    return longer > _OVER_LINEAR * once
+
+
+def _cpu_s(pattern: re.Pattern[str], unit: str, length: int) -> float:
+    """Return the CPU seconds of one search and one match in a text that ends differently."""
+    text = (unit * (length // len(unit) + 1))[:length] + "\0"
+    began = time.process_time()
+    pattern.search(text)
+    pattern.match(text)
+    return time.process_time() - began
