@@ -90,7 +90,7 @@ def test_a_name_is_judged_by_who_reads_it(name, torch, verdict):
     ],
 )
 def test_what_is_not_certain_is_not_called_dead(name, torch):
-    assert judged(name, torch)[0] not in judge.DOES_NOTHING
+    assert judged(name, torch)[0] not in judge.NO_EFFECT
     assert remark({name: "1"}, torch) == ""
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_certain_is_not_called_dead(name, torch):
     ids=["too-many", "missing", "wrong", "swapped", "numbered", "two-slips", "other-family"],
 )
 def test_one_slip_is_recognised_and_no_more(name, meant):
-    assert judge.slip(name, ["NCCL_ALGO", "NCCL_DEBUG"]) == meant
+    assert judge.one_slip_away(name, ["NCCL_ALGO", "NCCL_DEBUG"]) == meant
 
 
 def test_a_launch_names_all_that_has_no_reader_on_one_line():
@@ -126,7 +126,7 @@ def test_a_launch_names_all_that_has_no_reader_on_one_line():
 
 def test_many_names_make_no_long_line():
     line = remark({f"TORCHINDUCTOR_NOTHING_{letter}": "1" for letter in "ABCDEFG"})
-    assert line.count("TORCHINDUCTOR") == judge.SHOWN
+    assert line.count("TORCHINDUCTOR") == judge.MOST_SHOWN
     assert " and 3 more have no reader" in line
 
 
@@ -309,7 +309,7 @@ def test_the_allocators_values_are_judged_as_torch_parses_them():
     )
     run = [sys.executable, "-c", code, json.dumps(REAL)]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
-    ours = [not list(alloc_conf.complaints(text)) for text in REAL]
+    ours = [not list(alloc_conf.errors(text)) for text in REAL]
     assert dict(zip(REAL, ours, strict=True)) == dict(
         zip(REAL, json.loads(done.stdout), strict=True)
     )
@@ -322,7 +322,7 @@ def test_every_variable_of_the_shipped_profiles_has_a_reader():
     for path in root.glob("*.yaml"):
         for name in yaml.safe_load(path.read_text()).get("env", {}):
             kind = judge.judge(name, TORCH, TEXT).kind
-            assert kind not in judge.DOES_NOTHING, (path.name, name)
+            assert kind not in judge.NO_EFFECT, (path.name, name)
 
 
 # --- where it is said

@@ -46,13 +46,13 @@ def write(root, files):
 )
 def test_a_name_is_found_in_the_jobs_code(tmp_path, files, given):
     write(tmp_path, files)
-    assert source_scan.mentioned([NAME, "NCCL_OTHER"], given, str(tmp_path)) == ({NAME}, True)
+    assert source_scan.search([NAME, "NCCL_OTHER"], given, str(tmp_path)) == ({NAME}, True)
 
 
 def test_the_script_s_own_neighbours_count_wherever_the_job_starts(tmp_path):
     write(tmp_path, {"project/t.py": "", "project/model.py": READS, "elsewhere/x.py": ""})
     given = line(str(tmp_path / "project" / "t.py"))
-    assert source_scan.mentioned([NAME], given, str(tmp_path / "elsewhere")) == ({NAME}, True)
+    assert source_scan.search([NAME], given, str(tmp_path / "elsewhere")) == ({NAME}, True)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_script_s_own_neighbours_count_wherever_the_job_starts(tmp_path):
 )
 def test_what_is_no_code_of_the_job_does_not_count(tmp_path, files):
     write(tmp_path, {"t.py": "", **files})
-    assert source_scan.mentioned([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
+    assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_no_code_of_the_job_does_not_count(tmp_path, files):
     ids=["no-script", "no-such-script", "installed-module"],
 )
 def test_code_that_is_elsewhere_was_not_looked_at(tmp_path, given):
-    assert source_scan.mentioned([NAME], given, str(tmp_path)) == (frozenset(), False)
+    assert source_scan.search([NAME], given, str(tmp_path)) == (frozenset(), False)
 
 
 def test_a_ring_of_links_and_what_cannot_be_read_are_no_trouble(tmp_path):
@@ -85,12 +85,12 @@ def test_a_ring_of_links_and_what_cannot_be_read_are_no_trouble(tmp_path):
     (tmp_path / "a" / "again").symlink_to(tmp_path)
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe.py")
-    assert source_scan.mentioned([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
+    assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
 
 
 def test_a_search_that_takes_too_long_says_that_not_all_was_seen(tmp_path, monkeypatch):
     write(tmp_path, {"t.py": "", "m.py": READS})
     monkeypatch.setattr(source_scan, "SECONDS", -1)
-    assert source_scan.mentioned([NAME], line("t.py"), str(tmp_path)) == (frozenset(), False)
+    assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == (frozenset(), False)
     (tmp_path / "t.py").write_text(READS)
-    assert source_scan.mentioned([NAME], line("t.py"), str(tmp_path)) == ({NAME}, True)
+    assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == ({NAME}, True)

@@ -297,7 +297,7 @@ def test_a_hanging_program_is_a_problem():
     "trouble", ["cannot be run (Exec format error)", "it wrote more than 8 MiB"]
 )
 def test_a_program_that_is_no_nvidia_smi_is_not_said_to_hang(trouble):
-    broken = Smi("/opt/nvidia-smi", status=None, trouble=trouble, said="y" * 300)
+    broken = Smi("/opt/nvidia-smi", status=None, trouble=trouble, message="y" * 300)
     (found,) = checks_driver.presence(FILES, broken, Cuda())
     assert (found.level, "by hand" in found.fix, len(found.detail) < 100) == (PROBLEM, True, True)
 
@@ -307,7 +307,7 @@ def test_a_report_that_comes_with_a_complaint_is_not_quoted(tmp_path):
     complaint = "WARNING: infoROM is corrupted at gpu 0000:1A:00.0"
     program(tmp_path, {"-q": f"cat {tmp_path}/q.txt; echo '{complaint}' >&2; exit 14"})
     seen = nvidia.ask_smi({"PATH": f"{tmp_path}:/bin"}, (), time.monotonic() + 10)
-    assert seen.said == complaint
+    assert seen.message == complaint
     assert len(seen.report.cards) == 1
 
 

@@ -1,4 +1,4 @@
-"""Pure: disks, memory, limits, clock and compilers, and the scheduler that we are in."""
+"""Pure: checks of disks, memory, limits, clock, compilers and the scheduler of this job."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ def disks(found: Iterable[Disk]) -> Iterator[Finding]:
             well.append(disk)
     if well:
         least = min(well, key=lambda disk: disk.free)
-        words = f"{len(well)} directories can be written; least room: {_size(least.free)}"
-        yield Finding(OK, "disk", words, least.place, "")
+        what = f"{len(well)} directories can be written; least room: {_size(least.free)}"
+        yield Finding(OK, "disk", what, least.place, "")
 
 
 def _of_disk(disk: Disk) -> Iterator[Finding]:
     name = f"{disk.role} {disk.path}"
     if disk.trouble:
-        words = f"{name} cannot be written: {disk.trouble}"
-        yield Finding(PROBLEM, "disk", words, disk.place, _elsewhere(disk.role, full=False))
+        what = f"{name} cannot be written: {disk.trouble}"
+        yield Finding(PROBLEM, "disk", what, disk.place, _elsewhere(disk.role, full=False))
         return
     if 0 <= disk.free < DISK_SMALL:
-        words = f"{_size(disk.free)} free of {_size(disk.total)} for {name}"
+        what = f"{_size(disk.free)} free of {_size(disk.total)} for {name}"
         level = PROBLEM if disk.free < DISK_EMPTY else NOTE
-        yield Finding(level, "disk", words, disk.place, _elsewhere(disk.role))
+        yield Finding(level, "disk", what, disk.place, _elsewhere(disk.role))
     if disk.inodes and 0 <= disk.inodes_free < INODES:
-        words = f"{disk.inodes_free} files more fit on the disk of {name}"
+        what = f"{disk.inodes_free} files more fit on the disk of {name}"
         detail = f"of {disk.inodes} inodes; `No space left on device` comes although there is room"
-        yield Finding(PROBLEM, "disk", words, detail, _elsewhere(disk.role))
+        yield Finding(PROBLEM, "disk", what, detail, _elsewhere(disk.role))
     if disk.noexec and disk.role in ("compile cache", "Triton's cache"):
-        words = f"nothing can be executed from {name} (mounted noexec)"
-        yield Finding(PROBLEM, "disk", words, _WRITTEN, _elsewhere(disk.role))
+        what = f"nothing can be executed from {name} (mounted noexec)"
+        yield Finding(PROBLEM, "disk", what, _WRITTEN, _elsewhere(disk.role))
 
 
 def _elsewhere(role: str, *, full: bool = True) -> str:
@@ -98,12 +98,12 @@ def memory(found: Memory) -> Iterator[Finding]:
         room = min(room, found.limit - max(found.used, 0)) if room >= 0 else room
     if room < 0:
         return
-    words = f"{_size(max(room, 0))} available of {_size(found.total)}{whose}"
+    what = f"{_size(max(room, 0))} available of {_size(found.total)}{whose}"
     if room < MEMORY_LOW:
         fix = "end what takes it, or ask for more: the kernel kills the largest process"
-        yield Finding(PROBLEM if room < GIB else NOTE, "memory", words, "", fix)
+        yield Finding(PROBLEM if room < GIB else NOTE, "memory", what, "", fix)
     else:
-        yield Finding(OK, "memory", words, "", "")
+        yield Finding(OK, "memory", what, "", "")
 
 
 def processors(found: Memory, gpus: int) -> Iterator[Finding]:
@@ -111,45 +111,45 @@ def processors(found: Memory, gpus: int) -> Iterator[Finding]:
     share = found.quota or found.cpus
     if not share:
         return
-    words = f"{found.cpus} CPUs"
+    what = f"{found.cpus} CPUs"
     if found.quota and found.quota < found.cpus:
-        words = f"time for {found.quota:g} CPUs of {found.cpus} that are seen"
+        what = f"time for {found.quota:g} CPUs of {found.cpus} that are seen"
         detail = "programs that start a thread a CPU take turns: slow steps, late heartbeats"
         fix = f"OMP_NUM_THREADS and num_workers to fit {found.quota:g}, or a larger limit"
-        yield Finding(NOTE, "CPUs", words, detail, fix)
+        yield Finding(NOTE, "CPUs", what, detail, fix)
     elif gpus and share < 2 * gpus:
         detail = "each rank needs one, and its DataLoader workers more"
-        yield Finding(NOTE, "CPUs", f"{words} for {gpus} GPUs", detail, "ask for more CPUs")
+        yield Finding(NOTE, "CPUs", f"{what} for {gpus} GPUs", detail, "ask for more CPUs")
     else:
-        yield Finding(OK, "CPUs", words, "", "")
+        yield Finding(OK, "CPUs", what, "", "")
 
 
 def limits(found: Limits) -> Iterator[Finding]:
     """Open files and processes."""
     hard = "unlimited" if found.files_hard < 0 else str(found.files_hard)
-    words = f"{found.files} files open at once (ulimit -n)"
+    what = f"{found.files} files open at once (ulimit -n)"
     fix = f"`ulimit -n {hard}` before the job; docker run --ulimit nofile=65536"
     if 0 <= found.files < FILES_FEW:
         detail = "each DataLoader worker and connection takes some: `Too many open files`"
         level = PROBLEM if found.files < FILES_LOW else NOTE
-        yield Finding(level, "limits", words, detail, fix)
+        yield Finding(level, "limits", what, detail, fix)
     else:
-        yield Finding(OK, "limits", "unlimited files" if found.files < 0 else words, "", "")
+        yield Finding(OK, "limits", "unlimited files" if found.files < 0 else what, "", "")
     if 0 <= found.processes < PROCESSES_FEW:
-        words = f"{found.processes} processes and threads (ulimit -u)"
+        what = f"{found.processes} processes and threads (ulimit -u)"
         detail = "`Resource temporarily unavailable` where it runs out"
-        yield Finding(NOTE, "limits", words, detail, "`ulimit -u unlimited`")
+        yield Finding(NOTE, "limits", what, detail, "`ulimit -u unlimited`")
 
 
 def clock(found: Clock) -> Iterator[Finding]:
     """A wrong date breaks TLS, an unsynchronised clock the order of several machines' logs."""
     if 0 < found.year < OLDEST_YEAR:
-        words = f"the clock says {found.year}"
-        yield Finding(PROBLEM, "clock", words, "downloads fail: certificates", "set the clock")
+        what = f"the clock says {found.year}"
+        yield Finding(PROBLEM, "clock", what, "downloads fail: certificates", "set the clock")
     elif found.synchronised is False:
-        words = "nothing keeps the clock right"
+        what = "nothing keeps the clock right"
         detail = "as adjtimex says; a virtual machine's host may do it unseen"
-        yield Finding(NOTE, "clock", words, detail, "start chronyd or systemd-timesyncd")
+        yield Finding(NOTE, "clock", what, detail, "start chronyd or systemd-timesyncd")
     elif found.synchronised:
         yield Finding(OK, "clock", "synchronised", "", "")
 
@@ -253,10 +253,10 @@ def _tasks(environ: Mapping[str, str], present: int) -> Iterator[Finding]:
     count = local.partition("(")[0].partition(",")[0]
     inside = environ.get("SLURM_STEP_ID", "").isdecimal() and "SLURM_LOCALID" in environ
     if inside and count.isdecimal() and int(count) > 1:
-        words = f"{count} tasks on this node: each would start torchrun with all its ranks"
-        yield Finding(NOTE, "scheduler", words, "", "srun --ntasks-per-node=1 before torchrun")
+        what = f"{count} tasks on this node: each would start torchrun with all its ranks"
+        yield Finding(NOTE, "scheduler", what, "", "srun --ntasks-per-node=1 before torchrun")
     given = environ.get("SLURM_GPUS_ON_NODE", "")
     if given.isdecimal() and present and int(given) < present:
-        words = f"Slurm gave {given} GPUs, and {present} can be opened here"
+        what = f"Slurm gave {given} GPUs, and {present} can be opened here"
         fix = "keep CUDA_VISIBLE_DEVICES as Slurm set it (ConstrainDevices is off)"
-        yield Finding(NOTE, "scheduler", words, "", fix)
+        yield Finding(NOTE, "scheduler", what, "", fix)

@@ -1,7 +1,7 @@
-"""Pure: is one GPU slower than its siblings?
+"""Pure: which GPUs are slower than their siblings.
 
-A collective waits for the slowest, so one slow GPU slows all. Siblings are GPUs of the same name;
-nobody's data sheet is asked.
+A collective waits for the slowest GPU, so one slow GPU slows all. Siblings are GPUs of the same
+name; no data sheet is consulted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _METRICS = {  # field: what it is, its unit
 
 
 def judge(measured: Measured, numbers: Mapping[str, int], linked: bool) -> Iterator[Finding]:
-    """Name the slow ones, and say what was measured.
+    """Yield the slow GPUs, and what was measured.
 
     Args:
-        measured: see there.
-        numbers: of the GPUs as nvidia-smi counts, by PCI address.
-        linked: NVLink is up, so that all ways between GPUs are alike; over PCI Express they differ
-            by where the cards sit.
+        measured: by `--full`.
+        numbers: of the GPUs as nvidia-smi counts them, by PCI address.
+        linked: NVLink is up, so that all links between GPUs are alike; over PCI Express they
+            depend on the slots.
     """
     if measured.trouble:
         fix = "end what runs on the GPUs, and try again"
@@ -78,9 +78,9 @@ def _span(values: list[float]) -> str:
 
 def _allreduce(measured: Measured) -> Iterator[Finding]:
     if measured.allreduce_trouble:
-        words = f"NCCL all-reduce over all GPUs failed: {measured.allreduce_trouble}"
-        fix = "NCCL_DEBUG=INFO tells more; NCCL_P2P_DISABLE=1 goes another way"
-        yield Finding(PROBLEM, "speed", words, "", fix)
+        what = f"NCCL all-reduce over all GPUs failed: {measured.allreduce_trouble}"
+        fix = "NCCL_DEBUG=INFO shows more; NCCL_P2P_DISABLE=1 avoids peer-to-peer transfers"
+        yield Finding(PROBLEM, "speed", what, "", fix)
     elif measured.allreduce_gbs:
-        words = f"NCCL all-reduce over all GPUs: {measured.allreduce_gbs:.0f} GB/s (bus bandwidth)"
-        yield Finding(OK, "speed", words, "", "")
+        what = f"NCCL all-reduce over all GPUs: {measured.allreduce_gbs:.0f} GB/s (bus bandwidth)"
+        yield Finding(OK, "speed", what, "", "")
