@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-PACKAGE = os.path.dirname(
-    os.path.dirname(os.path.abspath(__file__))
-)  # the package itself
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the package itself
 
 
 def config_dir(environ: Mapping[str, str]) -> str:
