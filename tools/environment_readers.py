@@ -35,6 +35,11 @@ NO_VARIABLE = re.compile(
     r"|OMP_SWAP|OMP_(?:TGT|INFOTYPE|REQ|IPR|DECLARE_TARGET|GET|SET)_\w+|KMP_FOR_T\w+"
     r"|TF_(?:ATTR_\w+|Q?U?INT\d+|FLOAT|DOUBLE|HALF|BOOL|STRING|COMPLEX\d*|OK|INTERNAL|ABORTED)"
 )
+# Nodes that may read a variable, or pass its name on; the others are most of a module.
+MAY_READ = (
+    *(ast.Call, ast.Subscript, ast.Compare),
+    *(ast.Assign, ast.AnnAssign, ast.For, ast.comprehension),
+)
 # These only print what is set, or translate sources: that is not reading.
 PRINTERS = ("_dump_DDP_relevant_env_vars",)
 NOT_READERS = ("utils/hipify/", "utils/collect_env.py")
@@ -126,13 +131,14 @@ def _names_in_python(nodes: list[ast.AST], carriers: set[str]) -> set[str]:
 
 
 def _nodes(tree: ast.AST) -> list[ast.AST]:
-    """Return all nodes of a module, without those of functions that only print."""
+    """Return the nodes of a module that may read, without those of functions that only print."""
     found: list[ast.AST] = []
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
         if not (isinstance(node, ast.FunctionDef) and node.name in PRINTERS):
-            found.append(node)
+            if isinstance(node, MAY_READ):
+                found.append(node)
             todo += ast.iter_child_nodes(node)
     return found
 

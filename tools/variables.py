@@ -58,9 +58,7 @@ class Data(NamedTuple):
     brings: dict[str, str]  # torch release -> "nccl 2.27.5, triton 3.4.0"
     variables: dict[str, dict[str, Reader]]  # name -> library -> reader
     nobody: tuple[str, ...] = ()  # names of settings.yaml that none of them reads
-    owned: tuple[
-        str, ...
-    ] = ()  # prefixes of torch alone: an unknown name there is dead
+    owned: tuple[str, ...] = ()  # prefixes of torch alone: an unknown name there is dead
     driver: tuple[str, ...] = ()  # what the CUDA driver reads
     others: tuple[str, ...] = ()  # names, and prefixes with *, that other programs read
 
