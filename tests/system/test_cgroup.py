@@ -119,6 +119,12 @@ def test_each_controller_has_a_tree_of_its_own_in_version_1(machine: Machine) ->
         pytest.param(
             {**JOB_V2, "g/slurm/memory.max": "64"}, (64, -1), None, id="usage-not-readable"
         ),
+        pytest.param(
+            {**JOB_V1, "g/memory/memory.limit_in_bytes": NO_LIMIT_V1},
+            (-1, -1),
+            None,
+            id="no-limit-v1",
+        ),
     ],
 )
 def test_the_tightest_limit_of_memory_counts(
@@ -134,6 +140,15 @@ def test_the_tightest_limit_of_memory_counts(
     [
         pytest.param({**JOB_V2, "g/slurm/cpu.max": "max 100000"}, 0, id="no-limit"),
         pytest.param({**JOB_V2, "g/slurm/cpu.max": "150000 100000"}, 1.5, id="version-2"),
+        pytest.param(
+            {
+                **JOB_V2,
+                "g/slurm/job_7/cpu.max": "400000 100000",
+                "g/slurm/cpu.max": "200000 100000",
+            },
+            2,
+            id="the-tightest-of-two",
+        ),
         pytest.param(
             {
                 **JOB_V1,

@@ -21,7 +21,7 @@ _WRITTEN = "torch.compile's libraries are loaded from there: `failed to map segm
 
 
 def disks(found: Iterable[Disk]) -> Iterator[Finding]:
-    """Can the directories be written, and is there room?"""
+    """Check that the directories can be written, and have free space."""
     well = []
     for disk in found:
         trouble = list(_of_disk(disk))
@@ -73,7 +73,7 @@ def _size(count: int) -> str:
 
 
 def shared_memory(memory: Memory) -> Iterator[Finding]:
-    """The memory file system through which DataLoader workers and NCCL hand over data."""
+    """Check the memory file system through which DataLoader workers and NCCL exchange data."""
     if memory.shm_total < 0:
         yield Finding(NOTE, SHM, "there is none", "", "mount a tmpfs there")
         return
@@ -83,31 +83,31 @@ def shared_memory(memory: Memory) -> Iterator[Finding]:
         detail = "DataLoader workers die of SIGBUS where it runs out, NCCL cannot start"
         yield Finding(PROBLEM, SHM, f"small: {text}", detail, fix)
     elif memory.shm_free < SHM_FREE:
-        left = "what killed jobs left: `ls -l /dev/shm`, remove what no process uses"
-        yield Finding(PROBLEM, SHM, f"full: {text}", "", left)
+        fix = "what killed jobs left: `ls -l /dev/shm`, remove what no process uses"
+        yield Finding(PROBLEM, SHM, f"full: {text}", "", fix)
     else:
         yield Finding(OK, SHM, text, "", "")
 
 
 def memory(found: Memory) -> Iterator[Finding]:
-    """Memory and CPU time, and what our control group may have of them."""
-    room = found.available
+    """Check the memory that is available, to the machine and to our control group."""
+    free = found.available
     whose = ""
     if found.limit >= 0 and (found.total < 0 or found.limit < found.total):
         whose = f", limit of the container or job {_size(found.limit)}"
-        room = min(room, found.limit - max(found.used, 0)) if room >= 0 else room
-    if room < 0:
+        free = min(free, found.limit - max(found.used, 0)) if free >= 0 else free
+    if free < 0:
         return
-    what = f"{_size(max(room, 0))} available of {_size(found.total)}{whose}"
-    if room < MEMORY_LOW:
+    what = f"{_size(max(free, 0))} available of {_size(found.total)}{whose}"
+    if free < MEMORY_LOW:
         fix = "end what takes it, or ask for more: the kernel kills the largest process"
-        yield Finding(PROBLEM if room < GIB else NOTE, "memory", what, "", fix)
+        yield Finding(PROBLEM if free < GIB else NOTE, "memory", what, "", fix)
     else:
         yield Finding(OK, "memory", what, "", "")
 
 
 def processors(found: Memory, gpus: int) -> Iterator[Finding]:
-    """CPU time: each rank wants a core of its own, its DataLoader workers more."""
+    """Check CPU time: each rank needs a core of its own, its DataLoader workers more."""
     share = found.quota or found.cpus
     if not share:
         return
@@ -125,7 +125,7 @@ def processors(found: Memory, gpus: int) -> Iterator[Finding]:
 
 
 def limits(found: Limits) -> Iterator[Finding]:
-    """Open files and processes."""
+    """Check the limits on open files and on processes."""
     hard = "unlimited" if found.files_hard < 0 else str(found.files_hard)
     what = f"{found.files} files open at once (ulimit -n)"
     fix = f"`ulimit -n {hard}` before the job; docker run --ulimit nofile=65536"
@@ -142,7 +142,7 @@ def limits(found: Limits) -> Iterator[Finding]:
 
 
 def clock(found: Clock) -> Iterator[Finding]:
-    """A wrong date breaks TLS, an unsynchronised clock the order of several machines' logs."""
+    """Check the clock: TLS needs the right date, the order of several machines' logs the time."""
     if 0 < found.year < OLDEST_YEAR:
         what = f"the clock says {found.year}"
         yield Finding(PROBLEM, "clock", what, "downloads fail: certificates", "set the clock")
@@ -157,11 +157,18 @@ def clock(found: Clock) -> Iterator[Finding]:
 def compilers(
     tools: Tools, torch: Torch, environ: Mapping[str, str], gpus: bool
 ) -> Iterator[Finding]:
-    """What torch.compile starts: a C compiler for Triton, ptxas, C++ for code on the CPU."""
+    """Check what torch.compile starts: a C compiler for Triton, ptxas, C++ for code on the CPU.
+
+    Args:
+        tools: the compilers that were found.
+        torch: the user's.
+        environ: of the job; CC, CXX and TRITON_PTXAS_PATH count.
+        gpus: whether there is one.
+    """
     missing = []
     if environ.get("CC", "").strip() and not tools.cc:
-        words = f"CC={environ['CC']} is no program on PATH"
-        yield Finding(PROBLEM, "compiler", words, "", "unset it, or name a compiler")
+        what = f"CC={environ['CC']} is not a program on PATH"
+        yield Finding(PROBLEM, "compiler", what, "", "unset it, or name a compiler")
     elif gpus and not tools.cc:
         missing.append("a C compiler (gcc or clang; Triton builds its launchers with it)")
     if not gpus and not tools.cxx:
@@ -172,20 +179,20 @@ def compilers(
         missing.append("the package triton")
     given = environ.get("TRITON_PTXAS_PATH", "")
     if given and not tools.ptxas:
-        words = f"TRITON_PTXAS_PATH={given} is no program"
-        yield Finding(PROBLEM, "compiler", words, "", "unset it: Triton brings its own ptxas")
+        what = f"TRITON_PTXAS_PATH={given} is not a program"
+        yield Finding(PROBLEM, "compiler", what, "", "unset it: Triton brings its own ptxas")
     elif torch.cuda and torch.triton and not (torch.ptxas or tools.ptxas):
         missing.append("ptxas (part of Triton and of the CUDA toolkit)")
-    for what in missing:
-        words = f"torch.compile will fail for want of {what}"
-        yield Finding(NOTE, "compiler", words, "", "install it; code that is not compiled runs")
+    for program in missing:
+        what = f"torch.compile will fail without {program}"
+        yield Finding(NOTE, "compiler", what, "", "install it; code that is not compiled runs")
     if not missing and (tools.cc or tools.cxx):
         paths = [tools.cc if gpus else tools.cxx or tools.cc]
         paths += [torch.ptxas or tools.ptxas] if gpus else []
         yield Finding(OK, "compiler", ", ".join(filter(None, paths)), "", "")
 
 
-# Who started us: a variable that is always there, a name, what it gave.
+# Schedulers: a variable that is always set, the name, variables with what was allocated.
 _SCHEDULERS = (
     ("SLURM_JOB_ID", "Slurm", ("SLURM_NNODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE")),
     ("PBS_JOBID", "PBS", ("PBS_NUM_NODES", "NCPUS")),
@@ -196,17 +203,17 @@ _SCHEDULERS = (
 
 
 def scheduler(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Iterator[Finding]:
-    """What the scheduler around us gave, and which GPUs CUDA makes of it.
+    """Report what the scheduler allocated, and check which of the GPUs CUDA shows.
 
     Args:
         environ: of the job.
         facts: the GPUs that the job would see.
-        present: GPUs that are here.
+        present: how many GPUs are here.
     """
-    for variable, name, told in _SCHEDULERS:
+    for variable, name, allocated in _SCHEDULERS:
         if environ.get(variable):
-            given = ", ".join(f"{n}={environ[n]}" for n in told if environ.get(n))
-            yield Finding(OK, "scheduler", f"{name}{_job(environ, variable)}", given, "")
+            detail = ", ".join(f"{n}={environ[n]}" for n in allocated if environ.get(n))
+            yield Finding(OK, "scheduler", f"{name}{_job(environ, variable)}", detail, "")
     yield from _visible(environ, facts, present)
     yield from _tasks(environ, present)
 
@@ -217,46 +224,46 @@ def _job(environ: Mapping[str, str], variable: str) -> str:
 
 def _visible(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Iterator[Finding]:
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    words = f"CUDA_VISIBLE_DEVICES={wanted}"
-    if facts.warning and words not in facts.warning:
+    setting = f"CUDA_VISIBLE_DEVICES={wanted}"
+    if facts.warning and setting not in facts.warning:
         if present:
             yield _unlisted(facts)
     elif wanted is None:
         return
     elif present and not facts.gpus:
         deliberate = wanted.strip() in ("", "-1", "NoDevFiles")
-        what = f"{words} hides all {present} GPUs"
+        what = f"{setting} hides all {present} GPUs"
         level = NOTE if deliberate else PROBLEM
         yield Finding(level, "GPUs", what, facts.warning, "unset it, or name GPUs that are here")
     elif facts.warning:
-        amiss = "counts from" not in facts.warning  # what it names is all here
-        fix = "name GPUs that are here" if amiss else "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        yield Finding(PROBLEM if amiss else NOTE, "GPUs", facts.warning, "", fix)
+        absent = "counts from" not in facts.warning  # else all that it names is here
+        fix = "name GPUs that are here" if absent else "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        yield Finding(PROBLEM if absent else NOTE, "GPUs", facts.warning, "", fix)
     elif present:
-        what = f"{words}: the job sees {len(facts.gpus)} of {present} GPUs"
+        what = f"{setting}: the job sees {len(facts.gpus)} of {present} GPUs"
         yield Finding(OK, "GPUs", what, "", "")
 
 
 def _unlisted(facts: GpuFacts) -> Finding:
-    """The list of GPUs is in doubt, or is not what the user may expect."""
-    fix = "run `nvidia-smi -L` by hand: it tells a launch which GPUs there are"
+    """Return the finding where the list of GPUs is in doubt, or may surprise the user."""
+    fix = "run `nvidia-smi -L` by hand: a launch gets the list of GPUs from it"
     if facts.gpus:
-        one_instance = facts.warning.startswith("MIG:")  # no doubt, and said with its fix
+        one_instance = facts.warning.startswith("MIG:")  # certain, and the warning says what to do
         return Finding(NOTE, "GPUs", facts.warning, "", "" if one_instance else fix)
     why = "a launch takes this for a machine without GPUs"
     return Finding(PROBLEM, "GPUs", facts.warning, why, fix)
 
 
 def _tasks(environ: Mapping[str, str], present: int) -> Iterator[Finding]:
-    """Inside srun with a task a GPU every task would start torchrun with all ranks."""
+    """Check for one srun task per GPU: each task would start torchrun with all ranks."""
     local = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     count = local.partition("(")[0].partition(",")[0]
     inside = environ.get("SLURM_STEP_ID", "").isdecimal() and "SLURM_LOCALID" in environ
     if inside and count.isdecimal() and int(count) > 1:
         what = f"{count} tasks on this node: each would start torchrun with all its ranks"
         yield Finding(NOTE, "scheduler", what, "", "srun --ntasks-per-node=1 before torchrun")
-    given = environ.get("SLURM_GPUS_ON_NODE", "")
-    if given.isdecimal() and present and int(given) < present:
-        what = f"Slurm gave {given} GPUs, and {present} can be opened here"
+    allocated = environ.get("SLURM_GPUS_ON_NODE", "")
+    if allocated.isdecimal() and present and int(allocated) < present:
+        what = f"Slurm gave {allocated} GPUs, and {present} can be opened here"
         fix = "keep CUDA_VISIBLE_DEVICES as Slurm set it (ConstrainDevices is off)"
         yield Finding(NOTE, "scheduler", what, "", fix)

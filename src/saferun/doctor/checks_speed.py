@@ -53,17 +53,17 @@ def _compare(
     values = {area: value for area, value in values.items() if value}
     if not values:
         return
-    what, unit = _METRICS[metric]
+    metric_name, unit = _METRICS[metric]
     others = {area: _of_others(area, values) for area in values}
     slow = [area for area in values if values[area] < (1 - SLOWER) * others[area]]
     level = NOTE if metric == "peer_gbs" and not linked else PROBLEM
     for area in slow:
         below = 100 * (1 - values[area] / others[area])
-        words = f"{what}: {values[area]:.0f} {unit}, {below:.0f} % below the others"
+        what = f"{metric_name}: {values[area]:.0f} {unit}, {below:.0f} % below the others"
         fix = "heat, power limit, another job on it, PCI slot; else have it changed"
-        yield Finding(level, area, words, f"their median is {others[area]:.0f}", fix)
+        yield Finding(level, area, what, f"their median is {others[area]:.0f}", fix)
     if not slow:
-        yield Finding(OK, "speed", f"{what}: {_span(list(values.values()))} {unit}", "", "")
+        yield Finding(OK, "speed", f"{metric_name}: {_span(list(values.values()))} {unit}", "", "")
 
 
 def _of_others(area: str, values: Mapping[str, float]) -> float:
