@@ -84,7 +84,7 @@ def _nothing(files: Files) -> Finding:
     if files.nodes and not files.wsl:
         what = "the driver's device nodes are here; neither nvidia-smi nor /proc/driver/nvidia is"
         fix = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        return Finding(PROBLEM, "driver", what, "the GPUs cannot be told, nor locked", fix)
+        return Finding(PROBLEM, "driver", what, "the GPUs can be neither listed nor locked", fix)
     if files.amd:
         what = "AMD GPUs (/dev/kfd): only the machine around them is checked here"
         fix = "`rocm-smi` tells of the GPUs; torch must be a ROCm build"

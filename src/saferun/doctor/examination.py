@@ -144,7 +144,7 @@ def _guarded(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
 
 def _our_fault(what: str, error: str) -> Finding:
     what = f"{what}, a fault of saferun's own"
-    return Finding(NOTE, "doctor", what, error[:300], "please report it with these words")
+    return Finding(NOTE, "doctor", what, error[:300], "please report it with this text")
 
 
 def _checks(

@@ -27,15 +27,15 @@ class Masker:
 
     Args:
         environ: the exported environment; the values of secret names are masked everywhere.
-        words: the command line; the values of secret options are masked everywhere.
+        argv: the command line; the values of secret options are masked everywhere.
     """
 
     __slots__ = ("_in_data", "_in_text")
 
-    def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:
+    def __init__(self, environ: Mapping[str, str], argv: Sequence[str]) -> None:
         found = [(name, value) for name, value in environ.items() if tells(name, False)]
-        found += _pairs(words)
-        for text in (*environ.values(), *words):
+        found += _pairs(argv)
+        for text in (*environ.values(), *argv):
             found += [("password", value) for value in _url_passwords(text)]
         values = {value for name, given in found for value in _values(name, given)}
         forms = {form for value in values for form in _forms(value)}
@@ -59,10 +59,10 @@ class Masker:
         """Return a variable's value, masked whole where the variable's name is a secret's."""
         return MASK if value and is_secret(name) else self.text(value)
 
-    def words(self, words: Sequence[str]) -> list[str]:
-        """Return a command line without secrets; as many words as before."""
+    def words(self, argv: Sequence[str]) -> list[str]:
+        """Return a command line without secrets, with as many arguments as before."""
         masked: list[str] = []
-        for before, word in zip(["", *words], words, strict=False):
+        for before, word in zip(["", *argv], argv, strict=False):
             name, equals, value = word.partition("=")
             if word and not _is_option(word) and _awaits_secret(before):
                 masked.append(MASK)
@@ -107,10 +107,10 @@ def _awaits_secret(option: str) -> bool:
     return option.startswith("-") and "=" not in option and _names_secret(option)
 
 
-def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+def _pairs(argv: Sequence[str]) -> list[tuple[str, str]]:
     """Return (name, value) of the secret options and assignments of a command line."""
     found = []
-    for before, word in zip(["", *words], words, strict=False):
+    for before, word in zip(["", *argv], argv, strict=False):
         name, equals, value = word.partition("=")
         if not _is_option(word) and _awaits_secret(before):
             found.append((before, word))

@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-SHORTEST = 8  # characters; a shorter value would be masked inside of ordinary words
+SHORTEST = 8  # characters; a shorter value would be masked inside ordinary words
 _NAME_PATTERNS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
 STRONG = ("secret", "passw", "passphrase", "credential")  # no harmless word contains one of these
 _NO_TOKEN = ("tokeni", "tokenwise")  # tokenizer, tokenised, …
 _NO_KEY = ("monkey", "turkey", "donkey", "hockey", "jockey", "whiskey", "hotkey")
 
 
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 _BEFORE_TOKEN = _set(  # pad_token, max_new_tokens: a part of the vocabulary or a number
