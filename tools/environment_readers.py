@@ -1,10 +1,10 @@
-"""Which environment variables a package reads, found in its files; nothing of it is imported.
+"""Which environment variables a package reads, found in its files without importing it.
 
 Python sources are read by `ast`, C++ headers by pattern, shared libraries by their strings. A
-string in a library is evidence that the name matters there, not proof of a read: it may stand in a
-message. Some names hide: the tail of a longer string (linkers merge those), one that the program
-puts together, one that the compiler cut into 16-byte constants. The headers in the wheels show most
-of these; that a library lacks a string proves nothing.
+string in a library is evidence that the name matters there, not proof of a read: it may be part of
+a message. Some names are not found: the tail of a longer string (linkers merge those), one that the
+program composes, one that the compiler cut into 16-byte constants. The headers in the wheels show
+most of these; that a library lacks a string proves nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 
 FAMILIES = r"(?:(?:PY)?TORCH|CUDA|NCCL_|GLOO_|TF_|OMP_|GOMP_|KMP_|PET_|TRITON_)"
 NAME = re.compile(FAMILIES + r"[A-Z0-9_]*[A-Z0-9]")
-OWN_LIBRARY = re.compile(r"^(?!libcu|libLLVM).*\.so(\.\d+)*$")  # NVIDIA's own lie beside them
+OWN_LIBRARY = re.compile(r"^(?!libcu|libLLVM).*\.so(\.\d+)*$")  # NVIDIA's own are beside them
 QUOTED = re.compile("[\"']" + FAMILIES + "|action=(?:check_)?env")
 BEGINNINGS = (
     *(b"PYTORCH", b"TORCH", b"CUDA", b"NCCL_", b"GLOO_", b"TF_", b"OMP_", b"GOMP_", b"KMP_"),
@@ -26,7 +26,7 @@ BEGINNINGS = (
 IN_LIBRARY = re.compile(rb"[A-Z0-9_]{4,79}(?=\x00)")
 IN_HEADER = re.compile(r'"(' + FAMILIES + r'[A-Z0-9_]*[A-Z0-9])"')
 READS_IN_HEADER = re.compile(r"get_?env|getCvar|check_env|std::vector<std::string> TORCH_", re.I)
-# In upper case in a library, and no variable: error codes, macros, enumerators, opcodes.
+# Upper-case strings in libraries that are no variables: error codes, macros, enumerators, opcodes.
 NO_VARIABLE = re.compile(
     r"CUDA|CUDA_?\d+E?|CUDA[A-BD-Z][A-Z]?|CUDART|CUDA_HELPE|CUDA_(?:ERROR|R|API|C|ARRAY|CUFFT|BATCH|MEMCPY)_\w+|CUDA_(?:DRIVER|RUNTIME|KERNEL|SUCCESS)"
     r"|(?:PY)?TORCH|TORCH_(?:LIBRARY|FUNCTION|INTERNAL|CHECK|WARN|DISPATCH)\w*|TORCHSCRIPT\w*"
@@ -35,17 +35,22 @@ NO_VARIABLE = re.compile(
     r"|OMP_SWAP|OMP_(?:TGT|INFOTYPE|REQ|IPR|DECLARE_TARGET|GET|SET)_\w+|KMP_FOR_T\w+"
     r"|TF_(?:ATTR_\w+|Q?U?INT\d+|FLOAT|DOUBLE|HALF|BOOL|STRING|COMPLEX\d*|OK|INTERNAL|ABORTED)"
 )
-# They only print what is set, or translate sources: that is not reading.
+# Nodes that may read a variable, or pass its name on; the others are most of a module.
+MAY_READ = (
+    *(ast.Call, ast.Subscript, ast.Compare),
+    *(ast.Assign, ast.AnnAssign, ast.For, ast.comprehension),
+)
+# These only print what is set, or translate sources: that is not reading.
 PRINTERS = ("_dump_DDP_relevant_env_vars",)
 NOT_READERS = ("utils/hipify/", "utils/collect_env.py")
 
-# A variable's name -> files, relative to the package; among them "=1" where every read compares
-# the value with "1", and "=any" where every read only asks whether there is one, be it "0".
+# A variable's name -> files, relative to the package. Among them is "=1" where every read compares
+# the value with "1", and "=any" where every read only asks whether it is set, even to "0".
 Readers = dict[str, set[str]]
 
 
 def readers(package: pathlib.Path) -> Readers:
-    """Return who reads which variable in an unpacked or installed package.
+    """Return the files of an unpacked or installed package that read each variable.
 
     Args:
         package: its folder, such as `site-packages/torch`.
@@ -89,9 +94,9 @@ def _names_in_header(path: pathlib.Path) -> set[str]:
 
 
 def _names_in_library(path: pathlib.Path) -> set[str]:
-    """Return the strings that are names: ended by a zero, after whatever constant lies before.
+    """Return the strings that are names: ended by a zero byte, after any other constant.
 
-    Looking for each family's beginning takes a sixth of a pattern's time over gigabytes.
+    Over gigabytes, a search for each family's beginning takes a sixth of the time of a pattern.
     """
     content, found = path.read_bytes(), set()
     for beginning in BEGINNINGS:
@@ -106,11 +111,11 @@ def _names_in_library(path: pathlib.Path) -> set[str]:
     return {name for name in found if NAME.fullmatch(name)}
 
 
-# --- Python
+# Python
 
 
 def _names_in_python(nodes: list[ast.AST], carriers: set[str]) -> set[str]:
-    """Return the names that a module reads: said where it reads, or carried there by a variable."""
+    """Return the names that a module reads: literal in the read, or passed to it by a variable."""
     found: set[str] = set()
     for node in nodes:
         for place in _reads(node):
@@ -126,18 +131,20 @@ def _names_in_python(nodes: list[ast.AST], carriers: set[str]) -> set[str]:
 
 
 def _nodes(tree: ast.AST) -> list[ast.AST]:
-    """Return all nodes of a module, less those of functions that only print."""
+    """Return the nodes of a module that may read, without those of functions that only print."""
     found: list[ast.AST] = []
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
         if not (isinstance(node, ast.FunctionDef) and node.name in PRINTERS):
-            found.append(node)
+            if isinstance(node, MAY_READ):
+                found.append(node)
             todo += ast.iter_child_nodes(node)
     return found
 
 
 def _understood(sources: Iterable[list[ast.AST]]) -> dict[str, str]:
+    """Return how a value is used, "=1" or "=any", for the names whose reads all agree."""
     reads: collections.Counter[str] = collections.Counter()
     ways: collections.Counter[tuple[str, str]] = collections.Counter()
     for node in (node for nodes in sources for node in nodes):
@@ -151,12 +158,12 @@ def _understood(sources: Iterable[list[ast.AST]]) -> dict[str, str]:
 
 
 def _read_by(node: ast.AST) -> set[str]:
-    """Return the names whose values an expression is."""
+    """Return the names that an expression reads."""
     return {name for place in _reads(node) for name in _constants(place) if NAME.fullmatch(name)}
 
 
 def _carriers(nodes: list[ast.AST]) -> set[str]:
-    """Return the variables that carry a name to where the environment is read."""
+    """Return the Python variables that hold a name when the environment is read."""
     return {
         _last(node)
         for holder in nodes
@@ -167,7 +174,7 @@ def _carriers(nodes: list[ast.AST]) -> set[str]:
 
 
 def _reads(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the places in a node where a variable's name stands that is read by it."""
+    """Yield the parts of a node that are names of environment variables it reads."""
     if isinstance(node, ast.Call):
         last = _last(node.func)
         if last in ("get", "pop", "setdefault"):
@@ -186,7 +193,7 @@ def _owner(function: ast.AST) -> ast.AST:
 
 
 def _is_environ(node: ast.AST) -> bool:
-    """os.environ, and what goes by a name like worker_env or envs[0]."""
+    """Return whether a node is os.environ, or has a name like worker_env or envs[0]."""
     while isinstance(node, ast.Subscript | ast.Call):
         node = node.value if isinstance(node, ast.Subscript) else node.func
     return "env" in _last(node).lower() or (
@@ -195,7 +202,7 @@ def _is_environ(node: ast.AST) -> bool:
 
 
 def _constants(place: ast.AST) -> set[str]:
-    """Return the texts of an expression: itself one, or in a list, tuple, set or choice."""
+    """Return the strings of an expression: a literal, or those of a list, tuple, set or choice."""
     nodes = [place]
     if isinstance(place, ast.List | ast.Tuple | ast.Set):
         nodes = list(place.elts)

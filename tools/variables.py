@@ -1,13 +1,13 @@
-"""Keep `src/saferun/knowledge/variables.yaml`: which library's release reads which variable.
+"""Updates `src/saferun/knowledge/variables.yaml`: which library reads which variable.
 
     python tools/variables.py show FOLDER          what an installed or unpacked package reads
     python tools/variables.py add torch==2.16.0    fetch a release with pip and add it, with the
                                                    NCCL and Triton that it asks for
     python tools/variables.py add FOLDER VERSION   the same from a folder, such as kept/torch 2.16.0
-    python tools/variables.py check                settings.yaml was changed: take it over, and see
-                                                   whether it agrees with the data
+    python tools/variables.py check                after a change of settings.yaml: take its lists
+                                                   over, and check that it agrees with the data
 
-The next release of torch is the second line and nothing else. Wheels of all of it are gigabytes:
+A new release of torch needs the second line and nothing else. The wheels are gigabytes in total:
 they are fetched one at a time into a temporary directory (TMPDIR) and deleted.
 """
 
@@ -33,7 +33,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 KNOWLEDGE = HERE.parent / "src" / "saferun" / "knowledge"
 DATA = KNOWLEDGE / "variables.yaml"
 EFFECTS = KNOWLEDGE / "settings.yaml"
-# How the data calls a library; the projects that carry it; the folder in their wheels.
+# A library's name in the data; the projects that ship it; its folder in their wheels.
 LIBRARIES = {
     "torch": (("torch",), "torch"),
     "nccl": (("nvidia-nccl-cu12", "nvidia-nccl-cu13"), "nvidia/nccl"),
@@ -41,13 +41,13 @@ LIBRARIES = {
     "tensorflow": (("tensorflow-cpu", "tensorflow"), "tensorflow"),
     "iomp": (("intel-openmp",), "."),
 }
-FILES = 3  # more of a variable's readers than these only lengthen the data
+FILES = 3  # of a variable's readers; more would only lengthen the data
 HEAD = """\
 # Which library reads which environment variable, in which of its releases, and where.
 # Made by tools/variables.py from the released wheels: Python by its syntax, libraries by their
 # strings. A line reads: NAME: LIBRARY FIRST..LAST FILE…; a range without LAST goes on to the newest
-# release looked at. What the settings do stands in settings.yaml, by hand.
-# One line a name: a launch looks a name up without parsing the rest.
+# release looked at. What the settings do is in settings.yaml, by hand.
+# One line for each name: a launch looks a name up without parsing the rest.
 """
 
 
@@ -58,37 +58,39 @@ class Data(NamedTuple):
     brings: dict[str, str]  # torch release -> "nccl 2.27.5, triton 3.4.0"
     variables: dict[str, dict[str, Reader]]  # name -> library -> reader
     nobody: tuple[str, ...] = ()  # names of settings.yaml that none of them reads
-    owned: tuple[str, ...] = ()  # prefixes that only torch reads: an unknown name there is dead
+    owned: tuple[str, ...] = ()  # prefixes of torch alone: an unknown name there is dead
     driver: tuple[str, ...] = ()  # what the CUDA driver reads
     others: tuple[str, ...] = ()  # names, and prefixes with *, that other programs read
 
 
-def main(words: list[str] | None = None) -> int:
-    """Do what the words ask."""
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("show", "add", "check"))
     parser.add_argument("what", nargs="*", help="a folder, or NAME==VERSION")
-    given = parser.parse_args(words)
-    if given.command == "show":
-        for name, files in sorted(environment_readers.readers(pathlib.Path(given.what[0])).items()):
+    options = parser.parse_args(argv)
+    if options.command == "show":
+        for name, files in sorted(
+            environment_readers.readers(pathlib.Path(options.what[0])).items()
+        ):
             print(name, *sorted(files))
         return 0
-    if given.command == "check":
+    if options.command == "check":
         _write(load())
         return _check()
-    if len(given.what) == 2 and "==" not in given.what[0]:
-        _add_folder(pathlib.Path(given.what[0]), given.what[1])
+    if len(options.what) == 2 and "==" not in options.what[0]:
+        _add_folder(pathlib.Path(options.what[0]), options.what[1])
     else:
-        for requirement in given.what:
+        for requirement in options.what:
             _add_release(requirement)
     return _check()
 
 
-# --- reading and writing the data
+# Reading and writing the data
 
 
 def load() -> Data:
-    """Return the data as they stand; empty where there are none."""
+    """Return the data; empty where there are none."""
     if not DATA.exists():
         return Data({}, {}, {})
     document = yaml.safe_load(DATA.read_text(encoding="utf-8"))
@@ -103,7 +105,7 @@ def load() -> Data:
 
 
 def render(data: Data) -> str:
-    """Return the text of the data; the same data is the same text."""
+    """Return the text of the data; equal data give equal text."""
     lines = [HEAD, "releases:"]
     lines += [f"  {lib}: [{', '.join(all_of)}]" for lib, all_of in sorted(data.releases.items())]
     lines += ["", "# What pip installs beside a torch.", "brings:"]
@@ -130,7 +132,7 @@ def _line(readers: dict[str, Reader], releases: dict[str, list[str]]) -> str:
 
 
 def _ranges(found: tuple[str, ...], order: list[str]) -> str:
-    """Return "2.4.0..2.6.0,2.8.0.." for the releases in which something is so."""
+    """Return releases as ranges: "2.4.0..2.6.0,2.8.0.."."""
     runs: list[list[str]] = []
     for release in order:
         if release not in found:
@@ -147,11 +149,18 @@ def _by_version(item: tuple[str, str]) -> tuple[int, ...]:
     return _version(item[0])
 
 
-# --- adding a release
+# Adding a release
 
 
 def merge(data: Data, library: str, release: str, readers: environment_readers.Readers) -> Data:
-    """Return the data with one more release; the same release again replaces what it said."""
+    """Return the data with a release added; adding it again replaces its readers.
+
+    Args:
+        data: as they are.
+        library: its name in the data.
+        release: of the library, "2.16.0".
+        readers: what this release reads.
+    """
     releases = {lib: list(known) for lib, known in data.releases.items()}
     order = sorted({*releases.get(library, []), release}, key=_version)
     variables = {name: dict(by) for name, by in data.variables.items()}
@@ -160,7 +169,7 @@ def merge(data: Data, library: str, release: str, readers: environment_readers.R
         kept = {*old.releases} - {release} | ({release} if name in readers else set())
         found = tuple(each for each in order if each in kept)
         newest = bool(found) and found[-1] == release
-        files = tuple(_most_telling(readers[name])) if newest else old.files
+        files = tuple(_most_relevant(readers[name])) if newest else old.files
         by_library = variables.setdefault(name, {})
         by_library.pop(library, None)
         if found:
@@ -169,8 +178,8 @@ def merge(data: Data, library: str, release: str, readers: environment_readers.R
     return Data({**releases, library: order}, data.brings, kept_variables)
 
 
-def _most_telling(files: set[str]) -> list[str]:
-    """The library's own code before its tests and vendored parts; Python before C++."""
+def _most_relevant(files: set[str]) -> list[str]:
+    """Return the library's own code before its tests and vendored parts, Python before C++."""
 
     def rank(file: str) -> tuple[bool, bool, str]:
         return ("test" in file or "_vendor" in file, not file.endswith(".py"), file)
@@ -187,7 +196,7 @@ def _add_folder(folder: pathlib.Path, version: str) -> None:
 
 
 def _add_release(requirement: str) -> None:
-    """Fetch one release and add it; a torch brings its NCCL and Triton along."""
+    """Fetch one release and add it; with a torch also its NCCL and Triton."""
     project, _, version = requirement.partition("==")
     library = next(key for key, (projects, _) in LIBRARIES.items() if project in projects)
     with tempfile.TemporaryDirectory(prefix="variables-") as folder:
@@ -210,7 +219,7 @@ def _called(project: str) -> str:
 
 
 def _fetch(project: str, version: str, root: pathlib.Path) -> None:
-    """Unpack a release's wheel from the registry; `===` leaves local builds such as +cpu aside."""
+    """Unpack a release's wheel from the registry; `===` excludes local builds such as +cpu."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     command += ["--only-binary=:all:", "-d", str(root), f"{project}==={version}"]
     environ = {**os.environ, "PIP_FIND_LINKS": ""}
@@ -222,17 +231,17 @@ def _fetch(project: str, version: str, root: pathlib.Path) -> None:
 
 
 def _needs(root: pathlib.Path) -> dict[str, str]:
-    """Return the NCCL and Triton that a torch asks for, from its metadata: project -> release."""
+    """Return the NCCL and Triton that a torch requires, by project, from its metadata."""
     metadata = next(root.glob("torch-*.dist-info/METADATA")).read_text(encoding="utf-8")
     pattern = r"(?m)^Requires-Dist: (nvidia-nccl-cu\d+|triton) ?\(?[=~]=([\d.]+)"
     return dict(re.findall(pattern, metadata))
 
 
-# --- the hand-written part
+# The hand-written part
 
 
 def _check() -> int:
-    """Say where settings.yaml and the data disagree."""
+    """Print where settings.yaml and the data disagree; return 1 if they do."""
     data, settings = load(), yaml.safe_load(EFFECTS.read_text(encoding="utf-8"))["settings"]
     wrong = [
         f"{name}: settings.yaml calls it dead, and {', '.join(data.variables[name])} reads it"
@@ -240,7 +249,7 @@ def _check() -> int:
         if entry.get("dead") and name in data.variables
     ]
     wrong += [
-        f"{name}: said to be real, and no library of the data and no `reader` of its own reads it"
+        f"{name}: has no `dead`, and no library of the data and no `reader` of its own reads it"
         for name, entry in settings.items()
         if not entry.get("dead") and name not in data.variables and not entry.get("reader")
     ]
@@ -249,7 +258,7 @@ def _check() -> int:
 
 
 def _write(data: Data) -> None:
-    """Put the data in place, with the names that settings.yaml knows to be dead."""
+    """Write the data, with the names that settings.yaml declares dead."""
     written = yaml.safe_load(EFFECTS.read_text(encoding="utf-8"))
     settings = written["settings"].items()
     dead = {name for name, entry in settings if entry.get("dead") and not entry.get("quiet")}

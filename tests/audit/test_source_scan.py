@@ -1,8 +1,9 @@
-"""What a job's own code speaks of: its script, and the modules beside it."""
+"""Which variables a job's own code names: its script, and the modules beside it."""
 
 from __future__ import annotations
 
 import os
+import pathlib
 
 import pytest
 
@@ -13,11 +14,11 @@ NAME = "TORCHINDUCTOR_OUR_SWITCH"
 READS = f"import os\nos.environ.get({NAME!r})\n"
 
 
-def line(script, module=False):
+def line(script: str | None, module: bool = False) -> CommandLine:
     return CommandLine((), {"module": "x"} if module else {}, script, ())
 
 
-def write(root, files):
+def write(root: pathlib.Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -46,13 +47,13 @@ def write(root, files):
 )
 def test_a_name_is_found_in_the_jobs_code(tmp_path, files, given):
     write(tmp_path, files)
-    assert source_scan.mentioned([NAME, "NCCL_OTHER"], given, str(tmp_path)) == ({NAME}, True)
+    assert source_scan.search([NAME, "NCCL_OTHER"], given, str(tmp_path)) == ({NAME}, True)
 
 
-def test_the_script_s_own_neighbours_count_wherever_the_job_starts(tmp_path):
+def test_modules_beside_the_script_are_searched_wherever_the_job_starts(tmp_path):
     write(tmp_path, {"project/t.py": "", "project/model.py": READS, "elsewhere/x.py": ""})
     given = line(str(tmp_path / "project" / "t.py"))
-    assert source_scan.mentioned([NAME], given, str(tmp_path / "elsewhere")) == ({NAME}, True)
+    assert source_scan.search([NAME], given, str(tmp_path / "elsewhere")) == ({NAME}, True)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +66,9 @@ def test_the_script_s_own_neighbours_count_wherever_the_job_starts(tmp_path):
     ],
     ids=["shell", "venv", "installed", "hidden"],
 )
-def test_what_is_no_code_of_the_job_does_not_count(tmp_path, files):
+def test_files_that_are_not_code_of_the_job_are_not_searched(tmp_path, files):
     write(tmp_path, {"t.py": "", **files})
-    assert source_scan.mentioned([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
+    assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
 
 
 @pytest.mark.parametrize(
@@ -75,22 +76,22 @@ def test_what_is_no_code_of_the_job_does_not_count(tmp_path, files):
     [line(None), line("nowhere.py"), line("torchtitan.train", module=True)],
     ids=["no-script", "no-such-script", "installed-module"],
 )
-def test_code_that_is_elsewhere_was_not_looked_at(tmp_path, given):
-    assert source_scan.mentioned([NAME], given, str(tmp_path)) == (frozenset(), False)
+def test_code_that_is_not_here_makes_the_search_incomplete(tmp_path, given):
+    assert source_scan.search([NAME], given, str(tmp_path)) == (frozenset(), False)
 
 
-def test_a_ring_of_links_and_what_cannot_be_read_are_no_trouble(tmp_path):
+def test_a_cycle_of_links_and_unreadable_files_are_skipped(tmp_path):
     write(tmp_path, {"t.py": "", "a/m.py": "\0\xff"})
     (tmp_path / "a" / "back").symlink_to(tmp_path)
     (tmp_path / "a" / "again").symlink_to(tmp_path)
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe.py")
-    assert source_scan.mentioned([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
+    assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
 
 
-def test_a_search_that_takes_too_long_says_that_not_all_was_seen(tmp_path, monkeypatch):
+def test_a_search_that_is_cut_off_is_incomplete(tmp_path, monkeypatch):
     write(tmp_path, {"t.py": "", "m.py": READS})
     monkeypatch.setattr(source_scan, "SECONDS", -1)
-    assert source_scan.mentioned([NAME], line("t.py"), str(tmp_path)) == (frozenset(), False)
+    assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == (frozenset(), False)
     (tmp_path / "t.py").write_text(READS)
-    assert source_scan.mentioned([NAME], line("t.py"), str(tmp_path)) == ({NAME}, True)
+    assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == ({NAME}, True)

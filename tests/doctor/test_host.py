@@ -20,7 +20,7 @@ def levels(found):
     return [finding.level for finding in found]
 
 
-# --- disks
+# disks
 
 
 def disk(**changed):
@@ -43,11 +43,11 @@ def disk(**changed):
     ],
     ids=["roomy", "small", "full", "inodes", "no inodes", "noexec", "data", "read-only", "unknown"],
 )
-def test_a_directory_must_have_room_and_be_writable(found, expected):
+def test_a_directory_must_have_free_space_and_be_writable(found, expected):
     assert levels(checks_host.disks([found])) == expected
 
 
-def test_a_problem_names_the_variable_that_leads_elsewhere():
+def test_the_fix_of_a_full_disk_names_the_variable_to_export():
     (found,) = checks_host.disks([disk(trouble="No space left on device")])
     assert "TORCHINDUCTOR_CACHE_DIR" in found.fix
 
@@ -68,7 +68,7 @@ def test_the_directories_are_those_that_a_job_would_use(tmp_path, name, role):
     assert host.directories({"HOME": "/home/u"}, "/work")[role] != str(tmp_path)
 
 
-def test_a_directory_that_is_not_there_yet_is_asked_where_it_would_be(tmp_path):
+def test_a_missing_directory_is_judged_by_the_one_above_it(tmp_path):
     seen = host.disk("compile cache", str(tmp_path / "a" / "b"))
     assert (seen.place, seen.trouble) == (str(tmp_path), "")
     assert seen.free > 0
@@ -85,7 +85,7 @@ def test_a_file_in_the_place_of_a_directory_is_a_problem(tmp_path):
     assert host.disk("compile cache", str(tmp_path / "cache")).trouble == "it is not a directory"
 
 
-def test_asking_leaves_nothing_behind(tmp_path):
+def test_the_check_of_a_directory_leaves_no_file(tmp_path):
     host.disk("working directory", str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
@@ -107,7 +107,7 @@ def test_a_file_system_that_hangs_is_named_and_the_others_answer(tmp_path, monke
     assert ("does not answer" in dead.trouble, alive.trouble) == (True, "")
 
 
-# --- memory and processors
+# memory and processors
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_file_system_that_hangs_is_named_and_the_others_answer(tmp_path, monke
     [(64 << 20, 64 << 20, PROBLEM), (8 * GIB, 8 * GIB, OK), (8 * GIB, 1 << 20, PROBLEM)],
     ids=["docker's", "ample", "full"],
 )
-def test_shared_memory_must_hold_batches(total, free, expected):
+def test_shared_memory_must_have_space_for_batches(total, free, expected):
     found = checks_host.shared_memory(Memory(shm_total=total, shm_free=free))
     assert levels(found) == [expected]
 
@@ -130,7 +130,7 @@ def test_shared_memory_must_hold_batches(total, free, expected):
     ],
     ids=["ample", "low", "limit", "limit reached"],
 )
-def test_memory_is_what_the_machine_and_the_limit_leave(known, expected):
+def test_available_memory_is_bounded_by_machine_and_limit(known, expected):
     assert levels(checks_host.memory(known)) == [expected]
 
 
@@ -148,89 +148,23 @@ def test_cpu_time_is_compared_with_the_gpus(known, gpus, expected):
     assert levels(checks_host.processors(known, gpus)) == [expected]
 
 
-def written(root, files):
+def test_memory_is_read_with_the_limits_of_the_control_group(tmp_path: pathlib.Path) -> None:
+    files = {
+        "p/meminfo": "MemTotal: 8 kB\n",
+        "p/self/cgroup": "0::/job\n",
+        "g/cgroup.controllers": "cpu memory",
+        "g/job/memory.max": "4096",
+        "g/job/memory.current": "9",
+        "g/job/cpu.max": "150000 100000",
+    }
     for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("group", "files", "limit", "quota"),
-    [
-        (
-            "0::/job\n",
-            {
-                "g/cgroup.controllers": "cpu memory",
-                "g/job/memory.max": "max",
-                "g/job/memory.current": "5",
-                "g/memory.max": "4096",
-                "g/memory.current": "9",
-                "g/job/cpu.max": "150000 100000",
-            },
-            (4096, 9),
-            1.5,
-        ),
-        (
-            "0::/job/step\n",
-            {
-                "g/cgroup.controllers": "cpu memory",
-                "g/job/step/memory.max": "1024",
-                "g/job/step/memory.current": "3",
-                "g/job/memory.max": "4096",
-                "g/job/memory.current": "9",
-                "g/job/step/cpu.max": "400000 100000",
-                "g/job/cpu.max": "200000 100000",
-            },
-            (1024, 3),
-            2.0,
-        ),
-        (
-            "0::/../../job\n",
-            {
-                "g/cgroup.controllers": "cpu memory",
-                "g/memory.max": "max",
-                "g/cpu.max": "max 100000",
-            },
-            (-1, -1),
-            0.0,
-        ),
-        (
-            "5:memory:/docker/x\n4:cpu,cpuacct:/docker/x\n0::/\n",
-            {
-                "g/memory/memory.limit_in_bytes": "2048",
-                "g/memory/memory.usage_in_bytes": "7",
-                "g/cpu/cpu.cfs_quota_us": "200000",
-                "g/cpu/cpu.cfs_period_us": "100000",
-            },
-            (2048, 7),
-            2.0,
-        ),
-        (
-            "5:memory:/\n",
-            {"g/memory/memory.limit_in_bytes": "9223372036854771712"},
-            (-1, -1),
-            0.0,
-        ),
-        ("", {}, (-1, -1), 0.0),
-    ],
-    ids=[
-        "v2, a parent's limit",
-        "v2, the tightest of two",
-        "v2, a container's view",
-        "v1 in a container",
-        "v1 none",
-        "none",
-    ],
-)
-def test_the_limit_of_a_control_group_is_found(tmp_path, group, files, limit, quota):
-    written(tmp_path, {"p/self/cgroup": group, "p/meminfo": "MemTotal: 8 kB\n", **files})
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     seen = host.memory(str(tmp_path / "p"), str(tmp_path / "g"))
-    assert (seen.limit, seen.used) == limit
-    assert (seen.quota, seen.total) == (quota, 8192)
+    assert (seen.limit, seen.used, seen.quota, seen.total) == (4096, 9, 1.5, 8192)
 
 
-# --- limits and clock
+# limits and clock
 
 
 @pytest.mark.parametrize(
@@ -272,7 +206,7 @@ def test_this_machines_clock_and_limits_are_read():
     assert host.limits().files != 0
 
 
-# --- compilers
+# compilers
 
 
 TRITON = Torch("torchrun", python="3.11", cuda="12.8", triton="3.5.1", ptxas="/t/ptxas")
@@ -305,11 +239,11 @@ TRITON = Torch("torchrun", python="3.11", cuda="12.8", triton="3.5.1", ptxas="/t
         "CPU",
     ],
 )
-def test_what_torch_compile_starts_must_be_there(tools, torch, environ, gpus, expected):
+def test_the_compilers_of_torch_compile_must_be_there(tools, torch, environ, gpus, expected):
     assert levels(checks_host.compilers(tools, torch, environ, gpus)) == expected
 
 
-def test_a_compiler_is_looked_for_as_triton_and_inductor_do(tmp_path):
+def test_compilers_are_searched_for_as_triton_and_inductor_do(tmp_path):
     for name in ("clang", "g++", "mycc"):
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(0o755)
@@ -319,7 +253,7 @@ def test_a_compiler_is_looked_for_as_triton_and_inductor_do(tmp_path):
     assert host.tools({**path, "CC": "icc"}).cc == ""
 
 
-# --- the scheduler
+# the scheduler
 
 TWO = GpuFacts((Gpu(0, "GPU-a", "H200"), Gpu(1, "GPU-b", "H200")), "proc")
 NONE = GpuFacts()
@@ -378,11 +312,11 @@ def seen(visible):
         ),
     ],
 )
-def test_what_a_scheduler_gave_is_compared_with_what_is_here(environ, facts, expected):
+def test_what_a_scheduler_allocated_is_compared_with_what_is_here(environ, facts, expected):
     assert levels(checks_host.scheduler(environ, facts, 2)) == expected
 
 
-# --- the kernel log
+# the kernel log
 
 
 def test_the_kernel_log_is_read_record_by_record(tmp_path):
@@ -393,7 +327,7 @@ def test_the_kernel_log_is_read_record_by_record(tmp_path):
     assert read.source == str(log)
 
 
-def test_where_the_log_is_closed_journald_is_asked(tmp_path):
+def test_journald_is_asked_where_the_log_may_not_be_read(tmp_path):
     program = tmp_path / "journalctl"
     program.write_text("#!/bin/sh\necho 'NVRM: Xid (PCI:0000:c1:00): 31, pid=1'; echo other\n")
     program.chmod(0o755)
@@ -402,7 +336,7 @@ def test_where_the_log_is_closed_journald_is_asked(tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, "exit 1", "true"], ids=["none", "fails", "says nothing"])
-def test_where_no_log_may_be_read_that_is_said(tmp_path, text):
+def test_a_log_that_nobody_may_read_has_a_reason(tmp_path, text):
     if text:
         (tmp_path / "journalctl").write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "journalctl").chmod(0o755)
@@ -410,7 +344,7 @@ def test_where_no_log_may_be_read_that_is_said(tmp_path, text):
     assert (read.source, read.trouble != "") == ("", True)
 
 
-def test_this_machines_log_is_read_or_refused_within_its_time():
+def test_this_machines_log_is_read_or_refused():
     read = kernellog.read(os.environ)
     assert read.source or read.trouble
     assert pathlib.Path("/dev/kmsg").exists() or read.source != "/dev/kmsg"

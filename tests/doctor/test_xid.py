@@ -36,7 +36,7 @@ def test_each_form_of_a_line_is_read(text, event):
 
 
 @pytest.mark.parametrize("text", ["", "NVRM: loading NVIDIA UNIX", "Xid 79 is bad, says a page"])
-def test_other_lines_are_no_events(text):
+def test_other_lines_are_not_events(text):
     assert list(xid.parse([text])) == []
 
 
@@ -59,7 +59,7 @@ def test_other_lines_are_no_events(text):
     ],
     ids=str,
 )
-def test_an_event_is_blamed_as_the_catalogue_has_it(code, level, blame):
+def test_the_blame_for_an_event_follows_the_catalogue(code, level, blame):
     (found,) = judged(line(code))
     assert (found.level, found.area) == (level, "GPU 3")
     assert blame in found.what
@@ -70,18 +70,18 @@ def test_an_applications_fault_is_fixed_in_the_application():
     assert "not of the GPU" in found.fix
 
 
-def test_the_same_event_is_said_once_with_its_count():
+def test_equal_events_are_reported_once_with_their_count():
     (found,) = judged(*[line(48)] * 5)
     assert found.what.startswith("Xid 48, 5 times:")
 
 
-def test_what_a_gpu_has_got_over_is_a_note():
+def test_an_event_of_a_gpu_that_needs_no_recovery_is_a_note():
     (found,) = judged(line(48), well=["0000:c1:00.0"])
     assert found.level == NOTE
     assert "asks for nothing now" in found.detail
 
 
-def test_what_the_driver_asked_for_is_repeated():
+def test_the_recovery_that_the_driver_asked_for_is_reported():
     text = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
     assert "Node Reboot Required" in judged(line(154, text))[0].what
 

@@ -1,13 +1,14 @@
-"""A machine for doctor's tests: reports as nvidia-smi prints them, and a program that prints them.
+"""A fake nvidia-smi for doctor's tests: its reports, and a program that prints them.
 
-The reports are built here, field by field, in the forms of the driver series that were read for
-gpu/nvidia_smi.py; what a real one prints is asked by tests/gpu/test_doctor_gpu.py.
+The reports are built field by field, in the forms of the driver series that gpu/nvidia_smi.py
+reads. tests/gpu/real/test_doctor_gpu.py compares them with those of a real nvidia-smi.
 """
 
 from __future__ import annotations
 
 import pathlib
 import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
@@ -70,27 +71,40 @@ WELL = {
 
 
 def bus(number: int) -> str:
-    """The PCI address of a GPU, as /sys writes it."""
+    """Return the PCI address of a GPU, as /sys writes it."""
     return f"0000:{0x1A + number:02x}:00.0"
 
 
 def uuid(number: int) -> str:
-    """The UUID of a GPU, as tests/fakes/libcuda.c has it."""
+    """Return the UUID of a GPU, as in tests/support/fakes."""
     digit = f"{number + 1:x}"
     return f"GPU-{digit * 8}-{digit * 4}-{digit * 4}-{digit * 4}-{digit * 12}"
 
 
 def fields(number: int = 0, **changed: str) -> dict[str, str]:
-    """A GPU's fields, some of them changed: fields(1, **{"ECC Mode/Current": "Disabled"})."""
-    told = {
+    """Return a GPU's fields, some changed: fields(1, **{"ECC Mode/Current": "Disabled"})."""
+    found = {
         name: value.format(uuid=uuid(number), number=number, bus=bus(number).upper())
         for name, value in WELL.items()
     }
-    return {**told, **changed}
+    return {**found, **changed}
 
 
-def report(cards, *, driver="580.95.05", cuda="13.0", processes=None) -> str:
-    """Lay out GPUs' fields as `nvidia-smi -q` does: sections by indentation, values in a column."""
+def report(
+    cards: Sequence[Mapping[str, str]],
+    *,
+    driver: str = "580.95.05",
+    cuda: str = "13.0",
+    processes: Mapping[int, Sequence[tuple[int, str, int]]] | None = None,
+) -> str:
+    """Return a report as `nvidia-smi -q` prints it: sections by indentation, values in a column.
+
+    Args:
+        cards: the fields of each GPU.
+        driver: its version.
+        cuda: the newest version that the driver supports.
+        processes: by number of the GPU: pid, name and memory in MiB.
+    """
     lines = [
         "",
         "==============NVSMI LOG==============",
@@ -115,7 +129,7 @@ def report(cards, *, driver="580.95.05", cuda="13.0", processes=None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _laid_out(card):
+def _laid_out(card: Mapping[str, str]) -> Iterator[str]:
     above: list[str] = []
     for name, value in card.items():
         *sections, last = name.split("/")
@@ -130,8 +144,8 @@ def _laid_out(card):
 
 
 def program(folder: pathlib.Path, answers: dict[str, str], otherwise: str = "exit 0") -> None:
-    """Write an nvidia-smi: a shell command for each line of arguments."""
-    cases = "".join(f"  {words!r}) {command} ;;\n" for words, command in answers.items())
+    """Write an nvidia-smi: for each line of arguments a shell command."""
+    cases = "".join(f"  {line!r}) {command} ;;\n" for line, command in answers.items())
     text = f'#!/bin/sh\ncase "$*" in\n{cases}  *) {otherwise} ;;\nesac\n'
     path = folder / "nvidia-smi"
     path.write_text(text)
@@ -139,7 +153,14 @@ def program(folder: pathlib.Path, answers: dict[str, str], otherwise: str = "exi
 
 
 def machine(folder: pathlib.Path, text: str, count: int, **answers: str) -> None:
-    """Write an nvidia-smi that tells of `count` GPUs what a report says."""
+    """Write an nvidia-smi for `count` GPUs whose `-q` prints a report.
+
+    Args:
+        folder: for the program and what it prints.
+        text: the report.
+        count: of GPUs, for its other answers.
+        answers: shell commands by line of arguments, which replace the usual ones.
+    """
     (folder / "q.txt").write_text(text)
     listed = [f"GPU {n}: NVIDIA H200 (UUID: {fields(n)['GPU UUID']})" for n in range(count)]
     (folder / "list.txt").write_text("\n".join(listed) + "\n")
@@ -162,12 +183,12 @@ def machine(folder: pathlib.Path, text: str, count: int, **answers: str) -> None
 
 
 @pytest.fixture(scope="session")
-def libcuda(tmp_path_factory) -> pathlib.Path:
-    """A directory with a CUDA driver library whose GPUs are host memory (tests/fakes)."""
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A directory with a CUDA driver library whose GPUs are host memory (tests/support/fakes)."""
     folder = tmp_path_factory.mktemp("libcuda")
-    words = ["cc", "-shared", "-fPIC", "-O1", "-o", str(folder / "libcuda.so.1")]
+    command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(folder / "libcuda.so.1")]
     try:
-        subprocess.run([*words, str(HERE / "fakes" / "peers.c")], check=True)
+        subprocess.run([*command, str(HERE / "fakes" / "peers.c")], check=True)
     except FileNotFoundError:
         pytest.skip("no C compiler")
     return folder

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -254,7 +253,7 @@ def test_an_nvidia_smi_that_says_nothing_is_a_warning(machine):
         "Unable to determine the device handle for GPU 0000:02:00.0: GPU is lost.  Reboot",
     ],
 )
-def test_a_lost_gpu_is_said_and_the_others_are_kept(machine, lost):
+def test_a_lost_gpu_is_reported_and_the_others_are_kept(machine, lost):
     machine.nvidia_smi_prints(f"GPU 0: NVIDIA H200 (UUID: {A})\n{lost}\n", 15)
     facts = machine.detect()
     assert uuids(facts) == [A]
@@ -277,32 +276,30 @@ HANGS = {
 
 
 @pytest.mark.parametrize("script", HANGS.values(), ids=HANGS)
-def test_a_hanging_nvidia_smi_costs_a_bounded_time_and_leaves_nothing(machine, script):
+def test_a_hanging_nvidia_smi_is_cut_off_and_killed_with_its_children(machine, script):
     machine.nvidia_smi(f"echo $$ >{machine.bin}/pid; {script}")
-    began = time.monotonic()
     facts = machine.detect(timeout_s=0.6)
-    assert time.monotonic() - began < 0.9
     assert facts.gpus == ()
     assert "did not end within 0.6 s" in facts.warning
     for pid in (machine.bin / "pid").read_text().split():
         wait_until(lambda pid=pid: not alive(pid), f"process {pid} of the fake nvidia-smi is gone")
 
 
-def test_a_daemon_that_keeps_the_pipe_open_does_not_hold_the_answer_up(machine):
+def test_a_daemon_that_keeps_the_pipe_open_is_not_waited_for(machine):
     machine.nvidia_smi_prints(H200_PAIR)
     program = machine.bin / "nvidia-smi"
     script = program.read_text().replace("cat", f"sleep 60 & echo $! >{machine.bin}/pid; cat")
     program.write_text(script)
-    began = time.monotonic()
     facts = machine.detect(timeout_s=30)
     try:
         assert uuids(facts) == [A, B]
-        assert time.monotonic() - began < 10
+        assert facts.warning == ""  # else: it did not end within 30 s
+        assert alive(int((machine.bin / "pid").read_text()))
     finally:
         os.kill(int((machine.bin / "pid").read_text()), signal.SIGKILL)
 
 
-def test_a_hanging_nvidia_smi_does_not_lose_what_the_driver_files_said(machine):
+def test_a_hanging_nvidia_smi_does_not_lose_what_the_driver_files_show(machine):
     machine.add("NVIDIA H200", A, bus="0000:00:06.0", minor=0, node=False)
     machine.add("NVIDIA H200", B, bus="0000:00:07.0", minor=1)
     machine.nvidia_smi("exec sleep 60")
@@ -319,7 +316,7 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, what, within_s=5.0):
+def wait_until(condition, what, within_s=30.0):
     end = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end, f"not within {within_s} s: {what}"
@@ -499,7 +496,7 @@ def test_an_old_drivers_instance_is_found_by_its_own_name(machine):
     assert uuids(machine.detect(visible=name)) == [name]
 
 
-def test_several_named_instances_are_one_and_that_is_said(machine):
+def test_several_named_instances_are_one_with_a_warning(machine):
     machine.nvidia_smi_prints(MIG_A100)
     value = "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d,MIG-c7384736-a75d-5afc-978f-d2f1294409fd"
     facts = machine.detect(visible=value)
@@ -507,7 +504,7 @@ def test_several_named_instances_are_one_and_that_is_said(machine):
     assert "first instance only" in facts.warning
 
 
-def test_an_instance_that_is_not_there_is_said(machine):
+def test_an_instance_that_is_not_there_is_a_warning(machine):
     machine.nvidia_smi_prints(MIG_A100)
     facts = machine.detect(visible="MIG-00000000-0000-0000-0000-000000000000")
     assert facts.gpus == ()
@@ -528,31 +525,18 @@ def test_instances_shown_by_the_driver_files_bring_nvidia_smi_in(machine, made):
 # Cost
 
 
-def test_a_machine_without_gpu_costs_less_than_a_millisecond(machine):
-    def cost_ms():
-        began = time.perf_counter()
-        machine.detect()
-        return (time.perf_counter() - began) * 1000
-
-    machine.detect()
-    assert statistics.median(cost_ms() for _ in range(50)) < 1
-
-
-def test_importing_the_module_brings_no_process_machinery():
-    code = (
-        "import sys; from saferun.system import gpus;"
-        "gpus.detect({'PATH': '/nowhere'}, proc='/nowhere');"
-        "print(sorted({'subprocess', 'select', 'json', 'torch', 'ctypes'} & set(sys.modules)))"
-    )
-    path = str(ROOT / "src")
+def test_a_machine_without_gpu_is_recognised_by_two_reads_and_no_heavy_import():
+    """The driver's list of GPUs is looked at, and PATH for nvidia-smi, by access(2)."""
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
+        [sys.executable, "-S", str(ROOT / "tests" / "programs" / "system" / "detect_cost.py")],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": path},
+        env={"PYTHONPATH": str(ROOT / "src")},
         check=True,
     )
-    assert done.stdout == "[]\n"
+    imported, reads = done.stdout.splitlines()
+    assert imported == "[]"
+    assert int(reads) <= 2
 
 
 @pytest.mark.parametrize(

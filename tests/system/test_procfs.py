@@ -1,24 +1,27 @@
-"""A record's process lives, is gone, or cannot be judged from here; a pid alone proves nothing."""
+"""Whether the process of a record lives, is gone, or cannot be judged from here."""
 
 from __future__ import annotations
 
 import json
+import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from saferun.system import procfs
 
-TELL = (
+PRINT_THIS_PROCESS = (
     "import json; from saferun.system.procfs import this_process; print(json.dumps(this_process()))"
 )
 
 
 @pytest.fixture
-def other():
+def other() -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
     """Another process's record, and the process, which lives until its stdin closes."""
-    code = f"{TELL[:-1]}, flush=True); input()"
+    code = f"{PRINT_THIS_PROCESS[:-1]}, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -31,19 +34,19 @@ def test_a_process_that_lives_is_known_to_live(other):
 
 
 def test_a_process_that_ended_is_known_to_be_gone(other):
-    told, process = other
+    record, process = other
     process.kill()
     process.wait()
-    assert procfs.lives(told) is False
+    assert procfs.lives(record) is False
 
 
 def test_a_zombie_does_not_live(other):
-    told, process = other
+    record, process = other
     process.kill()
     with open(f"/proc/{process.pid}/stat") as stat:
         while stat.read().rpartition(")")[2].split()[0] != "Z":
             stat.seek(0)
-    assert procfs.lives(told) is False
+    assert procfs.lives(record) is False
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_a_zombie_does_not_live(other):
         ({"boot": "another", "host": "elsewhere"}, None),
         ({"pids": "pid:[1]"}, None),
     ],
-    ids=["a pid given away again", "before a reboot", "another machine", "another container"],
+    ids=["a reused pid", "before a reboot", "another machine", "another container"],
 )
 def test_the_pid_of_a_living_process_is_not_enough(change, lives):
     assert procfs.lives({**procfs.this_process(), **change}) is lives
@@ -65,11 +68,25 @@ def test_the_pid_of_a_living_process_is_not_enough(change, lives):
     [{"pid": None}, {"pid": "1"}, {"pid": True}, {"start": None}, {"start": 1.5}, {"boot": ""}],
     ids=str,
 )
-def test_a_record_that_is_garbage_tells_nothing(change):
+def test_a_corrupt_record_proves_nothing(change):
     assert procfs.lives({**procfs.this_process(), **change}) is None
     assert procfs.lives({}) is None
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 70], ids=str)
-def test_a_pid_that_cannot_be_is_no_process(pid):
+def test_an_impossible_pid_is_no_process(pid):
     assert procfs.lives({**procfs.this_process(), "pid": pid}) is False
+
+
+def test_a_file_of_proc_that_cannot_be_read_is_empty(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "b").write_text("text")
+    (tmp_path / "a").mkdir()
+    assert procfs.text(str(tmp_path / "b")) == "text"
+    assert procfs.text(str(tmp_path / "a")) == procfs.text(str(tmp_path / "none")) == ""
+    assert procfs.names(str(tmp_path)) == ["a", "b"]
+    assert procfs.names(str(tmp_path / "none")) == []
+
+
+def test_a_file_of_proc_sys_is_read_whole() -> None:
+    """The kernel refuses to read such a file with a buffer of 4 MiB."""
+    assert procfs.text("/proc/sys/kernel/random/boot_id").strip()

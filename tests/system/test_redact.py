@@ -1,4 +1,4 @@
-"""What never reaches the disk, and what a log must keep so that a person can read it."""
+"""Secrets never reach the disk, and a log stays readable for a person."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SECRET = "s3cr3t-Value/with+odd=chars"
 PLAIN = Masker({}, [])
 
 
-def masker(*words: str, **environ: str) -> Masker:
-    return Masker(environ, words)
+def masker(*argv: str, **environ: str) -> Masker:
+    return Masker(environ, argv)
 
 
 # Names
@@ -117,7 +117,7 @@ def test_a_secret_of_bytes_that_are_no_text_is_masked():
         ("SECRET_FLAG", "undefined"),
     ],
 )
-def test_words_of_every_log_are_not_masked_for_the_sake_of_this_variable(name, value):
+def test_a_variable_with_an_ordinary_value_masks_no_words_of_a_log(name, value):
     text = f"step {value} of {value}, done"
     assert Masker({name: value}, []).text(text) == text
 
@@ -194,38 +194,38 @@ MASKED = {
 }
 
 
-@pytest.mark.parametrize(("text", "masked"), MASKED.items(), ids=list(MASKED))
-def test_text_is_masked(text, masked):
-    assert PLAIN.text(text) == masked
-    assert PLAIN.data(text.encode()) == masked.encode()
-    assert PLAIN.text(masked) == masked
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "KeyError: 'lm_head.weight'",
-        "TypeError: got an unexpected keyword argument 'key'",
-        "Missing key(s) in state_dict: 'a.b', 'c.d'",
-        "unexpected token: '}'",
-        "max_tokens=512, max_new_tokens: 4096, tokens/s: 123.4",
-        "tokens=123456 loss=2.3",
-        "pad_token: '<pad>', eos_token='</s>', \"mask_token\": \"[MASK]\"",
-        "TOKENIZERS_PARALLELISM=(true | false)",
-        "tokenizer=gpt2 num_key_value_heads=8 cache_key: abc sorted(x, key=len)",
-        "Namespace(hf_token=None, api_key='') token_type='word' token_id_map=abc",
-        "--tokenizer gpt2 --max-tokens 8 --use-token --lr 3",
-        "HF_TOKEN=$HF_TOKEN python t.py",
-        "git@github.com:a/b.git ssh://git@host/x http://localhost:8080/@x",
-        "commit 0123456789abcdef0123456789abcdef01234567",
-        "hf_hub_download hf_transfer disk-usage-of-sk-learn-0123456789abcdef",
-        "the bearer of bad news, a token of love, the key to it: patience",
-        "std::token::value keys: ['a', 'b']",
-        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
-    ],
+KEPT = (
+    "KeyError: 'lm_head.weight'",
+    "TypeError: got an unexpected keyword argument 'key'",
+    "Missing key(s) in state_dict: 'a.b', 'c.d'",
+    "unexpected token: '}'",
+    "max_tokens=512, max_new_tokens: 4096, tokens/s: 123.4",
+    "tokens=123456 loss=2.3",
+    "pad_token: '<pad>', eos_token='</s>', \"mask_token\": \"[MASK]\"",
+    "TOKENIZERS_PARALLELISM=(true | false)",
+    "tokenizer=gpt2 num_key_value_heads=8 cache_key: abc sorted(x, key=len)",
+    "Namespace(hf_token=None, api_key='') token_type='word' token_id_map=abc",
+    "--tokenizer gpt2 --max-tokens 8 --use-token --lr 3",
+    "HF_TOKEN=$HF_TOKEN python t.py",
+    "git@github.com:a/b.git ssh://git@host/x http://localhost:8080/@x",
+    "commit 0123456789abcdef0123456789abcdef01234567",
+    "hf_hub_download hf_transfer disk-usage-of-sk-learn-0123456789abcdef",
+    "the bearer of bad news, a token of love, the key to it: patience",
+    "std::token::value keys: ['a', 'b']",
+    "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
 )
-def test_text_without_secrets_stays(text):
-    assert PLAIN.text(text) == text
+
+
+def test_secrets_in_text_are_masked():
+    for masked_by in (PLAIN.text, lambda text: PLAIN.data(text.encode()).decode()):
+        found = {text: masked_by(text) for text in MASKED}
+        assert found == MASKED
+
+
+def test_masked_text_and_text_without_secrets_stay():
+    assert {text: PLAIN.text(text) for text in (*MASKED.values(), *KEPT)} == {
+        text: text for text in (*MASKED.values(), *KEPT)
+    }
 
 
 def test_no_line_of_real_failures_is_changed(corpus):
@@ -292,7 +292,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(st.lists(st.one_of(PIECES, st.text(max_size=4)), max_size=8), VALUES)
 def test_masking_twice_is_masking_once(pieces, value):
     given = masker(A_TOKEN=value)
@@ -317,41 +317,28 @@ def test_text_of_any_letters_comes_back_as_it_is(text):
 
 # Time
 
-
-@pytest.mark.parametrize(
-    "piece",
-    ["a", "-", "key", "://", "sk-", "token=", "\\", "--a", "tokenizer=", "'", "Bearer ", "eyJ."],
+LOG_LINE = "[rank0] step 100 tokens=123456 loss=2.345 lr=1e-4 tokens/s: 123.4\n"
+PIECES_OF_LONG_INPUT = (
+    *("a", "-", "key", "://", "sk-", "token=", "\\", "--a", "tokenizer=", "'", "Bearer ", "eyJ."),
+    LOG_LINE,
 )
-def test_no_input_takes_more_than_linear_time(piece):
-    """Ten times the input takes about ten times as long: a square would take a hundred times."""
-    given = masker(A_TOKEN="an-ordinary-secret")
 
-    def seconds(size: int) -> float:
+
+def test_no_input_takes_more_than_linear_time():
+    """Four times the input takes about four times as long; if squared, it takes sixteen times."""
+    masker_of_a_token = masker(A_TOKEN="an-ordinary-secret")
+
+    def seconds(piece: str, size: int) -> float:
         data = (piece * (size // len(piece))).encode()
-        best = 1e9
+        best = float("inf")
         for _ in range(3):
             begin = time.process_time()
-            given.data(data)
+            masker_of_a_token.data(data)
             best = min(best, time.process_time() - begin)
         return best
 
-    assert seconds(1_000_000) < 30 * max(seconds(100_000), 0.001)
-
-
-@pytest.mark.parametrize("piece", [b"a", b"-"])
-def test_ten_megabytes_of_one_letter_take_less_than_a_second(piece):
-    begin = time.process_time()
-    PLAIN.data(piece * 10_000_000)
-    assert time.process_time() - begin < 1.0
-
-
-def test_a_tail_is_masked_in_a_moment():
-    given = masker(HF_TOKEN=SECRET)
-    line = b"[rank0] step 100 tokens=123456 loss=2.345 lr=1e-4 tokens/s: 123.4\n"
-    data = (line * 8000)[: 512 * 1024]
-    took = []
-    for _ in range(5):
-        begin = time.process_time()
-        given.data(data)
-        took.append(time.process_time() - begin)
-    assert min(took) < 0.05
+    ratios = {
+        piece: seconds(piece, 240_000) / max(seconds(piece, 60_000), 0.001)
+        for piece in PIECES_OF_LONG_INPUT
+    }
+    assert {piece: ratio for piece, ratio in ratios.items() if ratio > 10} == {}

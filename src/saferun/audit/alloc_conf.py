@@ -1,6 +1,6 @@
-"""Pure: is a value of PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF one that torch understands?
+"""Pure: which values of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF torch can parse.
 
-torch parses it at the first use of a GPU, minutes into a job, and raises for what it cannot read.
+torch parses them at the first use of a GPU, minutes into a job, and raises where it cannot.
 Sources: c10/core/AllocatorConfig.h and .cpp, c10/cuda/CUDAAllocatorConfig.h of torch 2.4 to 2.15.
 """
 
@@ -30,7 +30,7 @@ NUMBERS = (
     "pinned_max_cached_size_mb",
 )
 FRACTIONS = ("garbage_collection_threshold", "per_process_memory_fraction")
-LEAST = {"max_split_size_mb": 20}
+SMALLEST = {"max_split_size_mb": 20}
 OTHERS = ("backend", "roundup_power2_divisions")
 KEYS = (*SWITCHES, *NUMBERS, *FRACTIONS, *OTHERS)
 ASYNC = "cudaMallocAsync"
@@ -42,17 +42,17 @@ def items(text: str) -> list[tuple[str, str]]:
     return [(key.strip(), value.strip()) for key, value in found if key.strip()]
 
 
-def complaints(text: str) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a value, and the fix."""
+def errors(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each error of a value, with its fix."""
     given = items(text)
     for key, value in given:
         if key not in KEYS:
             yield f"{key} is no setting of the allocator", _nearest(key)
         elif key in SWITCHES and value not in ("True", "False"):
             yield f"{key} takes True or False, not `{value}`", f"{key}:{_truth(value)}"
-        elif key in NUMBERS and not _number(value, LEAST.get(key, 0)):
-            least = f" from {LEAST[key]} on" if key in LEAST else ""
-            yield f"{key} takes a whole number{least}, not `{value}`", f"{key}:512"
+        elif key in NUMBERS and not _number(value, SMALLEST.get(key, 0)):
+            smallest = f" from {SMALLEST[key]} on" if key in SMALLEST else ""
+            yield f"{key} takes a whole number{smallest}, not `{value}`", f"{key}:512"
         elif key == "backend" and value not in ("native", ASYNC):
             yield f"there is no backend `{value}`", f"backend:native or backend:{ASYNC}"
         elif key in FRACTIONS and not _fraction(key, value):
@@ -61,8 +61,8 @@ def complaints(text: str) -> Iterator[tuple[str, str]]:
         yield f"max_split_size_mb is ignored under backend:{ASYNC}", "leave out one or the other"
 
 
-def _number(value: str, least: int) -> bool:
-    return re.fullmatch(r"\d{1,12}", value) is not None and int(value) >= least
+def _number(value: str, smallest: int) -> bool:
+    return re.fullmatch(r"\d{1,12}", value) is not None and int(value) >= smallest
 
 
 def _fraction(key: str, value: str) -> bool:

@@ -1,4 +1,4 @@
-"""The settings audit's edge: reads what is known and the user's code, and has them judged."""
+"""The settings audit's input: reads what is known and the user's code, and has them judged."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ def remark(
     environ: Mapping[str, str],
     cwd: str,
 ) -> str:
-    """Return a launch's line about exported settings that surely do nothing, "" for none.
+    """Return a launch's line about exported settings that certainly have no effect.
 
     Args:
-        line: the user's words, for the job's code: it may read a variable of its own.
-        ours: what the profile sets, and so is no longer the user's alone.
+        line: the user's command line, to find the job's code: it may read a variable of its own.
+        ours: what the profile sets; these variables are no longer the user's alone.
         facts: for torch's release.
         environ: the user's own.
         cwd: where the script's path starts.
+
+    Returns:
+        The line; "" where there is no such setting.
     """
     if judge.nested(environ):
         return ""
     theirs = {
         name: environ[name]
-        for name in judge.concerned(environ)
+        for name in judge.audited(environ)
         if name not in ours and OTHER_NAME.get(name) not in ours
     }
     if not theirs:
@@ -42,22 +45,31 @@ def remark(
     idle = judge.idle(theirs, facts.torch, loader.variables_text())
     if not idle:
         return ""
-    spoken_of, whole = source_scan.mentioned(idle, line, cwd)
-    sure = {
-        name: verdict
-        for name, verdict in idle.items()
-        if name not in spoken_of and (whole or verdict.kind != "owned")
+    found = source_scan.search(idle, line, cwd)
+    certain = {
+        name: reading
+        for name, reading in idle.items()
+        if name not in found.names and (found.complete or reading.kind != "owned")
     }
-    return judge.remark(sure, facts.torch)
+    return judge.remark(certain, facts.torch)
 
 
 def findings(
     line: CommandLine, facts: Facts, environ: Mapping[str, str], cwd: str
 ) -> tuple[Finding, ...]:
-    """Return what `saferun plan` shows about the user's settings, the script's own among them."""
-    from saferun.audit import report as audit
-    from saferun.audit import script_ast
+    """Return what `saferun plan` shows about the user's settings, including the script's own.
 
-    spoken_of, _ = source_scan.mentioned(judge.concerned(environ), line, cwd)
+    Args:
+        line: the user's command line, to find the job's code.
+        facts: for torch's release and the GPUs.
+        environ: the user's own.
+        cwd: where the script's path starts.
+
+    Returns:
+        The findings, problems first.
+    """
+    from saferun.audit import report, script_ast
+
+    found = source_scan.search(judge.audited(environ), line, cwd)
     calls = script_ast.read_script(source_scan.script_text(line, cwd))
-    return audit.findings(environ, facts, calls, spoken_of)
+    return report.findings(environ, facts, calls, found.names)

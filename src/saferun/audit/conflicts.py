@@ -1,6 +1,6 @@
-"""Pure: settings that undo each other, or that the script undoes.
+"""Pure: settings that contradict each other, or that the script overrides.
 
-Each rule is one function of the environment and the facts; its source stands beside it.
+Each rule is one function of the environment and the facts, with its source beside it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from saferun.model import NOTE, PROBLEM, Facts, Finding
 
 AREA = "settings"
 OLD_ALLOCATOR, ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
-# GPUs that are joined by NVLink in every machine they are sold in, by their product name.
+# Product names of GPUs that have NVLink in every machine they are sold in.
 NVLINKED = r"SXM|HGX|HBM3|H200|B200|B300|GH200|GB200"
-
-
 NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _PATHS = r"\d+|LOC|NVL|NVB|C2C|PIX|PXB|P2C|PXN|PHB|SYS"  # as topoPathTypeStr has them
 LEVELS = {
@@ -38,7 +36,7 @@ def findings(
         facts: for torch's release and the GPUs.
         settings: of knowledge/settings.yaml.
     """
-    yield from _twins(environ, settings)
+    yield from _renamed(environ, settings)
     yield from _allocators(environ, facts)
     yield from _allocator_values(environ)
     yield from _graphs(environ)
@@ -48,8 +46,8 @@ def findings(
     yield from _openmp(environ)
 
 
-def _twins(environ: Mapping[str, str], settings: Mapping[str, Any]) -> Iterator[Finding]:
-    """torch reads an old name first, and the new one overwrites it (c10d/Utils.hpp, getCvar…)."""
+def _renamed(environ: Mapping[str, str], settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """An old name and its new one, which torch reads last (c10d/Utils.hpp, getCvar…)."""
     for old, entry in settings.items():
         new = entry.get("newer")
         if new and old in environ and environ.get(new, environ[old]) != environ[old]:
@@ -75,7 +73,7 @@ def _allocators(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
 
 def _allocator_values(environ: Mapping[str, str]) -> Iterator[Finding]:
     for name in (OLD_ALLOCATOR, ALLOCATOR):
-        for what, fix in alloc_conf.complaints(environ.get(name, "")):
+        for what, fix in alloc_conf.errors(environ.get(name, "")):
             detail = (
                 "torch reads it when a GPU is first used "
                 "<https://docs.pytorch.org/docs/stable/notes/cuda.html>"
@@ -109,26 +107,26 @@ def _nvlink(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
         what = f"NCCL_P2P_DISABLE=1 keeps {len(joined)} x {joined[0].name} from using NVLink"
         detail = (
             "the GPUs talk through host memory then; NVIDIA lists it under debugging, not to keep "
-            "<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>"
+            f"<{NCCL_GUIDE}>"
         )
         yield Finding(PROBLEM, AREA, what, detail, "unset NCCL_P2P_DISABLE")
 
 
 def _levels(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
-    """NCCL takes these words only, and what else is given as if nothing were (NCCL's paths.cc)."""
-    for name, (known, instead) in LEVELS.items():
+    """Levels that NCCL does not know: it takes its default for them (NCCL's paths.cc)."""
+    for name, (known, fix) in LEVELS.items():
         value = environ.get(name, "")
-        rccl = "rocm" in (facts.torch or "")  # AMD's has words of its own
+        rccl = "rocm" in (facts.torch or "")  # AMD's library has levels of its own
         if value and not rccl and not re.fullmatch(known, value):
             what = f"{name}={value[:40]}: NCCL knows no such level, and takes its default"
-            yield Finding(PROBLEM, AREA, what, f"<{NCCL_GUIDE}>", instead)
+            yield Finding(PROBLEM, AREA, what, f"<{NCCL_GUIDE}>", fix)
 
 
 def _threads(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """The value is a list of positive numbers (OpenMP 5.2, 21.1.2); libgomp ignores any other."""
+    """A value that is not a list of positive numbers (OpenMP 5.2, 21.1.2): libgomp ignores it."""
     value = environ.get("OMP_NUM_THREADS")
     if value is not None and not re.fullmatch(r"\s*0*[1-9]\d*(\s*,\s*0*[1-9]\d*)*\s*", value):
-        what = f"OMP_NUM_THREADS={value!r} is no number of threads"
+        what = f"OMP_NUM_THREADS={value!r} is not a number of threads"
         detail = (
             "OpenMP takes every core for each rank then, and torchrun adds no 1 of its own where "
             "the variable is set <https://gcc.gnu.org/onlinedocs/libgomp/OMP_005fNUM_005fTHREADS.html>"
@@ -137,7 +135,9 @@ def _threads(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _openmp(environ: Mapping[str, str]) -> Iterator[Finding]:
-    exempt = {"KMP_DUPLICATE_LIB_OK"}  # only speaks where Intel's is loaded, and says so then
+    exempt = {
+        "KMP_DUPLICATE_LIB_OK"
+    }  # has an effect only where Intel's is loaded, whose error message names it
     names = sorted(name for name in environ if name.startswith("KMP_") and name not in exempt)
     preloaded = "iomp" in environ.get("LD_PRELOAD", "")
     if names and not preloaded:
@@ -150,24 +150,24 @@ def _openmp(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(NOTE, AREA, what, detail, fix)
 
 
-def beaten(name: str, value: str, entry: Mapping[str, Any], calls: Calls) -> str:
-    """Return how the script overrules an exported setting, "" where it is not seen to.
+def overruled(name: str, value: str, entry: Mapping[str, Any], calls: Calls) -> str:
+    """Return how the script overrules an exported setting; "" where it is not seen to.
 
     Args:
         name: of the variable.
         value: as exported.
-        entry: its part of knowledge/settings.yaml.
-        calls: what the script does.
+        entry: of the variable in knowledge/settings.yaml.
+        calls: what the script sets.
     """
     if name in calls.assigned and calls.assigned[name][0] != value:
         return f"the script sets it itself, on line {calls.assigned[name][1]}"
     if entry.get("config") in calls.config:
         line = calls.config[entry["config"]]
-        return f"the script sets inductor's {entry['config']} on line {line}, which beats it"
+        return f"the script sets inductor's {entry['config']} on line {line}, which overrules it"
     if value != "1":
         for mode in entry.get("modes", ()):
             if mode in calls.modes:
-                return f'torch.compile(mode="{mode}") on line {calls.modes[mode]} beats it'
+                return f'torch.compile(mode="{mode}") on line {calls.modes[mode]} overrules it'
     if entry.get("function") in calls.called:
         return f"the script calls {entry['function']} on line {calls.called[entry['function']]}"
     return ""

@@ -1,12 +1,13 @@
-"""Pure: does a variable of this name do anything under this torch?
+"""Pure: does a variable of this name have an effect under this torch?
 
-    judge(name, torch, text) -> what is known about one name
-    idle(environ, torch, text) -> the names that do nothing
-    remark(idle, torch) -> the one line of a launch
+    judge(name, torch, text) -> the reading of one name
+    idle(environ, torch, text) -> the names that have no effect
+    remark(idle, torch) -> the line that a launch prints
 
-This is the launch's part of the settings audit (report.py has the page): it reads no YAML. False
-alarms are worse than silence, so that a launch speaks only of what torch's own source proves, of a
-name that only torch could read, and of a name one slip away from a real one.
+This is the launch's part of the settings audit (report.py makes the full report): it reads no YAML.
+A false alarm is worse than silence. So a launch mentions only names for which torch's own source
+proves that nothing reads them, names that only torch could read, and names one slip away from a
+real one.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ FAMILIES = (
     *("TORCH", "PYTORCH", "CUDA", "NCCL_", "GLOO_", "TF_", "OMP_", "GOMP_", "KMP_"),
     *("PET_", "TRITON_"),
 )
-# In a job of a saferun around this one, which has spoken already, and set things itself.
+# Set in a job of an outer saferun, which has printed its line already and sets variables itself.
 NESTED = ("SAFERUN_ATTEMPT", "SAFERUN_INJECT")
-TORCHS = ("TORCH", "PYTORCH", "PET_")  # families that no driver and no other library reads
+TORCH_FAMILIES = ("TORCH", "PYTORCH", "PET_")  # families that no driver and no other library reads
 OTHER_BUILDS = r"\+.*(rocm|xpu|hpu|npu)"
-SHOWN = 4  # more names than these make no better line
+MOST_SHOWN = 4  # names; a line with more of them is not easier to read
 
 
-class Verdict(NamedTuple):
-    """What is known about a name.
+class Reading(NamedTuple):
+    """What is known about who reads a variable.
 
-    `kind` is "read"; "dead" (known to do nothing), "gone" or "later" (another torch reads it),
-    "misspelt", "owned" (of libraries, only torch could read it, and does not): these do nothing;
-    "foreign" or "unknown": nothing can be said.
+    `kind` is one of:
+
+    - "read": somebody reads it.
+    - "dead": known to have no effect; "gone" or "later": only another torch reads it; "misspelt";
+      "owned": of all libraries only torch could read it, and does not. These have no effect.
+    - "foreign" or "unknown": nothing can be said.
     """
 
     kind: str
@@ -42,103 +46,110 @@ class Verdict(NamedTuple):
     by: tuple[Reader, ...] = ()
 
 
-DOES_NOTHING = ("dead", "gone", "later", "misspelt", "owned")
+NO_EFFECT = ("dead", "gone", "later", "misspelt", "owned")
 
 
 def nested(environ: Mapping[str, str]) -> bool:
-    """Return whether a saferun around this one has made the environment."""
+    """Return whether an outer saferun has made this environment."""
     return any(name in environ for name in NESTED)
 
 
-def concerned(environ: Mapping[str, str]) -> list[str]:
-    """Return the names that an audit is about; one that no shell could export is none."""
+def audited(environ: Mapping[str, str]) -> list[str]:
+    """Return the names that the audit covers, sorted; without those that no shell can export."""
     found = (name for name in environ if name.startswith(FAMILIES))
     return sorted(name for name in found if name.isascii() and name.isidentifier())
 
 
-def idle(environ: Mapping[str, str], torch: str | None, text: str) -> dict[str, Verdict]:
-    """Return the settings of an environment that do nothing, unless the job's code reads them.
+def idle(environ: Mapping[str, str], torch: str | None, text: str) -> dict[str, Reading]:
+    """Return the settings of an environment that have no effect, unless the job's code reads them.
 
     Args:
         environ: the user's own.
         torch: the installed release; None where it is not known.
-        text: of knowledge/variables.yaml; "" where it did not travel along.
+        text: of knowledge/variables.yaml; "" where a bundle does not carry it.
+
+    Returns:
+        The reading of each such variable, by name.
     """
-    given = [name for name in concerned(environ) if environ[name]] if text else []
-    verdicts = {name: judge(name, torch, text) for name in given}
-    return {name: verdict for name, verdict in verdicts.items() if verdict.kind in DOES_NOTHING}
+    exported = [name for name in audited(environ) if environ[name]] if text else []
+    readings = {name: judge(name, torch, text) for name in exported}
+    return {name: reading for name, reading in readings.items() if reading.kind in NO_EFFECT}
 
 
-def remark(idle: Mapping[str, Verdict], torch: str | None) -> str:
-    """Return one line about settings that have no reader, "" where there is none."""
+def remark(idle: Mapping[str, Reading], torch: str | None) -> str:
+    """Return one line about settings that have no reader; "" where there is none."""
     if not idle:
         return ""
-    told = [name + _hint(idle[name]) for name in list(idle)[:SHOWN]]
-    told += [f"{len(idle) - SHOWN} more"] if len(idle) > SHOWN else []
+    names = [name + _hint(idle[name]) for name in list(idle)[:MOST_SHOWN]]
+    names += [f"{len(idle) - MOST_SHOWN} more"] if len(idle) > MOST_SHOWN else []
     where = f"torch {torch.partition('+')[0]}" if torch else "torch"
     have = "has" if len(idle) == 1 else "have"
-    return f"{_and(told)} {have} no reader in {where} (see: saferun doctor)"
+    return f"{_and(names)} {have} no reader in {where} (see: saferun doctor)"
 
 
-def _and(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+def _and(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
-def _hint(verdict: Verdict) -> str:
-    if verdict.kind == "misspelt":
-        return f" ({verdict.near}?)"
-    return f" ({verdict.near} has)" if verdict.near else ""
+def _hint(reading: Reading) -> str:
+    if reading.kind == "misspelt":
+        return f" ({reading.near}?)"
+    return f" ({reading.near} has)" if reading.near else ""
 
 
-# --- one name
+# One name
 
 
-def judge(name: str, torch: str | None, text: str) -> Verdict:
-    """Return what is known about a name.
+def judge(name: str, torch: str | None, text: str) -> Reading:
+    """Return the reading of one variable.
 
     Args:
-        name: of a variable.
+        name: of the variable.
         torch: the installed release; None where it is not known.
         text: of knowledge/variables.yaml.
+
+    Returns:
+        Who reads it, or why nobody does.
     """
     by = variable_index.look_up(text, name)
     if by:
-        return _dated(name, by, torch, text)
+        return _in_release(name, by, torch, text)
     driver = variable_index.listed(text, "driver")
     if name in driver:
-        return Verdict("foreign", "the CUDA driver")
-    if _listed(name, variable_index.listed(text, "others")) or _rccl(name, torch):
-        return Verdict("foreign")
+        return Reading("foreign", "the CUDA driver")
+    if _matches(name, variable_index.listed(text, "others")) or _rccl(name, torch):
+        return Reading("foreign")
     if by is not None:
-        return Verdict("dead" if torch is None or _covers(torch, text) else "unknown")
+        return Reading("dead" if torch is None or _covers(torch, text) else "unknown")
     known = (*variable_index.names(text), *driver)
-    near = _with_prefix(name, known) or slip(name, known)
+    near = _with_prefix(name, known) or one_slip_away(name, known)
     if near:
-        return Verdict("misspelt", near)
+        return Reading("misspelt", near)
     owned = name.startswith(tuple(variable_index.listed(text, "owned"))) and _covers(torch, text)
-    return Verdict("owned" if owned else "unknown")
+    return Reading("owned" if owned else "unknown")
 
 
-def _dated(name: str, by: tuple[Reader, ...], torch: str | None, text: str) -> Verdict:
-    """A variable of torch alone, read in the source of other releases only, has no reader here.
+def _in_release(name: str, by: tuple[Reader, ...], torch: str | None, text: str) -> Reading:
+    """Return the reading of a variable that some library reads in some release.
 
-    The data are of CUDA builds, so that nothing follows from them for others.
+    A variable of torch alone has no reader here if only the source of other releases reads it. The
+    data describe CUDA builds, so nothing follows from them for other builds.
     """
-    alone = [reader.library for reader in by] == ["torch"] and name.startswith(TORCHS)
+    alone = [reader.library for reader in by] == ["torch"] and name.startswith(TORCH_FAMILIES)
     if torch is None or not alone or not by[0].certain or re.search(OTHER_BUILDS, torch):
-        return Verdict("read", by=by)
+        return Reading("read", by=by)
     order = variable_index.releases(text, "torch")
     if variable_index.reads(by[0], torch, order) is not False:
-        return Verdict("read", by=by)
+        return Reading("read", by=by)
     here = variable_index.version(torch)
     older = [release for release in by[0].releases if variable_index.version(release) < here]
     if older:
-        return Verdict("gone", f"torch {older[-1]}", by)
-    return Verdict("later", f"torch {by[0].releases[0]}", by)
+        return Reading("gone", f"torch {older[-1]}", by)
+    return Reading("later", f"torch {by[0].releases[0]}", by)
 
 
 def _rccl(name: str, torch: str | None) -> bool:
-    """Whether AMD's RCCL would read it, of whose names we know nothing."""
+    """Return whether AMD's RCCL would read it; the names that RCCL reads are not in our data."""
     return name.startswith("NCCL_") and "rocm" in (torch or "")
 
 
@@ -149,7 +160,7 @@ def _with_prefix(name: str, known: Sequence[str]) -> str:
 
 
 def _covers(torch: str | None, text: str) -> bool:
-    """Whether the data speak of this torch: not of one that is newer or older than all of it."""
+    """Return whether the data cover this torch: it is not newer or older than all of them."""
     order = variable_index.releases(text, "torch")
     if torch is None or not order:
         return False
@@ -160,14 +171,14 @@ def _covers(torch: str | None, text: str) -> bool:
     )
 
 
-def _listed(name: str, patterns: Sequence[str]) -> bool:
+def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(
         name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
         for pattern in patterns
     )
 
 
-def slip(name: str, known: Sequence[str]) -> str:
+def one_slip_away(name: str, known: Sequence[str]) -> str:
     """Return the known name that differs by one letter: wrong, missing, too many or swapped."""
     for other in known:
         if abs(len(other) - len(name)) <= 1 and other[:2] == name[:2] and _one_slip(name, other):

@@ -1,9 +1,10 @@
-"""Pure: the settings audit. Do the settings do anything, and do they do what they promise?
+"""Pure: the settings audit. Does each setting have an effect, and is it the intended one?
 
     findings(environ, facts) -> what `saferun doctor` and `saferun plan` show
 
-Who reads a variable is data from the released libraries (knowledge/variables.yaml); what it does
-was written by hand, with sources (knowledge/settings.yaml); what undoes what is in conflicts.py.
+Who reads a variable is data from the released libraries (knowledge/variables.yaml). What it does
+was written by hand, with sources (knowledge/settings.yaml). Settings that contradict each other are
+in conflicts.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from saferun.audit import conflicts, variable_index
-from saferun.audit.judge import DOES_NOTHING, Verdict, concerned, judge
+from saferun.audit.judge import NO_EFFECT, Reading, audited, judge
 from saferun.audit.script_ast import Calls
 from saferun.audit.variable_index import Reader
 from saferun.knowledge import loader
@@ -31,60 +32,63 @@ class _Known(NamedTuple):
     settings: Mapping[str, Any]  # of settings.yaml
     torch: str | None
     calls: Calls | None
-    spoken_of: Collection[str]
+    in_code: Collection[str]
 
 
 def findings(
     environ: Mapping[str, str],
     facts: Facts,
     calls: Calls | None = None,
-    spoken_of: Collection[str] = (),
+    in_code: Collection[str] = (),
 ) -> tuple[Finding, ...]:
-    """Return what there is to say about every setting of an environment, problems first.
+    """Return a finding for every setting of an environment and for every conflict.
 
     Args:
         environ: the user's own.
         facts: for torch's release and the GPUs.
-        calls: what the script does itself, where it is known (`scriptcalls.read_script`).
-        spoken_of: names of which the job's own code speaks.
+        calls: what the script does itself, where it is known (`script_ast.read_script`).
+        in_code: names that the job's own code contains.
+
+    Returns:
+        The findings, problems first.
     """
     settings = loader.load_settings(environ)["settings"]
-    known = _Known(loader.variables_text(), settings, facts.torch, calls, spoken_of)
+    known = _Known(loader.variables_text(), settings, facts.torch, calls, in_code)
     found = [_printable(one) for one in conflicts.findings(environ, facts, settings)]
-    told = " ".join(finding.what for finding in found)
-    for name in concerned(environ):
+    conflicting = " ".join(finding.what for finding in found)
+    for name in audited(environ):
         one = _about(name, environ[name], known)
-        if one.level == PROBLEM or name not in told:
+        if one.level == PROBLEM or name not in conflicting:
             found.append(one)
     return tuple(sorted(found, key=lambda finding: (PROBLEM, NOTE, OK).index(finding.level)))
 
 
 def _about(name: str, value: str, known: _Known) -> Finding:
-    verdict, entry = judge(name, known.torch, known.text), known.settings.get(name, {})
+    reading, entry = judge(name, known.torch, known.text), known.settings.get(name, {})
     shown = _shown(name, value)
-    if ("dead" in entry and "quiet" in entry) or verdict.kind in DOES_NOTHING:
-        if name in known.spoken_of and name not in (known.calls.assigned if known.calls else ()):
-            words = "of libraries none reads it; the job's own code names it"
-            return Finding(OK, AREA, f"{shown} is for code of your own", words, "")
-        return _idle(shown, name, verdict, entry, known)
-    if verdict.kind != "read" and ("dead" in entry or not entry):
-        return _strange(shown, name, verdict, known.text)
-    level, what, fix = _weighed(name, value, verdict, known)
-    told = [entry.get("does", ""), f"read by {entry.get('reader') or _who(verdict.by)}"]
-    told += [f"{key}: {entry[key]}" for key in ("cost", "overridden") if key in entry]
-    detail = "; ".join(filter(None, told)) + _source(entry)
+    if ("dead" in entry and "quiet" in entry) or reading.kind in NO_EFFECT:
+        if name in known.in_code and name not in (known.calls.assigned if known.calls else ()):
+            detail = "of libraries none reads it; the job's own code names it"
+            return Finding(OK, AREA, f"{shown} is for code of your own", detail, "")
+        return _idle(shown, name, reading, entry, known)
+    if reading.kind != "read" and ("dead" in entry or not entry):
+        return _unknown(shown, name, reading, known.text)
+    level, what, fix = _effect(name, value, reading, known)
+    parts = [entry.get("does", ""), f"read by {entry.get('reader') or _who(reading.by)}"]
+    parts += [f"{key}: {entry[key]}" for key in ("cost", "overridden") if key in entry]
+    detail = "; ".join(filter(None, parts)) + _source(entry)
     return Finding(level, AREA, f"{shown}{what}", detail, fix)
 
 
 def _shown(name: str, value: str) -> str:
-    """Return NAME=value as a shell would take it, on one line, without what is secret."""
-    told = redact.Masker({name: value}, ()).setting(name, value)
-    plain = told[:LONGEST].encode("unicode_escape").decode()
-    return f"{name}={shlex.quote(plain)}" + ("…" if len(told) > LONGEST else "")
+    """Return NAME=value as a shell takes it, on one line and without secrets."""
+    masked = redact.Masker({name: value}, ()).setting(name, value)
+    plain = masked[:LONGEST].encode("unicode_escape").decode()
+    return f"{name}={shlex.quote(plain)}" + ("…" if len(masked) > LONGEST else "")
 
 
 def _printable(finding: Finding) -> Finding:
-    """Keep what a value holds from breaking a line."""
+    """Return a finding whose text has no character that breaks a line."""
     what = "".join(letter if letter.isprintable() else "?" for letter in finding.what)
     return finding._replace(what=what)
 
@@ -94,31 +98,32 @@ def _source(entry: Mapping[str, Any]) -> str:
 
 
 def _idle(
-    shown: str, name: str, verdict: Verdict, entry: Mapping[str, Any], known: _Known
+    shown: str, name: str, reading: Reading, entry: Mapping[str, Any], known: _Known
 ) -> Finding:
-    """Nothing reads it here."""
+    """Return the finding of a setting that nothing reads here."""
     if "dead" in entry:
         detail, level = entry["dead"] + _source(entry), NOTE if entry.get("quiet") else PROBLEM
         return Finding(level, AREA, f"{shown} has no reader", detail, entry["fix"])
-    if verdict.kind == "misspelt":
-        fix = f"if {verdict.near} is meant, write that"
+    if reading.kind == "misspelt":
+        fix = f"if {reading.near} is meant, write that"
         detail = "neither torch nor a library that comes with it reads such a name"
         return Finding(PROBLEM, AREA, f"{shown} has no known reader", detail, fix)
     what = f"{shown} has no reader in torch {known.torch}"
-    if verdict.kind == "gone":
-        detail = f"{verdict.near} was the last to read it ({_where(verdict.by[0])})"
+    if reading.kind == "gone":
+        detail = f"{reading.near} was the last to read it ({_where(reading.by[0])})"
         return Finding(PROBLEM, AREA, what, detail, "leave it out")
-    if verdict.kind == "later":
-        detail = f"{verdict.near} is the first that reads it ({_where(verdict.by[0])})"
-        return Finding(PROBLEM, AREA, what, detail, f"it needs {verdict.near}")
+    if reading.kind == "later":
+        detail = f"{reading.near} is the first that reads it ({_where(reading.by[0])})"
+        return Finding(PROBLEM, AREA, what, detail, f"it needs {reading.near}")
     detail = "of libraries, only torch could read a name like this; code of your own may"
     fix = _similar(name, known.text) or "leave it out, if it is not yours"
     return Finding(NOTE, AREA, what, detail, fix)
 
 
-def _strange(shown: str, name: str, verdict: Verdict, text: str) -> Finding:
-    if verdict.kind == "foreign":
-        detail = f"read by {verdict.near or 'other programs, or for building'}"
+def _unknown(shown: str, name: str, reading: Reading, text: str) -> Finding:
+    """Return the finding of a setting that may have a reader outside of our data."""
+    if reading.kind == "foreign":
+        detail = f"read by {reading.near or 'other programs, or for building'}"
         return Finding(OK, AREA, f"{shown} is not torch's nor NCCL's own", detail, "")
     detail = "it may be read by other code"
     return Finding(NOTE, AREA, f"{shown} is not known to us", detail, _similar(name, text))
@@ -127,19 +132,19 @@ def _strange(shown: str, name: str, verdict: Verdict, text: str) -> Finding:
 def _similar(name: str, text: str) -> str:
     import difflib
 
-    words = sorted(name.split("_"))  # NCCL_DISABLE_IB
-    near = [known for known in variable_index.names(text) if sorted(known.split("_")) == words]
+    parts = sorted(name.split("_"))  # NCCL_DISABLE_IB for NCCL_IB_DISABLE
+    near = [known for known in variable_index.names(text) if sorted(known.split("_")) == parts]
     near += difflib.get_close_matches(name, variable_index.names(text), 1, 0.85)
     return f"a similar name: {near[0]}" if near else ""
 
 
-def _weighed(name: str, value: str, verdict: Verdict, known: _Known) -> tuple[str, str, str]:
-    """Return level, what is to be said behind the value, and the fix."""
+def _effect(name: str, value: str, reading: Reading, known: _Known) -> tuple[str, str, str]:
+    """Return the level, the remark that follows the value, and the fix."""
     entry = known.settings.get(name, {})
-    beaten = conflicts.beaten(name, value, entry, known.calls) if known.calls else ""
-    if beaten:
-        return PROBLEM, f": {beaten}", "set it there, or take it out there"
-    wrong = _misread(value, verdict.by)
+    overruled = conflicts.overruled(name, value, entry, known.calls) if known.calls else ""
+    if overruled:
+        return PROBLEM, f": {overruled}", "set it there, or take it out there"
+    wrong = _misread(value, reading.by)
     if wrong:
         return PROBLEM, f": {wrong[0]}", wrong[1]
     warnings = entry.get("warn", {})
@@ -154,14 +159,14 @@ def _weighed(name: str, value: str, verdict: Verdict, known: _Known) -> tuple[st
 
 
 def _renamed(entry: Mapping[str, Any], known: _Known) -> bool:
-    """Whether this torch takes the newer name as well as the old one."""
+    """Return whether this torch reads the newer name as well as the old one."""
     if "newer" not in entry or known.torch is None:
         return False
     return judge(entry["newer"], known.torch, known.text).kind == "read"
 
 
 def _misread(value: str, by: Sequence[Reader]) -> tuple[str, str] | None:
-    """Return what is wrong where torch takes a value for its opposite, and the fix."""
+    """Return what is wrong and the fix, where torch takes a value for its opposite."""
     ways = {file for reader in by for file in reader.files if file.startswith("=")}
     if ways == {"=1"} and value.lower() in ("true", "yes", "on", "y", "t"):
         return f"{value} counts as off, since torch compares it with 1", "write 1"
@@ -171,11 +176,11 @@ def _misread(value: str, by: Sequence[Reader]) -> tuple[str, str] | None:
 
 
 def _who(by: Sequence[Reader]) -> str:
-    """Return who reads it: "torch 2.4.0 to 2.15.0 (_inductor/config.py)"."""
-    return ", ".join(_reading(reader) for reader in by)
+    """Return who reads a variable, such as "torch 2.4.0 to 2.15.0 (_inductor/config.py)"."""
+    return ", ".join(_one_reader(reader) for reader in by)
 
 
-def _reading(reader: Reader) -> str:
+def _one_reader(reader: Reader) -> str:
     first, last = reader.releases[0], reader.releases[-1]
     span = first if first == last else f"{first} to {last}"
     return f"{reader.library} {span} ({_where(reader)})"

@@ -1,6 +1,6 @@
-"""Pure: what a training script sets itself, and so takes out of the environment's hands.
+"""Pure: what a training script sets itself, whatever the environment says.
 
-Only what the source says in plain words is seen: constants, not what is computed. Nothing is run.
+Only constants in the source are seen, not computed values. Nothing is run.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ _CONFIG = "torch._inductor.config"
 
 
 class Calls(NamedTuple):
-    """The lines of a script that settle something."""
+    """What a script sets, with line numbers."""
 
-    assigned: Mapping[str, tuple[str | None, int]]  # variable -> value where it is plain, line
+    assigned: Mapping[str, tuple[str | None, int]]  # variable -> (value if constant, line)
     config: Mapping[str, int]  # inductor's config name, or key of torch.compile(options=) -> line
     modes: Mapping[str, int]  # mode of torch.compile -> line
     called: Mapping[str, int]  # "torch.set_num_threads" -> line
 
 
 def read_script(source: str) -> Calls:
-    """Return what a script settles; nothing for a source that is no Python."""
+    """Return what a script sets; nothing for a source that is not Python."""
     calls = Calls({}, {}, {}, {})
     try:
         tree = ast.parse(source)
@@ -39,7 +39,7 @@ def read_script(source: str) -> Calls:
 
 
 def _aliases(node: ast.AST) -> Iterator[str]:
-    """Yield under which names inductor's config goes in a module."""
+    """Yield the names that inductor's config has in a module."""
     if isinstance(node, ast.Import):
         yield from (a.asname for a in node.names if a.name == _CONFIG and a.asname)
     elif isinstance(node, ast.ImportFrom) and node.module == "torch._inductor":
@@ -47,7 +47,7 @@ def _aliases(node: ast.AST) -> Iterator[str]:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[str, tuple[str | None, int]]]:
-    """Yield the variables that a statement puts into os.environ, whatever was exported."""
+    """Yield the variables that a statement sets in os.environ, whatever was exported."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):
@@ -56,8 +56,8 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, tuple[str | None, int]]]:
                     yield name, (_text(node.value), node.lineno)
     elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("environ.update"):
         pairs = [(k.arg, k.value) for k in node.keywords]
-        for given in (argument for argument in node.args if isinstance(argument, ast.Dict)):
-            pairs += [(_text(k), v) for k, v in zip(given.keys, given.values, strict=True)]
+        for literal in (argument for argument in node.args if isinstance(argument, ast.Dict)):
+            pairs += [(_text(k), v) for k, v in zip(literal.keys, literal.values, strict=True)]
         yield from ((key, (_text(value), node.lineno)) for key, value in pairs if key)
 
 
@@ -88,7 +88,7 @@ def _modes(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def _is_compile(node: ast.Call) -> bool:
-    """torch.compile(…), model.compile(…), and partial(torch.compile, …)."""
+    """Return whether a call is torch.compile(…), model.compile(…) or partial(torch.compile, …)."""
     partial = ast.unparse(node.func).endswith("partial")
     return any(ast.unparse(n).endswith(".compile") for n in [node.func, *node.args[: int(partial)]])
 

@@ -1,7 +1,7 @@
-"""What a job's own code speaks of, asked only where a setting seems to have no reader.
+"""Which variables the job's own code names; asked only where a setting seems to have no reader.
 
-A script may read a variable that looks like torch's, and more often a module beside it does. Text
-is searched, nothing is run or imported; a moment's search must do, since a launch waits for it, and
+A script may read a variable that looks like torch's, and more often a module beside it does. The
+text is searched; nothing is run or imported. The search is short, because a launch waits for it and
 working directories can hold millions of files.
 """
 
@@ -10,12 +10,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from saferun.model import CommandLine
 
-SECONDS = 0.15
+SECONDS = 0.15  # that a search may take
 MOST_BYTES = 1 << 20  # of one file
-NOT_OURS = ("site-packages", "dist-packages", "node_modules", "__pycache__")
+INSTALLED = ("site-packages", "dist-packages", "node_modules", "__pycache__")
+
+
+class Search(NamedTuple):
+    """What a search of the job's code has found."""
+
+    names: frozenset[str]  # those of the given ones that the code contains
+    complete: bool  # whether all of the code was searched
 
 
 def script_text(line: CommandLine, cwd: str) -> str:
@@ -25,20 +33,24 @@ def script_text(line: CommandLine, cwd: str) -> str:
     return _read(os.path.join(cwd, line.script))
 
 
-def mentioned(names: Collection[str], line: CommandLine, cwd: str) -> tuple[frozenset[str], bool]:
-    """Return which names the job's code speaks of, and whether all of that code was looked at.
+def search(names: Collection[str], line: CommandLine, cwd: str) -> Search:
+    """Search the job's code for names of variables, for `SECONDS` at most.
 
     The code is the script, and the Python files below its directory and below the working
     directory.
 
     Args:
         names: of variables.
-        line: the user's words.
+        line: the user's command line.
         cwd: where the job starts.
+
+    Returns:
+        The names that were found. The search is complete as well where it ended early because all
+        of them were found.
     """
     home = _home(line, cwd)
     if not home:
-        return frozenset(), False
+        return Search(frozenset(), False)
     left, until = set(names), time.monotonic() + SECONDS
     for path in _python_files([*home, cwd], until):
         if path is None or not left:
@@ -46,12 +58,12 @@ def mentioned(names: Collection[str], line: CommandLine, cwd: str) -> tuple[froz
         text = _read(path)
         left = {name for name in left if name not in text}
     else:
-        return frozenset(names) - left, True
-    return frozenset(names) - left, not left
+        return Search(frozenset(names) - left, True)
+    return Search(frozenset(names) - left, not left)
 
 
 def _home(line: CommandLine, cwd: str) -> list[str]:
-    """Return the script and its directory, or a module's own; nothing where they are elsewhere."""
+    """Return the script and its directory, or a module's; empty where they are not below `cwd`."""
     if line.script is None:
         return []
     if "module" in line.given:
@@ -62,14 +74,14 @@ def _home(line: CommandLine, cwd: str) -> list[str]:
 
 
 def _python_files(places: list[str], until: float) -> Iterator[str | None]:
-    """Yield each Python file at or below some places once; None, and no more, when time is up."""
+    """Yield each Python file at or below some paths once; yield None and stop when time is up."""
     todo, seen = list(reversed(places)), set[str]()
     while todo:
         place = todo.pop()
         if os.path.isfile(place):
             yield place
             continue
-        folder = os.path.realpath(place)  # links may make a ring
+        folder = os.path.realpath(place)  # symbolic links may form a cycle
         for entry in () if folder in seen else _entries(folder):
             if time.monotonic() > until:
                 yield None
@@ -83,12 +95,12 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             yield from entries
-    except OSError:  # a file, or a folder that is not ours to read
+    except OSError:  # a file, or a folder that we may not read
         return
 
 
 def _is_package_folder(entry: os.DirEntry[str]) -> bool:
-    if entry.name.startswith(".") or entry.name in NOT_OURS:
+    if entry.name.startswith(".") or entry.name in INSTALLED:
         return False
     try:
         virtual = os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
@@ -99,7 +111,7 @@ def _is_package_folder(entry: os.DirEntry[str]) -> bool:
 
 def _read(path: str) -> str:
     try:
-        if not os.path.isfile(path):  # a pipe would be emptied, or never end
+        if not os.path.isfile(path):  # reading a pipe would empty it, or never end
             return ""
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(MOST_BYTES)

@@ -1,7 +1,7 @@
-"""Pure: who reads an environment variable, in the text of knowledge/variables.yaml.
+"""Pure: who reads an environment variable, looked up in the text of knowledge/variables.yaml.
 
-A launch asks about a handful of 1,300 names, and may take 5 ms for it: the file has a line a name,
-which is found in the text as it stands. A YAML parser would take a quarter of a second.
+A launch looks up a handful of 1,300 names, and may take 5 ms for that. The file has one line for
+each name, so that the name is found in the unparsed text; a YAML parser would take 0.25 s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-NOBODY = "nobody"  # stands where a well-known name has no reader in any release looked at
+NOBODY = "nobody"  # instead of readers: a well-known name without a reader in any release looked at
 
 
 class Reader(NamedTuple):
@@ -23,9 +23,10 @@ class Reader(NamedTuple):
 
     @property
     def certain(self) -> bool:
-        """Whether source was read; a name that a library's strings lack may still be in it.
+        """Whether the readers were found in source code.
 
-        What torch's tests read tells nothing of the rest.
+        A name that is not among a binary library's strings may still be read by it. What torch's
+        own tests read proves nothing about the rest of torch.
         """
         source = [file for file in self.files if file.endswith((".py", ".h", ".hpp"))]
         return any(not file.startswith("testing/") for file in source)
@@ -40,7 +41,7 @@ def look_up(text: str, name: str) -> tuple[Reader, ...] | None:
 
 
 def parse(part: str, order: Sequence[str]) -> Reader:
-    """Read "torch 2.4.0..2.6.0,2.8.0.. file file", where `order` lists the library's releases."""
+    """Parse "torch 2.4.0..2.6.0,2.8.0.. file file"; `order` lists the library's releases."""
     library, ranges, *files = part.split()
     found: list[str] = []
     for piece in ranges.split(","):
@@ -52,7 +53,7 @@ def parse(part: str, order: Sequence[str]) -> Reader:
 
 @lru_cache(maxsize=16)
 def releases(text: str, library: str) -> tuple[str, ...]:
-    """Return a library's releases that were looked at, oldest first."""
+    """Return the releases of a library that were looked at, oldest first."""
     return _list(_after(text, f"\n  {library}: ["))
 
 
@@ -64,19 +65,23 @@ def listed(text: str, key: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def names(text: str) -> tuple[str, ...]:
-    """Return all names that somebody reads."""
+    """Return all names that have a reader."""
     lines = text[text.find("\nvariables:\n") :].split("\n  ")[1:]
     pairs = (line.split(": ", 1) for line in lines)
     return tuple(name for name, by in pairs if by.rstrip() != NOBODY)
 
 
 def reads(reader: Reader, release: str, order: Sequence[str]) -> bool | None:
-    """Return whether a release reads the variable; None where that cannot be told.
+    """Return whether a release reads a variable.
 
     Args:
         reader: of one library.
         release: of that library, installed: "2.13.0+cpu", "2.14.0a0+git1234".
         order: the releases that were looked at, oldest first.
+
+    Returns:
+        None where the data do not decide: a release older or newer than all of them, or between
+        two that differ.
     """
     plain = release.partition("+")[0]
     if plain in order:
@@ -89,7 +94,7 @@ def reads(reader: Reader, release: str, order: Sequence[str]) -> bool | None:
 
 
 def version(release: str) -> tuple[int, ...]:
-    """Return the numbers of a release; a build before a release ("2.14.0a0") counts as that one."""
+    """Return the numbers of a release; a pre-release ("2.14.0a0") counts as its release."""
     found = re.match(r"[\d.]+", release)
     return tuple(int(number) for number in found[0].split(".") if number) if found else ()
 

@@ -1,4 +1,4 @@
-"""Pure: is there a driver that answers, and does this torch fit it and its GPUs?
+"""Pure: whether a driver answers, and whether this torch fits it and the GPUs.
 
 Exit codes of nvidia-smi: its manual page, "RETURN VALUE",
 https://docs.nvidia.com/deploy/nvidia-smi/index.html. Which CUDA needs which driver:
@@ -19,8 +19,8 @@ from saferun.model import NOTE, OK, PROBLEM, Finding
 _DRIVERS = {13: 580, 12: 525, 11: 450}  # CUDA's major version -> the oldest driver series
 _RENT = "a rented machine: ask for another one"
 _BY_HAND = "run `nvidia-smi -q` by hand; is this the driver's own program?"
-# What nvidia-smi says when it fails, the most telling first: pattern, what it means, the fix.
-_SAYS = (
+# Messages of a failing nvidia-smi, the most specific first: pattern, what it means, the fix.
+_MESSAGES = (
     (
         "driver/library version mismatch",
         "the driver in the kernel is not the one whose libraries are here",
@@ -63,7 +63,7 @@ _STATUS = {
 
 
 def presence(files: Files, smi: Smi, cuda: Cuda) -> Iterator[Finding]:
-    """Is there a driver, does nvidia-smi answer, and is every GPU there?"""
+    """Check that there is a driver, that nvidia-smi answers, and that every GPU is there."""
     if not (files.version or smi.program or cuda.devices):
         yield _nothing(files)
         return
@@ -72,32 +72,32 @@ def presence(files: Files, smi: Smi, cuda: Cuda) -> Iterator[Finding]:
     if smi.report.cards and not smi.trouble and files.version:
         names = [card.get("Product Name") or "unknown GPU" for card in smi.report.cards]
         counts = {name: names.count(name) for name in names}
-        words = ", ".join(f"{count} x {name}" for name, count in counts.items())
-        yield Finding(OK, "driver", f"{files.version}: {words}", "", "")
+        what = ", ".join(f"{count} x {name}" for name, count in counts.items())
+        yield Finding(OK, "driver", f"{files.version}: {what}", "", "")
 
 
 def _nothing(files: Files) -> Finding:
     if files.pci:
-        words = f"{files.pci} NVIDIA GPUs on the PCI bus, and no driver"
+        what = f"{files.pci} NVIDIA GPUs on the PCI bus, and no driver"
         fix = "install the driver; in a container: start it with --gpus all"
-        return Finding(PROBLEM, "driver", words, "", fix)
+        return Finding(PROBLEM, "driver", what, "", fix)
     if files.nodes and not files.wsl:
-        words = "the driver's device nodes are here; neither nvidia-smi nor /proc/driver/nvidia is"
+        what = "the driver's device nodes are here; neither nvidia-smi nor /proc/driver/nvidia is"
         fix = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        return Finding(PROBLEM, "driver", words, "the GPUs cannot be told, nor locked", fix)
+        return Finding(PROBLEM, "driver", what, "the GPUs can be neither listed nor locked", fix)
     if files.amd:
-        words = "AMD GPUs (/dev/kfd): only the machine around them is checked here"
+        what = "AMD GPUs (/dev/kfd): only the machine around them is checked here"
         fix = "`rocm-smi` tells of the GPUs; torch must be a ROCm build"
-        return Finding(NOTE, "driver", words, "", fix)
-    words = "no NVIDIA driver and no GPU here: jobs run on the CPU"
-    return Finding(NOTE, "driver", words, "", "in a container: start it with --gpus all")
+        return Finding(NOTE, "driver", what, "", fix)
+    what = "no NVIDIA driver and no GPU here: jobs run on the CPU"
+    return Finding(NOTE, "driver", what, "", "in a container: start it with --gpus all")
 
 
 def _answer(files: Files, smi: Smi) -> Iterator[Finding]:
     if not smi.program:
-        words = "there is no nvidia-smi on PATH: the GPUs' health cannot be read"
+        what = "there is no nvidia-smi on PATH: the GPUs' health cannot be read"
         fix = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        yield Finding(NOTE, "driver", words, "", fix)
+        yield Finding(NOTE, "driver", what, "", fix)
     elif smi.status is None:
         yield _hung(smi)
     elif (smi.trouble and not smi.report.lost) or not smi.report.cards:
@@ -105,96 +105,96 @@ def _answer(files: Files, smi: Smi) -> Iterator[Finding]:
 
 
 def _hung(smi: Smi) -> Finding:
-    words = f"nvidia-smi: {smi.trouble}"
+    what = f"nvidia-smi: {smi.trouble}"
     if smi.report.cards and not smi.silent:
         fix = "as root `nvidia-smi -pm 1`: without it the driver starts each GPU anew"
-        return Finding(NOTE, "driver", words, "each GPU answers when asked alone", fix)
+        return Finding(NOTE, "driver", what, "each GPU answers when asked alone", fix)
     if not smi.trouble.startswith("it did not end"):
-        return Finding(PROBLEM, "driver", words, smi.said[:80], _BY_HAND)
+        return Finding(PROBLEM, "driver", what, smi.message[:80], _BY_HAND)
     fix = "a GPU or the driver hangs: read `dmesg` for NVRM lines; reboot"
-    return Finding(PROBLEM, "driver", words, smi.said, f"{fix}; {_RENT}")
+    return Finding(PROBLEM, "driver", what, smi.message, f"{fix}; {_RENT}")
 
 
 def _failed(files: Files, smi: Smi) -> Finding:
-    said = smi.said.lower()
-    for pattern, what, fix in _SAYS:
-        if pattern in said:
+    message = smi.message.lower()
+    for pattern, what, fix in _MESSAGES:
+        if pattern in message:
             absent = not files.version and not files.pci and "loaded" in what
-            return Finding(NOTE if absent else PROBLEM, "driver", what, smi.said, fix)
+            return Finding(NOTE if absent else PROBLEM, "driver", what, smi.message, fix)
     if smi.report.lost:
-        return Finding(PROBLEM, "driver", "nvidia-smi cannot open every GPU", smi.said, "")
+        return Finding(PROBLEM, "driver", "nvidia-smi cannot open every GPU", smi.message, "")
     if smi.status in _STATUS:
         what, fix = _STATUS[smi.status]
-        return Finding(PROBLEM, "driver", f"nvidia-smi: {what}", smi.said, fix)
-    words = f"nvidia-smi: {smi.trouble or 'it ended well and wrote no report'}"
-    what = f"{smi.program}: {smi.report.strange or smi.said or 'it wrote nothing'}"
-    return Finding(PROBLEM if smi.trouble else NOTE, "driver", words, what, _BY_HAND)
+        return Finding(PROBLEM, "driver", f"nvidia-smi: {what}", smi.message, fix)
+    what = f"nvidia-smi: {smi.trouble or 'it ended well and wrote no report'}"
+    detail = f"{smi.program}: {smi.report.strange or smi.message or 'it wrote nothing'}"
+    return Finding(PROBLEM if smi.trouble else NOTE, "driver", what, detail, _BY_HAND)
 
 
 def _missing(files: Files, smi: Smi) -> Iterator[Finding]:
-    """GPUs that nvidia-smi could not open, or that hang when asked alone."""
+    """Yield GPUs that nvidia-smi could not open, or that hang when asked alone."""
     numbers = ordered(smi.report.cards, smi.report.lost)
     for lost in smi.report.lost:
         area = f"GPU {numbers[lost.bus]}" if lost.bus else "GPU"
-        words = f"cannot be opened: {lost.why or 'no reason given'}"
+        what = f"cannot be opened: {lost.why or 'no reason given'}"
         fix = f"reboot; if it comes back, the GPU, its slot or its power is broken; {_RENT}"
-        yield Finding(PROBLEM, area, words, lost.bus, fix)
+        yield Finding(PROBLEM, area, what, lost.bus, fix)
     if smi.silent and len(smi.silent) < len(files.gpus):
         for bus in smi.silent:
-            words = "does not answer nvidia-smi, the others do"
+            what = "does not answer nvidia-smi, the others do"
             fix = f"reboot; until then leave it out (CUDA_VISIBLE_DEVICES); {_RENT}"
-            yield Finding(PROBLEM, f"GPU at {bus}", words, files.gpus.get(bus, ""), fix)
+            yield Finding(PROBLEM, f"GPU at {bus}", what, files.gpus.get(bus, ""), fix)
 
 
 def nodes(files: Files) -> Iterator[Finding]:
-    """The device nodes through which CUDA reaches the GPUs."""
+    """Check the device nodes through which CUDA reaches the GPUs."""
     if not files.nodes or files.wsl:
         return
     cards = {name: state for name, state in files.nodes.items() if name[6:].isdecimal()}
     if cards and all(state == "missing" for state in cards.values()):
-        words = "the driver runs on this host, and no GPU is given to this container"
+        what = "the driver runs on this host, and no GPU is given to this container"
         fix = "start it with --gpus all, or ask the scheduler for GPUs (--gres=gpu:1)"
-        yield Finding(PROBLEM, "device nodes", words, "no /dev/nvidia0 …", fix)
+        yield Finding(PROBLEM, "device nodes", what, "no /dev/nvidia0 …", fix)
         return
     for name in ("nvidiactl", "nvidia-uvm"):
         if files.nodes.get(name) == "missing":
-            words = f"/dev/{name} is missing: CUDA cannot start (error 999 or 3)"
+            what = f"/dev/{name} is missing: CUDA cannot start (error 999 or 3)"
             fix = "as root `nvidia-modprobe -u -c 0`; in a container: give it the node"
-            yield Finding(PROBLEM, "device nodes", words, "", fix)
+            yield Finding(PROBLEM, "device nodes", what, "", fix)
     closed = [f"/dev/{name}" for name, state in files.nodes.items() if state == "closed"]
     if closed:
-        words = f"this user may not open {', '.join(closed)}"
+        what = f"this user may not open {', '.join(closed)}"
         fix = "the user's groups (video, render), the container or the scheduler's cgroup"
         serious = len([name for name in closed if name[11:].isdecimal()]) in (0, len(cards))
-        yield Finding(PROBLEM if serious else NOTE, "device nodes", words, "", fix)
+        yield Finding(PROBLEM if serious else NOTE, "device nodes", what, "", fix)
     if all(state == "ok" for state in files.nodes.values()):
         yield Finding(OK, "device nodes", "present and open", "", "")
 
 
 def versions(files: Files, smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
-    """Is the driver new enough for the CUDA that torch was built with?"""
+    """Check that the driver is new enough for the CUDA that torch was built with."""
     yield from _torch(torch, bool(smi.report.cards or cuda.devices or files.gpus))
     newest = _newest(smi, cuda)
     if not torch.cuda or newest is None:
         return
     wanted = _pair(torch.cuda)
-    words = f"driver {files.version or smi.report.driver or 'of unknown version'}"
-    words += f" has CUDA {newest[0]}.{newest[1]}, torch was built with {torch.cuda}"
+    what = f"driver {files.version or smi.report.driver or 'of unknown version'}"
+    what += f" has CUDA {newest[0]}.{newest[1]}, torch was built with {torch.cuda}"
     if wanted[0] > newest[0]:
         series = _DRIVERS.get(wanted[0])
         fix = f"a driver of series {series} or newer" if series else "a newer driver"
         index = f"cu{newest[0]}{newest[1]}"
         fix += f", or a torch built for CUDA {newest[0]} ({index} or older)"
-        yield Finding(PROBLEM, "driver", f"{words}: too old for it", "", fix)
+        yield Finding(PROBLEM, "driver", f"{what}: too old for it", "", fix)
     elif wanted > newest:
         detail = "works within one major version; code that only comes as PTX does not load"
-        yield Finding(NOTE, "driver", words, detail, "")
+        yield Finding(NOTE, "driver", what, detail, "")
     else:
-        yield Finding(OK, "driver", words, "", "")
+        yield Finding(OK, "driver", what, "", "")
 
 
 def _newest(smi: Smi, cuda: Cuda) -> tuple[int, int] | None:
-    """What libcuda itself says (a compatibility package may be in use), else nvidia-smi."""
+    """Return the newest CUDA that libcuda supports (see cuda-compat), else what nvidia-smi says."""
     if cuda.driver:
         return cuda.driver // 1000, cuda.driver % 1000 // 10
     return _pair(smi.report.cuda) if smi.report.cuda else None
@@ -208,46 +208,46 @@ def _pair(version: str) -> tuple[int, int]:
 
 def _torch(torch: Torch, gpus: bool) -> Iterator[Finding]:
     if torch.unknown:
-        words = f"torch could not be asked: {torch.unknown}"
+        what = f"torch could not be asked: {torch.unknown}"
         fix = "put the directory of torch's own torchrun first on PATH"
-        yield Finding(NOTE, "torch", words, torch.launcher, fix if torch.launcher else "")
+        yield Finding(NOTE, "torch", what, torch.launcher, fix if torch.launcher else "")
         return
     if not torch.torch:
         fix = "activate the environment that has torch" if not torch.launcher else ""
-        words = torch.trouble or "it has no version"
-        yield Finding(PROBLEM, "torch", words, torch.launcher, fix or "install torch again")
+        what = torch.trouble or "it has no version"
+        yield Finding(PROBLEM, "torch", what, torch.launcher, fix or "install torch again")
         return
     build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "CPU"
     nccl = f", NCCL {torch.nccl}" if torch.nccl else ""
     triton = f", Triton {torch.triton}" if torch.triton else ""
-    words = f"{torch.torch} ({build}{nccl}{triton}), Python {torch.python}"
+    what = f"{torch.torch} ({build}{nccl}{triton}), Python {torch.python}"
     if gpus and not torch.cuda:
         fix = "install a CUDA build: https://pytorch.org/get-started/locally/"
-        yield Finding(PROBLEM, "torch", f"{words}: it cannot use the GPUs", torch.launcher, fix)
+        yield Finding(PROBLEM, "torch", f"{what}: it cannot use the GPUs", torch.launcher, fix)
     else:
-        yield Finding(OK, "torch", words, torch.launcher, "")
+        yield Finding(OK, "torch", what, torch.launcher, "")
 
 
 def architectures(smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
-    """Has this torch code for these GPUs?"""
+    """Check that this torch has code for these GPUs."""
     capabilities = _capabilities(smi, cuda)
     if not torch.archs or not capabilities:
         return
-    has = " ".join(torch.archs)
+    archs = " ".join(torch.archs)
     for capability in sorted(set(capabilities.values())):
         names = sorted(bus for bus, value in capabilities.items() if value == capability)
         runs = how_it_runs(capability, torch.archs)
-        words = f"GPUs of compute capability {capability}"
+        which = f"GPUs of compute capability {capability}"
         if runs == "no":
-            detail = f"{', '.join(names)}; it has {has}"
+            detail = f"{', '.join(names)}; it has {archs}"
             fix = "a torch built for it: https://pytorch.org/get-started/locally/"
-            what = f"torch {torch.torch} has no code for {words}"
+            what = f"torch {torch.torch} has no code for {which}"
             yield Finding(PROBLEM, "torch", what, detail, fix)
         elif runs == "jit":
-            what = f"torch has only PTX for {words}: the first start compiles for minutes"
-            yield Finding(NOTE, "torch", what, f"it has {has}", "a torch built for it")
+            what = f"torch has only PTX for {which}: the first start compiles for minutes"
+            yield Finding(NOTE, "torch", what, f"it has {archs}", "a torch built for it")
         else:
-            yield Finding(OK, "torch", f"has code for {words} ({runs})", "", "")
+            yield Finding(OK, "torch", f"has code for {which} ({runs})", "", "")
 
 
 def _capabilities(smi: Smi, cuda: Cuda) -> Mapping[str, str]:
@@ -256,7 +256,7 @@ def _capabilities(smi: Smi, cuda: Cuda) -> Mapping[str, str]:
 
 
 def how_it_runs(capability: str, archs: tuple[str, ...]) -> str:
-    """Return the entry whose machine code runs on a GPU, "jit" where only PTX does, or "no".
+    """Return the entry whose machine code runs on a GPU, "jit" where only PTX does, else "no".
 
     Machine code of sm_86 runs on 8.6 and 8.9, not on 9.0; that of sm_90a on 9.0 alone; PTX on
     whatever is newer.

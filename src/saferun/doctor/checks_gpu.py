@@ -1,4 +1,4 @@
-"""Pure: is each GPU well? By the driver's own report (`nvidia-smi -q`), one check a function.
+"""Pure: the health of each GPU by the driver's report (`nvidia-smi -q`); a function for each check.
 
 What a field means: https://docs.nvidia.com/deploy/nvidia-smi/index.html; memory errors and rows:
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html; the recovery action and the
@@ -25,7 +25,7 @@ _RECOVERY = {
     "drain p2p": "end every job that uses this GPU together with others, then run again",
     "drain and reset": "end what runs on it, then as root `nvidia-smi --gpu-reset -i {n}`",
 }
-_SLOWED = {  # reason -> is it a fault (else a sign of load)
+_SLOWED = {  # reason, as nvidia-smi names it -> its meaning
     "HW Thermal Slowdown": "too hot: the hardware has lowered its clocks",
     "HW Power Brake Slowdown": "the power supply or the chassis has asked it to slow down",
     "HW Slowdown": "the hardware has at least halved its clocks (heat or power)",
@@ -38,10 +38,13 @@ def judge(smi: Smi, files: Files, mine: Iterable[str] = ()) -> list[Finding]:
     """Judge every GPU of the report.
 
     Args:
-        smi: what nvidia-smi said.
+        smi: the answers of nvidia-smi.
         files: what the driver's files show.
-        mine: UUIDs of the GPUs that the job will see; what is wrong with another one is a note.
+        mine: UUIDs of the GPUs that the job will see; a problem of another one is a note.
             Empty: all.
+
+    Returns:
+        The findings, in the order of the GPUs' numbers.
     """
     numbers = ordered(smi.report.cards, smi.report.lost)
     own = frozenset(mine)
@@ -60,37 +63,37 @@ def _of_card(card: Card, place: int, files: Files) -> list[Finding]:
     found += fabric(card, area, files.manager)
     if any(finding.level != OK for finding in found):
         return found
-    return [*found, Finding(OK, area, _portrait(card), "", "")]
+    return [*found, Finding(OK, area, _summary(card), "", "")]
 
 
-def _portrait(card: Card) -> str:
+def _summary(card: Card) -> str:
     ecc = card.get("ECC Mode/Current")
-    words = [card.get("Product Name") or "unknown product"]
-    words += [card.get("FB Memory Usage/Total")]
-    words += ["ECC on, no error" if ecc == "Enabled" else "no error known"]
-    return ", ".join(filter(None, words)) + ", not throttled, free"
+    parts = [card.get("Product Name") or "unknown product"]
+    parts += [card.get("FB Memory Usage/Total")]
+    parts += ["ECC on, no error" if ecc == "Enabled" else "no error known"]
+    return ", ".join(filter(None, parts)) + ", not throttled, free"
 
 
 def _not_mine(finding: Finding) -> Finding:
-    """The GPU of another job: worth a word, no reason to stop."""
+    """Return a finding about another job's GPU: a problem there is only a note here."""
     if finding.level != PROBLEM:
         return finding
     return finding._replace(level=NOTE, what=f"{finding.what} (not visible to your job)")
 
 
 def answering(card: Card, area: str) -> Iterator[Finding]:
-    """Fields that hold an error in place of a value: the GPU has stopped answering."""
+    """Check for fields that hold an error in place of a value: the GPU has stopped answering."""
     sick = card.sick()
     if sick:
         name = sick[0]
-        words = f"does not answer: {name.replace('/', ', ')}: {card.fields[name].strip('[]')}"
+        what = f"does not answer: {name.replace('/', ', ')}: {card.fields[name].strip('[]')}"
         detail = f"{len(sick)} fields of nvidia-smi's report say so" if len(sick) > 1 else ""
         fix = "reboot; if it comes back, the GPU, its slot or its power is broken"
-        yield Finding(PROBLEM, area, words, detail, fix)
+        yield Finding(PROBLEM, area, what, detail, fix)
 
 
 def recovery(card: Card, area: str) -> Iterator[Finding]:
-    """The driver's own verdict: what it takes to use this GPU again."""
+    """Check whether the driver asks for a recovery before this GPU is used again."""
     action = card.get("GPU Recovery Action")  # since 565
     if card.get("GPU Reset Status/Reset Required") == "Yes":  # 525 to 560
         action = "Reset"
@@ -102,43 +105,43 @@ def recovery(card: Card, area: str) -> Iterator[Finding]:
 
 
 def healthy_by_driver(card: Card) -> bool:
-    """Say whether the driver itself says that no recovery is needed (565 and newer)."""
+    """Return whether the driver reports that no recovery is needed (565 and newer)."""
     return card.fields.get("GPU Recovery Action", "").strip() == "None"
 
 
 def ecc(card: Card, area: str) -> Iterator[Finding]:
-    """Is memory checked, and which errors could not be corrected?"""
+    """Check that ECC is on, and that no memory error was uncorrectable."""
     mode, pending = card.get("ECC Mode/Current"), card.get("ECC Mode/Pending")
     if mode == "Disabled" and pending == "Disabled" and _has_ecc(card):
         fix = f"as root `nvidia-smi -i {area[4:]} -e 1`, then reboot (it takes some memory)"
         yield Finding(NOTE, area, "ECC is off: memory errors stay unseen", "", fix)
     if mode and pending and mode != pending:
-        words = f"ECC is {mode.lower()}, and {pending.lower()} after the next reset or reboot"
-        yield Finding(NOTE, area, words, "", "")
+        what = f"ECC is {mode.lower()}, and {pending.lower()} after the next reset or reboot"
+        yield Finding(NOTE, area, what, "", "")
     since_load = _uncorrectable(card, "ECC Errors/Volatile/")
     if since_load:
-        words = f"{sum(since_load.values())} uncorrectable memory errors since the driver's start"
+        what = f"{sum(since_load.values())} uncorrectable memory errors since the driver's start"
         detail = f"{_listing(since_load)} <{MEMORY_DOC}>"
         if healthy_by_driver(card):
-            yield Finding(NOTE, area, words, f"{detail}; the driver asks for no recovery", "")
+            yield Finding(NOTE, area, what, f"{detail}; the driver asks for no recovery", "")
         else:
             fix = _RECOVERY["reset"].format(n=area[4:])
-            yield Finding(PROBLEM, area, words, detail, f"{fix}; if it comes back: replace it")
+            yield Finding(PROBLEM, area, what, detail, f"{fix}; if it comes back: replace it")
     elif ever := _uncorrectable(card, "ECC Errors/Aggregate/"):
-        words = f"{sum(ever.values())} uncorrectable memory errors in its life, none now"
-        yield Finding(NOTE, area, words, _listing(ever), "")
+        what = f"{sum(ever.values())} uncorrectable memory errors in its life, none now"
+        yield Finding(NOTE, area, what, _listing(ever), "")
     if card.get("ECC Errors/Aggregate/SRAM Threshold Exceeded") == "Yes":
-        words = "more SRAM errors than NVIDIA allows for"
-        yield Finding(PROBLEM, area, words, f"<{MEMORY_DOC}>", "have the GPU replaced")
+        what = "more SRAM errors than NVIDIA allows for"
+        yield Finding(PROBLEM, area, what, f"<{MEMORY_DOC}>", "have the GPU replaced")
 
 
 def _has_ecc(card: Card) -> bool:
-    """GeForce cards with GDDR6X and newer can do ECC and come without: no word about those."""
+    """Return whether ECC is usual here; GeForce cards may support it, and are sold with it off."""
     return "GeForce" not in card.get("Product Brand") + card.get("Product Name")
 
 
 def _uncorrectable(card: Card, start: str) -> dict[str, int]:
-    """Return the counts above zero; before driver 450 they stand under "Double Bit"."""
+    """Return the counts above zero; before driver 450 they are under "Double Bit"."""
     found: dict[str, int] = {}
     for name in card.fields:
         tail = name.removeprefix(start)
@@ -154,23 +157,23 @@ def _listing(counts: Mapping[str, int]) -> str:
 
 
 def rows(card: Card, area: str) -> Iterator[Finding]:
-    """Memory that was taken out of use, or waits to be."""
+    """Check for memory that was taken out of use, or waits to be."""
     fix = _RECOVERY["reset"].format(n=area[4:])
     if card.get("Remapped Rows/Remapping Failure Occurred") == "Yes":
-        words = "a bad row of memory could not be replaced"
-        last = "have the GPU replaced; a rented machine: ask for another"
-        yield Finding(PROBLEM, area, words, f"<{MEMORY_DOC}>", last)
-    for name, words in _WAITING.items():
+        what = "a bad row of memory could not be replaced"
+        replace = "have the GPU replaced; a rented machine: ask for another"
+        yield Finding(PROBLEM, area, what, f"<{MEMORY_DOC}>", replace)
+    for name, what in _WAITING.items():
         if card.get(name) == "Yes":
-            yield Finding(PROBLEM, area, words, f"{name.replace('/', ', ')}: Yes", fix)
+            yield Finding(PROBLEM, area, what, f"{name.replace('/', ', ')}: Yes", fix)
     if card.get("ECC Errors/Unrepairable Memory") == "Yes":
-        words = "memory that cannot be repaired"
-        yield Finding(PROBLEM, area, words, "", "have the GPU replaced")
+        what = "memory that cannot be repaired"
+        yield Finding(PROBLEM, area, what, "", "have the GPU replaced")
     used = number(card.get("Remapped Rows/Uncorrectable Error")) or 0
     pages = number(card.get("Retired Pages/Double Bit ECC")) or 0
     if used or pages:
-        words = f"{used or pages} bad {'rows' if used else 'pages'} of memory out of use"
-        yield Finding(NOTE, area, words, f"it works; more of them is a bad sign <{MEMORY_DOC}>", "")
+        what = f"{used or pages} bad {'rows' if used else 'pages'} of memory out of use"
+        yield Finding(NOTE, area, what, f"it works; more of them is a bad sign <{MEMORY_DOC}>", "")
 
 
 _WAITING = {
@@ -183,10 +186,10 @@ _WAITING = {
 
 
 def throttling(card: Card, area: str) -> Iterator[Finding]:
-    """Clocks lowered now, and for how long since the driver was loaded."""
+    """Check whether clocks are lowered now, and for how long since the driver was loaded."""
     active = [reason for reason in _SLOWED if _is_active(card, reason)]
     if "HW Slowdown" in active and len(active) > 1:
-        active.remove("HW Slowdown")  # its sub-reason says more
+        active.remove("HW Slowdown")  # its sub-reason is more specific
     for reason in active:
         level = NOTE if reason.startswith("SW") else PROBLEM
         fix = "see to cooling, power and the power limit; all ranks wait for the slowest GPU"
@@ -194,8 +197,8 @@ def throttling(card: Card, area: str) -> Iterator[Finding]:
     for name, why in _COUNTERS.items():
         micros = number(card.get(f"Clocks Event Reasons Counters/{name}")) or 0
         if micros > THROTTLED_S * 1_000_000 and not active:
-            words = f"was throttled for {micros // 1_000_000} s ({why}) since the driver's start"
-            yield Finding(NOTE, area, words, "", "")
+            what = f"was throttled for {micros // 1_000_000} s ({why}) since the driver's start"
+            yield Finding(NOTE, area, what, "", "")
 
 
 def _is_active(card: Card, reason: str) -> bool:
@@ -211,69 +214,69 @@ def _heat(card: Card) -> str:
         "GPU Power Readings/Power Draw"
     )
     limit = card.get("GPU Power Readings/Current Power Limit")
-    words = [card.get("Temperature/GPU Current Temp"), power and f"{power} of {limit}"]
-    return ", ".join(filter(None, words))
+    parts = [card.get("Temperature/GPU Current Temp"), power and f"{power} of {limit}"]
+    return ", ".join(filter(None, parts))
 
 
 def modes(card: Card, area: str) -> Iterator[Finding]:
-    """How the GPU may be used."""
+    """Check the modes that limit how the GPU may be used: MIG and the compute mode."""
     if card.get("MIG Mode/Current") == "Enabled":
-        words = "cut by MIG: a process sees one instance, and instances do not talk by NCCL"
+        what = "cut by MIG: a process sees one instance, and instances do not talk by NCCL"
         fix = "one process an instance; for a job over whole GPUs: `nvidia-smi -mig 0` as root"
-        yield Finding(NOTE, area, words, "", fix)
+        yield Finding(NOTE, area, what, "", fix)
     mode = card.get("Compute Mode").lower()
     if mode == "prohibited":
         fix = f"as root `nvidia-smi -i {area[4:]} -c DEFAULT`"
         yield Finding(PROBLEM, area, "compute mode Prohibited: CUDA may not use it", "", fix)
     elif mode.startswith("exclusive"):
-        words = "compute mode exclusive: one process a GPU, a second one fails"
-        yield Finding(NOTE, area, words, "", "")
+        what = "compute mode exclusive: one process a GPU, a second one fails"
+        yield Finding(NOTE, area, what, "", "")
 
 
 def holders(card: Card, area: str) -> Iterator[Finding]:
-    """Memory that is taken already, and by whom."""
+    """Check for memory that is taken already, and by whom."""
     used = number(card.get("FB Memory Usage/Used"))
     total = number(card.get("FB Memory Usage/Total"))
     if used is None or not total or used < HELD_MIB:
         return
     known = [process for process in card.processes if process.used_mib]
     unseen = used - sum(process.used_mib or 0 for process in known)
-    words = [f"{p.name or 'a process'} (pid {p.pid}): {p.used_mib} MiB" for p in known]
+    parts = [f"{p.name or 'a process'} (pid {p.pid}): {p.used_mib} MiB" for p in known]
     if unseen >= HELD_MIB and card.get("MIG Mode/Current") != "Enabled":
-        words.append(f"{unseen} MiB by no process that is visible here")
+        parts.append(f"{unseen} MiB by no process that is visible here")
     level = PROBLEM if used >= HELD_SHARE * total else NOTE
     what = f"{used} of {total} MiB are taken already"
     fix = "end it, wait for it, or leave this GPU out with CUDA_VISIBLE_DEVICES"
     if not known:
         fix = "another container or user, or what a killed job left; end it, or take another GPU"
-    yield Finding(level, area, what, "; ".join(words), fix)
+    yield Finding(level, area, what, "; ".join(parts), fix)
 
 
 def pcie(card: Card, area: str) -> Iterator[Finding]:
-    """The slot: fewer lanes than the card has (the generation falls when idle, lanes do not)."""
+    """Check that the slot gives all lanes (the generation falls when idle, the lanes do not)."""
     start = "PCI/GPU Link Info/Link Width/"
     now, most = number(card.get(f"{start}Current")), number(card.get(f"{start}Max"))
     if now and most and now < most:
-        words = f"PCI Express runs with {now} of {most} lanes"
-        yield Finding(NOTE, area, words, "", "see to the slot, the riser and the BIOS")
+        what = f"PCI Express runs with {now} of {most} lanes"
+        yield Finding(NOTE, area, what, "", "see to the slot, the riser and the BIOS")
 
 
 def persistence(card: Card, area: str) -> Iterator[Finding]:
-    """Without it the driver forgets the GPU whenever nobody uses it."""
+    """Check persistence mode: without it the driver unloads the GPU's state when nobody uses it."""
     if card.get("Persistence Mode") == "Disabled" and _has_ecc(card):
-        words = "persistence mode is off: the first use after a pause takes seconds longer"
-        yield Finding(NOTE, area, words, "", "as root `nvidia-smi -pm 1`")
+        what = "persistence mode is off: the first use after a pause takes seconds longer"
+        yield Finding(NOTE, area, what, "", "as root `nvidia-smi -pm 1`")
 
 
 def fabric(card: Card, area: str, manager: bool) -> Iterator[Finding]:
-    """NVSwitch systems: until the fabric manager has set a GPU up, cuInit fails with 802."""
+    """Check the NVLink fabric of NVSwitch systems: until it is set up, cuInit fails with 802."""
     state, status = card.get("Fabric/State"), card.get("Fabric/Status")
     version = "its version must be the driver's, to the last digit"
     fix = f"`systemctl status nvidia-fabricmanager` on the host; {version} <{FABRIC_DOC}>"
     seen = "" if manager else "no nv-fabricmanager is seen running here"
     if state in ("Not Started", "In Progress"):
-        words = f"the NVLink fabric is not ready ({state}): CUDA fails with error 802"
-        yield Finding(PROBLEM, area, words, seen, fix)
+        what = f"the NVLink fabric is not ready ({state}): CUDA fails with error 802"
+        yield Finding(PROBLEM, area, what, seen, fix)
     elif state == "Completed" and status not in ("", "Success"):
         yield Finding(PROBLEM, area, f"joined the NVLink fabric with: {status}", seen, fix)
     summary = card.get("Fabric/Health/Summary")

@@ -1,4 +1,4 @@
-"""Pure: disks, memory, limits, clock and compilers, and the scheduler that we are in."""
+"""Pure: checks of disks, memory, limits, clock, compilers and the scheduler of this job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WRITTEN = "torch.compile's libraries are loaded from there: `failed to map segm
 
 
 def disks(found: Iterable[Disk]) -> Iterator[Finding]:
-    """Can the directories be written, and is there room?"""
+    """Check that the directories can be written, and have free space."""
     well = []
     for disk in found:
         trouble = list(_of_disk(disk))
@@ -30,27 +30,27 @@ def disks(found: Iterable[Disk]) -> Iterator[Finding]:
             well.append(disk)
     if well:
         least = min(well, key=lambda disk: disk.free)
-        words = f"{len(well)} directories can be written; least room: {_size(least.free)}"
-        yield Finding(OK, "disk", words, least.place, "")
+        what = f"{len(well)} directories can be written; least room: {_size(least.free)}"
+        yield Finding(OK, "disk", what, least.place, "")
 
 
 def _of_disk(disk: Disk) -> Iterator[Finding]:
     name = f"{disk.role} {disk.path}"
     if disk.trouble:
-        words = f"{name} cannot be written: {disk.trouble}"
-        yield Finding(PROBLEM, "disk", words, disk.place, _elsewhere(disk.role, full=False))
+        what = f"{name} cannot be written: {disk.trouble}"
+        yield Finding(PROBLEM, "disk", what, disk.place, _elsewhere(disk.role, full=False))
         return
     if 0 <= disk.free < DISK_SMALL:
-        words = f"{_size(disk.free)} free of {_size(disk.total)} for {name}"
+        what = f"{_size(disk.free)} free of {_size(disk.total)} for {name}"
         level = PROBLEM if disk.free < DISK_EMPTY else NOTE
-        yield Finding(level, "disk", words, disk.place, _elsewhere(disk.role))
+        yield Finding(level, "disk", what, disk.place, _elsewhere(disk.role))
     if disk.inodes and 0 <= disk.inodes_free < INODES:
-        words = f"{disk.inodes_free} files more fit on the disk of {name}"
+        what = f"{disk.inodes_free} files more fit on the disk of {name}"
         detail = f"of {disk.inodes} inodes; `No space left on device` comes although there is room"
-        yield Finding(PROBLEM, "disk", words, detail, _elsewhere(disk.role))
+        yield Finding(PROBLEM, "disk", what, detail, _elsewhere(disk.role))
     if disk.noexec and disk.role in ("compile cache", "Triton's cache"):
-        words = f"nothing can be executed from {name} (mounted noexec)"
-        yield Finding(PROBLEM, "disk", words, _WRITTEN, _elsewhere(disk.role))
+        what = f"nothing can be executed from {name} (mounted noexec)"
+        yield Finding(PROBLEM, "disk", what, _WRITTEN, _elsewhere(disk.role))
 
 
 def _elsewhere(role: str, *, full: bool = True) -> str:
@@ -73,7 +73,7 @@ def _size(count: int) -> str:
 
 
 def shared_memory(memory: Memory) -> Iterator[Finding]:
-    """The memory file system through which DataLoader workers and NCCL hand over data."""
+    """Check the memory file system through which DataLoader workers and NCCL exchange data."""
     if memory.shm_total < 0:
         yield Finding(NOTE, SHM, "there is none", "", "mount a tmpfs there")
         return
@@ -83,73 +83,73 @@ def shared_memory(memory: Memory) -> Iterator[Finding]:
         detail = "DataLoader workers die of SIGBUS where it runs out, NCCL cannot start"
         yield Finding(PROBLEM, SHM, f"small: {text}", detail, fix)
     elif memory.shm_free < SHM_FREE:
-        left = "what killed jobs left: `ls -l /dev/shm`, remove what no process uses"
-        yield Finding(PROBLEM, SHM, f"full: {text}", "", left)
+        fix = "what killed jobs left: `ls -l /dev/shm`, remove what no process uses"
+        yield Finding(PROBLEM, SHM, f"full: {text}", "", fix)
     else:
         yield Finding(OK, SHM, text, "", "")
 
 
 def memory(found: Memory) -> Iterator[Finding]:
-    """Memory and CPU time, and what our control group may have of them."""
-    room = found.available
+    """Check the memory that is available, to the machine and to our control group."""
+    free = found.available
     whose = ""
     if found.limit >= 0 and (found.total < 0 or found.limit < found.total):
         whose = f", limit of the container or job {_size(found.limit)}"
-        room = min(room, found.limit - max(found.used, 0)) if room >= 0 else room
-    if room < 0:
+        free = min(free, found.limit - max(found.used, 0)) if free >= 0 else free
+    if free < 0:
         return
-    words = f"{_size(max(room, 0))} available of {_size(found.total)}{whose}"
-    if room < MEMORY_LOW:
+    what = f"{_size(max(free, 0))} available of {_size(found.total)}{whose}"
+    if free < MEMORY_LOW:
         fix = "end what takes it, or ask for more: the kernel kills the largest process"
-        yield Finding(PROBLEM if room < GIB else NOTE, "memory", words, "", fix)
+        yield Finding(PROBLEM if free < GIB else NOTE, "memory", what, "", fix)
     else:
-        yield Finding(OK, "memory", words, "", "")
+        yield Finding(OK, "memory", what, "", "")
 
 
 def processors(found: Memory, gpus: int) -> Iterator[Finding]:
-    """CPU time: each rank wants a core of its own, its DataLoader workers more."""
+    """Check CPU time: each rank needs a core of its own, its DataLoader workers more."""
     share = found.quota or found.cpus
     if not share:
         return
-    words = f"{found.cpus} CPUs"
+    what = f"{found.cpus} CPUs"
     if found.quota and found.quota < found.cpus:
-        words = f"time for {found.quota:g} CPUs of {found.cpus} that are seen"
+        what = f"time for {found.quota:g} CPUs of {found.cpus} that are seen"
         detail = "programs that start a thread a CPU take turns: slow steps, late heartbeats"
         fix = f"OMP_NUM_THREADS and num_workers to fit {found.quota:g}, or a larger limit"
-        yield Finding(NOTE, "CPUs", words, detail, fix)
+        yield Finding(NOTE, "CPUs", what, detail, fix)
     elif gpus and share < 2 * gpus:
         detail = "each rank needs one, and its DataLoader workers more"
-        yield Finding(NOTE, "CPUs", f"{words} for {gpus} GPUs", detail, "ask for more CPUs")
+        yield Finding(NOTE, "CPUs", f"{what} for {gpus} GPUs", detail, "ask for more CPUs")
     else:
-        yield Finding(OK, "CPUs", words, "", "")
+        yield Finding(OK, "CPUs", what, "", "")
 
 
 def limits(found: Limits) -> Iterator[Finding]:
-    """Open files and processes."""
+    """Check the limits on open files and on processes."""
     hard = "unlimited" if found.files_hard < 0 else str(found.files_hard)
-    words = f"{found.files} files open at once (ulimit -n)"
+    what = f"{found.files} files open at once (ulimit -n)"
     fix = f"`ulimit -n {hard}` before the job; docker run --ulimit nofile=65536"
     if 0 <= found.files < FILES_FEW:
         detail = "each DataLoader worker and connection takes some: `Too many open files`"
         level = PROBLEM if found.files < FILES_LOW else NOTE
-        yield Finding(level, "limits", words, detail, fix)
+        yield Finding(level, "limits", what, detail, fix)
     else:
-        yield Finding(OK, "limits", "unlimited files" if found.files < 0 else words, "", "")
+        yield Finding(OK, "limits", "unlimited files" if found.files < 0 else what, "", "")
     if 0 <= found.processes < PROCESSES_FEW:
-        words = f"{found.processes} processes and threads (ulimit -u)"
+        what = f"{found.processes} processes and threads (ulimit -u)"
         detail = "`Resource temporarily unavailable` where it runs out"
-        yield Finding(NOTE, "limits", words, detail, "`ulimit -u unlimited`")
+        yield Finding(NOTE, "limits", what, detail, "`ulimit -u unlimited`")
 
 
 def clock(found: Clock) -> Iterator[Finding]:
-    """A wrong date breaks TLS, an unsynchronised clock the order of several machines' logs."""
+    """Check the clock: TLS needs the right date, the order of several machines' logs the time."""
     if 0 < found.year < OLDEST_YEAR:
-        words = f"the clock says {found.year}"
-        yield Finding(PROBLEM, "clock", words, "downloads fail: certificates", "set the clock")
+        what = f"the clock says {found.year}"
+        yield Finding(PROBLEM, "clock", what, "downloads fail: certificates", "set the clock")
     elif found.synchronised is False:
-        words = "nothing keeps the clock right"
+        what = "nothing keeps the clock right"
         detail = "as adjtimex says; a virtual machine's host may do it unseen"
-        yield Finding(NOTE, "clock", words, detail, "start chronyd or systemd-timesyncd")
+        yield Finding(NOTE, "clock", what, detail, "start chronyd or systemd-timesyncd")
     elif found.synchronised:
         yield Finding(OK, "clock", "synchronised", "", "")
 
@@ -157,11 +157,18 @@ def clock(found: Clock) -> Iterator[Finding]:
 def compilers(
     tools: Tools, torch: Torch, environ: Mapping[str, str], gpus: bool
 ) -> Iterator[Finding]:
-    """What torch.compile starts: a C compiler for Triton, ptxas, C++ for code on the CPU."""
+    """Check what torch.compile starts: a C compiler for Triton, ptxas, C++ for code on the CPU.
+
+    Args:
+        tools: the compilers that were found.
+        torch: the user's.
+        environ: of the job; CC, CXX and TRITON_PTXAS_PATH count.
+        gpus: whether there is one.
+    """
     missing = []
     if environ.get("CC", "").strip() and not tools.cc:
-        words = f"CC={environ['CC']} is no program on PATH"
-        yield Finding(PROBLEM, "compiler", words, "", "unset it, or name a compiler")
+        what = f"CC={environ['CC']} is not a program on PATH"
+        yield Finding(PROBLEM, "compiler", what, "", "unset it, or name a compiler")
     elif gpus and not tools.cc:
         missing.append("a C compiler (gcc or clang; Triton builds its launchers with it)")
     if not gpus and not tools.cxx:
@@ -172,20 +179,20 @@ def compilers(
         missing.append("the package triton")
     given = environ.get("TRITON_PTXAS_PATH", "")
     if given and not tools.ptxas:
-        words = f"TRITON_PTXAS_PATH={given} is no program"
-        yield Finding(PROBLEM, "compiler", words, "", "unset it: Triton brings its own ptxas")
+        what = f"TRITON_PTXAS_PATH={given} is not a program"
+        yield Finding(PROBLEM, "compiler", what, "", "unset it: Triton brings its own ptxas")
     elif torch.cuda and torch.triton and not (torch.ptxas or tools.ptxas):
         missing.append("ptxas (part of Triton and of the CUDA toolkit)")
-    for what in missing:
-        words = f"torch.compile will fail for want of {what}"
-        yield Finding(NOTE, "compiler", words, "", "install it; code that is not compiled runs")
+    for program in missing:
+        what = f"torch.compile will fail without {program}"
+        yield Finding(NOTE, "compiler", what, "", "install it; code that is not compiled runs")
     if not missing and (tools.cc or tools.cxx):
         paths = [tools.cc if gpus else tools.cxx or tools.cc]
         paths += [torch.ptxas or tools.ptxas] if gpus else []
         yield Finding(OK, "compiler", ", ".join(filter(None, paths)), "", "")
 
 
-# Who started us: a variable that is always there, a name, what it gave.
+# Schedulers: a variable that is always set, the name, variables with what was allocated.
 _SCHEDULERS = (
     ("SLURM_JOB_ID", "Slurm", ("SLURM_NNODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE")),
     ("PBS_JOBID", "PBS", ("PBS_NUM_NODES", "NCPUS")),
@@ -196,17 +203,17 @@ _SCHEDULERS = (
 
 
 def scheduler(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Iterator[Finding]:
-    """What the scheduler around us gave, and which GPUs CUDA makes of it.
+    """Report what the scheduler allocated, and check which of the GPUs CUDA shows.
 
     Args:
         environ: of the job.
         facts: the GPUs that the job would see.
-        present: GPUs that are here.
+        present: how many GPUs are here.
     """
-    for variable, name, told in _SCHEDULERS:
+    for variable, name, allocated in _SCHEDULERS:
         if environ.get(variable):
-            given = ", ".join(f"{n}={environ[n]}" for n in told if environ.get(n))
-            yield Finding(OK, "scheduler", f"{name}{_job(environ, variable)}", given, "")
+            detail = ", ".join(f"{n}={environ[n]}" for n in allocated if environ.get(n))
+            yield Finding(OK, "scheduler", f"{name}{_job(environ, variable)}", detail, "")
     yield from _visible(environ, facts, present)
     yield from _tasks(environ, present)
 
@@ -217,46 +224,46 @@ def _job(environ: Mapping[str, str], variable: str) -> str:
 
 def _visible(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Iterator[Finding]:
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    words = f"CUDA_VISIBLE_DEVICES={wanted}"
-    if facts.warning and words not in facts.warning:
+    setting = f"CUDA_VISIBLE_DEVICES={wanted}"
+    if facts.warning and setting not in facts.warning:
         if present:
             yield _unlisted(facts)
     elif wanted is None:
         return
     elif present and not facts.gpus:
         deliberate = wanted.strip() in ("", "-1", "NoDevFiles")
-        what = f"{words} hides all {present} GPUs"
+        what = f"{setting} hides all {present} GPUs"
         level = NOTE if deliberate else PROBLEM
         yield Finding(level, "GPUs", what, facts.warning, "unset it, or name GPUs that are here")
     elif facts.warning:
-        amiss = "counts from" not in facts.warning  # what it names is all here
-        fix = "name GPUs that are here" if amiss else "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        yield Finding(PROBLEM if amiss else NOTE, "GPUs", facts.warning, "", fix)
+        absent = "counts from" not in facts.warning  # else all that it names is here
+        fix = "name GPUs that are here" if absent else "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        yield Finding(PROBLEM if absent else NOTE, "GPUs", facts.warning, "", fix)
     elif present:
-        what = f"{words}: the job sees {len(facts.gpus)} of {present} GPUs"
+        what = f"{setting}: the job sees {len(facts.gpus)} of {present} GPUs"
         yield Finding(OK, "GPUs", what, "", "")
 
 
 def _unlisted(facts: GpuFacts) -> Finding:
-    """The list of GPUs is in doubt, or is not what the user may expect."""
-    fix = "run `nvidia-smi -L` by hand: it tells a launch which GPUs there are"
+    """Return the finding where the list of GPUs is in doubt, or may surprise the user."""
+    fix = "run `nvidia-smi -L` by hand: a launch gets the list of GPUs from it"
     if facts.gpus:
-        one_instance = facts.warning.startswith("MIG:")  # no doubt, and said with its fix
+        one_instance = facts.warning.startswith("MIG:")  # certain, and the warning says what to do
         return Finding(NOTE, "GPUs", facts.warning, "", "" if one_instance else fix)
     why = "a launch takes this for a machine without GPUs"
     return Finding(PROBLEM, "GPUs", facts.warning, why, fix)
 
 
 def _tasks(environ: Mapping[str, str], present: int) -> Iterator[Finding]:
-    """Inside srun with a task a GPU every task would start torchrun with all ranks."""
+    """Check for one srun task per GPU: each task would start torchrun with all ranks."""
     local = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     count = local.partition("(")[0].partition(",")[0]
     inside = environ.get("SLURM_STEP_ID", "").isdecimal() and "SLURM_LOCALID" in environ
     if inside and count.isdecimal() and int(count) > 1:
-        words = f"{count} tasks on this node: each would start torchrun with all its ranks"
-        yield Finding(NOTE, "scheduler", words, "", "srun --ntasks-per-node=1 before torchrun")
-    given = environ.get("SLURM_GPUS_ON_NODE", "")
-    if given.isdecimal() and present and int(given) < present:
-        words = f"Slurm gave {given} GPUs, and {present} can be opened here"
+        what = f"{count} tasks on this node: each would start torchrun with all its ranks"
+        yield Finding(NOTE, "scheduler", what, "", "srun --ntasks-per-node=1 before torchrun")
+    allocated = environ.get("SLURM_GPUS_ON_NODE", "")
+    if allocated.isdecimal() and present and int(allocated) < present:
+        what = f"Slurm gave {allocated} GPUs, and {present} can be opened here"
         fix = "keep CUDA_VISIBLE_DEVICES as Slurm set it (ConstrainDevices is off)"
-        yield Finding(NOTE, "scheduler", words, "", fix)
+        yield Finding(NOTE, "scheduler", what, "", fix)

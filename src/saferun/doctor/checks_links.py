@@ -1,9 +1,9 @@
-"""Pure: the ways between GPUs: what the driver says, what a checked transfer shows, NVLink, RDMA.
+"""Pure: the links between GPUs: the driver's report, checked transfers, NVLink and RDMA.
 
-A card can say yes to peer access and silently corrupt what goes that way: the copy engine on RTX
+A card can report peer access and silently corrupt what is sent that way: the copy engine on RTX
 6000 Ada (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1257), kernels on a 4090
-(https://github.com/aikitoria/open-gpu-kernel-modules/issues/8). So every pair was tried with known
-bytes, each way and in both directions (peercheck.py).
+(https://github.com/aikitoria/open-gpu-kernel-modules/issues/8). So every pair is tried with known
+bytes, by each way and in both directions (peercheck.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TROUBLE_DOC = (
     "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
     "#gpu-direct-communication"
 )
-_NO = {  # the legend of `nvidia-smi topo -p2p r`
+_NO_ACCESS = {  # the legend of `nvidia-smi topo -p2p r`
     "CNS": "chipset not supported",
     "GNS": "GPU not supported",
     "TNS": "topology not supported",
@@ -28,30 +28,30 @@ _NO = {  # the legend of `nvidia-smi topo -p2p r`
     "U": "unknown",
 }
 _WAYS = {"copy": "the copy engine", "read": "kernels that read", "write": "kernels that write"}
-_OFF = "export NCCL_P2P_DISABLE=1 (slower, correct); switch ACS and the IOMMU off in the BIOS"
+_FIX = "export NCCL_P2P_DISABLE=1 (slower, correct); switch ACS and the IOMMU off in the BIOS"
 
 
 def peers(smi: Smi, cuda: Cuda) -> Iterator[Finding]:
-    """Can each pair of GPUs reach each other's memory, and are the bytes right?"""
+    """Check that each pair of GPUs reaches the other's memory, and that the bytes are right."""
     wrong = [pair for pair in cuda.pairs if _wrong(pair)]
     for pair in wrong:
         ways = ", ".join(f"{_WAYS[way]}: {pair[way]}" for way in _wrong(pair))
-        words = "data sent between them arrives corrupted"
+        what = "data sent between them arrives corrupted"
         if "copy" in _wrong(pair) and not pair.get("can"):
-            words += ", through host memory too"
+            what += ", through host memory too"
         yield Finding(
-            PROBLEM, _names(smi, cuda, pair["pair"]), words, f"{ways} <{TROUBLE_DOC}>", _OFF
+            PROBLEM, _names(smi, cuda, pair["pair"]), what, f"{ways} <{TROUBLE_DOC}>", _FIX
         )
     if cuda.hung:
-        words = "a transfer between them does not end"
-        yield Finding(PROBLEM, _names(smi, cuda, cuda.hung), words, f"<{TROUBLE_DOC}>", _OFF)
+        what = "a transfer between them does not end"
+        yield Finding(PROBLEM, _names(smi, cuda, cuda.hung), what, f"<{TROUBLE_DOC}>", _FIX)
     yield from _untried(smi, cuda)
     yield from _without(smi, cuda)
     if cuda.pairs and not wrong and not cuda.hung:
         tried = [pair for pair in cuda.pairs if "copy" in pair]
         direct = sum(bool(pair.get("can")) for pair in tried)
-        words = f"{len(tried)} transfers between GPUs checked, all right ({direct} of them direct)"
-        yield Finding(OK if tried else NOTE, "peer to peer", words, "", "")
+        what = f"{len(tried)} transfers between GPUs checked, all right ({direct} of them direct)"
+        yield Finding(OK if tried else NOTE, "peer to peer", what, "", "")
 
 
 def _wrong(pair: Mapping[str, Any]) -> list[str]:
@@ -63,7 +63,7 @@ def _names(smi: Smi, cuda: Cuda, pair: Sequence[int]) -> str:
 
 
 def _number(smi: Smi, cuda: Cuda, place: int) -> int:
-    """Return the number that nvidia-smi gives a GPU; CUDA counts the visible ones, its own way."""
+    """Return nvidia-smi's number of a GPU; CUDA counts only the visible ones, in its own order."""
     buses = {int(device["device"]): str(device.get("bus", "")) for device in cuda.devices}
     numbers = ordered(smi.report.cards, smi.report.lost)
     bus = bus_id(buses[place]) if buses.get(place) else ""
@@ -71,37 +71,37 @@ def _number(smi: Smi, cuda: Cuda, place: int) -> int:
 
 
 def _untried(smi: Smi, cuda: Cuda) -> Iterator[Finding]:
-    """GPUs without a context, and pairs whose calls failed."""
+    """Yield GPUs without a context, and pairs whose calls failed."""
     broken = [device for device in cuda.devices if "error" in device]
     for device in broken:
-        words = f"no transfer could be tried: {device['error']}"
+        what = f"no transfer could be tried: {device['error']}"
         area = f"GPU {_number(smi, cuda, device['device'])}"
-        yield Finding(NOTE, area, words, "", "free its memory and try again")
+        yield Finding(NOTE, area, what, "", "free its memory and try again")
     failed: dict[str, list[Mapping[str, Any]]] = {}
     for pair in cuda.pairs:
         if "error" in pair:
             failed.setdefault(str(pair["error"]), []).append(pair)
     for error, pairs in failed.items():
         detail = "; ".join(_names(smi, cuda, pair["pair"]) for pair in pairs[:6])
-        words = f"{len(pairs)} transfers between GPUs failed: {error}"
-        yield Finding(PROBLEM, "peer to peer", words, detail, _OFF)
+        what = f"{len(pairs)} transfers between GPUs failed: {error}"
+        yield Finding(PROBLEM, "peer to peer", what, detail, _FIX)
 
 
 def _without(smi: Smi, cuda: Cuda) -> Iterator[Finding]:
-    """Pairs without direct access: NCCL goes through host memory."""
+    """Yield how many pairs lack direct access: NCCL uses host memory for them."""
     no = [pair for pair in cuda.pairs if pair.get("can") is False]
-    says = Counter(word for word in smi.peers.values() if word != "OK")
-    reasons = ", ".join(f"{_NO.get(word, word)} ({count} pairs)" for word, count in says.items())
+    codes = Counter(code for code in smi.peers.values() if code != "OK")
+    reasons = ", ".join(f"{_NO_ACCESS.get(code, code)} ({n} pairs)" for code, n in codes.items())
     total = len(cuda.pairs) or len(smi.peers)
-    count = len(no) if cuda.pairs else sum(says.values())
+    count = len(no) if cuda.pairs else sum(codes.values())
     if count:
-        words = f"{count} of {total} directions have no direct access: NCCL uses host memory"
+        what = f"{count} of {total} directions have no direct access: NCCL uses host memory"
         detail = f"nvidia-smi says: {reasons}" if reasons else ""
-        yield Finding(NOTE, "peer to peer", words, detail, "")
+        yield Finding(NOTE, "peer to peer", what, detail, "")
 
 
 def nvlinks(smi: Smi) -> Iterator[Finding]:
-    """Has every GPU as many NVLinks up as its siblings?"""
+    """Check that every GPU has as many NVLinks up as the others."""
     links = {gpu: found for gpu, found in smi.links.items() if found[1]}
     if len(links) < 2:
         return
@@ -111,19 +111,19 @@ def nvlinks(smi: Smi) -> Iterator[Finding]:
         return
     for gpu, (up, known) in links.items():
         if up < most:
-            words = f"{up} of {known} NVLinks are up, its siblings have {most}"
+            what = f"{up} of {known} NVLinks are up, the others have {most}"
             fix = "reset all GPUs together or reboot; if it comes back, a link is broken"
-            yield Finding(PROBLEM, f"GPU {gpu}", words, "", fix)
+            yield Finding(PROBLEM, f"GPU {gpu}", what, "", fix)
     if all(up == most for up, _ in links.values()):
         yield Finding(OK, "NVLink", f"{most} links up on each of {len(links)} GPUs", "", "")
 
 
 def infiniband(ports: Iterable[InfiniBand], limits: Limits, disabled: bool) -> Iterator[Finding]:
-    """RDMA ports: NCCL uses every one that is active.
+    """Check the RDMA ports: NCCL uses every active one.
 
     Args:
         ports: of all devices.
-        limits: registering memory needs it locked.
+        limits: of this process; memory must be locked to be registered.
         disabled: NCCL_IB_DISABLE=1 is set.
     """
     found = list(ports)
@@ -132,18 +132,18 @@ def infiniband(ports: Iterable[InfiniBand], limits: Limits, disabled: bool) -> I
     for port in found:
         name = f"{port.device} port {port.port}"
         if port.state != "ACTIVE" and port.physical != "Disabled":
-            words = f"{name} is {port.state} ({port.physical})"
+            what = f"{name} is {port.state} ({port.physical})"
             level = NOTE if port.layer == "Ethernet" or port.physical == "Polling" else PROBLEM
-            yield Finding(level, "RDMA", words, port.layer, "cable, switch or subnet manager")
+            yield Finding(level, "RDMA", what, port.layer, "cable, switch or subnet manager")
     active = [port for port in found if port.state == "ACTIVE"]
     yield from _uneven(active)
     if active and limits.locked >= 0:
-        words = f"RDMA needs locked memory, and the limit is {limits.locked >> 10} KiB"
+        what = f"RDMA needs locked memory, and the limit is {limits.locked >> 10} KiB"
         fix = "`ulimit -l unlimited`; docker run --ulimit memlock=-1"
-        yield Finding(PROBLEM, "RDMA", words, "NCCL fails with `ibv_reg_mr` and ENOMEM", fix)
+        yield Finding(PROBLEM, "RDMA", what, "NCCL fails with `ibv_reg_mr` and ENOMEM", fix)
     if active and disabled:
-        words = "NCCL_IB_DISABLE=1 leaves active RDMA ports unused"
-        yield Finding(NOTE, "RDMA", words, "", "unset it where the ports work")
+        what = "NCCL_IB_DISABLE=1 leaves active RDMA ports unused"
+        yield Finding(NOTE, "RDMA", what, "", "unset it where the ports work")
     if active:
         rates = Counter((port.rate, port.layer) for port in active)
         text = ", ".join(f"{n} x {rate} {layer}" for (rate, layer), n in rates.items())
@@ -151,15 +151,15 @@ def infiniband(ports: Iterable[InfiniBand], limits: Limits, disabled: bool) -> I
 
 
 def _uneven(active: Sequence[InfiniBand]) -> Iterator[Finding]:
-    """A port that runs at a lower rate than the others of its kind."""
+    """Yield ports that run at a lower rate than the others of their kind."""
     best: dict[str, float] = {}
     for port in active:
         best[port.layer] = max(best.get(port.layer, 0.0), _gigabits(port.rate))
     compute = [p for p in active if p.layer == "InfiniBand"]
     for port in compute:
         if _gigabits(port.rate) < best[port.layer]:
-            words = f"{port.device} port {port.port} runs at {port.rate}, others are faster"
-            yield Finding(NOTE, "RDMA", words, "", "see to the cable and the switch port")
+            what = f"{port.device} port {port.port} runs at {port.rate}, others are faster"
+            yield Finding(NOTE, "RDMA", what, "", "see to the cable and the switch port")
 
 
 def _gigabits(rate: str) -> float:

@@ -1,4 +1,4 @@
-"""Pure: over which interface would NCCL and gloo talk, and will the other machines hear them?
+"""Pure: which interfaces NCCL and gloo would use, and whether other machines reach them.
 
 How NCCL chooses: src/misc/socket.cc (`ncclFindInterfaces`, `matchIfList`) and the variable
 NCCL_SOCKET_IFNAME, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. How gloo
@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from saferun.doctor.vitals import Interface, Network, Port
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
-SLOW_S = 2.0  # for resolving our own name; each rank does it
+SLOW_S = 2.0  # for resolving our own host name; each rank does it
 _OTHERS = ("^docker,lo,virbr", "docker", "lo", "virbr")  # in this order, after "ib"
 
 
 def many_nodes(environ: Mapping[str, str]) -> bool:
-    """Say whether the environment speaks of a job on several machines."""
+    """Return whether the environment describes a job on several machines."""
     for name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PET_NNODES", "NNODES", "PBS_NUM_NODES"):
         first = environ.get(name, "").partition(":")[0]
         if first.isdecimal() and int(first) > 1:
@@ -29,7 +29,7 @@ def many_nodes(environ: Mapping[str, str]) -> bool:
 
 
 def nccl_interfaces(found: Sequence[Interface], wanted: str = "") -> tuple[Interface, ...]:
-    """Return the interfaces that NCCL would use, the first for meeting.
+    """Return the interfaces that NCCL would use; the first one serves the rendezvous.
 
     Args:
         found: by index.
@@ -46,26 +46,26 @@ def nccl_interfaces(found: Sequence[Interface], wanted: str = "") -> tuple[Inter
 
 
 def _matches(name: str, rule: str) -> bool:
-    """Match as NCCL does: prefixes; `^` turns the sense, `=` asks for whole names, after it."""
+    """Match as NCCL does: by prefix; a leading `^` inverts, then `=` asks for whole names."""
     inverted = rule.startswith("^")
     rule = rule.removeprefix("^")
     exact = rule.startswith("=")
-    words = [word.partition(":")[0] for word in rule.removeprefix("=").split(",") if word]
-    hit = any(name == word if exact else name.startswith(word) for word in words)
+    listed = [item.partition(":")[0] for item in rule.removeprefix("=").split(",") if item]
+    hit = any(name == item if exact else name.startswith(item) for item in listed)
     return hit != inverted
 
 
 def nccl(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """The interface that NCCL would take, and whether it reaches anybody."""
+    """Check the interface that NCCL would use."""
     wanted = environ.get("NCCL_SOCKET_IFNAME", "")
     chosen = nccl_interfaces(network.interfaces, wanted)
     names = ", ".join(i.name for i in network.interfaces if i.ipv4 or i.ipv6)
     if not network.interfaces:
         return
     if not chosen and len(wanted) > 1:
-        words = f"NCCL_SOCKET_IFNAME={wanted} matches no interface with an address"
+        what = f"NCCL_SOCKET_IFNAME={wanted} matches no interface with an address"
         fix = f"unset it, or name one of these: {names or 'there is none'}"
-        yield Finding(PROBLEM, "network", words, "NCCL: no socket interface found", fix)
+        yield Finding(PROBLEM, "network", what, "NCCL: no socket interface found", fix)
         return
     if not chosen:
         fix = "give the container a network"
@@ -73,19 +73,19 @@ def nccl(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     first = chosen[0]
     rest = f", then {', '.join(i.name for i in chosen[1:6])}" if chosen[1:] else ""
-    words = f"NCCL takes {first.name} ({first.ipv4 or 'IPv6'}{_speed(first)}){rest}"
-    yield _reach(first, words, "NCCL_SOCKET_IFNAME", many_nodes(environ), names)
+    what = f"NCCL takes {first.name} ({first.ipv4 or 'IPv6'}{_speed(first)}){rest}"
+    yield _reach(first, what, "NCCL_SOCKET_IFNAME", many_nodes(environ), names)
 
 
-def _reach(first: Interface, words: str, variable: str, many: bool, names: str) -> Finding:
+def _reach(first: Interface, what: str, variable: str, many: bool, names: str) -> Finding:
     fix = f"export {variable}=NAME; there are {names}"
     if not (first.up and first.carrier):
-        return Finding(PROBLEM, "network", f"{words}: it is down", "", fix)
+        return Finding(PROBLEM, "network", f"{what}: it is down", "", fix)
     if first.name == "lo" and many:
-        return Finding(PROBLEM, "network", f"{words}: no other machine is there", "", fix)
+        return Finding(PROBLEM, "network", f"{what}: no other machine is there", "", fix)
     if many and first.name.startswith(("docker", "virbr", "veth", "br-")):
-        return Finding(PROBLEM, "network", f"{words}: it leads to containers only", "", fix)
-    return Finding(OK, "network", words, "", "")
+        return Finding(PROBLEM, "network", f"{what}: it leads to containers only", "", fix)
+    return Finding(OK, "network", what, "", "")
 
 
 def _speed(interface: Interface) -> str:
@@ -93,7 +93,7 @@ def _speed(interface: Interface) -> str:
 
 
 def gloo(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """The interface that gloo would take: the one that the host name leads to."""
+    """Check the interface that gloo would use: the one that the host name resolves to."""
     many = many_nodes(environ)
     names = {i.name: i for i in network.interfaces}
     listed = ", ".join(name for name, i in names.items() if i.ipv4 or i.ipv6)
@@ -101,35 +101,35 @@ def gloo(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
     if wanted:
         missing = [name for name in wanted if name not in names]
         if missing:
-            words = f"GLOO_SOCKET_IFNAME names {', '.join(missing)}, which is not here"
-            yield Finding(PROBLEM, "network", words, "", f"there are {listed}")
+            what = f"GLOO_SOCKET_IFNAME names {', '.join(missing)}, which is not here"
+            yield Finding(PROBLEM, "network", what, "", f"there are {listed}")
             return
         first = names[wanted[0]]
-        words = f"gloo takes {first.name} ({first.ipv4 or 'IPv6'}{_speed(first)})"
-        yield _reach(first, words, "GLOO_SOCKET_IFNAME", many, listed)
+        what = f"gloo takes {first.name} ({first.ipv4 or 'IPv6'}{_speed(first)})"
+        yield _reach(first, what, "GLOO_SOCKET_IFNAME", many, listed)
         return
     if network.hostname:
         yield _by_name(network, many, listed)
 
 
 def _by_name(network: Network, many: bool, listed: str) -> Finding:
-    """Gloo without a wish: the host name's first address that is this machine's."""
+    """Judge where gloo listens without GLOO_SOCKET_IFNAME: by the host name's addresses."""
     name, level = network.hostname, PROBLEM if many else NOTE
     fix = f"a line for {name} in /etc/hosts, or export GLOO_SOCKET_IFNAME=NAME; there are {listed}"
     if not network.addresses:
-        words = f"the host name {name} does not resolve: gloo takes 127.0.0.1"
-        return Finding(level, "host name", words, network.trouble, fix)
+        what = f"the host name {name} does not resolve: gloo takes 127.0.0.1"
+        return Finding(level, "host name", what, network.trouble, fix)
     local = {i.ipv4: i.name for i in network.interfaces if i.ipv4}
     own = [a for a in network.addresses if a in local or _is_loopback(a) or ":" in a]
     if not own:
-        words = f"the host name {name} resolves to {network.addresses[0]}, not to this machine"
-        return Finding(level, "host name", words, "gloo takes 127.0.0.1 then", fix)
+        what = f"the host name {name} resolves to {network.addresses[0]}, not to this machine"
+        return Finding(level, "host name", what, "gloo takes 127.0.0.1 then", fix)
     if _is_loopback(own[0]):
-        words = f"the host name {name} resolves to {own[0]}: gloo listens there"
+        what = f"the host name {name} resolves to {own[0]}: gloo listens there"
         if many:
-            return Finding(PROBLEM, "host name", f"{words}, unheard by other machines", "", fix)
+            return Finding(PROBLEM, "host name", f"{what}, out of others' reach", "", fix)
         detail = "for a job on several machines it must be an address that they reach"
-        return Finding(OK, "host name", words, detail, "")
+        return Finding(OK, "host name", what, detail, "")
     where = local.get(own[0], "IPv6")
     return Finding(OK, "network", f"gloo takes {where} ({own[0]}, of host name {name})", "", "")
 
@@ -139,21 +139,21 @@ def _is_loopback(address: str) -> bool:
 
 
 def name_service(network: Network) -> Iterator[Finding]:
-    """Resolving that waits: every rank does it, at every start."""
+    """Check that the host name resolves quickly: every rank resolves it at every start."""
     if network.seconds > SLOW_S:
-        words = f"resolving {network.hostname} took {network.seconds:.0f} s"
+        what = f"resolving {network.hostname} took {network.seconds:.0f} s"
         fix = f"a line for {network.hostname} in /etc/hosts"
-        yield Finding(NOTE, "host name", words, "every rank waits for that", fix)
+        yield Finding(NOTE, "host name", what, "every rank waits for that", fix)
 
 
 def ports(network: Network) -> Iterator[Finding]:
-    """Is the port free on which torchrun's workers would meet?"""
+    """Check that the port of torchrun's rendezvous is free."""
     for port in network.ports:
         if port.taken:
-            words = f"port {port.number} is taken{_holder(port)}"
+            what = f"port {port.number} is taken{_holder(port)}"
             detail = "torchrun without --standalone and --master-port meets there: EADDRINUSE"
             fix = f"end it, or give torchrun --master-port {port.number + 1}"
-            yield Finding(PROBLEM, "port", words, detail, fix)
+            yield Finding(PROBLEM, "port", what, detail, fix)
         else:
             yield Finding(OK, "port", f"{port.number} is free", "", "")
 

@@ -1,7 +1,7 @@
-"""Pure: is one GPU slower than its siblings?
+"""Pure: which GPUs are slower than their siblings.
 
-A collective waits for the slowest, so one slow GPU slows all. Siblings are GPUs of the same name;
-nobody's data sheet is asked.
+A collective waits for the slowest GPU, so one slow GPU slows all. Siblings are GPUs of the same
+name; no data sheet is consulted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _METRICS = {  # field: what it is, its unit
 
 
 def judge(measured: Measured, numbers: Mapping[str, int], linked: bool) -> Iterator[Finding]:
-    """Name the slow ones, and say what was measured.
+    """Yield the slow GPUs, and what was measured.
 
     Args:
-        measured: see there.
-        numbers: of the GPUs as nvidia-smi counts, by PCI address.
-        linked: NVLink is up, so that all ways between GPUs are alike; over PCI Express they differ
-            by where the cards sit.
+        measured: by `--full`.
+        numbers: of the GPUs as nvidia-smi counts them, by PCI address.
+        linked: NVLink is up, so that all links between GPUs are alike; over PCI Express they
+            depend on the slots.
     """
     if measured.trouble:
         fix = "end what runs on the GPUs, and try again"
@@ -53,17 +53,17 @@ def _compare(
     values = {area: value for area, value in values.items() if value}
     if not values:
         return
-    what, unit = _METRICS[metric]
+    metric_name, unit = _METRICS[metric]
     others = {area: _of_others(area, values) for area in values}
     slow = [area for area in values if values[area] < (1 - SLOWER) * others[area]]
     level = NOTE if metric == "peer_gbs" and not linked else PROBLEM
     for area in slow:
         below = 100 * (1 - values[area] / others[area])
-        words = f"{what}: {values[area]:.0f} {unit}, {below:.0f} % below the others"
+        what = f"{metric_name}: {values[area]:.0f} {unit}, {below:.0f} % below the others"
         fix = "heat, power limit, another job on it, PCI slot; else have it changed"
-        yield Finding(level, area, words, f"their median is {others[area]:.0f}", fix)
+        yield Finding(level, area, what, f"their median is {others[area]:.0f}", fix)
     if not slow:
-        yield Finding(OK, "speed", f"{what}: {_span(list(values.values()))} {unit}", "", "")
+        yield Finding(OK, "speed", f"{metric_name}: {_span(list(values.values()))} {unit}", "", "")
 
 
 def _of_others(area: str, values: Mapping[str, float]) -> float:
@@ -78,9 +78,9 @@ def _span(values: list[float]) -> str:
 
 def _allreduce(measured: Measured) -> Iterator[Finding]:
     if measured.allreduce_trouble:
-        words = f"NCCL all-reduce over all GPUs failed: {measured.allreduce_trouble}"
-        fix = "NCCL_DEBUG=INFO tells more; NCCL_P2P_DISABLE=1 goes another way"
-        yield Finding(PROBLEM, "speed", words, "", fix)
+        what = f"NCCL all-reduce over all GPUs failed: {measured.allreduce_trouble}"
+        fix = "NCCL_DEBUG=INFO shows more; NCCL_P2P_DISABLE=1 avoids peer-to-peer transfers"
+        yield Finding(PROBLEM, "speed", what, "", fix)
     elif measured.allreduce_gbs:
-        words = f"NCCL all-reduce over all GPUs: {measured.allreduce_gbs:.0f} GB/s (bus bandwidth)"
-        yield Finding(OK, "speed", words, "", "")
+        what = f"NCCL all-reduce over all GPUs: {measured.allreduce_gbs:.0f} GB/s (bus bandwidth)"
+        yield Finding(OK, "speed", what, "", "")

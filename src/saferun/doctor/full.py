@@ -1,4 +1,4 @@
-"""`saferun doctor --full`: have measure.py run by the user's own torch, bounded, and read it."""
+"""`saferun doctor --full`: runs measure.py with the user's torch, bounded, and reads its output."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "measure.py")
 
 
 def measure(environ: Mapping[str, str], gpus: int) -> Measured:
-    """Measure; what cannot be measured says why. Bounded by the two times above.
+    """Measure the GPUs, within the two times above.
 
     Args:
         environ: of the job; its CUDA_VISIBLE_DEVICES counts.
-        gpus: that it sees; the all-reduce needs two.
+        gpus: how many it sees; the all-reduce needs two.
+
+    Returns:
+        The results, with the reason where something could not be measured.
     """
     try:
         launcher = torchrun_install.find_launcher(environ)
@@ -35,17 +38,17 @@ def measure(environ: Mapping[str, str], gpus: int) -> Measured:
     found = read_alone(bounded.run((python, PROGRAM, "alone"), clean, ALONE_S))
     if gpus < 2 or not found.speeds:
         return found
-    words = (*launcher.argv, "--standalone", f"--nproc-per-node={gpus}", PROGRAM, "together")
-    return read_together(found, bounded.run(words, clean, TOGETHER_S))
+    command = (*launcher.argv, "--standalone", f"--nproc-per-node={gpus}", PROGRAM, "together")
+    return read_together(found, bounded.run(command, clean, TOGETHER_S))
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The job's environment without what would steer torchrun or our own hooks.
+    """Return the job's environment without what would configure torchrun or our own hooks.
 
-    GPUs are counted along the bus, as nvidia-smi does, where nothing was chosen.
+    Unless the user chose GPUs, they are counted along the bus, as nvidia-smi does.
     """
-    steers = ("PET_", "SAFERUN_", "TORCHELASTIC_", "MASTER_")
-    clean = {name: value for name, value in environ.items() if not name.startswith(steers)}
+    configures = ("PET_", "SAFERUN_", "TORCHELASTIC_", "MASTER_")
+    clean = {name: value for name, value in environ.items() if not name.startswith(configures)}
     if "CUDA_VISIBLE_DEVICES" not in environ:
         clean["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return clean
@@ -54,42 +57,42 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 def _lines(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
-            words = json.loads(line)
+            record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(words, dict):
-            yield words
+        if isinstance(record, dict):
+            yield record
 
 
 def read_alone(answer: bounded.Answer) -> Measured:
-    """Read what the GPUs were measured to do, as far as it came."""
+    """Return what was measured of each GPU by itself, as far as the program came."""
     devices: dict[int, dict[str, Any]] = {}
     done = False
-    for words in _lines(answer.out):
-        done = done or "done" in words
-        if isinstance(words.get("device"), int):
-            devices.setdefault(words["device"], {}).update(words)
+    for record in _lines(answer.out):
+        done = done or "done" in record
+        if isinstance(record.get("device"), int):
+            devices.setdefault(record["device"], {}).update(record)
     fields = frozenset(Speed._fields)
     speeds = tuple(
-        Speed(**{"bus": "", "name": "", **{k: v for k, v in words.items() if k in fields}})
-        for _, words in sorted(devices.items())
+        Speed(**{"bus": "", "name": "", **{k: v for k, v in facts.items() if k in fields}})
+        for _, facts in sorted(devices.items())
     )
     trouble = "" if done and not answer.trouble else _why(answer)
     return Measured(speeds, trouble)
 
 
 def read_together(found: Measured, answer: bounded.Answer) -> Measured:
-    """Add what the all-reduce gave."""
-    told = [words for words in _lines(answer.out) if "allreduce_gbs" in words]
-    if answer.trouble or not told:
+    """Return the measurements with those of the all-reduce."""
+    ranks = [record for record in _lines(answer.out) if "allreduce_gbs" in record]
+    if answer.trouble or not ranks:
         return found._replace(allreduce_trouble=_why(answer))
-    if not all(words.get("right") for words in told):
+    if not all(rank.get("right") for rank in ranks):
         return found._replace(allreduce_trouble="it gave wrong sums")
-    return found._replace(allreduce_gbs=min(float(words["allreduce_gbs"]) for words in told))
+    return found._replace(allreduce_gbs=min(float(rank["allreduce_gbs"]) for rank in ranks))
 
 
 def _why(answer: bounded.Answer) -> str:
-    """The clock's word, or the program's own last one."""
-    telling = [line.strip() for line in answer.err.splitlines() if "rror" in line]
-    said = telling[-1][-300:] if telling else ""
-    return ": ".join(filter(None, (answer.trouble or "no answer", said)))
+    """Return how the command failed, and the last line of its stderr that mentions an error."""
+    errors = [line.strip() for line in answer.err.splitlines() if "rror" in line]
+    last = errors[-1][-300:] if errors else ""
+    return ": ".join(filter(None, (answer.trouble or "no answer", last)))

@@ -1,7 +1,7 @@
-"""Ask the machine about what a job needs beside GPUs: disks, memory, limits, clock, compilers.
+"""What a job needs of the machine beside GPUs: disks, memory, limits, clock, compilers.
 
-A file system that hangs (a dead NFS server) hangs whoever asks it, so each directory is asked in a
-thread of its own that nobody waits for beyond the clock.
+A file system that hangs (a dead NFS server) hangs whoever asks it, so each directory is examined in
+a thread of its own, for which nobody waits beyond the deadline.
 """
 
 from __future__ import annotations
@@ -9,32 +9,31 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
+import itertools
 import os
-import queue
 import resource
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 
-from saferun.doctor import files
+from saferun.doctor import together
 from saferun.doctor.vitals import Clock, Disk, Host, Limits, Memory, Tools
-from saferun.system import command as bounded
+from saferun.system import cgroup, paths, procfs
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
-_UNLIMITED_V1 = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 _HANGS = "it does not answer (a hanging file system?)"
 
 
 def directories(environ: Mapping[str, str], cwd: str) -> dict[str, str]:
-    """Return the directories that a job writes to, by what for.
+    """Return the directories that a job writes to, by their purpose.
 
     Sources: torch/_inductor/runtime/cache_dir_utils.py (`default_cache_dir`, `triton_cache_dir`),
     triton/knobs.py (`~/.triton/cache`), huggingface_hub/constants.py (`HF_HOME`).
     """
     home = environ.get("HOME") or os.path.expanduser("~")
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
-    temporary = next((environ[n] for n in ("TMPDIR", "TEMP", "TMP") if environ.get(n)), "/tmp")  # noqa: S108 - its room is asked for
+    temporary = next((environ[n] for n in ("TMPDIR", "TEMP", "TMP") if environ.get(n)), "/tmp")  # noqa: S108 - only its free space is read
     inductor = os.path.join(temporary, f"torchinductor_{_user(environ)}")
     hub = environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     found = {
@@ -48,7 +47,7 @@ def directories(environ: Mapping[str, str], cwd: str) -> dict[str, str]:
 
 
 def _user(environ: Mapping[str, str]) -> str:
-    """The name as getpass.getuser has it."""
+    """Return the user's name as getpass.getuser does."""
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         if environ.get(name):
             return environ[name]
@@ -60,29 +59,19 @@ def _user(environ: Mapping[str, str]) -> str:
 
 
 def disks(folders: Mapping[str, str], timeout_s: float) -> tuple[Disk, ...]:
-    """Ask about each directory; one that does not answer in time is said to hang."""
-    answers: queue.SimpleQueue[Disk] = queue.SimpleQueue()
-
-    def ask(role: str, path: str) -> None:
-        answers.put(disk(role, path))
-
-    for role, path in folders.items():
-        threading.Thread(target=ask, args=(role, path), daemon=True).start()
-    found: dict[str, Disk] = {}
-    end = time.monotonic() + timeout_s
-    while len(found) < len(folders):
-        try:
-            answer = answers.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            break
-        found[answer.role] = answer
+    """Examine each directory; one that does not answer in time is reported as hanging."""
+    questions = {role: functools.partial(disk, role, path) for role, path in folders.items()}
+    found = together.ask(questions, timeout_s).answers
     return tuple(
         found.get(role) or Disk(role, path, path, _HANGS) for role, path in folders.items()
     )
 
 
 def disk(role: str, path: str) -> Disk:
-    """Say what a directory has room for; a nameless file is made in it and gone at once."""
+    """Return what a directory, or the nearest existing one above it, has space for.
+
+    A nameless file is made in it, to see whether that works, and removed at once.
+    """
     place = path
     while not os.path.isdir(place) and place != os.path.dirname(place):
         place = os.path.dirname(place)
@@ -90,7 +79,7 @@ def disk(role: str, path: str) -> Disk:
     if not trouble and os.path.lexists(path) and not os.path.isdir(path):
         trouble = "it is not a directory"
     try:
-        room = os.statvfs(place)
+        space = os.statvfs(place)
     except OSError as error:
         return Disk(role, path, place, trouble or str(error.strerror))
     return Disk(
@@ -98,11 +87,11 @@ def disk(role: str, path: str) -> Disk:
         path,
         place,
         trouble,
-        free=room.f_bavail * room.f_frsize,
-        total=room.f_blocks * room.f_frsize,
-        inodes_free=room.f_favail,
-        inodes=room.f_files,
-        noexec=bool(room.f_flag & os.ST_NOEXEC),
+        free=space.f_bavail * space.f_frsize,
+        total=space.f_blocks * space.f_frsize,
+        inodes_free=space.f_favail,
+        inodes=space.f_files,
+        noexec=bool(space.f_flag & os.ST_NOEXEC),
     )
 
 
@@ -114,84 +103,37 @@ def _cannot_write(folder: str) -> str:
             file.flush()
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return ""  # our own shortage
+            return ""  # a limit of this process, not of the disk
         return str(error.strerror or error)
     return ""
 
 
-def memory(proc: str = "/proc", groups: str = "/sys/fs/cgroup", shm: str = "/dev/shm") -> Memory:  # noqa: S108 - looked at, not written to
-    """Return memory and processors, and what our control group may have of them."""
+def memory(proc: str = "/proc", groups: str = "/sys/fs/cgroup", shm: str = "/dev/shm") -> Memory:  # noqa: S108 - only read
+    """Return memory and processors, and what our control group may use of them."""
     fields = {}
-    for line in files.text(f"{proc}/meminfo").splitlines():
+    for line in procfs.text(f"{proc}/meminfo").splitlines():
         name, _, value = line.partition(":")
-        words = value.split()
-        fields[name] = int(words[0]) * 1024 if words and words[0].isdecimal() else -1
-    limit, used = _group_memory(proc, groups)
+        kib = value.split()[:1]
+        fields[name] = int(kib[0]) * 1024 if kib and kib[0].isdecimal() else -1
+    group = cgroup.memory(proc, groups)
     shm_total = shm_free = -1
     with contextlib.suppress(OSError):
-        room = os.statvfs(shm)
-        shm_total, shm_free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+        space = os.statvfs(shm)
+        shm_total, shm_free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
     return Memory(
         total=fields.get("MemTotal", -1),
         available=fields.get("MemAvailable", -1),
-        limit=limit,
-        used=used,
+        limit=group.limit,
+        used=group.used,
         shm_total=shm_total,
         shm_free=shm_free,
         cpus=len(os.sched_getaffinity(0)),
-        quota=_quota(proc, groups),
+        quota=cgroup.cpu_quota(proc, groups),
     )
 
 
-def _chain(proc: str, groups: str, controller: str) -> tuple[list[str], bool]:
-    """Return our control group's directories, innermost first, and whether it is version 2.
-
-    In a container the path may be one that is not shown here: its end is the mount itself.
-    """
-    for line in files.text(f"{proc}/self/cgroup").splitlines():
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        named = controller in controllers.split(",")
-        if not named and (number != "0" or not os.path.exists(f"{groups}/cgroup.controllers")):
-            continue
-        base = f"{groups}/{controller}" if named else groups
-        parts = [part for part in path.split("/") if part and part != ".."]
-        tails = ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]
-        return [os.path.join(base, tail) for tail in tails], not named
-    return [], True
-
-
-def _group_memory(proc: str, groups: str) -> tuple[int, int]:
-    """Return the tightest memory limit above us and what is used of it."""
-    folders, second = _chain(proc, groups, "memory")
-    names = ("memory.max", "memory.current")
-    if not second:
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    tightest = (-1, -1)
-    for folder in folders:
-        limit, used = (_number(f"{folder}/{name}") for name in names)
-        if 0 <= limit < _UNLIMITED_V1 and (tightest[0] < 0 or limit < tightest[0]):
-            tightest = (limit, used)
-    return tightest
-
-
-def _quota(proc: str, groups: str) -> float:
-    """Return the tightest limit of CPU time above us, in CPUs; 0 without one."""
-    folders, second = _chain(proc, groups, "cpu")
-    found = []
-    for folder in folders:
-        if second:
-            words = files.text(f"{folder}/cpu.max").split()
-        else:
-            words = [
-                files.text(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period")
-            ]
-        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
-            found.append(int(words[0]) / int(words[1]))
-    return min(found, default=0.0)
-
-
 def limits() -> Limits:
-    """Return this process's limits, which a job inherits."""
+    """Return the limits of this process, which a job inherits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Limits(
         files=soft,
@@ -202,7 +144,7 @@ def limits() -> Limits:
 
 
 def clock() -> Clock:
-    """Return the year and whether something keeps the clock right, by adjtimex(2)."""
+    """Return the year, and whether the clock is synchronised (adjtimex(2))."""
     year = time.gmtime().tm_year
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
@@ -212,15 +154,15 @@ def clock() -> Clock:
 
 
 def tools(environ: Mapping[str, str]) -> Tools:
-    """Find the compilers that torch.compile would start.
+    """Return the compilers that torch.compile would start.
 
     Triton takes CC, else gcc, else clang (triton/runtime/build.py); Inductor on a CPU takes CXX,
     else g++ (torch/_inductor/config.py).
     """
 
     def first(*names: str) -> str:
-        found = (bounded.on_path(os.path.expanduser(name), environ) for name in names if name)
-        return next((path for path in found if path), "")
+        found = (paths.on_path(os.path.expanduser(name), environ) for name in names if name)
+        return next(itertools.chain.from_iterable(found), "")
 
     given, given_cxx = environ.get("CC", ""), environ.get("CXX", "")
     return Tools(
@@ -230,8 +172,14 @@ def tools(environ: Mapping[str, str]) -> Tools:
     )
 
 
-def look(environ: Mapping[str, str], cwd: str, timeout_s: float) -> Host:
-    """Ask all of it."""
+def examine(environ: Mapping[str, str], cwd: str, timeout_s: float) -> Host:
+    """Collect all facts of this module.
+
+    Args:
+        environ: of the jobs that will run.
+        cwd: where they will run.
+        timeout_s: the most seconds that the disks may take.
+    """
     return Host(
         disks=disks(directories(environ, cwd), timeout_s),
         memory=memory(),
@@ -239,8 +187,3 @@ def look(environ: Mapping[str, str], cwd: str, timeout_s: float) -> Host:
         clock=clock(),
         tools=tools(environ),
     )
-
-
-def _number(path: str) -> int:
-    text = files.text(path).strip()
-    return int(text) if text.isdecimal() else -1

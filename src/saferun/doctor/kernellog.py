@@ -1,6 +1,6 @@
-"""Read the kernel's log of this boot: directly where we may, else through journald.
+"""The kernel's log of this boot: read directly where that is allowed, else through journald.
 
-/dev/kmsg gives one record a read, this boot's only
+/dev/kmsg returns one record for each read, of this boot only
 (https://docs.kernel.org/admin-guide/abi-testing.html, dev-kmsg); `kernel.dmesg_restrict` and most
 containers forbid it.
 """
@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from saferun.system import command as bounded
+from saferun.system import paths
 
-_RECORD = 8192  # bytes; a shorter buffer is refused
+_RECORD = 8192  # bytes; the kernel refuses a shorter buffer
 _RECORDS = 100_000
 JOURNAL_S = 4.0
 
 
 class Log(NamedTuple):
-    """The lines of the driver and what speaks of it."""
+    """The lines that mention NVIDIA's driver."""
 
     lines: tuple[str, ...] = ()
     source: str = ""  # "" where no log may be read
@@ -32,12 +33,13 @@ def read(environ: Mapping[str, str], path: str = "/dev/kmsg") -> Log:
         return Log(tuple(filter(_ours, _records(path))), path)
     except OSError as error:
         trouble = f"{path}: {error.strerror}"
-    program = bounded.on_path("journalctl", environ)
+    program = next(paths.on_path("journalctl", environ), None)
     if program is None:
         return Log(trouble=trouble)
-    words = (program, "--dmesg", "--boot=0", "--no-pager", "--quiet", "--output=cat")
-    answer = bounded.run(words, environ, JOURNAL_S)
-    if answer.trouble or not answer.out.strip():  # without the right, it says nothing and ends well
+    command = (program, "--dmesg", "--boot=0", "--no-pager", "--quiet", "--output=cat")
+    answer = bounded.run(command, environ, JOURNAL_S)
+    # Without permission it prints nothing and exits with 0.
+    if answer.trouble or not answer.out.strip():
         return Log(trouble=f"{trouble}; journalctl: {answer.trouble or 'no kernel lines'}")
     return Log(tuple(filter(_ours, answer.out.splitlines())), "journalctl")
 
@@ -47,7 +49,7 @@ def _ours(line: str) -> bool:
 
 
 def _records(path: str) -> list[str]:
-    """Read records until there are no more; one that was overwritten meanwhile is skipped."""
+    """Return all records; one that was overwritten meanwhile is skipped."""
     found: list[str] = []
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -1,9 +1,9 @@
-"""How fast are these GPUs? A program for the user's own interpreter and torch.
+"""Measures how fast the GPUs are; a program for the user's own interpreter and torch.
 
-    python measure.py alone               each GPU: matmul, its memory, the way to the next GPU
+    python measure.py alone               each GPU: matmul, its memory, the link to the next GPU
     torchrun … measure.py together        NCCL's all-reduce over all of them
 
-Prints one JSON object a line. Bus bandwidth of an all-reduce is 2 (n - 1) / n times size by time:
+Prints one JSON object per line. Bus bandwidth of an all-reduce is 2 (n - 1) / n times size by time:
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
 """
 
@@ -24,16 +24,16 @@ SIDE = 8192  # of the matrices: 1.1 TFLOP, a millisecond or two on an H100
 ELEMENTS = 1 << 28  # 512 MiB of float16
 SECONDS = 1.0  # of each measurement
 ROUNDS = 20
-PATIENCE_S = 25  # for the all-reduce; whoever started this gives no more
+TIMEOUT_S = 25  # for the all-reduce; below full.py's TOGETHER_S
 
 
-def tell(**words: Any) -> None:
-    """Print one line, at once and whole, whichever thread or rank it comes from."""
-    os.write(1, (json.dumps(words) + "\n").encode())
+def emit(**fields: Any) -> None:
+    """Print one line at once and in one write: several threads and ranks print."""
+    os.write(1, (json.dumps(fields) + "\n").encode())
 
 
 def seconds_each(work: Callable[[], object]) -> float:
-    """Return how long one round takes on the current GPU."""
+    """Return the seconds that one round takes on the current GPU."""
     import torch
 
     for _ in range(3):
@@ -57,10 +57,10 @@ def measure_one(device: int) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(device)
     parts = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
     bus = "" if min(parts) < 0 else "{:04x}:{:02x}:{:02x}.0".format(*parts)
-    told = {"device": device, "name": properties.name, "bus": bus}
-    told["matmul_tflops"] = 2 * SIDE**3 / _matmul() / 1e12
-    told["memory_gbs"] = 4 * ELEMENTS / _copy() / 1e9
-    return told
+    found = {"device": device, "name": properties.name, "bus": bus}
+    found["matmul_tflops"] = 2 * SIDE**3 / _matmul() / 1e12
+    found["memory_gbs"] = 4 * ELEMENTS / _copy() / 1e9
+    return found
 
 
 def _matmul() -> float:
@@ -96,16 +96,16 @@ def to_next(device: int, count: int) -> float:
 
 
 def alone() -> None:
-    """Measure all GPUs at once, as a job loads them; then one after the other the ways between."""
+    """Measure all GPUs at once, as a job loads them, then the links between them one by one."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def one(device: int) -> None:
         try:
-            tell(**measure_one(device))
+            emit(**measure_one(device))
         except Exception as error:
-            tell(device=device, error=f"{type(error).__name__}: {error}"[:300])
+            emit(device=device, error=f"{type(error).__name__}: {error}"[:300])
 
     threads = [threading.Thread(target=one, args=(device,)) for device in range(count)]
     for thread in threads:
@@ -114,20 +114,20 @@ def alone() -> None:
         thread.join()
     for device in range(count if count > 1 else 0):
         try:
-            tell(device=device, peer_gbs=to_next(device, count))
+            emit(device=device, peer_gbs=to_next(device, count))
         except Exception as error:
-            tell(device=device, error=f"{type(error).__name__}: {error}"[:300])
-    tell(done=True, gpus=count)
+            emit(device=device, error=f"{type(error).__name__}: {error}"[:300])
+    emit(done=True, gpus=count)
 
 
 def together() -> None:
-    """Measure the all-reduce over all ranks, and check what it gives."""
+    """Measure the all-reduce over all ranks, and check its result."""
     import torch
     import torch.distributed as dist
 
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
-    dist.init_process_group("nccl", timeout=timedelta(seconds=PATIENCE_S))
+    dist.init_process_group("nccl", timeout=timedelta(seconds=TIMEOUT_S))
     ranks = dist.get_world_size()
     data = torch.ones(ELEMENTS, device="cuda", dtype=torch.float16)
     dist.all_reduce(data)
@@ -142,11 +142,11 @@ def together() -> None:
     torch.cuda.synchronize()
     each = (time.perf_counter() - began) / ROUNDS
     speed = 2 * (ranks - 1) / ranks * 2 * ELEMENTS / each / 1e9
-    tell(rank=dist.get_rank(), allreduce_gbs=speed, right=right)
+    emit(rank=dist.get_rank(), allreduce_gbs=speed, right=right)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: torchrun's ranks outlive it
-    del sys.path[0]  # our own folder: its modules must not stand in for those that torch imports
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: else torchrun's ranks outlive it
+    del sys.path[0]  # our own folder: its modules must not shadow those that torch imports
     alone() if sys.argv[1:] == ["alone"] else together()

@@ -1,6 +1,6 @@
-"""Ask the machine about its network: interfaces, the host name, who holds a port, RDMA devices.
+"""The machine's network: interfaces, the host name, who holds a port, RDMA devices.
 
-Read from /sys and /proc; nothing is sent anywhere, except what resolving our own host name asks.
+Read from /sys and /proc. Nothing is sent anywhere, except to resolve our own host name.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import struct
 import time
 from collections.abc import Iterable
 
-from saferun.doctor import files
 from saferun.doctor.vitals import InfiniBand, Interface, Network, Port
+from saferun.system import procfs
 from saferun.system.redact import Masker
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -25,10 +25,10 @@ _LISTEN = "0A"  # include/net/tcp_states.h
 def interfaces(
     sys_net: str = "/sys/class/net", if_inet6: str = "/proc/net/if_inet6"
 ) -> tuple[Interface, ...]:
-    """Return the interfaces by index, the order in which getifaddrs gives their IPv4 addresses."""
+    """Return the interfaces by index, the order in which getifaddrs lists IPv4 addresses."""
     inet6 = _with_ipv6(if_inet6)
     found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in sorted(socket.if_nameindex()):
             base = os.path.join(sys_net, name)
             flags = int(_line(f"{base}/flags") or "0x1", 16)
@@ -38,7 +38,7 @@ def interfaces(
                     name,
                     up=bool(flags & _IFF_UP),
                     carrier=_line(f"{base}/carrier") != "0",  # unreadable while it is down
-                    ipv4=_ipv4(asker, name),
+                    ipv4=_ipv4(query, name),
                     ipv6=name in inet6,
                     speed_mbps=int(speed) if speed.lstrip("-").isdecimal() else -1,
                 )
@@ -46,22 +46,22 @@ def interfaces(
     return tuple(found)
 
 
-def _ipv4(asker: socket.socket, name: str) -> str:
+def _ipv4(query: socket.socket, name: str) -> str:
     try:
         request = struct.pack("256s", name.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(asker.fileno(), _SIOCGIFADDR, request)[20:24])
+        return socket.inet_ntoa(fcntl.ioctl(query.fileno(), _SIOCGIFADDR, request)[20:24])
     except OSError:
         return ""
 
 
 def _with_ipv6(path: str) -> set[str]:
-    """Names with an IPv6 address other than ::1: the first word of a line, and the last."""
-    rows = [line.split() for line in files.text(path).splitlines()]
+    """Return the interfaces (last field) with an IPv6 address (first field) other than ::1."""
+    rows = [line.split() for line in procfs.text(path).splitlines()]
     return {row[-1] for row in rows if len(row) == 6 and row[0] != "0" * 31 + "1"}
 
 
 def resolve(hostname: str) -> tuple[tuple[str, ...], str, float]:
-    """Return the addresses of a host name in order, why there are none, and the seconds it took."""
+    """Return the addresses of a host name in order, why there are none, and the seconds taken."""
     began = time.monotonic()
     trouble, addresses = "", []
     try:
@@ -73,11 +73,11 @@ def resolve(hostname: str) -> tuple[tuple[str, ...], str, float]:
 
 
 def port(number: int, masker: Masker, proc: str = "/proc") -> Port:
-    """Say whether somebody listens on a TCP port, and who where that can be seen."""
+    """Return whether a process listens on a TCP port, and which where that is visible."""
     sockets = {
         row[9]
         for table in ("tcp", "tcp6")
-        for row in map(str.split, files.text(f"{proc}/net/{table}").splitlines()[1:])
+        for row in map(str.split, procfs.text(f"{proc}/net/{table}").splitlines()[1:])
         if len(row) > 9 and row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == number
     }
     if not sockets:
@@ -88,7 +88,7 @@ def port(number: int, masker: Masker, proc: str = "/proc") -> Port:
 
 
 def _owner(links: set[str], proc: str) -> int | None:
-    """Return a process that has one of these sockets open; only our own can be looked into."""
+    """Return a process that has one of these sockets open; only our own user's are visible."""
     for pid in filter(str.isdecimal, os.listdir(proc)):
         with contextlib.suppress(OSError):
             for name in os.listdir(f"{proc}/{pid}/fd"):
@@ -99,16 +99,16 @@ def _owner(links: set[str], proc: str) -> int | None:
 
 
 def _command(pid: int, masker: Masker, proc: str) -> str:
-    words = files.text(f"{proc}/{pid}/cmdline").rstrip("\0").split("\0")
-    text = " ".join(masker.words(words))[:120]
+    argv = procfs.text(f"{proc}/{pid}/cmdline").rstrip("\0").split("\0")
+    text = " ".join(masker.words(argv))[:120]
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def infiniband(folder: str = "/sys/class/infiniband") -> tuple[InfiniBand, ...]:
     """Return the ports of all RDMA devices."""
     found = []
-    for device in files.names(folder):
-        for number in files.names(f"{folder}/{device}/ports"):
+    for device in procfs.names(folder):
+        for number in procfs.names(f"{folder}/{device}/ports"):
             base = f"{folder}/{device}/ports/{number}"
             state, physical = _line(f"{base}/state"), _line(f"{base}/phys_state")
             found.append(
@@ -124,8 +124,8 @@ def infiniband(folder: str = "/sys/class/infiniband") -> tuple[InfiniBand, ...]:
     return tuple(found)
 
 
-def look(ports: Iterable[int], masker: Masker) -> Network:
-    """Ask all of it; the host name last, since resolving may wait for a server."""
+def examine(ports: Iterable[int], masker: Masker) -> Network:
+    """Collect all facts of this module; the host name last, since it may wait for a server."""
     hostname = socket.gethostname()
     known = Network(
         hostname=hostname,
@@ -138,4 +138,4 @@ def look(ports: Iterable[int], masker: Masker) -> Network:
 
 
 def _line(path: str) -> str:
-    return files.text(path).strip()
+    return procfs.text(path).strip()

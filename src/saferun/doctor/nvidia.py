@@ -1,8 +1,8 @@
-"""Ask the NVIDIA driver about its GPUs: its files, nvidia-smi, and a child that uses libcuda.
+"""What the NVIDIA driver reports: in its files, by nvidia-smi, and to a child that uses libcuda.
 
-Facts only (vitals.py); gpu/nvidia_smi.py reads what is printed, checks_gpu.py judges. Everything
-is bounded by one clock, since a sick GPU hangs whoever asks: where the whole report does not come,
-each GPU is asked alone, so that the one that does not answer has a name.
+Facts only (vitals.py): gpu/nvidia_smi.py parses the output, checks_gpu.py judges. One deadline
+bounds everything, since a failing GPU hangs whoever asks it. Where the report of all GPUs does not
+come, each GPU is asked alone, so that the one that does not answer can be named.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saferun.doctor import files
 from saferun.doctor.vitals import Cuda, Files, Smi
 from saferun.gpu import nvidia_smi
 from saferun.system import command as bounded
-from saferun.system import gpus
+from saferun.system import gpus, paths, procfs
 
 REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persistence mode
 ALONE_S = 4.0
@@ -34,36 +33,36 @@ def driver_files(
     tasks: str = "/proc",
     pci: str = "/sys/bus/pci/devices",
 ) -> Files:
-    """Read what the driver shows in /proc and /dev; milliseconds, wakes no GPU."""
+    """Return what the driver shows in /proc, /dev and /sys; takes milliseconds, wakes no GPU."""
     machine = _listed(f"{proc}/gpus")
     version = gpus.driver_version(proc)
     minors = [minor for _, minor in machine.values() if minor]
     wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)]
-    given = version or os.path.exists(f"{dev}/nvidiactl")
+    present = version or os.path.exists(f"{dev}/nvidiactl")
     return Files(
         version=version,
         gpus={bus: name for bus, (name, _) in machine.items()},
-        nodes={name: _node(f"{dev}/{name}") for name in wanted} if given else {},
+        nodes={name: _node(f"{dev}/{name}") for name in wanted} if present else {},
         amd=os.path.exists(f"{dev}/kfd"),
         wsl=os.path.exists(f"{dev}/dxg"),
-        pci=sum(_is_gpu(f"{pci}/{device}") for device in files.names(pci)),
+        pci=sum(_is_gpu(f"{pci}/{device}") for device in procfs.names(pci)),
         manager=_runs("nv-fabricmanager", tasks),
     )
 
 
 def _is_gpu(device: str) -> bool:
-    """Say whether a PCI device is NVIDIA's (10de), a display controller (03), and this system's."""
+    """Return whether a PCI device is an NVIDIA (10de) display controller (03) of this system."""
     driver = os.path.join(device, "driver")
     taken = os.path.islink(driver) and os.path.basename(os.readlink(driver)) == "vfio-pci"
-    words = [files.text(os.path.join(device, name)).strip() for name in ("vendor", "class")]
-    return words[0] == "0x10de" and words[1].startswith("0x03") and not taken
+    vendor, kind = (procfs.text(os.path.join(device, n)).strip() for n in ("vendor", "class"))
+    return vendor == "0x10de" and kind.startswith("0x03") and not taken
 
 
 def _listed(folder: str) -> dict[str, tuple[str, str]]:
     """Return name and minor number of each GPU in the driver's files."""
     found: dict[str, tuple[str, str]] = {}
-    for bus in files.names(folder):
-        text = files.text(f"{folder}/{bus}/information")
+    for bus in procfs.names(folder):
+        text = procfs.text(f"{folder}/{bus}/information")
         pairs = (line.partition(":") for line in text.splitlines())
         fields = {name.strip(): value.strip() for name, _, value in pairs}
         found[nvidia_smi.bus_id(bus)] = (fields.get("Model", ""), fields.get("Device Minor", ""))
@@ -77,43 +76,47 @@ def _node(path: str) -> str:
 
 
 def _runs(name: str, tasks: str) -> bool:
-    """Say whether a program runs; the kernel keeps 15 letters of a name."""
-    for pid in filter(str.isdecimal, files.names(tasks)):
-        if files.text(f"{tasks}/{pid}/comm").strip() == name[:15]:
+    """Return whether a program runs; the kernel keeps 15 characters of its name."""
+    for pid in filter(str.isdecimal, procfs.names(tasks)):
+        if procfs.text(f"{tasks}/{pid}/comm").strip() == name[:15]:
             return True
     return False
 
 
 def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi:
-    """Ask nvidia-smi all that it knows.
+    """Return all that nvidia-smi reports.
 
     Args:
         environ: PATH decides which nvidia-smi.
         known: PCI addresses from the driver's files, for asking each GPU alone.
-        end: on the monotonic clock; nothing is asked after it.
+        end: of the monotonic clock, in seconds; nothing is asked after it.
+
+    Returns:
+        The answers; empty where there is no nvidia-smi.
     """
-    program = bounded.on_path("nvidia-smi", environ)
+    program = next(paths.on_path("nvidia-smi", environ), None)
     if program is None:
         return Smi()
     answer = bounded.run((program, "-q"), environ, _left(end, REPORT_S))
     text = f"{answer.out}\n{answer.err}"
     report = nvidia_smi.parse(text)
-    heard = Smi(program, report, answer.status, answer.trouble, _said(text, bool(report.cards)))
+    message = _message(text, bool(report.cards))
+    smi = Smi(program, report, answer.status, answer.trouble, message)
     if answer.status is None and answer.trouble:
-        return _one_by_one(heard, environ, known, end)
-    return _details(heard, environ, end) if report.cards else heard
+        return _one_by_one(smi, environ, known, end)
+    return _details(smi, environ, end) if report.cards else smi
 
 
 def listing(
     command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float
 ) -> tuple[str, str]:
-    """Run nvidia-smi for gpu.detect: as one of doctor's questions, which leave nothing behind."""
+    """Run nvidia-smi for `gpus.detect`, as one of doctor's questions: it is killed with them."""
     answer = bounded.run(command, environ, timeout_s)
     return f"{answer.out}{answer.err}", answer.trouble
 
 
-def _said(text: str, report: bool) -> str:
-    """Return the program's words; beside a report only those that are not of it."""
+def _message(text: str, report: bool) -> str:
+    """Return what the program printed; where that includes a report, without it."""
     lines = [line for line in text.splitlines() if line.strip()]
     if report:
         parts = (" ", "=", "GPU 0")
@@ -121,13 +124,13 @@ def _said(text: str, report: bool) -> str:
     return " ".join(" ".join(lines).split())[:300]
 
 
-def _one_by_one(heard: Smi, environ: Mapping[str, str], buses: Sequence[str], end: float) -> Smi:
-    """Ask each GPU alone, all at once; the report is made of the answers that come."""
+def _one_by_one(smi: Smi, environ: Mapping[str, str], buses: Sequence[str], end: float) -> Smi:
+    """Ask each GPU alone, all at once, and put a report together from the answers that come."""
     answers: dict[str, bounded.Answer] = {}
     allowed = _left(end, ALONE_S)
 
     def ask(bus: str) -> None:
-        answers[bus] = bounded.run((heard.program, "-q", "-i", bus), environ, allowed)
+        answers[bus] = bounded.run((smi.program, "-q", "-i", bus), environ, allowed)
 
     threads = [threading.Thread(target=ask, args=(bus,), daemon=True) for bus in buses]
     for thread in threads:
@@ -136,23 +139,23 @@ def _one_by_one(heard: Smi, environ: Mapping[str, str], buses: Sequence[str], en
         thread.join(allowed + 1)
     reports = {bus: nvidia_smi.parse(answers[bus].out) for bus in buses if bus in answers}
     cards = tuple(card for report in reports.values() for card in report.cards)
-    first = next((report for report in reports.values() if report.driver), heard.report)
+    first = next((report for report in reports.values() if report.driver), smi.report)
     silent = tuple(b for b in buses if b not in answers or answers[b].status is None)
-    return heard._replace(report=first._replace(cards=cards), silent=silent)
+    return smi._replace(report=first._replace(cards=cards), silent=silent)
 
 
-def _details(heard: Smi, environ: Mapping[str, str], end: float) -> Smi:
+def _details(smi: Smi, environ: Mapping[str, str], end: float) -> Smi:
     """Ask for what the report leaves out, until something does not answer."""
 
-    def ask(*words: str) -> str | None:
-        answer = bounded.run((heard.program, *words), environ, _left(end, DETAIL_S))
+    def ask(*arguments: str) -> str | None:
+        answer = bounded.run((smi.program, *arguments), environ, _left(end, DETAIL_S))
         return answer.out if answer.status is not None else None
 
     caps = ask(*_CAPS)
-    several = len(heard.report.cards) > 1
+    several = len(smi.report.cards) > 1
     peers = ask("topo", "-p2p", "r") if several and caps is not None else None
     links = ask("nvlink", "-s") if several and peers is not None else None
-    return heard._replace(
+    return smi._replace(
         capabilities=nvidia_smi.parse_capabilities(caps or ""),
         peers=nvidia_smi.parse_peers(peers or ""),
         links=nvidia_smi.parse_links(links or ""),
@@ -164,35 +167,35 @@ def _left(end: float, most: float) -> float:
 
 
 def ask_cuda(environ: Mapping[str, str], timeout_s: float) -> Cuda:
-    """Ask CUDA's driver library, in a child: which GPUs it shows, and whether pairs can copy."""
+    """Ask CUDA's driver library, in a child, which GPUs it shows and whether pairs can copy."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peercheck.py")
     answer = bounded.run((sys.executable, "-IS", program), environ, timeout_s)
-    return told(answer)
+    return read_peercheck(answer)
 
 
-def told(answer: bounded.Answer) -> Cuda:
-    """Read the lines of the child, all or as far as it came."""
+def read_peercheck(answer: bounded.Answer) -> Cuda:
+    """Parse the lines of peercheck.py, all or as far as it came."""
     top: dict[str, Any] = {}
     devices: dict[int, dict[str, Any]] = {}
     pairs: list[dict[str, Any]] = []
     begun: tuple[int, int] | None = None
     for line in answer.out.splitlines():
         try:
-            words = json.loads(line)
+            record = json.loads(line)
         except ValueError:
             continue
-        if not isinstance(words, dict):
+        if not isinstance(record, dict):
             continue
-        if "device" in words:
-            devices.setdefault(words["device"], {}).update(words)
-        elif "pair" not in words:
-            top.update(words)
-        elif len(words) > 1:
-            pairs.append(words)
+        if "device" in record:
+            devices.setdefault(record["device"], {}).update(record)
+        elif "pair" not in record:
+            top.update(record)
+        elif len(record) > 1:
+            pairs.append(record)
             begun = None
         else:
-            begun = (words["pair"][0], words["pair"][1])
-    trouble = answer.trouble or ("" if top else "it told nothing")
+            begun = (record["pair"][0], record["pair"][1])
+    trouble = answer.trouble or ("" if top else "it printed nothing")
     return Cuda(
         asked=True,
         missing=str(top.get("missing", "")),

@@ -1,15 +1,15 @@
-"""What CUDA's driver sees, and whether GPUs can really read and write each other's memory.
+"""What CUDA's driver sees, and whether GPUs really read and write each other's memory correctly.
 
-A program of its own, run by path in a child process: it makes contexts, may hang or crash, and
-uses nothing but the standard library and `libcuda`. It prints one JSON object a line, the pair
-before it is tried, so that a hang has a name:
+A program, run by path in a child process: it makes contexts, may hang or crash, and uses only the
+standard library and `libcuda`. It prints one JSON object per line, and each pair before it is
+tried, so that a hang can be attributed:
 
     {"driver": 13000, "init": "CUDA_SUCCESS"}
     {"device": 0, "bus": "0000:18:00.0", "uuid": "GPU-…", "name": "…", "capability": "9.0", …}
     {"pair": [0, 1]}
     {"pair": [0, 1], "can": true, "copy": "ok", "read": "ok", "write": "ok"}
 
-Three ways are tried, since a card can say yes and corrupt any of them: the copy engine
+Three ways are tried, since a card can report peer access and corrupt any of them: the copy engine
 (cuMemcpyPeer), a kernel that reads the other GPU's memory and one that writes it; NCCL uses
 kernels. The driver API: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
 """
@@ -26,7 +26,7 @@ from typing import Any
 
 SIZE = 4 << 20  # bytes for each try
 THREADS = 256
-# From sm_70 on; the driver compiles it for what is there.
+# For sm_70 and newer; the driver compiles it for the GPU.
 PTX = b"""
 .version 6.0
 .target sm_70
@@ -61,11 +61,11 @@ MAJOR, MINOR, COMPUTE_MODE = 75, 76, 20  # CUdevice_attribute
 
 
 class CudaError(Exception):
-    """A call of the driver that failed; says the error's name."""
+    """A call of the driver failed; the message is the error's name."""
 
 
 class Cuda:
-    """The driver library, its calls checked."""
+    """The driver library, with checked calls."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -87,13 +87,13 @@ class Cuda:
         return f"{(text.value or b'error').decode()} ({status})"
 
     def number(self, name: str, *arguments: Any) -> int:
-        """Return the integer that a function gives through its first argument."""
+        """Return the integer that a function stores through its first argument."""
         value = ctypes.c_int(0)
         self.call(name, ctypes.byref(value), *arguments)
         return value.value
 
     def handle(self, name: str, *arguments: Any) -> ctypes.c_void_p:
-        """Return the pointer, context or module that a function gives through its first."""
+        """Return the pointer, context or module that is stored through the first argument."""
         value = ctypes.c_void_p()
         self.call(name, ctypes.byref(value), *arguments)
         return value
@@ -104,7 +104,7 @@ class Device:
 
     def __init__(self, cuda: Cuda, place: int) -> None:
         self.cuda, self.place = cuda, place
-        self.pattern = random.Random(place).randbytes(SIZE)  # noqa: S311 - a pattern, no secret
+        self.pattern = random.Random(place).randbytes(SIZE)  # noqa: S311 - a pattern, not a secret
         self.context = cuda.handle("cuDevicePrimaryCtxRetain", cuda.number("cuDeviceGet", place))
         self.enter()
         size = ctypes.c_size_t(SIZE)
@@ -131,7 +131,7 @@ class Device:
         self.cuda.call("cuCtxSynchronize")
 
     def holds(self, pattern: bytes) -> str:
-        """Say whether the target holds a pattern: "ok", or how much of it is wrong."""
+        """Return "ok" where the target holds a pattern, else how much of it is wrong."""
         self.enter()
         self.cuda.call("cuCtxSynchronize")
         back = ctypes.create_string_buffer(SIZE)
@@ -144,8 +144,8 @@ class Device:
     def launch(self, target: ctypes.c_void_p, source: ctypes.c_void_p) -> None:
         """Copy from source to target by a kernel of this GPU."""
         self.enter()
-        words = ctypes.c_uint(SIZE // 4)
-        kept = (target, source, words)
+        count = ctypes.c_uint(SIZE // 4)
+        kept = (target, source, count)
         arguments = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in kept))
         blocks = SIZE // 4 // THREADS
         shape = (blocks, 1, 1, THREADS, 1, 1, 0)
@@ -153,14 +153,14 @@ class Device:
         self.cuda.call("cuCtxSynchronize")
 
 
-def tell(**words: Any) -> None:
-    """Print one line, at once."""
-    sys.stdout.write(json.dumps(words) + "\n")
+def emit(**fields: Any) -> None:
+    """Print one line, and flush."""
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def describe(cuda: Cuda, place: int) -> None:
-    """Tell what a GPU is."""
+    """Print what a GPU is."""
     name, bus = ctypes.create_string_buffer(100), ctypes.create_string_buffer(32)
     uuid, memory = (ctypes.c_ubyte * 16)(), ctypes.c_size_t(0)
     cuda.call("cuDeviceGetName", name, 100, place)
@@ -170,7 +170,7 @@ def describe(cuda: Cuda, place: int) -> None:
     major = cuda.number("cuDeviceGetAttribute", MAJOR, place)
     minor = cuda.number("cuDeviceGetAttribute", MINOR, place)
     h = bytes(uuid).hex()
-    tell(
+    emit(
         device=place,
         name=name.value.decode("utf-8", "replace"),
         bus=bus.value.decode("ascii", "replace").lower(),
@@ -182,14 +182,14 @@ def describe(cuda: Cuda, place: int) -> None:
 
 
 def opened(cuda: Cuda, count: int) -> list[Device]:
-    """Make a context on every GPU at once; tell of those where that fails."""
+    """Make a context on every GPU at once; print those where that fails."""
     devices: dict[int, Device] = {}
 
     def make(place: int) -> None:
         try:
             devices[place] = Device(cuda, place)
         except CudaError as error:
-            tell(device=place, error=str(error))
+            emit(device=place, error=str(error))
 
     threads = [threading.Thread(target=make, args=(place,)) for place in range(count)]
     for thread in threads:
@@ -200,7 +200,7 @@ def opened(cuda: Cuda, count: int) -> list[Device]:
 
 
 def attempt(ours: Device, other: Device) -> dict[str, Any]:
-    """Try a GPU's ways to another one's memory; return what each gave."""
+    """Try each way from a GPU to another one's memory; return the results."""
     cuda = ours.cuda
     can = bool(cuda.number("cuDeviceCanAccessPeer", ours.place, other.place))
     found: dict[str, Any] = {"can": can}
@@ -230,24 +230,24 @@ def try_pairs(devices: list[Device]) -> None:
             if ours is other:
                 continue
             pair = [ours.place, other.place]
-            tell(pair=pair)
+            emit(pair=pair)
             try:
-                tell(pair=pair, **attempt(ours, other))
+                emit(pair=pair, **attempt(ours, other))
             except CudaError as error:
-                tell(pair=pair, error=str(error))
+                emit(pair=pair, error=str(error))
 
 
 def main() -> None:
-    """Tell everything."""
+    """Examine the GPUs and print all results."""
     try:
         cuda = Cuda()
     except OSError as error:
-        tell(missing=str(error))
+        emit(missing=str(error))
         return
     status = cuda.library.cuInit(0)
     version = ctypes.c_int(0)
     cuda.library.cuDriverGetVersion(ctypes.byref(version))
-    tell(init=cuda.name(status), status=status, driver=version.value)
+    emit(init=cuda.name(status), status=status, driver=version.value)
     if status:
         return
     count = cuda.number("cuDeviceGetCount")
@@ -255,9 +255,9 @@ def main() -> None:
         describe(cuda, place)
     if count > 1:
         try_pairs(opened(cuda, count))
-    tell(done=True)
+    emit(done=True)
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: not without who asked
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the process that asked
     main()

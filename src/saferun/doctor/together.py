@@ -1,6 +1,7 @@
-"""Run several questions at once under one clock, none of which can keep the others.
+"""Several questions asked at once under one deadline; none of them can delay the others.
 
-Threads, not a pool: a pool waits at exit for a thread that a dead file system holds for ever.
+Each has a daemon thread, not one of a pool: at exit a pool waits for its threads, even for one that
+a dead file system blocks for ever.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Outcome(NamedTuple):
-    """What came of the questions, by name."""
+    """The answers to the questions, by name."""
 
     answers: Mapping[str, Any]
     late: tuple[str, ...]  # those without an answer when time was up
@@ -21,14 +22,19 @@ class Outcome(NamedTuple):
 
 
 def ask(questions: Mapping[str, Callable[[], Any]], deadline_s: float) -> Outcome:
-    """Ask all and return what has been answered in time; raises nothing of theirs."""
-    told: queue.SimpleQueue[tuple[str, Any, str]] = queue.SimpleQueue()
+    """Ask all questions and return what was answered in time.
+
+    Args:
+        questions: by name; what they raise becomes a line in `failed`.
+        deadline_s: seconds from now.
+    """
+    results: queue.SimpleQueue[tuple[str, Any, str]] = queue.SimpleQueue()
 
     def run(name: str, question: Callable[[], Any]) -> None:
         try:
-            told.put((name, question(), ""))
+            results.put((name, question(), ""))
         except Exception as error:
-            told.put((name, None, " ".join(f"{type(error).__name__}: {error}".split())[:300]))
+            results.put((name, None, " ".join(f"{type(error).__name__}: {error}".split())[:300]))
 
     for name, question in questions.items():
         threading.Thread(target=run, args=(name, question), daemon=True).start()
@@ -37,7 +43,7 @@ def ask(questions: Mapping[str, Callable[[], Any]], deadline_s: float) -> Outcom
     end = time.monotonic() + deadline_s
     while len(answers) + len(failed) < len(questions):
         try:
-            name, answer, error = told.get(timeout=max(0.0, end - time.monotonic()))
+            name, answer, error = results.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             break
         if error:

@@ -1,6 +1,6 @@
-"""What the user's torch is, asked in a child of the interpreter that the workers will run in.
+"""The user's torch, examined in a child of the interpreter that the workers will use.
 
-torch is never imported into saferun's own process, and it may live in another environment.
+torch is never imported into saferun's own process, and may be installed in another environment.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from saferun.plan import torchrun_install
 from saferun.system import command as bounded
 
 _MARK = "saferun-torch:"
-# Run by any Python that torch supports. The folder that -c puts first is not on torchrun's path.
-# Nothing here makes a CUDA context. NCCL's number as in torch/cuda/nccl.py.
+# Runs under any Python that torch supports. torchrun does not have the folder that -c puts first on
+# sys.path. Nothing here makes a CUDA context. NCCL's version as in torch/cuda/nccl.py.
 _PROGRAM = """
 import os, sys
 if sys.path[:1] == [""]:
@@ -65,24 +65,25 @@ os.write(out, ("MARK" + json.dumps(facts) + "\\n").encode())
 
 
 def ask(environ: Mapping[str, str], timeout_s: float) -> Torch:
-    """Ask the interpreter of the user's torchrun; never raises for what it finds."""
+    """Return what the interpreter of the user's torchrun has; never raises for what it finds."""
     try:
         launcher = torchrun_install.find_launcher(environ)
     except UnavailableError as error:
         return Torch(trouble=str(error))
-    words = " ".join(launcher.argv)
+    command = " ".join(launcher.argv)
     python = torchrun_install.worker_interpreter(launcher, environ)
     if python is None:
-        return Torch(words, unknown="its Python cannot be told from its first lines")
+        return Torch(command, unknown="its first lines do not show its Python")
     flags = ("-" + launcher.flags,) if launcher.flags else ()
     clean = {name: value for name, value in environ.items() if name != "SAFERUN_INJECT"}
     answer = bounded.run((python, *flags, "-c", _PROGRAM), clean, timeout_s)
     facts = _read(answer.out)
     if facts is None:
-        said = answer.err.strip().splitlines()[-1:] or [""]
-        why = ": ".join(filter(None, (python, answer.trouble or "no answer", said[0])))
-        return Torch(words, unknown=why) if answer.status is None else Torch(words, why)
-    return Torch(words, facts.pop("error", ""), **{**facts, "archs": tuple(facts.pop("archs", ()))})
+        last = "".join(answer.err.strip().splitlines()[-1:])
+        why = ": ".join(filter(None, (python, answer.trouble or "no answer", last)))
+        return Torch(command, unknown=why) if answer.status is None else Torch(command, why)
+    trouble, archs = facts.pop("error", ""), tuple(facts.pop("archs", ()))
+    return Torch(command, trouble, **facts, archs=archs)
 
 
 def _read(text: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Pure: findings as a page for people and as JSON for programs."""
+"""Pure: findings as a report for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saferun.model import NOTE, OK, PROBLEM, Finding
 WIDTH = 80
 NARROW = 50  # a terminal with fewer columns breaks the lines itself
 AREA = 14  # columns; a longer area has a line of its own
-_FIRM = "\u00a0"  # a blank at which textwrap breaks no line
+_FIRM = "\u00a0"  # no-break space: textwrap does not break there
 _TITLES = {PROBLEM: "problems", NOTE: "notes", OK: "fine"}
 _COLOURS = {PROBLEM: "31", NOTE: "33", OK: "32"}
 
@@ -25,14 +25,14 @@ def as_json(
     Args:
         findings: in their order.
         facts: named tuples, mappings and sequences.
-        mask: takes secrets out of a text; findings have none any more.
+        mask: removes secrets from a text of the facts; the findings are masked already.
     """
-    told = [finding._asdict() for finding in findings]
-    return {"schema": 1, "findings": told, "facts": plain(facts, mask)}
+    rows = [finding._asdict() for finding in findings]
+    return {"schema": 1, "findings": rows, "facts": plain(facts, mask)}
 
 
 def plain(value: Any, mask: Callable[[str], str] = str) -> Any:
-    """Return a value that JSON can hold: named tuples become objects, pairs as keys text."""
+    """Return a value that JSON can hold: named tuples become objects, tuples as keys text."""
     if isinstance(value, str):
         return mask(value)
     if hasattr(value, "_asdict"):
@@ -49,7 +49,13 @@ def _key(key: Any) -> str:
 
 
 def page(findings: Sequence[Finding], *, colour: bool = False, columns: int = WIDTH) -> str:
-    """Return the page: problems first, then notes, then what is fine, a line each."""
+    """Return the report: problems first, then notes, then what is fine.
+
+    Args:
+        findings: in their order.
+        colour: with ANSI escape sequences.
+        columns: of the terminal.
+    """
     width = max(NARROW, min(WIDTH, columns))
     shown = merged(findings)
     blocks = [_head(shown)]
@@ -67,9 +73,9 @@ def _head(findings: Sequence[Finding]) -> str:
     problems, notes = counts[PROBLEM], counts[NOTE]
     if not problems and not notes:
         return f"all {counts[OK]} checks are fine"
-    words = [f"{problems or 'no'} problem{'' if problems == 1 else 's'}"]
-    words += [f"{notes or 'no'} note{'' if notes == 1 else 's'}", f"{counts[OK]} fine"]
-    return ", ".join(words)
+    parts = [f"{problems or 'no'} problem{'' if problems == 1 else 's'}"]
+    parts += [f"{notes or 'no'} note{'' if notes == 1 else 's'}", f"{counts[OK]} fine"]
+    return ", ".join(parts)
 
 
 def _painted(text: str, code: str, colour: bool) -> str:
@@ -77,7 +83,7 @@ def _painted(text: str, code: str, colour: bool) -> str:
 
 
 def _lines(finding: Finding, width: int) -> Iterator[str]:
-    """One finding: its area in a column, what, then why and the fix below."""
+    """Yield the lines of a finding: its area in a column, what, then detail and fix below."""
     indent = " " * (AREA + 4)
     first = f"  {finding.area:<{AREA}}  "
     if len(finding.area) > AREA:
@@ -91,7 +97,7 @@ def _lines(finding: Finding, width: int) -> Iterator[str]:
 
 
 def _wrap(text: str, first: str, rest: str, width: int) -> list[str]:
-    """Fill lines; an address, or a command between backticks, is never broken."""
+    """Fill lines without breaking a URL or a command between backticks."""
     whole = re.sub(r"`[^`]+`", lambda found: found[0].replace(" ", _FIRM), text)
     lines = textwrap.wrap(
         whole,
@@ -105,15 +111,15 @@ def _wrap(text: str, first: str, rest: str, width: int) -> list[str]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Say once what is the same of several GPUs, where the first of them stood."""
+    """Return the findings with equal ones of several GPUs merged, at the place of the first."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for finding in findings:
         number = _gpu(finding)
         if number is not None:
-            groups.setdefault(_words(finding), []).append(number)
+            groups.setdefault(_content(finding), []).append(number)
     shown: list[Finding] = []
     for finding in findings:
-        numbers = groups.get(_words(finding), [])
+        numbers = groups.get(_content(finding), [])
         if _gpu(finding) is None:
             shown.append(finding)
         elif _gpu(finding) == numbers[0]:
@@ -121,7 +127,7 @@ def merged(findings: Sequence[Finding]) -> list[Finding]:
     return shown
 
 
-def _words(finding: Finding) -> tuple[str, ...]:
+def _content(finding: Finding) -> tuple[str, ...]:
     return finding.level, finding.what, finding.detail, finding.fix
 
 
@@ -131,7 +137,7 @@ def _gpu(finding: Finding) -> int | None:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5 -> "0-2, 5"."""
+    """Return numbers as text: 0, 1, 2, 5 -> "0-2, 5"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""Pure: the facts that a check of the machine judges, as values.
+"""Pure: the facts about a machine that the checks judge.
 
-nvidia.py, torchfacts.py, host.py and network.py fill them in; whatever could not be found out has
-the value of its default, and no check judges that.
+nvidia.py, torchfacts.py, host.py and network.py fill them in. What could not be determined keeps
+its default, and no check judges it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from saferun.gpu import nvidia_smi
 
 
 class Files(NamedTuple):
-    """What the NVIDIA driver shows without being asked."""
+    """What the NVIDIA driver's files show."""
 
     version: str = ""  # of the kernel module; "" where it is not loaded (or not shown here)
     gpus: Mapping[str, str] = {}  # product name by PCI address, of every GPU of the host
@@ -25,13 +25,13 @@ class Files(NamedTuple):
 
 
 class Smi(NamedTuple):
-    """What nvidia-smi said, and how it failed."""
+    """The answers of nvidia-smi, and how it failed."""
 
     program: str = ""  # "" where there is none on PATH
     report: nvidia_smi.Report = nvidia_smi.Report()
     status: int | None = 0  # None: it did not end in time, or could not be started
     trouble: str = ""
-    said: str = ""  # its words
+    message: str = ""  # what it printed beside the report
     silent: tuple[str, ...] = ()  # PCI addresses of GPUs that did not answer when asked alone
     capabilities: Mapping[str, str] = {}  # "9.0" by PCI address
     peers: Mapping[tuple[int, int], str] = {}  # `topo -p2p r`
@@ -39,7 +39,7 @@ class Smi(NamedTuple):
 
 
 class Cuda(NamedTuple):
-    """What the child that uses CUDA's driver library told (peercheck.py)."""
+    """What the child that uses CUDA's driver library reported (peercheck.py)."""
 
     asked: bool = False
     missing: str = ""  # why there is no libcuda
@@ -53,9 +53,9 @@ class Cuda(NamedTuple):
 
 
 class Torch(NamedTuple):
-    """The user's torch and what stands around it; empty where it could not be asked."""
+    """The user's torch and its surroundings; empty where it could not be asked."""
 
-    launcher: str = ""  # the words that start torchrun
+    launcher: str = ""  # the command that starts torchrun
     trouble: str = ""  # there is no torchrun, or `import torch` fails
     unknown: str = ""  # why torch could not be asked, which says nothing about it
     python: str = ""

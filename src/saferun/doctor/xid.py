@@ -1,4 +1,4 @@
-"""Pure: the driver's events in the kernel log, and what they mean by NVIDIA's catalogue.
+"""Pure: the driver's events in the kernel log, and their meaning by NVIDIA's catalogue.
 
 The forms of the lines: https://docs.nvidia.com/deploy/xid-errors/index.html; those of NVSwitches
 (SXid): the Fabric Manager User Guide. The catalogue is knowledge/xid.yaml.
@@ -16,9 +16,9 @@ from saferun.model import NOTE, OK, PROBLEM, Finding
 SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _XID = r"NVRM:.*?\bXid \(([^)]*)\): (\d{1,6})(?:, (.*))?"
 _SXID = r"nvidia-nvswitch\d*:.*?\bSXid \(([^)]*)\): (\d{1,6}), (.*)"
-_SPOKEN = re.compile(r"GPU recovery action changed from .*? to 0x[0-9a-fA-F]+ \(([^)]*)\)")
+_REQUEST = re.compile(r"GPU recovery action changed from .*? to 0x[0-9a-fA-F]+ \(([^)]*)\)")
 
-_MENDS = {
+_FIXES = {
     "reset": "no job on it: as root `nvidia-smi --gpu-reset -i {gpu}`, else reboot; "
     "a rented machine: ask for another one",
     "reboot": "reboot; if it comes back, the GPU, its slot or its power is broken: have it changed",
@@ -33,7 +33,7 @@ _APPLICATION = "`compute-sanitizer` or CUDA_LAUNCH_BLOCKING=1 on the job names t
 
 
 class Meaning(NamedTuple):
-    """What the catalogue says of a code."""
+    """The catalogue's entry for a code."""
 
     means: str
     fault: str
@@ -85,8 +85,11 @@ def judge(
         events: of the kernel log.
         known: the catalogue.
         numbers: of the GPUs, by PCI address.
-        well: addresses of GPUs whose driver says today that no recovery is needed: what the log
-            tells of them is over.
+        well: addresses of GPUs for which the driver needs no recovery now: their events in the
+            log are over.
+
+    Returns:
+        A finding for each code of each GPU, in the log's order.
     """
     if not events:
         return [Finding(OK, "kernel log", "no Xid since the machine started", "", "")]
@@ -111,16 +114,16 @@ def _finding(
     area = f"GPU {number}" if number is not None else f"GPU at {last.bus or 'unknown address'}"
     meaning = known.get(last.code)
     if meaning is None:
-        words = f"Xid {last.code}{times}: not in the catalogue"
-        return Finding(NOTE, area, words, last.text, f"look it up: {SOURCE}")
+        what = f"Xid {last.code}{times}: not in the catalogue"
+        return Finding(NOTE, area, what, last.text, f"look it up: {SOURCE}")
     what = f"Xid {last.code}{times}: {meaning.means} ({_blame(meaning.fault)})"
-    spoken = _SPOKEN.search(last.text)
-    if spoken:
-        what = f"Xid {last.code}{times}: the driver asked for: {spoken[1]}"
+    request = _REQUEST.search(last.text)
+    if request:
+        what = f"Xid {last.code}{times}: the driver asked for: {request[1]}"
     serious = meaning.action in ("reset", "reboot", "link", "mechanics")
     if serious and last.bus in over:
         return Finding(NOTE, area, what, f"{last.text}. The driver asks for nothing now.", "")
-    fix = _MENDS[meaning.action].format(gpu=number if number is not None else last.bus)
+    fix = _FIXES[meaning.action].format(gpu=number if number is not None else last.bus)
     if meaning.fault == "application":
         fix = f"a fault of the job, not of the GPU: {_APPLICATION}"
     return Finding(PROBLEM if serious else NOTE, area, what, f"{last.text} <{SOURCE}>", fix)

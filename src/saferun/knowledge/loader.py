@@ -1,4 +1,4 @@
-"""What is known about the world: data with sources. `load_*` read it, parsed once per content."""
+"""The data files of this folder, parsed once for each content and then cached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def load_failures(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return how failures look and what they mean, as the document of failures.yaml.
+    """Return the document of failures.yaml: how failures look and what they mean.
 
     Args:
         environ: for the user's cache directory; the process's own where left out.
@@ -21,46 +21,46 @@ def load_failures(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def load_mitigations(environ: Mapping[str, str] | None = None) -> Mapping[str, Any]:
-    """Return what each mitigation changes and costs, by name (mitigations.yaml)."""
+    """Return what each mitigation changes and costs, by name, from mitigations.yaml."""
     document = _document("mitigations.yaml", os.environ if environ is None else environ)
     mitigations: Mapping[str, Any] = document["mitigations"]
     return mitigations
 
 
 def load_xids(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return what the driver's Xid events mean, as the document of xid.yaml."""
+    """Return the document of xid.yaml: what the driver's Xid events mean."""
     return _document("xid.yaml", os.environ if environ is None else environ)
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return what environment settings do, as the document of settings.yaml."""
+    """Return the document of settings.yaml: what environment settings do."""
     return _document("settings.yaml", os.environ if environ is None else environ)
 
 
 def variables_text() -> str:
-    """Return variables.yaml as it stands (`saferun.readers` reads it); "" where it is not there."""
+    """Return the text of variables.yaml, for audit/variable_index.py; "" where there is none."""
     try:
         with open(os.path.join(HERE, "variables.yaml"), encoding="utf-8") as file:
             return file.read()
-    except FileNotFoundError:  # a kit does not carry it
+    except FileNotFoundError:  # a bundle does not carry it
         return ""
 
 
 def load_for_kit(environ: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return what a run may need, by name, for a machine that may have no YAML parser."""
+    """Return the documents that a run may need, by name, for a machine without a YAML parser."""
     return {name: _document(f"{name}.yaml", environ) for name in ("failures", "mitigations")}
 
 
 def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Read a YAML file of ours, as JSON from the cache where its text is unchanged.
+    """Return a YAML file of ours, from the JSON in the cache if its text is unchanged.
 
-    A YAML parser needs 0.3 s for these files, json 2 ms. In a kit there is only JSON.
+    A YAML parser needs 0.3 s for these files, json 2 ms. A bundle has only JSON.
     """
     import json
 
-    travelled = os.path.join(HERE, name.removesuffix(".yaml") + ".json")
-    if os.path.exists(travelled):
-        with open(travelled, encoding="utf-8") as file:
+    bundled = os.path.join(HERE, name.removesuffix(".yaml") + ".json")
+    if os.path.exists(bundled):
+        with open(bundled, encoding="utf-8") as file:
             known: dict[str, Any] = json.load(file)
             return known
     with open(os.path.join(HERE, name), encoding="utf-8") as file:
@@ -71,7 +71,7 @@ def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
         return cached
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where it was built
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where it is built in
     document: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 (safe, either way)
     paths.write_private(entry, json.dumps({"text": text, "document": document}).encode())
     return document

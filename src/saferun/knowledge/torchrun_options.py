@@ -12,16 +12,14 @@ TABLE_TORCH = "2.13"  # the torch that OPTIONS describes
 
 
 def _option(name: str, short: str = "", *, flag: bool = False, env: bool = True) -> Option:
-    """Return torchrun's option `name`, in its dash and its underscore spelling."""
+    """Return torchrun's option `name`, spelled with dashes and with underscores."""
     dest = name.replace("-", "_")
     strings = dict.fromkeys((short, "--" + name, "--" + dest))
     spelled = tuple(string for string in strings if string)
     return Option(dest, spelled, flag, "PET_" + dest.upper() if env else None)
 
 
-# In the parser's own order: its message about an ambiguous abbreviation lists them so.
-
-
+# In the parser's order, in which its message about an ambiguous abbreviation lists them.
 OPTIONS: tuple[Option, ...] = (
     _option("help", "-h", flag=True, env=False),
     _option("nnodes"),

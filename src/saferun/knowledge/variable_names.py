@@ -1,4 +1,4 @@
-"""Environment variables that are lists, how they are written, and those with two names."""
+"""Environment variables that are lists, their syntax, and those with two names."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ LISTS = {
 
 
 def items(text: str, between: str) -> list[str]:
-    """Return the items of a list's text, without blanks and empty ones."""
+    """Return the items of a list, stripped and without empty ones."""
     return [item.strip() for item in text.split(between) if item.strip()]
 
 
 def combine(name: str, older: str, newer: str) -> str:
-    """Return a list value with a later profile's items put over an earlier one's."""
+    """Return a list in which the items of a later profile replace those of an earlier one.
+
+    Args:
+        name: of the variable, a key of LISTS.
+        older: the earlier value.
+        newer: the later value.
+    """
     between, pair = LISTS[name]
     wins = {item.split(pair, 1)[0] if pair else item for item in items(newer, between)}
     kept = [

@@ -1,10 +1,10 @@
-"""Run a command for a bounded time and keep what it wrote, whatever it does.
+"""Commands that run for a bounded time and write a bounded output, whatever they do.
 
-What a check asks may hang (nvidia-smi on a sick GPU), ignore SIGTERM, leave grandchildren that hold
-its output open, or write without end. So output goes to memory files, which need no disk and no
-reader, and the end is a clock's, not a pipe's. The kernel bounds the files: they are made in their
-full size, which costs nothing until it is written, and sealed against growth (memfd_create(2)), so
-a command that outlives us cannot fill the memory.
+A command may hang (nvidia-smi on a failing GPU), ignore SIGTERM, leave grandchildren that hold its
+output open, or write without end. So its output goes to memory files, which need neither a disk nor
+a reader, and a deadline ends it, not the end of a pipe. The kernel bounds the files: they have
+their full size from the beginning, which costs nothing until it is written, and are sealed against
+growth (memfd_create(2)). A command that outlives us cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from saferun.system import paths
+
 OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU
-_PAGE = 1 << 16  # the largest; a write that does not fit whole is refused
+_PAGE = 1 << 16  # bytes, the largest page; a write that does not fit as a whole is refused
 REAP_S = 0.2  # a killed process that the kernel cannot end is left behind after this
-START_S = 1.0  # for commands that other threads are just starting; milliseconds, unless exec hangs
+START_S = 1.0  # for commands that other threads are starting; milliseconds, unless exec hangs
 
 
-class _Door:
-    """What other threads may start, and have started."""
+class _Commands:
+    """The commands of all threads, and whether threads other than the main one may start more."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.starting = 0  # commands that have been forked, perhaps, and are not in `running` yet
+        self.starting = 0  # commands that may have been forked and are not in `running` yet
         self.running: set[subprocess.Popen[bytes]] = set()
         self.closed = False
 
-    def shut_for_this_thread(self) -> bool:
+    def closed_for_this_thread(self) -> bool:
         return self.closed and threading.current_thread() is not threading.main_thread()
 
 
-_door = _Door()
+_commands = _Commands()
 
 
 class Answer(NamedTuple):
@@ -48,16 +50,19 @@ class Answer(NamedTuple):
     out: str
     err: str
     status: int | None  # None: it could not be started, or was killed here
-    trouble: str  # what went wrong, in words; "" where it ended with 0
+    trouble: str  # a message about what went wrong; "" where it ended with 0
 
 
 def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Answer:
     """Run a command in a session of its own; never raises for what it does.
 
     Args:
-        command: the program and its words; no shell.
+        command: the program and its arguments; no shell.
         environ: its whole environment.
-        timeout_s: then it and its process group are killed; what it wrote until then is kept.
+        timeout_s: seconds after which it and its process group are killed.
+
+    Returns:
+        How it ended and what it wrote, also where it was killed.
     """
     with _memory_file("out") as out, _memory_file("err") as err:
         try:
@@ -67,22 +72,22 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) ->
             return Answer("", "", None, f"cannot be run ({reason})")
         try:
             cut = _wait(child, (out, err), timeout_s)
-        except BaseException:  # Ctrl-C: the child has a session of its own and hears nothing of it
+        except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
             _kill(child)
             raise
         finally:
-            _door.running.discard(child)
+            _commands.running.discard(child)
         status = None if cut else child.returncode
-        return Answer(_content(out), _content(err), status, cut or _in_words(child.returncode))
+        return Answer(_content(out), _content(err), status, cut or _end_message(child.returncode))
 
 
 def _start(
     command: tuple[str, ...], environ: Mapping[str, str], out: int, err: int
 ) -> subprocess.Popen[bytes]:
-    with _door.changed:
-        if _door.shut_for_this_thread():
+    with _commands.changed:
+        if _commands.closed_for_this_thread():
             raise OSError(errno.ECANCELED, "nobody waits for it any more")
-        _door.starting += 1
+        _commands.starting += 1
     try:
         child = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
             command,
@@ -92,39 +97,35 @@ def _start(
             env=dict(environ),
             start_new_session=True,
         )
-        _door.running.add(child)
+        _commands.running.add(child)
     finally:
-        with _door.changed:
-            _door.starting -= 1
-            _door.changed.notify_all()
-    if _door.shut_for_this_thread():  # it took longer than anybody waited for
+        with _commands.changed:
+            _commands.starting -= 1
+            _commands.changed.notify_all()
+    if _commands.closed_for_this_thread():  # `questions` has ended meanwhile
         _kill(child)
     return child
 
 
 @contextlib.contextmanager
 def questions() -> Iterator[None]:
-    """Let other threads run commands; afterwards none of theirs lives, and none is started."""
-    _door.closed = False
+    """Let other threads run commands; afterwards those are killed, and none can be started."""
+    _commands.closed = False
     try:
         yield
     finally:
         try:
-            with _door.changed:
-                _door.closed = True
-                _door.changed.wait_for(lambda: not _door.starting, START_S)
+            with _commands.changed:
+                _commands.closed = True
+                _commands.changed.wait_for(lambda: not _commands.starting, START_S)
         finally:  # a second Ctrl-C
-            for child in tuple(_door.running):
+            for child in tuple(_commands.running):
                 _kill(child)
 
 
 def on_path(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return the program that PATH finds under this name."""
-    for folder in environ.get("PATH", os.defpath).split(os.pathsep):
-        program = os.path.join(folder or ".", name)
-        if os.access(program, os.X_OK) and os.path.isfile(program):
-            return program
-    return None
+    """Return the first program of this name on PATH; None where there is none."""
+    return next(paths.on_path(name, environ), None)
 
 
 @contextlib.contextmanager
@@ -139,7 +140,7 @@ def _memory_file(name: str) -> Iterator[int]:
 
 
 def _wait(child: subprocess.Popen[bytes], files: Sequence[int], timeout_s: float) -> str:
-    """Wait for the end; kill at the limits of time and output and say which it was."""
+    """Wait for the end; kill at a limit of time or output, and return which limit it was."""
     trouble = f"it did not end within {timeout_s:g} s"
     end = time.monotonic() + timeout_s
     while child.returncode is None and (left := end - time.monotonic()) > 0:
@@ -155,17 +156,17 @@ def _wait(child: subprocess.Popen[bytes], files: Sequence[int], timeout_s: float
     try:
         child.wait(REAP_S)
     except subprocess.TimeoutExpired:
-        child.returncode = -signal.SIGKILL  # else its destructor complains
+        child.returncode = -signal.SIGKILL  # else its destructor warns
     return trouble
 
 
 def _written(file: int) -> int:
-    """Return how far the command has come: it shares the place in the file with us."""
+    """Return how much the command has written: it shares the file offset with us."""
     return os.lseek(file, 0, os.SEEK_CUR)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:  # else its number may be another's by now
+    if child.poll() is None:  # else its pid may be another process by now
         with contextlib.suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)
 
@@ -174,7 +175,7 @@ def _content(file: int) -> str:
     return os.pread(file, _written(file), 0).decode("utf-8", "replace")
 
 
-def _in_words(status: int) -> str:
+def _end_message(status: int) -> str:
     if status >= 0:
         return f"exit status {status}" if status else ""
     try:

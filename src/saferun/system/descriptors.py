@@ -6,9 +6,10 @@ import os
 
 
 def plug_closed_descriptors() -> None:
-    """Put /dev/null where 0, 1 or 2 is closed: what is opened next would be taken for the job's.
+    """Open /dev/null where 0, 1 or 2 is closed, since a file opened next would get that number.
 
-    It is not inherited: after an exec they are as closed as they were.
+    The job would then read or write that file. The descriptors are not inherited: after an exec
+    they are closed as before.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         continue

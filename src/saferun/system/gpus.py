@@ -1,9 +1,9 @@
-"""Ask the machine which GPUs the job will see, without torch and without a CUDA context.
+"""The GPUs that the job will see, found without torch and without a CUDA context.
 
-The cheapest answer first: the driver's own files in /proc (under a millisecond), and only where
-they are missing or leave a doubt `nvidia-smi -L`, which is bounded, since it hangs on a sick GPU.
-What CUDA_VISIBLE_DEVICES makes of that was measured on driver 580 (H200) entry by entry and agrees
-with https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html;
+The driver's files in /proc are read first (under a millisecond). Only where they are missing or
+leave a doubt, `nvidia-smi -L` is run, for a bounded time, since it hangs on a failing GPU. What
+CUDA makes of CUDA_VISIBLE_DEVICES was measured on driver 580 (H200) entry by entry, and agrees with
+https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html;
 MIG follows https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html.
 NVIDIA_VISIBLE_DEVICES belongs to the container runtime: CUDA does not read it, nor do we.
 """
@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from saferun.model import Gpu, GpuFacts
+from saferun.system import paths
 
 # Runs a command with an environment for some seconds: its output, and what went wrong.
 Run = Callable[[tuple[str, ...], Mapping[str, str], float], tuple[str, str]]
-HIDE_ALL = ("", "-1", "NoDevFiles")  # deliberate; NoDevFiles is Slurm's word for "no GPU here"
+HIDE_ALL = ("", "-1", "NoDevFiles")  # deliberate; Slurm writes NoDevFiles for "no GPU here"
 UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 OUTPUT_LIMIT = 1 << 20  # bytes; 16 GPUs with 7 MIG instances each print 10 kB
-REAP_S = 0.2  # what is kept of timeout_s for a killed nvidia-smi to go away
+REAP_S = 0.2  # the part of timeout_s in which a killed nvidia-smi may end
 
 
 def driver_version(proc: str = "/proc/driver/nvidia") -> str:
@@ -37,7 +38,7 @@ def driver_version(proc: str = "/proc/driver/nvidia") -> str:
 
 
 def addresses(proc: str = "/proc/driver/nvidia") -> dict[str, str]:
-    """Return the PCI address of each GPU by its UUID, as the driver's files have them."""
+    """Return the PCI address of each GPU by its UUID, as in the driver's files."""
     found = {}
     for bus in _listdir(f"{proc}/gpus"):
         uuid = _fields(f"{proc}/gpus/{bus}/information").get("GPU UUID", "")
@@ -70,7 +71,7 @@ def detect(
         proc: where the driver shows its files.
         dev: where the device nodes are.
         timeout_s: the most seconds that `nvidia-smi` may take.
-        run: runs it; our own way is for the main thread.
+        run: runs it; the default is for the main thread only.
 
     Returns:
         The facts; no GPU and no warning on a machine without NVIDIA's driver. Never raises for
@@ -90,9 +91,9 @@ def detect(
 
 
 def product(facts: GpuFacts) -> str | None:
-    """Return the product name that all visible GPUs share, None where they differ or are unknown.
+    """Return the product name that all visible GPUs share; None where they differ or are unknown.
 
-    MIG instances carry the name of the GPU that they are cut from.
+    A MIG instance has the name of its GPU.
     """
     names = {gpu.name for gpu in facts.gpus}
     return names.pop() or None if len(names) == 1 else None
@@ -107,7 +108,12 @@ def visible(
     """Return the GPUs that CUDA shows for one value of CUDA_VISIBLE_DEVICES, and a remark.
 
     The first entry decides how all are read: `GPU-…` as UUIDs, `MIG-…` as instances, anything
-    else as numbers. An entry that names nothing ends the list; a repeated one voids it.
+    else as numbers. An entry that names no GPU ends the list; a repeated one makes it empty.
+
+    Args:
+        machine: the GPUs that are here.
+        wanted: the value; None where the variable is not set.
+        by_bus: CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
     """
     if wanted is None:
         return _through_mig(machine, machine.gpus)
@@ -128,7 +134,7 @@ def visible(
 def _take(
     wanted: str, gpus: Sequence[Gpu], find: Callable[[str, Sequence[Gpu]], int | None]
 ) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that the entries name, in their order, and what is wrong with them."""
+    """Return the GPUs that the entries name, in their order, and what is wrong with the entries."""
     chosen: list[Gpu] = []
     for entry in wanted.split(","):
         place = find(entry, gpus)
@@ -155,7 +161,7 @@ def _by_number(entry: str, gpus: Sequence[Gpu]) -> int | None:
 
 
 def _by_uuid(entry: str, gpus: Sequence[Gpu]) -> int | None:
-    """Find the one GPU whose UUID begins so; what follows a whole UUID does not count."""
+    """Return the place of the only GPU whose UUID starts so; text after a whole UUID is ignored."""
     if not entry.startswith("GPU-"):
         return None
     start = entry.rstrip()[:UUID_LENGTH].lower()
@@ -164,7 +170,7 @@ def _by_uuid(entry: str, gpus: Sequence[Gpu]) -> int | None:
 
 
 def _through_mig(machine: Machine, gpus: tuple[Gpu, ...]) -> tuple[tuple[Gpu, ...], str]:
-    """Replace GPUs cut by MIG: CUDA shows one instance, and no whole GPU beside it."""
+    """Replace GPUs divided by MIG: CUDA shows one instance, and no whole GPU beside it."""
     for gpu in gpus:
         cut = machine.instances.get(gpu.uuid, ())
         if cut:
@@ -174,11 +180,11 @@ def _through_mig(machine: Machine, gpus: tuple[Gpu, ...]) -> tuple[tuple[Gpu, ..
 
 
 def _instance(machine: Machine, wanted: str) -> tuple[tuple[Gpu, ...], str]:
-    """Find the MIG instance that the first entry names; CUDA shows one, however many are named."""
+    """Return the MIG instance of the first entry; CUDA shows one, however many are named."""
     entry, _, others = wanted.partition(",")
     for gpu in machine.gpus:
         for uuid in machine.instances.get(gpu.uuid, ()):
-            # Since driver 470 an instance has a UUID of its own; before, MIG-GPU-<uuid>/<gi>/<ci>.
+            # Since driver 470 an instance has its own UUID; before, MIG-GPU-<uuid>/<gi>/<ci>.
             old_form = entry.lower().startswith(f"mig-{gpu.uuid}/".lower())
             if uuid.lower() == entry.rstrip().lower() or old_form:
                 remark = "MIG: CUDA shows the first instance only" if others else ""
@@ -192,13 +198,13 @@ def _instance(machine: Machine, wanted: str) -> tuple[tuple[Gpu, ...], str]:
 def survey(
     environ: Mapping[str, str], wanted: str, *, proc: str, dev: str, timeout_s: float, run: Run
 ) -> Machine:
-    """Return the machine's GPUs: from /proc where that is beyond doubt, else from nvidia-smi."""
+    """Return the machine's GPUs: from /proc where that is certain, else from nvidia-smi."""
     files = read_proc(proc, dev)
     by_uuid = wanted.startswith(("GPU-", "MIG-"))
     unnamed = by_uuid and not all(gpu.uuid for gpu in files.gpus)
     if files.gpus and not files.doubt and not unnamed and not _has_mig(proc, wanted):
         return files
-    program = _which("nvidia-smi", environ.get("PATH", os.defpath))
+    program = next(paths.on_path("nvidia-smi", environ), None)
     if program is None:
         return files
     answer = parse_list(*run((program, "-L"), environ, timeout_s))
@@ -210,8 +216,8 @@ def survey(
 def read_proc(proc: str, dev: str) -> Machine:
     """Return the GPUs in the driver's files whose device node this process may open.
 
-    The files show every GPU of the host, in a container too; CUDA and nvidia-smi skip (and do not
-    count) those whose node is missing or closed to us. access(2) asks the device cgroup as well,
+    The files show every GPU of the host, also in a container. CUDA and nvidia-smi skip (and do not
+    count) those whose node is missing or closed to us. access(2) checks the device cgroup as well,
     and unlike open(2) it wakes no GPU.
     """
     gpus: list[Gpu] = []
@@ -237,7 +243,7 @@ def read_proc(proc: str, dev: str) -> Machine:
 
 
 def parse_list(output: str, trouble: str) -> Machine:
-    """Read what `nvidia-smi -L` printed; `trouble` says why it did not end well, if so."""
+    """Parse the output of `nvidia-smi -L`; `trouble` says why it failed, "" if it did not."""
     gpus: list[Gpu] = []
     instances: dict[str, tuple[str, ...]] = {}
     strange = ""
@@ -252,8 +258,8 @@ def parse_list(output: str, trouble: str) -> Machine:
             instances[parent] = (*instances.get(parent, ()), uuid.rstrip(")"))
         elif line.strip() and not strange:
             strange = line.strip()[:200]
-    said = "".join(c if c.isprintable() else "?" for c in strange)
-    doubt = ": ".join(text for text in (trouble, said) if text)
+    message = "".join(c if c.isprintable() else "?" for c in strange)
+    doubt = ": ".join(text for text in (trouble, message) if text)
     if not gpus and not doubt:
         doubt = "it printed nothing"
     return Machine(
@@ -265,7 +271,7 @@ def parse_list(output: str, trouble: str) -> Machine:
 
 
 def _has_mig(proc: str, wanted: str) -> bool:
-    """Say whether MIG instances may be in play: asked for, or made on some GPU."""
+    """Return whether MIG instances matter: one is asked for, or some GPU has one."""
     if wanted.startswith("MIG-"):
         return True
     for gpu in _listdir(f"{proc}/capabilities"):
@@ -277,12 +283,12 @@ def _has_mig(proc: str, wanted: str) -> bool:
 
 
 def _makes_nodes(proc: str) -> bool:
-    """Say whether the driver's libraries create missing device nodes (off in containers)."""
+    """Return whether the driver's libraries create missing device nodes (off in containers)."""
     return _fields(f"{proc}/params").get("ModifyDeviceFiles", "1") != "0"
 
 
 def _fields(path: str) -> dict[str, str]:
-    """Read `Name:  value` lines; empty where the file cannot be read."""
+    """Return the `Name:  value` lines of a file; empty where it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read(1 << 16).splitlines()
@@ -300,26 +306,22 @@ def _listdir(path: str) -> list[str]:
 
 
 def _bus_order(bus: str) -> tuple[list[int], str]:
-    """Sort key of a PCI address such as 0000:c1:00.0, whose parts are hexadecimal."""
+    """Return the sort key of a PCI address such as 0000:c1:00.0, whose parts are hexadecimal."""
     try:
         return [int(part, 16) for part in bus.replace(".", ":").split(":")], bus
     except ValueError:
         return [], bus
 
 
-def _which(name: str, path: str) -> str | None:
-    for folder in path.split(os.pathsep):
-        program = os.path.join(folder or ".", name)
-        if os.access(program, os.X_OK) and os.path.isfile(program):
-            return program
-    return None
-
-
 def _run(command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
     """Run a command for at most `timeout_s` seconds; return its output and what went wrong.
 
-    Neither SIGTERM, which may be ignored, nor the end of the output, which a grandchild may hold
-    open, is relied on. A process that the kernel cannot kill is left behind, not waited for.
+    SIGTERM may be ignored, and a grandchild may hold the output open: neither is relied on. A
+    process that the kernel cannot kill is left behind, not waited for.
+
+    This is not command.run, because a launch waits for it: here the end of the output wakes us at
+    once, where command.run looks in growing steps of up to 50 ms; and no memory file is needed,
+    which some builds of Python lack (os.memfd_create needs glibc 2.27 when Python is built).
     """
     import subprocess
     import time
@@ -340,7 +342,7 @@ def _run(command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float)
     try:
         with child.stdout as pipe:
             text, ended = _read_until(pipe.fileno(), child.poll, end)
-    except BaseException:  # Ctrl-C: the child has a session of its own and hears nothing of it
+    except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
         _kill_group(child.pid)
         raise
     if ended:
@@ -349,7 +351,7 @@ def _run(command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float)
     try:
         child.wait(REAP_S)
     except subprocess.TimeoutExpired:
-        child.returncode = -9  # else its destructor complains, and somebody else's exec follows
+        child.returncode = -9  # else its destructor warns, and after an exec nobody reaps it
     return text, f"it did not end within {timeout_s:g} s"
 
 

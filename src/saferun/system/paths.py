@@ -1,7 +1,7 @@
-"""Where saferun's own files lie, and how they are written: private, atomic, no planted links.
+"""Where saferun's own files are, and how they are written: private, atomic, following no links.
 
-Nothing here raises for a place that cannot be used: what we keep is a convenience, and a full disk
-or a read-only home never stops a job.
+Nothing here raises for a directory that cannot be used: what we keep is a convenience, and a full
+disk or a read-only home never stops a job. Also: which programs PATH finds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where saferun lies
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the package itself
 
 
 def config_dir(environ: Mapping[str, str]) -> str:
@@ -18,12 +18,12 @@ def config_dir(environ: Mapping[str, str]) -> str:
 
 
 def cache_dir(environ: Mapping[str, str]) -> str:
-    """Return the directory of what can be computed anew; it may not exist."""
+    """Return the directory of what can be computed again; it may not exist."""
     return _base(environ, "XDG_CACHE_HOME", ".cache")
 
 
 def state_dir(environ: Mapping[str, str]) -> str:
-    """Return the directory of what runs leave behind; it may not exist."""
+    """Return the directory of records of runs; it may not exist."""
     return _base(environ, "XDG_STATE_HOME", ".local/state")
 
 
@@ -41,7 +41,7 @@ def shipped(name: str) -> str:
 
 
 def on_path(name: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the executable files of this name on PATH, first come first."""
+    """Yield the executable files of this name on PATH, in its order."""
     for entry in environ.get("PATH", os.defpath).split(os.pathsep):
         path = os.path.join(os.path.abspath(entry), name)
         if os.path.isfile(path) and os.access(path, os.X_OK):
@@ -49,7 +49,7 @@ def on_path(name: str, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def private_dir(path: str) -> bool:
-    """Make a directory 0700 (parents too) and say whether it is ours alone to write."""
+    """Make a directory 0700 (parents too); return whether only this user can write to it."""
     try:
         make(path)
         status = os.lstat(path)
@@ -59,7 +59,7 @@ def private_dir(path: str) -> bool:
 
 
 def make(path: str) -> None:
-    """Make a directory and the parents that are missing; os.makedirs leaves those to the umask."""
+    """Make a directory and missing parents 0700; os.makedirs gives parents the umask's mode."""
     try:
         _make_one(path)
     except FileNotFoundError:
@@ -73,12 +73,12 @@ def make(path: str) -> None:
 def _make_one(path: str) -> None:
     try:
         os.mkdir(path, 0o700)
-    except FileExistsError:  # another process was quicker, perhaps
+    except FileExistsError:  # another process may have been faster
         return
 
 
 def read_private(path: str, limit: int = 4 * 1024 * 1024) -> bytes | None:
-    """Return the content of a regular file of ours, None where it is not one or not readable."""
+    """Return the content of a regular file of ours, up to `limit` bytes; None where it is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -95,7 +95,7 @@ def read_private(path: str, limit: int = 4 * 1024 * 1024) -> bytes | None:
 
 
 def write_private(path: str, content: bytes) -> bool:
-    """Write a file 0600 in one step (a reader sees the old or the new one, whole)."""
+    """Write a file 0600 atomically; return whether that worked."""
     if not private_dir(os.path.dirname(path)):
         return False
     temporary = f"{path}.{os.getpid()}.tmp"

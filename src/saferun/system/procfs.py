@@ -1,7 +1,7 @@
-"""Whether the process that wrote a record still lives: proved, disproved, or not to be known.
+"""Processes in /proc, and whether the process that wrote a record still lives.
 
-A pid alone proves nothing, since the kernel gives it away again, and another machine or container
-has its own. Its start time, the boot and the pid namespace make it unique.
+A pid alone proves nothing: the kernel reuses it, and another machine or container has its own. The
+start time, the boot and the pid namespace together make it unique.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+# Of one file; a busy machine's table of sockets has as many. /proc/sys refuses 4 MiB (ENOMEM).
+_MOST_CHARACTERS = 3 << 20
+
 
 def this_process() -> dict[str, Any]:
-    """Return what tells this process from every other, of any machine.
+    """Return what identifies this process among all processes of all machines.
 
-    `start` is in clock ticks since boot (proc_pid_stat(5), field 22); what cannot be learned is
-    None or "".
+    `start` is in clock ticks since boot (proc_pid_stat(5), field 22). What cannot be read is None
+    or "".
     """
     return {
         "pid": os.getpid(),
@@ -26,24 +29,24 @@ def this_process() -> dict[str, Any]:
     }
 
 
-def lives(told: Mapping[str, Any]) -> bool | None:
+def lives(record: Mapping[str, Any]) -> bool | None:
     """Return whether the process of a record lives; None where that cannot be known from here.
 
     Args:
-        told: what `this_process` returned, perhaps on another machine, perhaps garbage by now.
+        record: what `this_process` returned, possibly on another machine; it may be corrupt.
     """
-    pid, began = told.get("pid"), told.get("start")
-    if type(pid) is not int or type(began) is not int or not told.get("boot"):
+    pid, started = record.get("pid"), record.get("start")
+    if type(pid) is not int or type(started) is not int or not record.get("boot"):
         return None
-    if told["boot"] != _boot():  # this machine has been started anew, or it is another one
-        return False if told.get("host") == os.uname().nodename else None
-    if told.get("pids") != _namespace():
+    if record["boot"] != _boot():  # this machine was rebooted, or it is another one
+        return False if record.get("host") == os.uname().nodename else None
+    if record.get("pids") != _namespace():
         return None
-    return start(pid) == began
+    return start(pid) == started
 
 
 def lineage(pid: int) -> Iterator[tuple[int, int]]:
-    """Yield this process and those above it, with the time at which each began."""
+    """Yield a process and its ancestors, each with its start time in clock ticks since boot."""
     while pid > 0:
         fields = stat(pid)
         if fields is None:
@@ -53,13 +56,13 @@ def lineage(pid: int) -> Iterator[tuple[int, int]]:
 
 
 def start(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since boot; None where it is gone or a zombie."""
+    """Return when a process started, in clock ticks since boot; None if it is gone or a zombie."""
     fields = stat(pid)
     return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
 
 
 def stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/<pid>/stat from the state on, proc_pid_stat(5)."""
+    """Return the fields of /proc/<pid>/stat from the state on (proc_pid_stat(5)); None if gone."""
     try:
         return read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
@@ -76,7 +79,7 @@ def uids(pid: int) -> set[int]:
 
 
 def comm(pid: int) -> str:
-    """Return a process's short name, 15 characters at the most."""
+    """Return a process's short name (at most 15 characters), or "ended"."""
     try:
         return read(f"/proc/{pid}/comm").strip()
     except OSError:
@@ -84,17 +87,34 @@ def comm(pid: int) -> str:
 
 
 def read(path: str) -> str:
-    """Return a file of /proc as text. Raises OSError where it is gone."""
+    """Return a file of /proc as text.
+
+    Raises:
+        OSError: the process is gone, or the file is not ours to read.
+    """
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
 
 
-def _boot() -> str:
+def text(path: str) -> str:
+    """Return the beginning of a file of /proc or /sys; "" where it cannot be read."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except (OSError, ValueError):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_CHARACTERS)
+    except OSError:
         return ""
+
+
+def names(folder: str) -> list[str]:
+    """Return what a directory of /proc or /sys holds, sorted; [] where it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _boot() -> str:
+    return text("/proc/sys/kernel/random/boot_id").strip()
 
 
 def _namespace() -> str:

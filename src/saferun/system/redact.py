@@ -1,57 +1,41 @@
-"""Pure: secrets never reach the disk. Finds them in names, words, text and bytes; puts `***` there.
+"""Pure: secrets never reach the disk. Finds them in settings, command lines, text and bytes.
 
-What counts as a secret: the value of a variable or option whose *name* tells (DESIGN, *Journal*),
-wherever it occurs; credentials in URLs; `NAME=value`, `"name": "value"` and `--name value` in text
-where the name tells; tokens of well-known shape. A log must stay readable too: `max_tokens=512`,
-`KeyError: 'lm_head.weight'` and `pad_token: '<pad>'` are no secrets, so in text a name is read word
-by word and a value that cannot be a secret stays.
+A secret is the value of a variable or option whose *name* is that of a secret (DESIGN, *Journal*),
+wherever it occurs, and what looks like a secret (secret_spans.py); `***` replaces it. A log must
+stay readable: `max_tokens=512`, `KeyError: 'lm_head.weight'` and `pad_token: '<pad>'` are not
+secrets, so in text a name is read word by word, and a value that cannot be a secret stays.
 
-Everything is looked for in bytes: lowering and searching them is several times faster than in
-`str`, and what is not UTF-8 passes as it is. Each rule yields spans; overlapping spans become one.
-A rule looks at a byte a bounded number of times, so no input takes more than linear time.
+The search is done in bytes: lowering and searching them is several times faster than in `str`, and
+what is not UTF-8 passes unchanged. Each rule yields spans; overlapping spans become one.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 
-from saferun.system.secret_names import (
-    SHORTEST,
-    STRONG,
-    compiled,
-    is_path,
-    is_plain,
-    is_secret,
-    tells,
-)
+from saferun.system import secret_spans
+from saferun.system.secret_names import SHORTEST, compiled, is_path, is_plain, is_secret, tells
+from saferun.system.secret_spans import STAR, Span
 
-MASK = "***"
-SHORTEST_CUT = 4  # bytes that must be left of a value which the beginning of a tail cuts in two
+MASK = STAR.decode()
+SHORTEST_CUT = 4  # bytes; a shorter end of a secret at the beginning of a tail is not masked
 _PASSES = 16  # what is masked is masked again until nothing changes; see `Masker._settle`
-_STAR = MASK.encode()
-
-
-@lru_cache(maxsize=64)
-def _bytes_pattern(pattern: bytes) -> re.Pattern[bytes]:
-    return re.compile(pattern, re.VERBOSE)
 
 
 class Masker:
-    """Masks the secrets of one run: those that it was given, and what looks like one.
+    """Masks the secrets of one run: those in its environment and command line, and lookalikes.
 
     Args:
-        environ: the exported environment; values of telling names are looked for everywhere.
-        words: the command line; so are the values of telling options.
+        environ: the exported environment; the values of secret names are masked everywhere.
+        argv: the command line; the values of secret options are masked everywhere.
     """
 
     __slots__ = ("_in_data", "_in_text")
 
-    def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:
+    def __init__(self, environ: Mapping[str, str], argv: Sequence[str]) -> None:
         found = [(name, value) for name, value in environ.items() if tells(name, False)]
-        found += _pairs(words)
-        for text in (*environ.values(), *words):
+        found += _pairs(argv)
+        for text in (*environ.values(), *argv):
             found += [("password", value) for value in _url_passwords(text)]
         values = {value for name, given in found for value in _values(name, given)}
         forms = {form for value in values for form in _forms(value)}
@@ -75,10 +59,10 @@ class Masker:
         """Return a variable's value, masked whole where the variable's name is a secret's."""
         return MASK if value and is_secret(name) else self.text(value)
 
-    def words(self, words: Sequence[str]) -> list[str]:
-        """Return a command line without secrets; as many words as before."""
+    def words(self, argv: Sequence[str]) -> list[str]:
+        """Return a command line without secrets, with as many arguments as before."""
         masked: list[str] = []
-        for before, word in zip(["", *words], words, strict=False):
+        for before, word in zip(["", *argv], argv, strict=False):
             name, equals, value = word.partition("=")
             if word and not _is_option(word) and _awaits_secret(before):
                 masked.append(MASK)
@@ -91,42 +75,42 @@ class Masker:
     def _settle(self, data: bytes, forms: Sequence[bytes]) -> bytes:
         """Mask until nothing changes, so that masking twice is masking once.
 
-        The second pass mostly finds nothing. Only a secret that itself holds stars can arise anew
-        from a mask and its surroundings; should that not end, nothing of the text is kept.
+        The second pass usually finds nothing. Only a secret that itself contains stars can be
+        formed by a mask and its surroundings; if that does not end, the whole text is masked.
         """
         for _ in range(_PASSES):
-            spans = [*_occurrences(data, forms), *_structural(data)]
+            spans = [*_occurrences(data, forms), *secret_spans.find(data)]
             masked = _replaced(data, spans)
             if masked == data:
                 return data
             data = masked
-        return _STAR
+        return STAR
 
 
-# What a run was given
+# The secrets of a run
 
 
 def _is_option(word: str) -> bool:
-    """Tell an option from a value that begins with a dash, as a random token may."""
+    """Return whether a word is an option; a random token may begin with a dash, too."""
     return compiled(r"--?[A-Za-z][\w.-]*(=.*)?").fullmatch(word) is not None and (
         word.startswith("--") or len(word) < SHORTEST
     )
 
 
 def _names_secret(name: str) -> bool:
-    """Say whether `name=value` among the words sets a secret: an option, a variable, a key."""
+    """Return whether `name=value` in a command line sets a secret: an option, a variable, a key."""
     return compiled(r"[-+]*[\w.-]+").fullmatch(name) is not None and tells(name, False)
 
 
 def _awaits_secret(option: str) -> bool:
-    """Say whether the word after this one is a secret: `--hf-token`, `-token`."""
+    """Return whether the argument after this one is a secret: `--hf-token`, `-token`."""
     return option.startswith("-") and "=" not in option and _names_secret(option)
 
 
-def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (name, value) of the telling options and assignments of a command line."""
+def _pairs(argv: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (name, value) of the secret options and assignments of a command line."""
     found = []
-    for before, word in zip(["", *words], words, strict=False):
+    for before, word in zip(["", *argv], argv, strict=False):
         name, equals, value = word.partition("=")
         if not _is_option(word) and _awaits_secret(before):
             found.append((before, word))
@@ -142,7 +126,7 @@ def _url_passwords(text: str) -> list[str]:
 
 
 def _values(name: str, given: str) -> Iterator[str]:
-    """Yield what of a secret's value is looked for in text: whole, and line by line (PEM, JSON)."""
+    """Yield the parts of a secret that are searched for: the whole, and long lines (PEM, JSON)."""
     value = given.strip()
     if len(value) < SHORTEST or is_plain(value, name) or is_path(value, name):
         return
@@ -153,7 +137,7 @@ def _values(name: str, given: str) -> Iterator[str]:
 
 
 def _forms(value: str) -> set[str]:
-    """Return a value as it is and as URLs, JSON, Python and the shell write it."""
+    """Return a value as it is, and as URLs, JSON, Python and the shell write it."""
     forms = {value}
     if compiled(r"[\w.~-]*").fullmatch(value) and value.isascii():
         return forms
@@ -170,7 +154,7 @@ def _forms(value: str) -> set[str]:
 
 
 def _is_escaped(value: str) -> bool:
-    """Say whether all lone surrogates stand for bytes, as in `os.environ`."""
+    """Return whether all lone surrogates stand for bytes, as in `os.environ`."""
     return not compiled("[\ud800-\udc7f\udd00-\udfff]").search(value)
 
 
@@ -186,26 +170,24 @@ def _encoded(forms: set[str], errors: str) -> tuple[bytes, ...]:
     for form in forms:
         try:
             found.add(form.encode("utf-8", errors))
-        except UnicodeEncodeError:  # not the bytes of anything that the kernel hands us
+        except UnicodeEncodeError:  # no bytes from the kernel decode to this
             continue
     return tuple(sorted(found, key=lambda form: (-len(form), form)))
 
 
 def _uncut(data: bytes, forms: Sequence[bytes]) -> bytes:
-    """Mask the end of a secret with which the data begin."""
+    """Mask the end of a secret at the beginning of the data."""
     for form in forms:
         for start in range(1, len(form) - SHORTEST_CUT + 1):
             if data.startswith(form[start:]):
-                return _STAR + data[len(form) - start :]
+                return STAR + data[len(form) - start :]
     return data
 
 
 # Spans: (begin, end) of what is masked
 
-_Span = tuple[int, int]
 
-
-def _replaced(data: bytes, spans: list[_Span]) -> bytes:
+def _replaced(data: bytes, spans: list[Span]) -> bytes:
     """Put a mask over each span; spans that touch or overlap share one."""
     if not spans:
         return data
@@ -216,190 +198,14 @@ def _replaced(data: bytes, spans: list[_Span]) -> bytes:
         if next_begin <= end:
             end = max(end, next_end)
             continue
-        pieces += [data[done:begin], _STAR]
+        pieces += [data[done:begin], STAR]
         done, begin, end = end, next_begin, next_end
     return b"".join([*pieces, data[done:]])
 
 
-def _occurrences(data: bytes, forms: Sequence[bytes]) -> Iterator[_Span]:
+def _occurrences(data: bytes, forms: Sequence[bytes]) -> Iterator[Span]:
     for form in forms:
         at = data.find(form)
         while at >= 0:
             yield at, at + len(form)
             at = data.find(form, at + len(form))
-
-
-def _structural(data: bytes) -> Iterator[_Span]:
-    """Yield what looks like a secret by its surroundings or its shape."""
-    yield from _in_urls(data)
-    yield from _shapes(data)
-    yield from _private_keys(data)
-    if any(c in data for c in b"=:-"):
-        lower = data.lower()  # ASCII only, so that offsets stay
-        yield from _named(data, lower)
-        yield from _options(data, lower)
-
-
-def _kept(span: _Span, data: bytes) -> Iterator[_Span]:
-    """Drop a span that is empty or masked already."""
-    if span[0] < span[1] and data[span[0] : span[1]] != _STAR:
-        yield span
-
-
-def _in_urls(data: bytes) -> Iterator[_Span]:
-    """`scheme://user:secret@host`, and a user part that is itself a token."""
-    if b"://" not in data:
-        return
-    userinfo = rb"""://(?: [^\s/?\#@:'"<>\\]{0,256} : ([^\s/'"<>\\]{1,1024}) @
-                         | ([A-Za-z0-9_-]{20,256}) @ )"""
-    for match in _bytes_pattern(userinfo).finditer(data):
-        yield from _kept(match.span(match.lastindex or 0), data)
-
-
-_SHAPES: tuple[tuple[bytes, bytes], ...] = (  # how a token begins, and the whole of it
-    (b"hf_", rb"hf_(?:(?=[A-Za-z]{0,64}[0-9])[A-Za-z0-9]{12,}|[A-Za-z0-9]{30,})"),
-    (b"gh", rb"gh[pousr]_[A-Za-z0-9]{20,}"),
-    (b"github_pat_", rb"github_pat_[A-Za-z0-9_]{20,}"),
-    (b"glpat-", rb"glpat-[A-Za-z0-9_-]{16,}"),
-    (b"sk-", rb"sk-(?=[A-Za-z_-]{0,64}[0-9])[A-Za-z0-9_-]{16,}"),
-    (b"xox", rb"xox[a-z]-[A-Za-z0-9-]{10,}"),
-    (b"AKIA", rb"AKIA[0-9A-Z]{16}(?![0-9A-Za-z])"),
-    (b"ASIA", rb"ASIA[0-9A-Z]{16}(?![0-9A-Za-z])"),
-    (b"AIza", rb"AIza[0-9A-Za-z_-]{30,}"),
-    (b"nvapi-", rb"nvapi-[A-Za-z0-9_-]{20,}"),
-    (b"wandb_v1_", rb"wandb_v1_[A-Za-z0-9_]{20,}"),
-    (b"npm_", rb"npm_[A-Za-z0-9]{30,}"),
-    (b"dckr_pat_", rb"dckr_pat_[A-Za-z0-9_-]{16,}"),
-    (b"eyJ", rb"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"),
-)
-_AFTER_WORDS: tuple[tuple[bytes, bytes], ...] = (  # a word that tells, then the token (group 1)
-    (b"earer", rb"[Bb]earer[ \t]{1,4}([A-Za-z0-9._~+/-]{16,}=*)"),
-    (
-        b"andb",
-        rb"[Ww]andb[ _-]?(?:login|api|key)[^\n]{0,64}?(?<![0-9a-f])([0-9a-f]{40})(?![0-9a-f])",
-    ),
-)
-
-
-def _shapes(data: bytes) -> Iterator[_Span]:
-    """Tokens that are known by how they begin; not in the middle of a longer word."""
-    for begin, whole in _SHAPES:
-        if begin in data:
-            alone = rb"(?<![A-Za-z0-9_-]" + re.escape(begin) + rb")"
-            pattern = re.escape(begin) + alone + whole[len(begin) :]
-            yield from (match.span() for match in _bytes_pattern(pattern).finditer(data))
-    for word, whole in _AFTER_WORDS:
-        if word in data:
-            yield from (match.span(1) for match in _bytes_pattern(whole).finditer(data))
-
-
-def _private_keys(data: bytes) -> Iterator[_Span]:
-    """What stands between the BEGIN and END lines of a private key, or after BEGIN where cut."""
-    if b"PRIVATE KEY-----" not in data:
-        return
-    done = 0
-    for match in _bytes_pattern(rb"-----BEGIN[ ][A-Z ]{0,32}PRIVATE[ ]KEY-----").finditer(data):
-        if match.start() >= done:
-            end = data.find(b"-----END", match.end())
-            done = len(data) if end < 0 else end
-            yield from _kept((match.end(), done), data)
-
-
-_AFTER_NAME = rb"""  # the rest of a name and what stands before its value
-    [a-z0-9_.-]{0,40} (?![a-z0-9_.-]) (?:\\{0,3}["'])? \]? [ \t]{0,4} (?:=>?(?!=)|:(?!:)) [ \t]{0,4}
-"""
-_NO_NUMBER = (
-    rb"""(?! [ \t]{0,4} [0-9][0-9.,_]{0,11} (?:[\s;)\]}]|\Z))"""  # tokens=4096 in every line
-)
-_TELLING: tuple[tuple[bytes, bytes], ...] = (  # a pattern each: sre is fast where a literal leads
-    (b"key", _AFTER_NAME + _NO_NUMBER),
-    (b"token", _AFTER_NAME + _NO_NUMBER),
-    *((word.encode(), _AFTER_NAME) for word in (*STRONG, "authorization", "signature")),
-    (b"sig", rb"(?==)" + _AFTER_NAME),
-)
-_VALUE = rb"""  # in quotes, in the escaped quotes of JSON within JSON, or up to a blank
-    [bfru]{0,2} " ([^"\\\r\n]* (?:\\.[^"\\\r\n]*)*)
-  | [bfru]{0,2} ' ([^'\\\r\n]* (?:\\.[^'\\\r\n]*)*)
-  | \\{1,3}["'] ([^"'\\\r\n]*)
-  | ([^\s"'`\\]* (?:\\(?![nrt"'\\])[^\s"'`\\]*)*)
-"""
-_SCHEME = rb"""(?: [bfru]{0,2} \\{0,3} ["'])? (?:[Bb]earer|[Bb]asic|[Tt]oken|[Dd]igest) [ \t]+"""
-
-
-def _named(data: bytes, lower: bytes) -> Iterator[_Span]:
-    """`NAME_TOKEN=value`, `"api_key": "value"`, `?token=value`, `Authorization: Bearer value`."""
-    for word, after in _TELLING:
-        if word in lower:
-            yield from _named_by(_bytes_pattern(word + after), data, lower)
-
-
-def _named_by(pattern: re.Pattern[bytes], data: bytes, lower: bytes) -> Iterator[_Span]:
-    match = pattern.search(lower)
-    while match:
-        begin = _name_begins(data, match.start())
-        name = _word(data, begin, match.end())
-        at = match.end()
-        in_query = data[begin - 1 : begin] in (b"?", b"&") and begin > 0
-        if in_query or name.lower() == "authorization" or tells(name, _is_loose(name)):
-            span = _value_at(data, at, name, in_query)
-            yield from _kept(span, data)
-            at = max(at, span[1])
-        match = pattern.search(lower, at)
-
-
-def _name_begins(data: bytes, at: int) -> int:
-    """Return where the name begins that has its telling part here; 48 bytes back at most."""
-    low = max(0, at - 48)
-    head = data[low:at]
-    return low + len(
-        head.rstrip(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-    )
-
-
-def _word(data: bytes, begin: int, end: int) -> str:
-    return data[begin:end].split(b"=")[0].split(b":")[0].strip(b" \t\\\"']").decode("latin-1")
-
-
-def _is_loose(name: str) -> bool:
-    return name != name.upper()
-
-
-def _value_at(data: bytes, at: int, name: str, in_query: bool) -> _Span:
-    """Return the span of the secret that stands here; an empty one where none does."""
-    if in_query:
-        match = _bytes_pattern(rb"""[^\s&\#"'<>\\]*""").match(data, at)
-        return match.span() if match else (at, at)
-    scheme = _bytes_pattern(_SCHEME).match(data, at)
-    if scheme:
-        rest = _bytes_pattern(rb"""[^\r\n"'\\]+""").match(data, scheme.end())
-        return rest.span() if rest else (at, at)
-    match = _bytes_pattern(_VALUE).match(data, at)
-    if not match:
-        return at, at
-    begin, end = match.span(match.lastindex or 0)
-    if match.lastindex == 4:  # bare: what closes a call, a list or a sentence is not the value's
-        end = begin + len(data[begin:end].rstrip(b",;)]}>."))
-    value = data[begin : min(end, begin + 256)].decode("latin-1")
-    weak = name.lower() in ("token", "tokens", "authorization") and data[at - 1 : at] != b"="
-    if is_plain(value, name) or (weak and _is_loose(name) and not _looks_random(value)):
-        return end, end
-    return begin, end
-
-
-def _looks_random(value: str) -> bool:
-    """Say whether a value is no word of a sentence: long, unbroken, with a digit."""
-    return compiled(r"(?=.*[0-9])[^\s<>(){}\[\]]{8,}|[^\s<>(){}\[\]]{24,}").match(value) is not None
-
-
-def _options(data: bytes, lower: bytes) -> Iterator[_Span]:
-    """`--hf-token value` and `'--hf-token', 'value'`; `--token=value` is a name like others."""
-    if b"--" not in data:
-        return
-    option = rb"""-- ([a-z][a-z0-9_.-]{0,63}) (?![a-z0-9_.-])
-                  (?: [ \t]+ | \\{0,3}["'] [ ]? , \s{0,4} ) (?! \\{0,3}["']? --)"""
-    for match in _bytes_pattern(option).finditer(lower):
-        name = _word(data, match.start(1), match.end(1))
-        if tells(name, False):
-            value = _bytes_pattern(_VALUE).match(data, match.end())
-            if value and not is_plain(value[value.lastindex or 0][:256].decode("latin-1"), name):
-                yield from _kept(value.span(value.lastindex or 0), data)

@@ -1,7 +1,7 @@
-"""Pure: which names tell of a secret, and which values cannot be one.
+"""Pure: which names are those of secrets, and which values cannot be secrets.
 
-A name is read word by word, so that `pad_token` and `monkey` tell of none; what is looked for in a
-run's output is masking.py's.
+A name is read word by word, so that `pad_token` and `monkey` are not. redact.py and secret_spans.py
+use this to find secrets in a run's output.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-SHORTEST = 8  # characters; a shorter value would be masked inside of ordinary words
+SHORTEST = 8  # characters; a shorter value would be masked inside ordinary words
 _NAME_PATTERNS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
-STRONG = ("secret", "passw", "passphrase", "credential")  # no harmless word holds one of these
+STRONG = ("secret", "passw", "passphrase", "credential")  # no harmless word contains one of these
 _NO_TOKEN = ("tokeni", "tokenwise")  # tokenizer, tokenised, …
 _NO_KEY = ("monkey", "turkey", "donkey", "hockey", "jockey", "whiskey", "hotkey")
 
 
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 _BEFORE_TOKEN = _set(  # pad_token, max_new_tokens: a part of the vocabulary or a number
@@ -40,18 +40,18 @@ _ROOTS = _set(  # where the path in SSH_KEY_FILE or GOOGLE_APPLICATION_CREDENTIA
 
 
 def is_secret(name: str) -> bool:
-    """Say whether the value of a variable with this name is a secret by DESIGN's patterns."""
+    """Return whether a variable of this name holds a secret, by the patterns of DESIGN."""
     upper = name.upper()
     return any(word in upper for word in _NAME_PATTERNS) or upper.endswith(("_PASS", "_PWD"))
 
 
 @lru_cache(maxsize=512)
 def tells(name: str, loose: bool) -> bool:
-    """Say whether a name, read word by word, tells of a secret; see the module's words.
+    """Return whether a name, read word by word, is that of a secret.
 
     Args:
         name: as it is written; `apiKey` and `API_KEY` are the same.
-        loose: it is a word of lower case in free text, where `key` alone says nothing.
+        loose: it is a lower-case word in free text, where `key` alone proves nothing.
     """
     spread = compiled(r"(?<=[a-z0-9])(?=[A-Z])").sub("_", name)
     parts = [part for part in compiled(r"[^a-z]+").split(spread.lower()) if part]
@@ -76,12 +76,12 @@ def _is_key(before: str, part: str, loose: bool) -> bool:
 
 @lru_cache(maxsize=64)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Compile when first needed: most launches mask nothing but a few words."""
+    """Compile a pattern when it is first needed: most launches mask only a few arguments."""
     return re.compile(pattern)
 
 
 def is_plain(value: str, name: str) -> bool:
-    """Say whether a value cannot be a secret: a number, a word such as `false`, a reference."""
+    """Return whether a value cannot be a secret: a number, a word such as `false`, a reference."""
     if value.lower() in _PLAIN_VALUES:
         return True
     lower = name.lower()
@@ -93,7 +93,7 @@ def is_plain(value: str, name: str) -> bool:
 
 
 def is_path(value: str, name: str) -> bool:
-    """Say whether a value is evidently a path; a random token may begin with a slash too."""
+    """Return whether a value is certainly a path; a random token may begin with a slash, too."""
     if not value.startswith(("/", "./", "../", "~/")):
         return False
     if name.upper().endswith(("_FILE", "_FILES", "_PATH", "_DIR", "_HOME")):

@@ -1,10 +1,10 @@
-"""Receive signals as data: blocked, and read from a descriptor together with where they came from.
+"""Signals as data: blocked, and read from a descriptor together with their sender.
 
-`signal.signal` would tell the number only. Whether the kernel sent it (a key at the terminal, which
-reaches the whole foreground group) or a process did decides whether a child in our own group must
-still be told. Slurm signals every process of a job step (slurmstepd, whether it asks on its own,
-for scancel or for srun): what we would pass on has come there already, and torchrun breaks its
-shutdown off when it is asked a second time.
+`signal.signal` gives the number only. The sender decides whether a child in our own process group
+must still get the signal: a key at the terminal makes the kernel send it to the whole foreground
+group, a process sends it to us alone. Slurm signals every process of a job step (slurmstepd does,
+on its own, for scancel and for srun): the child has the signal already, and torchrun aborts its
+shutdown when it gets a second one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SI_KERNEL = 0x80
 
 
 class Signals:
-    """Between `with` and its end the given signals are read from `fd` instead of acting.
+    """A context in which the given signals are read from `fd` instead of taking effect.
 
-    Enter it in the main thread before other threads start: a thread that does not block them
-    would still be killed by them. Signals that are ignored when it is entered stay ignored.
+    Enter it in the main thread before other threads start: a thread that does not block the
+    signals would still be killed by them. Signals that are ignored already stay ignored.
     """
 
     KERNEL, STEP = "kernel", "step"
@@ -44,9 +44,9 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked_before)
 
     def read(self) -> list[tuple[int, str]]:
-        """Return (number, from where) of what has come; empty if nothing has.
+        """Return number and sender of each signal that has arrived; does not wait.
 
-        From where: KERNEL, STEP (Slurm, and all processes of our step have got it), else "".
+        The sender is KERNEL, STEP (Slurm: all processes of our step have got it), or "".
         """
         try:
             data = os.read(self.fd, 64 * _RECORD_BYTES)
@@ -62,7 +62,7 @@ class Signals:
         try:
             with open(f"/proc/{pid}/comm", "rb") as file:
                 return self.STEP if file.read() == b"slurmstepd\n" else ""
-        except OSError:  # gone, or not ours to see
+        except OSError:  # it has ended, or is not visible to us
             return ""
 
 

@@ -1,4 +1,4 @@
-"""saferun's own lines on stderr, and how its errors are told there."""
+"""saferun's own lines on stderr, and its error messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def say(text: str) -> None:
-    """Write `saferun:` lines on stderr; a stderr that is closed or gone stops no job."""
+    """Write `saferun:` lines to stderr; a closed stderr stops no job."""
     try:
         lines = [f"saferun: {line}" if line else "" for line in text.splitlines()]
         sys.stderr.write("".join(f"{line}\n" for line in lines))
@@ -16,7 +16,7 @@ def say(text: str) -> None:
 
 
 def report(error: Exception) -> int:
-    """Say what went wrong: one line for a person's mistake, everything for ours."""
+    """Write an error: one line for a user's mistake, a traceback for ours. Return the exit code."""
     from saferun.errors import EXIT_SOFTWARE, SaferunError
 
     if isinstance(error, SaferunError):

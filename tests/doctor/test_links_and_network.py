@@ -22,7 +22,7 @@ from saferun.system.redact import Masker
 PLAIN = Masker({}, ())
 
 
-# --- peer to peer
+# peer to peer
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_good_transfers_are_checked_in_both_directions_and_three_ways(tried):
 
 
 @pytest.mark.parametrize("way", ["copy", "read", "write"])
-def test_one_wrong_bit_on_any_way_is_a_problem_of_that_pair(tried, way):
+def test_one_wrong_bit_by_any_way_is_a_problem_of_that_pair(tried, way):
     (found,) = checks_links.peers(Smi(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:wrong"))
     assert (found.level, found.area) == (PROBLEM, "GPU 1 to 0")
     assert "wrong: 1 of " in found.detail
@@ -60,7 +60,7 @@ def test_one_wrong_bit_on_any_way_is_a_problem_of_that_pair(tried, way):
 
 
 @pytest.mark.parametrize("way", ["copy", "read", "write"])
-def test_a_transfer_that_only_seems_to_happen_is_a_problem(tried, way):
+def test_a_transfer_that_writes_nothing_is_a_problem(tried, way):
     (found,) = checks_links.peers(Smi(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:lost"))
     assert (found.level, found.area) == (PROBLEM, "GPU 1 to 0")
     assert found.detail.count("wrong: ") == 1
@@ -79,13 +79,13 @@ def test_a_transfer_that_fails_is_a_problem(tried):
     assert "CUDA_ERROR_LAUNCH_FAILED" in found[0].what
 
 
-def test_a_driver_that_dies_meanwhile_leaves_what_it_told(tried):
+def test_results_before_a_crash_of_the_driver_are_kept(tried):
     cuda = tried(FAKE_CUDA_PEERS="1:0:read:crash")
     assert (len(cuda.pairs), cuda.hung) == (1, (1, 0))
     assert "SIGABRT" in cuda.trouble
 
 
-def test_without_direct_access_the_way_through_the_host_is_checked(tried):
+def test_without_direct_access_copies_through_the_host_are_checked(tried):
     cuda = tried(FAKE_CUDA_APART="1", FAKE_CUDA_PEERS="0:1:copy:wrong")
     found = [*checks_links.peers(Smi(peers={(0, 1): "CNS", (1, 0): "CNS"}), cuda)]
     assert levels(found) == [PROBLEM, NOTE]
@@ -108,13 +108,13 @@ def test_a_gpu_without_memory_for_a_context_is_left_out(tried):
 @pytest.mark.parametrize(
     ("environ", "status"), [({"FAKE_CUDA_INIT": "802"}, 802), ({"FAKE_CUDA_GPUS": "1"}, 0)]
 )
-def test_where_there_is_no_pair_nothing_is_said(tried, environ, status):
+def test_a_machine_without_pairs_has_no_finding(tried, environ, status):
     cuda = tried(**environ)
     assert cuda.status == status
     assert list(checks_links.peers(Smi(), cuda)) == []
 
 
-def test_without_a_driver_library_nothing_is_said():
+def test_a_machine_without_libcuda_has_no_finding():
     if nvidia.driver_files().version:
         pytest.skip("this machine has a driver")
     cuda = nvidia.ask_cuda({}, 20)
@@ -130,7 +130,7 @@ def test_gpus_are_named_as_nvidia_smi_counts_them():
     assert found.area == "GPU 3 to 2"
 
 
-# --- NVLink and RDMA
+# NVLink and RDMA
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_gpus_are_named_as_nvidia_smi_counts_them():
     ],
     ids=["all up", "one short", "none up", "no NVLink", "one GPU"],
 )
-def test_nvlinks_are_compared_with_the_siblings(links, expected):
+def test_nvlinks_are_compared_between_gpus(links, expected):
     assert levels(checks_links.nvlinks(Smi(links=links))) == expected
 
 
@@ -195,7 +195,7 @@ def test_rdma_ports_are_read_from_sys(tmp_path):
     assert network.infiniband(str(tmp_path)) == (port(),)
 
 
-# --- which interface NCCL and gloo take
+# which interface NCCL and gloo take
 
 LO = Interface("lo", ipv4="127.0.0.1")
 ETH = Interface("eth0", ipv4="10.0.0.5", speed_mbps=100_000)
@@ -242,7 +242,7 @@ MANY = {"SLURM_NNODES": "2"}
         "none",
     ],
 )
-def test_nccl_chooses_interfaces_as_its_source_says(found, wanted, names):
+def test_interfaces_are_chosen_as_in_nccls_source(found, wanted, names):
     chosen = checks_network.nccl_interfaces(found, wanted)
     assert " ".join(interface.name for interface in chosen) == names
 
@@ -272,7 +272,7 @@ def test_nccl_chooses_interfaces_as_its_source_says(found, wanted, names):
         "none",
     ],
 )
-def test_what_nccl_chose_must_reach_the_others(found, environ, level, words):
+def test_the_interface_of_nccl_must_reach_other_machines(found, environ, level, words):
     (told,) = checks_network.nccl(Network("node1", interfaces=tuple(found)), environ)
     assert (told.level, words in told.what) == (level, True), told
 
@@ -286,7 +286,7 @@ def named(*addresses):
     [
         (named("10.0.0.5"), {}, OK, "gloo takes eth0"),
         (named("127.0.1.1"), {}, OK, "resolves to 127.0.1.1"),
-        (named("127.0.1.1"), MANY, PROBLEM, "unheard"),
+        (named("127.0.1.1"), MANY, PROBLEM, "out of others' reach"),
         (named(), {}, NOTE, "does not resolve"),
         (named(), MANY, PROBLEM, "does not resolve"),
         (named("10.9.9.9"), MANY, PROBLEM, "not to this machine"),
@@ -306,7 +306,7 @@ def named(*addresses):
         "misspelled",
     ],
 )
-def test_gloo_listens_where_the_host_name_leads(known, environ, level, words):
+def test_gloo_listens_where_the_host_name_resolves_to(known, environ, level, words):
     (told,) = checks_network.gloo(known, environ)
     assert (told.level, words in told.what) == (level, True), told
 
@@ -323,7 +323,7 @@ def test_gloo_listens_where_the_host_name_leads(known, environ, level, words):
         ({"SLURM_NNODES": "x"}, False),
     ],
 )
-def test_a_job_of_several_machines_is_known_by_its_environment(environ, many):
+def test_a_job_of_several_machines_is_recognised_by_its_environment(environ, many):
     assert checks_network.many_nodes(environ) is many
 
 
@@ -333,7 +333,7 @@ def test_a_name_that_resolves_slowly_is_a_note():
     assert levels(checks_network.name_service(named("10.0.0.5"))) == []
 
 
-# --- this machine's network, for real
+# this machine's network, for real
 
 
 def test_this_machines_interfaces_are_found():
@@ -342,13 +342,13 @@ def test_this_machines_interfaces_are_found():
     assert [found[name].name for _, name in sorted(socket.if_nameindex())] == list(found)
 
 
-def test_a_name_that_does_not_exist_says_why():
+def test_a_host_name_that_does_not_resolve_has_a_reason():
     addresses, trouble, _ = network.resolve("\0")
     assert (addresses, trouble != "") == ((), True)
     assert network.resolve("127.0.0.1")[0] == ("127.0.0.1",)
 
 
-def test_a_port_that_is_held_names_its_holder():
+def test_a_taken_port_is_reported_with_its_process():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         number = held.getsockname()[1]
@@ -381,7 +381,7 @@ def test_a_secret_in_the_holders_command_line_is_masked(tmp_path):
     assert seen.command.startswith("train --api-key")
 
 
-def test_a_port_of_somebody_else_is_taken_without_a_name():
+def test_a_port_of_another_user_is_reported_without_its_process():
     (found,) = checks_network.ports(Network(ports=(Port(29500, taken=True),)))
     assert "somebody else" in found.what
     assert "29501" in found.fix

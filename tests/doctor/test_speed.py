@@ -57,14 +57,14 @@ def test_gpus_of_different_names_are_not_compared():
     assert {level for level, _ in judged(Measured(mixed))[0]} == {OK}
 
 
-def test_slow_memory_and_a_slow_way_are_named_too():
+def test_slow_memory_and_a_slow_link_are_named_too():
     known = speeds(600, 600, 600, gpu0={"memory_gbs": 2000.0}, gpu1={"peer_gbs": 20.0})
     levels, words = judged(Measured(known))
     assert [area for level, area in levels if level == PROBLEM] == ["GPU 0", "GPU 1"]
     assert any("50 % below" in text for text in words)
 
 
-def test_over_pci_express_a_slower_way_is_a_note():
+def test_a_slower_link_over_pci_express_is_a_note():
     known = speeds(600, 600, 600, gpu1={"peer_gbs": 20.0})
     levels, _ = judged(Measured(known), linked=False)
     assert (NOTE, "GPU 1") in levels
@@ -93,7 +93,7 @@ def lines(*told):
     return "".join(json.dumps(words) + "\n" for words in told)
 
 
-def test_what_the_program_tells_is_put_together_by_gpu():
+def test_the_measurements_are_combined_for_each_gpu():
     text = lines(
         {"device": 1, "name": "B", "bus": "0000:01:00.0", "matmul_tflops": 2.0, "memory_gbs": 3.0},
         {"device": 0, "name": "A", "matmul_tflops": 1.0},
@@ -106,7 +106,7 @@ def test_what_the_program_tells_is_put_together_by_gpu():
     assert read.speeds[0].name == "A"
 
 
-def test_what_it_told_before_it_died_is_kept_with_the_reason():
+def test_measurements_before_a_crash_are_kept_with_the_reason():
     text = lines({"device": 0, "name": "A", "matmul_tflops": 1.0})
     err = "RuntimeError: CUDA error: the launch timed out\nmore\n"
     read = full.read_alone(bounded.Answer(text, err, -6, "killed by SIGABRT"))
@@ -129,7 +129,7 @@ def test_what_it_told_before_it_died_is_kept_with_the_reason():
     ],
     ids=["the slowest rank's", "wrong", "silent", "failed"],
 )
-def test_the_all_reduce_must_end_well_and_be_right(told, status, speed, trouble):
+def test_the_all_reduce_must_succeed_with_the_right_sums(told, status, speed, trouble):
     answer = bounded.Answer(lines(*told), "", status, f"exit status {status}" if status else "")
     read = full.read_together(Measured(), answer)
     assert (read.allreduce_gbs, read.allreduce_trouble) == (speed, trouble)
@@ -140,7 +140,7 @@ def test_without_torchrun_there_is_only_the_reason(tmp_path, monkeypatch):
     assert "no torchrun" in full.measure({"PATH": str(tmp_path)}, 2).trouble
 
 
-def test_the_program_runs_under_a_torch_without_gpus_and_not_under_its_neighbours(tmp_path):
+def test_the_program_imports_torch_and_not_the_modules_beside_it(tmp_path):
     """Python puts a program's own folder first, and torch imports modules by many names."""
     program = tmp_path / "measure.py"
     program.write_bytes(pathlib.Path(full.PROGRAM).read_bytes())
@@ -151,7 +151,7 @@ def test_the_program_runs_under_a_torch_without_gpus_and_not_under_its_neighbour
     assert json.loads(done.stdout or "{}") == {"done": True, "gpus": 0}, done.stderr
 
 
-def test_what_steers_torchrun_is_kept_from_the_measurement():
+def test_variables_that_configure_torchrun_are_removed_for_the_measurement():
     given = {"PET_NNODES": "2", "SAFERUN_INJECT": "{}", "MASTER_PORT": "1", "HOME": "/h"}
     assert full._environment(given) == {"HOME": "/h", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     kept = {"CUDA_VISIBLE_DEVICES": "1"}

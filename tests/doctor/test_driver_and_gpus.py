@@ -32,7 +32,7 @@ def judged(changed, mine=(), processes=None):
     return checks_gpu.judge(told({**fields(0), **changed}, processes=processes), FILES, mine)
 
 
-def test_a_gpu_without_fault_is_one_line():
+def test_a_healthy_gpu_is_one_finding():
     (found,) = judged({})
     assert (found.level, found.area) == (OK, "GPU 0")
     assert "H200" in found.what
@@ -103,7 +103,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_in_the_report_is_one_finding(name):
+def test_each_fault_in_the_report_is_one_finding(name):
     changed, level, words = FAULTS[name]
     (found,) = judged(changed)
     assert (found.level, found.area) == (level, "GPU 0")
@@ -125,11 +125,11 @@ def test_a_fault_in_the_report_is_one_finding(name):
     ],
     ids=["capped", "busy", "was capped", "a desktop", "idle link", "corrected", "GeForce", "vGPU"],
 )
-def test_what_is_normal_is_no_fault(changed):
+def test_normal_values_are_no_fault(changed):
     assert [found.level for found in judged(changed)] == [OK]
 
 
-def test_memory_errors_are_a_problem_unless_the_driver_says_that_all_is_well():
+def test_memory_errors_are_a_problem_unless_the_driver_needs_no_recovery():
     errors = {"ECC Errors/Volatile/SRAM Uncorrectable Parity": "3"}
     (well,) = judged(errors)
     (unknown,) = judged({**errors, "GPU Recovery Action": "N/A"})
@@ -138,7 +138,7 @@ def test_memory_errors_are_a_problem_unless_the_driver_says_that_all_is_well():
     assert "SRAM Uncorrectable Parity: 3" in unknown.detail
 
 
-def test_another_jobs_gpu_is_no_reason_to_stop():
+def test_a_problem_of_another_jobs_gpu_is_a_note():
     other = judged({"GPU Recovery Action": "Reset"}, mine=["GPU-of-ours"])
     own = judged({"GPU Recovery Action": "Reset"}, mine=[fields(0)["GPU UUID"]])
     assert [found.level for found in other] == [NOTE]
@@ -156,13 +156,13 @@ def test_another_jobs_gpu_is_no_reason_to_stop():
     ],
     ids=["a job", "a small one", "another container", "both"],
 )
-def test_memory_that_is_taken_has_a_name(used, processes, level, words):
+def test_taken_memory_is_reported_with_its_processes(used, processes, level, words):
     changed = {"FB Memory Usage/Used": f"{used} MiB", "Processes": ""}
     (found,) = judged(changed, processes={0: processes})
     assert (found.level, words in found.detail) == (level, True), found
 
 
-# --- driver and torch
+# driver and torch
 
 
 TORCH = Torch("torchrun", python="3.11", torch="2.9.1", cuda="12.8", archs=("sm_90",))
@@ -179,7 +179,7 @@ TORCH = Torch("torchrun", python="3.11", torch="2.9.1", cuda="12.8", archs=("sm_
     ],
     ids=["newer", "major too old", "minor too old", "the same", "older build"],
 )
-def test_the_driver_must_know_torchs_cuda(build, driver, level, words):
+def test_the_driver_must_support_the_cuda_of_torch(build, driver, level, words):
     cuda = Cuda(driver=driver)
     torch = TORCH._replace(cuda=build)
     found = [
@@ -189,7 +189,7 @@ def test_the_driver_must_know_torchs_cuda(build, driver, level, words):
     assert level != PROBLEM or "580" in found[0].fix
 
 
-def test_without_libcuda_nvidia_smis_word_counts():
+def test_without_libcuda_the_version_of_nvidia_smi_counts():
     found = [*checks_driver.versions(FILES, told(fields(0)), Cuda(), TORCH)]
     assert any("has CUDA 13.0" in f.what for f in found)
 
@@ -244,7 +244,7 @@ def test_torch_must_have_code_for_the_gpus(archs, level):
     assert [f.level for f in found] == ([level] if level else [])
 
 
-# --- a driver that does not answer
+# a driver that does not answer
 
 
 def failed(said, status=255, **changed):
@@ -274,20 +274,20 @@ SAYINGS = {
 
 
 @pytest.mark.parametrize("name", SAYINGS)
-def test_what_a_failing_nvidia_smi_says_has_a_fix(name):
+def test_each_message_of_a_failing_nvidia_smi_has_a_fix(name):
     said, status, fix = SAYINGS[name]
     (found,) = checks_driver.presence(FILES, failed(said, status), Cuda())
     assert (found.level, fix in found.fix) == (PROBLEM, True), found
 
 
-def test_a_program_that_says_nothing_and_ends_well_is_doubted():
+def test_an_nvidia_smi_that_prints_nothing_and_exits_with_0_is_a_finding():
     silent = Smi("/opt/nvidia-smi")
     (found,) = checks_driver.presence(FILES, silent, Cuda())
     assert found.level == NOTE
     assert "/opt/nvidia-smi" in found.detail
 
 
-def test_a_hanging_program_is_a_problem():
+def test_a_hanging_nvidia_smi_is_a_problem():
     hung = Smi("/usr/bin/nvidia-smi", status=None, trouble="it did not end within 6 s")
     found = [*checks_driver.presence(FILES, hung, Cuda())]
     assert (found[0].level, "did not end" in found[0].what) == (PROBLEM, True)
@@ -296,28 +296,28 @@ def test_a_hanging_program_is_a_problem():
 @pytest.mark.parametrize(
     "trouble", ["cannot be run (Exec format error)", "it wrote more than 8 MiB"]
 )
-def test_a_program_that_is_no_nvidia_smi_is_not_said_to_hang(trouble):
-    broken = Smi("/opt/nvidia-smi", status=None, trouble=trouble, said="y" * 300)
+def test_a_program_that_is_not_nvidia_smi_is_not_reported_as_hanging(trouble):
+    broken = Smi("/opt/nvidia-smi", status=None, trouble=trouble, message="y" * 300)
     (found,) = checks_driver.presence(FILES, broken, Cuda())
     assert (found.level, "by hand" in found.fix, len(found.detail) < 100) == (PROBLEM, True, True)
 
 
-def test_a_report_that_comes_with_a_complaint_is_not_quoted(tmp_path):
+def test_a_message_beside_a_report_is_kept_without_the_report(tmp_path):
     (tmp_path / "q.txt").write_text(report([fields(0)]))
     complaint = "WARNING: infoROM is corrupted at gpu 0000:1A:00.0"
     program(tmp_path, {"-q": f"cat {tmp_path}/q.txt; echo '{complaint}' >&2; exit 14"})
     seen = nvidia.ask_smi({"PATH": f"{tmp_path}:/bin"}, (), time.monotonic() + 10)
-    assert seen.said == complaint
+    assert seen.message == complaint
     assert len(seen.report.cards) == 1
 
 
-def test_what_cannot_be_a_count_is_none():
+def test_values_that_are_no_counts_are_none():
     wrong = {"ECC Errors/Volatile/DRAM Uncorrectable": "-3", "FB Memory Usage/Used": "-1 MiB"}
     width = {"PCI/GPU Link Info/Link Width/Current": "-16x"}
     assert [f.level for f in judged({**wrong, **width})] == [OK]
 
 
-def test_the_gpu_that_hangs_is_named_where_the_others_answer():
+def test_the_only_gpu_that_hangs_is_named():
     hung = told(fields(0), status=None, trouble="it did not end within 6 s", silent=(bus(1),))
     found = {f.area: f for f in checks_driver.presence(FILES, hung, Cuda())}
     assert found[f"GPU at {bus(1)}"].level == PROBLEM
@@ -331,7 +331,7 @@ def test_a_lost_gpu_is_named_by_its_number():
     assert (found.area, found.level, found.detail) == ("GPU 1", PROBLEM, bus(1))
 
 
-def test_a_slow_program_is_a_note_where_each_gpu_answers_alone():
+def test_a_slow_nvidia_smi_is_a_note_where_each_gpu_answers_alone():
     slow = told(fields(0), fields(1), status=None, trouble="it did not end within 8 s")
     (found,) = checks_driver.presence(FILES, slow, Cuda())
     assert (found.level, "-pm 1" in found.fix) == (NOTE, True)
@@ -347,12 +347,12 @@ def test_a_slow_program_is_a_note_where_each_gpu_answers_alone():
     ],
     ids=["nothing", "AMD", "no driver", "nodes alone"],
 )
-def test_a_machine_without_a_driver_is_told_from_one_without_gpus(files, level, words):
+def test_a_machine_without_a_driver_differs_from_one_without_gpus(files, level, words):
     (found,) = checks_driver.presence(files, Smi(), Cuda())
     assert (found.level, words in found.what) == (level, True)
 
 
-# --- what the driver shows in files
+# what the driver shows in files
 
 
 def written(root, files):
@@ -412,7 +412,7 @@ def test_an_empty_machine_shows_nothing(tmp_path):
     assert seen_in(tmp_path) == Files()
 
 
-def test_where_the_whole_report_does_not_come_each_gpu_is_asked_alone(tmp_path, monkeypatch):
+def test_each_gpu_is_asked_alone_if_the_whole_report_does_not_come(tmp_path, monkeypatch):
     monkeypatch.setattr(nvidia, "REPORT_S", 0.3)
     monkeypatch.setattr(nvidia, "ALONE_S", 0.5)
     (tmp_path / "one.txt").write_text(report([fields(0)]))

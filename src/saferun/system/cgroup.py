@@ -1,0 +1,123 @@
+"""What the control group of this process may use, and how often the kernel killed in it.
+
+Both versions of the interface are read. Version 2 has one tree below the mount point
+(https://docs.kernel.org/admin-guide/cgroup-v2.html); version 1 has a tree for each controller
+(https://docs.kernel.org/admin-guide/cgroup-v1/memory.html). A machine may use version 1 for some
+controllers and version 2 for the others. A limit of any group above ours holds for us as well.
+
+Nothing here raises: what cannot be read is no limit, or None.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from saferun.system import procfs
+
+PROC = "/proc"
+MOUNT = "/sys/fs/cgroup"
+_UNLIMITED_V1 = 1 << 60  # bytes; version 1 writes "no limit" as a number near 2^63
+
+
+class Group(NamedTuple):
+    """Our control group, as one controller sees it."""
+
+    folders: tuple[str, ...] = ()  # its directory and those above it, innermost first
+    version: int = 2
+
+
+class Memory(NamedTuple):
+    """A limit of memory, and what is used of it; in bytes."""
+
+    limit: int = -1  # -1: no limit
+    used: int = -1  # -1: not known
+
+
+def group(controller: str, proc: str = PROC, mount: str = MOUNT) -> Group:
+    """Return this process's control group.
+
+    Args:
+        controller: "memory" or "cpu".
+        proc: where procfs is mounted.
+        mount: where the control groups are mounted.
+
+    Returns:
+        The group; without folders where the kernel names none. In a container the path may be one
+        that is not visible there, so that a folder need not exist; the last one is the mount.
+    """
+    for line in procfs.text(f"{proc}/self/cgroup").splitlines():
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        named = controller in controllers.split(",")
+        if not named and (number != "0" or not os.path.exists(f"{mount}/cgroup.controllers")):
+            continue
+        base = f"{mount}/{controller}" if named else mount
+        parts = [part for part in path.split("/") if part and part != ".."]
+        tails = ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]
+        return Group(tuple(os.path.join(base, tail) for tail in tails), 1 if named else 2)
+    return Group()
+
+
+def memory(proc: str = PROC, mount: str = MOUNT) -> Memory:
+    """Return the tightest limit of memory on our group, and what is used of it."""
+    return min(_memory_limits(proc, mount), key=lambda found: found.limit, default=Memory())
+
+
+def memory_left(proc: str = PROC, mount: str = MOUNT) -> int | None:
+    """Return how many bytes our group may still take; None where nothing limits it."""
+    known = [found for found in _memory_limits(proc, mount) if found.used >= 0]
+    return min((max(0, found.limit - found.used) for found in known), default=None)
+
+
+def _memory_limits(proc: str, mount: str) -> Iterator[Memory]:
+    folders, version = group("memory", proc, mount)
+    limit_name, used_name = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    for folder in folders:
+        limit = _number(f"{folder}/{limit_name}")
+        if 0 <= limit < _UNLIMITED_V1:
+            yield Memory(limit, _number(f"{folder}/{used_name}"))
+
+
+def cpu_quota(proc: str = PROC, mount: str = MOUNT) -> float:
+    """Return the tightest limit of CPU time on our group, in CPUs; 0 where there is none."""
+    folders, version = group("cpu", proc, mount)
+    found = []
+    for folder in folders:
+        if version == 2:
+            pair = procfs.text(f"{folder}/cpu.max").split()
+        else:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            pair = [procfs.text(f"{folder}/{name}").strip() for name in names]
+        if len(pair) == 2 and all(part.isdecimal() for part in pair) and int(pair[1]):
+            found.append(int(pair[0]) / int(pair[1]))
+    return min(found, default=0.0)
+
+
+def oom_kill_files(proc: str = PROC, mount: str = MOUNT) -> tuple[str, ...]:
+    """Return the files that may count processes killed for lack of memory, the narrowest first.
+
+    That of our group counts its own processes, whoever caused the shortage (version 2:
+    memory.events, version 1: memory.oom_control). /proc/vmstat counts those of the machine.
+    """
+    folders, version = group("memory", proc, mount)
+    name = "memory.events" if version == 2 else "memory.oom_control"
+    return (*(f"{folder}/{name}" for folder in folders[:1]), f"{proc}/vmstat")
+
+
+def oom_kills(path: str) -> int | None:
+    """Return the count in one of `oom_kill_files`; None where the file has none."""
+    for line in procfs.text(path).splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill" and count.strip().isdecimal():
+            return int(count)
+    return None
+
+
+def _number(path: str) -> int:
+    text = procfs.text(path).strip()
+    return int(text) if text.isdecimal() else -1

@@ -1,0 +1,198 @@
+"""Pure: what in bytes looks like a secret, by its surroundings or its shape.
+
+`find` yields spans (begin, end). Credentials in URLs; tokens of well-known shape; private keys;
+`NAME=value`, `"name": "value"` and `--name value` where the name tells of a secret. Each rule looks
+at a byte a bounded number of times, so no input takes more than linear time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from saferun.system.secret_names import STRONG, compiled, is_plain, tells
+
+Span = tuple[int, int]
+STAR = b"***"  # the mask; what is masked already is not found again
+
+
+@lru_cache(maxsize=64)
+def _bytes_pattern(pattern: bytes) -> re.Pattern[bytes]:
+    return re.compile(pattern, re.VERBOSE)
+
+
+def find(data: bytes) -> Iterator[Span]:
+    """Yield the spans of what looks like a secret; they may overlap."""
+    yield from _in_urls(data)
+    yield from _shapes(data)
+    yield from _private_keys(data)
+    if any(c in data for c in b"=:-"):
+        lower = data.lower()  # ASCII only, so that offsets stay
+        yield from _named(data, lower)
+        yield from _options(data, lower)
+
+
+def _kept(span: Span, data: bytes) -> Iterator[Span]:
+    """Yield a span, unless it is empty or masked already."""
+    if span[0] < span[1] and data[span[0] : span[1]] != STAR:
+        yield span
+
+
+def _in_urls(data: bytes) -> Iterator[Span]:
+    """Yield the secret of `scheme://user:secret@host`, or of a user part that is itself a token."""
+    if b"://" not in data:
+        return
+    userinfo = rb"""://(?: [^\s/?\#@:'"<>\\]{0,256} : ([^\s/'"<>\\]{1,1024}) @
+                         | ([A-Za-z0-9_-]{20,256}) @ )"""
+    for match in _bytes_pattern(userinfo).finditer(data):
+        yield from _kept(match.span(match.lastindex or 0), data)
+
+
+_SHAPES: tuple[tuple[bytes, bytes], ...] = (  # the beginning of a token, and the whole of it
+    (b"hf_", rb"hf_(?:(?=[A-Za-z]{0,64}[0-9])[A-Za-z0-9]{12,}|[A-Za-z0-9]{30,})"),
+    (b"gh", rb"gh[pousr]_[A-Za-z0-9]{20,}"),
+    (b"github_pat_", rb"github_pat_[A-Za-z0-9_]{20,}"),
+    (b"glpat-", rb"glpat-[A-Za-z0-9_-]{16,}"),
+    (b"sk-", rb"sk-(?=[A-Za-z_-]{0,64}[0-9])[A-Za-z0-9_-]{16,}"),
+    (b"xox", rb"xox[a-z]-[A-Za-z0-9-]{10,}"),
+    (b"AKIA", rb"AKIA[0-9A-Z]{16}(?![0-9A-Za-z])"),
+    (b"ASIA", rb"ASIA[0-9A-Z]{16}(?![0-9A-Za-z])"),
+    (b"AIza", rb"AIza[0-9A-Za-z_-]{30,}"),
+    (b"nvapi-", rb"nvapi-[A-Za-z0-9_-]{20,}"),
+    (b"wandb_v1_", rb"wandb_v1_[A-Za-z0-9_]{20,}"),
+    (b"npm_", rb"npm_[A-Za-z0-9]{30,}"),
+    (b"dckr_pat_", rb"dckr_pat_[A-Za-z0-9_-]{16,}"),
+    (b"eyJ", rb"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"),
+)
+_AFTER_WORDS: tuple[tuple[bytes, bytes], ...] = (  # a word; it and the token (group 1)
+    (b"earer", rb"[Bb]earer[ \t]{1,4}([A-Za-z0-9._~+/-]{16,}=*)"),
+    (
+        b"andb",
+        rb"[Ww]andb[ _-]?(?:login|api|key)[^\n]{0,64}?(?<![0-9a-f])([0-9a-f]{40})(?![0-9a-f])",
+    ),
+)
+
+
+def _shapes(data: bytes) -> Iterator[Span]:
+    """Yield tokens that are known by how they begin; not in the middle of a longer word."""
+    for begin, whole in _SHAPES:
+        if begin in data:
+            alone = rb"(?<![A-Za-z0-9_-]" + re.escape(begin) + rb")"
+            pattern = re.escape(begin) + alone + whole[len(begin) :]
+            yield from (match.span() for match in _bytes_pattern(pattern).finditer(data))
+    for word, whole in _AFTER_WORDS:
+        if word in data:
+            yield from (match.span(1) for match in _bytes_pattern(whole).finditer(data))
+
+
+def _private_keys(data: bytes) -> Iterator[Span]:
+    """Yield what is between the BEGIN and END lines of a private key, or all after BEGIN."""
+    if b"PRIVATE KEY-----" not in data:
+        return
+    done = 0
+    for match in _bytes_pattern(rb"-----BEGIN[ ][A-Z ]{0,32}PRIVATE[ ]KEY-----").finditer(data):
+        if match.start() >= done:
+            end = data.find(b"-----END", match.end())
+            done = len(data) if end < 0 else end
+            yield from _kept((match.end(), done), data)
+
+
+_AFTER_NAME = rb"""  # the rest of a name, and what is between it and the value
+    [a-z0-9_.-]{0,40} (?![a-z0-9_.-]) (?:\\{0,3}["'])? \]? [ \t]{0,4} (?:=>?(?!=)|:(?!:)) [ \t]{0,4}
+"""
+_NO_NUMBER = (
+    rb"""(?! [ \t]{0,4} [0-9][0-9.,_]{0,11} (?:[\s;)\]}]|\Z))"""  # tokens=4096 in every line
+)
+_NAMES: tuple[tuple[bytes, bytes], ...] = (  # one pattern each: re is fast where a literal leads
+    (b"key", _AFTER_NAME + _NO_NUMBER),
+    (b"token", _AFTER_NAME + _NO_NUMBER),
+    *((word.encode(), _AFTER_NAME) for word in (*STRONG, "authorization", "signature")),
+    (b"sig", rb"(?==)" + _AFTER_NAME),
+)
+_VALUE = rb"""  # in quotes, in the escaped quotes of JSON within JSON, or up to a blank
+    [bfru]{0,2} " ([^"\\\r\n]* (?:\\.[^"\\\r\n]*)*)
+  | [bfru]{0,2} ' ([^'\\\r\n]* (?:\\.[^'\\\r\n]*)*)
+  | \\{1,3}["'] ([^"'\\\r\n]*)
+  | ([^\s"'`\\]* (?:\\(?![nrt"'\\])[^\s"'`\\]*)*)
+"""
+_SCHEME = rb"""(?: [bfru]{0,2} \\{0,3} ["'])? (?:[Bb]earer|[Bb]asic|[Tt]oken|[Dd]igest) [ \t]+"""
+
+
+def _named(data: bytes, lower: bytes) -> Iterator[Span]:
+    """Yield values: `NAME_TOKEN=…`, `"api_key": "…"`, `?token=…`, `Authorization: Bearer …`."""
+    for word, after in _NAMES:
+        if word in lower:
+            yield from _named_by(_bytes_pattern(word + after), data, lower)
+
+
+def _named_by(pattern: re.Pattern[bytes], data: bytes, lower: bytes) -> Iterator[Span]:
+    match = pattern.search(lower)
+    while match:
+        begin = _name_begins(data, match.start())
+        name = _word(data, begin, match.end())
+        at = match.end()
+        in_query = data[begin - 1 : begin] in (b"?", b"&") and begin > 0
+        if in_query or name.lower() == "authorization" or tells(name, _is_loose(name)):
+            span = _value_at(data, at, name, in_query)
+            yield from _kept(span, data)
+            at = max(at, span[1])
+        match = pattern.search(lower, at)
+
+
+def _name_begins(data: bytes, at: int) -> int:
+    """Return where the name around this place begins; at most 48 bytes before it."""
+    low = max(0, at - 48)
+    head = data[low:at]
+    return low + len(
+        head.rstrip(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+    )
+
+
+def _word(data: bytes, begin: int, end: int) -> str:
+    return data[begin:end].split(b"=")[0].split(b":")[0].strip(b" \t\\\"']").decode("latin-1")
+
+
+def _is_loose(name: str) -> bool:
+    return name != name.upper()
+
+
+def _value_at(data: bytes, at: int, name: str, in_query: bool) -> Span:
+    """Return the span of the secret value here; an empty one where there is none."""
+    if in_query:
+        match = _bytes_pattern(rb"""[^\s&\#"'<>\\]*""").match(data, at)
+        return match.span() if match else (at, at)
+    scheme = _bytes_pattern(_SCHEME).match(data, at)
+    if scheme:
+        rest = _bytes_pattern(rb"""[^\r\n"'\\]+""").match(data, scheme.end())
+        return rest.span() if rest else (at, at)
+    match = _bytes_pattern(_VALUE).match(data, at)
+    if not match:
+        return at, at
+    begin, end = match.span(match.lastindex or 0)
+    if match.lastindex == 4:  # unquoted: without what closes a call, list or sentence
+        end = begin + len(data[begin:end].rstrip(b",;)]}>."))
+    value = data[begin : min(end, begin + 256)].decode("latin-1")
+    weak = name.lower() in ("token", "tokens", "authorization") and data[at - 1 : at] != b"="
+    if is_plain(value, name) or (weak and _is_loose(name) and not _looks_random(value)):
+        return end, end
+    return begin, end
+
+
+def _looks_random(value: str) -> bool:
+    """Return whether a value is not a word of a sentence: long, unbroken, with a digit."""
+    return compiled(r"(?=.*[0-9])[^\s<>(){}\[\]]{8,}|[^\s<>(){}\[\]]{24,}").match(value) is not None
+
+
+def _options(data: bytes, lower: bytes) -> Iterator[Span]:
+    """Yield values: `--hf-token …` and `'--hf-token', '…'`; `_named` finds `--token=…`."""
+    if b"--" not in data:
+        return
+    option = rb"""-- ([a-z][a-z0-9_.-]{0,63}) (?![a-z0-9_.-])
+                  (?: [ \t]+ | \\{0,3}["'] [ ]? , \s{0,4} ) (?! \\{0,3}["']? --)"""
+    for match in _bytes_pattern(option).finditer(lower):
+        name = _word(data, match.start(1), match.end(1))
+        if tells(name, False):
+            value = _bytes_pattern(_VALUE).match(data, match.end())
+            if value and not is_plain(value[value.lastindex or 0][:256].decode("latin-1"), name):
+                yield from _kept(value.span(value.lastindex or 0), data)

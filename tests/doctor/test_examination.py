@@ -1,0 +1,393 @@
+"""`saferun doctor` as a whole: real processes on machines whose nvidia-smi and libcuda are fakes.
+
+Whatever these do (hang, lie, die), there are findings, no traceback, and an end within 20 s.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from fake_smi import bus, fields, libcuda, machine, program, report, uuid  # noqa: F401 - a fixture too
+
+from saferun.doctor import collect, examination, kernellog, nvidia, together
+from saferun.model import NOTE, OK, PROBLEM, Finding
+from saferun.system import gpus
+
+
+def free_port() -> int:
+    """Return a TCP port on which nobody listens now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Desk:
+    """A user's shell on a machine with a fake nvidia-smi, libcuda and torchrun."""
+
+    def __init__(self, home: pathlib.Path, tmp_path: pathlib.Path, library: pathlib.Path) -> None:
+        self.bin = tmp_path / "bin"
+        self.bin.mkdir()
+        self.cwd = tmp_path / "work"
+        self.cwd.mkdir()
+        self.library = library
+        self.home = home
+        self.port = free_port()
+        torchrun = self.bin / "torchrun"  # a shim: other tests ask torch
+        torchrun.write_text("#!/bin/sh\nexit 1\n")
+        torchrun.chmod(0o755)
+
+    def environ(self, **changed: str) -> dict[str, str]:
+        return {
+            "HOME": str(self.home),
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "LD_LIBRARY_PATH": str(self.library),
+            "MASTER_PORT": str(self.port),
+            **changed,
+        }
+
+    def examine(self, deadline_s: float = 19.0, **environ: str) -> tuple[Finding, ...]:
+        found = examination.examine(self.environ(**environ), str(self.cwd), deadline_s=deadline_s)
+        assert not any("fault of saferun" in f.what for f in found.findings), found.findings
+        return found.findings
+
+    def command(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "saferun", "doctor", *arguments],
+            env=self.environ(**environ),
+            cwd=self.cwd,
+            capture_output=True,
+            text=True,
+            timeout=40,
+        )
+
+
+@pytest.fixture
+def desk(home: pathlib.Path, tmp_path: pathlib.Path, libcuda: pathlib.Path) -> Desk:  # noqa: F811
+    return Desk(home, tmp_path, libcuda)
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[..., None]]:
+    """A function that does not return before the test is over."""
+    over = threading.Event()
+    yield lambda *_, **__: over.wait() and None
+    over.set()
+
+
+def ends(pid: int) -> bool:
+    """Wait until a process is gone or only waits to be reaped; return False after 30 s."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return True
+        if stat.rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+FLOOD = "head -c 64M /dev/zero; exec sleep 30"  # more than is kept, less than the memory
+
+
+def about(findings: Sequence[Finding], area: str) -> list[Finding]:
+    return [f for f in findings if f.area == area]
+
+
+def problems(findings: Sequence[Finding]) -> list[Finding]:
+    return [f for f in findings if f.level == PROBLEM]
+
+
+# A machine that is well
+
+
+def test_a_machine_of_two_gpus_that_is_well_has_no_problem(desk):
+    machine(desk.bin, report([fields(0), fields(1)]), 2)
+    found = desk.examine()
+    assert problems(found) == []
+    assert [f.level for f in about(found, "GPU 0") + about(found, "GPU 1")] == [OK, OK]
+    assert "2 transfers" in about(found, "peer to peer")[0].what
+    assert "2 links up" in about(found, "NVLink")[0].what
+    assert about(found, "CUDA") or about(found, "GPUs")
+
+
+def test_the_command_prints_a_report_and_exits_with_1_where_there_is_a_problem(desk):
+    machine(desk.bin, report([fields(0), fields(1)]), 2)
+    done = desk.command(FAKE_CUDA_PEERS="0:1:copy:wrong")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[0].startswith("1 problem,")
+    assert "GPU 0 to 1" in done.stdout
+    assert "\033" not in done.stdout
+    wide = [line for line in done.stdout.splitlines() if len(line) > 80]
+    assert all(len(line.split()) == 1 for line in wide), wide  # a path or an address
+
+
+@pytest.mark.parametrize(
+    ("where", "status", "message"),
+    [
+        (">&-", 0, ""),
+        ("--json >&-", 0, ""),
+        ("> /dev/full", 69, "saferun: the output cannot be written: No space left on device"),
+    ],
+    ids=["closed", "json-closed", "full"],
+)
+def test_a_report_that_cannot_be_written_causes_no_traceback(desk, where, status, message):
+    script = f"{shlex.quote(sys.executable)} -m saferun doctor {where}"
+    command = ["bash", "-c", script]
+    done = subprocess.run(command, env=desk.environ(), cwd=desk.cwd, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (status, message)
+
+
+def test_driver_output_that_the_terminal_cannot_show_causes_no_traceback(desk):
+    machine(desk.bin, report([fields(0, **{"Product Name": "NVIDIA 显卡"})]), 1)
+    done = desk.command(PYTHONIOENCODING="latin-1")
+    assert "NVIDIA \\u663e\\u5361" in done.stdout
+    assert done.stderr == ""
+
+
+def test_json_holds_findings_and_facts(desk):
+    machine(desk.bin, report([fields(0)]), 1)
+    document = json.loads(desk.command("--json").stdout)
+    assert (document["schema"], list(document)) == (1, ["schema", "findings", "facts"])
+    assert {tuple(f) for f in document["findings"]} == {("level", "area", "what", "detail", "fix")}
+    card = document["facts"]["gpus"]["smi"]["report"]["cards"][0]
+    assert card["fields"]["Product Name"] == "NVIDIA H200"
+    assert document["facts"]["network"]["hostname"]
+
+
+@pytest.mark.parametrize(("level", "status"), [(OK, 0), (NOTE, 0), (PROBLEM, 1)])
+def test_only_a_problem_makes_the_status_1(level, status):
+    assert (
+        examination.status((Finding(OK, "a", "b", "", ""), Finding(level, "a", "b", "", "")))
+        == status
+    )
+
+
+# A machine that is not
+
+BAD = {
+    "fails": ('echo "No devices were found"; exit 6', "finds no GPU"),
+    "not loaded": ('echo "couldn\'t communicate with the NVIDIA driver"; exit 9', "not loaded"),
+    "bus": ("exit 15", "fallen off the bus"),
+    "garbage": ("head -c 5000 /dev/urandom; exit 1", "exit status 1"),
+    "dies": ("kill -SEGV $$", "SIGSEGV"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_failing_nvidia_smi_is_a_finding(desk, name):
+    command, what = BAD[name]
+    program(desk.bin, {}, command)
+    found = desk.examine()
+    assert any(what in f.what for f in about(found, "driver")), about(found, "driver")
+
+
+@pytest.mark.parametrize("text", ["index, name\\n0, H200", "", "{}"], ids=["csv", "empty", "json"])
+def test_output_of_nvidia_smi_that_is_no_report_is_a_finding(desk, text):
+    program(desk.bin, {}, f"printf '{text}'")
+    assert any("no report" in f.what for f in desk.examine())
+
+
+def test_a_flood_of_output_is_cut_off(desk):
+    program(desk.bin, {"-L": "exit 0"}, FLOOD)
+    assert any("MiB" in f.what for f in desk.examine())
+
+
+@pytest.mark.parametrize("stubborn", ["sleep 600", "trap '' TERM; sleep 600 & wait"])
+def test_a_hanging_nvidia_smi_is_cut_off(desk, stubborn):
+    program(desk.bin, {}, stubborn)
+    found = desk.examine(deadline_s=4.0)
+    assert any("did not end" in f.what for f in about(found, "driver"))
+
+
+def test_a_gpu_that_is_lost_during_the_trial_is_named(desk):
+    machine(desk.bin, report([fields(0), fields(1)]), 2)
+    found = desk.examine(FAKE_CUDA_BAD="1:context:46")
+    assert any(f.level == PROBLEM and "GPU 1" in f.area for f in found), found
+
+
+def test_a_gpu_that_nvidia_smi_cannot_open_is_named(desk):
+    message = f"Unable to determine the device handle for GPU1: {bus(1)}: GPU is lost.\n"
+    machine(desk.bin, message + report([fields(0)]), 1)
+    found = desk.examine(FAKE_CUDA_GPUS="1")
+    assert [f.level for f in about(found, "GPU 1")] == [PROBLEM]
+
+
+def test_a_driver_library_that_does_not_start_is_a_problem(desk):
+    machine(desk.bin, report([fields(0), fields(1)]), 2)
+    found = desk.examine(FAKE_CUDA_INIT="802")
+    assert any("802" in f"{f.what} {f.detail}" for f in problems(found)), problems(found)
+
+
+def test_a_gpu_whose_memory_is_full_is_not_touched(desk, tmp_path):
+    taken = {"FB Memory Usage/Used": "143000 MiB", "FB Memory Usage/Free": "150 MiB"}
+    machine(desk.bin, report([fields(0), fields(1, **taken)]), 2)
+    log = tmp_path / "log"
+    found = desk.examine(FAKE_CUDA_LOG=str(log))
+    assert log.read_text() == f"{uuid(0)}\n"
+    assert [f.level for f in about(found, "GPU 1")] == [PROBLEM, NOTE]
+
+
+def test_what_is_known_at_the_deadline_is_judged(desk):
+    machine(desk.bin, report([fields(0, **{"GPU Recovery Action": "Reset"})]), 1)
+    found = desk.examine(deadline_s=2.0, FAKE_CUDA_INIT="hang", FAKE_CUDA_GPUS="1")
+    assert any("asks for: Reset" in f.what for f in about(found, "GPU 0"))
+
+
+def test_a_driver_whose_files_hang_is_named_and_not_called_absent(desk, hang, monkeypatch):
+    monkeypatch.setattr(collect, "FILES_S", 0.1)
+    monkeypatch.setattr(nvidia, "driver_files", hang)
+    machine(desk.bin, report([fields(0)]), 1)
+    found = desk.examine(FAKE_CUDA_GPUS="1")
+    assert ["the driver's files" in f.what for f in about(found, "doctor")] == [True]
+    assert about(found, "driver") == []
+    assert about(found, "disk")
+
+
+def test_xid_events_are_judged_although_the_drivers_files_are_not_shown(desk, monkeypatch):
+    """As in a container without /proc/driver/nvidia."""
+    line = f"NVRM: Xid (PCI:{bus(0)[:-2]}): 79, pid=71, GPU has fallen off the bus."
+    monkeypatch.setattr(kernellog, "read", lambda environ: kernellog.Log((line,), "x"))
+    machine(desk.bin, report([fields(0, **{"GPU Recovery Action": "Reboot"})]), 1)
+    found = about(desk.examine(FAKE_CUDA_GPUS="1"), "GPU 0")
+    assert any(f.level == PROBLEM and "Xid 79" in f.what for f in found), found
+
+
+def test_the_report_of_nvidia_smi_is_judged_although_the_driver_hangs_then(desk, hang, monkeypatch):
+    monkeypatch.setattr(gpus, "detect", hang)
+    machine(desk.bin, report([fields(0, **{"GPU Recovery Action": "Reset"})]), 1)
+    found = desk.examine(deadline_s=1.0)
+    assert any("asks for: Reset" in f.what for f in about(found, "GPU 0"))
+    assert any("the GPUs: no answer" in f.what for f in about(found, "doctor"))
+
+
+def test_a_command_that_did_not_answer_in_time_is_killed(desk, tmp_path):
+    program(desk.bin, {}, f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    desk.examine(deadline_s=1.0)
+    assert ends(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("asked", ["-q", "-L"])
+def test_ctrl_c_leaves_nothing_behind(desk, tmp_path, asked):
+    new, pid = tmp_path / "new", tmp_path / "pid"
+    hangs = {asked: f"echo $$ > {new}; mv {new} {pid}; exec sleep 60"}
+    machine(desk.bin, report([fields(0)]), 1, **hangs)
+    command = [sys.executable, "-m", "saferun", "doctor"]
+    with subprocess.Popen(
+        command, env=desk.environ(), stderr=subprocess.PIPE, text=True
+    ) as started:
+        end = time.monotonic() + 20
+        while not pid.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        started.send_signal(signal.SIGINT)
+        _, error = started.communicate(timeout=20)
+    assert (started.returncode, "Traceback" in error) == (130, False)
+    assert ends(int(pid.read_text()))
+
+
+def test_mig_is_a_note(desk):
+    card = fields(0, **{"MIG Mode/Current": "Enabled"})
+    machine(desk.bin, report([card]), 1)
+    found = desk.examine(FAKE_CUDA_GPUS="1")
+    assert [f.level for f in about(found, "GPU 0") if "MIG" in f.what] == [NOTE]
+
+
+def test_a_machine_without_anything_is_a_note(desk):
+    found = desk.examine(LD_LIBRARY_PATH="")
+    assert [f.level for f in about(found, "driver")] == [NOTE]
+    assert problems(found) == []
+
+
+def test_full_without_a_gpu_says_so(desk):
+    known = examination.examine(desk.environ(LD_LIBRARY_PATH=""), str(desk.cwd))
+    found = examination.measure(known, desk.environ()).findings
+    assert [(f.level, "no GPU" in f.what) for f in about(found, "speed")] == [(NOTE, True)]
+
+
+def test_recovery_without_a_gpu_says_so(desk):
+    found = examination.examine(
+        desk.environ(LD_LIBRARY_PATH=""), str(desk.cwd), recover=True
+    ).findings
+    assert [f.level for f in about(found, "recovery")] == [NOTE]
+
+
+def test_recovery_comes_first_and_the_trial_is_reported_once(desk):
+    machine(desk.bin, report([fields(0), fields(1)]), 2)
+    found = examination.examine(desk.environ(), str(desk.cwd), recover=True).findings
+    assert len(found) == len(set(found))
+    assert sum("made a context" in f.what for f in found) == 1
+
+
+# Its parts
+
+
+@pytest.mark.parametrize(
+    ("environ", "port"),
+    [
+        ({}, 29500),
+        ({"MASTER_PORT": "1234"}, 1234),
+        ({"MASTER_PORT": "1234", "PET_MASTER_PORT": "4321"}, 4321),
+        ({"MASTER_PORT": "²²"}, 29500),
+        ({"MASTER_PORT": "0"}, 29500),
+        ({"MASTER_PORT": "65536"}, 29500),
+        ({"MASTER_PORT": "9" * 5000}, 29500),
+    ],
+    ids=["default", "chosen", "torchrun's", "no number", "any", "too high", "absurd"],
+)
+def test_the_port_that_is_checked_is_the_one_that_the_job_would_use(environ, port):
+    assert collect.rendezvous_port(environ) == port
+
+
+def test_variables_that_are_not_text_cause_no_traceback(desk):
+    odd = {"HF_HOME": "/tmp/\udcff", "NCCL_SOCKET_IFNAME": "\udcff²", "SLURM_NNODES": "²"}
+    strict = {"PYTHONIOENCODING": "utf-8:strict", "CUDA_VISIBLE_DEVICES": "\udcff\033[31m"}
+    done = desk.command(LD_LIBRARY_PATH="", **strict, **odd)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "a fault of saferun" not in done.stdout
+    assert "\033" not in done.stdout
+
+
+def test_a_question_that_hangs_or_fails_delays_no_other(hang):
+    outcome = together.ask({"hangs": hang, "fails": lambda: 1 // 0, "answers": lambda: 7}, 0.3)
+    assert outcome.answers == {"answers": 7}
+    assert outcome.late == ("hangs",)
+    assert outcome.failed["fails"].startswith("ZeroDivisionError")
+
+
+def test_a_source_that_did_not_answer_is_reported_and_not_judged(desk, hang, monkeypatch):
+    def fail(environ: object) -> kernellog.Log:
+        raise OSError("x")
+
+    monkeypatch.setattr(kernellog, "read", fail)
+    monkeypatch.setattr(collect.network, "examine", hang)
+    found = examination.examine(desk.environ(), str(desk.cwd), deadline_s=2.0).findings
+    late, failed = about(found, "doctor")
+    assert (late.level, "the network" in late.what) == (PROBLEM, True)
+    assert (failed.level, "OSError: x" in failed.detail) == (NOTE, True)
+    assert about(found, "network") == []
+
+
+def test_a_secret_in_what_was_found_is_masked(desk):
+    secret = "hunter2-0123456789abcdef"
+    program(desk.bin, {}, f"echo 'failed for {secret}'; exit 1")
+    found = desk.examine(WANDB_API_KEY=secret)
+    assert not any(secret in part for f in found for part in f)
+
+
+def test_a_secret_in_the_facts_is_masked(desk):
+    secret = "hunter2-0123456789abcdef"
+    program(desk.bin, {}, f"echo 'failed for {secret}'; exit 1")
+    done = desk.command("--json", WANDB_API_KEY=secret)
+    assert secret not in done.stdout
+    assert json.loads(done.stdout)["schema"] == 1

@@ -1,0 +1,25 @@
+"""Prints a launch's line about settings, with the heavy imports and the files that it took."""
+
+import json
+import sys
+
+from saferun.audit import collect
+from saferun.model import CommandLine, Facts
+
+environ = json.loads(sys.argv[1])
+opened: list[str] = []
+counted = False
+
+
+def count(event: str, arguments: tuple[object, ...]) -> None:
+    """Record the data files that are opened (an audit hook); imports open source files."""
+    if counted and event == "open" and not str(arguments[0]).endswith((".py", ".pyc")):
+        opened.append(str(arguments[0]))
+
+
+sys.addaudithook(count)
+counted = True
+line = collect.remark(CommandLine((), {}, None, ()), {}, Facts(torch="2.13.0"), environ, ".")
+counted = False
+heavy = {"yaml", "difflib", "ast", "saferun.diagnosis.signatures"} & set(sys.modules)
+print(json.dumps({"line": line, "heavy": sorted(heavy), "opened": opened}))

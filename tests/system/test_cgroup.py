@@ -1,0 +1,198 @@
+"""What our control group may use, in both versions of the interface and in a container."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import NamedTuple
+
+import pytest
+
+from saferun.system import cgroup
+
+NO_LIMIT_V1 = str((1 << 63) - 4096)
+V2 = {"g/cgroup.controllers": "cpu memory"}
+JOB_V2 = {**V2, "p/self/cgroup": "0::/slurm/job_7\n"}
+JOB_V1 = {"p/self/cgroup": "9:cpu,cpuacct:/slurm/job_7\n4:memory:/slurm/job_7\n0::/x\n"}
+
+
+class Machine(NamedTuple):
+    """A directory that stands for a machine: `p` is its /proc, `g` its /sys/fs/cgroup."""
+
+    root: pathlib.Path
+
+    def write(self, files: dict[str, str]) -> None:
+        for name, text in files.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    @property
+    def places(self) -> tuple[str, str]:
+        return str(self.root / "p"), str(self.root / "g")
+
+
+@pytest.fixture
+def machine(tmp_path: pathlib.Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_machine_without_control_groups_limits_nothing(machine: Machine) -> None:
+    assert cgroup.group("memory", *machine.places) == cgroup.Group()
+    assert cgroup.memory(*machine.places) == cgroup.Memory()
+    assert cgroup.memory_left(*machine.places) is None
+    assert cgroup.cpu_quota(*machine.places) == 0
+    assert cgroup.oom_kill_files(*machine.places) == (f"{machine.root}/p/vmstat",)
+
+
+def test_the_group_and_all_above_it_count_in_version_2(machine: Machine) -> None:
+    machine.write(JOB_V2)
+    base = machine.root / "g"
+    assert cgroup.group("memory", *machine.places) == (
+        (f"{base}/slurm/job_7", f"{base}/slurm", f"{base}/"),
+        2,
+    )
+
+
+def test_each_controller_has_a_tree_of_its_own_in_version_1(machine: Machine) -> None:
+    machine.write(JOB_V1)
+    folders, version = cgroup.group("cpu", *machine.places)
+    assert version == 1
+    assert folders[0] == f"{machine.root}/g/cpu/slurm/job_7"
+
+
+@pytest.mark.parametrize(
+    ("files", "memory", "left"),
+    [
+        pytest.param(
+            {**JOB_V2, "g/slurm/job_7/memory.max": "max", "g/slurm/job_7/memory.current": "9"},
+            (-1, -1),
+            None,
+            id="no-limit-v2",
+        ),
+        pytest.param(
+            {
+                **JOB_V2,
+                "g/slurm/job_7/memory.max": "900",
+                "g/slurm/job_7/memory.current": "10",
+                "g/slurm/memory.max": "500",
+                "g/slurm/memory.current": "300",
+            },
+            (500, 300),
+            200,
+            id="the-tighter-limit-is-above",
+        ),
+        pytest.param(
+            {
+                **JOB_V2,
+                "g/slurm/job_7/memory.max": "500",
+                "g/slurm/job_7/memory.current": "10",
+                "g/slurm/memory.max": "900",
+                "g/slurm/memory.current": "880",
+            },
+            (500, 10),
+            20,
+            id="the-looser-limit-is-nearly-used-up",
+        ),
+        pytest.param(
+            {
+                **JOB_V1,
+                "g/memory/slurm/job_7/memory.limit_in_bytes": "700",
+                "g/memory/slurm/job_7/memory.usage_in_bytes": "750",
+                "g/memory/memory.limit_in_bytes": NO_LIMIT_V1,
+                "g/memory/memory.usage_in_bytes": "5",
+            },
+            (700, 750),
+            0,
+            id="version-1-over-its-limit",
+        ),
+        pytest.param(
+            {
+                **V2,
+                "p/self/cgroup": "0::/../../kubepods/pod_1\n",
+                "g/memory.max": "64",
+                "g/memory.current": "4",
+            },
+            (64, 4),
+            60,
+            id="a-container-that-sees-only-the-mount",
+        ),
+        pytest.param(
+            {**JOB_V2, "g/slurm/memory.max": "64"}, (64, -1), None, id="usage-not-readable"
+        ),
+        pytest.param(
+            {**JOB_V1, "g/memory/memory.limit_in_bytes": NO_LIMIT_V1},
+            (-1, -1),
+            None,
+            id="no-limit-v1",
+        ),
+    ],
+)
+def test_the_tightest_limit_of_memory_counts(
+    machine: Machine, files: dict[str, str], memory: tuple[int, int], left: int | None
+) -> None:
+    machine.write(files)
+    assert cgroup.memory(*machine.places) == memory
+    assert cgroup.memory_left(*machine.places) == left
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        pytest.param({**JOB_V2, "g/slurm/cpu.max": "max 100000"}, 0, id="no-limit"),
+        pytest.param({**JOB_V2, "g/slurm/cpu.max": "150000 100000"}, 1.5, id="version-2"),
+        pytest.param(
+            {
+                **JOB_V2,
+                "g/slurm/job_7/cpu.max": "400000 100000",
+                "g/slurm/cpu.max": "200000 100000",
+            },
+            2,
+            id="the-tightest-of-two",
+        ),
+        pytest.param(
+            {
+                **JOB_V1,
+                "g/cpu/slurm/cpu.cfs_quota_us": "400000",
+                "g/cpu/slurm/cpu.cfs_period_us": "100000",
+                "g/cpu/cpu.cfs_quota_us": "-1",
+                "g/cpu/cpu.cfs_period_us": "100000",
+            },
+            4,
+            id="version-1",
+        ),
+    ],
+)
+def test_the_limit_of_cpu_time_is_a_number_of_cpus(
+    machine: Machine, files: dict[str, str], quota: float
+) -> None:
+    machine.write(files)
+    assert cgroup.cpu_quota(*machine.places) == quota
+
+
+@pytest.mark.parametrize(
+    ("files", "counter"),
+    [
+        (JOB_V2, "g/slurm/job_7/memory.events"),
+        (JOB_V1, "g/memory/slurm/job_7/memory.oom_control"),
+    ],
+    ids=["version-2", "version-1"],
+)
+def test_kills_for_lack_of_memory_are_counted_by_our_own_group_first(
+    machine: Machine, files: dict[str, str], counter: str
+) -> None:
+    machine.write({**files, counter: "oom 1\noom_kill 3\n", "p/vmstat": "oom_kill 12\n"})
+    assert [cgroup.oom_kills(path) for path in cgroup.oom_kill_files(*machine.places)] == [3, 12]
+
+
+def test_a_counter_that_is_not_there_or_not_a_number_is_unknown(machine: Machine) -> None:
+    machine.write({"p/vmstat": "nr_free_pages 5\noom_kill many\n"})
+    assert cgroup.oom_kills(f"{machine.root}/p/vmstat") is None
+    assert cgroup.oom_kills(f"{machine.root}/nothing") is None
+    assert cgroup.oom_kills(str(machine.root)) is None
+
+
+def test_this_machine_is_read_without_an_error() -> None:
+    left = cgroup.memory_left()
+    assert left is None or left >= 0
+    assert cgroup.cpu_quota() >= 0
+    assert cgroup.oom_kills(cgroup.oom_kill_files()[-1]) is not None
