@@ -10,7 +10,8 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripts import NASTY, ROOT
+from repo import ROOT
+from scripts import NASTY
 from shell_text import DUMP, bash, made, settings_in_bash
 
 from saferun.export import settings_codec, shell_script
