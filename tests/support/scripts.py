@@ -81,8 +81,12 @@ class Machine:
 
     def gen_shell(self, *argv: str, **environ: str) -> Ended:
         """Call `saferun gen-shell ARGV` in this process."""
+        return self.command("gen-shell", *argv, **environ)
+
+    def command(self, *argv: str, **environ: str) -> Ended:
+        """Call `saferun ARGV` in this process."""
         environ = {**self.environ, "XDG_CACHE_HOME": str(self.cache), **environ}
-        return call("gen-shell", *argv, environ=environ, cwd=self.cwd)
+        return call(*argv, environ=environ, cwd=self.cwd)
 
     def records(self, label: str) -> pathlib.Path:
         place = self.tmp / f"records-{label}"
