@@ -68,9 +68,7 @@ class Case(NamedTuple):
     ranks: int = 2
     needs: Callable[[], bool] | None = None  # of the machine; its docstring is the reason
     healthy: Around = nothing()  # what stands around a run without the fault
-    stops: bool = (
-        False  # nothing that a launcher can do mitigates it: one attempt, and an explanation
-    )
+    stops: bool = False  # no launcher can mitigate it: one attempt, and an explanation
     gpus: int = 0  # that it needs
 
 
