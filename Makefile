@@ -18,17 +18,19 @@ lint: $(READY)
 	$(BIN)/saferun profiles check profiles/*.yaml
 	tools/shell-check
 
+# Six minutes on two idle cores; what is slower and asserts more is in `make slow`.
 unit: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not slurm"
 
 slow: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not slurm"
 
-# Slurm on three nodes of this machine; root, and apt-get install --no-install-recommends slurm-wlm munge
+# Slurm on three nodes of this machine. Needs root, and:
+# apt-get install --no-install-recommends slurm-wlm munge
 test-slurm: $(READY)
 	$(BIN)/pytest tests/slurm -m slurm
 
-# What of it has no need to wait for Slurm's own clock.
+# Those of them that do not wait for Slurm's own timers: a minute.
 quick-slurm: $(READY)
 	$(BIN)/pytest tests/slurm -m "slurm and not slow"
 

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-# A shell starts its background jobs with two of these ignored and nohup a third, and so would all
-# be that tests start.
+# A shell ignores two of these for its background jobs, and nohup a third. What tests start would
+# inherit that.
 for _name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_name) is signal.SIG_IGN:
         own = signal.default_int_handler if _name == signal.SIGINT else signal.SIG_DFL
@@ -28,7 +28,7 @@ def corpus() -> pathlib.Path:
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch) -> pathlib.Path:
+def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A user's fresh home, and none of our variables set."""
     ours = ("SAFERUN_", "PET_", "XDG_", "CUDA_VISIBLE", "PYTHONPATH")
     for name in [n for n in os.environ if n.startswith(ours) and n != "SAFERUN_CORPUS"]:

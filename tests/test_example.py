@@ -1,4 +1,8 @@
-"""The example trains, survives interruption bit by bit, and gives each rank its own data."""
+"""The example trains, survives interruption bit by bit, and gives each rank its own data.
+
+One run has two ranks under torchrun; runs of one rank are made in this process, since a fresh one
+imports torch for seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,25 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from helpers import until
+from repo import ROOT
 
 torch = pytest.importorskip("torch")
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt.py"
+EXAMPLE = ROOT / "examples" / "train_gpt.py"
+WRITER = ROOT / "tests" / "programs" / "example" / "checkpoint_writer.py"
 SMALL = ["--batch", "4", "--block", "32", "--layers", "1", "--width", "32", "--log-every", "1"]
 STEP = re.compile(r"^step (\d+) loss ([\d.]+) [\d,]+ tokens/s$", re.MULTILINE)
 DONE = re.compile(r"^done step=(\d+) train_loss=([\d.]+) val_loss=([\d.]+)$")
 
 
-def command(ranks, *arguments):
+def command(ranks: int, *arguments: str) -> list[str]:
     """The example under a real torchrun, or under plain Python for one rank."""
     if ranks == 1:
         return [sys.executable, str(EXAMPLE), *SMALL, *arguments]
@@ -29,33 +38,33 @@ def command(ranks, *arguments):
     return [*torchrun, str(ranks), str(EXAMPLE), *SMALL, *arguments]
 
 
-def environment():
+def environment() -> dict[str, str]:
     """One thread each and no GPU: the same sums in the same order, on every machine."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def train(ranks, out, *arguments):
+def train(ranks: int, out: Path, *arguments: str) -> str:
     """Train to the end; return what was printed."""
     done = subprocess.run(
         command(ranks, "--out", str(out), *arguments),
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def losses(printed):
+def losses(printed: str) -> dict[int, str]:
+    """Return {step: loss}, as printed."""
     return {int(step): loss for step, loss in STEP.findall(printed)}
 
 
-def checkpoint(out):
+def checkpoint(out: Path) -> dict[str, Any]:
     return torch.load(out / "checkpoint.pt", weights_only=True)
 
 
-def differences(first, second, at=""):
+def differences(first: Any, second: Any, at: str = "") -> list[str]:
     """Name every place where two checkpoints are not the same, bit by bit."""
     if isinstance(first, torch.Tensor):
         return [] if torch.equal(first, second) else [at]
@@ -70,11 +79,34 @@ def differences(first, second, at=""):
 
 
 @pytest.fixture(scope="module")
-def example():
+def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def trainer(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Make a trainer of one rank in this process: `trainer(out, *arguments)`.
+
+    Its text is short, of seven steps an epoch; reading the real one costs seconds.
+    """
+    text = (torch.arange(7 * 4 * 32 + 40) * 37 % 128).to(torch.uint8)
+    monkeypatch.setattr(example, "read_sources", lambda: (text, text))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def make(out: Path, *arguments: str) -> Any:
+        argv = ["train_gpt.py", "--out", str(out), *SMALL, *arguments]
+        monkeypatch.setattr(sys, "argv", argv)
+        return example.Trainer(example.parse_arguments())
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield make
+    torch.set_num_threads(threads)
 
 
 def test_two_ranks_under_torchrun_lower_the_loss_and_end_with_one_readable_line(tmp_path):
@@ -89,7 +121,7 @@ def test_two_ranks_under_torchrun_lower_the_loss_and_end_with_one_readable_line(
     assert "step 30 held-out loss" in printed
 
 
-def interrupt(ranks, out, after_step, *arguments):
+def interrupt(ranks: int, out: Path, after_step: int, *arguments: str) -> str:
     """Start a run and SIGKILL one rank as soon as it prints that step; return what it printed."""
     run = subprocess.Popen(
         command(ranks, "--out", str(out), *arguments),
@@ -100,12 +132,13 @@ def interrupt(ranks, out, after_step, *arguments):
         start_new_session=True,
     )
     printed = ""
+    assert run.stdout is not None
     try:
         for line in run.stdout:
             printed += line
             if line.startswith(f"step {after_step} loss"):
                 os.kill(rank_pid(run.pid, ranks), signal.SIGKILL)
-        assert run.wait(60) != 0
+        assert run.wait() != 0
     finally:
         run.stdout.close()
         if run.poll() is None:
@@ -114,7 +147,7 @@ def interrupt(ranks, out, after_step, *arguments):
     return printed
 
 
-def rank_pid(pid, ranks):
+def rank_pid(pid: int, ranks: int) -> int:
     """The pid of the last rank: the process itself without torchrun."""
     if ranks == 1:
         return pid
@@ -123,11 +156,12 @@ def rank_pid(pid, ranks):
     return int(ranked[0])
 
 
-def environ_of(pid):
+def environ_of(pid: str) -> list[str]:
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), pytest.param(2, 0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 0)])
 def test_a_killed_and_resumed_run_ends_bit_by_bit_as_an_uninterrupted_one(tmp_path, ranks, workers):
     arguments = ["--steps", "60", "--save-every", "5", "--dropout", "0.1"]
     arguments += ["--workers", str(workers)]
@@ -143,46 +177,56 @@ def test_a_killed_and_resumed_run_ends_bit_by_bit_as_an_uninterrupted_one(tmp_pa
     assert differences(checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "killed")) == []
 
 
-def test_the_order_goes_on_across_the_end_of_an_epoch(example, tmp_path, monkeypatch):
-    """A text of seven steps an epoch; the interruption falls into the third."""
-    text = (torch.arange(7 * 4 * 32 + 40) * 37 % 128).to(torch.uint8)
-    monkeypatch.setattr(example, "read_sources", lambda: (text, text))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_a_resumed_run_ends_bit_by_bit_as_a_whole_one_and_goes_on_in_the_order_of_its_epoch(
+    example, trainer, tmp_path, monkeypatch
+):
+    """The interruption falls into the third epoch."""
+    arguments = ["--dropout", "0.1", "--steps", "30", "--save-every", "17"]
 
-    def run(out, *more):
-        words = [*SMALL, "--dropout", "0.1", "--steps", "30", "--save-every", "17", *more]
-        monkeypatch.setattr(sys, "argv", ["train_gpt.py", "--out", str(tmp_path / out), *words])
-        return example.Trainer(example.parse_arguments())
-
-    def stop_at_18(trainer, loss):
+    def stop_at_18(trainer: Any, loss: Any) -> Any:
         if trainer.step == 18:
             raise KeyboardInterrupt
         return report(trainer, loss)
 
-    run("whole").train()
-    report, part = example.Trainer.report, run("part")
+    trainer(tmp_path / "whole", *arguments).train()
+    report, part = example.Trainer.report, trainer(tmp_path / "part", *arguments)
     monkeypatch.setattr(example.Trainer, "report", stop_at_18)
     with pytest.raises(KeyboardInterrupt):
         part.train()
     monkeypatch.setattr(example.Trainer, "report", report)
     saved = checkpoint(tmp_path / "part")
     assert (saved["step"], saved["epoch"]) == (17, 2)
-    run("part", "--resume").train()
+    trainer(tmp_path / "part", *arguments, "--resume").train()
     assert differences(checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "part")) == []
 
 
-def test_resume_without_a_checkpoint_begins_anew_and_a_finished_run_stays_finished(tmp_path):
-    first = train(1, tmp_path, "--steps", "3", "--resume")
-    again = train(1, tmp_path, "--steps", "3", "--resume")
+def test_resume_without_a_checkpoint_begins_anew_and_a_finished_run_stays_finished(
+    trainer, tmp_path, capsys
+):
+    trainer(tmp_path, "--steps", "3", "--resume").train()
+    first = capsys.readouterr().out
+    trainer(tmp_path, "--steps", "3", "--resume").train()
+    again = capsys.readouterr().out
     assert list(losses(first)) == [1, 2, 3]
     assert losses(again) == {}
     assert again.splitlines()[-1] == first.splitlines()[-1]
 
 
-def test_the_time_limit_ends_a_run_cleanly_and_saves(tmp_path):
+def test_the_time_limit_ends_a_run_cleanly_and_saves(trainer, tmp_path, capsys):
+    trainer(tmp_path, "--steps", "1000000", "--max-seconds", "0.1").train()
+    assert_ended_and_saved(capsys.readouterr().out, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_time_limit_ends_two_ranks_at_the_same_step(tmp_path):
     printed = train(2, tmp_path, "--steps", "1000000", "--max-seconds", "1")
-    step = int(DONE.match(printed.splitlines()[-1]).group(1))
-    assert checkpoint(tmp_path)["step"] == step
+    assert_ended_and_saved(printed, tmp_path)
+
+
+def assert_ended_and_saved(printed: str, out: Path) -> None:
+    done = DONE.match(printed.splitlines()[-1])
+    assert done is not None
+    assert checkpoint(out)["step"] == int(done[1])
 
 
 @pytest.mark.slow
@@ -253,32 +297,18 @@ def test_a_write_that_fails_half_way_leaves_the_old_checkpoint(example, tmp_path
     assert torch.load(path) == {"step": 1}
 
 
-WRITER = """
-import importlib.util, itertools, pathlib, sys, torch
-spec = importlib.util.spec_from_file_location("train_gpt", sys.argv[1])
-example = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(example)
-for step in itertools.count():
-    example.save(pathlib.Path(sys.argv[2]), {"step": step, "x": torch.full((1 << 24,), step)})
-    if step == 0:
-        print("writing", flush=True)
-"""
-
-
+@pytest.mark.slow
 def test_a_checkpoint_is_readable_whenever_its_writer_is_killed(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    writer = [sys.executable, "-c", WRITER, str(EXAMPLE), str(path)]
     temporary = path.with_name(path.name + ".tmp")
     torn = 0
-    for round_ in range(4):
+    for size in (0, 8 << 20, 16 << 20, 24 << 20):  # of the 64 MiB that each write has
         path.unlink(missing_ok=True)
-        run = subprocess.Popen(writer, stdout=subprocess.PIPE)
+        run = subprocess.Popen([sys.executable, WRITER, EXAMPLE, path], stdout=subprocess.PIPE)
+        assert run.stdout is not None
         try:
             assert run.stdout.readline() == b"writing\n"
-            end = time.monotonic() + 30
-            # Kill while a write of 64 MiB is under way, each time at another size.
-            while size(temporary) <= round_ << 23:
-                assert time.monotonic() < end
+            until(lambda size=size: written_bytes(temporary) > size, "a write is under way", 300)
         finally:
             run.kill()
             run.wait()
@@ -289,7 +319,7 @@ def test_a_checkpoint_is_readable_whenever_its_writer_is_killed(tmp_path):
     assert torn, "no kill hit a write: the test measured nothing"
 
 
-def size(path):
+def written_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:

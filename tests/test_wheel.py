@@ -1,4 +1,4 @@
-"""The built wheel alone, in a fresh environment, launches."""
+"""The built wheel works alone, in a fresh environment: all rooms and data are inside."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import sys
 import zipfile
 
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from repo import ROOT, SRC
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +23,15 @@ def wheel(tmp_path_factory) -> pathlib.Path:
     return next(place.glob("*.whl"))
 
 
-def test_the_wheel_holds_profiles_shell_injection_and_types(wheel):
+def test_the_wheel_holds_every_room_profiles_shell_and_types(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for name in (
-        "saferun/data/profiles/h100.yaml",
-        "saferun/data/shell/run.sh",
-        "saferun/inject/site/sitecustomize.py",
-        "saferun/py.typed",
-    ):
-        assert name in names
+    package = [p for p in (SRC / "saferun").rglob("*") if p.suffix != ".pyc" and p.is_file()]
+    wanted = {str(path.relative_to(SRC)) for path in package}  # all rooms, and their data
+    for folder in ("profiles", "shell"):
+        files = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+        wanted |= {f"saferun/data/{path.relative_to(ROOT)}" for path in files}
+    assert {"saferun/inject/site/sitecustomize.py", "saferun/py.typed"} <= wanted
+    assert wanted - set(names) == set()
     assert not [n for n in names if n.startswith(("tests", "examples")) or "__pycache__" in n]
 
 
@@ -58,16 +57,15 @@ def test_it_launches_torch_of_another_environment(alone, tmp_path):
     script.write_text(
         "import os, sys, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
-        "if dist.get_rank() == 0: print(sys.executable, 'saferun' in sys.modules)\n"
+        "print(sys.executable, 'saferun' in sys.modules)\n"
         "dist.destroy_process_group()\n"
     )
     theirs = pathlib.Path(sys.executable).parent
     done = subprocess.run(
-        [alone, "-m", "saferun", "--nproc-per-node=2", script],
+        [alone, "-m", "saferun", "--nproc-per-node=1", script],
         env={"HOME": str(tmp_path), "PATH": f"{theirs}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
         cwd=tmp_path,
     )
     assert torch.__version__
@@ -75,10 +73,10 @@ def test_it_launches_torch_of_another_environment(alone, tmp_path):
     assert done.stdout == f"{sys.executable} False\n"
     assert done.stderr == "saferun: profile cpu (detected: no GPU)\n"
     receipts = list(tmp_path.glob(".local/state/saferun/runs/*/receipts/*.jsonl"))
-    assert len(receipts) == 2, os.listdir(tmp_path)
+    assert len(receipts) == 1, os.listdir(tmp_path)
 
 
-def test_a_twin_can_be_made_from_the_wheel(alone, tmp_path):
+def test_a_bash_script_can_be_made_from_the_wheel(alone, tmp_path):
     done = subprocess.run(
         [alone, "-m", "saferun", "gen-shell", "--profile", "h100", "-o", "run.sh", "--", "t.py"],
         env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},

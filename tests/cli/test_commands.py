@@ -1,4 +1,4 @@
-"""The command as people run it: real processes, and a torchrun on PATH that tells what it got."""
+"""The command as people run it: real processes, and a torchrun that records what it got."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.exit(int(os.environ.get("STATUS", "0")))
 
 
 class Desk:
-    """A user's machine: a home, a working directory and a PATH with a telling torchrun."""
+    """A user's machine: a home, a working directory and a PATH with a recording torchrun."""
 
     def __init__(self, home: pathlib.Path, tmp: pathlib.Path) -> None:
         self.cwd = tmp / "work"
@@ -54,7 +54,6 @@ class Desk:
             env={**self.environ, **environ},
             capture_output=True,
             text=True,
-            timeout=60,
         )
         if status is not None:
             assert done.returncode == status, (done.returncode, done.stderr)
@@ -98,7 +97,7 @@ def test_the_job_has_our_pid_where_there_is_one_attempt(desk):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    assert job.wait(60) == 0
+    assert job.wait() == 0
     assert desk.got["pid"] == job.pid
 
 
@@ -219,7 +218,6 @@ def test_a_wrong_profile_file_says_file_and_line(desk):
 
 def test_no_torch_anywhere_is_said(desk, tmp_path):
     (desk.bin / "torchrun").unlink()
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from saferun.__main__ import main; main()"
     src = pathlib.Path(door.__file__).parents[1]
     bare = "/usr/bin/python3"
     if subprocess.run([bare, "-c", "import torch"], capture_output=True).returncode == 0:
@@ -232,7 +230,6 @@ def test_no_torch_anywhere_is_said(desk, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert code
     assert (done.returncode, "Traceback" in done.stderr) == (69, False), done.stderr
     assert "torchrun" in done.stderr
 
@@ -347,5 +344,5 @@ def test_a_vanished_working_directory_stops_nobody(desk):
 
 def test_a_closed_stderr_and_stdout_stop_nobody(desk):
     command = f"{sys.executable} -m saferun train.py 2>&- >&-"
-    subprocess.run(["bash", "-c", command], cwd=desk.cwd, env=desk.environ, timeout=60)
+    subprocess.run(["bash", "-c", command], cwd=desk.cwd, env=desk.environ)
     assert desk.got["argv"][1:] == ["train.py"]

@@ -1,6 +1,6 @@
 """What runs leave behind is listed, shown and removed; the mitigations that are remembered, too.
 
-The journals are those of real runs with a torchrun that fails as it is told, and broken ones.
+The journals are those of real runs with a torchrun that fails as a test wants, and broken ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import pathlib
-import resource
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,8 @@ import tempfile
 import time
 
 import pytest
+from command import call
+from helpers import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +52,7 @@ NO_SHM = (
 KEY_ERROR = "[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'label'\n"
 HUB_DOWN = "huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Service Unavailable\n"
 OK = {}
-CURABLE = {"status": 1, "says": NO_SHM}
+MITIGABLE = {"status": 1, "says": NO_SHM}
 WRONG = {"status": 1, "says": KEY_ERROR}
 DOWN = {"status": 1, "says": HUB_DOWN}
 FAILED_HOOK = {
@@ -67,7 +68,7 @@ NOW = 1_800_000_000.0
 
 
 class Desk:
-    """A user's machine with a torchrun that acts as it is told, attempt by attempt."""
+    """A user's machine with a torchrun that does what a test wants, attempt by attempt."""
 
     def __init__(self, home: pathlib.Path, tmp: pathlib.Path) -> None:
         self.tmp, self.cwd, self.home = tmp, tmp / "work", home
@@ -98,7 +99,7 @@ class Desk:
     def launch(self, *acts: dict, words: tuple[str, ...] = ("train.py",)) -> pathlib.Path:
         """Run a job to its end and return its journal."""
         before = set(self.base.glob("*"))
-        self._popen(*words, ACTS=json.dumps(acts)).communicate(timeout=60)
+        self._popen(*words, ACTS=json.dumps(acts)).communicate()
         (new,) = set(self.base.glob("*")) - before
         return new
 
@@ -107,31 +108,23 @@ class Desk:
         """A job that runs, and whose journal has come to this event."""
         job = self._popen("train.py", ACTS=json.dumps(acts))
         try:
-            until(lambda: waits_for in "".join(p.read_text() for p in self._events()))
+            until(lambda: waits_for in "".join(p.read_text() for p in self._events()), "", 300)
             yield job
         finally:
             job.kill()
-            job.communicate(timeout=60)
+            job.communicate()
 
     def _events(self) -> list[pathlib.Path]:
         return list(self.base.glob("*/events.jsonl"))
 
-    def ask(self, *words: str, status: int = 0, **environ: str):
-        """`saferun runs …`"""
-        process = self._popen("runs", *words, **environ)
-        out, err = process.communicate(timeout=60)
-        assert (process.returncode, "Traceback" in err) == (status, False), err
-        return out if status == 0 else err
+    def ask(self, *argv: str, status: int = 0, **environ: str) -> str:
+        """Call `saferun runs ARGV` in this process; return what it printed."""
+        done = call("runs", *argv, environ={**self.environ, **environ}, cwd=self.cwd)
+        assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
+        return done.stdout if status == 0 else done.stderr
 
     def listed(self, *words: str) -> list[dict]:
         return json.loads(self.ask("list", "--json", *words))["runs"]
-
-
-def until(true, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -166,7 +159,7 @@ def names(found) -> list[str]:
 def test_runs_are_listed_newest_first_with_how_they_ended(desk):
     first = desk.launch(OK)
     second = desk.launch(WRONG, words=("train.py", "--lr", "1"))
-    third = desk.launch(CURABLE, OK)
+    third = desk.launch(MITIGABLE, OK)
     head, *rows = desk.ask("list").splitlines()
     assert head.split() == ["ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT"]
     assert [row.split()[0] for row in rows] == [third.name, second.name, first.name]
@@ -186,14 +179,14 @@ def test_the_list_is_there_for_programs(desk):
     assert (run["outcome"], run["kind"], run["status"]) == ("failed", "user-exception", 1)
     assert (run["script"], run["script_args"], run["attempts"]) == ("train.py", ["--lr", "1"], 1)
     assert began - 1 <= run["started_at"] <= time.time()
-    assert 0 < run["took_s"] < 60
+    assert run["took_s"] > 0
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_the_list_is_of_the_directory_that_the_launch_was_given(desk, how):
     place = desk.tmp / "elsewhere"
     words = ("--run-dir", str(place))
-    desk._popen(*words, "train.py", ACTS="[{}]").communicate(timeout=60)
+    desk._popen(*words, "train.py", ACTS="[{}]").communicate()
     assert desk.listed() == []
     told = desk.ask("list", *words) if how == "option" else ""
     told = told or desk.ask("list", SAFERUN_RUN_DIR="../elsewhere")
@@ -202,7 +195,7 @@ def test_the_list_is_of_the_directory_that_the_launch_was_given(desk, how):
 
 def test_a_machine_without_runs_says_so_and_is_no_error(desk):
     done = desk._popen("runs", "list")
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate()
     assert (done.returncode, out) == (0, "")
     assert err == f"saferun: no runs in {desk.base}\n"
     assert not desk.base.exists()
@@ -225,17 +218,25 @@ def test_a_run_is_running_while_its_saferun_lives_and_interrupted_after_it(desk)
 def test_a_run_that_waits_for_its_next_attempt_is_running(desk):
     with desk.running(DOWN, OK, waits_for='"again"') as job:
         assert [run["outcome"] for run in desk.listed()] == ["running"]
+        until(lambda: takes_sigterm(job.pid), "it waits and takes signals", 300)
         job.terminate()
-        job.wait(60)
+        job.wait()
     (run,) = desk.listed()
     assert (run["outcome"], run["status"]) == ("interrupted", 128 + signal.SIGTERM)
 
 
+def takes_sigterm(pid: int) -> bool:
+    """Tell whether a process handles SIGTERM, or blocks it to read it from a descriptor."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    sets = [int(line.split()[1], 16) for line in status if line.startswith(("SigBlk", "SigCgt"))]
+    return any(bits >> (signal.SIGTERM - 1) & 1 for bits in sets)
+
+
 def test_a_run_that_was_asked_to_end_is_interrupted_and_has_not_failed(desk):
     with desk.running({"wait": str(desk.tmp / "gate")}, waits_for='"started"') as job:
-        until((desk.tmp / "gate").exists)
+        until((desk.tmp / "gate").exists, "the job runs", 300)
         job.terminate()
-        assert job.wait(60) == 128 + signal.SIGTERM
+        assert job.wait() == 128 + signal.SIGTERM
     (run,) = desk.listed()
     assert (run["outcome"], run["kind"]) == ("interrupted", "")
     assert "asked by SIGTERM" in desk.ask("show", "last")
@@ -348,7 +349,7 @@ _PLANS = st.fixed_dictionaries(
 
 
 @given(st.lists(_EVENTS, max_size=5), _PLANS)
-@settings(suppress_health_check=list(HealthCheck), max_examples=150, deadline=None)
+@settings(suppress_health_check=list(HealthCheck), max_examples=80, deadline=None)
 def test_no_journal_at_all_raises(events, plan):
     with tempfile.TemporaryDirectory() as base:
         place = journal(pathlib.Path(base), "r", *events, plan=plan)
@@ -405,15 +406,19 @@ def test_a_place_that_cannot_be_listed_is_said_with_its_fix(desk):
         assert part in said
 
 
-def test_two_thousand_runs_are_listed_within_a_second(desk):
-    real = desk.launch(CURABLE, OK)
-    for number in range(2000):
-        shutil.copytree(real, desk.tmp / "many" / f"20260101-{number:06}-1")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert desk.ask("list", "--run-dir", str(desk.tmp / "many")).count("\n") == 2001
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Of the processor: others may be using it as well.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+def test_the_cost_of_a_list_grows_with_the_number_of_runs_and_no_faster(tmp_path):
+    for count in (200, 400):
+        for number in range(count):
+            finished(tmp_path / str(count), f"20260101-{number:06}-1", NOW)
+
+    def cost(count: int) -> float:
+        before = time.process_time()
+        found, _ = runs.find(str(tmp_path / str(count)), NOW)
+        assert runs_view.table(found, NOW, 80).count("\n") >= count
+        return time.process_time() - before
+
+    least = {count: min(cost(count) for _ in range(5)) for count in (200, 400)}
+    assert least[400] < 3 * least[200]
 
 
 def a_run(**facts) -> runs.Run:
@@ -460,7 +465,7 @@ def test_a_shortened_id_still_leads_to_its_run():
 
 
 def test_a_run_is_shown_attempt_by_attempt(desk):
-    place = desk.launch(CURABLE, WRONG, words=("train.py", "--lr", "1"))
+    place = desk.launch(MITIGABLE, WRONG, words=("train.py", "--lr", "1"))
     page = desk.ask("show", place.name)
     for part in (
         f"run {place.name}: failed: user-exception",
@@ -483,7 +488,7 @@ def test_a_run_is_shown_attempt_by_attempt(desk):
 
 
 def test_a_run_is_shown_for_programs(desk):
-    place = desk.launch(CURABLE, OK)
+    place = desk.launch(MITIGABLE, OK)
     told = json.loads(desk.ask("show", "--json", "last"))
     assert (told["schema"], told["run"]["id"], told["plan"]["script"]) == (
         1,
@@ -515,7 +520,7 @@ def test_hooks_that_failed_are_shown(desk):
 def test_no_secret_is_shown(desk):
     secret = "hf_abcdefghijklmnopqrstuvwxyz012345"
     words = ("--set", f"env.MY_TOKEN={secret}", "train.py", "--api-key", secret)
-    desk.launch({**CURABLE, "says": NO_SHM + f"token={secret}\n"}, OK, words=words)
+    desk.launch({**MITIGABLE, "says": NO_SHM + f"token={secret}\n"}, OK, words=words)
     told = [
         desk.ask(*w) for w in (["show", "last"], ["list", "--json"], ["show", "last", "--json"])
     ]
@@ -609,7 +614,7 @@ def test_a_run_that_took_long_is_as_old_as_its_end(tmp_path):
 def test_a_run_that_lives_is_never_removed(desk):
     done = desk.launch(OK)
     with desk.running({"wait": str(desk.tmp / "gate")}, waits_for='"started"'):
-        until(lambda: len(desk.listed()) == 2)
+        until(lambda: len(desk.listed()) == 2, "two runs", 300)
         said = desk.ask("clean", "--older-than", "0", "--keep", "0")
         (left,) = desk.base.iterdir()
         assert (left / "plan.json").exists()
@@ -705,7 +710,7 @@ def test_a_wrong_number_removes_nothing(desk, words):
 
 
 def test_mitigations_are_listed_with_what_they_hold_for_and_forgotten(desk):
-    desk.launch(CURABLE, OK, words=("train.py", "--lr", "1"))
+    desk.launch(MITIGABLE, OK, words=("train.py", "--lr", "1"))
     told = desk.ask("mitigations", "list")
     script = str(desk.cwd / "train.py")
     for part in (script, "nccl-shm-off, for nccl-shm-failed", "no GPU", "arguments: --lr 1"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+from pathlib import Path
 
 import pytest
 from scripts import NASTY, Machine
@@ -12,21 +13,21 @@ from saferun.export import shell_script
 
 
 @pytest.fixture
-def machine(tmp_path) -> Machine:
+def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
 def job(text: str) -> list[str]:
-    """The words of the line that starts the job, less the word torchrun and the last one."""
+    """Return the arguments of the line that starts the job, less torchrun and the last one."""
     line = re.search(r'^run torchrun(.*) "\$@"$', text, re.MULTILINE)
     assert line is not None
-    words = shell_script.unquoted(line[1])
-    assert words is not None
-    return words
+    argv = shell_script.unquoted(line[1])
+    assert argv is not None
+    return argv
 
 
 @pytest.mark.parametrize(
-    ("words", "args"),
+    ("argv", "args"),
     [
         (["--profile", "cpu"], []),
         (["--profile", "cpu", "--"], []),
@@ -39,14 +40,14 @@ def job(text: str) -> list[str]:
         (["--", "train.py", NASTY, ""], ["train.py", NASTY, ""]),
     ],
 )  # fmt: skip
-def test_the_words_after_its_own_options_are_torchruns(machine, words, args):
-    done = machine.command("gen-shell", *words)
+def test_what_follows_its_own_options_is_torchruns(machine, argv, args):
+    done = machine.gen_shell(*argv)
     assert done.returncode == 0, done.stderr
     assert job(done.stdout) == args
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("argv", "status", "message"),
     [
         (["--profile", "h10"], 78, "unknown profile `h10`; did you mean `h100`?"),
         (["--profile", "./no.yaml"], 78, "there is no profile file `./no.yaml`"),
@@ -60,29 +61,29 @@ def test_the_words_after_its_own_options_are_torchruns(machine, words, args):
         (["--profile", "tf-rtx5090", "--", "-t3", "t.py"], 2, "--tee is torchrun's"),
     ],
 )
-def test_a_mistake_is_one_line_and_no_script(machine, words, status, said):
-    done = machine.command("gen-shell", *words)
+def test_a_mistake_is_one_line_and_no_script(machine, argv, status, message):
+    done = machine.gen_shell(*argv)
     assert (done.returncode, done.stdout) == (status, ""), done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_it_needs_neither_the_script_nor_torchrun_nor_a_gpu(machine):
     (machine.bin / "torchrun").unlink()
-    assert machine.command("gen-shell", "--profile", "h100", "--", "gone.py").returncode == 0
+    assert machine.gen_shell("--profile", "h100", "--", "gone.py").returncode == 0
 
 
-def test_the_same_words_make_the_same_bytes_and_the_headers_command_reproduces_them(machine):
-    words = ["--profile", "h100", "--set", f"env.A={NASTY}", "--", "train.py", NASTY, "\u00fc"]
-    first = machine.command("gen-shell", *words).stdout
+def test_the_same_arguments_make_the_same_bytes_and_the_headers_command_reproduces_them(machine):
+    argv = ["--profile", "h100", "--set", f"env.A={NASTY}", "--", "train.py", NASTY, "\u00fc"]
+    first = machine.gen_shell(*argv).stdout
     made = shell_script.made_by(first)
     assert made is not None
     assert made[1][:2] == ["saferun", "gen-shell"]
-    assert machine.command(*made[1][1:]).stdout == first
+    assert machine.gen_shell(*made[1][2:]).stdout == first
 
 
 @pytest.mark.parametrize(
-    ("words", "takes"),
+    ("argv", "takes"),
     [
         ([], "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."),
         (["--nproc-per-node", "2"], "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."),
@@ -90,42 +91,39 @@ def test_the_same_words_make_the_same_bytes_and_the_headers_command_reproduces_t
     ],
     ids=["nothing", "no script", "a script"],
 )
-def test_the_header_says_what_the_script_takes(machine, words, takes):
-    text = machine.twin("--profile", "cpu", "--", *words).read_text()
+def test_the_header_names_what_the_script_takes(machine, argv, takes):
+    text = machine.script("--profile", "cpu", "--", *argv).read_text()
     assert f"\n#     bash THIS-FILE {takes}\n" in text
     assert ("are torchrun's words" in text) is ("SCRIPT [ARG" in takes)
 
 
-def test_what_the_environment_asked_for_stands_in_the_header(machine):
+def test_the_header_has_what_the_environment_asked_for(machine):
     environ = {"SAFERUN_PROFILE": "h100", "SAFERUN_SET": "env.A='x y' retry.attempts=2"}
     environ |= {"SAFERUN_RETRIES": "4", "SAFERUN_RUN_DIR": "my runs"}
-    path = machine.twin("--", "train.py", **environ)
+    path = machine.script("--", "train.py", **environ)
     made = shell_script.made_by(path.read_text())
     assert made is not None
-    assert machine.command(*made[1][1:]).stdout == path.read_text()
-    assert machine.command("gen-shell", "--check", str(path)).returncode == 0
+    assert machine.gen_shell(*made[1][2:]).stdout == path.read_text()
+    assert machine.gen_shell("--check", str(path)).returncode == 0
 
 
 def test_o_writes_an_executable_file_and_replaces_only_its_own(machine):
-    words = ["gen-shell", "--profile", "cpu", "-o", "run.sh", "--", "train.py"]
+    argv = ["gen-shell", "--profile", "cpu", "-o", "run.sh", "--", "train.py"]
     path = machine.cwd / "run.sh"
     for _ in range(2):
-        done = machine.command(*words)
+        done = machine.command(*argv)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert stat.S_IMODE(path.stat().st_mode) & 0o700 == 0o700
-    assert (
-        path.read_text()
-        == machine.command("gen-shell", "--profile", "cpu", "--", "train.py").stdout
-    )
+    assert path.read_text() == machine.gen_shell("--profile", "cpu", "--", "train.py").stdout
     path.write_text("#!/bin/sh\necho mine\n")
-    done = machine.command(*words)
+    done = machine.command(*argv)
     assert (done.returncode, path.read_text()) == (2, "#!/bin/sh\necho mine\n")
     assert "no script of gen-shell's" in done.stderr
     assert [p.name for p in machine.cwd.iterdir() if ".tmp" in p.name] == []
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "verdict"),
     [
         (None, "up to date"),
         (("PCI_BUS_ID", "FASTEST_FIRST"), "stale: line "),
@@ -136,10 +134,10 @@ def test_o_writes_an_executable_file_and_replaces_only_its_own(machine):
         (("Made by", "Written by"), "stale: it is no script of gen-shell's"),
         (("saferun gen-shell --", "saferun gen-shell $(touch x) --"), "stale: it is no script"),
     ],
-    ids=["same", "setting", "version", "command", "line", "kit", "header", "shell-in-header"],
+    ids=["same", "setting", "version", "command", "line", "bundle", "header", "shell-in-header"],
 )
-def test_check_says_whether_a_script_is_stale(machine, change, said):
-    path = machine.twin("--profile", "h100", "--", "train.py", name="run.sh")
+def test_check_tells_whether_a_script_is_stale(machine, change, verdict):
+    path = machine.script("--profile", "h100", "--", "train.py", name="run.sh")
     if change:
         text = path.read_text()
         assert change[0] in text
@@ -148,23 +146,23 @@ def test_check_says_whether_a_script_is_stale(machine, change, said):
             if change[0] != '"$@"'
             else change[1].join(text.rsplit(change[0], 1))
         )
-    done = machine.command("gen-shell", "--check", "run.sh")
+    done = machine.gen_shell("--check", "run.sh")
     assert done.returncode == (1 if change else 0)
-    assert done.stdout.startswith(f"run.sh: {said}")
+    assert done.stdout.startswith(f"run.sh: {verdict}")
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
     assert not (machine.cwd / "x").exists()
 
 
-def test_check_beside_words_compares_with_what_those_make(machine):
-    machine.twin("--profile", "h100", "--", "train.py", name="run.sh")
-    same = machine.command("gen-shell", "--check", "run.sh", "--profile", "h100", "--", "train.py")
-    other = machine.command("gen-shell", "--check", "run.sh", "--profile", "a100", "--", "train.py")
+def test_check_beside_arguments_compares_with_what_those_make(machine):
+    machine.script("--profile", "h100", "--", "train.py", name="run.sh")
+    same = machine.gen_shell("--check", "run.sh", "--profile", "h100", "--", "train.py")
+    other = machine.gen_shell("--check", "run.sh", "--profile", "a100", "--", "train.py")
     assert (same.returncode, other.returncode) == (0, 1)
 
 
-def test_a_profile_of_this_directory_is_said_and_a_secret_warned_of(machine):
+def test_a_profile_of_this_directory_is_named_and_a_secret_warned_of(machine):
     (machine.cwd / "saferun.yaml").write_text("schema: 1\nname: ours\nenv: {WANDB_API_KEY: abc}\n")
-    done = machine.command("gen-shell", "--profile", "ours", "--", "train.py")
+    done = machine.gen_shell("--profile", "ours", "--", "train.py")
     assert done.returncode == 0
     assert done.stderr == (
         "saferun: profile ours is ./saferun.yaml of this directory\n"
@@ -174,12 +172,12 @@ def test_a_profile_of_this_directory_is_said_and_a_secret_warned_of(machine):
 
 @pytest.mark.parametrize("named", [[], ["--profile", "cpu"]], ids=["detected", "named"])
 def test_a_job_for_other_nodes_whose_profile_is_this_machines_is_remarked(machine, named):
-    done = machine.command("gen-shell", "--slurm", "--sbatch=--exclusive", *named, "--", "train.py")
+    done = machine.gen_shell("--slurm", "--sbatch=--exclusive", *named, "--", "train.py")
     remark = "saferun: profile cpu is for this machine; name the nodes' own with --profile\n"
     assert (done.returncode, done.stderr) == (0, "" if named else remark)
 
 
-def test_help_tells_of_both_forms(machine):
-    out = machine.command("gen-shell", "--help").stdout
+def test_help_shows_both_forms(machine):
+    out = machine.gen_shell("--help").stdout
     assert "-o FILE" in out
     assert "--check FILE" in out

@@ -1,4 +1,4 @@
-"""Files for sbatch: what stands in them, and what they do where Slurm's programs only tell."""
+"""Files for sbatch: what they contain, and what they do where Slurm's programs only record."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import sys
 from typing import Any
 
 import pytest
-from scripts import Machine, Ran, until
+from scripts import PROGRAMS, Machine, Ran, until
 
 from saferun.errors import UsageError
 from saferun.export import sbatch, shell_script
-from saferun.plan import torchrun_args as torchrun_words
+from saferun.plan import torchrun_args
 
 SHELL = pathlib.Path(__file__).resolve().parents[2] / "shell"
-SMALLEST = '#!/usr/bin/env bash\n# --- The job ---\nrun torchrun "$@"\n'  # as twins go
+SMALLEST = '#!/usr/bin/env bash\n# --- The job ---\nrun torchrun "$@"\n'  # as scripts go
 # srun runs its command on one node, n1, here; the other three write down what they are asked.
 SRUN = """#!/bin/bash
 printf '%s\\n' "$@" >"$SLURM/srun"
@@ -59,11 +59,11 @@ class Cluster(Machine):
             "SLURM_NODEID": "0",
         }
 
-    def job(self, *words: str) -> pathlib.Path:
-        return self.twin("--slurm", "--nodes", "2", "--profile", "cpu", *words)
+    def job(self, *argv: str) -> pathlib.Path:
+        return self.script("--slurm", "--nodes", "2", "--profile", "cpu", *argv)
 
-    def submit(self, file: pathlib.Path, *words: str, **options: Any) -> Ran:
-        return self.run(["bash", file, *words], **options)
+    def submit(self, file: pathlib.Path, *argv: str, **options: Any) -> Ran:
+        return self.run(["bash", file, *argv], **options)
 
     @property
     def asked(self) -> list[str]:
@@ -72,7 +72,7 @@ class Cluster(Machine):
 
 
 @pytest.fixture
-def cluster(tmp_path) -> Cluster:
+def cluster(tmp_path: pathlib.Path) -> Cluster:
     return Cluster(tmp_path)
 
 
@@ -86,7 +86,7 @@ def directives(text: str) -> list[str]:
 
 
 def rendered(job: sbatch.Job, *args: str, torchrun: bool = True) -> str:
-    line = torchrun_words.parse(args or ["SCRIPT"]).line
+    line = torchrun_args.parse(args or ["SCRIPT"]).line
     shell = (SHELL / "slurm.sh").read_text()
     return sbatch.render(SMALLEST, job, line, shell, torchrun=torchrun)
 
@@ -117,7 +117,7 @@ def test_directives_stand_sorted_before_all_else_and_the_users_own_replace_ours(
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "message"),
     [
         ([("--nodes", "2")], "--nodes is for Slurm; saferun gen-shell --slurm --nodes"),
         ([("--slurm", ""), ("--nodes", "two")], "--nodes takes a number of nodes, not `two`"),
@@ -127,13 +127,13 @@ def test_directives_stand_sorted_before_all_else_and_the_users_own_replace_ours(
     ],
     ids=["alone", "word", "none", "no option", "two lines"],
 )
-def test_what_a_directive_cannot_hold_is_refused(own, said):
-    with pytest.raises(UsageError, match=re.escape(said)):
+def test_what_a_directive_cannot_hold_is_refused(own, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
         sbatch.read(own)
 
 
 @pytest.mark.parametrize("line", ["--cpus-per-task=8", "-c 8", "--exclusive"])
-def test_a_job_of_one_cpu_a_node_is_remarked(line):
+def test_a_job_of_one_cpu_a_node_gets_a_remark(line):
     assert "--sbatch=--cpus-per-task=N" in "".join(sbatch.remarks(sbatch.Job(2)))
     assert sbatch.remarks(sbatch.Job(2, extra=(line,))) == ()
 
@@ -209,20 +209,20 @@ MET += ["--rdzv-id", "4711-0"]
     ],
     ids=["ours", "later", "endpoint", "exported", "standalone", "static", "again", "port"],
 )  # fmt: skip
-def test_torchrun_gets_what_makes_nodes_meet_unless_the_user_says_it(
+def test_torchrun_gets_what_makes_nodes_meet_unless_the_user_gives_it(
     cluster, made, given, environ, expected
 ):
     file = cluster.job("--", "torchrun", *made) if made else cluster.job()
     (cluster.cwd / "t.py").write_text("")
     ran = cluster.submit(file, *given, **environ)
     assert ran.status == 0, ran.err
-    assert ran.told[1].argv[1:] == expected
+    assert ran.received[1].argv[1:] == expected
     assert cluster.asked == []
 
 
 def test_a_rank_a_gpu_where_gpus_are_asked_for(cluster):
     ran = cluster.submit(cluster.job("--gpus-per-node=a100:8", "--", "train.py"))
-    assert ran.told[1].argv[-3:] == ["--nproc-per-node", "8", "train.py"]
+    assert ran.received[1].argv[-3:] == ["--nproc-per-node", "8", "train.py"]
 
 
 def test_each_node_of_an_arrays_task_has_a_log_of_its_own(cluster):
@@ -238,7 +238,7 @@ def test_nothing_is_left_of_the_file_that_a_node_was_sent(cluster):
     assert cluster.living() == {}
 
 
-def test_it_says_how_to_run_it_where_there_is_no_slurm(cluster):
+def test_without_slurm_it_explains_how_to_run_it(cluster):
     ran = cluster.submit(cluster.job("--", "train.py"), SLURM_JOB_ID="")
     assert ran.status == 2
     assert "this script is for Slurm: sbatch " in ran.err
@@ -248,7 +248,7 @@ def test_it_says_how_to_run_it_where_there_is_no_slurm(cluster):
 
 
 @pytest.mark.parametrize(
-    ("says", "environ", "asked", "said"),
+    ("stderr", "environ", "asked", "message"),
     [
         (ECC, {}, ["requeue 4711", "update JobId=4711 ExcNodeList=n1"], "queued again, without n1"),
         (ECC, {"EXCLUDED": "n[7-8]"},
@@ -262,24 +262,15 @@ def test_it_says_how_to_run_it_where_there_is_no_slurm(cluster):
     ],
     ids=["hardware", "more", "array", "bound", "refused", "mistake", "success"],
 )  # fmt: skip
-def test_a_job_is_queued_again_where_only_its_node_failed(cluster, says, environ, asked, said):
+def test_a_job_is_queued_again_where_only_its_node_failed(cluster, stderr, environ, asked, message):
     file = cluster.job("--set", "retry.attempts_total=5", "--", "train.py")
-    ran = cluster.submit(file, ends=[{"says": says, "status": 1}], **environ)
+    ran = cluster.submit(file, ends=[{"stderr": stderr, "status": 1}], **environ)
     assert ran.status == (0 if "ENDS" in environ else 1)
-    assert cluster.asked == [f"scontrol {words}" for words in asked]
-    assert said in ran.err
+    assert cluster.asked == [f"scontrol {argv}" for argv in asked]
+    assert message in ran.err
 
 
-HEARS = """
-import signal, time
-def heard(number, frame):
-    open(place + "/heard", "a").write(signal.Signals(number).name + " ")
-    if {ends}: sys.exit({status})
-for one in (signal.SIGUSR2, signal.SIGTERM): signal.signal(one, heard)
-open(place + "/up", "w").close()
-end = time.time() + 30
-while time.time() < end: time.sleep(0.05)
-"""
+STAYS = [{"program": str(PROGRAMS / "asked_to_end.py")}]
 
 
 @pytest.mark.parametrize(
@@ -295,29 +286,28 @@ def test_before_its_time_is_over_a_job_is_asked_to_end_and_queued_again(
     cluster, ends, status, asked
 ):
     file = cluster.job("--sbatch=--signal=B:USR2@2", "--", "train.py")
-    code = HEARS.format(ends=ends, status=status)
     records = cluster.records("x")
-    with cluster.start(["bash", file], ends=[{"code": code}]) as process:
+    answer = {"JOB_STATUS": str(status)} if ends else {}
+    with cluster.start(["bash", file], ends=STAYS, **answer) as process:
         until((records / "up").exists)
         process.send_signal(signal.SIGUSR2)
         until(lambda: cluster.asked == asked)
         if not ends:  # Slurm ends what it has queued again
             os.killpg(json.loads((records / "1.json").read_text())["pid"], signal.SIGKILL)
-        _, err = process.communicate(timeout=30)
-    assert (records / "heard").read_text() == "SIGUSR2 "
+        _, err = process.communicate()
+    assert (records / "signals").read_text() == "SIGUSR2 "
     assert cluster.asked == asked
     assert process.returncode == (status if ends else 137), err
 
 
 def test_what_slurm_signals_in_every_process_is_not_sent_a_second_time(cluster):
     file, records = cluster.job("--", "train.py"), cluster.records("x")
-    code = HEARS.format(ends=True, status=1)
-    with cluster.start(["bash", file], ends=[{"code": code}]) as job:
+    with cluster.start(["bash", file], ends=STAYS, JOB_STATUS="1") as job:
         until((records / "up").exists)
         outer = (cluster.slurm / "node").read_text().strip()
-        told = subprocess.run(["pgrep", "-P", outer], capture_output=True, text=True, check=True)
-        for pid in (int(outer), int(told.stdout)):
+        inner = subprocess.run(["pgrep", "-P", outer], capture_output=True, text=True, check=True)
+        for pid in (int(outer), int(inner.stdout)):
             os.kill(pid, signal.SIGTERM)
-        os.kill(int(told.stdout), signal.SIGURG)  # it comes after SIGTERM where both wait
-        job.communicate(timeout=30)
-    assert (records / "heard").read_text() == "SIGUSR2 "
+        os.kill(int(inner.stdout), signal.SIGURG)  # it comes after SIGTERM where both wait
+        job.communicate()
+    assert (records / "signals").read_text() == "SIGUSR2 "

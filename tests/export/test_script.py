@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
-from scripts import NASTY, ROOT, SAFERUN, Machine, Told
+from repo import ROOT
+from scripts import NASTY, PROGRAMS, SAFERUN, Machine, Received
 
 from saferun.diagnosis import signatures
 from saferun.export.bundle_main import OF_BASH, OF_SCRIPT
@@ -50,31 +52,33 @@ PAIRS = [
 
 
 @pytest.fixture
-def machine(tmp_path) -> Machine:
+def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
 @pytest.mark.parametrize(("profile", "exported"), PAIRS)
-def test_torchrun_gets_the_same_from_a_twin_and_from_saferun(machine, profile, exported):
+def test_torchrun_gets_the_same_from_a_script_and_from_saferun(machine, profile, exported):
     fragment = (GPUS.get(profile) or ["H100"])[0]
     machine.gpus(2, f"NVIDIA {fragment} of some size")
     line = LINE[1:] if profile.startswith("tf-") else LINE  # launcher: python
     environ = {**NO_TRIAL, **EXPORTED[exported]}
-    twin = machine.twin("--profile", profile, "--", *line)
+    script = machine.script("--profile", profile, "--", *line)
     ours = machine.run([*SAFERUN, "--profile", profile, *line], "live", **environ)
-    theirs = machine.run(["bash", twin], "twin", **environ)
-    assert theirs.told == ours.told
-    assert len(ours.told) == 1
+    theirs = machine.run(["bash", script], "script", **environ)
+    assert theirs.received == ours.received
+    assert len(ours.received) == 1
     assert (theirs.status, theirs.out) == (ours.status, ours.out) == (0, "")
-    told = [
-        [line.partition("(from")[2].partition(")")[2] for line in r.said] for r in (ours, theirs)
-    ]
-    assert told[0] == told[1]
-    assert machine.kits() == []
+    assert after_origin(theirs.messages) == after_origin(ours.messages)
+    assert machine.unpacked() == []
+
+
+def after_origin(messages: list[str]) -> list[str]:
+    """Return the lines without their beginning, which names the script or the option."""
+    return [line.partition("(from")[2].partition(")")[2] for line in messages]
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         ["train.py"],
         ["--nproc_per_node", "2", "--", "train.py", "--", "-x"],
@@ -87,20 +91,20 @@ def test_torchrun_gets_the_same_from_a_twin_and_from_saferun(machine, profile, e
     ],
     ids=" ".join,
 )
-def test_words_for_later_are_torchruns_own(machine, words):
+def test_arguments_given_when_it_is_run_are_torchruns_own(machine, argv):
     machine.program("prog", "#!/bin/sh\n")
     (machine.cwd / "prog").symlink_to(machine.bin / "prog")
-    twin = machine.twin("--profile", "cpu")
-    ours = machine.run([*SAFERUN, "--profile", "cpu", *words], "live")
-    theirs = machine.run(["bash", twin, *words], "twin")
-    assert theirs.told == ours.told
-    assert (len(ours.told), theirs.status) == (1, ours.status)
+    script = machine.script("--profile", "cpu")
+    ours = machine.run([*SAFERUN, "--profile", "cpu", *argv], "live")
+    theirs = machine.run(["bash", script, *argv], "script")
+    assert theirs.received == ours.received
+    assert (len(ours.received), theirs.status) == (1, ours.status)
 
 
 def test_the_environment_is_the_callers_to_the_last_name(machine):
     """Bash counts SHLVL up, sets `_` and PWD and knows no name with a dot.
 
-    The script has words of its own: every word in it is exported here, as if it were one of them.
+    The script has variables of its own: every word in it is exported here, as if it were one.
     """
     text = (ROOT / "shell" / "run.sh").read_text()
     special = ("PATH", "HOME", "TMPDIR", "XDG_", "BASH", "PYTHON", "SAFERUN", "EXIT", "ends")
@@ -109,63 +113,63 @@ def test_the_environment_is_the_callers_to_the_last_name(machine):
     environ = dict.fromkeys((*OF_BASH, *words), "mine") | {"SHLVL": "7", "a.b-c": "d"}
     environ |= {"SHELLOPTS": "braceexpand", "BASHOPTS": "cmdhist", "BASH_FUNC_sleep%%": "() { :; }"}
     environ |= {"POSIXLY_CORRECT": "1", "BASH_ENV": "", "LC_ALL": "C", "COLUMNS": "80"}
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
+    script = machine.script("--profile", "cpu", "--", "train.py")
     ours = machine.run([*SAFERUN, "--profile", "cpu", "train.py"], "live", **environ)
-    theirs = machine.run(["bash", twin], "twin", **environ)
-    assert sorted(theirs.told[1].env.items()) == sorted(ours.told[1].env.items())
-    assert theirs.told[1].env["SHLVL"] == "7"
+    theirs = machine.run(["bash", script], "script", **environ)
+    assert sorted(theirs.received[1].env.items()) == sorted(ours.received[1].env.items())
+    assert theirs.received[1].env["SHLVL"] == "7"
     assert theirs.status == ours.status == 0
 
 
 def test_a_profile_that_was_only_detected_leaves_torchruns_words_alone(machine):
     machine.gpus(2)
-    twin = machine.twin("--", "train.py")
-    assert "profile h100 detected\n" in twin.read_text()
+    script = machine.script("--", "train.py")
+    assert "profile h100 detected\n" in script.read_text()
     ours = machine.run([*SAFERUN, "train.py"], "live")
-    theirs = machine.run(["bash", twin], "twin")
-    assert theirs.told == ours.told
-    assert theirs.said == ours.said
+    theirs = machine.run(["bash", script], "script")
+    assert theirs.received == ours.received
+    assert theirs.messages == ours.messages
 
 
 @pytest.mark.parametrize("words", [["gone.py"], ["--no-python", "gone"]], ids=" ".join)
-def test_a_script_that_is_not_there_is_said_before_anything_starts(machine, words):
-    twin = machine.twin("--profile", "cpu")
+def test_a_script_that_is_not_there_is_reported_before_anything_starts(machine, words):
+    script = machine.script("--profile", "cpu")
     ours = machine.run([*SAFERUN, "--profile", "cpu", *words], "live")
-    theirs = machine.run(["bash", twin, *words], "twin")
-    assert (theirs.status, theirs.err, theirs.told) == (2, ours.err, {})
+    theirs = machine.run(["bash", script, *words], "script")
+    assert (theirs.status, theirs.err, theirs.received) == (2, ours.err, {})
 
 
 def test_what_the_script_itself_exports_reaches_the_job(machine):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    twin.write_text(
-        twin.read_text().replace("set -euo pipefail\n", "set -euo pipefail\nexport MINE=1\n")
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    script.write_text(
+        script.read_text().replace("set -euo pipefail\n", "set -euo pipefail\nexport MINE=1\n")
     )
-    assert machine.run(["bash", twin]).told[1].env["MINE"] == "1"
+    assert machine.run(["bash", script]).received[1].env["MINE"] == "1"
 
 
 def test_what_was_set_beats_what_is_exported_as_under_saferun(machine):
     sets = ["--set", f"env.NCCL_DEBUG={NASTY}", "--set", "hooks.compile.autotune=off"]
     sets += ["--set", "env.PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:32", "--retries", "4"]
-    twin = machine.twin(*sets, "--profile", "cpu", "--", "train.py")
+    script = machine.script(*sets, "--profile", "cpu", "--", "train.py")
     environ = {"NCCL_DEBUG": "WARN", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,a:b"}
     environ["SAFERUN_SET"] = "hooks.compile.cudagraphs=off retry.backoff_s='[1, 2]'"
     ours = machine.run([*SAFERUN, *sets, "--profile", "cpu", "train.py"], "live", **environ)
-    theirs = machine.run(["bash", twin], "twin", **environ)
-    assert theirs.told == ours.told
-    assert theirs.told[1].env["NCCL_DEBUG"] == NASTY
+    theirs = machine.run(["bash", script], "script", **environ)
+    assert theirs.received == ours.received
+    assert theirs.received[1].env["NCCL_DEBUG"] == NASTY
 
 
 def test_an_edited_setting_counts(machine):
-    twin = machine.twin("--profile", "h100", "--", "train.py")
-    text = twin.read_text()
+    script = machine.script("--profile", "h100", "--", "train.py")
+    text = script.read_text()
     assert text.count("export_default CUDA_DEVICE_ORDER PCI_BUS_ID\n") == 1
-    twin.write_text(text.replace("ORDER PCI_BUS_ID\n", "ORDER FASTEST_FIRST\n"))
-    ran = machine.run(["bash", twin], **NO_TRIAL)
-    assert ran.told[1].env["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    script.write_text(text.replace("ORDER PCI_BUS_ID\n", "ORDER FASTEST_FIRST\n"))
+    ran = machine.run(["bash", script], **NO_TRIAL)
+    assert ran.received[1].env["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("setting retry.atempts 3", "unknown key `retry.atempts`"),
         ("setting retry.attempts many", "`many` does not fit here"),
@@ -175,15 +179,15 @@ def test_an_edited_setting_counts(machine):
         ("torchrun_default nproc 3", "unknown torchrun option `nproc`"),
     ],
 )
-def test_a_setting_that_was_edited_to_nonsense_is_refused_by_name(machine, line, said):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    text = twin.read_text()
-    twin.write_text(text.replace("\n# --- The kit", f"\n{line}\n\n# --- The kit", 1))
-    ran = machine.run(["bash", twin])
-    assert (ran.status, ran.told) == (78, {}), ran.err
-    assert said in ran.err
+def test_a_setting_that_was_edited_to_nonsense_is_refused_by_name(machine, line, message):
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    text = script.read_text()
+    script.write_text(text.replace("\n# --- The kit", f"\n{line}\n\n# --- The kit", 1))
+    ran = machine.run(["bash", script])
+    assert (ran.status, ran.received) == (78, {}), ran.err
+    assert message in ran.err
     assert "run it.sh" in ran.err
-    assert machine.kits() == []
+    assert machine.unpacked() == []
 
 
 # --- attempts ------------------------------------------------------------------------------------
@@ -207,24 +211,24 @@ QUICKLY = {"SAFERUN_SET": "retry.backoff_s='[0, 0]'"}
 @pytest.mark.parametrize(
     ("ends", "attempts"),
     [
-        ([{"says": OOM, "status": 1}, {}], 2),
-        ([{"says": PORT, "status": 1}, {"says": OOM, "status": 1}, {}], 3),
-        ([{"says": KEY_ERROR, "status": 1}], 1),
+        ([{"stderr": OOM, "status": 1}, {}], 2),
+        ([{"stderr": PORT, "status": 1}, {"stderr": OOM, "status": 1}, {}], 3),
+        ([{"stderr": KEY_ERROR, "status": 1}], 1),
         ([KILL, KILL], 2),
-        ([{"says": OOM, "status": 3}, {"says": KEY_ERROR, "status": 7}], 2),
+        ([{"stderr": OOM, "status": 3}, {"stderr": KEY_ERROR, "status": 7}], 2),
         ([{"status": 75}], 1),
     ],
-    ids=["cured", "two-mitigations", "user", "killed-twice", "mitigation-then-user", "75"],
+    ids=["mitigated", "two-mitigations", "user", "killed-twice", "mitigation-then-user", "75"],
 )
 def test_a_sequence_of_faults_makes_the_same_attempts(machine, ends, attempts):
-    twin = machine.twin("--profile", "cpu", "--", *LINE)
+    script = machine.script("--profile", "cpu", "--", *LINE)
     ours = machine.run([*SAFERUN, "--profile", "cpu", *LINE], "live", ends=ends, **QUICKLY)
     forget(machine)
-    theirs = machine.run(["bash", twin], "twin", ends=ends, **QUICKLY)
-    assert len(ours.told) == attempts, ours.err
-    assert alike(theirs.told) == alike(ours.told)
+    theirs = machine.run(["bash", script], "script", ends=ends, **QUICKLY)
+    assert len(ours.received) == attempts, ours.err
+    assert alike(theirs.received) == alike(ours.received)
     assert theirs.status == ours.status
-    assert [ages(s) for s in theirs.said[1:]] == [ages(s) for s in ours.said[1:]]
+    assert [ages(s) for s in theirs.messages[1:]] == [ages(s) for s in ours.messages[1:]]
     assert journals(machine)[0] == journals(machine)[1]
 
 
@@ -232,10 +236,10 @@ def forget(machine: Machine) -> None:
     (machine.home / ".local/state/saferun/mitigations.json").unlink(missing_ok=True)
 
 
-def alike(told: dict[int, Told]) -> dict[int, Told]:
+def alike(received: dict[int, Received]) -> dict[int, Received]:
     """A free port, a fresh id and a directory of the run's own are never the same twice."""
     made = r"(?<=--master-port=)\d+|(?<=--rdzv-id=saferun-)\w+|(?<=saferun-cache-)\w+"
-    return json.loads(re.sub(made, "MADE", json.dumps(told)))
+    return json.loads(re.sub(made, "MADE", json.dumps(received)))
 
 
 def ages(line: str) -> str:
@@ -261,18 +265,18 @@ def journals(machine: Machine) -> list[list[tuple]]:
 )
 def test_each_mitigation_changes_the_same(machine, mitigation):
     """In force from the start, as after a run that it helped; beside an exported value, too."""
-    script, state = machine.cwd / "train.py", machine.environ
-    key = mitigation_history.Key(os.path.realpath(script), "", torch(), driver())
+    train, state = machine.cwd / "train.py", machine.environ
+    key = mitigation_history.Key(os.path.realpath(train), "", torch(), driver())
     assert mitigation_history.save(
         state, [mitigation_history.Entry(key, mitigation, "segfault", None, time.time())]
     )
-    twin = machine.twin("--profile", "cpu", "--", *LINE[:2])
+    script = machine.script("--profile", "cpu", "--", *LINE[:2])
     environ = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,pinned_use_background_threads:True"}
     ours = machine.run([*SAFERUN, "--profile", "cpu", *LINE[:2]], "live", **environ)
-    theirs = machine.run(["bash", twin], "twin", **environ)
-    assert list(ours.told) == [1]
-    assert alike(theirs.told) == alike(ours.told)
-    assert theirs.said[-1].replace("run it.sh", "--profile") == ours.said[-1]
+    theirs = machine.run(["bash", script], "script", **environ)
+    assert list(ours.received) == [1]
+    assert alike(theirs.received) == alike(ours.received)
+    assert theirs.messages[-1].replace("run it.sh", "--profile") == ours.messages[-1]
 
 
 def torch() -> str:
@@ -289,20 +293,6 @@ def driver() -> str:
 
 # --- diagnosis -----------------------------------------------------------------------------------
 
-VERDICTS = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-sys.modules["yaml"] = None
-from saferun.diagnosis import classify, log_reader, signatures
-from saferun.diagnosis.evidence import Evidence
-known = signatures.load({})
-for line in sys.stdin:
-    text, code = json.loads(line)
-    log = log_reader.read((text.encode(),))
-    print(json.dumps(classify.classify(Evidence(log=log, exit_code=code), known)))
-assert classify.__file__.startswith(sys.argv[1]), classify.__file__
-"""
-
 
 def test_every_log_of_the_corpus_gets_the_same_verdict(corpus, tmp_path):
     from saferun.diagnosis import classify, log_reader
@@ -317,7 +307,7 @@ def test_every_log_of_the_corpus_gets_the_same_verdict(corpus, tmp_path):
     cases = [json.loads(line) for line in lines]
     logs = [(case["log"], case.get("exit")) for case in cases]
     done = subprocess.run(
-        [sys.executable, "-I", "-c", VERDICTS, str(tmp_path)],
+        [sys.executable, "-I", PROGRAMS / "diagnose_with_bundle.py", str(tmp_path)],
         input="".join(json.dumps(log) + "\n" for log in logs),
         capture_output=True,
         text=True,
@@ -333,7 +323,7 @@ def test_every_log_of_the_corpus_gets_the_same_verdict(corpus, tmp_path):
     assert theirs == json.loads(json.dumps(ours))
 
 
-def test_a_kit_holds_all_that_its_modules_import():
+def test_what_travels_in_a_script_holds_all_that_its_modules_import():
     import ast
 
     from saferun.export import bundle

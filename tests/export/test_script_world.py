@@ -9,32 +9,21 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from scripts import ROOT, SAFERUN, Machine, until
+from repo import ROOT
+from scripts import PROGRAMS, SAFERUN, Machine, until
 
 from saferun.export.bundle_main import OF_SCRIPT
 
 PYENV = "/root/.pyenv/versions"
-# A job with a worker in a session of its own; it ends when it is asked to, the worker never.
-AGENT = """
-import signal, subprocess, time
-place = os.environ["RECORDS"]
-worker = "import signal as s, time; [s.signal(n, s.SIG_IGN) for n in (1, 2, 15)]; time.sleep(99)"
-subprocess.Popen([sys.executable, "-ISc", worker], start_new_session=True)
-def heard(number, frame):
-    with open(place + "/heard", "a") as file: file.write(signal.Signals(number).name + " ")
-    if number not in (signal.SIGUSR1, signal.SIGUSR2): sys.exit(9)
-for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
-    signal.signal(getattr(signal, name), heard)
-open(place + "/up", "w").close()
-while True: time.sleep(9)
-"""
-STAYS = [{"code": AGENT}]
+STAYS = [{"program": str(PROGRAMS / "stay.py")}]
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine(tmp_path)
     yield machine
     for pid in machine.living():
@@ -45,56 +34,56 @@ def up(machine: Machine, label: str = "x"):
     return until((machine.records(label) / "up").exists, "the job is up")
 
 
-def heard(machine: Machine, label: str = "x") -> str:
-    path = machine.records(label) / "heard"
+def signals(machine: Machine, label: str = "x") -> str:
+    path = machine.records(label) / "signals"
     return path.read_text().strip() if path.exists() else ""
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    err = process.communicate(timeout=60)[1]
+    err = process.communicate()[1]
     return process.returncode, err
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
 def test_a_signal_asks_the_job_to_end_once_and_nothing_is_tried_again(machine, name):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    job = machine.start(["bash", twin], ends=STAYS)
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    job = machine.start(["bash", script], ends=STAYS)
     up(machine)
     job.send_signal(getattr(signal, name))
     assert end(job)[0] == 9
-    assert heard(machine) == name
-    assert list(machine.told("x")) == [1]
+    assert signals(machine) == name
+    assert list(machine.received("x")) == [1]
     assert machine.living() == {}
-    assert machine.kits() == []
+    assert machine.unpacked() == []
 
 
 def test_a_user_signal_reaches_the_job_which_goes_on(machine):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    job = machine.start(["bash", twin], ends=STAYS)
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    job = machine.start(["bash", script], ends=STAYS)
     up(machine)
     job.send_signal(signal.SIGUSR1)
-    until(lambda: heard(machine) == "SIGUSR1", "USR1 has come")
+    until(lambda: signals(machine) == "SIGUSR1", "USR1 has come")
     job.send_signal(signal.SIGUSR2)
-    until(lambda: heard(machine) == "SIGUSR1 SIGUSR2", "USR2 has come")
+    until(lambda: signals(machine) == "SIGUSR1 SIGUSR2", "USR2 has come")
     assert job.poll() is None
     job.terminate()
     assert end(job)[0] == 9
 
 
 def test_a_signal_between_attempts_ends_the_run(machine):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
+    script = machine.script("--profile", "cpu", "--", "train.py")
     busy = {
-        "says": "huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Service Unavailable\n"
+        "stderr": "huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Service Unavailable\n"
     }
     job = machine.start(
-        ["bash", twin], ends=[{**busy, "status": 1}], SAFERUN_SET="retry.backoff_s='[60, 60]'"
+        ["bash", script], ends=[{**busy, "status": 1}], SAFERUN_SET="retry.backoff_s='[60, 60]'"
     )
     assert job.stderr is not None
     lines = iter(job.stderr.readline, "")
     assert any("attempt 2 starts in" in line for line in lines)
     job.send_signal(signal.SIGTERM)
     assert end(job)[0] == 128 + signal.SIGTERM
-    assert list(machine.told("x")) == [1]
+    assert list(machine.received("x")) == [1]
     assert machine.living() == {}
 
 
@@ -105,8 +94,8 @@ def test_a_signal_while_the_kit_is_unpacked_ends_the_script_and_leaves_nothing(m
     machine.program("torchrun", "#!/bin/sh\n")  # no python: the one on PATH unpacks
     unpacking = f"case $* in *base64*) : >'{up}'; read line <'{gate}' ;; esac"
     machine.program("python3", f'#!/bin/sh\n{unpacking}\nexec {sys.executable} "$@"\n')
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    job = machine.start(["bash", twin])
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    job = machine.start(["bash", script])
     until(up.exists, "it unpacks")
     number = getattr(signal, name)
     job.send_signal(number)
@@ -114,7 +103,7 @@ def test_a_signal_while_the_kit_is_unpacked_ends_the_script_and_leaves_nothing(m
     gate.write_text("go on\n")
     assert end(job) == (128 + number, "")
     until(lambda: machine.living() == {}, "all are gone")
-    assert machine.kits() == []
+    assert machine.unpacked() == []
 
 
 def pending(pid: int, number: int) -> bool:
@@ -125,17 +114,17 @@ def pending(pid: int, number: int) -> bool:
 
 @pytest.mark.parametrize("victim", ["bash", "kit", "keeper", "torchrun"])
 def test_nothing_lives_on_when_one_process_is_killed(machine, victim):
-    twin = machine.twin("--profile", "cpu", "--retries", "0", "--", "train.py")
+    script = machine.script("--profile", "cpu", "--retries", "0", "--", "train.py")
     # retries 0 would replace the kit by torchrun; two attempts keep it, and the second ends at once
-    job = machine.start(["bash", twin], ends=[*STAYS, {}], SAFERUN_RETRIES="1")
+    job = machine.start(["bash", script], ends=[*STAYS, {}], SAFERUN_RETRIES="1")
     up(machine)
     os.kill(process_of(machine, job, victim), signal.SIGKILL)
     status = end(job)[0]
     until(lambda: machine.living() == {}, "all are gone")
     survives = victim in ("keeper", "torchrun")
     assert status == (0 if survives else -9 if victim == "bash" else 137)
-    assert list(machine.told("x")) == ([1, 2] if survives else [1])
-    assert (machine.kits() == []) is (victim != "bash")
+    assert list(machine.received("x")) == ([1, 2] if survives else [1])
+    assert (machine.unpacked() == []) is (victim != "bash")
 
 
 def process_of(machine: Machine, job: subprocess.Popen[str], victim: str) -> int:
@@ -161,13 +150,13 @@ def open_children(pid: int) -> list[int]:
 
 
 def test_without_retries_it_is_torchruns_own_behaviour_and_cleans_up_behind_it(machine):
-    twin = machine.twin("--profile", "cpu", "--retries", "0", "--", "train.py")
-    with machine.start(["bash", twin], ends=STAYS) as job:
+    script = machine.script("--profile", "cpu", "--retries", "0", "--", "train.py")
+    with machine.start(["bash", script], ends=STAYS) as job:
         up(machine)
         job.terminate()
-        assert job.wait(60) == 9
-        assert heard(machine) == "SIGTERM"
-        assert machine.kits() == []
+        assert job.wait() == 9
+        assert signals(machine) == "SIGTERM"
+        assert machine.unpacked() == []
         for pid in machine.living():  # what a plain torchrun would leave
             os.kill(pid, signal.SIGKILL)
 
@@ -183,7 +172,7 @@ def terminal(machine: Machine, *command: str, **environ: str) -> tuple[int, int]
 
 def read_all(fd: int) -> str:
     data = b""
-    while select.select([fd], [], [], 40)[0]:
+    while select.select([fd], [], [], 300)[0]:
         try:
             piece = os.read(fd, 1 << 16)
         except OSError:  # the other side is closed
@@ -200,35 +189,35 @@ def read_all(fd: int) -> str:
     ids=["torchrun", "python", "job control on"],
 )
 def test_a_ctrl_c_reaches_the_job_once_and_the_terminal_stays_one(machine, launcher, options):
-    twin = machine.twin("--profile", "cpu", "--set", f"launcher={launcher}", "--", "train.py")
+    script = machine.script("--profile", "cpu", "--set", f"launcher={launcher}", "--", "train.py")
     tty = "print('tty', sys.stdout.isatty(), sys.stdin.isatty(), flush=True)\n"
-    ends = json.dumps([{"code": tty + AGENT}])
+    ends = json.dumps([{"code": tty, **STAYS[0]}])
     records = str(machine.records("x"))
     environ = {"SHELLOPTS": options} if options else {}
-    pid, fd = terminal(machine, "bash", str(twin), RECORDS=records, ENDS=ends, **environ)
+    pid, fd = terminal(machine, "bash", str(script), RECORDS=records, ENDS=ends, **environ)
     up(machine)
     os.write(fd, b"\x03")
-    said = read_all(fd)
+    output = read_all(fd)
     status = os.waitpid(pid, 0)[1]
     os.close(fd)
-    assert "tty True True" in said
-    assert os.waitstatus_to_exitcode(status) == 9, said
-    assert heard(machine) == "SIGINT"
+    assert "tty True True" in output
+    assert os.waitstatus_to_exitcode(status) == 9, output
+    assert signals(machine) == "SIGINT"
     assert machine.living() == {}
 
 
 # --- locks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", ["twin", "live"])
+@pytest.mark.parametrize("first", ["script", "live"])
 @pytest.mark.parametrize("policy", ["warn", "refuse", "wait"])
-def test_a_twin_and_a_live_run_see_each_other(machine, first, policy):
+def test_a_script_and_a_live_run_see_each_other(machine, first, policy):
     machine.gpus(1)
-    twin = machine.twin("--profile", "h100", "--", "train.py")
-    commands = {"twin": ["bash", twin], "live": [*SAFERUN, "--profile", "h100", "train.py"]}
+    script = machine.script("--profile", "h100", "--", "train.py")
+    commands = {"script": ["bash", script], "live": [*SAFERUN, "--profile", "h100", "train.py"]}
     holder = machine.start(commands[first], "first", ends=STAYS)
     up(machine, "first")
-    second = "live" if first == "twin" else "twin"
+    second = "live" if first == "script" else "script"
     sets = f"locks.gpus={policy} locks.wait_s={60 if policy == 'wait' else 0}"
     other = machine.start(commands[second], "second", SAFERUN_SET=sets)
     assert other.stderr is not None
@@ -240,19 +229,19 @@ def test_a_twin_and_a_live_run_see_each_other(machine, first, policy):
         holder.terminate()
     status, _ = end(other)
     assert status == (75 if policy == "refuse" else 0)
-    assert list(machine.told("second")) == ([] if policy == "refuse" else [1])
+    assert list(machine.received("second")) == ([] if policy == "refuse" else [1])
     holder.terminate()
     assert end(holder)[0] == 9
 
 
-def test_another_gpu_than_the_scripts_is_said(machine):
+def test_another_gpu_than_the_scripts_is_reported(machine):
     machine.gpus(1, "NVIDIA A100-SXM4-80GB")
-    twin = machine.twin("--profile", "h100", "--", "train.py")
-    ran = machine.run(["bash", twin])
+    script = machine.script("--profile", "h100", "--", "train.py")
+    ran = machine.run(["bash", script])
     assert ran.status == 0
     assert (
         "saferun: this script is made for H100 or GH200 (profile h100), and here is "
-        "NVIDIA A100-SXM4-80GB" in ran.said
+        "NVIDIA A100-SXM4-80GB" in ran.messages
     )
 
 
@@ -261,30 +250,30 @@ def test_another_gpu_than_the_scripts_is_said(machine):
 
 @pytest.mark.parametrize("value", ["1", "yes"])
 def test_disabled_it_is_plain_torchrun(machine, value):
-    twin = machine.twin("--profile", "h100", "--", "train.py", "a b")
+    script = machine.script("--profile", "h100", "--", "train.py", "a b")
     own = dict.fromkeys((*OF_SCRIPT, "POSIXLY_CORRECT"), "mine\nall the same")
-    ran = machine.run(["bash", twin, "more"], SAFERUN_DISABLE=value, **own)
-    (told,) = ran.told.values()
-    assert told.argv[1:] == ["train.py", "a b", "more"]
-    assert "SAFERUN_INJECT" not in told.env
-    assert {name: told.env.get(name) for name in own} == own
+    ran = machine.run(["bash", script, "more"], SAFERUN_DISABLE=value, **own)
+    (received,) = ran.received.values()
+    assert received.argv[1:] == ["train.py", "a b", "more"]
+    assert "SAFERUN_INJECT" not in received.env
+    assert {name: received.env.get(name) for name in own} == own
     assert ran.err == ""
 
 
 def test_disabled_without_a_torchrun_it_is_torch_as_a_module(machine):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
+    script = machine.script("--profile", "cpu", "--", "train.py")
     for name in ("torchrun", "python"):
         (machine.bin / name).unlink()
     machine.program("python3", '#!/bin/sh\necho "$@"\n')
-    ran = machine.run(["bash", twin, "more"], SAFERUN_DISABLE="1")
+    ran = machine.run(["bash", script, "more"], SAFERUN_DISABLE="1")
     assert ran.out == "-m torch.distributed.run train.py more\n"
 
 
 def test_the_job_begins_with_torchrun(machine):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    twin.write_text(twin.read_text().replace("\nrun torchrun ", "\nrun python "))
-    ran = machine.run(["bash", twin])
-    assert (ran.status, ran.told) == (2, {})
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    script.write_text(script.read_text().replace("\nrun torchrun ", "\nrun python "))
+    ran = machine.run(["bash", script])
+    assert (ran.status, ran.received) == (2, {})
     assert ran.err == "saferun: the job begins with the word torchrun, not with `python`\n"
 
 
@@ -297,34 +286,34 @@ def test_it_needs_no_programs_but_cores_and_python(machine):
     python = tools / "python3"  # without site-packages: neither yaml nor saferun
     python.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -S "$@"\n')
     python.chmod(0o755)
-    twin = machine.twin("--profile", "h100", "--", "train.py")
+    script = machine.script("--profile", "h100", "--", "train.py")
     (machine.bin / "nvidia-smi").unlink(missing_ok=True)
-    ran = machine.run(["bash", twin], PATH=f"{machine.bin}:{tools}")
+    ran = machine.run(["bash", script], PATH=f"{machine.bin}:{tools}")
     assert ran.status == 0, ran.err
-    assert list(ran.told) == [1]
+    assert list(ran.received) == [1]
 
 
 @pytest.mark.parametrize("usable", ["TMPDIR", "XDG_RUNTIME_DIR", "HOME", "nothing"])
 def test_the_kit_finds_a_place(machine, usable):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
+    script = machine.script("--profile", "cpu", "--", "train.py")
     gone = str(machine.tmp / "not here")
     places = {"TMPDIR": gone, "XDG_RUNTIME_DIR": gone, "HOME": "/proc/self"}
     if usable != "nothing":
         places[usable] = str(machine.temporary)
-    ran = machine.run(["bash", twin], **places)
+    ran = machine.run(["bash", script], **places)
     assert ran.status == (69 if usable == "nothing" else 0), ran.err
     if usable == "nothing":
         assert ran.err == (
             "saferun: no place for temporary files: $TMPDIR or /tmp, $XDG_RUNTIME_DIR, ~/.cache\n"
         )
-    assert machine.kits() == []
+    assert machine.unpacked() == []
 
 
 def test_nothing_in_the_kit_is_executable_or_anybody_elses(machine):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    job = machine.start(["bash", twin], ends=STAYS)
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    job = machine.start(["bash", script], ends=STAYS)
     up(machine)
-    (kit,) = machine.kits()
+    (kit,) = machine.unpacked()
     top = machine.temporary / kit
     assert top.stat().st_mode & 0o777 == 0o700
     files = [path for path in top.rglob("*") if path.is_file()]
@@ -350,9 +339,9 @@ def test_an_old_bash_is_refused_by_name(version, refused):
 
 
 def test_another_shell_is_refused_by_name(machine):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    ran = machine.run(["dash", twin])
-    assert (ran.status, ran.told) == (69, {})
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    ran = machine.run(["dash", script])
+    assert (ran.status, ran.received) == (69, {})
     assert ran.err.startswith("saferun: this script needs bash: bash ")
 
 
@@ -360,25 +349,26 @@ def test_another_shell_is_refused_by_name(machine):
 def test_a_bash_in_posix_mode_ends_as_the_job_did(machine, command):
     """As `sh run.sh` starts it where sh is bash."""
     (machine.bin / "sh").symlink_to("/bin/bash")
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    ran = machine.run([*command, twin], ends=[{"status": 7}])
-    assert (ran.status, list(ran.told)) == (7, [1]), ran.err
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    ran = machine.run([*command, script], ends=[{"status": 7}])
+    assert (ran.status, list(ran.received)) == (7, [1]), ran.err
 
 
 @pytest.mark.parametrize("options", ["-u", "-e", "-eu", "+u"])
 def test_sourced_it_refuses_and_leaves_the_shell_as_it_was(machine, options):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    line = f"set {options}; before=$-; . '{twin}' || echo status $?; [ $- = $before ] && echo same"
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    line = f"set {options}; before=$-; . '{script}' || echo status $?; "
+    line += "[ $- = $before ] && echo same"
     ran = machine.run(["bash", "-c", line])
     assert ran.out == "status 2\nsame\n"
     assert ran.err.startswith("saferun: run this script, do not source it: bash ")
-    assert ran.told == {}
+    assert ran.received == {}
 
 
 def test_it_cannot_be_read_from_a_pipe_and_says_so(machine):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    ran = machine.run(["bash", "-c", f"bash -s < '{twin}'"])
-    assert (ran.status, ran.told) == (69, {})
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    ran = machine.run(["bash", "-c", f"bash -s < '{script}'"])
+    assert (ran.status, ran.received) == (69, {})
     assert "save it, and run that" in ran.err
 
 
@@ -389,8 +379,8 @@ def test_an_old_python_is_refused_by_name(machine, version):
         pytest.skip(f"no Python {version} at {python}")
     machine.program("torchrun", "#!/bin/sh\n")
     (machine.bin / "python3").symlink_to(python)
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    ran = machine.run(["bash", twin])
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    ran = machine.run(["bash", script])
     assert ran.status == 69
     assert ran.err.startswith("saferun: this script needs Python 3.10 or later; ")
     assert version in ran.err
@@ -398,24 +388,24 @@ def test_an_old_python_is_refused_by_name(machine, version):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_descriptor_is_no_trouble(machine, closed):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    ran = machine.run(["bash", "-c", f"bash '{twin}' {closed}"])
-    assert (ran.status, list(ran.told)) == (0, [1]), ran.err
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    ran = machine.run(["bash", "-c", f"bash '{script}' {closed}"])
+    assert (ran.status, list(ran.received)) == (0, [1]), ran.err
 
 
 def test_it_takes_stdin_and_stdout_as_they_are(machine):
     """A pipe in, a pipe out, bytes unchanged."""
     code = "sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    line = f"printf 'a\\377b\\n' | bash '{twin}' | od -An -c"
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    line = f"printf 'a\\377b\\n' | bash '{script}' | od -An -c"
     ran = machine.run(["bash", "-c", line], ends=[{"code": code}])
     assert ran.out.split() == ["\\n", "b", "377", "a"]
 
 
 def test_a_dry_run_starts_nothing(machine):
-    twin = machine.twin("--profile", "cpu", "--", "train.py")
-    ran = machine.run(["bash", twin], SAFERUN_DRY_RUN="1")
-    assert (ran.status, ran.told) == (0, {})
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    ran = machine.run(["bash", script], SAFERUN_DRY_RUN="1")
+    assert (ran.status, ran.received) == (0, {})
     assert "command   " in ran.out
     assert "train.py" in ran.out
 
@@ -425,16 +415,16 @@ def test_a_dry_run_starts_nothing(machine):
 LAUNCH_FAILURE = "RuntimeError: CUDA error: unspecified launch failure\n"
 
 
-def logging(machine: Machine, twin) -> None:
-    """Have each step of a twin leave its name; `order` is what the kit is told."""
-    text = twin.read_text()
+def logging(machine: Machine, script) -> None:
+    """Have each step of a script leave its name; ORDER is what the script answers instead of go."""
+    text = script.read_text()
     for step in ("preflight", "recover_cuda_context"):
         old = f"{step}() {{ order go; }}"
         assert text.count(old) == 1
         text = text.replace(old, f"{step}() {{ echo {step} >>steps; order ${{ORDER:-go}}; }}")
     old = "attempt() { # NUMBER SECONDS\n"
     assert text.count(old) == 1
-    twin.write_text(text.replace(old, old + '  echo "attempt $1" >>steps\n'))
+    script.write_text(text.replace(old, old + '  echo "attempt $1" >>steps\n'))
 
 
 def steps(machine: Machine) -> list[str]:
@@ -443,27 +433,27 @@ def steps(machine: Machine) -> list[str]:
 
 def test_a_gpu_that_cannot_be_tried_stops_the_job_where_the_profile_says_so(machine):
     machine.gpus(1)
-    twin = machine.twin("--profile", "h100-llava", "--", "train.py")
-    logging(machine, twin)
-    ran = machine.run(["bash", twin])
-    assert (ran.status, ran.told) == (69, {})
-    assert ran.said[-1] == "saferun: nothing is started (preflight.mode: require)"
+    script = machine.script("--profile", "h100-llava", "--", "train.py")
+    logging(machine, script)
+    ran = machine.run(["bash", script])
+    assert (ran.status, ran.received) == (69, {})
+    assert ran.messages[-1] == "saferun: nothing is started (preflight.mode: require)"
     assert steps(machine) == ["attempt 1", "preflight"]
 
 
 def test_a_step_that_the_script_skips_is_not_done(machine):
     machine.gpus(1)
-    twin = machine.twin("--profile", "h100-llava", "--", "train.py")
-    logging(machine, twin)
-    ran = machine.run(["bash", twin], ORDER="skip")
-    assert (ran.status, list(ran.told)) == (0, [1]), ran.err
+    script = machine.script("--profile", "h100-llava", "--", "train.py")
+    logging(machine, script)
+    ran = machine.run(["bash", script], ORDER="skip")
+    assert (ran.status, list(ran.received)) == (0, [1]), ran.err
 
 
 def test_a_failure_of_cuda_is_recovered_from_before_the_next_attempt(machine):
     machine.gpus(1)
-    twin = machine.twin("--profile", "h100", "--", "train.py")
-    logging(machine, twin)
-    ends = [{"says": LAUNCH_FAILURE, "status": 1}, {}]
-    ran = machine.run(["bash", twin], ends=ends, SAFERUN_SET="retry.backoff_s='[0, 0]'")
-    assert (ran.status, list(ran.told)) == (0, [1, 2]), ran.err
+    script = machine.script("--profile", "h100", "--", "train.py")
+    logging(machine, script)
+    ends = [{"stderr": LAUNCH_FAILURE, "status": 1}, {}]
+    ran = machine.run(["bash", script], ends=ends, SAFERUN_SET="retry.backoff_s='[0, 0]'")
+    assert (ran.status, list(ran.received)) == (0, [1, 2]), ran.err
     assert steps(machine) == ["attempt 1", "recover_cuda_context", "attempt 2"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from scripts import ROOT
+from repo import ROOT
 from shell_text import made, settings_in_bash
 
 from saferun.errors import ProfileError
@@ -26,7 +26,7 @@ SOMEWHERE = [
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_shipped_profile_means_the_same_in_a_twin_wherever_it_runs(profile, tmp_path):
+def test_a_shipped_profile_means_the_same_in_a_script_wherever_it_runs(profile, tmp_path):
     environ = {"HOME": str(tmp_path)}
     chain = profiles.chain(profiles.find(profile, environ, str(tmp_path)), environ, str(tmp_path))
     fragments = next((doc.match for doc in reversed(chain) if doc.match), ())

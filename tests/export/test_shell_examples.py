@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
-from scripts import ROOT, TORCHRUN, Machine
+from repo import ROOT
+from scripts import Machine
 
 EXAMPLES = ROOT / "shell" / "examples"
 WRAPPER = '#!/bin/sh\nexec {python} -m saferun "$@"\n'
 
 
 @pytest.fixture
-def machine(tmp_path) -> Machine:
+def machine(tmp_path: Path) -> Machine:
     made = Machine(tmp_path)
     made.program("saferun", WRAPPER.format(python=sys.executable))
-    once = TORCHRUN.replace(
-        "sys.exit(",
-        "open(f'{{place}}/all', 'a').write(json.dumps(sys.argv[1:]) + '\\n')\nsys.exit(",
-    )
-    made.program("torchrun", once.format(python=sys.executable))
     return made
 
 
@@ -40,7 +37,7 @@ def test_before_and_after_start_the_same_jobs(machine, name):
 
 
 def test_the_loop_of_before_repeats_a_mistake_and_saferun_does_not(machine):
-    ends = [{"says": '[rank0]: KeyError: "label"\n', "status": 1}]
+    ends = [{"stderr": '[rank0]: KeyError: "label"\n', "status": 1}]
     before = machine.run(["bash", EXAMPLES / "run1000-before.sh"], "before", ends=ends, PAUSE="0")
     after = machine.run(["bash", EXAMPLES / "run1000.sh"], "after", ends=ends)
     assert (before.status, after.status) == (1, 1)
@@ -52,4 +49,4 @@ def test_saferuns_attempt_after_a_crash_resumes_as_the_loop_did(machine):
     ends = [{"code": "os.kill(os.getpid(), 9)"}, {}]
     after = machine.run(["bash", EXAMPLES / "run1000.sh"], "after", ends=ends)
     assert after.status == 0, after.err
-    assert after.told[2].argv == [*after.told[1].argv, "--resume"]
+    assert after.received[2].argv == [*after.received[1].argv, "--resume"]

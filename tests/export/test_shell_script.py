@@ -10,7 +10,8 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripts import NASTY, ROOT
+from repo import ROOT
+from scripts import NASTY
 from shell_text import DUMP, bash, made, settings_in_bash
 
 from saferun.export import settings_codec, shell_script
@@ -121,6 +122,10 @@ def test_what_a_later_profile_replaces_is_not_shown_twice():
     assert "export_default NCCL_DEBUG_SUBSYS INIT" in text  # a list: the two are merged
 
 
+# To renew the record after a change that is meant, in the checkout's root:
+#   saferun gen-shell --profile h100-nanochat --set "env.NOTE=it's \$HOME" -- -m scripts.base |
+#     grep -v '^#: ' >tests/records/run-h100-nanochat.sh
+# and read its difference (git diff) as a user would.
 RECORD = ROOT / "tests" / "records" / "run-h100-nanochat.sh"
 RECORDED = [
     "--profile",
@@ -134,7 +139,6 @@ RECORDED = [
 
 
 def test_a_whole_script_is_as_recorded(tmp_path):
-    """`saferun gen-shell WORDS | grep -v '^#: '` makes the record, with the words above."""
     from saferun.export import generate
 
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}

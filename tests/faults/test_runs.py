@@ -1,48 +1,57 @@
-"""Faults in whole runs: the real torchrun, the example script, real signals.
+"""Faults in whole runs: the real torchrun, real ranks, real signals.
 
-For each: the outcome promised, no process left, the exit status as documented.
+For each: the outcome promised, no process left, the exit status as documented. One run trains the
+example with torch; in the others the ranks need none.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-import subprocess
+from pathlib import Path
 
 import pytest
 from helpers import living, until
-from runs import run, training
+from runs import Run, counting, example, program, run, small_torchrun, staying
 
-STEP_12 = "step 12 "
+EVENTUALLY_S = 300
 
 
-def first_steps(output: str) -> list[int]:
-    """Return the first step that each attempt printed."""
-    steps = [int(line.split()[1]) for line in output.splitlines() if line.startswith("step ")]
-    return [s for before, s in zip([10**9, *steps], steps, strict=False) if s <= before]
+def test_a_killed_rank_of_a_real_training_is_survived_and_what_is_left_behind_is_private(tmp_path):
+    with run(tmp_path, *example(tmp_path, "SIGKILL")) as job:
+        assert job.end() == 0, job.err
+        assert "done step=20" in job.out
+        assert "resumed at step 10" in job.out
+        assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "no-failure"]
+        job.nothing_lives()
+    open_to_others = [
+        str(path)
+        for path in job.home.rglob("*")
+        if "saferun" in str(path) and not path.is_symlink() and path.lstat().st_mode & 0o077
+    ]
+    assert open_to_others == []
 
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ("SIGKILL", "killed-from-outside"),
         ("SIGSEGV", "segfault"),
         pytest.param("SIGBUS", "bus-error", marks=pytest.mark.slow),
         pytest.param("SIGABRT", "abort-unknown", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_dies_of_a_signal_is_survived(tmp_path, fault, kind):
-    with run(tmp_path, *training(tmp_path, fault)) as job:
+    with run(tmp_path, *counting(tmp_path, fault)) as job:
         assert job.end() == 0, job.err
         assert "done step=20" in job.out
         assert "resumed at step 10" in job.out
         assert [e["kind"] for e in job.events("ended")] == [kind, "no-failure"]
         job.nothing_lives()
-    said = job.said()
-    assert len(said) == 3, said
-    assert "attempt 1 failed after" in said[1]
-    assert f"{kind} on rank 1" in said[1]
-    assert said[2] == "saferun: attempt 2 succeeded"
+    _, failed, succeeded = job.messages()
+    assert "attempt 1 failed after" in failed
+    assert f"{kind} on rank 1" in failed
+    assert succeeded == "saferun: attempt 2 succeeded"
 
 
 @pytest.mark.parametrize(
@@ -50,51 +59,33 @@ def test_a_rank_that_dies_of_a_signal_is_survived(tmp_path, fault, kind):
     [("exit3", "child-failed-no-root"), ("raise", "user-exception")],
 )
 def test_a_fault_of_the_script_is_explained_and_not_tried_again(tmp_path, fault, kind):
-    with run(tmp_path, *training(tmp_path, fault)) as job:
+    with run(tmp_path, *counting(tmp_path, fault)) as job:
         assert job.end() == 1
         (ended,) = job.events("ended")
         job.nothing_lives()
     assert (ended["kind"], ended["action"]) == (kind, "stop")
-    assert any(f"the run failed: {kind} on rank 1" in line for line in job.said()), job.err
-    assert job.said()[-1] == f"saferun: journal: {job.journal}"
-    assert len(job.said()) <= 15
-
-
-CRASH_IN_SHUTDOWN = """
-import os, signal, sys, time
-class Crash:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGSEGV)
-kept = Crash()  # the interpreter lets go of it after its last line and its atexit functions
-{work}
-print("saved", flush=True)
-"""
+    messages = job.messages()
+    assert any(f"the run failed: {kind} on rank 1" in line for line in messages), job.err
+    assert messages[-1] == f"saferun: journal: {job.journal}"
+    assert len(messages) <= 15
 
 
 def test_a_job_that_crashes_after_its_end_is_not_done_again(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(CRASH_IN_SHUTDOWN.format(work=""))
-    with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", str(script)) as job:
+    with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", program("crash_at_exit")) as job:
         assert job.end() == 1
         (ended,) = job.events("ended")
     assert (ended["kind"], job.out.count("saved")) == ("crash-after-the-end", 2)
 
 
 def test_a_rank_that_crashes_at_its_end_while_another_works_is_survived(tmp_path):
-    script = tmp_path / "train.py"
-    late = (
-        "if os.environ['SAFERUN_ATTEMPT'] == '2': os._exit(0)\n"
-        "if os.environ['RANK'] == '0': time.sleep(60)"
-    )
-    script.write_text(CRASH_IN_SHUTDOWN.format(work=late))
-    with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", str(script)) as job:
+    script = [program("crash_at_exit"), "unless-second"]
+    with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", *script) as job:
         assert job.end() == 0, job.err
         assert [e["kind"] for e in job.events("ended")] == ["segfault", "no-failure"]
 
 
 def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_path):
-    words = training(tmp_path, "SIGSEGV", step=3, attempts="1,2,3,4,5")
-    with run(tmp_path, *words) as job:
+    with run(tmp_path, *counting(tmp_path, "SIGSEGV", step=3, attempts="any")) as job:
         assert job.end() == 1
         assert len(job.events("ended")) == 2
         job.nothing_lives()
@@ -103,11 +94,11 @@ def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_pa
 
 @pytest.mark.parametrize("who", ["agent", "keeper"])
 def test_the_death_of_a_process_between_us_and_the_ranks_is_survived(tmp_path, who):
-    with run(tmp_path, *training(tmp_path, steps=4000)) as job:
-        first = _training_ranks(job)
+    with run(tmp_path, *staying(tmp_path)) as job:
+        first = both_ranks(job, attempt=1)
         victim = job.keeper() if who == "keeper" else job.processes("torchrun")[0]
         os.kill(victim, signal.SIGKILL)
-        second = _training_ranks(job, but=first)
+        second = both_ranks(job, attempt=2, but=first)
         assert not set(first.values()) & set(living(job.mark))
         assert set(second) == {0, 1}
         job.process.terminate()
@@ -117,8 +108,8 @@ def test_the_death_of_a_process_between_us_and_the_ranks_is_survived(tmp_path, w
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["agent runs", "agent stopped"])
 def test_nothing_outlives_a_saferun_that_is_killed(tmp_path, stopped):
-    with run(tmp_path, *training(tmp_path, steps=4000)) as job:
-        _training_ranks(job)
+    with run(tmp_path, *staying(tmp_path)) as job:
+        both_ranks(job, attempt=1)
         if stopped:
             os.kill(job.processes("torchrun")[0], signal.SIGSTOP)
         job.process.kill()
@@ -130,22 +121,22 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("SIGHUP", "SIGUS
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", *SLOW, "SIGUSR2"])
 def test_a_signal_ends_the_run_for_good(tmp_path, name):
-    with run(tmp_path, *training(tmp_path, steps=4000)) as job:
-        _training_ranks(job)
+    with run(tmp_path, *staying(tmp_path)) as job:
+        both_ranks(job, attempt=1)
         job.process.send_signal(getattr(signal, name))
         assert job.end() == 1
         (ended,) = job.events("ended")
         job.nothing_lives()
     assert ended["signals"] == [name]
     assert ended["reason"] == "it was asked to end"
-    assert len(job.said()) == 1, job.said()
+    assert len(job.messages()) == 1, job.messages()
 
 
 def test_no_byte_is_lost_that_is_written_after_a_ranks_death(tmp_path):
-    with run(tmp_path, *training(tmp_path, "babble")) as job:
+    with run(tmp_path, *counting(tmp_path, "orphan-output")) as job:
         assert job.end() == 0
         job.nothing_lives()
-    assert "said after the rank's death\n" in job.out
+    assert "written after the rank's death\n" in job.out
     assert "done step=20" in job.out
 
 
@@ -154,10 +145,9 @@ def test_several_runs_at_once_keep_journals_apart(tmp_path):
     for folder in folders:
         folder.mkdir()
     shared = {"SAFERUN_RUN_DIR": str(tmp_path / "runs")}
-    words = [training(folder, steps=3) for folder in folders]
     with (
-        run(folders[0], *words[0], env=shared) as one,
-        run(folders[1], *words[1], env=shared) as two,
+        run(folders[0], *counting(folders[0]), env=shared) as one,
+        run(folders[1], *counting(folders[1]), env=shared) as two,
     ):
         # both on one machine: torchrun's static port is taken for the second
         codes = {one.end(), two.end()}
@@ -165,48 +155,55 @@ def test_several_runs_at_once_keep_journals_apart(tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def _training_ranks(job, but=None):
-    """Return {rank: pid} once both ranks train, that are none of an earlier attempt's."""
+def both_ranks(job: Run, attempt: int, but: dict[int, int] | None = None) -> dict[int, int]:
+    """Return {rank: pid} once both ranks run this attempt, and none is of those that were."""
     before = set((but or {}).values())
 
-    def ready():
+    def ready() -> dict[int, int] | None:
         found = job.ranks()
-        attempt = "2" if but else "1"
         fresh = set(found) == {0, 1} and not before & set(found.values())
-        return found if fresh and _steps(job, attempt) else None
+        return found if fresh and receipts(job, attempt) >= 2 else None
 
-    return until(ready, "both ranks train", 60)
+    return until(ready, "both ranks run", EVENTUALLY_S)
 
 
-def _steps(job, attempt):
-    receipts = job.journal / "receipts"
-    names = [p.name for p in receipts.iterdir()] if receipts.is_dir() else []
-    return sum(name.startswith(f"a{attempt}-") for name in names) >= 2
+def receipts(job: Run, attempt: int) -> int:
+    """Return how many processes of an attempt have saferun's hooks."""
+    return len(list((job.journal / "receipts").glob(f"a{attempt}-*")))
+
+
+def refusing(folder: Path, module: str) -> dict[str, str]:
+    """Return variables with which a module cannot be imported in any Python."""
+    place = folder / "lib"
+    place.mkdir()
+    shutil.copy(program("refuse_import"), place / "sitecustomize.py")
+    return {"PYTHONPATH": str(place), "REFUSED_MODULE": module}
 
 
 def test_a_broken_hook_stops_no_job(tmp_path):
-    words = training(tmp_path, steps=3)
-    with run(tmp_path, *words, env={"PYTHONPATH": str(_broken(tmp_path))}) as job:
+    (tmp_path / "t.py").write_text("import torch\nprint('done')\n")
+    env = refusing(tmp_path, "_saferun_inject.hooks.compile")
+    with run(tmp_path, "--profile=cpu", str(tmp_path / "t.py"), env=env) as job:
         assert job.end() == 0, job.err
+        job.nothing_lives()
+    assert job.out == "done\n"
+    refused = "hook compile: RuntimeError: refused by the test; the job goes on without it"
+    assert refused in job.err
+
+
+def test_a_fault_of_ours_beside_a_running_job_is_the_journals_alone(tmp_path):
+    """What is made ready for a next attempt, and what is looked at, the job does not need."""
+    (tmp_path / "t.py").write_text("print('done')\n")
+    env = refusing(tmp_path, "saferun.supervise.evidence") | small_torchrun(tmp_path)
+    with run(tmp_path, str(tmp_path / "t.py"), env=env) as job:
+        assert job.end() == 0, job.err
+        assert job.out == "done\n"
+        assert "refused by the test" in job.events("fault")[0]["what"]
+        assert len(job.messages()) == 1
         job.nothing_lives()
 
 
-def _broken(folder):
-    """A module of the user's that makes our compile hook fail at its import."""
-    place = folder / "lib"
-    place.mkdir()
-    (place / "sitecustomize.py").write_text(
-        "import sys\n"
-        "class Refuser:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == '_saferun_inject.hooks.compile':\n"
-        "            raise ImportError('a hook that raises')\n"
-        "sys.meta_path.insert(0, Refuser())\n"
-    )
-    return place
-
-
-def test_a_torch_without_its_launcher_is_said(tmp_path):
+def test_a_torch_without_its_launcher_is_named(tmp_path):
     lib = tmp_path / "lib" / "torch" / "distributed"
     lib.mkdir(parents=True)
     for place in (lib, lib.parent):
@@ -219,44 +216,11 @@ def test_a_torch_without_its_launcher_is_said(tmp_path):
     assert "torch.distributed.run" in job.err or "no torchrun" in job.err
 
 
-def test_the_supervisor_is_not_there_where_it_is_not_wanted(tmp_path):
-    """`--retries 0` is a true exec: the launcher has our pid, and no keeper lives."""
-    with run(tmp_path, *training(tmp_path, steps=4000, options=["--retries=0"])) as job:
-        until(lambda: len(job.ranks()) == 2, "two ranks")
+def test_without_retries_the_launcher_has_our_pid_and_no_keeper_lives(tmp_path):
+    with run(tmp_path, "--retries=0", *staying(tmp_path)) as job:
+        until(lambda: len(job.ranks()) == 2, "two ranks", EVENTUALLY_S)
         assert job.processes("torchrun") == [job.process.pid]
         assert "saferun-keeper" not in living(job.mark).values()
         job.process.terminate()
         assert job.end() == 1
-        job.nothing_lives()
-
-
-def test_what_a_run_leaves_behind_is_private(tmp_path):
-    with run(tmp_path, *training(tmp_path, steps=2)) as job:
-        assert job.end() == 0, job.err
-    found = subprocess.run(
-        ["find", str(job.home), "-perm", "/077", "-not", "-type", "l"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert [line for line in found.stdout.splitlines() if "saferun" in line] == []
-
-
-def test_a_fault_of_ours_beside_a_running_job_is_the_journals_alone(tmp_path):
-    """What is made ready for a next attempt, and what is looked at, the job does not need."""
-    broken = tmp_path / "lib"
-    broken.mkdir()
-    (broken / "sitecustomize.py").write_text(
-        "import sys\n"
-        "class Refuser:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'saferun.supervise.evidence': raise RuntimeError('a fault of ours')\n"
-        "sys.meta_path.insert(0, Refuser())\n"
-    )
-    (tmp_path / "t.py").write_text("print('done')\n")
-    with run(tmp_path, str(tmp_path / "t.py"), env={"PYTHONPATH": str(broken)}) as job:
-        assert job.end() == 0, job.err
-        assert job.out == "done\n"
-        assert "a fault of ours" in job.events("fault")[0]["what"]
-        assert len(job.said()) == 1
         job.nothing_lives()

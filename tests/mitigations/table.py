@@ -2,7 +2,7 @@
 
 A row's program fails for the real reason, as far as this can be had on a CPU; gpu_table.py has the
 rows that need a GPU. `NOT_HERE` names the kinds for which it cannot be had at all, with the
-reason, and they are never counted as passed. ways.py runs a row; test_mitigations_live.py asserts,
+reason, and they are never counted as passed. ways.py runs a row; test_live.py asserts,
 and benchmarks/mitigations.py prints what came out.
 """
 
@@ -68,7 +68,7 @@ class Case(NamedTuple):
     ranks: int = 2
     needs: Callable[[], bool] | None = None  # of the machine; its docstring is the reason
     healthy: Around = nothing()  # what stands around a run without the fault
-    stops: bool = False  # nothing that a launcher can do mitigations it: one attempt, and words
+    stops: bool = False  # no launcher can mitigate it: one attempt, and an explanation
     gpus: int = 0  # that it needs
 
 

@@ -1,4 +1,4 @@
-"""A failure that a launcher can cure is cured, and its one setting only: real failures, whole runs.
+"""A failure that a launcher can mitigate is, by its one setting only: real failures, whole runs.
 
 The rows are in table.py and gpu_table.py; they run with `-m slow`.
 """
@@ -47,7 +47,7 @@ def test_saferun_finishes_with_the_mitigation_of_the_kind_and_no_other(case, run
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", rows(stops=True))
-def test_what_nothing_mitigations_is_named_and_not_tried_again(case, run):
+def test_what_no_mitigation_helps_is_named_and_not_tried_again(case, run):
     outcome = run(case, SUPERVISED)
     assert not outcome.finished
     assert outcome.kinds == (case.kind,)

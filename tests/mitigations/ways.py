@@ -117,5 +117,5 @@ def variables(case: Case, way: str, folder: Path) -> dict[str, str]:
     if case.gpus:
         kept = {n: v for n, v in os.environ.items() if not n.startswith(_OURS)}
         few = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}  # rows run side by side
-    told = {"CURES_HEALTHY": "1"} if way == HEALTHY else {}
-    return {**kept, **few, **told, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    healthy = {"WITHOUT_FAULT": "1"} if way == HEALTHY else {}
+    return {**kept, **few, **healthy, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}

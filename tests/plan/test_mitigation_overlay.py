@@ -414,7 +414,7 @@ def test_a_job_whose_port_is_taken_meets_on_a_free_one(words, environ, tmp_path)
             kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "SAFERUN_"))}
             env = plan.environment({**kept, **environ, "OMP_NUM_THREADS": "1"})
             done = subprocess.run(
-                plan.command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100
+                plan.command, env=env, cwd=tmp_path, capture_output=True, text=True
             )
             ended[names] = (done.returncode, done.stdout.count("met 2"), done.stderr)
     if () in ended:

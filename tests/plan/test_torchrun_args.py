@@ -129,7 +129,7 @@ def test_no_option_of_ours_is_an_option_or_an_abbreviation_of_torchruns():
 
 def test_importing_the_grammar_stays_light():
     heavy = {"argparse", "dataclasses", "subprocess", "json", "pathlib", "shlex", "inspect"}
-    code = "import sys, saferun.torchrun; print(*sys.modules)"
+    code = "import sys, saferun.plan.torchrun_args; print(*sys.modules)"
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     out = subprocess.run(
         [
@@ -588,7 +588,7 @@ def command_lines(draw):
 
 
 @settings(
-    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(lines=command_lines(), environment=st.sampled_from(list(PET_ENVIRONMENTS)))
 def test_a_generated_line_means_to_torchrun_what_it_meant(lines, environment, reals):
@@ -616,7 +616,7 @@ fuzz_words = st.lists(
 
 
 @settings(
-    max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(words=fuzz_words)
 @example(words=["-mr", "--", "x"])
@@ -678,11 +678,11 @@ def interpreters():
 
 
 def fixed_lines():
-    """A few thousand lines, the same in every run: only one start for each interpreter."""
+    """A thousand lines, the same in every run: only one start for each interpreter."""
     pick = random.Random(120601)
     pool = [*NASTY, *LONG, "-t", "-r", "-m", "t.py", "t.py", "x", "2", "3"]
     pool = [word for word in pool if word not in DIFFERS and "\udcff" not in word]
-    yield from ([*map(pick.choice, [pool] * pick.randint(1, 6))] for _ in range(4000))
+    yield from ([*map(pick.choice, [pool] * pick.randint(1, 6))] for _ in range(1000))
     yield from (words for words, _, _ in READINGS.values())
     yield from (words for words, _ in REFUSALS.values())
     yield from (words for words, _ in AMBIGUOUS_ARGS.values())
@@ -711,7 +711,6 @@ def test_every_pythons_argparse_reads_the_same(python, minor):
         input=json.dumps(case),
         capture_output=True,
         text=True,
-        timeout=60,
         check=True,
     )
     for (words, line), (theirs, ours) in zip(lines, json.loads(out.stdout), strict=True):

@@ -6,10 +6,10 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from helpers import until
 
 from saferun.errors import UnavailableError
 from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
@@ -491,17 +491,13 @@ def test_a_hanging_torch_is_ended_with_all_that_it_started(fake_torch, tmp_path,
     monkeypatch.setattr(torchrun_install, "OPTION_TABLE_TIMEOUT_S", 3.0)
     pids = tmp_path / "pids"
     fake_torch.write(
-        "import subprocess, time; child = subprocess.Popen(['sleep', '60']); "
-        f"open({str(pids)!r}, 'w').write('%d %d' % (os.getpid(), child.pid)); time.sleep(60)"
+        "import signal, subprocess; child = subprocess.Popen(['sleep', '600']); "
+        f"open({str(pids)!r}, 'w').write('%d %d' % (os.getpid(), child.pid)); signal.pause()"
     )
-    began = time.monotonic()
     assert fake_torch.table() is None
-    assert time.monotonic() - began < 15
-    deadline = time.monotonic() + 10
-    left = pids.read_text().split()
-    while left and time.monotonic() < deadline:
-        left = [pid for pid in left if is_running(pid)]
-    assert left == []
+    # On a machine so loaded that it was ended before it could write, nothing was started.
+    started = pids.read_text().split() if pids.exists() else []
+    until(lambda: not any(map(is_running, started)), f"{started} still live", 300)
 
 
 def is_running(pid: str) -> bool:

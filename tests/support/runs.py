@@ -1,4 +1,9 @@
-"""Whole runs: saferun as people start it, with the real torchrun and the example script."""
+"""Whole runs: saferun as people start it, as a process with all that it starts.
+
+The job is the example script, or a counting one that needs no torch; the launcher is the real
+torchrun, or a small one for what is not about torchrun. Both cost seconds of a core for each
+process that imports torch: use the small ones unless torch or torchrun is what a test is about.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +20,15 @@ from typing import Any
 from helpers import DEADLINE_S, MARK, ROOT, living, until
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
-FAULTY = Path(__file__).with_name("faulty.py")
+PROGRAMS = ROOT / "tests" / "programs" / "faults"
 SMALL = ["--layers=1", "--width=32", "--heads=2", "--block=32", "--batch=2", "--eval-every=1000"]
-LIMIT_S = 120
+LIMIT_S = 300  # generous: a loaded machine is slow, and an event ends the wait
 
 
 class Run:
     """One saferun and everything that it started."""
 
-    def __init__(self, folder: Path, words: list[str], **options: Any) -> None:
+    def __init__(self, folder: Path, argv: list[str], **options: Any) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = folder
         self.home = folder / "home"
@@ -46,20 +51,34 @@ class Run:
             "stderr": subprocess.PIPE,
         }
         self.process = subprocess.Popen(
-            [*command, *words],
+            [*command, *argv],
             env=self.environ,
             cwd=options.pop("cwd", folder),
             **{**streams, **options},
         )
         self.out = self.err = ""
+        self._err_so_far = b""
 
     def end(self, limit_s: float = LIMIT_S) -> int:
         """Wait for the end; return the exit status."""
         out, err = self.process.communicate(timeout=limit_s)
+        err = self._err_so_far + (err or b"")
         self.out, self.err = (s.decode("utf-8", "replace") if s else "" for s in (out, err))
         return self.process.returncode
 
-    def said(self) -> list[str]:
+    def wait_for_message(self, text: str, limit_s: float = LIMIT_S) -> None:
+        """Wait until a text has come on stderr."""
+        assert self.process.stderr is not None
+        os.set_blocking(self.process.stderr.fileno(), False)
+
+        def came() -> bool:
+            self._err_so_far += self.process.stderr.read() or b""
+            return text.encode() in self._err_so_far
+
+        until(came, f"{text!r} on stderr", limit_s)
+        os.set_blocking(self.process.stderr.fileno(), True)
+
+    def messages(self) -> list[str]:
         """Return the lines that saferun itself wrote."""
         return [line for line in self.err.splitlines() if line.startswith("saferun: ")]
 
@@ -75,13 +94,13 @@ class Run:
         found = [json.loads(line) for line in lines]
         return [e for e in found if name in (None, e["event"])]
 
-    def processes(self, word: str) -> list[int]:
-        """Return the pids of the run's processes that have a word in their command line."""
+    def processes(self, part: str) -> list[int]:
+        """Return the pids of the run's processes that have a text in their command line."""
         found = []
         for pid in living(self.mark):
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if any(word.encode() in part for part in command):
+                if any(part.encode() in word for word in command):
                     found.append(pid)
         return sorted(found)
 
@@ -124,32 +143,70 @@ class Run:
 
 
 @contextlib.contextmanager
-def run(folder: Path, *words: str, **options: Any) -> Iterator[Run]:
-    """Start saferun with these words; whatever is left of it is ended afterwards."""
-    one = Run(folder, list(words), **options)
+def run(folder: Path, *argv: str, **options: Any) -> Iterator[Run]:
+    """Start saferun with these arguments; whatever is left of it is ended afterwards."""
+    one = Run(folder, list(argv), **options)
     try:
         yield one
     finally:
         one.clean()
 
 
-def training(
-    folder: Path, fault: str = "", rank: int = 1, step: int = 12, **more: Any
-) -> list[str]:
-    """Return the words that train the example on two ranks, with a fault in it.
+def program(name: str) -> str:
+    """Return the path of one of the programs that these runs start."""
+    return str(PROGRAMS / f"{name}.py")
+
+
+def example(folder: Path, fault: str = "", rank: int = 1, step: int = 12) -> list[str]:
+    """Return the arguments that train the example on two ranks for 20 steps, with a fault in it.
 
     Args:
         folder: checkpoints go below it.
-        fault: see faulty.py; empty for none.
+        fault: see strike.py; it comes in the first attempt. Empty for none.
         rank: where it strikes.
         step: at which step of that process.
-        more: `steps`, `attempts` in which it strikes, `options` for saferun before the script.
     """
-    options = more.get("options", ())
-    out = folder / "out"
-    script = [str(EXAMPLE), *SMALL, f"--steps={more.get('steps', 20)}", f"--out={out}"]
+    script = [str(EXAMPLE), *SMALL, "--steps=20", f"--out={folder / 'out'}"]
     script += ["--resume", "--save-every=5", "--log-every=1"]
     if fault:
-        attempts = more.get("attempts", "1")
-        script = [str(FAULTY), fault, str(rank), str(step), attempts, *script]
-    return [*options, "--profile=cpu", "--nproc-per-node=2", *script]
+        script = [program("example_with_fault"), fault, str(rank), str(step), "1", *script]
+    return ["--profile=cpu", "--nproc-per-node=2", *script]
+
+
+def counting(
+    folder: Path, fault: str = "", rank: int = 1, step: int = 12, attempts: str = "1"
+) -> list[str]:
+    """Return the arguments that count to 20 on two ranks, without torch, with a fault in it.
+
+    Args:
+        folder: checkpoints go below it.
+        fault: see strike.py; empty for none.
+        rank: where it strikes, while the other ranks wait.
+        step: at which step of that process.
+        attempts: in which it strikes, as "1,2".
+    """
+    script = [program("counting_job"), str(folder / "out"), "20"]
+    if fault:
+        script += [fault, str(rank), str(step), attempts]
+    return ["--profile=cpu", "--nproc-per-node=2", *script]
+
+
+def staying(folder: Path) -> list[str]:
+    """Return the arguments of two ranks that count to 2 and then stay until they are ended."""
+    return counting(folder, "stay", rank=-1, step=3, attempts="any")
+
+
+def small_torchrun(folder: Path) -> dict[str, str]:
+    """Return variables of a machine whose torchrun is small_torchrun.py, which needs no torch."""
+    place = folder / "bin"
+    place.mkdir(exist_ok=True)
+    executable(
+        place / "torchrun", f"#!{sys.executable}\n{(PROGRAMS / 'small_torchrun.py').read_text()}"
+    )
+    return {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+def executable(path: Path, text: str) -> None:
+    """Write a program."""
+    path.write_text(text)
+    path.chmod(0o755)

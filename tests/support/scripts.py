@@ -1,4 +1,6 @@
-"""A machine on which a bash twin and saferun run side by side, and a torchrun that tells all."""
+"""A machine on which a bash script of gen-shell and saferun run side by side, with a torchrun that
+records what it gets.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +8,29 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import helpers
+from command import Ended, call
+from repo import ROOT
+
 SAFERUN = [sys.executable, "-m", "saferun"]
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # ! %s"
-MARK = "TWIN_TEST_MARK"
-DEADLINE_S = 40
+MARK = "SCRIPT_TEST_MARK"
+DEADLINE_S = 300  # generous: an event ends the wait
 
-# It records what it got as attempt N, prints what the test wants and ends as the test wants.
-TORCHRUN = """#!{python} -IB
-import json, os, sys
-place, number = os.environ["RECORDS"], os.environ.get("SAFERUN_ATTEMPT", "0")
-with open(f"{{place}}/{{number}}.tmp", "w") as file:
-    json.dump({{"argv": sys.argv, "env": dict(os.environ), "pid": os.getpid()}}, file)
-os.rename(f"{{place}}/{{number}}.tmp", f"{{place}}/{{number}}.json")
-ends = json.loads(os.environ.get("ENDS", "[]"))
-end = ends[min(int(number), len(ends)) - 1] if ends else {{}}
-if end.get("code"):
-    exec(end["code"])
-sys.stderr.write(end.get("says", ""))
-sys.stderr.flush()
-sys.exit(end.get("status", 0))
-"""
+PROGRAMS = ROOT / "tests" / "programs" / "export"
+TORCHRUN = f"#!{sys.executable} -IB\n{(PROGRAMS / 'recording_torchrun.py').read_text()}"
 SMI = "#!/bin/sh\n"
 SMI_LINE = 'echo "GPU {number}: {name} (UUID: {uuid})"\n'
 
 
-class Told(NamedTuple):
+class Received(NamedTuple):
     """What torchrun got in one attempt, less what must differ between two runs."""
 
     argv: list[str]
@@ -46,17 +38,17 @@ class Told(NamedTuple):
 
 
 class Machine:
-    """A home, a working directory, a PATH with a telling torchrun; no saferun on it."""
+    """A home, a working directory, a PATH with a recording torchrun; no saferun on it."""
 
     def __init__(self, tmp: pathlib.Path) -> None:
         self.tmp = tmp
         self.cwd, self.bin, self.home = tmp / "a work", tmp / "bin", tmp / "home"
         self.temporary = tmp / "tmp dir"
-        self.cache = tmp.parent / "cache of parsed files"  # of all tests: for what makes twins
+        self.cache = tmp.parent / "cache of parsed files"  # of all tests: for what makes scripts
         for place in (self.cwd, self.bin, self.home, self.temporary):
             place.mkdir()
         for name in ("torchrun", "python"):
-            self.program(name, TORCHRUN.format(python=sys.executable))
+            self.program(name, TORCHRUN)
         (self.cwd / "train.py").write_text("")
         self.mark = uuid.uuid4().hex
         self.environ = {
@@ -73,29 +65,28 @@ class Machine:
         path.chmod(0o755)
 
     def gpus(self, count: int = 1, name: str = "NVIDIA H100 80GB HBM3") -> list[str]:
-        """Put GPUs into the machine, as its nvidia-smi tells; return their UUIDs."""
+        """Put GPUs into the machine, as its nvidia-smi lists them; return their UUIDs."""
         made = [f"GPU-{uuid.uuid4()}" for _ in range(count)]
         lines = [SMI_LINE.format(number=n, name=name, uuid=u) for n, u in enumerate(made)]
         self.program("nvidia-smi", SMI + "".join(lines))
         return made
 
-    def twin(self, *words: str, name: str = "run it.sh", **environ: str) -> pathlib.Path:
-        """Make a twin as `saferun gen-shell WORDS` does, and return its path."""
+    def script(self, *argv: str, name: str = "run it.sh", **environ: str) -> pathlib.Path:
+        """Make a script as `saferun gen-shell ARGV` does, and return its path."""
         path = self.cwd / name
-        done = self.command("gen-shell", *words, **environ)
+        done = self.gen_shell(*argv, **environ)
         assert done.returncode == 0, done.stderr
         path.write_text(done.stdout)
         return path
 
-    def command(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*SAFERUN, *words],
-            cwd=self.cwd,
-            env={**self.environ, "XDG_CACHE_HOME": str(self.cache), **environ},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+    def gen_shell(self, *argv: str, **environ: str) -> Ended:
+        """Call `saferun gen-shell ARGV` in this process."""
+        return self.command("gen-shell", *argv, **environ)
+
+    def command(self, *argv: str, **environ: str) -> Ended:
+        """Call `saferun ARGV` in this process."""
+        environ = {**self.environ, "XDG_CACHE_HOME": str(self.cache), **environ}
+        return call(*argv, environ=environ, cwd=self.cwd)
 
     def records(self, label: str) -> pathlib.Path:
         place = self.tmp / f"records-{label}"
@@ -107,7 +98,7 @@ class Machine:
     ) -> subprocess.Popen[str]:
         extra = {"RECORDS": str(self.records(label)), "ENDS": json.dumps(list(ends))}
         return subprocess.Popen(
-            [str(word) for word in command],
+            [str(argument) for argument in command],
             cwd=self.cwd,
             env={**self.environ, **extra, **environ},
             stdin=subprocess.DEVNULL,
@@ -119,19 +110,24 @@ class Machine:
 
     def run(self, command: Sequence[Any], label: str = "x", /, **options: Any) -> Ran:
         with self.start(command, label, **options) as process:
-            out, err = process.communicate(timeout=60)
-        return Ran(process.returncode, out, err, self.told(label))
+            try:
+                out, err = process.communicate(timeout=DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # else leaving the block waits for it
+                raise
+        return Ran(process.returncode, out, err, self.received(label))
 
-    def told(self, label: str) -> dict[int, Told]:
+    def received(self, label: str) -> dict[int, Received]:
         """Return what torchrun got, by attempt, and forget it."""
         found = {}
         for path in sorted(self.records(label).glob("*.json")):
             got = json.loads(path.read_text())
-            found[int(path.stem)] = Told(got["argv"], plain(got["env"]))
+            found[int(path.stem)] = Received(got["argv"], plain(got["env"]))
             path.unlink()
         return found
 
-    def kits(self) -> list[str]:
+    def unpacked(self) -> list[str]:
+        """Return the directories into which a script has unpacked what travels in it."""
         return [p.name for p in self.temporary.iterdir() if p.name.startswith("saferun-kit")]
 
     def living(self) -> dict[int, str]:
@@ -153,11 +149,11 @@ class Ran(NamedTuple):
     status: int
     out: str
     err: str
-    told: dict[int, Told]
+    received: dict[int, Received]
 
     @property
-    def said(self) -> list[str]:
-        """What saferun said, less where its files are."""
+    def messages(self) -> list[str]:
+        """The lines that saferun wrote, less where its files are."""
         lines = [line for line in self.err.splitlines() if line.startswith("saferun: ")]
         return [line for line in lines if not line.startswith("saferun: journal: ")]
 
@@ -178,10 +174,6 @@ def plain(env: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
-def until(condition: Callable[[], Any], what: object = "", limit_s: float = DEADLINE_S) -> Any:
-    """Return the first true value of `condition()`; fail when the time is over."""
-    limit = time.monotonic() + limit_s
-    while not (value := condition()):
-        assert time.monotonic() < limit, f"not within {limit_s} s: {what or condition}"
-        time.sleep(0.01)
-    return value
+def until(condition: Callable[[], Any], what: object = "") -> Any:
+    """Return the first true value of `condition()`; fail after DEADLINE_S."""
+    return helpers.until(condition, what, DEADLINE_S)

@@ -13,7 +13,7 @@ DUMP = 'printf "%s\\0" "${got[@]}"\n'
 
 
 def bash(text: str) -> list[str]:
-    """Return what bash makes of words that it is to print, each ended by a NUL."""
+    """Return the arguments that a bash program prints, each ended by a NUL."""
     done = subprocess.run(
         ["bash", "-u"],
         input=text.encode("utf-8", "surrogateescape"),
@@ -31,6 +31,6 @@ def made(sheet: Sheet, args=(), command=("saferun", "gen-shell"), kit="a2l0") ->
 
 
 def settings_in_bash(text: str) -> list[str]:
-    """Return the words that a twin's settings are for its kit, as a real bash makes them."""
+    """Return the settings of a script as the array that a real bash makes of them."""
     start, end = text.index("SETTINGS=()"), text.index("# --- The kit")
     return bash("set -euo pipefail\n" + text[start:end] + DUMP.replace("got", "SETTINGS"))

@@ -1,0 +1,28 @@
+"""A job with a worker in a session of its own; it ends when it is asked to, the worker never.
+
+recording_torchrun.py runs it. `signals` in RECORDS has the names of the signals that came, and
+`up` is there once they are handled.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+place = os.environ["RECORDS"]
+worker = "import signal as s; [s.signal(n, s.SIG_IGN) for n in (1, 2, 15)]\nwhile True: s.pause()"
+subprocess.Popen([sys.executable, "-ISc", worker], start_new_session=True)
+
+
+def record(number, frame):
+    with open(place + "/signals", "a") as file:
+        file.write(signal.Signals(number).name + " ")
+    if number not in (signal.SIGUSR1, signal.SIGUSR2):
+        sys.exit(9)
+
+
+for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+    signal.signal(getattr(signal, name), record)
+open(place + "/up", "w").close()
+while True:
+    signal.pause()

@@ -1,0 +1,38 @@
+"""One test for a table of cases: all are tried, and all that fail are reported together."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+
+def check_cases(
+    cases: Iterable[tuple[Any, ...]] | Mapping[str, tuple[Any, ...]], check: Callable[..., object]
+) -> None:
+    """Call `check(*case)` for each case; fail once, with every case that failed and why.
+
+    Args:
+        cases: tuples of arguments, or {name: arguments} where a name says more than the values.
+        check: makes assertions about one case; what it returns is ignored.
+
+    Raises:
+        pytest.fail.Exception: at least one case failed.
+        AssertionError: the table is empty.
+    """
+    named = cases.items() if isinstance(cases, Mapping) else ((repr(c), c) for c in cases)
+    count, failures = 0, []
+    for name, case in named:
+        count += 1
+        try:
+            check(*case)
+        except (Exception, pytest.fail.Exception) as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            where = f"line {frames[1].lineno}" if len(frames) > 1 else "the call"
+            why = "".join(traceback.format_exception_only(error)).rstrip()
+            failures.append(f"{name[:500]}\n    {where}: " + why.replace("\n", "\n    "))
+    assert count, "the table is empty"
+    if failures:
+        pytest.fail(f"{len(failures)} of {count} cases:\n\n" + "\n\n".join(failures), pytrace=False)
