@@ -1,4 +1,8 @@
-"""Real jobs for the tests: torchrun, ranks on gloo, the injection in place, nothing left behind."""
+"""Jobs for the tests: ranks on gloo with the hooks in place, under torchrun or forked.
+
+Under torchrun a job takes seconds, most of them for imports of torch: `launch`. What does not
+depend on torchrun itself runs in forks of an interpreter that has imported torch: `Forks`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,8 +22,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from saferun.inject import contract
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SITE = REPOSITORY / "src" / "saferun" / "inject" / "site"
+FORK_SERVER = REPOSITORY / "tests" / "programs" / "inject" / "fork_server.py"
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 DEADLINE_S = 120
 MARK = "SAFERUN_TEST_JOB"
@@ -32,9 +40,8 @@ class Job(NamedTuple):
     code: int
     out: str
     err: str
-    seconds: float
     receipts: list[dict[str, Any]]
-    orphans: list[str]
+    orphans: list[str]  # of a job under torchrun
 
     def said(self, text: str = "") -> list[str]:
         """The lines that saferun said, those with `text` only."""
@@ -65,6 +72,17 @@ def hooks(
     }
 
 
+def environment(settings: dict[str, Any] | None, receipts: Path) -> dict[str, str]:
+    """The environment of a job; without `settings`, one that no hook is in."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED) and k not in _RANK}
+    kept |= {"PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", MARK: uuid.uuid4().hex}
+    if settings is not None:
+        kept["SAFERUN_INJECT"] = contract.encode(
+            run="test", attempt=1, hooks=settings, mitigations=(), receipts=str(receipts)
+        )
+    return kept
+
+
 def launch(
     folder: Path,
     script: str,
@@ -80,29 +98,85 @@ def launch(
     path = folder / "train.py"
     path.write_text(script)
     command = launcher or (TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED) and k not in _RANK}
-    kept |= {"PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", MARK: uuid.uuid4().hex}
-    if injected:
-        kept["SAFERUN_INJECT"] = json.dumps(
-            {
-                "v": 1,
-                "run": "test",
-                "attempt": 1,
-                "hooks": hooks(init, order),
-                "mitigations": [],
-                "receipts": str(folder / "receipts"),
-            }
-        )
+    kept = environment(hooks(init, order) if injected else None, folder / "receipts")
     kept |= environ or {}
-    start = time.monotonic()
     code, out, err = _finish([*command, str(path), *words], kept, folder)
-    seconds = time.monotonic() - start
-    receipts = [
-        json.loads(line)
-        for file in sorted((folder / "receipts").glob("*.jsonl"))
-        for line in file.read_text().splitlines()
-    ]
-    return Job(code, out, err, seconds, receipts, orphans(kept[MARK]))
+    return Job(code, out, err, read_receipts(folder), orphans(kept[MARK]))
+
+
+def read_receipts(folder: Path) -> list[dict[str, Any]]:
+    files = sorted((folder / "receipts").glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+class Forks:
+    """Runs scripts as ranks that are forks.
+
+    One server for each set of patches of the order hook: `warn` and `error` have the same.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(
+        self,
+        folder: Path,
+        script: str,
+        *argv: str,
+        ranks: int = 2,
+        init: dict[str, Any] | None = None,
+        order: dict[str, Any] | None = None,
+        environ: dict[str, str | None] | None = None,
+    ) -> Job:
+        """Run `script` as `ranks` ranks and wait for their end; a rank that fails ends the rest.
+
+        None in `environ` takes a variable away.
+        """
+        path = folder / "train.py"
+        path.write_text(script)
+        job = {
+            "folder": str(folder),
+            "script": str(path),
+            "argv": argv,
+            "ranks": ranks,
+            "init": init or {},
+            "order": order or {},
+            "environ": environ or {},
+        }
+        mode = (order or {}).get("mode", "warn")
+        code = self._ask("warn" if mode == "error" else mode, json.dumps(job))
+        out, err = ((folder / name).read_text() for name in ("out", "err"))
+        return Job(code, out, err, read_receipts(folder), [])
+
+    def _ask(self, mode: str, job: str) -> int:
+        server = self._servers.get(mode) or self._start(mode)
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(job.encode() + b"\n")
+        server.stdin.flush()
+        if not select.select([server.stdout], [], [], DEADLINE_S)[0]:
+            self.close()
+            raise AssertionError(f"still running after {DEADLINE_S} s: {job}")
+        return int(server.stdout.readline())
+
+    def _start(self, mode: str) -> subprocess.Popen[bytes]:
+        more = ("torch._dynamo", "torch.distributed.fsdp") if mode == "warn" else ()
+        modules = ("torch", "torch.utils.data", *more)
+        server = self._servers[mode] = subprocess.Popen(
+            [sys.executable, str(FORK_SERVER), *modules],
+            env=environment(hooks(None, {"mode": mode}), self._folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        return server
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            os.killpg(server.pid, signal.SIGKILL)
+            server.communicate()
+        self._servers.clear()
 
 
 def _finish(command: list[str], environ: dict[str, str], folder: Path) -> tuple[int, str, str]:
