@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
-import ranks
-from ranks import launch, line_of, some
+from ranks import line_of, some
 
-
-@pytest.fixture(scope="module")
-def hook():
-    """The hook's module, loaded as a job's Python loads it."""
-    with ranks.loaded("hooks.order_findings") as module:
-        yield module
-
+from saferun.inject.hooks import order_findings
 
 HEAD = """
 import os
@@ -138,7 +130,7 @@ SILENT = {
 @pytest.mark.parametrize("body", some(SILENT, *list(SILENT)[::2]))
 def test_no_other_is_said(run_ranks, body):
     job = run_ranks(HEAD + body + "\n" + TAIL)
-    assert (job.code, job.out.count("done"), job.said(), job.orphans) == (0, 2, [], [])
+    assert (job.code, job.out.count("done"), job.said()) == (0, 2, [])
 
 
 def test_one_rank_alone_hears_nothing(run_ranks):
@@ -158,6 +150,7 @@ def test_a_group_that_a_library_makes_may_shard_loaders_afterwards(run_ranks, tm
     assert (job.code, job.said()) == (0, [])
 
 
+@pytest.mark.slow
 def test_accelerate_shards_a_loader_made_before_it_and_hears_nothing(run_ranks):
     pytest.importorskip("accelerate")
     script = HEAD + (
@@ -212,9 +205,9 @@ def test_a_compiled_model_in_ddp_is_said_once_with_the_line(run_ranks):
     ],
 )
 def test_a_model_on_the_first_gpu_under_another_local_rank_is_wrong(
-    hook, backend, local_rank, count, devices, wrong
+    backend, local_rank, count, devices, wrong
 ):
-    assert hook.on_wrong_device(backend, local_rank, count, devices) is wrong
+    assert order_findings.on_wrong_device(backend, local_rank, count, devices) is wrong
 
 
 # The barrier after wrapping
@@ -365,7 +358,7 @@ dist.all_reduce(torch.ones(1))
 
 def test_fix_makes_the_group_when_it_is_first_asked_for(run_ranks):
     job = run_ranks(FIX, order={"mode": "fix"})
-    assert (job.code, job.said(), job.orphans) == (0, [], [])
+    assert (job.code, job.said()) == (0, [])
     assert (job.out.count("asked True"), job.out.count("batches 4")) == (2, 2)
 
 
@@ -407,7 +400,8 @@ def test_fix_makes_no_group_in_helpers_of_a_rank(run_ranks):
     assert (job.code, job.out.count("helper False")) == (0, 1)
 
 
-def test_fix_makes_no_group_for_a_single_process(tmp_path):
+def test_fix_makes_no_group_for_a_single_process(run_ranks):
     script = HEAD + "loader = DataLoader(data)\nprint('asked', dist.is_initialized())\n"
-    job = launch(tmp_path, script, launcher=(sys.executable,), order={"mode": "fix"})
+    alone = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    job = run_ranks(script, ranks=1, environ=alone, order={"mode": "fix"})
     assert (job.code, job.out) == (0, "asked False\n")

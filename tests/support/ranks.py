@@ -7,7 +7,6 @@ depend on torchrun itself runs in forks of an interpreter that has imported torc
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import select
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,6 +133,8 @@ class Forks:
         """
         path = folder / "train.py"
         path.write_text(script)
+        for name in ("out", "err"):
+            (folder / name).write_text("")
         job = {
             "folder": str(folder),
             "script": str(path),
@@ -230,22 +230,6 @@ def alive(mark: str) -> list[int]:
 def line_of(script: str, text: str) -> int:
     """The number of the line of `script` that holds `text`."""
     return next(n for n, line in enumerate(script.splitlines(), 1) if text in line)
-
-
-@contextlib.contextmanager
-def loaded(name: str) -> Iterator[Any]:
-    """Load a module of `inject/` as a job's Python does; forget it afterwards."""
-    package = type(sys)("_saferun_inject")
-    package.__path__ = [str(SITE.parent)]
-    before = sys.modules.get("_saferun_inject")
-    sys.modules["_saferun_inject"] = package
-    try:
-        yield importlib.import_module(f"_saferun_inject.{name}")
-    finally:
-        for loaded_name in [n for n in sys.modules if n.startswith("_saferun_inject")]:
-            del sys.modules[loaded_name]
-        if before is not None:
-            sys.modules["_saferun_inject"] = before
 
 
 def some(cases: dict[str, str], *quick: str) -> list[Any]:
