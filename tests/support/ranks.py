@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,7 +111,8 @@ def read_receipts(folder: Path) -> list[dict[str, Any]]:
 class Forks:
     """Runs scripts as ranks that are forks.
 
-    One server for each set of patches of the order hook: `warn` and `error` have the same.
+    One server for each set of patches: the order hook has the same for `warn` and `error`, and
+    what the init hook does is decided at each call.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -125,11 +127,13 @@ class Forks:
         ranks: int = 2,
         init: dict[str, Any] | None = None,
         order: dict[str, Any] | None = None,
+        more: dict[str, Any] | None = None,
         environ: dict[str, str | None] | None = None,
     ) -> Job:
         """Run `script` as `ranks` ranks and wait for their end; a rank that fails ends the rest.
 
-        None in `environ` takes a variable away.
+        With 0 ranks it is one process without a group's variables. `more` are settings of other
+        hooks; None in `environ` takes a variable away.
         """
         path = folder / "train.py"
         path.write_text(script)
@@ -142,15 +146,16 @@ class Forks:
             "ranks": ranks,
             "init": init or {},
             "order": order or {},
-            "environ": environ or {},
+            "environ": {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), **(environ or {})},
         }
         mode = (order or {}).get("mode", "warn")
-        code = self._ask("warn" if mode == "error" else mode, json.dumps(job))
+        patches = hooks(None, {"mode": "warn" if mode == "error" else mode}) | (more or {})
+        code = self._ask(json.dumps(patches), json.dumps(job))
         out, err = ((folder / name).read_text() for name in ("out", "err"))
         return Job(code, out, err, read_receipts(folder), [])
 
-    def _ask(self, mode: str, job: str) -> int:
-        server = self._servers.get(mode) or self._start(mode)
+    def _ask(self, patches: str, job: str) -> int:
+        server = self._servers.get(patches) or self._start(patches)
         assert server.stdin is not None
         assert server.stdout is not None
         server.stdin.write(job.encode() + b"\n")
@@ -160,12 +165,16 @@ class Forks:
             raise AssertionError(f"still running after {DEADLINE_S} s: {job}")
         return int(server.stdout.readline())
 
-    def _start(self, mode: str) -> subprocess.Popen[bytes]:
-        more = ("torch._dynamo", "torch.distributed.fsdp") if mode == "warn" else ()
-        modules = ("torch", "torch.utils.data", *more)
-        server = self._servers[mode] = subprocess.Popen(
+    def _start(self, patches: str) -> subprocess.Popen[bytes]:
+        settings = json.loads(patches)
+        modules = ["torch"]
+        if settings == hooks():
+            modules += ["torch._dynamo", "torch.distributed.fsdp"]
+        elif settings["compile"] != hooks()["compile"] or settings["order"]["mode"] == "off":
+            modules += ["torch._inductor.compile_fx"]
+        server = self._servers[patches] = subprocess.Popen(
             [sys.executable, str(FORK_SERVER), *modules],
-            env=environment(hooks(None, {"mode": mode}), self._folder),
+            env=environment(settings, self._folder),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -177,6 +186,16 @@ class Forks:
             os.killpg(server.pid, signal.SIGKILL)
             server.communicate()
         self._servers.clear()
+
+
+def runner(forks: Forks, folder: Path) -> Callable[..., Job]:
+    """Runs a script in one process, no rank, under settings of the compile hook alone."""
+
+    def run(script: str, settings: dict[str, str], **environ: str) -> Job:
+        more = {"compile": {**hooks()["compile"], **settings}}
+        return forks.run(folder, script, ranks=0, order={"mode": "off"}, more=more, environ=environ)
+
+    return run
 
 
 def _finish(command: list[str], environ: dict[str, str], folder: Path) -> tuple[int, str, str]:

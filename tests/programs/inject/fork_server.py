@@ -29,8 +29,9 @@ def main() -> None:
 
 
 def run(job: dict[str, Any]) -> int:
-    with agent_store() as port:
-        ranks = {fork(lambda rank=rank: become(job, rank, port)) for rank in range(job["ranks"])}
+    with agent_store() if job["ranks"] else contextlib.nullcontext(0) as port:
+        group = range(job["ranks"] or 1)
+        ranks = {fork(lambda rank=rank: become(job, rank, port)) for rank in group}
         failed = False
         while ranks:
             pid, status = os.wait()
@@ -81,18 +82,8 @@ def agent_store() -> Iterator[int]:
 
 def become(job: dict[str, Any], rank: int, port: int) -> int:
     """Run the job's script in this process, as one of its ranks; return its status."""
-    size = str(job["ranks"])
-    os.environ.update(
-        {
-            **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            **{"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size},
-            **{"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"},
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-            **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "test"},
-            **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"},
-            **{"SAFERUN_RANK_PID": str(os.getpid())},
-        }
-    )
+    if job["ranks"]:
+        os.environ.update(group_variables(rank, job["ranks"], port))
     os.environ.update({name: value for name, value in job["environ"].items() if value is not None})
     for name in [name for name, value in job["environ"].items() if value is None]:
         del os.environ[name]
@@ -104,6 +95,19 @@ def become(job: dict[str, Any], rank: int, port: int) -> int:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     settle(job)
     return execute(job["script"], job["argv"])
+
+
+def group_variables(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun's agent sets in a rank, and what our bootstrap does."""
+    return {
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        **{"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)},
+        **{"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "test"},
+        **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"},
+        **{"SAFERUN_RANK_PID": str(os.getpid())},
+    }
 
 
 def settle(job: dict[str, Any]) -> None:
