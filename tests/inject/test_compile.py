@@ -147,6 +147,7 @@ def test_autotune_and_graphs_are_off_in_forward_and_backward_when_asked_for_by(
         assert {key: graph[key] for key in KEYS} == dict.fromkeys(KEYS, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_without_the_policy_the_same_script_does_autotune_when_asked_for_by(
     free: Any, way: str
@@ -155,16 +156,20 @@ def test_without_the_policy_the_same_script_does_autotune_when_asked_for_by(
     assert all(graph["triton.autotune_pointwise"] for graph in free[0][way])
 
 
-def test_the_receipt_tells_the_values_in_force_for_both_directions(held: Any, free: Any) -> None:
-    for (_, job), value in ((held, False), (free, True)):
-        told = [line for line in job.hook("compile") if "graph" in line]
-        assert {line["graph"] for line in told} == {"entry", "forward", "backward"}
-        assert any(line["effective"]["max_autotune"] for line in told) is value
-
-
 @pytest.mark.parametrize(
-    ("settings", "value"), [(OFF, False), pytest.param(KEEP, True, marks=pytest.mark.slow)]
+    ("name", "value"), [("held", False), pytest.param("free", True, marks=pytest.mark.slow)]
 )
+def test_the_receipt_tells_the_values_in_force_for_both_directions(
+    request: pytest.FixtureRequest, name: str, value: bool
+) -> None:
+    _, job = request.getfixturevalue(name)
+    graphs = [line for line in job.hook("compile") if "graph" in line]
+    assert {line["graph"] for line in graphs} == {"entry", "forward", "backward"}
+    assert any(line["effective"]["max_autotune"] for line in graphs) is value
+
+
+@pytest.mark.slow  # the variable is where the configuration starts; "assignment" is the same later
+@pytest.mark.parametrize(("settings", "value"), [(OFF, False), (KEEP, True)])
 def test_the_policy_beats_the_environment(
     interpreters: Interpreters, settings: dict[str, str], value: bool
 ) -> None:
