@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from interpreters import Interpreters
+from ranks import Forks, Job
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """One server for each worker of the tests: its start takes seconds, its jobs do not."""
+    forks = Forks(tmp_path_factory.mktemp("forks"))
+    yield forks
+    forks.close()
+
+
+@pytest.fixture
+def run_ranks(forks: Forks, tmp_path: Path) -> Callable[..., Job]:
+    """Runs a script as forked ranks; see `Forks.run`."""
+    return functools.partial(forks.run, tmp_path)
 
 
 @pytest.fixture

@@ -7,10 +7,15 @@ backward. The same scripts without the hook show the opposite, so that these tes
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from interpreters import Interpreters
+from ranks import Forks, Job, runner
+
+Run = Callable[..., Job]
 
 KEYS = [
     "max_autotune",
@@ -100,25 +105,32 @@ for way, code in {WAYS!r}.items():
     found[way] = list(lowered)
 print(json.dumps(found))
 """
-OFF = {"compile": {"autotune": "off", "cudagraphs": "off"}}
-KEEP = {"compile": {"autotune": "keep", "cudagraphs": "keep"}}
-CACHES_OFF = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+OFF = {"autotune": "off", "cudagraphs": "off"}
+KEEP: dict[str, str] = {}
+WHEN_DISTRIBUTED = {"cudagraphs": "off-when-distributed"}
+NOT_AT_ALL = {"enabled": "off"}
 
 
-def lowered(interpreters: Interpreters, code: str, hooks: dict | None, **extra: str) -> Any:
-    ran = interpreters.run(PROBE + code, hooks=hooks, **CACHES_OFF, **extra)
-    assert ran.code == 0, ran.err
-    return json.loads(ran.out.splitlines()[-1]), ran
-
-
-@pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return lowered(Interpreters(tmp_path_factory.mktemp("held")), ALL_WAYS, OFF)
+def lowered(run: Run, code: str, settings: dict[str, str], **extra: str) -> tuple[Any, Job]:
+    """What the probe saw, and the job. Nothing is taken from inductor's cache."""
+    job = run(PROBE + "config.force_disable_caches = True\n" + code, settings, **extra)
+    assert job.code == 0, job.err
+    return json.loads(job.out.splitlines()[-1]), job
 
 
 @pytest.fixture(scope="module")
-def free(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return lowered(Interpreters(tmp_path_factory.mktemp("free")), ALL_WAYS, KEEP)
+def held(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Job]:
+    return lowered(runner(forks, tmp_path_factory.mktemp("held")), ALL_WAYS, OFF)
+
+
+@pytest.fixture(scope="module")
+def free(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Job]:
+    return lowered(runner(forks, tmp_path_factory.mktemp("free")), ALL_WAYS, KEEP)
+
+
+@pytest.fixture
+def run(forks: Forks, tmp_path: Path) -> Run:
+    return runner(forks, tmp_path)
 
 
 def directions(graphs: list[dict]) -> list[bool]:
@@ -135,6 +147,7 @@ def test_autotune_and_graphs_are_off_in_forward_and_backward_when_asked_for_by(
         assert {key: graph[key] for key in KEYS} == dict.fromkeys(KEYS, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_without_the_policy_the_same_script_does_autotune_when_asked_for_by(
     free: Any, way: str
@@ -143,28 +156,41 @@ def test_without_the_policy_the_same_script_does_autotune_when_asked_for_by(
     assert all(graph["triton.autotune_pointwise"] for graph in free[0][way])
 
 
-def test_the_receipt_tells_the_values_in_force_for_both_directions(held: Any, free: Any) -> None:
-    for (_, ran), value in ((held, False), (free, True)):
-        told = [line for line in ran.by("compile", "observed") if "graph" in line]
-        assert {line["graph"] for line in told} == {"entry", "forward", "backward"}
-        assert any(line["effective"]["max_autotune"] for line in told) is value
+@pytest.mark.parametrize(
+    ("name", "value"), [("held", False), pytest.param("free", True, marks=pytest.mark.slow)]
+)
+def test_the_receipt_tells_the_values_in_force_for_both_directions(
+    request: pytest.FixtureRequest, name: str, value: bool
+) -> None:
+    _, job = request.getfixturevalue(name)
+    graphs = [line for line in job.hook("compile") if "graph" in line]
+    assert {line["graph"] for line in graphs} == {"entry", "forward", "backward"}
+    assert any(line["effective"]["max_autotune"] for line in graphs) is value
 
 
-def test_the_policy_beats_the_environment(interpreters: Interpreters) -> None:
-    script = "torch.compile(body)(x).backward(dx); print(json.dumps(lowered))"
-    for hooks, value in ((OFF, False), (KEEP, True)):
-        found, _ = lowered(interpreters, script, hooks, TORCHINDUCTOR_MAX_AUTOTUNE="1")
-        assert [graph["max_autotune"] for graph in found] == [value, value]
+@pytest.mark.slow  # the variable is where the configuration starts; "assignment" is the same later
+@pytest.mark.parametrize(("settings", "value"), [(OFF, False), (KEEP, True)])
+def test_the_policy_beats_the_environment(
+    interpreters: Interpreters, settings: dict[str, str], value: bool
+) -> None:
+    script = PROBE + "torch.compile(body)(x).backward(dx); print(json.dumps(lowered))"
+    ran = interpreters.run(
+        script,
+        hooks={"compile": settings},
+        TORCHINDUCTOR_MAX_AUTOTUNE="1",
+        TORCHINDUCTOR_FORCE_DISABLE_CACHES="1",
+    )
+    assert [graph["max_autotune"] for graph in json.loads(ran.out)] == [value, value]
 
 
 def test_a_second_run_finds_its_graphs_in_the_cache_and_still_tells(
-    interpreters: Interpreters,
+    run: Run,
 ) -> None:
     script = f"{PROBE}{WAYS['mode']}" + (
         "\nfrom torch._dynamo.utils import counters"
         "\nprint(counters['aot_autograd']['autograd_cache_hit'])"
     )
-    first, second = (interpreters.run(script, hooks=OFF) for _ in range(2))
+    first, second = (run(script, OFF) for _ in range(2))
     assert (first.out, second.out) == ("0\n", "1\n"), second.err
     assert len([line for line in second.receipts if line.get("graph") == "entry"]) == 2
 
@@ -193,17 +219,14 @@ print(json.dumps(lowered))
     ids=["alone", "in a group", "a rank of two", "a rank of one", "no rank"],
 )
 def test_graphs_go_off_when_distributed_and_only_then(
-    interpreters: Interpreters, before: str, extra: dict[str, str], graphs: bool
+    run: Run, before: str, extra: dict[str, str], graphs: bool
 ) -> None:
-    hooks = {"compile": {"cudagraphs": "off-when-distributed"}}
-    found, _ = lowered(interpreters, before + GRAPHS, hooks, **extra)
+    found, _ = lowered(run, before + GRAPHS, WHEN_DISTRIBUTED, **extra)
     assert [graph["triton.cudagraphs"] for graph in found] == [graphs, graphs]
 
 
-@pytest.mark.parametrize(("setting", "skips"), [("keep", True), ("off", False)])
-def test_the_cudagraphs_backend_is_held_too(
-    interpreters: Interpreters, setting: str, skips: bool
-) -> None:
+@pytest.mark.parametrize(("setting", "skips"), [(KEEP, True), (OFF, False)])
+def test_the_cudagraphs_backend_is_held_too(run: Run, setting: dict[str, str], skips: bool) -> None:
     script = """
 import torch
 from torch._dynamo.utils import counters
@@ -211,7 +234,7 @@ out = torch.compile(lambda x: x.sin() + 1, backend="cudagraphs")(torch.ones(3))
 assert torch.equal(out, torch.ones(3).sin() + 1)
 print(counters["inductor"]["cudagraph_skips"] > 0)  # on a CPU an attempt is a skip
 """
-    ran = interpreters.run(script, hooks={"compile": {"cudagraphs": setting}})
+    ran = run(script, setting)
     assert ran.out == f"{skips}\n", ran.err
 
 
@@ -241,14 +264,14 @@ print(len(tuner.launchers), len(tuner.compile_results), tuner.compile_results[0]
 
 @pytest.mark.parametrize(
     ("setting", "custom", "left"),
-    [("off", False, 1), ("keep", False, 3), ("off", True, 3)],
+    [(OFF, False, 1), (KEEP, False, 3), (OFF, True, 3)],
     ids=["off", "keep", "a user's own kernel"],
 )
 def test_a_generated_kernel_has_one_launcher(
-    interpreters: Interpreters, setting: str, custom: bool, left: int
+    run: Run, setting: dict[str, str], custom: bool, left: int
 ) -> None:
     script = LAUNCHERS.replace("CUSTOM", str(custom))
-    ran = interpreters.run(script, hooks={"compile": {"autotune": setting}})
+    ran = run(script, setting)
     assert ran.out == f"{left} {left} True\n", ran.err
 
 
@@ -281,28 +304,31 @@ for way, code in {COMPILED!r}.items():
 """
 
 
-@pytest.mark.parametrize("setting", ["keep", "off"])
+@pytest.mark.parametrize(("setting", "compiles"), [(KEEP, True), (NOT_AT_ALL, False)])
 def test_with_compilation_off_nothing_is_compiled_however_asked_for(
-    interpreters: Interpreters, setting: str
+    run: Run, setting: dict[str, str], compiles: bool
 ) -> None:
-    ran = interpreters.run(EAGER + COUNT, hooks={"compile": {"enabled": setting}})
-    assert ran.out.splitlines() == [f"{way} = {setting == 'keep'}" for way in COMPILED], ran.err
+    ran = run(EAGER + COUNT, setting)
+    assert ran.out.splitlines() == [f"{way} = {compiles}" for way in COMPILED], ran.err
 
 
-def test_an_uncompiled_module_has_the_shape_that_torchs_own_switch_gives_it(
-    interpreters: Interpreters,
-) -> None:
-    script = EAGER + (
-        "m = torch.compile(M()); m.train(); m(x).sum().backward()\n"
-        "print(type(m).__name__, sorted(m.state_dict()), m._orig_mod.w.weight.grad is not None)"
-    )
-    torchs = interpreters.run(script, hooks=None, TORCH_COMPILE_DISABLE="1")
-    ours = interpreters.run(script, hooks={"compile": {"enabled": "off"}})
-    assert ours.out == torchs.out
-    assert "_orig_mod.w.weight" in ours.out
+SHAPE = EAGER + (
+    "m = torch.compile(M()); m.train(); m(x).sum().backward()\n"
+    "print(type(m).__name__, *sorted(m.state_dict()), m._orig_mod.w.weight.grad is not None)"
+)
+WRAPPED = "OptimizedModule _orig_mod.w.bias _orig_mod.w.weight True\n"
 
 
-def test_with_compilation_off_torchs_own_uses_still_compile(interpreters: Interpreters) -> None:
+def test_an_uncompiled_module_has_the_shape_that_torchs_own_switch_gives_it(run: Run) -> None:
+    assert run(SHAPE, NOT_AT_ALL).out == WRAPPED
+
+
+@pytest.mark.slow
+def test_torchs_own_switch_gives_that_shape(interpreters: Interpreters) -> None:
+    assert interpreters.run(SHAPE, hooks=None, TORCH_COMPILE_DISABLE="1").out == WRAPPED
+
+
+def test_with_compilation_off_torchs_own_uses_still_compile(run: Run) -> None:
     script = """
 import torch
 from torch._dynamo.utils import counters
@@ -310,15 +336,13 @@ from torch._higher_order_ops import cond
 print(cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, [torch.ones(1)]))
 print(counters["stats"]["unique_graphs"] > 0)
 """
-    ran = interpreters.run(script, hooks={"compile": {"enabled": "off"}})
+    ran = run(script, NOT_AT_ALL)
     assert ran.out == "tensor([2.])\nTrue\n", ran.err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["flex_attention", "create_block_mask"])
-def test_flex_attention_stays_compiled_when_asked_for(
-    interpreters: Interpreters, name: str
-) -> None:
+def test_flex_attention_stays_compiled_when_asked_for(run: Run, name: str) -> None:
     script = f"""
 import torch
 from torch.nn.attention.flex_attention import flex_attention, create_block_mask
@@ -329,7 +353,7 @@ if compiled.__name__ == "flex_attention": compiled(q, q, q)
 else: compiled(lambda b, h, i, j: i >= j, 1, 1, 128, 128, device="cpu")
 print(counters["stats"]["unique_graphs"] > 0)
 """
-    ran = interpreters.run(script, hooks={"compile": {"enabled": "off"}})
+    ran = run(script, NOT_AT_ALL)
     assert ran.out == "True\n", ran.err
 
 
@@ -362,9 +386,9 @@ print(x.grad is not None)
     ],
 )
 def test_fallback_runs_eagerly_what_fails_to_compile(
-    interpreters: Interpreters, setting: str, full: bool, works: bool, backward: bool
+    run: Run, setting: str, full: bool, works: bool, backward: bool
 ) -> None:
     script = FAILS.replace("BACKWARD", str(backward)).replace("FULL", str(full))
-    ran = interpreters.run(script, hooks={"compile": {"fallback": setting}})
+    ran = run(script, {"fallback": setting})
     assert (ran.out == "True\n") is works, ran.err
     assert "the compiler fails" in ran.err

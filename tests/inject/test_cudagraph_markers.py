@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
-from interpreters import Interpreters
+from ranks import Forks, Job
 
 HEAD = """
 import os, torch
@@ -31,51 +34,44 @@ def inside(x=torch.ones(2)):
     torch.compiler.cudagraph_mark_step_begin()
     return x + 1
 """
-RANK = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.fixture
+def run(forks: Forks, tmp_path: Path) -> Callable[..., Job]:
+    """Runs a script as ranks under a setting of the hook; 0 ranks are one process alone."""
+
+    def run(script: str, setting: str, ranks: int) -> Job:
+        more = {"cudagraph_markers": setting}
+        return forks.run(tmp_path, script, ranks=ranks, order={"mode": "off"}, more=more)
+
+    return run
 
 
 @pytest.mark.parametrize(
-    ("setting", "group", "steps"),
+    ("setting", "ranks", "steps"),
     [
-        pytest.param("keep", False, 4, marks=pytest.mark.slow),
-        ("keep", True, 4),
-        ("off", False, 0),
-        pytest.param("off", True, 0, marks=pytest.mark.slow),
-        ("off-when-distributed", False, 4),
-        ("off-when-distributed", True, 0),
+        pytest.param("keep", 0, 4, marks=pytest.mark.slow),
+        pytest.param("keep", 2, 4, marks=pytest.mark.slow),
+        ("off", 0, 0),
+        ("off", 1, 0),
+        ("off-when-distributed", 0, 4),
+        ("off-when-distributed", 1, 0),
+        ("off-when-distributed", 2, 0),
     ],
 )
 def test_markers_count_steps_only_where_the_profile_lets_them(
-    interpreters: Interpreters, setting: str, group: bool, steps: int
+    run: Callable[..., Job], setting: str, ranks: int, steps: int
 ) -> None:
-    script = HEAD + (GROUP if group else "") + INSIDE + MARKS
-    extra = RANK if group else {}
-    ran = interpreters.run(script, hooks={"cudagraph_markers": setting}, **extra)
-    assert ran.out == f"{steps}\n", ran.err
+    job = run(HEAD + (GROUP if ranks else "") + INSIDE + MARKS, setting, ranks)
+    assert job.out.splitlines() == [str(steps)] * max(1, ranks), job.err
+    observed = [line for line in job.hook("cudagraph_markers") if line["outcome"] == "observed"]
+    assert sorted(line["rank"] for line in observed if ranks) == [
+        *range(ranks if setting != "keep" else 0)
+    ]
+    assert all(line["effective"] == {"marks": steps > 0} for line in observed)
 
 
-@pytest.mark.parametrize(
-    ("setting", "steps"),
-    [("off-when-distributed", 0), pytest.param("keep", 4, marks=pytest.mark.slow)],
-)
-def test_markers_do_nothing_in_each_of_two_real_ranks(
-    interpreters: Interpreters, torchrun: tuple[str, ...], setting: str, steps: int
-) -> None:
-    script = interpreters.folder / "two.py"
-    script.write_text(HEAD + GROUP + INSIDE + MARKS.replace("print(", "print(f'steps', "))
-    ran = interpreters.run(
-        hooks={"cudagraph_markers": setting},
-        argv=(*torchrun, "--standalone", "--nproc-per-node=2", str(script)),
-    )
-    assert ran.code == 0, ran.err
-    assert ran.out.count(f"steps {steps}") == 2
-    if steps == 0:
-        told = ran.by("cudagraph_markers", "observed")
-        assert sorted(line["rank"] for line in told) == [0, 1]
-        assert all(line["effective"] == {"marks": False} for line in told)
-
-
-def test_markers_come_back_when_the_group_is_gone(interpreters: Interpreters) -> None:
+def test_markers_come_back_when_the_group_is_gone(run: Callable[..., Job]) -> None:
+    """And this process is no rank of several."""
     script = HEAD + GROUP + INSIDE + "dist.destroy_process_group()\n" + MARKS
-    hooks = {"cudagraph_markers": "off-when-distributed"}
-    assert interpreters.run(script, hooks=hooks, **RANK).out == "4\n"
+    assert run(script, "off-when-distributed", 1).out == "4\n"

@@ -315,12 +315,12 @@ def test_an_agent_says_where_it_lives_if_all_its_ranks_are_pythons(
 
 BETWEEN = """
 import os
-from _saferun_inject import bootstrap
+from _saferun_inject import agent
 def tie():
     os.getppid = lambda: 1
-bootstrap._die_with_parent = tie
+agent.die_with_parent = tie
 os.environ["SAFERUN_AGENT_PID"] = str(os.getppid())
-bootstrap._tie_to_agent()
+agent.tie()
 """
 
 
@@ -356,8 +356,8 @@ def test_a_child_of_the_agent_is_tied_under_every_python(
 TIE = """
 import sys
 {}
-from _saferun_inject import bootstrap
-bootstrap._die_with_parent()
+from _saferun_inject import agent
+agent.die_with_parent()
 """
 
 

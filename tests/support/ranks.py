@@ -1,24 +1,31 @@
-"""Real jobs for the tests: torchrun, ranks on gloo, the injection in place, nothing left behind."""
+"""Jobs for the tests: ranks on gloo with the hooks in place, under torchrun or forked.
+
+Under torchrun a job takes seconds, most of them for imports of torch: `launch`. What does not
+depend on torchrun itself runs in forks of an interpreter that has imported torch: `Forks`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from saferun.inject import contract
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SITE = REPOSITORY / "src" / "saferun" / "inject" / "site"
+FORK_SERVER = REPOSITORY / "tests" / "programs" / "inject" / "fork_server.py"
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 DEADLINE_S = 120
 MARK = "SAFERUN_TEST_JOB"
@@ -32,9 +39,8 @@ class Job(NamedTuple):
     code: int
     out: str
     err: str
-    seconds: float
     receipts: list[dict[str, Any]]
-    orphans: list[str]
+    orphans: list[str]  # of a job under torchrun
 
     def said(self, text: str = "") -> list[str]:
         """The lines that saferun said, those with `text` only."""
@@ -65,6 +71,17 @@ def hooks(
     }
 
 
+def environment(settings: dict[str, Any] | None, receipts: Path) -> dict[str, str]:
+    """The environment of a job; without `settings`, one that no hook is in."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED) and k not in _RANK}
+    kept |= {"PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", MARK: uuid.uuid4().hex}
+    if settings is not None:
+        kept["SAFERUN_INJECT"] = contract.encode(
+            run="test", attempt=1, hooks=settings, mitigations=(), receipts=str(receipts)
+        )
+    return kept
+
+
 def launch(
     folder: Path,
     script: str,
@@ -80,29 +97,105 @@ def launch(
     path = folder / "train.py"
     path.write_text(script)
     command = launcher or (TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED) and k not in _RANK}
-    kept |= {"PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", MARK: uuid.uuid4().hex}
-    if injected:
-        kept["SAFERUN_INJECT"] = json.dumps(
-            {
-                "v": 1,
-                "run": "test",
-                "attempt": 1,
-                "hooks": hooks(init, order),
-                "mitigations": [],
-                "receipts": str(folder / "receipts"),
-            }
-        )
+    kept = environment(hooks(init, order) if injected else None, folder / "receipts")
     kept |= environ or {}
-    start = time.monotonic()
     code, out, err = _finish([*command, str(path), *words], kept, folder)
-    seconds = time.monotonic() - start
-    receipts = [
-        json.loads(line)
-        for file in sorted((folder / "receipts").glob("*.jsonl"))
-        for line in file.read_text().splitlines()
-    ]
-    return Job(code, out, err, seconds, receipts, orphans(kept[MARK]))
+    return Job(code, out, err, read_receipts(folder), orphans(kept[MARK]))
+
+
+def read_receipts(folder: Path) -> list[dict[str, Any]]:
+    files = sorted((folder / "receipts").glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+class Forks:
+    """Runs scripts as ranks that are forks.
+
+    One server for each set of patches: the order hook has the same for `warn` and `error`, and
+    what the init hook does is decided at each call.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(
+        self,
+        folder: Path,
+        script: str,
+        *argv: str,
+        ranks: int = 2,
+        init: dict[str, Any] | None = None,
+        order: dict[str, Any] | None = None,
+        more: dict[str, Any] | None = None,
+        environ: dict[str, str | None] | None = None,
+    ) -> Job:
+        """Run `script` as `ranks` ranks and wait for their end; a rank that fails ends the rest.
+
+        With 0 ranks it is one process without a group's variables. `more` are settings of other
+        hooks; None in `environ` takes a variable away.
+        """
+        path = folder / "train.py"
+        path.write_text(script)
+        for name in ("out", "err"):
+            (folder / name).write_text("")
+        job = {
+            "folder": str(folder),
+            "script": str(path),
+            "argv": argv,
+            "ranks": ranks,
+            "init": init or {},
+            "order": order or {},
+            "environ": {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), **(environ or {})},
+        }
+        mode = (order or {}).get("mode", "warn")
+        patches = hooks(None, {"mode": "warn" if mode == "error" else mode}) | (more or {})
+        code = self._ask(json.dumps(patches), json.dumps(job))
+        out, err = ((folder / name).read_text() for name in ("out", "err"))
+        return Job(code, out, err, read_receipts(folder), [])
+
+    def _ask(self, patches: str, job: str) -> int:
+        server = self._servers.get(patches) or self._start(patches)
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(job.encode() + b"\n")
+        server.stdin.flush()
+        if not select.select([server.stdout], [], [], DEADLINE_S)[0]:
+            self.close()
+            raise AssertionError(f"still running after {DEADLINE_S} s: {job}")
+        return int(server.stdout.readline())
+
+    def _start(self, patches: str) -> subprocess.Popen[bytes]:
+        settings = json.loads(patches)
+        modules = ["torch"]
+        if settings == hooks():
+            modules += ["torch._dynamo", "torch.distributed.fsdp"]
+        elif settings["compile"] != hooks()["compile"] or settings["order"]["mode"] == "off":
+            modules += ["torch._inductor.compile_fx"]
+        server = self._servers[patches] = subprocess.Popen(
+            [sys.executable, str(FORK_SERVER), *modules],
+            env=environment(settings, self._folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        return server
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            os.killpg(server.pid, signal.SIGKILL)
+            server.communicate()
+        self._servers.clear()
+
+
+def runner(forks: Forks, folder: Path) -> Callable[..., Job]:
+    """Runs a script in one process, no rank, under settings of the compile hook alone."""
+
+    def run(script: str, settings: dict[str, str], **environ: str) -> Job:
+        more = {"compile": {**hooks()["compile"], **settings}}
+        return forks.run(folder, script, ranks=0, order={"mode": "off"}, more=more, environ=environ)
+
+    return run
 
 
 def _finish(command: list[str], environ: dict[str, str], folder: Path) -> tuple[int, str, str]:
@@ -156,22 +249,6 @@ def alive(mark: str) -> list[int]:
 def line_of(script: str, text: str) -> int:
     """The number of the line of `script` that holds `text`."""
     return next(n for n, line in enumerate(script.splitlines(), 1) if text in line)
-
-
-@contextlib.contextmanager
-def loaded(name: str) -> Iterator[Any]:
-    """Load a module of `inject/` as a job's Python does; forget it afterwards."""
-    package = type(sys)("_saferun_inject")
-    package.__path__ = [str(SITE.parent)]
-    before = sys.modules.get("_saferun_inject")
-    sys.modules["_saferun_inject"] = package
-    try:
-        yield importlib.import_module(f"_saferun_inject.{name}")
-    finally:
-        for loaded_name in [n for n in sys.modules if n.startswith("_saferun_inject")]:
-            del sys.modules[loaded_name]
-        if before is not None:
-            sys.modules["_saferun_inject"] = before
 
 
 def some(cases: dict[str, str], *quick: str) -> list[Any]:

@@ -1,6 +1,38 @@
-"""Pure: what ranks disagree on, and how that is said. Every rank judges the same facts alike."""
+"""Pure: what ranks disagree on, and the text that reports it.
+
+Every rank that compares the same facts gets the same result.
+"""
 
 from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from typing import TypedDict, TypeVar
+
+    Value = TypeVar("Value")
+
+    class Facts(TypedDict, total=False):
+        """What a rank tells the others about itself; what it does not know is absent."""
+
+        world_size: int
+        torch: str
+        cuda: str
+        nccl: str
+        gpu: str
+        mitigations: str
+        barrier: str
+        argv: list[str]  # as `comparable_arguments` returns them
+        local: str  # the text of LOCAL_RANK
+        node: str
+
+    class Comparison(TypedDict):
+        """What the facts of all ranks say."""
+
+        differences: list[str]
+        arguments: str
+        reporters: list[int]  # the lowest rank of each node: it writes on stderr what all raise
+
 
 NAMES = {
     "world_size": "world size",
@@ -11,98 +43,131 @@ NAMES = {
     "mitigations": "mitigations",
     "barrier": "init barrier",
 }
+_RANK_OPTIONS = {
+    "local_rank",
+    "rank",
+    "node_rank",
+    "global_rank",
+    "machine_rank",
+    "local_process_index",
+    "process_index",
+    "process_id",
+}
+_SECRET_PARTS = ("key", "token", "secret", "password")
 
 
-def judge(facts):
-    """Return what is to be said about the ranks' facts: {"differences", "arguments", "speakers"}.
-
-    `speakers` is the lowest rank of each node: who says on stderr what all raise.
-    """
-    first = {}
+def compare(facts: Mapping[int, Facts]) -> Comparison:
+    """Return what is to be reported about the facts, which come by rank."""
+    first: dict[str | None, int] = {}
     for rank in sorted(facts):
         first.setdefault(facts[rank].get("node"), rank)
     return {
         "differences": differences(facts),
         "arguments": argument_difference(facts),
-        "speakers": sorted(first.values()),
+        "reporters": sorted(first.values()),
     }
 
 
-def differences(facts):
+def differences(facts: Mapping[int, Facts]) -> list[str]:
     """Return one clause for each thing that ranks disagree on, in a fixed order."""
     clauses = []
     for key, name in NAMES.items():
         groups = _grouped({rank: fact.get(key) for rank, fact in facts.items()})
         if len(groups) > 1:
             value, odd = groups[0]
-            parts = ["%s %s %s %s" % (ranks_text(odd), has(odd), name, value)]
-            parts += ["%s %s %s" % (ranks_text(r), has(r), v) for v, r in reversed(groups[1:])]
+            parts = [f"{ranks_text(odd)} {_has(odd)} {name} {value}"]
+            parts += [f"{ranks_text(r)} {_has(r)} {v}" for v, r in reversed(groups[1:])]
             clauses.append(", ".join(parts))
     return clauses
 
 
-def argument_difference(facts):
+def argument_difference(facts: Mapping[int, Facts]) -> str:
     """Return one line about ranks that were started with other arguments, or ""."""
-    words = _without_ranks(facts)
-    groups = _grouped({rank: _frozen(words.get(rank)) for rank in facts})
+    argvs = _without_ranks(facts)
+    groups = _grouped({rank: _frozen(argvs.get(rank)) for rank in facts})
     if len(groups) < 2:
         return ""
-    (words, odd), (usual, others) = groups[0], groups[-1]
-    pairs = zip((*words, "nothing more"), (*usual, "nothing more"))
-    mine, theirs = next(pair for pair in pairs if pair[0] != pair[1])
-    text = "%s %s started with other arguments than %s: %s against %s"
-    return text % (ranks_text(odd), was(odd), ranks_text(others), mine[:80], theirs[:80])
+    (argv, odd), (usual, others) = groups[0], groups[-1]
+    pairs = zip((*argv, "nothing more"), (*usual, "nothing more"))
+    ours, theirs = next(pair for pair in pairs if pair[0] != pair[1])
+    was = "was" if len(odd) == 1 else "were"
+    return (
+        f"{ranks_text(odd)} {was} started with other arguments than {ranks_text(others)}: "
+        f"{ours[:80]} against {theirs[:80]}"
+    )
 
 
-def _without_ranks(facts):
+def comparable_arguments(argv: Sequence[str]) -> list[str]:
+    """Return a script's arguments as the comparison sees them.
+
+    Without those that tell a rank which one it is, the script by its file name alone (nodes may
+    keep it in different places), and with secrets masked.
+    """
+    kept = [argv[0].rpartition("/")[2]] if argv else []
+    skip = secret = False
+    for word in argv[1:]:
+        if (skip or secret) and not word.startswith("-"):
+            kept.extend(["***"] if secret else [])
+            skip = secret = False
+            continue
+        name, equals, _ = word.partition("=")
+        plain = name.lstrip("-").replace("-", "_").lower()
+        is_option = word.startswith("-")
+        names_rank = is_option and plain in _RANK_OPTIONS
+        names_secret = is_option and any(part in plain for part in _SECRET_PARTS)
+        skip, secret = names_rank and not equals, names_secret and not equals
+        if not names_rank:
+            kept.append(name + "=***" if names_secret and equals else word)
+    return kept
+
+
+def _without_ranks(facts: Mapping[int, Facts]) -> dict[int, list[str]]:
     """Return each rank's arguments; a word that differs by the rank's own number becomes "#"."""
     import re
 
-    words = {rank: fact["argv"] for rank, fact in facts.items() if fact.get("argv") is not None}
-    if len({len(argv) for argv in words.values()}) != 1:
-        return words
+    argvs = {rank: fact["argv"] for rank, fact in facts.items() if fact.get("argv") is not None}
+    if len({len(argv) for argv in argvs.values()}) != 1:
+        return argvs
+    locals_ = [facts[rank].get("local", "") for rank in argvs]
     columns = []
-    for column in zip(*words.values()):
-        for numbers in (list(words), [facts[rank].get("local", "") for rank in words]):
+    for column in zip(*argvs.values()):
+        for numbers in ([str(rank) for rank in argvs], locals_):
             marked = {
-                re.sub(r"(?<!\d)%s(?!\d)" % number, "#", word) if str(number) else word
+                re.sub(rf"(?<!\d){number}(?!\d)", "#", word) if number else word
                 for number, word in zip(numbers, column)
             }
             if len(marked) == 1 and len(set(column)) > 1:
-                column = tuple(marked) * len(words)
+                column = tuple(marked) * len(argvs)
         columns.append(column)
-    rows = zip(*columns) if columns else [()] * len(words)
-    return dict(zip(words, (list(row) for row in rows)))
+    rows = zip(*columns) if columns else [()] * len(argvs)
+    return {rank: list(row) for rank, row in zip(argvs, rows)}
 
 
-def ranks_text(ranks):
+def ranks_text(ranks: Collection[int]) -> str:
     """Return "rank 3", "ranks 1, 3" or "ranks 0-2, 5"."""
-    runs = []
+    runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    text = ", ".join(str(a) if a == b else "%d-%d" % (a, b) for a, b in runs)
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
     return ("rank " if len(ranks) == 1 else "ranks ") + text
 
 
-def _grouped(values):
+def _grouped(values: Mapping[int, Value | None]) -> list[tuple[Value, list[int]]]:
     """Return [(value, ranks)], rarest first; unknown values (None) are left out."""
-    groups = {}
+    groups: dict[Value, list[int]] = {}
     for rank in sorted(values):
-        if values[rank] is not None:
-            groups.setdefault(values[rank], []).append(rank)
+        value = values[rank]
+        if value is not None:
+            groups.setdefault(value, []).append(rank)
     return sorted(groups.items(), key=lambda item: (len(item[1]), -item[1][0]))
 
 
-def _frozen(words):
-    return None if words is None else tuple(words)
+def _frozen(argv: list[str] | None) -> tuple[str, ...] | None:
+    return None if argv is None else tuple(argv)
 
 
-def has(ranks):
+def _has(ranks: Collection[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
-
-
-def was(ranks):
-    return "was" if len(ranks) == 1 else "were"

@@ -1,10 +1,11 @@
-"""What saferun and the processes of a job tell each other, as versioned JSON.
+"""The versioned JSON that saferun and the processes of a job exchange.
 
-In: the environment variable SAFERUN_INJECT. Out: one receipt file for each process that was
-started as a rank, became one or compiled something, with one JSON object a line, appended and
-never rewritten. A process that was started as a rank says so at its start, hook "bootstrap": that
-line's absence is how the supervisor knows that the hooks did not run there. A second one says that
-its script has come to its end: what kills the process after that kills a finished one.
+To the job: the environment variable SAFERUN_INJECT. From the job: one receipt file for each process
+that was started as a rank, became one or compiled something. A receipt file has one JSON object a
+line; lines are appended and never rewritten. A process that was started as a rank writes a line at
+its start, with the hook "bootstrap": where that line is missing, the hooks did not run in that
+process. It writes a second one when its script has ended: what kills the process after that kills a
+process that has done its work.
 
     SAFERUN_INJECT   {"v": 1, "run": ID, "attempt": N, "hooks": {…}, "mitigations": […],
                       "receipts": DIRECTORY or null}
@@ -12,18 +13,30 @@ its script has come to its end: what kills the process after that kills a finish
                       "outcome": OUTCOME, …what the hook adds, "effective" among it}
       "bootstrap" adds "local_rank" and "local_world_size" (N or null)
 
-SAFERUN_AGENT_PID is set by torchrun's agent for its ranks: "PID", or "PID NAMESPACE" where all that
-it starts are Pythons of its own (no --no-python, no PYTHON_EXEC), so that one that finds the agent
-gone is a rank whose agent died while it started. NAMESPACE is the pid namespace that PID counts in.
+torchrun's agent sets SAFERUN_AGENT_PID for its ranks: "PID", or "PID NAMESPACE" where every process
+that it starts is a Python (no --no-python, no PYTHON_EXEC). In the second case a Python that finds
+no such agent is a rank whose agent died while the rank started. NAMESPACE is the pid namespace in
+which PID counts.
 
-SAFERUN_RANK_PID is ours alone: the Python that torchrun's agent itself started as a rank writes
-its pid there, and every helper that inherits it knows that it is not the rank process itself.
+The Python that the agent started as a rank sets SAFERUN_RANK_PID to its own pid. Each helper of the
+rank inherits the variable and so knows that it is not the rank process itself.
 """
 
-TYPE_CHECKING = False  # arming a Python imports nothing; hence the annotations in quotes
+TYPE_CHECKING = False  # every Python of a job loads this file: no import, annotations in quotes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
+    from typing import Any, TypedDict
+
+    class Contract(TypedDict):
+        """SAFERUN_INJECT; `settings.complete` gives `hooks` the type of each hook's settings."""
+
+        v: int
+        run: str
+        attempt: int
+        hooks: dict[str, Any]
+        mitigations: list[str]
+        receipts: str | None
+
 
 VARIABLE = "SAFERUN_INJECT"
 RANK_MARK = "SAFERUN_RANK_PID"  # pid of the Python that is the rank; its helpers inherit it
@@ -35,7 +48,7 @@ BOOTSTRAP = "bootstrap"  # the hook of a rank's first line
 APPLIED = "applied"  # the hook is in place, or did its work
 NOT_NEEDED = "not needed"  # nothing to do here (already so, no such thing in this torch)
 OFF = "off"  # the profile says keep or off
-FAILED = "failed"  # ours failed; the job went on without it
+FAILED = "failed"  # our hook failed; the job goes on without it
 OBSERVED = "observed"  # a value read back from torch
 FINISHED = "finished"  # of "bootstrap": the script came to its end, without an exception
 
@@ -48,42 +61,48 @@ def encode(
     mitigations: "Iterable[str]",
     receipts: "str | None",
 ) -> str:
-    """Return the text of SAFERUN_INJECT. Keys are sorted: the same plan gives the same bytes."""
+    """Return the text of SAFERUN_INJECT. Keys are sorted: the same plan gives the same bytes.
+
+    Args:
+        run: the run's identifier.
+        attempt: the number of the attempt, from 1 on.
+        hooks: the profile's section `hooks`.
+        mitigations: names of the mitigations in force.
+        receipts: directory of the receipts; None where nothing can be written.
+    """
     import json
 
-    return json.dumps(
-        {
-            "v": VERSION,
-            "run": run,
-            "attempt": attempt,
-            "hooks": hooks,
-            "mitigations": list(mitigations),
-            "receipts": receipts,
-        },
-        sort_keys=True,
-        separators=(",", ":"),
-    )
+    contract: Contract = {
+        "v": VERSION,
+        "run": run,
+        "attempt": attempt,
+        "hooks": dict(hooks),
+        "mitigations": list(mitigations),
+        "receipts": receipts,
+    }
+    return json.dumps(contract, sort_keys=True, separators=(",", ":"))
 
 
-def decode(text: str) -> "dict[str, Any]":
-    """Return the contract as a dict. Raises ValueError for what is no contract of this version."""
+def decode(text: str) -> "Contract":
+    """Return the contract. Raises ValueError for text that is no contract of this version."""
     import json
 
     contract = json.loads(text)
     if not isinstance(contract, dict) or contract.get("v") != VERSION:
-        raise ValueError("SAFERUN_INJECT has a version that this saferun does not speak")
+        raise ValueError("SAFERUN_INJECT has a version that this saferun does not support")
     missing = [key for key in ("run", "attempt", "hooks", "mitigations") if key not in contract]
     if missing or not isinstance(contract["hooks"], dict):
         raise ValueError("SAFERUN_INJECT lacks " + ", ".join(missing or ["a mapping of hooks"]))
-    return contract
+    known: Contract = {"receipts": None, **contract}  # type: ignore[typeddict-item]
+    return known
 
 
-def whereabouts(text: str) -> "tuple[str | None, int]":
+def receipt_location(text: str) -> "tuple[str | None, int]":
     """Return the directory of the receipts (None: nowhere) and the number of the attempt.
 
-    For a rank's start, where json's import (5 ms) is the whole allowance. Exact, since no JSON
-    string can hold an unescaped quote: a key that stands there once is the contract's own. What is
-    not as `encode` writes it, is parsed.
+    For the start of a rank, where the import of json (5 ms) would take the whole allowance. Exact,
+    because no JSON string can hold an unescaped quote: a key that occurs once is the contract's
+    own. Text that is not as `encode` writes it is parsed.
 
     Raises:
         ValueError: as `decode` does.
@@ -96,16 +115,22 @@ def whereabouts(text: str) -> "tuple[str | None, int]":
     if digits and closed and receipts.startswith('"') and "\\" not in directory:
         return directory, int(digits)
     contract = decode(text)
-    return contract.get("receipts"), contract["attempt"]
+    return contract["receipts"], contract["attempt"]
 
 
 def _after(text: str, key: str) -> str:
-    # What follows a key that stands in the text exactly once; "" otherwise.
+    # The text after a key that occurs exactly once; "" otherwise.
     return text.partition(key)[2].lstrip(" ") if text.count(key) == 1 else ""
 
 
 def receipt_name(attempt: int, restart: str, rank: "int | None", pid: int) -> str:
-    """Return the file name of one process's receipt; `rank` is None outside a group."""
-    return "a{}-r{}-rank{}-pid{}.jsonl".format(
-        attempt, restart, "none" if rank is None else rank, pid
-    )
+    """Return the file name of one process's receipt.
+
+    Args:
+        attempt: the number of the attempt, from 1 on.
+        restart: torchrun's own count of restarts within the attempt.
+        rank: None outside a group.
+        pid: of the process that writes it.
+    """
+    name = "none" if rank is None else rank
+    return f"a{attempt}-r{restart}-rank{name}-pid{pid}.jsonl"

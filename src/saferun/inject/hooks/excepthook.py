@@ -2,106 +2,134 @@
 
 Target: `sys.excepthook` (and `sys.last_value` at exit, for scripts that replace it), in the process
 that the launcher started as a rank, from before its first line; `faulthandler` once torch is there.
-Reason: without `@record` torchrun only knows exit codes and cannot tell root from echo
-(https://docs.pytorch.org/docs/stable/elastic/errors.html). The format is the one that
-torch/distributed/elastic/multiprocessing/errors reads, unchanged from torch 1.9 to 2.13.
+Reason: without `@record` torchrun only knows exit codes and cannot tell the first failure from
+those that it causes (https://docs.pytorch.org/docs/stable/elastic/errors.html). The format is the
+one that torch/distributed/elastic/multiprocessing/errors reads, unchanged from torch 1.9 to 2.13.
 Delete when torchrun records exceptions without a decorator.
 
-Not covered: a script that replaces `sys.excepthook` by one that calls `os._exit`.
+Not covered: a script that replaces `sys.excepthook` by a function that calls `os._exit`.
 """
 
 import os
 import sys
 
-from _saferun_inject import bootstrap, contract
+from .. import contract, rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType, TracebackType
+
+    from ..context import Context
+
+    ExceptHook = Callable[
+        [type[BaseException], BaseException, TracebackType | None],
+        object,
+    ]
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
-_watcher = None
+_watcher: "Watcher | None" = None
 
 
 class Watcher:
-    """Stands before the excepthook that was there and records for one process only."""
+    """Runs before the excepthook that was there, and records for one process only."""
 
-    def __init__(self, previous):
+    def __init__(self, text: str, previous: "ExceptHook") -> None:
+        """Take SAFERUN_INJECT's text and the excepthook to call afterwards."""
+        self._text = text
         self._previous = previous
         self._pid = os.getpid()
         self._done = False
 
-    def hook(self, kind, value, trace):
-        """Record, then do what would have been done without us."""
+    def hook(
+        self,
+        kind: "type[BaseException]",
+        value: BaseException,
+        trace: "TracebackType | None",
+    ) -> None:
+        """Record the exception, then call the previous hook; the arguments are sys.excepthook's."""
         self.record(value, trace)
         self._previous(kind, value, trace)
 
-    def at_exit(self):
-        """Look at what the interpreter printed last: the hook may have been replaced.
+    def at_exit(self) -> None:
+        """Record what the interpreter printed last: the hook may have been replaced.
 
-        No exception: what kills this process from here on kills one that has done its work.
+        Where it printed no exception, write the rank's last receipt: what kills this process from
+        here on kills one that has done its work.
         """
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if value is not None:
             self.record(value, value.__traceback__)
         elif not self._done and os.getpid() == self._pid:
-            bootstrap.leave_word(contract.FINISHED)
+            from .. import receipts
 
-    def record(self, value, trace):
+            receipts.write_bootstrap(self._text, contract.FINISHED)
+
+    def record(self, value: BaseException, trace: "TracebackType | None") -> None:
         """Write the error file, once, in the rank process itself. Never raises."""
         if self._done or os.getpid() != self._pid:
             return
         self._done = True
+        if isinstance(value, (SystemExit, KeyboardInterrupt)):
+            return
         try:
-            path = os.environ.get(_VARIABLE)
-            if path and not isinstance(value, (SystemExit, KeyboardInterrupt)) and _is_on():
-                _write(path, _report(value, trace))
-        except Exception as error:
-            bootstrap.say("inject: {}: {}".format(_VARIABLE, error))
+            from .. import context
+
+            try:
+                _write(self._text, _error_file(value, trace))
+            except Exception as error:
+                context.say(f"inject: {_VARIABLE}: {error}")
+        except Exception:  # our files are gone: the previous hook must run all the same
+            pass
 
 
-def watch():
-    """Take `sys.excepthook`, keeping the one that is there. Twice equals once."""
+def watch(text: str) -> None:
+    """Take `sys.excepthook`, keeping the one that is there. A second call does nothing.
+
+    Args:
+        text: SAFERUN_INJECT.
+    """
     global _watcher
     if _watcher is None:
         import atexit
 
-        _watcher = Watcher(sys.excepthook)
+        _watcher = Watcher(text, sys.excepthook)
         sys.excepthook = _watcher.hook
         atexit.register(_watcher.at_exit)
 
 
-def apply(name, module, context):
-    """Switch `faulthandler` on in a rank, unless it is, and say what is in place."""
-    if _setting(context) == "off":
+def apply(name: str, module: "ModuleType", context: "Context") -> None:
+    """Switch `faulthandler` on in a rank, unless it is on, and report what is in place.
+
+    Args:
+        name: "torch".
+        module: torch.
+        context: the process's.
+    """
+    if context.hooks["excepthook"] == "off":
         context.receipt("excepthook", contract.OFF)
         return
-    if not bootstrap.is_rank_process():
+    if not rank.is_rank_process():
         context.receipt("excepthook", contract.NOT_NEEDED, why="not started as a rank")
         return
+    outcome = contract.APPLIED if _watcher is not None else contract.NOT_NEEDED
+    context.receipt("excepthook", outcome, faulthandler=_switch_faulthandler_on())
+
+
+def _switch_faulthandler_on() -> str:
     import faulthandler
 
-    state = "already on" if faulthandler.is_enabled() else _switch_on(faulthandler)
-    outcome = contract.APPLIED if _watcher is not None else contract.NOT_NEEDED
-    context.receipt("excepthook", outcome, faulthandler=state)
-
-
-def _switch_on(faulthandler):
-    """Enable it on the process's own stderr: scripts put objects without a descriptor there."""
+    if faulthandler.is_enabled():
+        return "already on"
+    # On the process's own stderr: scripts put objects without a descriptor in its place.
     try:
-        faulthandler.enable(file=sys.__stderr__)
-    except (AttributeError, OSError, RuntimeError, ValueError):  # closed: nobody to tell
+        faulthandler.enable(file=sys.__stderr__)  # type: ignore[arg-type]
+    except (AttributeError, OSError, RuntimeError, ValueError):  # it is closed
         return "no stderr"
     return "switched on"
 
 
-def _is_on():
-    context = bootstrap.current_context()
-    return context is not None and _setting(context) != "off"
-
-
-def _setting(context):
-    chosen = context.hooks.get("excepthook", "on")
-    return "off" if chosen in (False, "off") else "on"
-
-
-def _report(value, trace):
+def _error_file(value: BaseException, trace: "TracebackType | None") -> bytes:
     import json
     import time
     import traceback
@@ -116,21 +144,27 @@ def _report(value, trace):
         "timestamp": str(int(now)),  # torch reads it with int()
         "time_s": now,  # ours: orders ranks that fail within one second
     }
-    message = {"message": "{}: {}".format(type(value).__name__, text), "extraInfo": extra}
+    message = {"message": f"{type(value).__name__}: {text}", "extraInfo": extra}
     return json.dumps({"message": message}).encode()
 
 
-def _write(path, content):
-    """Write the report where torchrun looks for it, and where saferun does.
+def _write(text: str, content: bytes) -> None:
+    """Write the error file where torchrun looks for it, and where saferun does.
 
-    torchrun ends the other ranks with SIGTERM once one has failed, in the middle of this perhaps,
-    and an error file that is cut breaks torchrun itself: it appears whole, or not.
+    torchrun ends the other ranks with SIGTERM once one has failed, perhaps in the middle of this,
+    and a truncated error file makes torchrun itself fail: the file appears whole or not at all.
     """
+    from .. import context, receipts
+
+    path = os.environ.get(_VARIABLE)
+    current = context.current(text) if path else None
+    if not path or current is None or current.hooks["excepthook"] == "off":
+        return
     try:
-        bootstrap.write_new(path, content)
+        receipts.write_new(path, content)
     except FileExistsError:
-        pass  # @record was there first, and knows the same exception
+        pass  # @record wrote it first, for the same exception
     try:
-        bootstrap.current_context().leave(".error.json", content)
+        current.write_file(".error.json", content)
     except OSError:
-        pass  # the journal's directory is full or gone: torchrun's file tells the same
+        pass  # the journal's directory is full or gone: torchrun's file has the same content

@@ -1,18 +1,18 @@
-"""Ranks check in, agree and set off together: around `init_process_group`.
+"""Have ranks check in, compare facts and start together: around `init_process_group`.
 
 Target: torch.distributed.distributed_c10d.init_process_group, torch >= 2.4, under every name.
-Reason: the original blocks in silence when a rank is missing, and ranks with different torch, NCCL
-or GPUs fail much later and far from the cause; two ranks on one device do too. Why the barrier
-goes through the store: a first NCCL barrier can hang or take a minute
+Reason: the original waits without a message when a rank is missing; ranks with different torch,
+NCCL or GPUs, or two ranks on one device, fail much later and far from the cause. The barrier goes
+through the store because a first NCCL barrier can hang or take a minute
 (https://github.com/pytorch/pytorch/issues/124714, https://github.com/NVIDIA/nccl/issues/1646).
-Delete it when torch names missing ranks and mismatches itself.
+Delete when torch names missing ranks and mismatches itself.
 
 Settings (hooks.init): set_device, barrier (store | collective | off), agree (error | warn | off),
 timeout_s. With barrier and agree both off ranks do not meet at all.
 
 Ranks meet *before* the original where torchrun's agent holds the store. Elsewhere (`file://`, a
 store of the script's own, mp.spawn, a store in rank 0) they meet afterwards in the group's store;
-some of those ranks may have no saferun, so that meeting is short and only ever warns about absence.
+some of those ranks may have no saferun, so that meeting is short and an absence is only a warning.
 """
 
 from __future__ import annotations
@@ -21,65 +21,76 @@ import os
 import sys
 import time
 
-from _saferun_inject import agreement
-from _saferun_inject import store as meetings
+from .. import agreement, contract, meeting
+from . import environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+    from typing import Any, Protocol
+
+    from ..context import Context
+    from ..settings import InitSettings
+
+    class Cuda(Protocol):
+        """What a decision about devices needs of torch.cuda."""
+
+        def is_initialized(self) -> bool: ...
+        def is_available(self) -> bool: ...
+        def device_count(self) -> int: ...
+
 
 AFTERWARDS_S = 60.0  # bound of a meeting in which not every rank need have saferun
 CONNECT_S = 60.0  # the agent's store is up before any rank starts
 BACKENDS = {"nccl", "gloo", "ucc", "xccl", "hccl", "undefined"}  # real ones: no fake, threaded, mpi
-RANK_WORDS = {
-    "local_rank",
-    "rank",
-    "node_rank",
-    "global_rank",
-    "machine_rank",
-    "local_process_index",
-    "process_index",
-    "process_id",
-}
-SECRET_WORDS = ("key", "token", "secret", "password")
 
 
-def apply(name, module, context):
-    """Wrap `init_process_group` of the freshly executed distributed_c10d."""
-    settings = context.hooks.get("init")
-    if settings and hasattr(module, "init_process_group"):
-        module.init_process_group = _wrap(module, module.init_process_group, settings, context)
+def apply(name: str, module: ModuleType, context: Context) -> None:
+    """Wrap `init_process_group`.
+
+    Args:
+        name: "torch.distributed.distributed_c10d".
+        module: that module.
+        context: the process's.
+    """
+    settings = context.hooks["init"]
+    if settings is not None and hasattr(module, "init_process_group"):
+        wrapped = _wrap(module, settings, context)
+        module.init_process_group = wrapped  # type: ignore[attr-defined]
 
 
-def _wrap(c10d, original, settings, context):
+def _wrap(c10d: ModuleType, settings: InitSettings, context: Context) -> Callable[..., Any]:
     import functools
     import inspect
 
+    original: Callable[..., Any] = c10d.init_process_group
     signature = inspect.signature(original)
-    done = {}  # this process's successful inits, by pid: a forked child starts anew
+    done: dict[int, int] = {}  # this process's successful inits, by pid: a forked child starts anew
+
+    def step(act: Callable[[], InitCall]) -> InitCall | None:
+        try:
+            return act()
+        except RefusalError as refusal:
+            raise _error(refusal) from None
+        except Exception as error:
+            context.failed("init", error)
+            return None
 
     @functools.wraps(original)
-    def init_process_group(*args, **kwargs):
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
         if c10d.GroupMember.WORLD is not None:
-            return original(*args, **kwargs)  # torch's own complaint
-        visit = None
+            return original(*args, **kwargs)  # torch raises its own error
         try:
-            bound = signature.bind(*args, **kwargs).arguments
-        except TypeError:  # what is wrong with the call itself, torch says better
+            arguments = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # torch reports what is wrong with the call
             return original(*args, **kwargs)
-        try:
-            visit = Visit(c10d, bound, settings, context, done.get(os.getpid(), 0))
-            visit.before()
-        except RefusalError as refusal:
-            raise _error(c10d, refusal) from None
-        except Exception as error:
-            visit = None
-            context.failed("init", error)
+        earlier = done.get(os.getpid(), 0)
+        call = step(lambda: InitCall(c10d, arguments, settings, context, earlier).before())
         result = original(*args, **kwargs)
-        done[os.getpid()] = done.get(os.getpid(), 0) + 1
-        try:
-            if visit is not None:
-                visit.after()
-        except RefusalError as refusal:
-            raise _error(c10d, refusal) from None
-        except Exception as error:
-            context.failed("init", error)
+        done[os.getpid()] = earlier + 1
+        if call is not None:
+            step(call.after)
         return result
 
     return init_process_group
@@ -88,246 +99,216 @@ def _wrap(c10d, original, settings, context):
 class RefusalError(Exception):
     """The job must not go on: ranks are missing (`absent`), or they disagree."""
 
-    def __init__(self, text, absent):
+    def __init__(self, text: str, *, absent: bool) -> None:
         super().__init__(text)
         self.absent = absent
 
 
-def _error(c10d, refusal):
+def _error(refusal: RefusalError) -> Exception:
     """Return what the script sees: torch's own type where ranks are missing."""
-    kind = getattr(sys.modules.get("torch.distributed"), "DistStoreError", RuntimeError)
-    return (kind if refusal.absent else RuntimeError)(str(refusal))
+    kind = getattr(_torch_distributed(), "DistStoreError", RuntimeError)
+    error: Exception = (kind if refusal.absent else RuntimeError)(str(refusal))
+    return error
 
 
-class Visit:
-    """One call of init_process_group: what it asked for, and the meetings around it."""
+class InitCall:
+    """One call of init_process_group: its arguments, and the meetings around it."""
 
-    def __init__(self, c10d, arguments, settings, context, earlier):
-        self.c10d = c10d
-        self.settings = settings
-        self.context = context
-        self.earlier = earlier  # successful inits before this one
-        self.backend = str(arguments.get("backend") or "undefined").lower()
-        self.device_id = arguments.get("device_id")
-        self.timeout_s = bound_s(settings.get("timeout_s", 600), arguments.get("timeout"))
-        self.world = world_of(arguments, os.environ)
-        self.wanted = wants_meeting(self.backend, settings) and not waits_for_nobody(os.environ)
-        self.agent = None  # our own connection to the agent's store, for as long as the call lasts
-        self.judged = False
-        self.check_in_s = None
-        self.device = None
+    def __init__(
+        self,
+        c10d: ModuleType,
+        arguments: Mapping[str, Any],
+        settings: InitSettings,
+        context: Context,
+        earlier: int,
+    ) -> None:
+        """Take a call.
 
-    def before(self):
-        """Set the device; check in and agree where the agent's store is there for all ranks."""
-        if self.settings.get("set_device", True):
-            self.device = _set_device(self.backend, self.device_id)
-        if not (self.wanted and self.world and self.earlier == 0):
-            return
-        rank, size = self.world
-        if size > 1 and shares_agent_store(os.environ):
-            self.agent = self._agent_store()
-            self._meet(self._room(self.agent, "check-in"), rank, size, self.timeout_s, "reach")
-            self.judged = True
+        Args:
+            c10d: torch.distributed.distributed_c10d.
+            arguments: the call's, by name.
+            settings: hooks.init.
+            context: the process's.
+            earlier: successful inits of this process before this one.
+        """
+        self._c10d = c10d
+        self._settings = settings
+        self._context = context
+        self._earlier = earlier
+        self._backend = str(arguments.get("backend") or "undefined").lower()
+        self._device_id = arguments.get("device_id")
+        self._timeout_s = bound_s(settings["timeout_s"], arguments.get("timeout"))
+        self._world = environment.world_of(arguments, os.environ)
+        lazy = environment.inits_lazily(os.environ)
+        self._wanted = wants_meeting(self._backend, settings) and not lazy
+        self._agent: Any = None  # our own connection to the agent's store, during the call only
+        self._compared = False
+        self._check_in_s: float | None = None
+        self._device: int | None = None
 
-    def after(self):
-        """Agree now if there was no way before, wait for all ranks, and leave the receipt."""
-        rank, size = self.c10d.get_rank(), self.c10d.get_world_size()
-        if self.wanted and size > 1:
-            if self.agent is not None:
-                self._barrier_with_agent(rank, size)
-            elif self.settings.get("agree", "error") != "off" or self._barrier() == "store":
+    def before(self) -> InitCall:
+        """Set the device; check in and compare where the agent's store is there for all ranks.
+
+        Returns itself, as `after` does.
+        """
+        if self._settings["set_device"] and self._device_id is None:
+            self._device = _set_device(self._backend)
+        if not (self._wanted and self._world and self._earlier == 0):
+            return self
+        rank, size = self._world
+        if size > 1 and environment.shares_agent_store(os.environ):
+            self._agent = self._agent_store()
+            self._meet_in_agent("check-in", "reach", rank, size)
+        return self
+
+    def after(self) -> InitCall:
+        """Compare now if that was not possible before, wait for all ranks, write the receipt."""
+        rank, size = self._c10d.get_rank(), self._c10d.get_world_size()
+        barrier = self._settings["barrier"]
+        if self._wanted and size > 1:
+            if self._agent is not None:
+                if barrier == "store":
+                    self._meet_in_agent("barrier", "get through", rank, size)
+            elif self._settings["agree"] != "off" or barrier == "store":
                 self._meet_afterwards(rank, size)
-            if self._barrier() == "collective":
-                _collective_barrier(self.c10d)
-        self.agent = None
-        facts = {"device": self.device} if self.device is not None else {}
-        self.context.receipt(
+            if barrier == "collective":
+                _collective_barrier(self._c10d)
+        self._agent = None
+        facts = {} if self._device is None else {"device": self._device}
+        self._context.receipt(
             "init",
-            "applied",
+            contract.APPLIED,
             rank=rank,
             world_size=size,
-            check_in_s=self.check_in_s,
-            backend=self.backend,
+            check_in_s=self._check_in_s,
+            backend=self._backend,
             **facts,
         )
+        return self
 
-    def _barrier(self):
-        return self.settings.get("barrier", "store")
+    def _meet_in_agent(self, what: str, verb: str, rank: int, size: int) -> None:
+        """Meet in the agent's store; absence is an error, which says that ranks did not `verb`."""
+        store = _torch_distributed().PrefixStore(agent_prefix(what, os.environ), self._agent)
+        comparison, missing = self._meet(store, rank, size, self._timeout_s)
+        if missing:
+            text = _absence(missing, size, verb, self._timeout_s)
+            if not environment.is_one_node(os.environ):
+                text += " (every node has to run under saferun)"
+            if rank in comparison["reporters"]:
+                self._context.say(text)
+            self._refuse(RefusalError(text, absent=True), rank=rank, missing=missing)
+        self._act_on_differences(comparison, rank)
 
-    def _barrier_with_agent(self, rank, size):
-        if self._barrier() == "store":
-            room = self._room(self.agent, "barrier")
-            self._meet(room, rank, size, self.timeout_s, "get through")
+    def _meet_afterwards(self, rank: int, size: int) -> None:
+        """Meet in the group's own store; absence is a warning."""
+        prefix = f"saferun/init/{self._earlier}"
+        own = own_connection(self._c10d._get_default_store())
+        store = _torch_distributed().PrefixStore(prefix, own)
+        timeout_s = min(self._timeout_s, AFTERWARDS_S)
+        comparison, missing = self._meet(store, rank, size, timeout_s)
+        if missing:
+            if rank in comparison["reporters"]:
+                text = _absence(missing, size, "meet after", timeout_s)
+                self._context.say(text + " (is saferun there?); the job goes on")
+        else:
+            self._act_on_differences(comparison, rank)
+            meeting.leave(store, rank, size)
 
-    def _meet_afterwards(self, rank, size):
-        room = _stores().PrefixStore(
-            "saferun/init/%d" % self.earlier, own_connection(self.c10d._get_default_store())
-        )
-        verdict = self._meet(room, rank, size, min(self.timeout_s, AFTERWARDS_S), None)
-        self.judged = True
-        if not verdict["missing"]:
-            meetings.leave(room, rank, size)
-
-    def _meet(self, room, rank, size, timeout_s, verb):
-        """Meet in `room` and act on the verdict; absence is fatal where there is a `verb` for it.
+    def _meet(
+        self, store: Any, rank: int, size: int, timeout_s: float
+    ) -> tuple[agreement.Comparison, list[int]]:
+        """Meet and return the comparison and the missing ranks.
 
         The facts are compared at the first meeting only; later ones are plain barriers.
         """
-        facts = {} if self.judged else self._facts(rank, size)
+        facts: agreement.Facts = {} if self._compared else self._facts(size)
+        self._compared = True
         start = time.monotonic()
-        verdict = meetings.meet(room, rank, size, facts, agreement.judge, timeout_s)
-        if self.check_in_s is None:
-            self.check_in_s = round(time.monotonic() - start, 4)
-        if verdict["missing"]:
-            self._absent(verdict, rank, size, timeout_s, verb)
-        else:
-            self._disagree(verdict, rank)
-        return verdict
+        result = meeting.meet(store, rank, size, facts, agreement.compare, timeout_s)
+        if self._check_in_s is None:
+            self._check_in_s = round(time.monotonic() - start, 4)
+        return result
 
-    def _absent(self, verdict, rank, size, timeout_s, verb):
-        who = (agreement.ranks_text(verdict["missing"]), size, verb or "meet after", timeout_s)
-        text = "%s of %d did not %s init_process_group within %g s" % who
-        if verb and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-            text += " (every node has to run under saferun)"
-        if rank in verdict.get("speakers", ()) or (not verdict.get("speakers") and rank == 0):
-            self.context.say(text if verb else text + " (is saferun there?); the job goes on")
-        if verb:
-            self.context.receipt("init", "applied", rank=rank, missing=verdict["missing"])
-            self.context.activate()
-            raise RefusalError(text, absent=True)
-
-    def _disagree(self, verdict, rank):
-        """Act on differences: `agree` decides what becomes of them; arguments only ever warn."""
-        agree = self.settings.get("agree", "error")
-        differences = verdict.get("differences") or []
+    def _act_on_differences(self, comparison: agreement.Comparison, rank: int) -> None:
+        """Do what `agree` says about differences; other arguments are only ever a warning."""
+        agree = self._settings["agree"]
+        differences = comparison["differences"]
         if agree == "off":
             return
-        if verdict.get("arguments") and rank == 0:
-            self.context.say(verdict["arguments"])
-        if differences and agree == "warn" and rank == 0:
-            self.context.say("ranks differ: " + "; ".join(differences))
-        if differences and agree == "error":
-            self.context.receipt("init", "applied", rank=rank, differences=differences)
-            self.context.activate()
-            raise RefusalError(
-                "ranks differ: %s. Give all ranks the same, or set hooks.init.agree to warn"
-                % "; ".join(differences),
-                absent=False,
-            )
+        if comparison["arguments"] and rank == 0:
+            self._context.say(comparison["arguments"])
+        if not differences:
+            return
+        text = "ranks differ: " + "; ".join(differences)
+        if agree == "warn":
+            if rank == 0:
+                self._context.say(text)
+            return
+        text += ". Give all ranks the same, or set hooks.init.agree to warn"
+        self._refuse(RefusalError(text, absent=False), rank=rank, differences=differences)
 
-    def _agent_store(self):
+    def _refuse(self, refusal: RefusalError, **facts: object) -> None:
+        self._context.receipt("init", contract.APPLIED, **facts)
+        self._context.activate()
+        raise refusal
+
+    def _agent_store(self) -> Any:
         import datetime
 
-        return _stores().TCPStore(
+        return _torch_distributed().TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             is_master=False,
             wait_for_workers=False,  # the original's own count of clients stays as it was
-            timeout=datetime.timedelta(seconds=min(self.timeout_s, CONNECT_S)),
+            timeout=datetime.timedelta(seconds=min(self._timeout_s, CONNECT_S)),
         )
 
-    def _room(self, store, what):
-        """Return `store` under a prefix of run and restart: the agent's store lives on.
-
-        Not of the attempt: each has an agent, hence a store, of its own, and nodes that meet need
-        not be at the same one (a node whose rendezvous timed out alone is one further).
-        """
-        run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        world = os.environ.get("WORLD_SIZE", "")  # changes where nodes come and go
-        prefix = "saferun/%s/%s/%s/%s" % (run, restart, world, what)
-        return _stores().PrefixStore(prefix, store)
-
-    def _facts(self, rank, size):
-        facts = {
+    def _facts(self, size: int) -> agreement.Facts:
+        facts: agreement.Facts = {
             "world_size": size,
-            "mitigations": ", ".join(sorted(self.context.mitigations)) or "none",
-            "barrier": self._barrier(),
-            "argv": arguments_of(sys.argv),
+            "mitigations": ", ".join(sorted(self._context.mitigations)) or "none",
+            "barrier": self._settings["barrier"],
+            "argv": agreement.comparable_arguments(sys.argv),
             "local": os.environ.get("LOCAL_RANK", ""),
             "node": os.environ.get("GROUP_RANK", "0"),
         }
-        facts.update(_versions(sys.modules["torch"], self.backend))
+        _add_versions(facts, sys.modules["torch"], self._backend)
         return facts
 
 
-# What the call and the environment say: pure.
+# What the call says.
 
 
-def bound_s(timeout_s, given):
+def bound_s(timeout_s: float, given: object) -> float:
     """Return our bound in seconds: the script's own where it gives one, else the profile's."""
-    seconds = getattr(given, "total_seconds", None)
+    seconds: Callable[[], float] | None = getattr(given, "total_seconds", None)
     return float(timeout_s) if seconds is None else seconds()
 
 
-def wants_meeting(backend, settings):
-    """Tell whether ranks should meet: a real backend, and somebody asked for it."""
-    parts = [part.rpartition(":")[2] for part in backend.split(",")]
-    off = settings.get("barrier", "store") == "off" and settings.get("agree", "error") == "off"
-    return not off and all(part in BACKENDS for part in parts)
+def wants_meeting(backend: str, settings: InitSettings) -> bool:
+    """Tell whether ranks should meet: the backend is a real one, and the settings ask for it."""
+    off = settings["barrier"] == "off" and settings["agree"] == "off"
+    return not off and is_real(backend)
 
 
-def waits_for_nobody(environ):
-    """Tell whether the script wants an init that returns before other ranks are there."""
-    return environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0")
+def is_real(backend: str) -> bool:
+    """Tell whether a backend, as torch names it ("cpu:gloo,cuda:nccl"), joins real processes."""
+    return all(part.rpartition(":")[2] in BACKENDS for part in backend.split(","))
 
 
-def world_of(arguments, environ):
-    """Return the environment's (rank, size), None where the group is not one of its world.
+def agent_prefix(what: str, environ: Mapping[str, str]) -> str:
+    """Return the prefix of a meeting's keys, of run and restart: the agent's store outlives them.
 
-    A script may number the ranks anew (`rank=`): before the group is made all of them go by the
-    environment's numbers, or those whose numbers coincide would wait for the others.
+    Not of the attempt: each attempt has an agent, hence a store, of its own, and nodes that meet
+    need not be at the same attempt (a node whose rendezvous timed out alone is one further).
     """
-    if arguments.get("store") is not None or arguments.get("init_method") not in (None, "env://"):
-        return None
-    try:
-        rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        return None
-    if arguments.get("world_size", -1) not in (-1, size) or not 0 <= rank < size:
-        return None
-    return rank, size
+    run = environ.get("TORCHELASTIC_RUN_ID", "")
+    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    world = environ.get("WORLD_SIZE", "")  # changes where nodes come and go
+    return f"saferun/{run}/{restart}/{world}/{what}"
 
 
-def shares_agent_store(environ):
-    """Tell whether all ranks of this attempt find the agent's store under the same prefix.
-
-    The restart count is each agent's own: after a failure on one node the nodes' counts differ
-    (elastic/agent/server/api.py), so with restarts only a single node can meet there.
-    """
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return False
-    if not (environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")):
-        return False
-    one_node = environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return one_node or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0"
-
-
-def arguments_of(argv):
-    """Return a script's arguments as the comparison sees them.
-
-    Without those that tell a rank who it is, the script by its file name alone (nodes may keep it
-    in different places), and with secrets masked.
-    """
-    words = [os.path.basename(argv[0])] if argv else []
-    skip = secret = False
-    for word in argv[1:]:
-        if (skip or secret) and not word.startswith("-"):
-            words.extend(["***"] if secret else [])
-            skip = secret = False
-            continue
-        name, equals, _ = word.partition("=")
-        plain = name.lstrip("-").replace("-", "_").lower()
-        is_option = word.startswith("-")
-        rank_word = is_option and plain in RANK_WORDS
-        secret_word = is_option and any(part in plain for part in SECRET_WORDS)
-        skip, secret = rank_word and not equals, secret_word and not equals
-        if not rank_word:
-            words.append(name + "=***" if secret_word and equals else word)
-    return words
-
-
-def device_to_set(backend, local_rank, cuda):
+def device_to_set(backend: str, local_rank: str | None, cuda: Cuda) -> int | None:
     """Return the index of the device to set, or None.
 
     Args:
@@ -345,34 +326,37 @@ def device_to_set(backend, local_rank, cuda):
     return index if cuda.device_count() > index else None
 
 
-# The edge: torch and its devices.
+def _absence(missing: list[int], size: int, verb: str, timeout_s: float) -> str:
+    who = agreement.ranks_text(missing)
+    return f"{who} of {size} did not {verb} init_process_group within {timeout_s:g} s"
 
 
-def _set_device(backend, device_id):
-    torch = sys.modules["torch"]
-    if device_id is not None:
-        return None
-    index = device_to_set(backend, os.environ.get("LOCAL_RANK"), torch.cuda)
-    if index is not None:
-        torch.cuda.set_device(index)
-    return index
+# torch and its devices.
 
 
-def _versions(torch, backend):
-    """Return the versions and the GPU's name; asks CUDA only where a context is there already."""
-    facts = {"torch": str(torch.__version__), "cuda": torch.version.cuda or "none"}
-    if ("nccl" in backend or backend == "undefined") and torch.cuda.is_initialized():
-        facts["gpu"] = torch.cuda.get_device_name()
-        facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-    return facts
-
-
-def _stores():
-    """Return the module with the stores' names: distributed_c10d has not all of them."""
+def _torch_distributed() -> ModuleType:
+    # Has the names of all stores; distributed_c10d has not.
     return sys.modules["torch.distributed"]
 
 
-def own_connection(store):
+def _set_device(backend: str) -> int | None:
+    cuda = sys.modules["torch"].cuda
+    index = device_to_set(backend, os.environ.get("LOCAL_RANK"), cuda)
+    if index is not None:
+        cuda.set_device(index)
+    return index
+
+
+def _add_versions(facts: agreement.Facts, torch: ModuleType, backend: str) -> None:
+    """Add the versions and the GPU's name; CUDA is asked only where a context exists already."""
+    facts["torch"] = str(torch.__version__)
+    facts["cuda"] = torch.version.cuda or "none"
+    if ("nccl" in backend or backend == "undefined") and torch.cuda.is_initialized():
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def own_connection(store: Any) -> Any:
     """Return a connection of our own: a blocking wait on the group's would stop its threads."""
     try:
         return store.clone()
@@ -380,7 +364,7 @@ def own_connection(store):
         return store
 
 
-def _collective_barrier(c10d):
+def _collective_barrier(c10d: ModuleType) -> None:
     torch = sys.modules["torch"]
     if "nccl" in str(c10d.get_backend()) and torch.cuda.is_initialized():
         c10d.barrier(device_ids=[torch.cuda.current_device()])

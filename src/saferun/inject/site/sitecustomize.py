@@ -1,13 +1,20 @@
-"""Load the bootstrap, then hand the name `sitecustomize` to whoever would have had it without us.
+"""Load the bootstrap, then give the name `sitecustomize` to the module that it belongs to.
 
-Alone in its directory, which saferun puts first on PYTHONPATH: whatever stood here beside it could
-be imported by every child. It loads ../bootstrap.py as `_saferun_inject.bootstrap`, by path, so
-that the job's Python needs no saferun, and takes its directory off sys.path. Any fault of ours is
-one line and the job goes on.
+This file is alone in its directory, which saferun puts first on PYTHONPATH: every child could
+import a file beside it. It loads ../bootstrap.py as `_saferun_inject.bootstrap`, by path, so that
+the job's Python needs no saferun, and takes its directory off sys.path. An error of ours is one
+line, and the job goes on. Pythons as old as 2.7 read this file: no annotations.
 """
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional, TypeVar  # noqa: F401
+
+    Result = TypeVar("Result")
 
 
 def _bootstrap():
+    # type: () -> Any
     # Returns the bootstrap, loaded once for each process; None where SAFERUN_INJECT is not set.
     import os
     import sys
@@ -22,12 +29,13 @@ def _bootstrap():
     package = type(sys)("_saferun_inject")
     package.__path__ = [os.path.dirname(here)]
     sys.modules["_saferun_inject"] = package
-    from _saferun_inject import bootstrap
+    from _saferun_inject import bootstrap  # type: ignore[import-not-found]
 
     return bootstrap
 
 
 def _guarded(step):
+    # type: (Callable[[], Result]) -> Optional[Result]
     try:
         return step()
     except Exception as error:
@@ -40,17 +48,18 @@ def _guarded(step):
     return None
 
 
-def _chain():
+def _import_next():
+    # type: () -> None
     # Imports the next sitecustomize under its own name. Where there is none this raises what
     # CPython expects of a missing sitecustomize; what it raises itself passes through unchanged.
     import sys
 
-    mine = sys.modules.pop("sitecustomize", None)
+    ours = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401
     except BaseException:
-        if mine is not None:
-            sys.modules.setdefault("sitecustomize", mine)
+        if ours is not None:
+            sys.modules.setdefault("sitecustomize", ours)
         raise
 
 
@@ -58,7 +67,7 @@ _loaded = _guarded(_bootstrap)
 if _loaded is not None:
     _guarded(_loaded.start)
 try:
-    _chain()
+    _import_next()
 finally:
     if _loaded is not None:
         _guarded(_loaded.settle)

@@ -1,0 +1,96 @@
+"""torchrun's agent, as the agent names itself to its ranks and as a rank finds it.
+
+A rank is tied to its agent: the kernel ends it when the agent ends. torchrun ends its ranks when it
+can; after a SIGKILL it leaves them all, with their GPU memory. The kernel counts the end of the
+*thread* that started us: torchrun starts ranks from its main thread (torch/distributed/elastic,
+2.4 to 2.13). Helpers of a rank, which any thread may start, are never tied.
+"""
+
+import os
+
+from . import contract
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, signal.h; the module signal costs 2 ms
+
+
+def mark(argv: "Sequence[str]") -> str:
+    """Return SAFERUN_AGENT_PID of this process, an agent with the command line `argv`."""
+    # An abbreviation may be as short as `--no-`. A script's own option that begins so costs only
+    # the name of the namespace.
+    no_python = any(word.startswith(("--no-", "--no_")) for word in argv)
+    if no_python or "PET_NO_PYTHON" in os.environ or "PYTHON_EXEC" in os.environ:
+        return str(os.getpid())
+    return f"{os.getpid()} {_namespace()}".rstrip()
+
+
+def started_this_process() -> bool:
+    """Tell whether this process is a child of its agent, or was started by no agent of ours.
+
+    Under --no-python a shell is the rank, and a Python that the shell runs is not.
+    """
+    agent = _agent()[0]
+    return agent is None or agent == os.getppid()
+
+
+def tie() -> None:
+    """Have the kernel end this rank when its agent ends; end it now where that has happened."""
+    agent, namespace = _agent()
+    rank_mark = os.environ.get(contract.RANK_MARK)
+    if agent is None or rank_mark not in (None, str(os.getpid())):
+        return
+    if os.getppid() == agent:
+        die_with_parent()
+        gone = os.getppid() != agent
+    else:
+        gone = _is_orphan(agent, namespace)
+    if gone:
+        os.kill(os.getpid(), _SIGKILL)
+
+
+def _agent() -> "tuple[int | None, str]":
+    # The pid of the agent (None: not started by one of ours) and its pid namespace ("": unknown).
+    pid, _, namespace = os.environ.get(contract.AGENT_MARK, "").partition(" ")
+    return (int(pid) if pid.isdigit() else None), namespace
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _is_orphan(agent: int, namespace: str) -> bool:
+    # Ranks are sessions of their own. In a container a pid from outside has no meaning.
+    if not namespace or namespace != _namespace() or os.getsid(0) != os.getpid():
+        return False
+    try:
+        os.kill(agent, 0)
+        with open(f"/proc/{agent}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+
+
+def die_with_parent() -> None:
+    """Set PDEATHSIG to SIGKILL. Never raises: nothing happens where that is not possible."""
+    arguments = (_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    try:
+        try:  # what ctypes is built on, at a quarter of its cost
+            import _ctypes
+
+            ourselves = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]
+            prctl = _ctypes.dlsym(ourselves, "prctl")
+            _ctypes.call_function(prctl, arguments)
+        except (ImportError, AttributeError):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(*arguments)
+    except Exception:
+        pass

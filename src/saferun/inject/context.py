@@ -1,0 +1,167 @@
+"""The context of the hooks of one process: their settings, their receipts, their messages.
+
+Receipts wait in memory until the process is *active*, which means that it joined a process group or
+compiled something. A DataLoader worker or a helper that only imports torch writes none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from . import contract, rank, receipts, settings
+from .targets import TARGETS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import NoReturn
+
+    Entry = tuple[float, str, str, dict[str, object]]  # Unix seconds, hook, outcome, its facts
+
+_PENDING_LIMIT = 1000  # receipts kept by a process that never becomes active
+
+_context: Context | None = None
+_is_unusable = False  # SAFERUN_INJECT could not be read, and that was reported
+
+
+class Context:
+    """What a hook reads, and how it reports. One for each process, made for the first hook."""
+
+    def __init__(self, text: str) -> None:
+        found = contract.decode(text)
+        self.hooks = settings.complete(found["hooks"])
+        self.mitigations = found["mitigations"]
+        self._attempt = found["attempt"]
+        self._directory = found["receipts"]
+        self._reported: set[str] = set()
+        self._pid = os.getpid()
+        self._active = False
+        self._pending: list[Entry] = []
+
+    def receipt(self, hook: str, outcome: str, **facts: object) -> None:
+        """Append one line to this process's receipt. Never raises: a full disk stops no job.
+
+        Args:
+            hook: its name.
+            outcome: of the contract's: APPLIED, OBSERVED, ….
+            facts: what the hook adds; a value that JSON has no form for is written as its `repr`.
+        """
+        try:
+            self._notice_fork()
+            self._pending.append((receipts.now(), hook, outcome, facts))
+            if self._active or rank.group_is_initialised():
+                self.activate()
+            del self._pending[_PENDING_LIMIT:]
+        except Exception:
+            self._pending = []
+
+    def write_file(self, ending: str, content: bytes) -> None:
+        """Write a file of this process beside its receipt. Raises OSError where that fails."""
+        if self._directory:
+            receipts.make_directory(self._directory)
+            name = self._file_name()[: -len(".jsonl")] + ending
+            receipts.write_new(os.path.join(self._directory, name), content)
+
+    def activate(self) -> None:
+        """Declare that this process is a rank or compiles: from now on its receipts are written."""
+        try:
+            self._notice_fork()
+            self._active = True
+            waiting, self._pending = self._pending, []
+            if waiting and self._directory:
+                receipts.append(self._directory, self._file_name(), self._lines(waiting))
+        except Exception:
+            self._pending = []
+
+    def say(self, text: str) -> None:
+        """Write one `saferun:` line on stderr."""
+        say(text)
+
+    def failed(self, hook: str, error: Exception) -> None:
+        """Report that a hook failed; under `hooks.required` this ends the process with 70."""
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        self.receipt(hook, contract.FAILED, error=what)
+        message = f"inject: hook {hook}: {what}; "
+        if not self.hooks["required"]:
+            if message not in self._reported:
+                self._reported.add(message)
+                say(message + "the job goes on without it")
+            return
+        self.activate()
+        say(
+            message + "it is required (hooks.required), so this process ends; "
+            "set hooks.required to false to go on without it"
+        )
+        _refuse()
+
+    def _notice_fork(self) -> None:
+        # A forked child is a process of its own: not active, and its parent writes the rest.
+        if os.getpid() != self._pid:
+            self._pid, self._active, self._pending = os.getpid(), False, []
+
+    def _file_name(self) -> str:
+        return receipts.file_name(self._attempt, self._pid)
+
+    def _lines(self, entries: list[Entry]) -> list[str]:
+        import json
+
+        head = {"v": contract.VERSION, "pid": self._pid, "rank": rank.number()}
+        return [
+            json.dumps({**facts, "at": at, "hook": hook, "outcome": outcome, **head}, default=repr)
+            for at, hook, outcome, facts in entries
+        ]
+
+
+def current(text: str) -> Context | None:
+    """Return the process's Context, made of SAFERUN_INJECT's `text` at the first call.
+
+    None where the text cannot be read, which is reported once.
+    """
+    global _context, _is_unusable
+    if _context is None and not _is_unusable:
+        try:
+            _context = Context(text)
+        except Exception as error:
+            _is_unusable = True
+            say(f"inject: SAFERUN_INJECT: {error}; the job runs without hooks")
+    return _context
+
+
+def run_hooks(text: str, name: str, module: ModuleType) -> None:
+    """Run the hooks of a watched module that has just been executed. Never raises.
+
+    Args:
+        text: SAFERUN_INJECT.
+        name: the module's name, a key of TARGETS.
+        module: the module itself.
+    """
+    context = current(text)
+    if context is None:
+        return
+    for hook in TARGETS[name]:
+        try:
+            full = f"{__package__}.hooks.{hook}"
+            __import__(full)
+            sys.modules[full].apply(name, module, context)
+        except Exception as error:
+            context.failed(hook, error)
+
+
+def say(text: str) -> None:
+    """Write one `saferun:` line on stderr, in one write, so that lines of ranks do not mix."""
+    try:
+        sys.stderr.write("saferun: " + " ".join(text.splitlines()) + "\n")
+        sys.stderr.flush()
+    except Exception:
+        pass
+
+
+def _refuse() -> NoReturn:
+    """End this process with 70, by the one way that no code of the job can catch."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+    os._exit(70)

@@ -1,0 +1,61 @@
+"""Whose code a frame belongs to: the script's, torch's, an installed library's or ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
+def user_place(frame: FrameType | None) -> str:
+    """Return "file:line" of the innermost frame of the user's own: outside torch, ours, libraries.
+
+    Where there is none, the innermost outside torch and ours.
+    """
+    nearest = None
+    for outer in _callers(frame):
+        place = f"{outer.f_code.co_filename}:{outer.f_lineno}"
+        if not _is_library(outer.f_code.co_filename):
+            return place
+        nearest = nearest or place
+    return nearest or "unknown place"
+
+
+def called_by_library(frame: FrameType | None) -> bool:
+    """Tell whether the innermost frame outside torch and ours belongs to an installed library."""
+    caller = next(_callers(frame), None)
+    return caller is not None and _is_library(caller.f_code.co_filename)
+
+
+def is_users(frame: FrameType) -> bool:
+    """Tell whether this very frame is of the user's own code."""
+    name = frame.f_code.co_filename
+    return not (is_torch(name) or name.startswith(_OURS) or _is_library(name))
+
+
+def is_torch(name: str) -> bool:
+    """Tell whether a file is one of torch's."""
+    return name.startswith(os.path.dirname(str(sys.modules["torch"].__file__)) + os.sep)
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    # The frame and its callers, innermost first, without torch's and ours.
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not is_torch(name) and not name.startswith(_OURS):
+            yield frame
+        frame = frame.f_back
+
+
+def _is_library(name: str) -> bool:
+    parts = name.split(os.sep)
+    if "site-packages" in parts or "dist-packages" in parts or name.startswith("<frozen"):
+        return True
+    return name.startswith(_STANDARD_LIBRARY)

@@ -1,0 +1,83 @@
+"""Pure: what counts as made in a harmful order, and the text that reports it.
+
+A false alarm costs more than a missed one: in doubt there is no finding.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_SHARDING = ("num_replicas", "rank", "num_processes", "process_index", "world_size", "num_shards")
+_CHOSEN = ("indices", "_indices")  # Subset and the like: the script may have dealt them out itself
+
+
+def early_text(place: str, what: str, world_size: str | None) -> str:
+    """Return the finding about a loader or sampler made before the group.
+
+    Args:
+        place: "file:line" of the script.
+        what: the name of the class.
+        world_size: the text of WORLD_SIZE.
+    """
+    return (
+        f"{place}: {what} made before init_process_group under WORLD_SIZE {world_size}: nothing"
+        " shards its data yet; make it afterwards, with a DistributedSampler"
+    )
+
+
+def compiled_text(place: str) -> str:
+    """Return the finding about a compiled model inside DDP, at "file:line" of the script."""
+    return (
+        f"{place}: DDP wraps a compiled model, and its communication will not overlap the backward"
+        " pass; wrap first, then torch.compile the DDP model"
+    )
+
+
+def device_text(place: str, what: str, local_rank: str | None) -> str:
+    """Return the finding about a model on another rank's GPU.
+
+    Args:
+        place: "file:line" of the script.
+        what: what wraps the model.
+        local_rank: the text of LOCAL_RANK.
+    """
+    return (
+        f"{place}: {what} wraps a model on cuda:0 under LOCAL_RANK {local_rank};"
+        " call torch.cuda.set_device first"
+    )
+
+
+def shards_itself(loader: object) -> bool:
+    """Tell whether a loader's sampler or dataset knows its rank, or may (IterableDataset)."""
+    batches = getattr(loader, "batch_sampler", None)
+    inner = (getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None))
+    dataset = getattr(loader, "dataset", None)
+    parts = (getattr(loader, "sampler", None), batches, *inner, dataset)
+    if any(hasattr(part, name) for part in parts for name in _SHARDING):
+        return True
+    if any(hasattr(dataset, name) for name in _CHOSEN):
+        return True
+    return any(cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__)
+
+
+def on_wrong_device(
+    backend: str, local_rank: str | None, device_count: int, devices: Collection[str]
+) -> bool:
+    """Tell whether a model lies on cuda:0 though its rank has a GPU of its own.
+
+    Args:
+        backend: the group's, as torch names it ("nccl", "cpu:gloo,cuda:nccl").
+        local_rank: the text of LOCAL_RANK, or None.
+        device_count: visible CUDA devices.
+        devices: the devices of the parameters, as text.
+    """
+    if "nccl" not in backend or not (local_rank or "").isdigit() or int(local_rank or 0) == 0:
+        return False
+    return device_count > int(local_rank or 0) and set(devices) == {"cuda:0"}
+
+
+def is_compiled(model: object) -> bool:
+    """Tell whether a model is what `torch.compile(model)` returns."""
+    return type(model).__name__ == "OptimizedModule" and "_dynamo" in type(model).__module__

@@ -1,0 +1,133 @@
+"""Ranks that meet in a torch store: each checks in, one compares them, all read the one result.
+
+One key wakes all of them, so a thousand ranks cost a few thousand small requests and no burst of
+polling: only the first to arrive looks repeatedly, seldom, until the time is up; then it compares
+the ranks that are there. (A blocking `wait` that times out writes two C++ warnings per rank.)
+
+Imports nothing of torch: the stores come from the caller.
+"""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, Protocol, TypeVar
+
+    Facts = TypeVar("Facts", bound=Mapping[str, Any])
+    Result = TypeVar("Result")
+
+    class Store(Protocol):
+        """What a meeting needs of torch.distributed.Store."""
+
+        def set(self, key: str, value: str, /) -> None: ...
+        def get(self, key: str, /) -> bytes: ...
+        def add(self, key: str, amount: int, /) -> int: ...
+        def check(self, keys: list[str], /) -> bool: ...
+        def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None: ...
+
+
+SLACK_S = 5.0  # the others wait this much longer, so that one rank compares and not all of them
+LINGER_S = 5.0  # a rank that hosts the store stays this long for the others to read the result
+
+
+def meet(
+    store: Store,
+    rank: int,
+    size: int,
+    facts: Facts,
+    compare: Callable[[dict[int, Facts]], Result],
+    timeout_s: float,
+) -> tuple[Result, list[int]]:
+    """Check in as `rank` of `size` and return the result: the same on every rank.
+
+    Args:
+        store: a torch store whose keys belong to this one meeting.
+        rank: of this process.
+        size: the number of ranks.
+        facts: about this rank, JSON values only.
+        compare: facts by rank -> JSON values; called on one rank.
+        timeout_s: how long the first to arrive waits.
+
+    Returns:
+        What `compare` returned, and the ranks that were not there (empty when all were).
+
+    Raises:
+        RuntimeError: the store broke, or no rank published a result in time.
+    """
+    import json
+
+    store.set(_key(rank), json.dumps(facts))
+    arrived = store.add("count", 1)
+    if arrived >= size or not _await_result(store, arrived == 1, timeout_s):
+        _publish(store, size, compare)
+    result, missing = json.loads(store.get("result").decode())
+    return result, missing
+
+
+def leave(store: Store, rank: int, size: int) -> None:
+    """Have rank 0, which may host the store, stay until all ranks have read the result.
+
+    Args:
+        store: that of the meeting.
+        rank: of this process.
+        size: the number of ranks.
+    """
+    if store.add("left", 1) >= size:
+        store.set("all left", "1")
+    if rank == 0:
+        _poll(store, "all left", LINGER_S)
+
+
+def _poll(store: Store, key: str, timeout_s: float) -> bool:
+    """Return whether `key` appeared within `timeout_s`; looks seldom, and never logs."""
+    start = time.monotonic()
+    while not store.check([key]):
+        waited_s = time.monotonic() - start
+        if waited_s >= timeout_s:
+            return False
+        time.sleep(min(0.25, 0.001 + waited_s / 20, timeout_s - waited_s + 0.001))
+    return True
+
+
+def _await_result(store: Store, is_first: bool, timeout_s: float) -> bool:
+    if is_first:
+        return _poll(store, "result", timeout_s)
+    import datetime
+
+    bound_s = timeout_s + SLACK_S
+    start = time.monotonic()
+    try:
+        store.wait(["result"], datetime.timedelta(seconds=bound_s))
+    except RuntimeError:
+        if time.monotonic() - start < bound_s - 0.5:
+            raise  # the store broke; a wait that timed out is an answer
+        return False
+    return True
+
+
+def _publish(store: Store, size: int, compare: Callable[[dict[int, Facts]], Result]) -> None:
+    """Compare and publish the result, unless another rank does: then wait for it."""
+    import json
+
+    if store.add("comparing", 1) > 1:
+        if not _poll(store, "result", SLACK_S):
+            raise RuntimeError("the rank that compares all ranks published no result")
+        return
+    facts = {rank: json.loads(store.get(_key(rank)).decode()) for rank in _present(store, size)}
+    missing = [rank for rank in range(size) if rank not in facts]
+    store.set("result", json.dumps([compare(facts), missing]))
+
+
+def _present(store: Store, size: int) -> Iterable[int]:
+    keys = [_key(rank) for rank in range(size)]
+    if store.check(keys):
+        return range(size)
+    return [rank for rank, key in enumerate(keys) if store.check([key])]
+
+
+def _key(rank: int) -> str:
+    return f"rank/{rank}"

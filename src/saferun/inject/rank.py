@@ -1,0 +1,43 @@
+"""Which rank this process is, and whether it is one at all."""
+
+import os
+import sys
+
+from . import contract
+
+C10D = "torch.distributed.distributed_c10d"
+
+
+def is_rank_process() -> bool:
+    """Tell whether the launcher started this very process as a rank: a helper of it is none."""
+    return os.environ.get(contract.RANK_MARK) == str(os.getpid()) and "RANK" in os.environ
+
+
+def number() -> "int | None":
+    """Return this process's global rank: the group's where there is one, else RANK, else None."""
+    if group_is_initialised():
+        rank: int = sys.modules[C10D].get_rank()
+        return rank
+    return variable("RANK")
+
+
+def variable(name: str) -> "int | None":
+    """Return the number in an environment variable; None where it holds none."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def group_is_initialised() -> bool:
+    """Tell whether this process has joined a process group. Never raises."""
+    c10d = sys.modules.get(C10D)
+    initialised = getattr(c10d, "is_initialized", None)  # absent while the module is executed
+    try:
+        return bool(initialised and initialised())
+    except Exception:
+        return False
+
+
+def is_distributed() -> bool:
+    """Tell whether this process has joined a process group, or is one of several that will."""
+    size = variable("WORLD_SIZE")
+    return group_is_initialised() or ("RANK" in os.environ and size is not None and size > 1)

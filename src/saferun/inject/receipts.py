@@ -1,0 +1,118 @@
+"""Receipt files of this process, and other files that it writes beside them."""
+
+import os
+
+from . import contract, rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write_bootstrap(text: str, outcome: str) -> None:
+    """Write the first or the last line of a rank's receipt, without json. Never raises.
+
+    An error in the contract is reported when the first hook needs the contract.
+
+    Args:
+        text: SAFERUN_INJECT.
+        outcome: contract.APPLIED at the start, contract.FINISHED at the end.
+    """
+    try:
+        directory, attempt = contract.receipt_location(text)
+        if directory:
+            append(directory, file_name(attempt, os.getpid()), [_bootstrap_line(outcome)])
+    except Exception:
+        pass
+
+
+def _bootstrap_line(outcome: str) -> str:
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    numbers = [rank.variable(name) for name in names]
+    rank_, local, size = ["null" if number is None else number for number in numbers]
+    return (
+        f'{{"v":{contract.VERSION},"at":{now()!r},"pid":{os.getpid()},"rank":{rank_},'
+        f'"hook":"{contract.BOOTSTRAP}","outcome":"{outcome}",'
+        f'"local_rank":{local},"local_world_size":{size}}}'
+    )
+
+
+def file_name(attempt: int, pid: int) -> str:
+    """Return the name of a process's receipt file."""
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    plain = "".join(letter for letter in restart if letter.isalnum()) or "0"
+    return contract.receipt_name(attempt, plain, rank.number(), pid)
+
+
+def now() -> float:
+    """Return Unix seconds."""
+    import time
+
+    return time.time()
+
+
+def append(directory: str, name: str, lines: "Iterable[str]") -> None:
+    """Append lines to a file of the directory, in one write. Raises OSError where that fails.
+
+    Args:
+        directory: made with mode 0700 where it is missing.
+        name: of the file; it is made with mode 0600, and a link in its place is not followed.
+        lines: without their ends.
+    """
+    make_directory(directory)
+    file = os.open(os.path.join(directory, name), _FLAGS | os.O_APPEND, 0o600)
+    try:
+        os.write(file, "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace"))
+    finally:
+        os.close(file)
+
+
+def write_new(path: str, content: bytes) -> None:
+    """Make a file with its whole content at once: a reader finds no file or all of the content.
+
+    Raises:
+        FileExistsError: there is one.
+        OSError: it cannot be written.
+    """
+    draft = f"{path}.{os.getpid()}"
+    file = os.open(draft, _FLAGS | os.O_EXCL, 0o600)
+    try:
+        try:
+            while content:
+                content = content[os.write(file, content) :]
+        finally:
+            os.close(file)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            if os.path.lexists(path):
+                raise FileExistsError(path) from None
+            os.rename(draft, path)
+    finally:
+        try:
+            os.unlink(draft)
+        except OSError:
+            pass
+
+
+def make_directory(path: str) -> None:
+    """Make a directory and its missing parents, all 0700: os.makedirs leaves parents to umask."""
+    try:
+        _make_one(path)
+    except FileNotFoundError:
+        parent = os.path.dirname(path)
+        if parent in ("", path):
+            raise
+        make_directory(parent)
+        _make_one(path)
+
+
+def _make_one(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # another rank may have made it meanwhile
+        return

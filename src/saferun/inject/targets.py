@@ -1,0 +1,23 @@
+"""The modules that hooks wait for, and the hooks that act on each, in order.
+
+A hook is a module of `hooks/` with `apply(name, module, context)`. It is called right after the
+module `name` has been executed and before any other code can take a name out of it, and again after
+`importlib.reload`. It returns nothing, reports through `context.receipt`, and imports nothing of
+torch that is not loaded yet. An exception in it becomes one line on stderr (`context.failed`).
+"""
+
+TARGETS: "dict[str, tuple[str, ...]]" = {
+    "torch": ("excepthook", "compile"),
+    "torch.nn.attention.flex_attention": ("compile",),
+    "torch._dynamo.convert_frame": ("compile",),
+    "torch._dynamo.backends.cudagraphs": ("compile",),
+    "torch._inductor.compile_fx": ("compile",),
+    "torch._inductor.runtime.triton_heuristics": ("compile",),
+    "torch._inductor.cudagraph_trees": ("cudagraph_markers",),
+    "torch.distributed.distributed_c10d": ("init", "order"),
+    "torch.distributed.rendezvous": ("restarts",),
+    "torch.utils.data.dataloader": ("order",),
+    "torch.nn.parallel.distributed": ("order",),
+    "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
+    "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
+}

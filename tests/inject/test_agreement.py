@@ -1,0 +1,79 @@
+"""What ranks disagree on, and how that is reported."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.inject import agreement
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ([3], "rank 3"),
+        ([1, 3], "ranks 1, 3"),
+        ([0, 1, 2, 5], "ranks 0-2, 5"),
+        ([7, 6], "ranks 6-7"),
+    ],
+)
+def test_ranks_are_named_in_runs(members: list[int], text: str) -> None:
+    assert agreement.ranks_text(members) == text
+
+
+def test_the_rarest_value_is_the_odd_one_and_the_lowest_rank_breaks_ties() -> None:
+    facts = {rank: {"torch": "b" if rank == 2 else "a"} for rank in range(4)}
+    assert agreement.differences(facts) == ["rank 2 has torch b, ranks 0-1, 3 have a"]
+    facts = {rank: {"torch": "a" if rank < 2 else "b"} for rank in range(4)}
+    assert agreement.differences(facts) == ["ranks 2-3 have torch b, ranks 0-1 have a"]
+    facts = {rank: {"torch": "abbcc"[rank]} for rank in range(5)}
+    assert agreement.differences(facts) == [
+        "rank 0 has torch a, ranks 1-2 have b, ranks 3-4 have c"
+    ]
+
+
+def test_what_a_rank_does_not_know_is_no_difference() -> None:
+    assert agreement.differences({0: {"gpu": None}, 1: {"gpu": "NVIDIA H100"}, 2: {}}) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["/a/train.py", "--lr", "1"], ["train.py", "--lr", "1"]),
+        (["t", "--local_rank=3", "x"], ["t", "x"]),
+        (["t", "--local-rank", "3", "x"], ["t", "x"]),
+        (["t", "--rank", "3", "--node_rank", "1"], ["t"]),
+        (["t", "--api-key", "abc", "--token=abc"], ["t", "--api-key", "***", "--token=***"]),
+        ([], []),
+    ],
+    ids=["path", "equals", "word", "several", "secrets", "none"],
+)
+def test_arguments_are_compared_without_ranks_paths_and_secrets(
+    argv: list[str], words: list[str]
+) -> None:
+    assert agreement.comparable_arguments(argv) == words
+
+
+@pytest.mark.parametrize(
+    ("argvs", "locals_", "reported"),
+    [
+        ([["t.py", "--device", "cuda:0"], ["t.py", "--device", "cuda:1"]], "01", False),
+        ([["t.py", "--log=out.2.txt"], ["t.py", "--log=out.3.txt"]], "23", False),
+        ([["t.py", "--lr", "0.1"], ["t.py", "--lr", "0.2"]], "01", True),
+        ([["t.py", "--lr", "0.1"], ["t.py", "--lr", "0.1"]], "01", False),
+        ([["t.py", "a"], ["t.py"]], "01", True),
+    ],
+    ids=["device", "log-by-local-rank", "another-rate", "same", "one-more"],
+)
+def test_arguments_that_only_tell_a_rank_its_number_are_no_difference(
+    argvs: list[list[str]], locals_: str, reported: bool
+) -> None:
+    facts = {
+        rank: {"argv": argv, "local": local}
+        for rank, (argv, local) in enumerate(zip(argvs, locals_, strict=True))
+    }
+    assert bool(agreement.argument_difference(facts)) is reported
+
+
+def test_one_rank_of_each_node_reports() -> None:
+    facts = {rank: {"node": str(rank // 4)} for rank in (1, 3, 5, 6)}
+    assert agreement.compare(facts)["reporters"] == [1, 5]

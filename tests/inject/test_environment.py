@@ -1,0 +1,122 @@
+"""What the call of init_process_group and torchrun's variables say about the group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from saferun.inject.hooks import environment, init
+
+
+class Cuda:
+    """torch.cuda as the decision sees it; asking it when there is no need fails."""
+
+    def __init__(self, count: int = 4, *, available: bool = True, initialized: bool = False):
+        self.count, self.available, self.initialized = count, available, initialized
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def is_available(self) -> bool:
+        return self.available
+
+    def device_count(self) -> int:
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("backend", "local_rank", "cuda", "index"),
+    [
+        ("nccl", "3", Cuda(), 3),
+        ("cpu:gloo,cuda:nccl", "1", Cuda(), 1),
+        ("undefined", "1", Cuda(), 1),
+        ("undefined", "1", Cuda(available=False), None),
+        ("gloo", "1", None, None),
+        ("nccl", "4", Cuda(), None),
+        ("nccl", "1", Cuda(1), None),
+        ("nccl", "1", Cuda(initialized=True), None),
+        ("nccl", None, None, None),
+        ("nccl", "x", None, None),
+    ],
+    ids=[
+        "nccl",
+        "both",
+        "no-backend",
+        "no-backend-no-gpu",
+        "gloo-never-asks-cuda",
+        "more-ranks-than-devices",
+        "one-visible-device-each",
+        "context-exists",
+        "no-local-rank",
+        "odd-local-rank",
+    ],
+)
+def test_the_device_is_set_only_where_it_is_certain(
+    backend: str, local_rank: str | None, cuda: Any, index: int | None
+) -> None:
+    assert init.device_to_set(backend, local_rank, cuda) == index
+
+
+ENV = {"RANK": "1", "WORLD_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "world"),
+    [
+        ({}, ENV, (1, 4)),
+        ({"init_method": "env://", "rank": 1, "world_size": 4}, ENV, (1, 4)),
+        ({"rank": -1, "world_size": 4}, ENV, (1, 4)),
+        ({"world_size": 2}, ENV, None),
+        ({"rank": 0}, ENV, (1, 4)),
+        ({"init_method": "tcp://h:1"}, ENV, None),
+        ({"init_method": "env://?rank=1"}, ENV, None),
+        ({"store": object()}, ENV, None),
+        ({}, {"RANK": "1"}, None),
+        ({}, {"RANK": "one", "WORLD_SIZE": "4"}, None),
+    ],
+    ids=[
+        "env",
+        "the-same-said",
+        "half-said",
+        "other-size",
+        "other-rank",
+        "tcp",
+        "query",
+        "store",
+        "no-size",
+        "no-number",
+    ],
+)
+def test_only_the_environments_world_checks_in_before(
+    arguments: dict[str, object], environ: dict[str, str], world: tuple[int, int] | None
+) -> None:
+    assert environment.world_of(arguments, environ) == world
+
+
+AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("more", "shared"),
+    [
+        ({}, True),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, False),
+        ({"MASTER_PORT": ""}, False),
+        ({"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "0"}, True),
+        ({"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}, False),
+        ({"GROUP_WORLD_SIZE": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}, True),
+    ],
+    ids=["agent", "rank-0-hosts", "no-port", "nodes", "nodes-restarting", "node-restarting"],
+)
+def test_nodes_that_count_restarts_apart_do_not_meet_in_the_agents_store(
+    more: dict[str, str], shared: bool
+) -> None:
+    assert environment.shares_agent_store({**AGENT, **more}) is shared
+
+
+def test_a_restart_in_the_same_agent_uses_other_keys() -> None:
+    """The agent's store outlives the ranks: a meeting must not read the keys of an earlier one."""
+    first = init.agent_prefix("check-in", {"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert init.agent_prefix("check-in", {"TORCHELASTIC_RESTART_COUNT": "1"}) != first
+    assert init.agent_prefix("barrier", {"TORCHELASTIC_RESTART_COUNT": "0"}) != first
