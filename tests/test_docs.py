@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -13,9 +14,8 @@ import click
 import pytest
 
 from saferun import errors
-from saferun.cli.commands import main
 from saferun.export import generate, sbatch
-from saferun.plan import build, inputs, torchrun_args
+from saferun.plan import build, request, torchrun_args
 from saferun.profile.schema import KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,10 +44,17 @@ def words_of(command: click.Command, path: str) -> Iterator[str]:
                 yield from words_of(below, f"{path} {name}")
 
 
+def click_commands() -> dict[str, click.Command]:
+    names = [name for name in torchrun_args.COMMANDS if name != "run"]
+    rooms = {name: f"saferun.cli.{name.replace('-', '_')}" for name in names}
+    return {name: importlib.import_module(module).command for name, module in rooms.items()}
+
+
 def test_every_command_and_option_is_listed():
     named = [f"saferun {name}" for name in torchrun_args.COMMANDS]
-    named += [*torchrun_args.OWN, *inputs.COMMAND_OPTIONS, *sbatch.OPTIONS, *generate.OWN]
-    named += [word.split(" ")[-1] for word in words_of(main, "saferun")]
+    named += [*torchrun_args.OWN, *request.COMMAND_OPTIONS, *sbatch.OPTIONS, *generate.OWN]
+    for name, command in click_commands().items():
+        named += [word.split(" ")[-1] for word in words_of(command, f"saferun {name}")]
     assert not {word for word in named if not re.search(rf"(?<![\w-]){word}(?![\w-])", MANUAL)}
     assert "make demo" in MANUAL
     assert "make test" in MANUAL
@@ -183,11 +190,11 @@ def problem(example: Example) -> str:
         return "" if first.startswith("[") or first in known else f"no command: {first}"
     try:
         if first == "plan":
-            inputs.read_command(tuple(rest), {})
+            request.read_command(tuple(rest), {})
         elif first == "gen-shell":
             generate.read(tuple(rest), {})
         elif first in torchrun_args.COMMANDS and first != "run":
-            parse_command(main, [first, *rest])
+            parse_command(click_commands()[first], rest)
         else:
             line = torchrun_args.parse(example.words).line
             script = line.script or ""
