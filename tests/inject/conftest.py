@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from interpreters import Interpreters
-from ranks import Forks, Job
+from ranks import Forks, RunRanks
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 
 @pytest.fixture
-def run_ranks(forks: Forks, tmp_path: Path) -> Callable[..., Job]:
+def run_ranks(forks: Forks, tmp_path: Path) -> RunRanks:
     """Runs a script as forked ranks; see `Forks.run`."""
     return functools.partial(forks.run, tmp_path)
 

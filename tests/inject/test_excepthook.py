@@ -256,7 +256,9 @@ def torchrun_two(
     return interpreters.run(hooks=hooks, argv=argv, **extra)
 
 
-def test_a_stderr_without_a_descriptor_is_no_fault(interpreters, tmp_path):
+def test_a_stderr_without_a_descriptor_is_no_fault(
+    interpreters: Interpreters, tmp_path: Path
+) -> None:
     """Scripts put a Tee there before they import torch."""
     script = """
 import faulthandler, sys

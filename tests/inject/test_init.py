@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import ranks
-from ranks import Job, launch, some
+from ranks import Job, RunRanks, launch, some
 
 PLAIN = """
 import os
@@ -21,45 +23,45 @@ dist.destroy_process_group()
 """
 
 
-def applied(job: Job) -> list[dict]:
+def applied(job: Job) -> list[dict[str, Any]]:
     return [line for line in job.hook("init") if line["outcome"] == "applied"]
 
 
 # Who is missing
 
 
-def test_ranks_that_never_arrive_are_named_within_the_timeout_in_one_line(tmp_path):
+def test_ranks_that_never_arrive_are_named_within_the_timeout_in_one_line(tmp_path: Path) -> None:
     script = "import os, sys\nif os.environ['RANK'] in '13': sys.exit(0)\n" + PLAIN
     job = launch(tmp_path, script, ranks=4, init={"timeout_s": 2})
     text = "ranks 1, 3 of 4 did not reach init_process_group within 2 s"
-    assert job.said() == [f"saferun: {text}"]
+    assert job.messages() == [f"saferun: {text}"]
     assert job.code == 1
     assert f"torch.distributed.DistStoreError: {text}" in job.err
     assert job.orphans == []
 
 
-def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks):
+def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks: RunRanks) -> None:
     script = "import os, time\nif os.environ['RANK'] == '0': time.sleep(600)\n" + PLAIN
     job = run_ranks(script, init={"timeout_s": 2})
-    assert job.said() == ["saferun: rank 0 of 2 did not reach init_process_group within 2 s"]
+    assert job.messages() == ["saferun: rank 0 of 2 did not reach init_process_group within 2 s"]
     assert job.code == 1
 
 
-def test_naming_the_missing_adds_no_warning_of_the_store_itself(run_ranks):
+def test_naming_the_missing_adds_no_warning_of_the_store_itself(run_ranks: RunRanks) -> None:
     script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
     job = run_ranks(script, ranks=3, init={"timeout_s": 2})
     assert "[c10d]" not in job.err
 
 
-def test_a_longer_timeout_of_the_script_wins(run_ranks):
+def test_a_longer_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
     script = PLAIN.replace('("gloo")', '("gloo", timeout=timedelta(seconds=60))')
     script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(1)\n" + script
     script = "from datetime import timedelta\n" + script
     job = run_ranks(script, init={"timeout_s": 0.2})
-    assert (job.code, job.said(), job.out.count("sum 2.0")) == (0, [], 2)
+    assert (job.code, job.messages(), job.out.count("sum 2.0")) == (0, [], 2)
 
 
-def test_a_shorter_timeout_of_the_script_wins_too(run_ranks):
+def test_a_shorter_timeout_of_the_script_wins_too(run_ranks: RunRanks) -> None:
     script = """
 import os, pathlib, time, torch.distributed as dist
 from datetime import timedelta
@@ -77,7 +79,7 @@ except dist.DistStoreError:
     assert (job.code, job.out) == (0, "alone\n")
 
 
-def test_ranks_that_a_script_numbers_anew_meet_all_the_same(run_ranks):
+def test_ranks_that_a_script_numbers_anew_meet_all_the_same(run_ranks: RunRanks) -> None:
     """A middle rank keeps its number: it must not wait for the others, who changed theirs."""
     script = PLAIN.replace(
         'dist.init_process_group("gloo")',
@@ -85,10 +87,10 @@ def test_ranks_that_a_script_numbers_anew_meet_all_the_same(run_ranks):
         'dist.init_process_group("gloo", rank=r, world_size=w)',
     )
     job = run_ranks(script, ranks=3, init={"timeout_s": 30})
-    assert (job.code, job.said(), job.out.count("sum 3.0")) == (0, [], 3)
+    assert (job.code, job.messages(), job.out.count("sum 3.0")) == (0, [], 3)
 
 
-def test_an_init_that_waits_for_nobody_stays_so(run_ranks):
+def test_an_init_that_waits_for_nobody_stays_so(run_ranks: RunRanks) -> None:
     """With lazy gloo rank 1 may depend on what rank 0 does after its init."""
     script = """
 import os, pathlib, time
@@ -111,17 +113,17 @@ dist.destroy_process_group()
     assert (job.code, job.out.splitlines()) == (0, ["2.0 True"] * 2), job.err
 
 
-def test_a_call_that_torch_refuses_is_torchs_affair(run_ranks):
+def test_a_call_that_torch_refuses_is_torchs_affair(run_ranks: RunRanks) -> None:
     script = PLAIN.replace(
         'dist.init_process_group("gloo")',
         "try:\n    dist.init_process_group('gloo', no_such_word=1)\n"
         "except TypeError:\n    dist.init_process_group('gloo')",
     )
     job = run_ranks(script)
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
 
 
-def test_the_receipt_tells_who_was_missing(run_ranks):
+def test_the_receipt_tells_who_was_missing(run_ranks: RunRanks) -> None:
     script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
     job = run_ranks(script, init={"timeout_s": 1})
     assert [(line["rank"], line["missing"]) for line in job.hook("init")] == [(0, [1])]
@@ -146,10 +148,12 @@ LIE = "import os, torch\nif os.environ['RANK'] == '2':\n    {}\n" + PLAIN
     ],
     ids=["torch", "cuda", "gpu-on-gloo-is-not-asked"],
 )
-def test_ranks_that_differ_are_named_by_value(run_ranks, lie, words):
+def test_ranks_that_differ_are_named_by_value(
+    run_ranks: RunRanks, lie: str, words: str | None
+) -> None:
     job = run_ranks(LIE.replace("{}", lie, 1), ranks=3)
     if words is None:
-        assert (job.code, job.said()) == (0, [])
+        assert (job.code, job.messages()) == (0, [])
         return
     import torch
 
@@ -169,7 +173,7 @@ dist.init_process_group()
 """
 
 
-def test_every_rank_is_refused_when_ranks_differ(run_ranks):
+def test_every_rank_is_refused_when_ranks_differ(run_ranks: RunRanks) -> None:
     refused = PLAIN.replace(
         'dist.init_process_group("gloo")',
         """
@@ -185,41 +189,41 @@ except RuntimeError as error:
     assert job.out.count("refused ranks differ: rank 2 has CUDA x, ranks 0-1 have none.") == 3
 
 
-def test_gpu_types_and_nccl_versions_that_differ_are_named(run_ranks):
+def test_gpu_types_and_nccl_versions_that_differ_are_named(run_ranks: RunRanks) -> None:
     job = run_ranks(GPUS, ranks=3)
     assert job.code == 1
     assert "rank 1 has NCCL 2.27.6, ranks 0, 2 have 2.27.5" in job.err
     assert "rank 2 has GPU NVIDIA A100, ranks 0-1 have NVIDIA H100" in job.err
 
 
-def test_warn_says_the_difference_once_and_the_job_runs(run_ranks):
+def test_warn_reports_the_difference_once_and_the_job_runs(run_ranks: RunRanks) -> None:
     script = LIE.replace("{}", "torch.version.cuda = '11.8'", 1)
     job = run_ranks(script, ranks=3, init={"agree": "warn"})
-    assert job.said() == ["saferun: ranks differ: rank 2 has CUDA 11.8, ranks 0-1 have none"]
+    assert job.messages() == ["saferun: ranks differ: rank 2 has CUDA 11.8, ranks 0-1 have none"]
     assert (job.code, job.out.count("sum 3.0")) == (0, 3)
 
 
-def test_agree_off_says_nothing_and_still_names_missing_ranks(run_ranks):
+def test_agree_off_reports_nothing_and_still_names_missing_ranks(run_ranks: RunRanks) -> None:
     script = LIE.replace("{}", "torch.version.cuda = '11.8'", 1)
     job = run_ranks(script, ranks=3, init={"agree": "off"})
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
     script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
     job = run_ranks(script, init={"agree": "off", "timeout_s": 1})
-    assert job.said("rank 1 of 2 did not reach")
+    assert job.messages("rank 1 of 2 did not reach")
 
 
-def test_other_arguments_only_warn_in_one_line(run_ranks):
+def test_other_arguments_only_warn_in_one_line(run_ranks: RunRanks) -> None:
     script = "import os, sys\nif os.environ['RANK'] == '0': sys.argv[2] = '0.2'\n" + PLAIN
     job = run_ranks(script, "--lr", "0.1")
     warning = "saferun: rank 1 was started with other arguments than rank 0: 0.1 against 0.2"
-    assert job.said() == [warning]
+    assert job.messages() == [warning]
     assert (job.code, job.out.count("sum 2.0")) == (0, 2)
 
 
-def test_rank_arguments_may_differ(run_ranks):
+def test_rank_arguments_may_differ(run_ranks: RunRanks) -> None:
     script = "import os, sys\nsys.argv += ['--local_rank=' + os.environ['RANK']]\n" + PLAIN
     job = run_ranks(script)
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
 
 
 # Whatever name it goes by
@@ -239,26 +243,26 @@ NAMES = {
 
 
 @pytest.mark.parametrize("call", some(NAMES, *sorted(NAMES.keys() - {"accelerate"})))
-def test_the_check_in_happens_by_whatever_name(run_ranks, call):
+def test_the_check_in_happens_by_whatever_name(run_ranks: RunRanks, call: str) -> None:
     if "accelerate" in call:
         pytest.importorskip("accelerate")
     script = f"import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n{call}\n"
     job = run_ranks(script, init={"timeout_s": 1})
-    assert job.said() == ["saferun: rank 1 of 2 did not reach init_process_group within 1 s"]
+    assert job.messages() == ["saferun: rank 1 of 2 did not reach init_process_group within 1 s"]
 
 
 @pytest.mark.parametrize("call", some(NAMES, *sorted(NAMES.keys() - {"accelerate"})))
-def test_all_ranks_get_through_in_silence_by_whatever_name(run_ranks, call):
+def test_all_ranks_get_through_in_silence_by_whatever_name(run_ranks: RunRanks, call: str) -> None:
     if "accelerate" in call:
         pytest.importorskip("accelerate")
     check = "import torch.distributed as x; assert x.is_initialized() and x.get_world_size() == 2\n"
     job = run_ranks(f"{call}\n{check}")
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
     assert sorted(line["rank"] for line in applied(job)) == [0, 1]
     assert all(line["world_size"] == 2 and line["check_in_s"] is not None for line in applied(job))
 
 
-def test_signature_and_docstring_are_torchs_own(run_ranks):
+def test_signature_and_docstring_are_torchs_own(run_ranks: RunRanks) -> None:
     script = """
 import inspect
 from torch.distributed import init_process_group as ours
@@ -328,7 +332,9 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize(("script", "environ"), list(ELSEWHERE.values()), ids=list(ELSEWHERE))
-def test_without_an_agents_store_ranks_agree_afterwards(run_ranks, script, environ):
+def test_without_an_agents_store_ranks_agree_afterwards(
+    run_ranks: RunRanks, script: str, environ: dict[str, str]
+) -> None:
     job = run_ranks(script, environ={**environ, "MASTER_PORT": free_port()})
     assert job.code == 1
     assert "RuntimeError: ranks differ: rank 1 has CUDA 11.8, rank 0 has none" in job.err
@@ -336,29 +342,31 @@ def test_without_an_agents_store_ranks_agree_afterwards(run_ranks, script, envir
 
 
 @pytest.mark.parametrize(("script", "environ"), list(ELSEWHERE.values()), ids=list(ELSEWHERE))
-def test_without_an_agents_store_equal_ranks_run_in_silence(run_ranks, script, environ):
+def test_without_an_agents_store_equal_ranks_run_in_silence(
+    run_ranks: RunRanks, script: str, environ: dict[str, str]
+) -> None:
     script = script.replace('"11.8"', "torch.version.cuda")
     job = run_ranks(script, environ={**environ, "MASTER_PORT": free_port()})
-    assert (job.code, job.out.count("through"), job.said()) == (0, 2, [])
+    assert (job.code, job.out.count("through"), job.messages()) == (0, 2, [])
     assert sorted(line["rank"] for line in applied(job)) == [0, 1]
 
 
 @pytest.mark.slow
-def test_ranks_of_mp_spawn_agree_afterwards(tmp_path):
+def test_ranks_of_mp_spawn_agree_afterwards(tmp_path: Path) -> None:
     job = launch(tmp_path, SPAWNED, launcher=(sys.executable,))
     assert (job.code, "through" in job.out, job.orphans) == (1, False, [])
     assert "RuntimeError: ranks differ: rank 1 has CUDA 11.8, rank 0 has none" in job.err
 
 
 @pytest.mark.slow
-def test_equal_ranks_of_mp_spawn_run_in_silence(tmp_path):
+def test_equal_ranks_of_mp_spawn_run_in_silence(tmp_path: Path) -> None:
     script = SPAWNED.replace('"11.8"', "torch.version.cuda")
     job = launch(tmp_path, script, launcher=(sys.executable,))
-    assert (job.code, job.out.count("through"), job.said()) == (0, 2, [])
+    assert (job.code, job.out.count("through"), job.messages()) == (0, 2, [])
     assert sorted(line["rank"] for line in applied(job)) == [0, 1]
 
 
-def test_a_second_init_after_destroy_works(run_ranks):
+def test_a_second_init_after_destroy_works(run_ranks: RunRanks) -> None:
     # Through a file: torch's own second init through one store meets stale addresses at times.
     script = PLAIN + PLAIN.replace(
         'init_process_group("gloo")',
@@ -366,11 +374,11 @@ def test_a_second_init_after_destroy_works(run_ranks):
         ' rank=int(os.environ["RANK"]), world_size=2)',
     )
     job = run_ranks(script)
-    assert (job.code, job.out.count("sum 2.0"), job.said()) == (0, 4, [])
+    assert (job.code, job.out.count("sum 2.0"), job.messages()) == (0, 4, [])
     assert sorted(line["rank"] for line in applied(job)) == [0, 0, 1, 1]
 
 
-def test_a_group_smaller_than_the_world_is_the_scripts_own_affair(run_ranks):
+def test_a_group_smaller_than_the_world_is_the_scripts_own_affair(run_ranks: RunRanks) -> None:
     script = """
 import os
 import torch.distributed as dist
@@ -379,10 +387,10 @@ if os.environ["RANK"] != "2":
     dist.init_process_group("gloo", method, rank=int(os.environ["RANK"]), world_size=2)
 """
     job = run_ranks(script, ranks=3, init={"timeout_s": 20})
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
 
 
-def test_torchs_own_complaints_are_unchanged(run_ranks):
+def test_torchs_own_complaints_are_unchanged(run_ranks: RunRanks) -> None:
     script = """
 import inspect
 import torch.distributed as dist
@@ -403,7 +411,7 @@ print(complaint(ours, backend="gloo"))
     assert "twice" in text
 
 
-def test_a_fake_backend_meets_nobody(run_ranks):
+def test_a_fake_backend_meets_nobody(run_ranks: RunRanks) -> None:
     script = """
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -412,13 +420,13 @@ print(dist.get_world_size())
 """
     alone = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     job = run_ranks(script, ranks=1, environ=alone)
-    assert (job.code, job.out, job.said()) == (0, "512\n", [])
+    assert (job.code, job.out, job.messages()) == (0, "512\n", [])
 
 
 # Barrier, faults, and the in-agent restart
 
 
-def test_no_rank_gets_through_before_all_are_in(run_ranks, tmp_path):
+def test_no_rank_gets_through_before_all_are_in(run_ranks: RunRanks, tmp_path: Path) -> None:
     """Rank 1 ends its init only when rank 0 is through, which a barrier makes impossible."""
     script = """
 import os, pathlib, time
@@ -443,7 +451,7 @@ through.touch()
     assert job.out == "rank 0 is through True\n", "the barrier is what held rank 0"
 
 
-def test_a_collective_barrier_calls_torchs_own(run_ranks):
+def test_a_collective_barrier_calls_torchs_own(run_ranks: RunRanks) -> None:
     script = """
 import torch.distributed.distributed_c10d as c10d
 inner = c10d.barrier
@@ -457,7 +465,7 @@ c10d.init_process_group("gloo")
     assert (job.code, job.out) == (0, "barrier {}\nbarrier {}\n")
 
 
-def test_a_fault_of_ours_is_one_line_and_the_original_runs(run_ranks):
+def test_a_fault_of_ours_is_one_line_and_the_original_runs(run_ranks: RunRanks) -> None:
     script = (
         """
 import torch.distributed as dist
@@ -467,11 +475,11 @@ dist.TCPStore = None
     )
     job = run_ranks(script)
     assert (job.code, job.out.count("sum 2.0")) == (0, 2)
-    assert len(job.said("hook init: TypeError")) == 2
+    assert len(job.messages("hook init: TypeError")) == 2
 
 
 @pytest.mark.slow
-def test_a_restart_in_the_same_agent_meets_afresh(tmp_path):
+def test_a_restart_in_the_same_agent_meets_afresh(tmp_path: Path) -> None:
     script = """
 import os, sys, time
 import torch.distributed as dist
@@ -484,12 +492,12 @@ sys.exit(0 if again else 3)
     launcher = (ranks.TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1")
     job = launch(tmp_path, script, launcher=launcher, init={"timeout_s": 20})
     assert job.code == 1
-    assert job.said() == ["saferun: rank 1 of 2 did not reach init_process_group within 20 s"]
+    assert job.messages() == ["saferun: rank 1 of 2 did not reach init_process_group within 20 s"]
 
 
-def test_all_off_leaves_torch_alone(run_ranks):
+def test_all_off_leaves_torch_alone(run_ranks: RunRanks) -> None:
     script = "import os, torch\ntorch.version.cuda = os.environ['RANK']\n" + PLAIN
     off = {"barrier": "off", "agree": "off", "set_device": False}
     job = run_ranks(script, init=off)
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
     assert [line["check_in_s"] for line in applied(job)] == [None, None]

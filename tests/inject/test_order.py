@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from ranks import line_of
+from ranks import RunRanks, line_of
 
 from saferun.inject.hooks import order_findings
 
@@ -43,27 +45,35 @@ late = make_loader()
 )
 
 
-def test_a_loader_made_before_the_group_is_said_once_with_the_users_line(run_ranks, tmp_path):
+def test_a_loader_made_before_the_group_is_reported_once_with_the_users_line(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
     job = run_ranks(EARLY)
     place = f"{tmp_path}/train.py:{line_of(EARLY, '# here')}"
-    assert [line for line in job.said() if line.startswith(f"saferun: {place}: DataLoader made")]
-    assert len(job.said()) == 1
+    assert [
+        line for line in job.messages() if line.startswith(f"saferun: {place}: DataLoader made")
+    ]
+    assert len(job.messages()) == 1
     assert (job.code, job.out.count("done")) == (0, 2)
 
 
-def test_under_error_the_same_finding_is_raised_where_the_group_is_made(run_ranks, tmp_path):
+def test_under_error_the_same_finding_is_raised_where_the_group_is_made(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
     job = run_ranks(EARLY, order={"mode": "error"})
     place = f"{tmp_path}/train.py:{line_of(EARLY, '# here')}"
     assert f"RuntimeError: {place}: DataLoader made before init_process_group" in job.err
     assert (job.code, job.out) == (1, "")
 
 
-def test_off_says_nothing(run_ranks):
+def test_off_reports_nothing(run_ranks: RunRanks) -> None:
     job = run_ranks(EARLY, order={"mode": "off"})
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
 
 
-def test_a_shuffling_sampler_made_before_and_used_after_is_said_with_its_line(run_ranks):
+def test_a_shuffling_sampler_made_before_and_used_after_is_reported_with_its_line(
+    run_ranks: RunRanks,
+) -> None:
     script = HEAD + (
         "sampler = RandomSampler(data)  # here\n"
         "dist.init_process_group('gloo')\n"
@@ -71,8 +81,8 @@ def test_a_shuffling_sampler_made_before_and_used_after_is_said_with_its_line(ru
         "again = DataLoader(data, sampler=sampler)\n" + TAIL
     )
     job = run_ranks(script)
-    assert len(job.said()) == 1
-    assert job.said(f"train.py:{line_of(script, '# here')}: RandomSampler made before")
+    assert len(job.messages()) == 1
+    assert job.messages(f"train.py:{line_of(script, '# here')}: RandomSampler made before")
 
 
 SILENT = {
@@ -126,17 +136,19 @@ SILENT = {
 
 
 @pytest.mark.parametrize("body", SILENT.values(), ids=SILENT)
-def test_no_other_is_said(run_ranks, body):
+def test_no_other_is_reported(run_ranks: RunRanks, body: str) -> None:
     job = run_ranks(HEAD + body + "\n" + TAIL)
-    assert (job.code, job.out.count("done"), job.said()) == (0, 2, [])
+    assert (job.code, job.out.count("done"), job.messages()) == (0, 2, [])
 
 
-def test_one_rank_alone_hears_nothing(run_ranks):
+def test_one_rank_alone_gets_no_message(run_ranks: RunRanks) -> None:
     job = run_ranks(EARLY, ranks=1)
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
 
 
-def test_a_group_that_a_library_makes_may_shard_loaders_afterwards(run_ranks, tmp_path):
+def test_a_group_that_a_library_makes_may_shard_loaders_afterwards(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
     library = tmp_path / "site-packages"
     library.mkdir()
     (library / "trainer.py").write_text(
@@ -145,11 +157,11 @@ def test_a_group_that_a_library_makes_may_shard_loaders_afterwards(run_ranks, tm
     script = HEAD + "import sys; sys.path.append('site-packages')\nimport trainer\n"
     script += "loader = DataLoader(data)\ntrainer.fit(loader)\nmore = DataLoader(data)\n" + TAIL
     job = run_ranks(script)
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
 
 
 @pytest.mark.slow
-def test_accelerate_shards_a_loader_made_before_it_and_hears_nothing(run_ranks):
+def test_accelerate_shards_a_loader_made_before_it_and_gets_no_message(run_ranks: RunRanks) -> None:
     pytest.importorskip("accelerate")
     script = HEAD + (
         "from accelerate import Accelerator\n"
@@ -158,13 +170,13 @@ def test_accelerate_shards_a_loader_made_before_it_and_hears_nothing(run_ranks):
         "print(f'batches {len(loader)}', flush=True)\n"
     )
     job = run_ranks(script)
-    assert (job.code, job.out.count("batches 2"), job.said()) == (0, 2, [])
+    assert (job.code, job.out.count("batches 2"), job.messages()) == (0, 2, [])
 
 
 # DDP
 
 
-def test_a_compiled_model_in_ddp_is_said_once_with_the_line(run_ranks):
+def test_a_compiled_model_in_ddp_is_reported_once_with_the_line(run_ranks: RunRanks) -> None:
     script = HEAD + (
         "dist.init_process_group('gloo')\n"
         "net = torch.compile(torch.nn.Linear(2, 2), backend='eager')\n"
@@ -172,8 +184,8 @@ def test_a_compiled_model_in_ddp_is_said_once_with_the_line(run_ranks):
         "net(torch.ones(2)).sum().backward()\n" + TAIL
     )
     job = run_ranks(script)
-    assert len(job.said()) == 1
-    assert job.said(f"train.py:{line_of(script, '# here')}: DDP wraps a compiled model")
+    assert len(job.messages()) == 1
+    assert job.messages(f"train.py:{line_of(script, '# here')}: DDP wraps a compiled model")
     assert job.code == 0
 
 
@@ -203,8 +215,8 @@ def test_a_compiled_model_in_ddp_is_said_once_with_the_line(run_ranks):
     ],
 )
 def test_a_model_on_the_first_gpu_under_another_local_rank_is_wrong(
-    backend, local_rank, count, devices, wrong
-):
+    backend: str, local_rank: str | None, count: int, devices: set[str], wrong: bool
+) -> None:
     assert order_findings.on_wrong_device(backend, local_rank, count, devices) is wrong
 
 
@@ -249,7 +261,7 @@ barriers = sys.modules["_saferun_inject.hooks.wrap_barrier"]
 
 
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
-def test_no_rank_leaves_the_wrap_before_all_have_wrapped(run_ranks, wrap):
+def test_no_rank_leaves_the_wrap_before_all_have_wrapped(run_ranks: RunRanks, wrap: str) -> None:
     script = WRAP_HEAD + "dist.init_process_group('gloo')\n"
     if "FSDP(" in wrap or "shard_all" in wrap:
         script += "mesh = init_device_mesh('cpu', (size,))\n"
@@ -257,13 +269,13 @@ def test_no_rank_leaves_the_wrap_before_all_have_wrapped(run_ranks, wrap):
         script = script.replace("fully_shard(net)", "fully_shard(net, mesh=mesh)")
     script += f"slowly(lambda: {wrap})\n" + TAIL
     job = run_ranks(script)
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
     waits = [line for line in job.out.splitlines() if line.startswith("rank 0 has")]
     assert len(waits) == 1, "one barrier for one model, however many parts are wrapped"
     assert waits == ["rank 0 has wrapped: False"]
 
 
-def test_wrap_barrier_off_meets_nobody(run_ranks):
+def test_wrap_barrier_off_meets_nobody(run_ranks: RunRanks) -> None:
     script = WRAP_HEAD + "dist.init_process_group('gloo')\n"
     script += f"slowly(lambda: {WRAPS['ddp']})\n" + TAIL
     job = run_ranks(script, order={"wrap_barrier": False})
@@ -271,17 +283,17 @@ def test_wrap_barrier_off_meets_nobody(run_ranks):
     assert "rank 0 has wrapped" not in job.out
 
 
-def test_only_the_ranks_of_the_models_own_group_meet(run_ranks):
+def test_only_the_ranks_of_the_models_own_group_meet(run_ranks: RunRanks) -> None:
     script = HEAD + (
         "dist.init_process_group('gloo')\n"
         "group = dist.new_group([1, 2])\n"
         "if rank in (1, 2): DDP(torch.nn.Linear(2, 2), process_group=group)\n" + TAIL
     )
     job = run_ranks(script, ranks=3)
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
 
 
-def test_a_group_of_the_scripts_own_making_is_left_alone(run_ranks):
+def test_a_group_of_the_scripts_own_making_is_left_alone(run_ranks: RunRanks) -> None:
     """As torchft makes them: torch's own tables do not know such a group."""
     script = HEAD + (
         "class Mine(dist.ProcessGroup):\n"
@@ -297,10 +309,12 @@ def test_a_group_of_the_scripts_own_making_is_left_alone(run_ranks):
         "net = DDP(torch.nn.Linear(2, 2), process_group=Mine(dist.group.WORLD))\n" + TAIL
     )
     job = run_ranks(script)
-    assert (job.code, job.said(), job.out.count("done")) == (0, [], 2)
+    assert (job.code, job.messages(), job.out.count("done")) == (0, [], 2)
 
 
-def test_a_rank_that_never_shards_costs_one_bounded_wait_and_no_word(run_ranks):
+def test_a_rank_that_never_shards_costs_one_bounded_wait_and_no_message(
+    run_ranks: RunRanks,
+) -> None:
     """Nor does torch say anything: fully_shard needs no other rank."""
     script = WRAP_HEAD + (
         "barriers.TIMEOUT_S = 1\n"
@@ -315,11 +329,11 @@ def test_a_rank_that_never_shards_costs_one_bounded_wait_and_no_word(run_ranks):
         "    print(f'waits {len(met)} ', flush=True)\n" + TAIL
     )
     job = run_ranks(script, ranks=3)
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
     assert job.out.count("waits 1 ") == 2, job.out
 
 
-def test_fully_shard_keeps_what_torch_hangs_on_it(run_ranks):
+def test_fully_shard_keeps_what_torch_hangs_on_it(run_ranks: RunRanks) -> None:
     script = (
         HEAD
         + """
@@ -336,7 +350,7 @@ print(f"grad {net[0].weight.grad is not None}", flush=True)
         + "os._exit(0)\n"  # torch 2.13 sometimes aborts in a gloo group's end (pytorch#190489)
     )
     job = run_ranks(script)
-    assert (job.code, job.out.count("grad True"), job.said()) == (0, 2, [])
+    assert (job.code, job.out.count("grad True"), job.messages()) == (0, 2, [])
 
 
 # fix
@@ -354,41 +368,41 @@ dist.all_reduce(torch.ones(1))
 )
 
 
-def test_fix_makes_the_group_when_it_is_first_asked_for(run_ranks):
+def test_fix_makes_the_group_when_it_is_first_asked_for(run_ranks: RunRanks) -> None:
     job = run_ranks(FIX, order={"mode": "fix"})
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
     assert (job.out.count("asked True"), job.out.count("batches 4")) == (2, 2)
 
 
-def test_without_fix_the_same_script_reads_all_data_on_every_rank(run_ranks):
+def test_without_fix_the_same_script_reads_all_data_on_every_rank(run_ranks: RunRanks) -> None:
     job = run_ranks(FIX)
     assert (job.out.count("asked False"), job.out.count("batches 8")) == (2, 2)
-    assert len(job.said("DataLoader made before")) == 1
+    assert len(job.messages("DataLoader made before")) == 1
 
 
-def test_fix_makes_the_group_at_the_first_loader_too(run_ranks):
+def test_fix_makes_the_group_at_the_first_loader_too(run_ranks: RunRanks) -> None:
     script = HEAD + "loader = DataLoader(data)\nassert dist.GroupMember.WORLD is not None\n" + TAIL
     script = script.replace("dist.GroupMember", "dist.distributed_c10d.GroupMember")
     job = run_ranks(script, order={"mode": "fix"})
-    assert (job.code, job.said()) == (0, [])
+    assert (job.code, job.messages()) == (0, [])
 
 
-def test_fix_accepts_the_scripts_own_init_once(run_ranks):
+def test_fix_accepts_the_scripts_own_init_once(run_ranks: RunRanks) -> None:
     script = FIX.replace('print("done"', "dist.init_process_group('gloo')\nprint(\"done\"")
     job = run_ranks(script, order={"mode": "fix"})
     assert job.code == 1
     assert "trying to initialize the default process group twice" in job.err
 
 
-def test_fix_leaves_another_world_to_torchs_own_error(run_ranks):
+def test_fix_leaves_another_world_to_torchs_own_error(run_ranks: RunRanks) -> None:
     script = FIX.replace('("gloo")', '("gloo", rank=0, world_size=1)')
     job = run_ranks(script, order={"mode": "fix"})
     assert job.code == 1
-    assert job.said("init_process_group asks for another group")
+    assert job.messages("init_process_group asks for another group")
     assert "trying to initialize the default process group twice" in job.err
 
 
-def test_fix_makes_no_group_in_helpers_of_a_rank(run_ranks):
+def test_fix_makes_no_group_in_helpers_of_a_rank(run_ranks: RunRanks) -> None:
     script = HEAD + (
         "import subprocess, sys\n"
         "code = 'import torch.distributed as d; print(f\"helper {d.is_initialized()}\")'\n"
@@ -398,7 +412,7 @@ def test_fix_makes_no_group_in_helpers_of_a_rank(run_ranks):
     assert (job.code, job.out.count("helper False")) == (0, 1)
 
 
-def test_fix_makes_no_group_for_a_single_process(run_ranks):
+def test_fix_makes_no_group_for_a_single_process(run_ranks: RunRanks) -> None:
     script = HEAD + "loader = DataLoader(data)\nprint('asked', dist.is_initialized())\n"
     alone = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     job = run_ranks(script, ranks=1, environ=alone, order={"mode": "fix"})

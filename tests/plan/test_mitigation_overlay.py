@@ -117,7 +117,7 @@ def test_no_mitigation_promises_a_hook_that_does_not_exist():
 
 
 def test_the_hook_acts_on_the_mitigations_that_only_it_can_make():
-    text = (Path(SITE).parent / "hooks" / "compile.py").read_text()
+    text = (Path(SITE).parent / "hooks" / "compile_mitigations.py").read_text()
     for mitigation in ALL.values():
         if mitigation.assign or mitigation.rank_directories:
             assert f'"{mitigation.name}"' in text

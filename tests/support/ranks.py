@@ -42,13 +42,16 @@ class Job(NamedTuple):
     receipts: list[dict[str, Any]]
     orphans: list[str]  # of a job under torchrun
 
-    def said(self, text: str = "") -> list[str]:
-        """The lines that saferun said, those with `text` only."""
+    def messages(self, text: str = "") -> list[str]:
+        """The lines that saferun wrote, those with `text` only."""
         lines = [line for line in self.err.splitlines() if line.startswith("saferun: ")]
         return [line for line in lines if text in line]
 
     def hook(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.receipts if line["hook"] == name]
+
+
+RunRanks = Callable[..., Job]  # the fixture `run_ranks`; see Forks.run
 
 
 def hooks(
