@@ -8,13 +8,10 @@ import pytest
 from repo import ROOT
 from shell_text import made, settings_in_bash
 
-from saferun.errors import ProfileError
 from saferun.export import settings_codec
 from saferun.export.settings_codec import Sheet
 from saferun.profile import files as profiles
-from saferun.profile import yaml_reader
 from saferun.profile.merge import Conditions, resolve
-from saferun.profile.schema import KEYS
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 SOMEWHERE = [
@@ -43,66 +40,6 @@ def values(profile) -> tuple:
     env = {name: setting.value for name, setting in profile.env.items()}
     words = {name: setting.value for name, setting in profile.torchrun.items()}
     return profile.name, profile.launcher, env, words, profile.settings
-
-
-SOME = {
-    "bool": (True, False),
-    "int": (0, 7),
-    "number": (0.5, 20.0),
-    "range": ((0.0, 1.5), (5.0, 60.0)),
-    "texts": ((), ("--resume", "a b", 'q"', "on", "[x]")),
-}
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_every_key_can_be_written_and_read(key):
-    spec = KEYS[key]
-    some = spec.choices or SOME[spec.kind]
-    for value in (*some, *([None] if spec.nullable else []), spec.default):
-        if spec.least is not None and isinstance(value, (int, float)) and value < spec.least:
-            continue
-        text = settings_codec.write_value(key, value)
-        assert settings_codec.read_value(key, text, "run.sh").value == value
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("hooks.compile.autotune", "off", "off"),
-        ("mitigate.enabled", "no", False),
-        ("retry.backoff_s", "[5, 60]", (5.0, 60.0)),
-        ("mitigate.never", "[compile-off, split-size]", ("compile-off", "split-size")),
-        ("retry.deadline_s", "null", None),
-        ("retry.deadline_s", "3600", 3600.0),
-    ],
-)
-def test_what_a_person_writes_in_saferun_set_is_read_without_a_yaml_parser(key, text, value):
-    assert settings_codec.read_value(key, text, "SAFERUN_SET").value == value
-    assert yaml_reader.parse_value(key, text, "SAFERUN_SET").value == value
-
-
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        ("retry.attempts", "0"),
-        ("retry.attempts", "two"),
-        ("retry.attempts", "1.5"),
-        ("retry.backoff_s", "[60, 5]"),
-        ("retry.backoff_s", "5"),
-        ("hooks.compile.autotune", "of"),
-        ("mitigate.never", "compile-off"),
-        ("locks.gpu", "warn"),
-        ("env.A B", "x"),
-        ("env.SAFERUN_SET", "x"),
-        ("torchrun.nproc-per-nod", "2"),
-        ("torchrun.standalone", "2"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_a_fix(key, text):
-    with pytest.raises(ProfileError) as error:
-        settings_codec.read_value(key, text, "run.sh")
-    assert error.value.fix
-    assert "run.sh" in error.value.where
 
 
 def test_of_one_key_given_twice_each_counts_where_its_condition_holds():

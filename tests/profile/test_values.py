@@ -37,6 +37,7 @@ GOOD = [
     ("retry.resume_args", '[a, "b"]', ("a", "b")),
     ("retry.resume_args", '["it\'s", \'say ""\', "on", 3]', ("it's", 'say ""', "on", "3")),
     ("retry.resume_args", "[]", ()),
+    ("mitigate.never", "[compile-off, split-size]", ("compile-off", "split-size")),
     ("launcher", "python", "python"),
 ]
 # Open sections take the text as it is; YAML has rules of its own for what is no text there.
@@ -64,6 +65,9 @@ BAD = [
     ("retry.resume_args", "--resume", ["a list"]),
     ("retry.resume_args", "[a, on]", ["a list"]),
     ("retry.resume_args", "[a,, b]", ["a list"]),
+    ("hooks.compile.autotune", "of", ["`off`"]),
+    ("mitigate.never", "compile-off", ["a list"]),
+    ("locks.gpu", "warn", ["`locks.gpus`"]),
     ("hooks.init.timeout_s", "inf", ["a number"]),
     ("hooks.init.timeout_s", "nan", ["a number"]),
     ("hooks.init.timeout_s", "9" * 400, ["a number"]),
@@ -140,7 +144,7 @@ def test_every_value_survives_set_yaml_and_script(pair):
     for name in reversed(key.split(".")):
         tree = {name: tree}
     assert isinstance(tree, dict)
-    document = yaml.safe_dump({"schema": 1, **tree}, allow_unicode=True)
+    document = yaml.safe_dump({"schema": 1, **tree})
     assert parse(document, "p.yaml").leaves[key].value == value
 
 
