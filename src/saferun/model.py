@@ -159,3 +159,11 @@ class Finding(NamedTuple):
     what: str
     detail: str
     fix: str
+
+
+class ProcessLimits(NamedTuple):
+    """What a mitigation changes for the launcher's process."""
+
+    nofile: int | None = None  # the soft limit of open files, raised as far as the hard one allows
+    session: str = ""  # "new": it leads a session of its own
+    ignore: tuple[str, ...] = ()  # names of signals

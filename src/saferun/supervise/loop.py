@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from saferun.diagnosis import retry_policy
 from saferun.errors import EXIT_UNAVAILABLE
 from saferun.inject import contract
-from saferun.model import LaunchPlan
+from saferun.model import LaunchPlan, ProcessLimits
 from saferun.plan import torchrun_args
 from saferun.plan.inputs import Gathered
 from saferun.plan.view import announcement, as_json
-from saferun.supervise.attempt import Ended, run_attempt
+from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.keeper_pool import Ready
 from saferun.supervise.mitigations import Treatment
@@ -231,20 +231,22 @@ class _Run:
         """Run one attempt to its very end."""
         gathered = self._gathered
         line = gathered.request.line
-        return run_attempt(
+        spec = AttemptSpec(
             plan.command,
             self._environment(plan),
             launcher=plan.launcher,
             no_python="no_python" in line.given,
             grace_s=grace_s(plan, line, gathered.environ),
             receipts=gathered.identity.receipts,
-            limits=plan.limits,
-            standby=self._ready.take(),
-            on_start=lambda keeper, job: self._harmlessly(lambda: self._started(keeper, job)),
+            limits=ProcessLimits(**plan.limits),
+        )
+        observer = Observer(
+            started=lambda keeper, job: self._harmlessly(lambda: self._started(keeper, job)),
             later=lambda: self._harmlessly(self._make_ready),
             later_s=READY_S,
             spared=self._ready.pids,
         )
+        return run_attempt(spec, observer, self._ready.take())
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
         return {**plan.environment(self._gathered.environ), **self._held.environ()}
