@@ -14,7 +14,7 @@ import termios
 import time
 
 import pytest
-from helpers import AGENT, COMMON, DEADLINE_S, Supervised, agent, living, python, until
+from helpers import COMMON, DEADLINE_S, Supervised, agent, living, python, until
 
 TICK = "\nfor i in range(100000): print('tick', i, flush=True); time.sleep(0.05)"
 
@@ -247,8 +247,7 @@ def test_terminal_that_closes_ends_the_job(typed):
 
 def test_job_under_nohup_outlives_its_terminal(typed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # nohup.out is written there
-    code = AGENT + f"main({COMMON + 'join(chr(114)); stay()'!r}, 1)"
-    run = typed(python(code), prefix=["nohup"])
+    run = typed(agent(COMMON + "join('r'); stay()", 1), prefix=["nohup"])
     run.arrived(agent=1, r=1)
     run.terminal.close()
     os.waitid(os.P_PID, run.terminal.pid, os.WEXITED | os.WNOWAIT)
