@@ -9,10 +9,25 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import COMMON, MARK, PROGRAMS, ROOT, agent, living, program, python, supervised, until
+from helpers import (
+    COMMON,
+    DEADLINE_S,
+    MARK,
+    PROGRAMS,
+    ROOT,
+    Supervised,
+    agent,
+    living,
+    program,
+    python,
+    supervised,
+    until,
+)
 
 from saferun.keeper import protocol
 from saferun.keeper.process_tree import opens
@@ -324,7 +339,7 @@ def test_lock_is_held_until_nothing_of_the_attempt_lives(tmp_path):
         run.arrived(**FAMILY)
         run.kill("keeper", signal.SIGSTOP)  # so that it cannot end the job yet
         run.kill("saferun")
-        assert run.process.wait(30) == -signal.SIGKILL
+        assert run.process.wait(DEADLINE_S) == -signal.SIGKILL
         assert not _free(file)
         holders = [pid for pid in living(run.mark) if opens(pid, str(path))]
         keeper = run.pid("keeper")
@@ -436,7 +451,7 @@ TRAIN = ["--nproc-per-node=2", str(ROOT / "examples/train_gpt.py"), "--steps", "
 
 
 @pytest.fixture
-def training(tmp_path):
+def training(tmp_path: Path) -> Iterator[Supervised]:
     pytest.importorskip("torch")
     out = str(tmp_path / "out")
     command = [str(TORCHRUN), "--rdzv-endpoint=localhost:0", "--rdzv-backend=c10d", *TRAIN]
@@ -472,7 +487,7 @@ def test_real_training_ends_at_a_signal_as_under_torchrun(training, number):
 
 
 @pytest.fixture
-def user_signals(tmp_path):
+def user_signals(tmp_path: Path) -> Callable[..., Any]:
     """Start real ranks that note SIGUSR1; returns the run once all listen."""
     pytest.importorskip("torch")
     script, notes = PROGRAMS / "notes_user_signals.py", tmp_path / "notes"

@@ -13,7 +13,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from helpers import COMMON, SOURCES, python, supervised, until
+from helpers import COMMON, DEADLINE_S, SOURCES, python, supervised, until
 
 MIB = 1 << 20
 F_GETPIPE_SZ = 1032
@@ -61,7 +61,7 @@ def test_job_that_has_ended_as_asked_does_not_wait_for_a_reader_that_is_stuck(tm
         (job,) = run.members("up")
         until(lambda: "pipe" in Path(f"/proc/{job}/wchan").read_text(), "the pipe is full")
         run.process.terminate()
-        run.process.wait(30)  # of the ten minutes that the job has to end
+        run.process.wait(DEADLINE_S)  # of the ten minutes that the job has to end
         _, count = digest_of(run.process.stdout.fileno())
         assert count >= MIB
         assert run.ended()["exit_code"] == 128 + signal.SIGTERM
@@ -179,7 +179,7 @@ def test_output_arrives_while_the_job_runs(tmp_path):
     code = COMMON + "os.write(1, b'no newline'); join('agent'); stay()"
     with supervised(tmp_path, python(code)) as run:
         run.arrived(agent=1)
-        assert select.select([run.process.stdout], [], [], 10)[0]
+        assert select.select([run.process.stdout], [], [], DEADLINE_S)[0]
         assert os.read(run.process.stdout.fileno(), 100) == b"no newline"
 
 

@@ -12,6 +12,9 @@ import signal
 import struct
 import termios
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import COMMON, DEADLINE_S, Supervised, agent, living, python, until
@@ -61,7 +64,7 @@ class Terminal:
 class Typed(Supervised):
     """A supervised command that was started by typing it in a terminal."""
 
-    def _start(self, popen):  # type: ignore[no-untyped-def]
+    def _start(self, popen: dict[str, Any]) -> None:  # type: ignore[override]
         self.terminal = Terminal(self.environment)
         script = self.folder / "run.sh"
         script.write_text("exec " + " ".join(map(_quote, self.arguments)) + "\n")
@@ -89,10 +92,10 @@ def _quote(word: str) -> str:
 
 
 @pytest.fixture
-def typed(tmp_path):
-    runs = []
+def typed(tmp_path: Path) -> Iterator[Callable[..., Typed]]:
+    runs: list[Typed] = []
 
-    def start(command, **options):
+    def start(command: list[str], **options: Any) -> Typed:
         runs.append(Typed(tmp_path, command, **options))
         return runs[-1]
 

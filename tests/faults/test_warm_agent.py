@@ -82,7 +82,7 @@ def used(run) -> bool:
 
 
 @pytest.fixture
-def bench(tmp_path):
+def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
