@@ -114,8 +114,7 @@ def run_attempt(
     Args:
         spec: what is run.
         observer: is called while it runs.
-        standby: what `start_keeper` or `prepare` returned, where they were called ahead to save
-            the time that it takes. One that has died is replaced.
+        standby: from `start_keeper` or `prepare`, called ahead to save time; replaced if it died.
 
     Returns:
         How it ended.
