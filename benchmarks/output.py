@@ -22,8 +22,8 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 BLOCK = 1 << 16
 SUPERVISE = (
-    "import os, sys; from saferun.supervise.attempt import run_attempt; "
-    "run_attempt(sys.argv[1:], os.environ)"
+    "import os, sys; from saferun.supervise.attempt import AttemptSpec, run_attempt; "
+    "run_attempt(AttemptSpec(sys.argv[1:], os.environ))"
 )
 WRITE = """
 import os, sys

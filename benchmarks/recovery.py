@@ -5,11 +5,11 @@
 Each round runs both ways to come back, one after the other and in turns first:
 
     in-agent   torchrun --max-restarts=1, made to work by TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-    saferun    the next attempt under saferun, whose spare torchrun waits by then (5 s into the job)
+    saferun    the next attempt under saferun, whose warm agent waits by then (5 s into the job)
 
 Two ranks; rank 1 kills itself `--after` seconds after its first line. A first line is printed after
 `import torch` and `init_process_group`. Medians in ms; the spread is the middle half. The memory is
-that of the waiting spare shortly before the death.
+that of the waiting agent shortly before the death.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ dist.destroy_process_group()
 
 
 def down_ms(way: str, options: argparse.Namespace) -> tuple[float, dict[str, int]]:
-    """Run a job that dies once; return how long it was down, and the spare's memory in KiB."""
+    """Run a job that dies once; return how long it was down, and the warm agent's memory in KiB."""
     with tempfile.TemporaryDirectory() as folder:
         job, log = Path(folder, "job.py"), Path(folder, "log")
         job.write_text(JOB)
@@ -76,7 +76,7 @@ def down_ms(way: str, options: argparse.Namespace) -> tuple[float, dict[str, int
             text=True,
         )
         memory: dict[str, int] = {}
-        watch = threading.Timer(options.after + 2, lambda: memory.update(spare_kib(process.pid)))
+        watch = threading.Timer(options.after + 2, lambda: memory.update(agent_kib(process.pid)))
         watch.start()
         _, errors = process.communicate(timeout=180)
         watch.cancel()
@@ -124,11 +124,11 @@ def environment(way: str, home: str) -> dict[str, str]:
     return env | ({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if way == "in-agent" else {})
 
 
-def spare_kib(root: int) -> dict[str, int]:
-    """What the waiting spare takes, by /proc/PID/smaps_rollup; empty where there is none."""
+def agent_kib(root: int) -> dict[str, int]:
+    """What the waiting agent takes, by /proc/PID/smaps_rollup; empty where there is none."""
     for pid in descendants(root):
         try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() != "saferun-spare":
+            if Path(f"/proc/{pid}/comm").read_text().strip() != "saferun-warm":
                 continue
             rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
         except OSError:
@@ -186,7 +186,7 @@ def report(times: dict[str, list[float]], memory: dict[str, int]) -> None:
     steps = [f"{name} {statistics.median(ms):.0f}" for name, ms in PHASES.items()]
     print(f"\nsaferun's way, ms: {', '.join(steps)}.")
     sizes = ", ".join(f"{name.upper()} {kib / 1024:.0f} MiB" for name, kib in memory.items())
-    print(f"\nA waiting spare: {sizes or 'not measured'} ({len(base)} rounds).")
+    print(f"\nA waiting warm agent: {sizes or 'not measured'} ({len(base)} rounds).")
 
 
 def main() -> None:
@@ -199,7 +199,7 @@ def main() -> None:
     began = time.monotonic()
     times, memory = measure(options)
     if options.json:
-        print(json.dumps({"down_ms": times, "spare_kib": memory, "phases_ms": PHASES}))
+        print(json.dumps({"down_ms": times, "agent_kib": memory, "phases_ms": PHASES}))
     else:
         report(times, memory)
         print(f"{time.monotonic() - began:.0f} s.")

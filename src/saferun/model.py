@@ -235,7 +235,7 @@ class Settings(NamedTuple):
 class ProcessLimits(NamedTuple):
     """What mitigations change for the launcher's process."""
 
-    nofile: int | None = None  # the soft limit of open files
+    nofile: int | None = None  # the soft limit of open files, raised as far as the hard one allows
     session: str = ""  # "new": a session of its own
     ignore: tuple[str, ...] = ()  # names of signals: "SIGHUP"
 

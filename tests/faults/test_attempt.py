@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import AGENT, COMMON, MARK, ROOT, agent, living, python, supervised, until
+from helpers import (
+    COMMON,
+    DEADLINE_S,
+    MARK,
+    PROGRAMS,
+    ROOT,
+    Supervised,
+    agent,
+    living,
+    program,
+    python,
+    supervised,
+    until,
+)
 
+from saferun.keeper import protocol
 from saferun.keeper.process_tree import opens
+from saferun.supervise.attempt import AttemptSpec, Observer, run_attempt
+from saferun.supervise.keeper_pool import start_keeper
 
 FAMILY = {"agent": 1, "rank": 2, "worker": 2, "grouped": 2, "daemon": 2}
 TORCHRUN = Path(sys.executable).with_name("torchrun")
@@ -28,17 +46,17 @@ def test_nothing_lives_after_any_one_of_ours_is_killed(tmp_path, victim):
         run.nothing_lives()
 
 
-@pytest.mark.parametrize("stopped", ["agent", "rank", "worker", "daemon"])
 @pytest.mark.parametrize("victim", ["saferun", "keeper"])
-def test_stopped_processes_are_ended_too(tmp_path, stopped, victim):
+def test_stopped_processes_are_ended_too(tmp_path, victim):
     with supervised(tmp_path, agent()) as run:
         run.arrived(**FAMILY)
-        run.kill(stopped, signal.SIGSTOP)
+        for role in ("agent", "rank", "worker", "daemon"):
+            run.kill(role, signal.SIGSTOP)
         run.kill(victim)
         run.nothing_lives()
 
 
-def test_nothing_lives_when_the_attempt_is_said_to_have_ended(tmp_path):
+def test_nothing_lives_when_the_attempt_is_reported_to_have_ended(tmp_path):
     with supervised(tmp_path, agent()) as run:
         run.arrived(**FAMILY)
         kept = {p for p, name in living(run.mark).items() if name != "saferun-keeper"}
@@ -49,23 +67,27 @@ def test_nothing_lives_when_the_attempt_is_said_to_have_ended(tmp_path):
         assert living(run.mark) == {}
 
 
-@pytest.mark.parametrize(
-    ("death", "status"),
-    [
-        pytest.param("sys.exit(3)", 3, id="exit 3"),
-        pytest.param("os._exit(250)", 250, id="exit 250"),
-        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", 137, id="SIGKILL"),
-        pytest.param("os.kill(os.getpid(), signal.SIGSEGV)", 139, id="SIGSEGV"),
-        pytest.param("os.kill(os.getpid(), signal.SIGBUS)", 135, id="SIGBUS"),
-        pytest.param("os.abort()", 134, id="SIGABRT"),
-        pytest.param("raise ValueError('no')", 1, id="exception"),
-        pytest.param("pass", 0, id="success"),
-    ],
-)
-def test_exit_status_is_the_commands(tmp_path, death, status):
-    with supervised(tmp_path, python(COMMON + death)) as run:
-        assert run.ended()["exit_code"] == status
-        assert run.process.returncode == status
+DEATHS = {
+    "sys.exit(3)": 3,
+    "os._exit(250)": 250,
+    "os.kill(os.getpid(), signal.SIGKILL)": 137,
+    "os.kill(os.getpid(), signal.SIGSEGV)": 139,
+    "os.kill(os.getpid(), signal.SIGBUS)": 135,
+    "os.abort()": 134,
+    "raise ValueError('no')": 1,
+    "pass": 0,
+}
+
+
+def test_exit_status_is_the_commands(tmp_path):
+    with contextlib.ExitStack() as stack:
+        runs = {
+            death: stack.enter_context(supervised(tmp_path, python(COMMON + death)))
+            for death in DEATHS
+        }
+        statuses = {death: run.ended()["exit_code"] for death, run in runs.items()}
+        assert statuses == DEATHS
+        assert {death: run.process.returncode for death, run in runs.items()} == DEATHS
 
 
 def test_failure_ends_what_is_left_over(tmp_path):
@@ -75,7 +97,7 @@ def test_failure_ends_what_is_left_over(tmp_path):
 
 
 def test_success_leaves_alone_what_was_detached_on_purpose(tmp_path):
-    code = COMMON + "child('daemon', os.setsid, orphan)\nwhile not os.path.exists(ROSTER): pass"
+    code = COMMON + "child('daemon', os.setsid, orphan); wait_for(ROSTER)"
     with supervised(tmp_path, python(code)) as run:
         until(lambda: run.process.poll() is not None)
         assert run.process.returncode == 0
@@ -90,7 +112,7 @@ def test_success_ends_what_holds_a_gpu(tmp_path):
         + f"""
 child('holder', os.setsid, lambda: os.open({str(device)!r}, os.O_RDONLY))
 child('free', os.setsid)
-while len(open(ROSTER, "a+").seek(0) or open(ROSTER).readlines()) < 2: pass
+while len(open(ROSTER, "a+").seek(0) or open(ROSTER).readlines()) < 2: time.sleep(0.01)
 """
     )
     with supervised(tmp_path, python(code), gpu_prefix=str(tmp_path / "nvidia")) as run:
@@ -101,59 +123,21 @@ while len(open(ROSTER, "a+").seek(0) or open(ROSTER).readlines()) < 2: pass
 
 
 def test_leader_that_left_its_threads_behind_is_no_dead_process(tmp_path):
-    code = (
-        COMMON
-        + """
-import ctypes, threading
-if os.fork() == 0:
-    os.setsid()
-    threading.Thread(target=lambda: (time.sleep(0.2), join("thread"), stay2())).start()
-    stay2 = lambda: [time.sleep(1) for _ in range(1000)]
-    ctypes.CDLL(None).pthread_exit(None)
-while not os.path.exists(ROSTER): time.sleep(0.01)
-sys.exit(1)
-"""
-    )
-    with supervised(tmp_path, python(code)) as run:
+    with supervised(tmp_path, program("dead_leader.py")) as run:
         assert run.ended()["killed"] == 1
         assert not Path(f"/proc/{run.pid('thread')}").exists()
 
 
 @pytest.mark.parametrize("victim", ["saferun", "keeper", "agent"])
 def test_fork_bomb_is_ended(tmp_path, victim):
-    code = (
-        COMMON
-        + """
-began = time.monotonic()
-def run_away():  # never the process that was seen a moment ago
-    while time.monotonic() < began + 90:  # a bomb that nobody stops any more stops
-        if os.fork(): os._exit(0)
-        time.sleep(0.05)
-for _ in range(40): child("", run_away)
-for _ in range(160): child("sitting", os.setsid)
-join("agent"); stay()
-"""
-    )
-    with supervised(tmp_path, python(code)) as run:
+    with supervised(tmp_path, program("fork_bomb.py")) as run:
         run.arrived(sitting=160, agent=1)
         run.kill(victim)
         run.nothing_lives()
 
 
 def test_no_process_gets_to_act_on_anothers_end(tmp_path):
-    code = (
-        COMMON
-        + """
-reading, writing = os.pipe()
-for _ in range(100):
-    if os.fork() == 0:
-        os.close(writing); join("watcher")
-        os.read(reading, 1)  # comes back when its parent has died
-        join("avenger"); os._exit(0)
-join("agent"); stay()
-"""
-    )
-    with supervised(tmp_path, python(code), grace_s=0.1) as run:
+    with supervised(tmp_path, program("avengers.py"), grace_s=0.1) as run:
         run.arrived(watcher=100, agent=1)
         os.kill(run.process.pid, signal.SIGKILL)
         run.nothing_lives()
@@ -197,20 +181,13 @@ def test_job_that_kills_its_own_group_kills_nothing_of_ours(tmp_path):
 
 
 def test_job_gets_the_time_it_needs_to_end(tmp_path):
-    slow = (
-        COMMON
-        + """
-def save(number, frame):
-    for _ in range(10): time.sleep(0.05)
-    join("saved"); os._exit(0)
-signal.signal(signal.SIGTERM, save); join("rank"); stay()
-"""
-    )
-    with supervised(tmp_path, agent(slow), grace_s=30) as run:
+    rank = (PROGRAMS / "saving_rank.py").read_text()
+    with supervised(tmp_path, agent(rank), grace_s=600.0) as run:
         run.arrived(rank=2, agent=1)
         run.kill("saferun", signal.SIGTERM)
         run.arrived(**{f"heard-{signal.SIGTERM.value}": 1})
-        run.kill("saferun", signal.SIGTERM)  # impatience breaks nothing off
+        run.kill("saferun", signal.SIGTERM)  # a second one breaks nothing off
+        Path(f"{run.roster}.go").touch()
         assert run.ended()["forwarded"] == ["SIGTERM"]
         assert len(run.members("saved")) == 2
 
@@ -232,18 +209,17 @@ def test_second_interrupt_kills(tmp_path):
         run.arrived(**FAMILY)
         run.kill("saferun", signal.SIGINT)
         run.arrived(**{f"heard-{signal.SIGINT.value}": 1})
-        begin = time.monotonic()
-        until(lambda: time.monotonic() > begin + 0.15)  # two keypresses, not one heard twice
-        run.kill("saferun", signal.SIGINT)
+        # Another keypress is one that comes 0.1 s later, or more: the first of these is taken.
+        until(lambda: run.process.poll() is not None or run.kill("saferun", signal.SIGINT))
         ended = run.ended()
         assert (ended["ended_by"], ended["exit_code"]) == ("interrupt", 130)
         assert living(run.mark) == {}
 
 
 def test_interrupt_that_was_ignored_at_the_start_stays_ignored(tmp_path):
-    code = AGENT + f"main({COMMON + 'join(`rank`); stay()'!r}, 1)".replace("`", '"')
+    command = agent(COMMON + "join('rank'); stay()", 1)
     ignore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-    with supervised(tmp_path, python(code), popen=ignore) as run:
+    with supervised(tmp_path, command, popen=ignore) as run:
         run.arrived(agent=1, rank=1)
         for who in ("saferun", "agent", "rank"):
             run.kill(who, signal.SIGINT)
@@ -316,54 +292,45 @@ def test_plain_python_gets_signals_sent_to_us_alone(tmp_path):
         assert len(run.members("SIGTERM")) == 1
 
 
-def test_command_that_is_not_there_is_said_plainly(tmp_path):
+def test_command_that_is_not_there_is_reported_plainly(tmp_path):
     from saferun.errors import UnavailableError
-    from saferun.supervise.attempt import run_attempt
 
     with pytest.raises(UnavailableError, match="cannot start `no-such-program`: No such file"):
-        run_attempt(["no-such-program"], dict(os.environ))
+        run_attempt(AttemptSpec(["no-such-program"], dict(os.environ)))
 
 
 def test_job_ends_when_our_own_start_up_fails(tmp_path):
-    from saferun.supervise.attempt import run_attempt
-
     def fail(keeper, agent):
         raise RuntimeError("ours")
 
     mark = tmp_path.name + str(os.getpid())
+    spec = AttemptSpec(["sleep", "1000"], {**os.environ, MARK: mark})
     with pytest.raises(RuntimeError, match="ours"):
-        run_attempt(["sleep", "1000"], {**os.environ, MARK: mark}, on_start=fail)
+        run_attempt(spec, Observer(started=fail))
     until(lambda: not living(mark))
 
 
 def test_keeper_that_was_started_ahead_is_used(tmp_path):
-    from saferun.supervise.attempt import run_attempt
-    from saferun.supervise.standby import start_keeper
-
     standby, started = start_keeper(), []
-    ended = run_attempt(
-        ["true"], dict(os.environ), standby=standby, on_start=lambda *pids: started.append(pids)
-    )
+    observer = Observer(started=lambda *pids: started.append(pids))
+    ended = run_attempt(AttemptSpec(["true"], dict(os.environ)), observer, standby)
     assert ended.exit_code == 0
     assert started[0][0] == standby.pid
 
 
 def test_children_of_ours_that_are_no_part_of_the_attempt_survive_the_keepers_death(tmp_path):
-    from saferun.supervise.attempt import run_attempt
-
-    spare = subprocess.Popen(["sleep", "1000"])
+    child = subprocess.Popen(["sleep", "1000"])
     try:
-        ended = run_attempt(
-            ["sleep", "1000"],
-            dict(os.environ),
-            on_start=lambda keeper, agent: os.kill(keeper, signal.SIGKILL),
-            spared=lambda: [spare.pid],
+        observer = Observer(
+            started=lambda keeper, agent: os.kill(keeper, signal.SIGKILL),
+            spared=lambda: [child.pid],
         )
+        ended = run_attempt(AttemptSpec(["sleep", "1000"], dict(os.environ)), observer)
         assert (ended.ended_by, ended.exit_code) == ("keeper", 137)
-        assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # the spare lives; no dead child is left
+        assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # the child lives; no dead child is left
     finally:
-        spare.kill()
-        spare.wait()
+        child.kill()
+        child.wait()
 
 
 def test_lock_is_held_until_nothing_of_the_attempt_lives(tmp_path):
@@ -372,7 +339,7 @@ def test_lock_is_held_until_nothing_of_the_attempt_lives(tmp_path):
         run.arrived(**FAMILY)
         run.kill("keeper", signal.SIGSTOP)  # so that it cannot end the job yet
         run.kill("saferun")
-        assert run.process.wait(30) == -signal.SIGKILL
+        assert run.process.wait(DEADLINE_S) == -signal.SIGKILL
         assert not _free(file)
         holders = [pid for pid in living(run.mark) if opens(pid, str(path))]
         keeper = run.pid("keeper")
@@ -384,7 +351,7 @@ def test_lock_is_held_until_nothing_of_the_attempt_lives(tmp_path):
 
 def test_lock_is_free_after_success_while_somebody_is_left_behind(tmp_path):
     path = tmp_path / "lock"
-    code = COMMON + "child('daemon', os.setsid, orphan)\nwhile not os.path.exists(ROSTER): pass"
+    code = COMMON + "child('daemon', os.setsid, orphan); wait_for(ROSTER)"
     with supervised(tmp_path, python(code), lock=str(path)) as run, path.open("a") as file:
         until(lambda: run.process.poll() is not None)
         until(lambda: _free(file))
@@ -399,41 +366,13 @@ def _free(file) -> bool:
     return True
 
 
-def test_later_comes_once_at_its_time_while_the_attempt_runs(tmp_path):
-    from saferun.supervise.attempt import run_attempt
-
-    calls = []
-    began = time.monotonic()
-    run_attempt(
-        ["sleep", "0.8"],
-        dict(os.environ),
-        later=lambda: calls.append(time.monotonic() - began),
-        later_s=0.3,
-    )
-    assert len(calls) == 1
-    assert calls[0] >= 0.3
-    run_attempt(["true"], dict(os.environ), later=lambda: calls.append(0), later_s=5)
-    assert len(calls) == 1
-
-
-def test_time_from_the_last_signal_to_the_end_is_told(tmp_path):
-    slow = COMMON + "signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.4), os._exit(0)));"
-    with supervised(tmp_path, agent(slow + "join('rank'); stay()")) as run:
-        run.arrived(rank=2, agent=1)
-        run.kill("saferun", signal.SIGUSR1)  # of which nobody dies
-        begin = time.monotonic()
-        until(lambda: time.monotonic() > begin + 0.5)
-        run.kill("saferun", signal.SIGTERM)
-        assert 0.4 <= run.ended()["asked_s"] < 5
-
-
 def test_user_signal_alone_counts_as_asked_and_not_as_interrupted(tmp_path):
     code = COMMON + "signal.signal(signal.SIGUSR1, lambda *a: sys.exit(1)); join('agent'); stay()"
     with supervised(tmp_path, python(code)) as run:
         run.arrived(agent=1)
         run.kill("saferun", signal.SIGUSR1)
         ended = run.ended()
-        assert ended["asked_s"] < 5
+        assert ended["asked_s"] is not None
         assert not ended["interrupted"]
 
 
@@ -443,38 +382,34 @@ def test_nobody_asked_where_no_signal_came(tmp_path):
 
 
 def test_signal_that_comes_with_the_task_is_not_lost(tmp_path):
-    from saferun.keeper import protocol
-    from saferun.supervise.attempt import _task
-    from saferun.supervise.standby import start_keeper
-    from saferun.system.signalfd import Signals
-
     standby = start_keeper()
-    with Signals(()) as signals:
-        task = _task(["sleep", "1000"], dict(os.environ), signals, True, 100, "/dev/nvidia")
+    start = protocol.Start(
+        argv=["sleep", "1000"],
+        env=dict(os.environ),
+        own_group=True,
+        warm=False,
+        ignored=[],
+        blocked=[],
+        nofile=None,
+        tail_bytes=100,
+        gpu_prefix="/dev/nvidia",
+    )
     os.kill(standby.pid, signal.SIGSTOP)
-    protocol.send(standby.commands, task)
-    protocol.send(standby.commands, ("signal", int(signal.SIGTERM), None))
+    protocol.send(standby.commands, start)
+    protocol.send(standby.commands, protocol.Signal(int(signal.SIGTERM), None))
     os.kill(standby.pid, signal.SIGCONT)
-    inbox, heard = protocol.Inbox(standby.reports), []
-    until(lambda: heard.extend(inbox.read()) or inbox.closed)
+    inbox, reports = protocol.Inbox(standby.reports), []
+    until(lambda: reports.extend(inbox.read()) or inbox.closed)
     os.close(standby.commands)
     os.close(standby.reports)
     os.waitpid(standby.pid, 0)
-    ended = next(message for message in heard if message[0] == "ended")
-    assert ended[1] == signal.SIGTERM
+    kinds = [type(report) for report in reports]
+    assert kinds == [protocol.Started, protocol.Exited, protocol.Ended]
+    assert reports[-1].wait_status == signal.SIGTERM
 
 
 def test_stuck_keeper_is_replaced(tmp_path):
-    from saferun.keeper import process_tree
-
-    assert process_tree.UNKILLABLE_S == 30
-    code = (
-        "import saferun.keeper.process_tree as f; import saferun.keeper.protocol as m;"
-        "f.UNKILLABLE_S = m.HURRIED_DRAIN_S = 0.1;"
-        "import saferun.supervise.attempt as a; a._KEEPER_GRACE_S = 0.3; import runpy, sys;"
-        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    with supervised(tmp_path, agent(), grace_s=0.2, wrap=python(code)) as run:
+    with supervised(tmp_path, agent(), grace_s=0.2, wrap=program("short_limits.py")) as run:
         run.arrived(**FAMILY)
         run.kill("keeper", signal.SIGSTOP)
         run.kill("saferun", signal.SIGTERM)
@@ -485,9 +420,9 @@ def test_stuck_keeper_is_replaced(tmp_path):
 def test_process_that_may_not_be_killed_is_waited_for_and_reported():
     from saferun.keeper.process_tree import end_processes
 
-    begin = time.monotonic()
-    assert end_processes(lambda: {1: -1}, limit_s=0.3) == (0, [1])
-    assert time.monotonic() - begin > 0.3
+    looks = itertools.count()
+    assert end_processes(lambda: next(looks) >= 0 and {1: -1}, limit_s=0.3) == (0, [1])
+    assert next(looks) > 3  # it has looked again
 
 
 def test_number_that_another_process_has_by_now_is_not_signalled():
@@ -516,7 +451,7 @@ TRAIN = ["--nproc-per-node=2", str(ROOT / "examples/train_gpt.py"), "--steps", "
 
 
 @pytest.fixture
-def training(tmp_path):
+def training(tmp_path: Path) -> Iterator[Supervised]:
     pytest.importorskip("torch")
     out = str(tmp_path / "out")
     command = [str(TORCHRUN), "--rdzv-endpoint=localhost:0", "--rdzv-backend=c10d", *TRAIN]
@@ -551,23 +486,11 @@ def test_real_training_ends_at_a_signal_as_under_torchrun(training, number):
     assert f"Received {number.value} death signal".encode() in training.err
 
 
-NOTES_USER_SIGNALS = """
-import os, signal, sys, time
-def note(number, frame):
-    with open(sys.argv[1], "a") as file: file.write(f"{signal.Signals(number).name}\\n")
-    if number == signal.SIGUSR1 and sys.argv[2] == "ends": sys.exit(0)
-for number in (signal.SIGUSR1, signal.SIGTERM): signal.signal(number, note)
-open(sys.argv[1] + f".{os.getpid()}", "w").close()
-while True: time.sleep(0.1)
-"""
-
-
 @pytest.fixture
-def user_signals(tmp_path):
+def user_signals(tmp_path: Path) -> Callable[..., Any]:
     """Start real ranks that note SIGUSR1; returns the run once all listen."""
     pytest.importorskip("torch")
-    script, notes = tmp_path / "job.py", tmp_path / "notes"
-    script.write_text(NOTES_USER_SIGNALS)
+    script, notes = PROGRAMS / "notes_user_signals.py", tmp_path / "notes"
     receipts = tmp_path / "receipts"
     receipts.mkdir()
 

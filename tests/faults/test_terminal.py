@@ -12,9 +12,12 @@ import signal
 import struct
 import termios
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import AGENT, COMMON, DEADLINE_S, Supervised, agent, living, python, until
+from helpers import COMMON, DEADLINE_S, Supervised, agent, living, python, until
 
 TICK = "\nfor i in range(100000): print('tick', i, flush=True); time.sleep(0.05)"
 
@@ -61,7 +64,7 @@ class Terminal:
 class Typed(Supervised):
     """A supervised command that was started by typing it in a terminal."""
 
-    def _start(self, popen):  # type: ignore[no-untyped-def]
+    def _start(self, popen: dict[str, Any]) -> None:  # type: ignore[override]
         self.terminal = Terminal(self.environment)
         script = self.folder / "run.sh"
         script.write_text("exec " + " ".join(map(_quote, self.arguments)) + "\n")
@@ -89,10 +92,10 @@ def _quote(word: str) -> str:
 
 
 @pytest.fixture
-def typed(tmp_path):
-    runs = []
+def typed(tmp_path: Path) -> Iterator[Callable[..., Typed]]:
+    runs: list[Typed] = []
 
-    def start(command, **options):
+    def start(command: list[str], **options: Any) -> Typed:
         runs.append(Typed(tmp_path, command, **options))
         return runs[-1]
 
@@ -247,8 +250,7 @@ def test_terminal_that_closes_ends_the_job(typed):
 
 def test_job_under_nohup_outlives_its_terminal(typed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # nohup.out is written there
-    code = AGENT + f"main({COMMON + 'join(chr(114)); stay()'!r}, 1)"
-    run = typed(python(code), prefix=["nohup"])
+    run = typed(agent(COMMON + "join('r'); stay()", 1), prefix=["nohup"])
     run.arrived(agent=1, r=1)
     run.terminal.close()
     os.waitid(os.P_PID, run.terminal.pid, os.WEXITED | os.WNOWAIT)

@@ -242,6 +242,7 @@ run() { # torchrun WORDS...
       preflight) preflight ;;
       attempt) attempt "$number" "$delay_s" ;;
       recover_cuda_context) recover_cuda_context ;;
+      *) give_up 70 "the kit asked for a step that there is not: $step" ;;
     esac
   done
   finish
@@ -291,11 +292,13 @@ at_terminal() { # whether its keys are for this process group: proc_pid_stat(5),
 }
 
 next_step() { # sets `step`, `number` and `delay_s`; fails when the run is over
-  local status=129
-  while ((status > 128)); do # a second is over, or a signal came
-    status=0
-    IFS=' ' read -r -t 1 -u "$verdicts" step number delay_s || status=$?
+  local status=129 line= part
+  while ((status > 128)); do # a second is over, or a signal came: keep what was read so far
+    status=0 part=
+    IFS= read -r -t 1 -u "$verdicts" part || status=$?
+    line+=$part
   done
+  IFS=' ' read -r step number delay_s <<<"$line"
   return "$status"
 }
 

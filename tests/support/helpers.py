@@ -21,69 +21,22 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
-DEADLINE_S = 40
+DEADLINE_S = 90  # for any event, on a machine that is busy with other work
 MARK = "SAFERUN_TEST_MARK"
 
-# What the small jobs below have in common. `join(role)` enters the roster; `kin()` starts what
-# ranks start: a plain child, one that left its group, and one that left everything.
-COMMON = """
-import os, signal, subprocess, sys, time
-ROSTER = os.environ["ROSTER"]
-def join(role):
-    with open(ROSTER, "a") as file: file.write(f"{role} {os.getpid()}\\n")
-def stay():
-    while True: signal.pause()
-def child(role, *steps):
-    if os.fork() == 0:
-        for step in steps: step()
-        join(role); stay()
-def orphan():
-    if os.fork(): os._exit(0)
-def kin():
-    child("worker")
-    child("grouped", lambda: os.setpgid(0, 0))
-    child("daemon", os.setsid, orphan)
-def note(*names):
-    def write(number, frame):
-        join(signal.Signals(number).name)
-    for name in names: signal.signal(getattr(signal, name), write)
-"""
-
-# An agent as torchrun's is: ranks are sessions; a failure or a signal ends them all, exit 1.
-AGENT = (
-    COMMON
-    + """
-class Asked(Exception): pass
-def asked(number, frame): raise Asked(number)
-def main(rank_code, count=2):
-    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
-        number = getattr(signal, name)
-        if signal.getsignal(number) is not signal.SIG_IGN: signal.signal(number, asked)
-    start = lambda i: subprocess.Popen([sys.executable, "-c", rank_code], start_new_session=True,
-                                       env={**os.environ, "RANK": str(i)})
-    ranks = [start(i) for i in range(count)]
-    join("agent")
-    try:
-        while True:
-            codes = [rank.poll() for rank in ranks]
-            if any(codes): break
-            if codes == [0] * count: sys.exit(0)
-            time.sleep(0.01)
-    except Asked as error:
-        join(f"heard-{error.args[0]}")
-    for rank in ranks:
-        if rank.poll() is None: rank.send_signal(signal.SIGTERM)
-    for rank in ranks: rank.wait()
-    sys.exit(1)
-"""
-)
-
+PROGRAMS = ROOT / "tests" / "programs" / "faults"
+COMMON = "from roster import *\n"  # what the small jobs below have in common
 RANK = COMMON + "kin(); join('rank'); stay()"
 
 
 def agent(rank_code: str = RANK, count: int = 2) -> list[str]:
     """Return the command of a small agent whose ranks run `rank_code`."""
-    return python(AGENT + f"main({rank_code!r}, {count})")
+    return program("agent.py", rank_code, str(count))
+
+
+def program(name: str, *arguments: str) -> list[str]:
+    """Return the command of a program in tests/programs/faults."""
+    return [sys.executable, str(PROGRAMS / name), *arguments]
 
 
 def python(code: str) -> list[str]:
@@ -132,7 +85,7 @@ class Supervised:
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SAFERUN", "TORCHEL"))}
         ours = {MARK: self.mark, "ROSTER": str(self.roster), "OMP_NUM_THREADS": "1"}
-        return {**kept, **ours, "PYTHONPATH": str(SOURCES), **extra}
+        return {**kept, **ours, "PYTHONPATH": f"{SOURCES}:{PROGRAMS}", **extra}
 
     def _start(self, popen: dict[str, Any]) -> subprocess.Popen[bytes]:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -207,34 +160,35 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def spare_of(keeper: int) -> int:
-    """Return the pid of the spare interpreter that a keeper has waiting."""
-    return int(until(lambda: [pid for pid in children(keeper) if _waits(pid)], "no spare")[0])
+def warm_agent_of(keeper: int) -> int:
+    """Return the pid of the warm agent that a keeper has waiting."""
+    return int(until(lambda: [pid for pid in children(keeper) if _waits(pid)], "no warm agent")[0])
 
 
 def _waits(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "saferun-spare"
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "saferun-warm"
     return False
 
 
 def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
-    """Return a keeper with a spare interpreter, as `wanted` says.
+    """Return a keeper with a warm agent, as `wanted` says.
 
     Keys: interpreter, flags; env (in which its environment differs); imports (wait until so many
     have entered the roster as "imported"); kill (end it before it is used); go (wait for a file).
     """
-    from saferun.keeper.warm_agent import Spare
-    from saferun.supervise.standby import prepare, start_keeper
+    from saferun.supervise.keeper_pool import prepare, start_keeper
+    from saferun.supervise.warm_start import WarmStart
 
     env = {**os.environ, **wanted.get("env", {})}
-    spare = Spare(command, env, wanted.get("interpreter", sys.executable), wanted.get("flags", ""))
-    standby = prepare(start_keeper(), spare)
+    interpreter = wanted.get("interpreter", sys.executable)
+    warm = WarmStart(tuple(command), env, interpreter, wanted.get("flags", ""))
+    standby = prepare(start_keeper(), warm)
     roster = Path(os.environ["ROSTER"])
     count = wanted.get("imports", 0)
     until(lambda: not count or (roster.exists() and roster.read_text().count("imported") >= count))
     if wanted.get("kill"):
-        pid = spare_of(standby.pid)
+        pid = warm_agent_of(standby.pid)
         os.kill(pid, signal.SIGKILL)
         until(lambda: "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2])
     until(lambda: "go" not in wanted or Path(wanted["go"]).exists())
@@ -242,23 +196,26 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
 
 
 def _main() -> None:
-    from saferun.supervise.attempt import run_attempt
-    from saferun.supervise.standby import start_keeper
+    from saferun.supervise.attempt import AttemptSpec, Observer, run_attempt
+    from saferun.supervise.keeper_pool import start_keeper
 
     result, text, *command = sys.argv[1:]
     options = json.loads(text)
-    ahead, nexts = options.pop("spare", None), options.pop("next_spare", None)
+    ahead, nexts = options.pop("warm_agent", None), options.pop("next_agent", None)
+    standby, observer = None, Observer()
     if lock := options.pop("lock", None):
         held = os.open(lock, os.O_RDWR | os.O_CREAT)
         fcntl.flock(held, fcntl.LOCK_EX)
-        options["standby"] = start_keeper([held])
+        standby = start_keeper([held])
     if ahead is not None:
-        options["standby"] = _made_ready(command, ahead)
+        standby = _made_ready(command, ahead)
     if nexts is not None:
         kept: list[Any] = []
-        options["later"] = lambda: kept.append(_made_ready(command, nexts))
-        options["spared"] = lambda: [standby.pid for standby in kept]
-    ended = run_attempt(command, os.environ, **options)
+        observer = Observer(
+            later=lambda: kept.append(_made_ready(command, nexts)),
+            spared=lambda: [standby.pid for standby in kept],
+        )
+    ended = run_attempt(AttemptSpec(command, os.environ, **options), observer, standby)
     facts = ended._asdict() | {"exit_code": ended.exit_code, "signal": ended.signal}
     text = json.dumps(facts, default=lambda value: value.decode("latin-1"))
     Path(result).with_suffix(".new").write_text(text)

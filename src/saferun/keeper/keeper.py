@@ -1,4 +1,4 @@
-"""Stand between saferun and one attempt's job, and leave nothing of the job behind.
+"""The process between saferun and one attempt's job, which leaves nothing of the job behind.
 
     saferun -> keeper -> torchrun -> ranks -> DataLoader workers, compile workers, …
 
@@ -8,10 +8,10 @@ when the pipe from saferun closes because saferun died, the keeper freezes all d
 frozen process makes no new ones), kills them, and reports. Should the keeper itself be killed,
 saferun is the next subreaper and does the same with the same code.
 
-It also carries the job's output (output_relay.py), because it must go on while saferun is stopped
-by Ctrl-Z: torchrun's ranks go on then, too.
+It also carries the job's output (output_relay.py), because that must go on while saferun is
+stopped by Ctrl-Z: torchrun's ranks go on then, too.
 
-    under_saferun(IN, OUT)   a task comes in on IN, reports go out on OUT
+    under_saferun(IN, OUT)   commands come in on IN, reports go out on OUT (protocol.py)
 
 Standard library only: it is a process of its own without site-packages. Only this room is imported
 there.
@@ -26,292 +26,348 @@ import signal
 import time
 
 from saferun.keeper import process_tree, protocol
+from saferun.keeper.job import KEEPER_IGNORES, program_of, release_inherited, start_program
+from saferun.keeper.state_machine import StateMachine
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from saferun.keeper.output_relay import Streams
-    from saferun.keeper.warm_agent import Waiting
+    from saferun.keeper.state_machine import Table
+    from saferun.keeper.warm_agent import WarmAgent
 
-_HANDOVER_S = 60.0  # for a spare to finish its import from a cold disk; then another is started
-_SET_PDEATHSIG, _SET_NAME = 1, 15  # linux/prctl.h
-_DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-_DEAF_TO = (
-    *_DEATH_SIGNALS,
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ),
-    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH),
-)
+# States.
+WAITING = "waiting"  # for its `Start`
+STARTING = "starting"  # the command is executed, or a warm agent is becoming it
+SIGNALLED = "signalled"  # the same, and a signal has been sent to the process
+RUNNING = "running"  # the command runs
+EXITED = "exited"  # the command has exited; what it left is ended and the output carried
+HURRIED = "hurried"  # saferun died, or wants the job to be killed: all is ended, nothing waited for
+LINGERING = "lingering"  # reported; somebody whom the job detached may still write
+GONE = "gone"  # there is no job
+WITH_JOB = (STARTING, SIGNALLED, RUNNING, EXITED, HURRIED, LINGERING)
 
+# Events, beside the commands of protocol.py.
+SIGNAL_RANKS = "signal for ranks"  # a `Signal` that is not the command's
+CLOSED = "closed"  # saferun died, or has read all reports that it waits for
+BORN = "born"  # the command runs
+FAILED = "failed"  # the command could not be executed
+EXIT = "exit"  # the command has exited
+LINGER = "linger"
 
-# --- the job -----------------------------------------------------------------------------------
+# (state, event) -> (action, next state). Commands may be late: what saferun has sent before it
+# read a report is still taken in the state after that report.
+TABLE: Table = {
+    (WAITING, protocol.Prepare): ("prepare", WAITING),
+    (WAITING, protocol.Start): ("start", STARTING),
+    (WAITING, CLOSED): ("dismiss", GONE),
+    #
+    (STARTING, protocol.Signal): ("signal_command", SIGNALLED),
+    (STARTING, protocol.Kill): ("", HURRIED),
+    (STARTING, CLOSED): ("close_inbox", HURRIED),
+    (STARTING, BORN): ("", RUNNING),
+    (STARTING, FAILED): ("", GONE),
+    #
+    (SIGNALLED, protocol.Signal): ("signal_command", SIGNALLED),
+    (SIGNALLED, protocol.Kill): ("", HURRIED),
+    (SIGNALLED, CLOSED): ("close_inbox", HURRIED),
+    (SIGNALLED, BORN): ("", RUNNING),
+    (SIGNALLED, FAILED): ("", GONE),
+    #
+    (RUNNING, protocol.Signal): ("signal_command", RUNNING),
+    (RUNNING, protocol.Kill): ("", HURRIED),
+    (RUNNING, CLOSED): ("close_inbox", HURRIED),
+    (RUNNING, EXIT): ("", EXITED),
+    #
+    (EXITED, protocol.Signal): ("", EXITED),
+    (EXITED, protocol.Kill): ("", HURRIED),
+    (EXITED, CLOSED): ("close_inbox", HURRIED),
+    (EXITED, LINGER): ("close_reports", LINGERING),
+    #
+    (HURRIED, protocol.Signal): ("signal_command", HURRIED),
+    (HURRIED, protocol.Kill): ("", HURRIED),
+    (HURRIED, CLOSED): ("close_inbox", HURRIED),
+    (HURRIED, BORN): ("", HURRIED),
+    (HURRIED, FAILED): ("", GONE),
+    (HURRIED, LINGER): ("close_reports", LINGERING),
+    #
+    (LINGERING, protocol.Signal): ("", LINGERING),
+    (LINGERING, protocol.Kill): ("", LINGERING),
+    (LINGERING, CLOSED): ("close_inbox", LINGERING),
+    #
+    **{(state, SIGNAL_RANKS): ("signal_ranks", state) for state in WITH_JOB},
+    **{(state, protocol.Resize): ("resize", state) for state in WITH_JOB},
+}
 
-
-def start_job(task: dict[str, Any], files: list[int]) -> int:
-    """Fork and execute the task's command with `files` as its descriptors 1 and 2.
-
-    Returns:
-        Its pid.
-
-    Raises:
-        OSError: it could not be executed.
-    """
-    reading, writing = os.pipe()
-    keeper = os.getpid()
-    pid = os.fork()
-    if not pid:
-        try:
-            _become_job(task, files, keeper)
-        except OSError as error:
-            os.write(writing, b"%d" % (error.errno or 0))
-        finally:
-            os._exit(127)
-    os.close(writing)
-    failure = os.read(reading, 32)
-    os.close(reading)
-    if failure:
-        os.waitpid(pid, 0)
-        raise OSError(int(failure), os.strerror(int(failure)), task["argv"][0])
-    return pid
-
-
-def _become_job(task: dict[str, Any], files: list[int], keeper: int) -> None:
-    if task["own"] == "group":
-        os.setpgid(0, 0)
-    elif task["own"] == "session":
-        os.setsid()
-    for number, file in enumerate(files, 1):
-        os.dup2(file, number, inheritable=True)
-    for file in task.get("passed", ()):
-        os.set_inheritable(file, True)
-    for number in (*_DEAF_TO, signal.SIGCHLD):
-        ignored = number in task["ignored"]
-        signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    if task.get("nofile"):
-        _raise_open_files(task["nofile"])
-    process_tree.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if os.getppid() != keeper:
-        os._exit(127)  # the keeper died in between, and nobody would have told us
-    signal.pthread_sigmask(signal.SIG_SETMASK, task["blocked"])
-    os.execvpe(task["argv"][0], task["argv"], task["env"])  # noqa: S606
-
-
-def _raise_open_files(wanted: int) -> None:
-    import resource  # only where a mitigation asks for it
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+_HANDOVER_S = 60.0  # for a warm agent to finish its import from a cold disk, before we start afresh
+_SET_NAME = 15  # linux/prctl.h
 
 
-class Keeper:
+class Keeper(StateMachine):
     """Runs one job and ends what is left of it.
 
     Args:
         streams: carry its output.
-        reports: descriptor to tell saferun on.
+        inbox: where saferun's commands arrive.
+        reports: descriptor that reports are written to.
         held: descriptors that nobody else may get while the job lives.
+        wake: descriptor that is readable when a child has died or a channel has made progress.
     """
 
-    def __init__(self, streams: Streams, reports: int, held: Sequence[int]) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        inbox: protocol.Inbox,
+        reports: int,
+        held: Sequence[int],
+        wake: int,
+    ) -> None:
+        super().__init__(TABLE, WAITING)
+        self._streams = streams
+        self._inbox = inbox
         self._reports = reports
         self._held = held
-        self._streams = streams
+        self._wake = wake
         self._family = process_tree.Family()
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
+        self._agent: WarmAgent | None = None
         self._own_group = True
-        self._spare: Waiting | None = None
-        self._signalled = False
-        self.hurry = False  # saferun died, or wants the job to be killed
+        self._gpu_prefix = ""
 
-    def watch(self, fd: int, handler: Callable[[], object]) -> None:
-        """Call `handler()` whenever there is something to read on `fd`."""
-        self._poller.register(fd, select.POLLIN)
-        self._handlers[fd] = handler
+    def serve(self) -> None:
+        """Handle commands until the job has ended and its output has been carried."""
+        while self.state == WAITING:
+            self._obey(self._inbox.first())
+        if self.state == GONE:
+            return
+        began = time.monotonic()
+        while self.state == RUNNING:
+            if self._family.status is None:
+                self._turn()
+            else:
+                self.step(EXIT)
+        self._report(protocol.Exited(time.monotonic() - began))
+        killed, unkillable = self._end_the_rest()
+        self._drain()
+        self._report_end(killed, unkillable)
+        while self.state == LINGERING and not self._streams.done():
+            self._turn()
 
-    def unwatch(self, fd: int) -> None:
-        """Look at `fd` no more."""
-        if self._handlers.pop(fd, None):
-            self._poller.unregister(fd)
+    # --- events ----------------------------------------------------------------------------
 
-    def turn(self, limit_s: float | None = None) -> None:
-        """Wait for something to happen and deal with it."""
+    def _turn(self, limit_s: float | None = None) -> None:
+        """Wait for something to happen and handle it."""
+        waiting = self._inbox.waiting()  # that came together with `Start`
+        for message in waiting:
+            self._obey(message)
+        limit_s = 0 if waiting else limit_s
         for fd, _ in self._poller.poll(None if limit_s is None else limit_s * 1000):
             self._handlers[fd]()
         self._family.reap()
 
-    def signal(self, number: int, ranks: list[int] | None = None) -> None:
-        """Signal the command, or those of `ranks` that have a handler for it.
+    def _watch(self, fd: int, handler: Callable[[], object]) -> None:
+        self._poller.register(fd, select.POLLIN)
+        self._handlers[fd] = handler
 
-        Where ranks are named the command gets it instead if it has a handler itself (torchrun
-        has one for what `--signals-to-handle` lists, and dies of what it has none for).
-        """
-        if ranks is None or process_tree.catches(self._family.first, number):
-            self._signalled = True
-            if self._family.status is None:
-                os.kill(self._family.first, number)  # not reaped: the number is still its own
-            return
+    def _unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None):
+            self._poller.unregister(fd)
+
+    def _read_commands(self) -> None:
+        for message in self._inbox.read():
+            self._obey(message)
+        if self._inbox.closed:
+            self.step(CLOSED)
+
+    def _obey(self, message: protocol.Message | None) -> None:
+        if message is None:
+            self.step(CLOSED)
+        elif isinstance(message, protocol.Signal) and not self._is_for_command(message):
+            self.step(SIGNAL_RANKS, message)
+        else:
+            self.step(type(message), message)
+
+    def _is_for_command(self, message: protocol.Signal) -> bool:
+        # Where ranks are named the command gets it instead if it has a handler itself (torchrun
+        # has one for what `--signals-to-handle` lists, and dies of what it has none for).
+        command = self._family.first
+        return message.ranks is None or process_tree.catches(command, message.number)
+
+    # --- actions ---------------------------------------------------------------------------
+
+    def _close_inbox(self) -> None:
+        self._unwatch(self._inbox.fd)
+
+    def _close_reports(self) -> None:
+        """Keep nobody waiting for us while we carry what the job's detached processes write."""
+        for fd in (self._reports, *self._held):
+            os.close(fd)
+
+    def _signal_command(self, message: protocol.Signal) -> None:
+        if self._family.status is None:
+            os.kill(self._family.first, message.number)  # not reaped: the number is still its own
+
+    def _signal_ranks(self, message: protocol.Signal) -> None:
+        number, ranks = message.number, message.ranks or ()
         for pid, start in self._family.living().items():
             if pid in ranks and process_tree.catches(pid, number):
                 process_tree.send_signal(pid, start, number)
 
-    def resize(self) -> None:
-        """The terminal has a new size."""
+    def _resize(self, message: protocol.Resize) -> None:
         self._streams.resize()
-        if not self._own_group:
-            self.signal(signal.SIGWINCH)  # the kernel's came before the size was copied
+        if not self._own_group and self._family.status is None:
+            os.kill(self._family.first, signal.SIGWINCH)  # the kernel's came before the new size
 
-    def run(self, task: dict[str, Any]) -> int:
-        """Run the task to its very end and return the job's wait status.
+    def _prepare(self, message: protocol.Prepare) -> None:
+        """Start a warm agent; where it cannot be started the job will start without."""
+        from saferun.keeper import warm_agent  # needed ahead of an attempt only
 
-        Raises:
-            OSError: the command could not be executed.
-        """
-        self._start(task)
-        began = time.monotonic()
-        while self._family.status is None and not self.hurry:
-            self.turn()
-        self.report("exited", time.monotonic() - began)
-        killed, unkillable = self._end(task["gpu_prefix"])
-        self._drain()
-        status = self._family.status
-        status = int(signal.SIGKILL) if status is None else status  # it would not die
-        survivors = status == 0 and self._family.reap() and bool(self._family.living())
-        ends = (*self._streams.tails(), *self._streams.heads())
-        lingers = survivors and not self._streams.done()
-        self.report("ended", status, killed, unkillable, *ends, self._streams.merged, lingers)
-        if lingers:
-            self._linger()
-        return status
-
-    def prepare(self, told: dict[str, Any]) -> None:
-        """Start a spare interpreter for the task to come; quietly without where there is none."""
-        from saferun.keeper import warm_agent  # needed ahead of time only
-
-        if self._spare:
+        if self._agent:
             return
         if os.getsid(0) != os.getpid():
             os.setsid()
         try:
-            self._spare = warm_agent.Waiting(told, self._streams.files, start_job)
+            self._agent = warm_agent.WarmAgent(message, self._streams.files)
         except OSError:
             return
 
-    def dismiss(self) -> None:
-        """End a spare interpreter that is not wanted."""
-        waiting, self._spare = self._spare, None
-        if waiting:
+    def _dismiss(self) -> None:
+        """End a warm agent that is not wanted."""
+        agent, self._agent = self._agent, None
+        if agent:
             process_tree.end_processes(self._family.living)
             self._family.reap()
-            waiting.close()
+            agent.close()
 
-    def _start(self, task: dict[str, Any]) -> None:
-        self._own_group = task["own"] == "group"
-        if self._own_group and os.getsid(0) != os.getpid():
-            os.setsid()
-        self._streams.renew(task["tail_bytes"])
-        if not task.get("spare"):
-            self.dismiss()
-        if self._spare:
-            self._hand_over(self._spare, task)
-        else:
-            self._family.first = start_job(task, self._streams.files)
-        if not task["own"]:
-            os.setsid()  # the job stays in the group that it was born in
-        self.report("started", self._family.first)
-        self._streams.start()
-        _let_go()
-
-    def _hand_over(self, waiting: Waiting, task: dict[str, Any]) -> None:
-        """Make the spare interpreter the job, or start another if it has died.
-
-        A signal that comes meanwhile is meant for the job: a spare that dies of it was the job.
-        """
-        self._family.first = waiting.pid
-        self._streams.start()
-        answer = self._await(waiting) if waiting.hand_over(task) else b""
-        over = self.hurry or (self._signalled and answer == b"")
-        if over or answer == b"r":
-            waiting.pass_on()
-        if over or (answer == b"r" and waiting.go()):
-            self._spare = None
-            waiting.close()
+    def _start(self, message: protocol.Start) -> None:
+        self._watch(self._wake, lambda: os.read(self._wake, 4096))
+        self._watch(self._inbox.fd, self._read_commands)
+        self._gpu_prefix, self._own_group = message.gpu_prefix, message.own_group
+        try:
+            self._execute(message)
+        except OSError as error:
+            self._report(protocol.Failed(error.strerror or str(error), message.argv[0]))
+            self.step(FAILED)
             return
-        files = [os.dup(file) for file in waiting.files]
-        self.dismiss()
-        self._family.first, self._family.status = start_job(task, files), None
+        self._report(protocol.Started(self._family.first))
+        self._streams.start()
+        release_inherited()
+        self.step(BORN)
+
+    def _execute(self, message: protocol.Start) -> None:
+        if message.own_group and os.getsid(0) != os.getpid():
+            os.setsid()
+        self._streams.renew(message.tail_bytes)
+        if not message.warm:
+            self._dismiss()
+        if self._agent:
+            self._hand_over(self._agent, message)
+        else:
+            self._family.first = start_program(program_of(message), self._streams.files)
+        if not message.own_group:
+            os.setsid()  # the job stays in the group that it was born in
+
+    # --- the warm agent --------------------------------------------------------------------
+
+    def _hand_over(self, agent: WarmAgent, message: protocol.Start) -> None:
+        """Make the warm agent the job, or start another process if it has died.
+
+        A signal that comes meanwhile is meant for the job: an agent that dies of it was the job.
+        """
+        self._family.first = agent.pid
+        self._streams.start()
+        answer = self._await_answer(agent) if agent.hand_over(message) else b""
+        over = self.state == HURRIED or (self.state == SIGNALLED and answer == b"")
+        if over or answer == b"r":
+            agent.pass_output_on()
+        if over or (answer == b"r" and agent.go()):
+            self._agent = None
+            agent.close()
+            return
+        files = [os.dup(file) for file in agent.files]
+        self._dismiss()
+        self._family.first, self._family.status = start_program(program_of(message), files), None
         for file in files:
             os.close(file)
 
-    def _await(self, waiting: Waiting) -> bytes | None:
-        """Return what the spare answers to its task, b"" if it has died; None: nothing in time."""
+    def _await_answer(self, agent: WarmAgent) -> bytes | None:
+        """Return what the agent answers; b"" if it has died, None if it does not come in time."""
         answer: list[bytes] = []
-        self.watch(waiting.answers, lambda: answer.append(os.read(waiting.answers, 1)))
+        self._watch(agent.answers, lambda: answer.append(os.read(agent.answers, 1)))
         limit = time.monotonic() + _HANDOVER_S
-        while not answer and not self.hurry and time.monotonic() < limit:
-            self.turn(0.05)
-            waiting.listen()
-        self.unwatch(waiting.answers)
+        while not answer and self.state != HURRIED and time.monotonic() < limit:
+            self._turn(0.05)
+            agent.relay()
+        self._unwatch(agent.answers)
         return answer[0] if answer else None
 
-    def report(self, *message: object) -> None:
-        """Tell saferun."""
-        protocol.send(self._reports, message)
+    # --- the end ---------------------------------------------------------------------------
 
-    def _end(self, gpu_prefix: str) -> tuple[int, list[int]]:
+    def _end_the_rest(self) -> tuple[int, list[int]]:
+        """End what the command left; return how many were killed and which pids live on."""
         mine = self._family
         if not mine.reap():
             return 0, []
-        if mine.status == 0 and not self.hurry:
+        if mine.status == 0 and self.state == EXITED:
             # The job detached the others on purpose, and torchrun would leave them.
             return process_tree.end_processes(
                 lambda: {
-                    p: s for p, s in mine.living().items() if process_tree.opens(p, gpu_prefix)
+                    pid: start
+                    for pid, start in mine.living().items()
+                    if process_tree.opens(pid, self._gpu_prefix)
                 }
             )
         return process_tree.end_processes(mine.living)
 
     def _drain(self) -> None:
+        """Carry the rest of the output; in a hurry only as long as its reader takes it at once."""
         # Whoever wrote has ended: once a channel has been empty, all has been carried.
         self._streams.flush()
         limit = None
         while not self._streams.settled():
-            if self.hurry and limit is None:
+            if self.state == HURRIED and limit is None:
                 limit = time.monotonic() + protocol.HURRIED_DRAIN_S
             left = None if limit is None else limit - time.monotonic()
             if left is not None and left <= 0:
                 return
-            self.turn(left)
+            self._turn(left)
 
-    def _linger(self) -> None:
-        # Somebody whom the job left behind on purpose may still write. Carry it, as a plain
-        # descriptor would, but keep nobody waiting for us.
-        for fd in (self._reports, *self._held):
-            os.close(fd)
-        while not self._streams.done():
-            self.turn()
+    def _report_end(self, killed: int, unkillable: list[int]) -> None:
+        status = self._family.status
+        status = int(signal.SIGKILL) if status is None else status  # it could not be killed
+        survivors = status == 0 and self._family.reap() and bool(self._family.living())
+        out, err = self._streams.tails()
+        out_head, err_head = self._streams.heads()
+        ended = protocol.Ended(
+            wait_status=status,
+            killed=killed,
+            unkillable=unkillable,
+            stdout_tail=out,
+            stderr_tail=err,
+            stdout_head=out_head,
+            stderr_head=err_head,
+            merged=self._streams.merged,
+            lingers=survivors and not self._streams.done(),
+        )
+        self._report(ended)
+        if ended.lingers:
+            self.step(LINGER)
+
+    def _report(self, report: protocol.Report) -> None:
+        protocol.send(self._reports, report)
 
 
-def _let_go() -> None:
-    # The job has these; whoever waits for them to be closed should not wait for the keeper.
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.chdir("/")
-
-
-def _prepare() -> tuple[int, int]:
-    """Hear nothing but the end of children; return both ends of the pipe that tells of it."""
+def _set_up() -> tuple[int, int]:
+    """Ignore all signals but the end of children; return both ends of the pipe that reports it."""
     process_tree.prctl(_SET_NAME, ctypes.c_char_p(b"saferun-keeper"))
     process_tree.become_subreaper()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     os.set_blocking(reading, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for number in _DEAF_TO:
+    for number in KEEPER_IGNORES:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _no_op)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -323,53 +379,19 @@ def _no_op(number: int, frame: object) -> None:
 
 
 def under_saferun(commands: int, reports: int, *held: int) -> None:
-    """Do the task that comes in on `commands`, and what is asked for until it has ended.
+    """Run the attempt that comes in on `commands`, to its end; the process ends with it.
 
-    `held` stay open here, and only here, until nothing of the job lives.
+    Args:
+        commands: descriptor to read commands from.
+        reports: descriptor to write reports to.
+        held: descriptors that stay open here, and only here, until nothing of the job lives.
     """
     for fd in (commands, reports, *held):
         os.set_inheritable(fd, False)
-    wake, notify = _prepare()
+    wake, notify = _set_up()
     from saferun.keeper import output_relay
 
     inbox = protocol.Inbox(commands)
-    message = inbox.first()
-    try:
-        if message is not None:
-            keeper = Keeper(output_relay.Streams(0, notify), reports, held)
-            _keep(keeper, inbox, message, wake, notify)
-    except OSError as error:
-        program = message["argv"][0] if isinstance(message, dict) else ""
-        protocol.send(reports, ("failed", error.errno, error.strerror, program))
+    if inbox.wait():
+        Keeper(output_relay.Streams(0, notify), inbox, reports, held, wake).serve()
     os._exit(0)  # with carriers that may be stuck in a write
-
-
-def _keep(keeper: Keeper, inbox: protocol.Inbox, message: Any, wake: int, notify: int) -> None:
-    while isinstance(message, tuple):
-        keeper.prepare(message[1])
-        message = inbox.first()
-    if message is None:
-        keeper.dismiss()
-        return
-    keeper.watch(wake, lambda: os.read(wake, 4096) and _do(keeper, inbox.waiting()))
-    keeper.watch(inbox.fd, lambda: _obey(keeper, inbox))
-    os.write(notify, b"\0")  # for what came together with the task
-    keeper.run(message)
-
-
-def _obey(keeper: Keeper, inbox: protocol.Inbox) -> None:
-    _do(keeper, inbox.read())
-    if inbox.closed:  # saferun died, or has heard all it wanted to hear
-        keeper.hurry = True
-        keeper.unwatch(inbox.fd)
-
-
-def _do(keeper: Keeper, messages: list[Any]) -> object:
-    for word, *rest in messages:
-        if word == "signal":
-            keeper.signal(*rest)
-        elif word == "size":
-            keeper.resize()
-        elif word == "kill":
-            keeper.hurry = True
-    return None

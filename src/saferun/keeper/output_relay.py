@@ -1,13 +1,12 @@
-"""Carry a job's output to where ours goes: every byte, unchanged, at once, and its end is kept.
+"""The relay of a job's output: every byte, unchanged, without delay; both ends of it are kept.
 
-Each way out gets a channel of its own; where 1 and 2 are one terminal or one pipe they share it,
-since two channels would lose the order of the lines. A terminal stays a terminal (a raw pty of
+Descriptors 1 and 2 have a channel each; where both lead to one terminal or one pipe they share a
+channel, since two would lose the order of the lines. A terminal stays a terminal (a raw pty of
 ours in front of it), a pipe stays a pipe (enlarged), a regular file is handed to the job itself
-and its end is read back. A slow reader slows the job; a reader that went away is gone for the job
-too, by closing our end, so that it gets the EPIPE or EIO that it would have got without us.
+and its end is read back. A slow reader slows the job. When a reader goes away we close our end, so
+that the job gets the EPIPE or EIO that it would have got without us.
 
-Runs inside the keeper and is loaded there by path: standard library only, Python >= 3.9, and no
-import that the start of a job would feel.
+It runs in the keeper: standard library only, and no import that would delay the start of a job.
 """
 
 from __future__ import annotations
@@ -24,19 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHUNK_BYTES = 1 << 20
-HEAD_BYTES = 64 * 1024  # of the beginning that is kept: it tells from which step a job went on
+HEAD_BYTES = 64 * 1024  # kept of the beginning: it shows from which step a job went on
 PIPE_BYTES = 1 << 20  # the largest that an unprivileged user may ask for by default
 _SET_PIPE_BYTES = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # in fcntl since Python 3.10
 _TIOCGDEV = 0x80045432  # which terminal stands behind /dev/tty or /dev/console
-_FLUSH_BYTES = 4 << 20  # enough to call a channel flushed although somebody goes on writing
-_FULL_PIECE_BYTES, _GATHER_BYTES = 2048, 1 << 16
-_GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
+_FLUSH_BYTES = 4 << 20  # after so much a channel is flushed although somebody goes on writing
+# A read of a terminal returns 4 KiB at most: after one of this size there is probably more.
+_FULL_READ_BYTES, _GATHER_BYTES = 2048, 1 << 16
+_READER_GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 TERMINAL, PIPE, FILE, DEVICE = "terminal", "pipe", "file", "device"
 
 
 def kind(fd: int) -> str:
-    """Return what `fd` leads to: a terminal, a pipe (or socket, or /dev/null), a file, a device."""
+    """Return what `fd` is: a terminal, a pipe (or socket, or /dev/null), a file, a device."""
     mode = os.fstat(fd)
     if os.isatty(fd):
         return TERMINAL
@@ -62,7 +62,7 @@ def _terminal(fd: int) -> bytes:
 
 
 class Tail:
-    """The last `limit` bytes of what was added, and the first HEAD_BYTES."""
+    """The last `limit` bytes of what was added, and the first HEAD_BYTES of it."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -70,7 +70,7 @@ class Tail:
         self._head = bytearray()
 
     def add(self, chunk: memoryview) -> None:
-        """Take in a chunk; costs a copy of at most `limit` bytes."""
+        """Add a chunk; costs a copy of at most `limit` bytes."""
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         if self.limit:
@@ -95,7 +95,7 @@ class FileTail:
         self.begin()
 
     def begin(self) -> None:
-        """What is written from now on counts."""
+        """Count only what is written from now on."""
         self._start = self._end()
 
     def _end(self) -> int:
@@ -126,7 +126,16 @@ class FileTail:
 
 
 class Channel:
-    """One way out: what the job writes to `inner` goes to the descriptor `outer`."""
+    """Carries what the job writes to `inner` to the descriptor `outer`.
+
+    Args:
+        outer: a terminal or a pipe.
+        tail_bytes: how much of the end to keep.
+        notify: a descriptor that gets a zero byte when this is flushed or done.
+
+    Raises:
+        OSError: no pipe or pseudo-terminal can be had.
+    """
 
     def __init__(self, outer: int, tail_bytes: int, notify: int) -> None:
         self.outer = outer
@@ -142,12 +151,12 @@ class Channel:
         self.done = False  # the job closed its end, or the reader went away
 
     def start(self) -> None:
-        """Carry from now on, in a thread; the job's end of it must be in the job's hands alone."""
+        """Carry from now on, in a thread; the job must have `inner` by now, which we close."""
         os.close(self.inner)
         _thread.start_new_thread(self._run, ())
 
     def flush(self) -> None:
-        """Ask for `flushed`, which comes when all that was written until now has been carried."""
+        """Ask for `flushed`, which becomes true when all that has been written is carried."""
         self.flushed, self._flushing = False, 0
         os.write(self._waker, b"f")
 
@@ -160,7 +169,7 @@ class Channel:
         try:
             self._carry()
         except OSError:
-            return  # EIO: the job closed its last terminal descriptor; EPIPE: our reader went
+            return  # EIO: the job closed its last terminal descriptor; EPIPE: our reader is gone
         finally:
             self.done = True
             os.close(self._ours)
@@ -188,24 +197,24 @@ class Channel:
             self._deliver(view[:count])
 
     def _gather(self, view: memoryview, count: int) -> int:
-        """Read on while a terminal hands out full pieces, which hold 4 KiB at most."""
+        """Read on while a terminal returns full reads; return how many bytes are in `view`."""
         last = count
-        while last >= _FULL_PIECE_BYTES and count < _GATHER_BYTES:
+        while last >= _FULL_READ_BYTES and count < _GATHER_BYTES:
             try:
                 last = os.readv(self._ours, [view[count:]])
-            except OSError:  # nothing more now, or the end: the next read will tell
+            except OSError:  # nothing more now, or the end: the next read shows which
                 break
             count += last
         return count
 
     def _wait(self, poller: select.poll) -> bool:
-        """Wait for the job to write; return whether anybody reads what it writes."""
+        """Wait for the job to write; return whether there is still a reader."""
         ready = dict(poller.poll())
-        if ready.get(self.outer, 0) & _GONE:
+        if ready.get(self.outer, 0) & _READER_GONE:
             return False
         if self._wake in ready and self._ours not in ready:
             os.read(self._wake, 64)  # a flush was asked for, and all has been carried
-            self._say_flushed()
+            self._report_flushed()
         return True
 
     def _deliver(self, chunk: memoryview) -> None:
@@ -214,14 +223,14 @@ class Channel:
         while chunk:
             try:
                 chunk = chunk[os.write(self.outer, chunk) :]
-            except BlockingIOError:  # somebody made our reader's end non-blocking
+            except BlockingIOError:  # somebody has made the descriptor non-blocking
                 select.select([], [self.outer], [])
         if self._flushing >= 0:
             self._flushing += count
             if self._flushing > _FLUSH_BYTES:
-                self._say_flushed()
+                self._report_flushed()
 
-    def _say_flushed(self) -> None:
+    def _report_flushed(self) -> None:
         self.flushed, self._flushing = True, -1
         os.write(self._notify, b"\0")
 
@@ -230,7 +239,7 @@ class Streams:
     """What the job gets as descriptors 1 and 2, and the channels behind them.
 
     Args:
-        tail_bytes: how much of the end of each way out to keep.
+        tail_bytes: how much of the end of each stream to keep.
         notify: a descriptor that gets a zero byte when a channel is flushed or done.
     """
 
@@ -251,7 +260,7 @@ class Streams:
         if what in (TERMINAL, PIPE):
             try:
                 channel = Channel(fd, tail_bytes, self._notify)
-            except OSError:  # no pseudo-terminal to be had: better a job without its last words
+            except OSError:  # no pseudo-terminal left: a job without a kept tail beats none
                 return
             self.channels.append(channel)
             self.files[place], self._tails[place] = channel.inner, channel.tail
@@ -259,7 +268,7 @@ class Streams:
             self._tails[place] = FileTail(fd, tail_bytes)
 
     def renew(self, tail_bytes: int) -> None:
-        """Take what may have changed since these were made: file offsets, the window's size."""
+        """Update what may have changed since these were made: file offsets, the window's size."""
         for tail in self._tails:
             if tail:
                 tail.limit = tail_bytes
@@ -268,24 +277,24 @@ class Streams:
         self.resize()
 
     def start(self) -> None:
-        """Begin to carry, once; call it when the job has its descriptors."""
+        """Begin to carry, unless begun already; call it when the job has its descriptors."""
         if not self._started:
             self._started = True
             for channel in self.channels:
                 channel.start()
 
     def resize(self) -> None:
-        """Pass the terminal's window size on."""
+        """Copy the terminal's window size to the job's."""
         for channel in self.channels:
             channel.resize()
 
     def flush(self) -> None:
-        """Begin to carry what was written until now; `settled` tells when it is through."""
+        """Ask for all that has been written; `settled` becomes true when it is carried."""
         for channel in self.channels:
             channel.flush()
 
     def settled(self) -> bool:
-        """Return whether all that was written before `flush` has arrived, or nobody reads it."""
+        """Return whether all that was written before `flush` is carried, or nobody reads it."""
         return all(channel.done or channel.flushed for channel in self.channels)
 
     def done(self) -> bool:
@@ -316,7 +325,7 @@ def _pipe(outer: int) -> tuple[int, int]:
 def _pty(outer: int) -> tuple[int, int]:
     ours, inner = os.openpty()
     modes = termios.tcgetattr(inner)
-    modes[0] = modes[1] = modes[3] = 0  # raw: the real terminal does all there is to do
+    modes[0] = modes[1] = modes[3] = 0  # raw: the real terminal does all processing
     termios.tcsetattr(inner, termios.TCSANOW, modes)
     _copy_size(outer, ours)
     return ours, inner
@@ -331,7 +340,7 @@ def _copy_size(source: int, target: int) -> None:
 
 
 def _named_fifo(fd: int) -> bool:
-    # A FIFO with a name may find its next reader later; one without never will.
+    # A FIFO with a name may get another reader later; one without a name never will.
     return stat.S_ISFIFO(os.fstat(fd).st_mode) and not os.readlink(
         f"/proc/self/fd/{fd}"
     ).startswith("pipe:")

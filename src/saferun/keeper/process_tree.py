@@ -1,7 +1,7 @@
-"""Every descendant of this process: who lives, whom to signal, and how to end them all.
+"""The descendants of this process: which live, how to signal one, how to end them all.
 
-Processes are told apart by their start time, since a number is given out again. Standard library
-only: the keeper imports it by its bare name.
+A process is known by its pid and its start time, since the kernel gives pids out again. Standard
+library only: the keeper's process has no other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def prctl(option: int, value: object) -> None:
-    """Call prctl(2); quietly does nothing where the kernel refuses."""
+    """Call prctl(2); do nothing where the kernel refuses."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
@@ -34,14 +34,14 @@ def read_stat(pid: int | str) -> tuple[int, str, int] | None:
     """Return (parent, state, start time) of a process; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return int(words[1]), words[0].decode(), int(words[19])
+    return int(fields[1]), fields[0].decode(), int(fields[19])
 
 
 def _is_dead(pid: int, state: str) -> bool:
-    # A leader that left while other threads of its run on is a zombie, too, and holds everything.
+    # A leader whose other threads still run is a zombie, too, and keeps all resources.
     if state not in "ZX":
         return False
     try:
@@ -76,7 +76,13 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def send_signal(pid: int, start: int, signum: int) -> None:
-    """Signal exactly the process that started at `start`; no other that has got its number."""
+    """Signal the process that started at `start`, and no other that has its pid by now.
+
+    Args:
+        pid: its number.
+        start: its start time, as `read_stat` gives it.
+        signum: the signal.
+    """
     handle = _open_pidfd(pid)
     try:
         stat = read_stat(pid)
@@ -107,7 +113,7 @@ class Family:
     def __init__(self, spared: Callable[[], Iterable[int]] = tuple) -> None:
         self._root = os.getpid()
         self._spared = spared
-        self.first = 0  # the child whose status is kept
+        self.first = 0  # the child whose wait status is kept
         self.status: int | None = None
 
     def living(self) -> dict[int, int]:
@@ -170,7 +176,7 @@ def end_processes(
 
 
 def _freeze(find: Callable[[], dict[int, int]]) -> dict[int, int]:
-    # A stopped process forks no more: when a look finds nobody new, all are stopped.
+    # A stopped process does not fork: when a scan finds no new one, all are stopped.
     frozen: dict[int, int] = {}
     limit = time.monotonic() + _FREEZE_S
     while True:

@@ -1,6 +1,11 @@
-"""What saferun and its keeper say to each other: a length and a marshalled list, through pipes.
+"""The messages between saferun and its keeper, and how they travel through two pipes.
 
-Standard library only.
+saferun sends commands: any number of `Prepare`, one `Start`, then `Signal`, `Resize` and `Kill` as
+they come; when it closes the pipe, or dies, the keeper ends the job. The keeper sends reports:
+`Started`, `Exited`, `Ended`, or `Failed` alone where the command could not be executed.
+
+A message travels as its length in eight bytes and a marshalled list of its type's name and its
+fields. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,20 +15,121 @@ import os
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import NamedTuple, TypeAlias
+else:
+    from saferun.keeper.named_tuple import NamedTuple
 
 HURRIED_DRAIN_S = 2.0  # for output that waits for a slow reader once somebody wants an end
+_LENGTH_BYTES = 8
 
 
-def send(fd: int, message: Any) -> None:
+# --- commands --------------------------------------------------------------------------------
+
+
+class Prepare(NamedTuple):
+    """Start a warm agent (warm_agent.py) for the attempt to come."""
+
+    python: list[str]  # the launcher's Python and its flags
+    env: dict[str, str]  # the whole environment that it starts with
+    program: str  # the launcher's program, or "-m"
+    argv: list[str]  # the command line that it will show once it is the job
+    ignored: list[int]  # the signals that it ignores, as the job will
+
+
+class Start(NamedTuple):
+    """Run one attempt's command."""
+
+    argv: list[str]
+    env: dict[str, str]  # the whole environment
+    own_group: bool  # it gets a process group of its own, else it stays in saferun's
+    warm: bool  # a warm agent may become the command
+    ignored: list[int]  # signals that it ignores
+    blocked: list[int]  # signals that it blocks
+    nofile: int | None  # the soft limit of open files, raised as far as the hard one allows
+    tail_bytes: int  # how much of the end of each stream to keep
+    gpu_prefix: str  # who has a path with this beginning open is ended after success, too
+
+
+class Signal(NamedTuple):
+    """Pass a signal on: to the command, or to those of `ranks` that have a handler for it."""
+
+    number: int
+    ranks: list[int] | None  # pids; None for the command
+
+
+class Resize(NamedTuple):
+    """The terminal may have a new size."""
+
+
+class Kill(NamedTuple):
+    """End the job now."""
+
+
+# --- reports ---------------------------------------------------------------------------------
+
+
+class Started(NamedTuple):
+    """The command is executed."""
+
+    launcher: int  # its pid
+
+
+class Exited(NamedTuple):
+    """The command has exited, or is about to be killed; what it left is ended after this."""
+
+    lived_s: float
+
+
+class Ended(NamedTuple):
+    """Nothing of the job lives, except what it detached on purpose or what cannot be killed."""
+
+    wait_status: int  # as waitpid(2) gives it
+    killed: int  # processes that were left over and were killed
+    unkillable: list[int]  # pids
+    stdout_tail: bytes
+    stderr_tail: bytes
+    stdout_head: bytes
+    stderr_head: bytes
+    merged: bool  # stdout and stderr are one; the bytes of both count as stdout's
+    lingers: bool  # the keeper stays: it carries the output of what the job detached
+
+
+class Failed(NamedTuple):
+    """The command could not be executed."""
+
+    reason: str  # in the words of strerror(3)
+    program: str
+
+
+if TYPE_CHECKING:
+    Command: TypeAlias = Prepare | Start | Signal | Resize | Kill
+    Report: TypeAlias = Started | Exited | Ended | Failed
+    Message: TypeAlias = Command | Report
+
+_TYPES: dict[str, Callable[..., Message]] = {
+    kind.__name__: kind
+    for kind in (Prepare, Start, Signal, Resize, Kill, Started, Exited, Ended, Failed)
+}
+
+
+# --- the pipes -------------------------------------------------------------------------------
+
+
+def send(fd: int, message: Message) -> None:
     """Write one message; a reader that went away is no error."""
-    data = marshal.dumps(message)
-    view = memoryview(len(data).to_bytes(8, "little") + data)
+    data = marshal.dumps([type(message).__name__, *message])
+    view = memoryview(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
     try:
         while view:
             view = view[os.write(fd, view) :]
     except BrokenPipeError:
         return
+
+
+def _decode(data: bytes) -> Message:
+    name, *fields = marshal.loads(data)  # noqa: S302 - from our own process
+    return _TYPES[name](*fields)
 
 
 class Inbox:
@@ -33,32 +139,36 @@ class Inbox:
         self.fd = fd
         self.closed = False
         self._data = b""
-        self._waiting: list[Any] = []
+        self._waiting: list[Message] = []
 
-    def first(self) -> Any:
-        """Wait for one message and return it alone; None when no more can come."""
+    def wait(self) -> bool:
+        """Wait for a message; return whether there is one, False when no more can come."""
         while not self._waiting and not self.closed:
             self._waiting = self._fetch()
-        return self._waiting.pop(0) if self._waiting else None
+        return bool(self._waiting)
 
-    def waiting(self) -> list[Any]:
+    def first(self) -> Message | None:
+        """Wait for one message and return it alone; None when no more can come."""
+        return self._waiting.pop(0) if self.wait() else None
+
+    def waiting(self) -> list[Message]:
         """Return the messages that came together with the `first`."""
         messages, self._waiting = self._waiting, []
         return messages
 
-    def read(self) -> list[Any]:
+    def read(self) -> list[Message]:
         """Read once (blocks if nothing has come) and return the messages that are complete."""
         return self.waiting() + self._fetch()
 
-    def _fetch(self) -> list[Any]:
+    def _fetch(self) -> list[Message]:
         data = os.read(self.fd, 1 << 20)
         self.closed = not data
         self._data += data
         messages = []
-        while len(self._data) >= 8:
-            end = 8 + int.from_bytes(self._data[:8], "little")
+        while len(self._data) >= _LENGTH_BYTES:
+            end = _LENGTH_BYTES + int.from_bytes(self._data[:_LENGTH_BYTES], "little")
             if len(self._data) < end:
                 break
-            messages.append(marshal.loads(self._data[8:end]))  # noqa: S302 - our own process
+            messages.append(_decode(self._data[_LENGTH_BYTES:end]))
             self._data = self._data[end:]
         return messages

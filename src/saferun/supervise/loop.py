@@ -20,7 +20,7 @@ from saferun.model import LaunchPlan
 from saferun.plan.inputs import Gathered
 from saferun.plan.view import announcement
 from saferun.supervise import record
-from saferun.supervise.attempt import Ended, run_attempt
+from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import MARGIN_S, SHUTDOWN_S, AttemptWatch, was_asked
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.keeper_pool import Ready
@@ -210,23 +210,22 @@ class _Run:
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
         """Run one attempt to its very end."""
-        gathered = self._gathered
-        return run_attempt(
+        spec = AttemptSpec(
             plan.command,
             self._environment(plan),
             launcher=plan.launcher,
             no_python=plan.options.no_python,
             grace_s=grace_s(plan),
-            receipts=gathered.identity.receipts,
-            limits=plan.limits._asdict(),
-            standby=self._means.ready.take(),
-            on_start=lambda keeper, job: self._record.harmlessly(
-                lambda: self._started(keeper, job)
-            ),
+            receipts=self._gathered.identity.receipts,
+            limits=plan.limits,
+        )
+        observer = Observer(
+            started=self._started,
             later=lambda: self._record.harmlessly(self._make_ready),
             later_s=READY_S,
             spared=self._means.ready.pids,
         )
+        return run_attempt(spec, observer, self._means.ready.take())
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
         return {**plan.environment(self._gathered.environ), **self._means.held.environ()}

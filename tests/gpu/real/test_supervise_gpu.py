@@ -119,14 +119,16 @@ def test_a_device_side_assert_is_named(tmp_path, gpus):
     assert ended["kind"] == "device-side-assert", job.err
 
 
-def test_the_spare_opens_no_gpu(tmp_path, gpus):
+def test_the_warm_agent_opens_no_gpu(tmp_path, gpus):
     text = (
         "import time, torch; torch.ones(1, device='cuda'); print('up', flush=True); time.sleep(60)"
     )
     with run(tmp_path, "--nproc-per-node=1", script(tmp_path, text)) as job:
-        spare = until(lambda: _named(job, "saferun-spare"), "the spare waits", 60)
+        waiting = until(lambda: _named(job, "saferun-warm"), "the agent waits", 60)
         time.sleep(5)  # its import is through by then
-        opened = [os.readlink(f"/proc/{spare}/fd/{fd}") for fd in os.listdir(f"/proc/{spare}/fd")]
+        opened = [
+            os.readlink(f"/proc/{waiting}/fd/{fd}") for fd in os.listdir(f"/proc/{waiting}/fd")
+        ]
         assert not [path for path in opened if path.startswith("/dev/nvidia")]
         job.process.terminate()
         job.end(60)

@@ -1,4 +1,4 @@
-"""A spare interpreter: it becomes what a launcher started now would be, or is not noticed."""
+"""A warm agent becomes what a launcher started now would be, or leaves no trace."""
 
 from __future__ import annotations
 
@@ -14,22 +14,17 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SOURCES, children, living, spare_of, supervised, until
+from helpers import PROGRAMS, ROOT, SOURCES, children, living, supervised, until, warm_agent_of
 
-from saferun.keeper.warm_agent import offer, usable
 from saferun.plan.torchrun_install import Launcher
+from saferun.supervise.attempt import AttemptSpec, run_attempt
+from saferun.supervise.keeper_pool import prepare, start_keeper
+from saferun.supervise.warm_start import WarmStart, offer, usable
 
+FACTS = (PROGRAMS / "launcher_facts.py").read_text()
+FAKE_RUN = (PROGRAMS / "fake_torch_run.py").read_text()
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
-# A torch whose `main` does what the file BODY says, and which says when it is imported.
-FAKE_RUN = """
-import os, sys
-with open(os.environ["ROSTER"], "a") as file: file.write(f"imported {os.getpid()}\\n")
-exec(os.environ.get("AT_IMPORT", ""))
-def main():
-    with open(os.environ["BODY"]) as file:
-        exec(compile(file.read(), "body", "exec"), {"__name__": "body"})
-"""
 PROGRAM = f"""#!{sys.executable}
 import sys
 from torch.distributed.run import main
@@ -43,7 +38,7 @@ with open(os.environ["ROSTER"], "a") as file: file.write(f"job {os.getpid()}\\n"
 
 
 class Bench:
-    """A launcher that starts in no time, under supervision with a spare and without."""
+    """A fast launcher, under supervision with a warm agent and without."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,10 +65,10 @@ class Bench:
         return supervised(self.folder, command, popen=popen, **options)
 
     def both(self, body: str, *words: str, **options) -> list:
-        """Run it without a spare and with one that waits; return both when they have ended."""
+        """Run it afresh and with a warm agent that waits; return both when they have ended."""
         runs = []
-        wanted = {"imports": 1, **options.pop("spare", {})}
-        for ahead in ({}, {"spare": wanted}):
+        wanted = {"imports": 1, **options.pop("warm_agent", {})}
+        for ahead in ({}, {"warm_agent": wanted}):
             with self.run(body, *words, **options, **ahead) as run:
                 run.how = run.ended()
                 runs.append(run)
@@ -87,36 +82,13 @@ def used(run) -> bool:
 
 
 @pytest.fixture
-def bench(tmp_path):
+def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-FACTS = """
-import ctypes, json, os, signal, sys
-with open("/proc/self/status") as file:
-    masks = [line for line in file if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
-main = vars(sys.modules["__main__"])
-libc = ctypes.CDLL(None)
-libc.getenv.restype = ctypes.c_char_p
-print(json.dumps({
-    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "cwd": os.getcwd(),
-    "env": {k: v for k, v in os.environ.items() if k not in ("ROSTER", "SAFERUN_TEST_MARK")},
-    "getenv": [str(libc.getenv(name.encode())) for name in ("NCCL_DEBUG", "PET_NNODES", "HOME")],
-    "own group": os.getpgrp() == os.getpid(), "files": sorted(os.listdir("/proc/self/fd"))[:-1],
-    "masks": masks, "threads": len(os.listdir("/proc/self/task")),
-    "main": sorted(main), "file": main["__file__"], "loader": str(type(main["__loader__"])),
-    "cmdline": str(open("/proc/self/cmdline", "rb").read()), "comm": open("/proc/self/comm").read(),
-    "tty": [os.isatty(fd) for fd in (0, 1, 2)], "executable": sys.executable,
-    "streams": [(s.line_buffering, s.encoding, s.errors) for s in (sys.stdout, sys.stderr)],
-    "flags": str(sys.flags), "dispositions": [str(signal.getsignal(n)) for n in (1, 2, 13, 15)],
-    "hook": sys.excepthook is sys.__excepthook__ or getattr(sys.excepthook, "__name__", ""),
-}))
-"""
-
-
 def test_job_finds_what_a_fresh_launcher_would_have_found(bench):
-    fresh, spare = bench.both(FACTS, "--nnodes=1", "train.py", "ä \udcff", env={"NCCL_DEBUG": "X"})
-    facts, others = json.loads(fresh.out), json.loads(spare.out)
+    fresh, warmed = bench.both(FACTS, "--nnodes=1", "train.py", "ä \udcff", env={"NCCL_DEBUG": "X"})
+    facts, others = json.loads(fresh.out), json.loads(warmed.out)
     assert others.pop("hook") == "shown"  # trims our frames from the agent's last traceback
     assert facts.pop("hook") is True
     assert others == facts
@@ -125,8 +97,8 @@ def test_job_finds_what_a_fresh_launcher_would_have_found(bench):
 
 def test_arguments_and_environment_are_those_of_the_handover(bench):
     body = "import os, sys; print(sys.argv[1:], os.environ['NCCL_P2P'], os.environ.get('PET_A'))"
-    spare = {"imports": 1, "env": {"NCCL_P2P": "0", "PET_A": "1"}}
-    with bench.run(body, "later.py", spare=spare, env={"NCCL_P2P": "1"}) as run:
+    ahead = {"imports": 1, "env": {"NCCL_P2P": "0", "PET_A": "1"}}
+    with bench.run(body, "later.py", warm_agent=ahead, env={"NCCL_P2P": "1"}) as run:
         run.ended()
     assert used(run)
     assert run.out == b"['later.py'] 1 None\n"
@@ -151,16 +123,16 @@ def test_arguments_and_environment_are_those_of_the_handover(bench):
     ],
 )
 def test_end_and_output_are_those_of_a_fresh_launcher(bench, body):
-    fresh, spare = bench.both(body)
-    assert spare.how["wait_status"] == fresh.how["wait_status"]
-    assert (spare.out, spare.err) == (fresh.out, fresh.err)
+    fresh, warmed = bench.both(body)
+    assert warmed.how["wait_status"] == fresh.how["wait_status"]
+    assert (warmed.out, warmed.err) == (fresh.out, fresh.err)
 
 
 def test_module_launcher_becomes_what_python_m_would_be(bench):
     (bench.torch / "run.py").write_text(FAKE_RUN + 'if __name__ == "__main__": main()\n')
     command = [sys.executable, "-m", "torch.distributed.run", "train.py"]
     runs = []
-    for ahead in ({}, {"spare": {"imports": 1}}):
+    for ahead in ({}, {"warm_agent": {"imports": 1}}):
         with bench.run(FACTS, command=command, popen={"cwd": bench.folder}, **ahead) as run:
             run.ended()
             runs.append(json.loads(run.out))
@@ -173,7 +145,7 @@ def test_module_launcher_becomes_what_python_m_would_be(bench):
 
 
 @pytest.mark.parametrize(
-    "spare",
+    "ahead",
     [
         pytest.param({"imports": 1, "kill": True}, id="killed"),
         pytest.param({"interpreter": "/nowhere/python"}, id="cannot start"),
@@ -183,27 +155,27 @@ def test_module_launcher_becomes_what_python_m_would_be(bench):
         pytest.param({"flags": "c"}, id="dies at once"),
     ],
 )
-def test_command_is_started_afresh_and_silently_without_a_spare_that_fits(bench, spare):
-    with bench.run("print('job')", spare=spare) as run:
+def test_command_is_started_afresh_and_silently_without_a_usable_agent(bench, ahead):
+    with bench.run("print('job')", warm_agent=ahead) as run:
         ended = run.ended()
-    if spare.get("imports"):
+    if ahead.get("imports"):
         assert len(run.members("imported")) == 2
         assert run.members("imported")[1:] == run.members("job")
     assert len(run.members("job")) == 1
     assert (ended["exit_code"], run.out, run.err) == (0, b"job\n", b"")
 
 
-def test_spare_whose_import_fails_says_nothing(bench):
+def test_warm_agent_whose_import_fails_prints_nothing(bench):
     once = "import sys\nif os.environ.get('NCCL_ONCE'): print('broken'); sys.exit('no torch')"
-    spare = {"imports": 1, "env": {"NCCL_ONCE": "1"}}
-    with bench.run("print('job')", spare=spare, env={"AT_IMPORT": once}) as run:
+    ahead = {"imports": 1, "env": {"NCCL_ONCE": "1"}}
+    with bench.run("print('job')", warm_agent=ahead, env={"AT_IMPORT": once}) as run:
         ended = run.ended()
     assert (ended["exit_code"], run.out, run.err) == (0, b"job\n", b"")
 
 
-def test_spare_that_still_imports_is_waited_for(bench):
+def test_warm_agent_that_still_imports_is_waited_for(bench):
     wait = "import time\nwhile not os.path.exists(os.environ['BODY'] + '.go'): time.sleep(0.01)"
-    with bench.run("print('job')", spare={"imports": 1}, env={"AT_IMPORT": wait}) as run:
+    with bench.run("print('job')", warm_agent={"imports": 1}, env={"AT_IMPORT": wait}) as run:
         run.arrived(imported=1)
         assert not run.members("job")
         Path(f"{bench.body}.go").touch()
@@ -219,8 +191,8 @@ OTHERS = sorted(Path.home().glob(".pyenv/versions/3.[19]*/bin/python"))  # 3.9 a
 def test_launcher_may_have_any_python(bench, python):
     bench.write_program(PROGRAM.replace(sys.executable, str(python)))
     body = FACTS.replace('"orig_argv": sys.orig_argv,', "")
-    fresh, spare = bench.both(body, "t.py", spare={"interpreter": str(python)})
-    facts, others = json.loads(fresh.out), json.loads(spare.out)
+    fresh, warmed = bench.both(body, "t.py", warm_agent={"interpreter": str(python)})
+    facts, others = json.loads(fresh.out), json.loads(warmed.out)
     assert (facts.pop("hook"), others.pop("hook")) == (True, "shown")
     assert others == facts
     assert facts["executable"] == str(python)
@@ -228,11 +200,11 @@ def test_launcher_may_have_any_python(bench, python):
 
 @pytest.mark.parametrize("kilobytes", [0, 300], ids=["small", "a task larger than a pipe"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-def test_signal_while_the_spare_still_imports_ends_the_job(bench, number, kilobytes):
+def test_signal_while_the_agent_still_imports_ends_the_job(bench, number, kilobytes):
     stuck = "import time\nos.environ.get('NEVER') or time.sleep(1000)"
     env = {f"BIG{n}": "x" * 100_000 for n in range(kilobytes // 100)}
     env["AT_IMPORT"] = stuck
-    with bench.run("print('job')", spare={"imports": 1}, env=env) as run:
+    with bench.run("print('job')", warm_agent={"imports": 1}, env=env) as run:
         run.arrived(imported=1)
         until(lambda: _handed(run))
         run.kill("saferun", number)
@@ -248,11 +220,11 @@ def _handed(run) -> bool:
     return bool(int(status.split("SigBlk:")[1].split()[0], 16) >> signal.SIGTERM - 1 & 1)
 
 
-def test_what_the_import_says_comes_once_and_first(bench):
+def test_what_the_import_prints_arrives_once_and_first(bench):
     loud = "os.write(1, b'one\\n' * 50000); os.write(2, b'two\\n'); print('three')"
-    fresh, spare = bench.both("print('job')", env={"AT_IMPORT": loud})
-    assert (spare.out, spare.err) == (fresh.out, fresh.err)
-    assert spare.out.endswith(b"one\nthree\njob\n")
+    fresh, warmed = bench.both("print('job')", env={"AT_IMPORT": loud})
+    assert (warmed.out, warmed.err) == (fresh.out, fresh.err)
+    assert warmed.out.endswith(b"one\nthree\njob\n")
 
 
 @pytest.mark.parametrize("append", [False, True], ids=["written", "appended"])
@@ -267,11 +239,9 @@ def test_nothing_is_written_to_a_file_before_the_job_begins(bench, append):
     )
     nexts = {"imports": 2}
     loud = "print('import')"
-    with bench.run(
-        first, popen=popen, next_spare=nexts, later_s=0.0, env={"AT_IMPORT": loud}
-    ) as run:
+    with bench.run(first, popen=popen, next_agent=nexts, env={"AT_IMPORT": loud}) as run:
         run.arrived(imported=2, job=1)
-        spare_waits(run)
+        agent_waits(run)
         assert log.read_bytes().count(b"import\n") <= 1
         Path(f"{bench.body}.go").touch()
         ended = run.ended()
@@ -283,8 +253,8 @@ def test_nothing_is_written_to_a_file_before_the_job_begins(bench, append):
 
 def test_end_of_a_file_that_is_kept_begins_at_the_handover(bench):
     fd = os.open(bench.folder / "log", os.O_RDWR | os.O_CREAT)
-    spare = {"imports": 1, "go": f"{bench.body}.go"}
-    with bench.run("print('job')", popen={"stdout": fd, "stderr": fd}, spare=spare) as run:
+    ahead = {"imports": 1, "go": f"{bench.body}.go"}
+    with bench.run("print('job')", popen={"stdout": fd, "stderr": fd}, warm_agent=ahead) as run:
         run.arrived(imported=1)
         os.write(fd, b"of the attempt before\n")
         Path(f"{bench.body}.go").touch()
@@ -293,20 +263,22 @@ def test_end_of_a_file_that_is_kept_begins_at_the_handover(bench):
     assert used(run)
 
 
-def spare_waits(run) -> int:
-    """Wait for the spare of the next attempt to block; return its pid."""
-    keepers = until(lambda: [p for p in children(run.process.pid) if _spares(p)], "no spare")
-    pid = spare_of(keepers[0])
+def agent_waits(run) -> int:
+    """Wait for the warm agent of the next attempt to block; return its pid."""
+    keepers = until(
+        lambda: [p for p in children(run.process.pid) if _has_warm_agent(p)], "no warm agent"
+    )
+    pid = warm_agent_of(keepers[0])
     until(lambda: Path(f"/proc/{pid}/wchan").exists() and _state(pid) == "S")
     return pid
 
 
-def _spares(keeper: int) -> bool:
+def _has_warm_agent(keeper: int) -> bool:
     names = []
     for pid in children(keeper):
         with contextlib.suppress(OSError):
             names.append(Path(f"/proc/{pid}/comm").read_text().strip())
-    return "saferun-spare" in names
+    return "saferun-warm" in names
 
 
 def _state(pid: int) -> str:
@@ -314,16 +286,16 @@ def _state(pid: int) -> str:
 
 
 @pytest.mark.parametrize("what", ["saferun", "its keeper", "running keeper", "job"])
-def test_spare_outlives_nobody_whom_it_should_not(bench, what):
+def test_warm_agent_outlives_nobody_whom_it_should_not(bench, what):
     stay = "import signal\nwhile True: signal.pause()"
-    with bench.run(stay, next_spare={"imports": 2}, later_s=0.0) as run:
+    with bench.run(stay, next_agent={"imports": 2}) as run:
         run.arrived(imported=2, job=1)
-        spare = spare_waits(run)
-        keeper = _parent(spare)
+        ahead = agent_waits(run)
+        keeper = _parent(ahead)
         running = _parent(run.members("job")[0])
         victims = {"saferun": run.process.pid, "its keeper": keeper, "running keeper": running}
         os.kill(victims.get(what, run.members("job")[0]), signal.SIGKILL)
-        until(lambda: spare not in living(run.mark))
+        until(lambda: ahead not in living(run.mark))
         if what == "its keeper":
             assert run.members("job")[0] in living(run.mark)
             run.kill("saferun", signal.SIGTERM)
@@ -334,14 +306,11 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_keeper_that_died_with_its_spare_is_replaced(bench):
-    from saferun.supervise.attempt import run_attempt
-    from saferun.supervise.standby import start_keeper
-
+def test_standby_that_died_is_replaced(bench):
     standby = start_keeper()
     os.kill(standby.pid, signal.SIGKILL)
     until(lambda: _state(standby.pid) == "Z")
-    ended = run_attempt(["true"], dict(os.environ), standby=standby)
+    ended = run_attempt(AttemptSpec(["true"], dict(os.environ)), standby=standby)
     assert (ended.exit_code, ended.ended_by) == (0, "job")
 
 
@@ -350,7 +319,7 @@ def test_modules_in_the_working_directory_shadow_nothing(bench):
     place.mkdir()
     for name in ("random", "os", "marshal", "torch", "socket", "typing", "importlib", "posix"):
         (place / f"{name}.py").write_text("raise SystemExit('shadowed')")
-    with bench.run("print('job')", popen={"cwd": place}, spare={"imports": 1}) as run:
+    with bench.run("print('job')", popen={"cwd": place}, warm_agent={"imports": 1}) as run:
         run.ended()
     assert used(run)
     assert (run.out, run.err) == (b"job\n", b"")
@@ -358,9 +327,9 @@ def test_modules_in_the_working_directory_shadow_nothing(bench):
 
 def test_input_is_the_running_attempts(bench):
     body = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
-    with bench.run(body, popen={"stdin": -1}, next_spare={"imports": 2}, later_s=0.0) as run:
+    with bench.run(body, popen={"stdin": -1}, next_agent={"imports": 2}) as run:
         run.arrived(imported=2, job=1)
-        spare_waits(run)
+        agent_waits(run)
         lines = b"".join(b"%d\n" % i for i in range(20000))
         run.process.stdin.write(lines)
         run.process.stdin.close()
@@ -374,8 +343,8 @@ def test_window_has_the_size_that_it_has_at_the_handover(bench):
     ioctl(ours, termios.TIOCSWINSZ, struct.pack("4H", 20, 70, 0, 0))
     body = "import os; open(os.environ['BODY'] + '.size', 'w').write(str(os.get_terminal_size(1)))"
     popen = {"stdout": theirs, "stderr": theirs}
-    spare = {"imports": 1, "go": f"{bench.body}.go"}
-    with bench.run(body, popen=popen, spare=spare) as run:
+    ahead = {"imports": 1, "go": f"{bench.body}.go"}
+    with bench.run(body, popen=popen, warm_agent=ahead) as run:
         run.arrived(imported=1)
         ioctl(ours, termios.TIOCSWINSZ, struct.pack("4H", 33, 99, 0, 0))
         Path(f"{bench.body}.go").touch()
@@ -392,36 +361,40 @@ BASE = {"PATH": "/bin", "HOME": "/root", "NCCL_DEBUG": "INFO"}
 ARGV = ("/venv/bin/torchrun", "--nproc-per-node=2", "train.py")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("NCCL_P2P_DISABLE", "NCCL_DEBUG", "TORCH_NCCL_DUMP_ON_TIMEOUT", "CUDA_LAUNCH_BLOCKING"),
-        *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "TORCHINDUCTOR_MAX_AUTOTUNE"),
-        *("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "SAFERUN_ATTEMPT", "SAFERUN_INJECT"),
-        *("PET_RDZV_ID", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "GLOO_SOCKET_IFNAME"),
-        *("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_ERROR_FILE", "TRITON_CACHE_DIR"),
-    ],
-)
-def test_variable_that_only_ranks_read_may_change(name):
-    assert usable(BASE, {**BASE, name: "new"}, ARGV, ARGV)
-    assert usable({**BASE, name: "old"}, BASE, ARGV, ARGV) or name in BASE
+def warm(env: dict[str, str]) -> WarmStart:
+    return WarmStart(ARGV, env, "/venv/bin/python")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "LD_BIND_NOW"),
-        *("PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHON_EXEC", "VIRTUAL_ENV"),
-        *("OMP_NUM_THREADS", "KMP_AFFINITY", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "DNNL_VERBOSE"),
-        *("TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_TRACE"),
-        *("TORCH_SHOW_CPP_STACKTRACES", "LOGLEVEL", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
-        *("LC_ALL", "LANG", "PATH", "HOME", "TZ", "TMPDIR", "PYTORCH_JIT", "OPENBLAS_CORETYPE"),
-        *("TORCH_COMPILE_DEBUG", "KINETO_USE_DAEMON", "NPY_PROMOTION_STATE", "MY_OWN"),
-    ],
+READ_BY_RANKS = (
+    *("NCCL_P2P_DISABLE", "NCCL_DEBUG", "TORCH_NCCL_DUMP_ON_TIMEOUT", "CUDA_LAUNCH_BLOCKING"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "TORCHINDUCTOR_MAX_AUTOTUNE"),
+    *("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "SAFERUN_ATTEMPT", "SAFERUN_INJECT"),
+    *("PET_RDZV_ID", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "GLOO_SOCKET_IFNAME"),
+    *("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_ERROR_FILE", "TRITON_CACHE_DIR"),
 )
-def test_variable_that_a_start_or_nobody_we_know_reads_may_not(name):
-    assert not usable(BASE, {**BASE, name: "new"}, ARGV, ARGV)
-    assert not usable({**BASE, name: "new"}, BASE, ARGV, ARGV)
+READ_BY_A_START_OR_UNKNOWN = (
+    *("LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "LD_BIND_NOW"),
+    *("PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHON_EXEC", "VIRTUAL_ENV"),
+    *("OMP_NUM_THREADS", "KMP_AFFINITY", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "DNNL_VERBOSE"),
+    *("TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_TRACE"),
+    *("TORCH_SHOW_CPP_STACKTRACES", "LOGLEVEL", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
+    *("LC_ALL", "LANG", "PATH", "HOME", "TZ", "TMPDIR", "PYTORCH_JIT", "OPENBLAS_CORETYPE"),
+    *("TORCH_COMPILE_DEBUG", "KINETO_USE_DAEMON", "NPY_PROMOTION_STATE", "MY_OWN"),
+)
+
+
+def reused(name: str) -> set[bool]:
+    """Whether an agent may be used where a variable was added or changed, and the other way."""
+    other = {**BASE, name: "another"}
+    return {usable(warm(BASE), ARGV, other), usable(warm(other), ARGV, BASE)}
+
+
+def test_variables_that_only_ranks_read_may_change():
+    assert [name for name in READ_BY_RANKS if reused(name) != {True}] == []
+
+
+def test_variables_that_a_start_or_nobody_we_know_reads_may_not():
+    assert [name for name in READ_BY_A_START_OR_UNKNOWN if reused(name) != {False}] == []
 
 
 @pytest.mark.parametrize(
@@ -435,7 +408,7 @@ def test_variable_that_a_start_or_nobody_we_know_reads_may_not(name):
     ],
 )
 def test_arguments_may_change_but_not_the_launcher(argv, expected):
-    assert usable(BASE, BASE, ARGV, argv) is expected
+    assert usable(warm(BASE), argv, BASE) is expected
 
 
 @pytest.mark.parametrize(
@@ -449,48 +422,33 @@ def test_arguments_may_change_but_not_the_launcher(argv, expected):
         pytest.param(Launcher(("/bin/torchrun",), "/venv/bin/python"), False, id="another"),
     ],
 )
-def test_there_is_a_spare_where_the_interpreter_is_known(launcher, expected):
+def test_there_is_a_warm_agent_where_the_interpreter_is_known(launcher, expected):
     assert (offer(launcher, ARGV, BASE) is not None) is expected
 
 
-def test_there_is_no_spare_for_ranks_that_are_forks_of_the_agent():
+def test_there_is_no_warm_agent_for_ranks_that_are_forks_of_it():
     launcher = Launcher(ARGV[:1], "/venv/bin/python")
     assert offer(launcher, ARGV, {**BASE, "PET_START_METHOD": "fork"}) is None
 
 
 # --- with the real thing -------------------------------------------------------------------------
 
-RANK = """
-import json, os, torch.distributed as dist
-dist.init_process_group("gloo")
-names = ("RANK", "WORLD_SIZE", "SAFERUN_ATTEMPT", "NCCL_P2P_DISABLE", "LOCAL_RANK")
-facts = {name: os.environ.get(name) for name in names}
-facts["marked"] = os.environ.get("SAFERUN_RANK_PID") == str(os.getpid())
-facts["agent"] = os.environ["SAFERUN_AGENT_PID"].split()[0] == str(os.getppid())
-with open("/proc/self/status") as file:
-    facts["masks"] = [line for line in file if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
-os.write(1, (json.dumps(facts) + "\\n").encode())
-dist.barrier()
-dist.destroy_process_group()
-"""
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["console script", "module"])
-def test_ranks_of_a_spare_are_guarded_as_those_of_a_fresh_torchrun(tmp_path, launcher):
+def test_ranks_of_a_warm_agent_are_guarded_as_those_of_a_fresh_torchrun(tmp_path, launcher):
     pytest.importorskip("torch")
     sys.path.append(str(ROOT / "tests" / "inject"))
     try:
         from ranks import SITE, hooks
     finally:
         sys.path.pop()
-    script = tmp_path / "train.py"
-    script.write_text(RANK)
+    script = PROGRAMS / "guarded_rank.py"
     words = [str(TORCHRUN)]
     if launcher == "module":
         words = [sys.executable, "-m", "torch.distributed.run"]
     seen = []
-    for number, ahead in enumerate(({}, {"spare": {"env": {"NCCL_P2P_DISABLE": "0"}}})):
+    for number, ahead in enumerate(({}, {"warm_agent": {"env": {"NCCL_P2P_DISABLE": "0"}}})):
         place = tmp_path / f"receipts{number}"
         contract = {"v": 1, "run": "test", "attempt": 2, "hooks": hooks(), "mitigations": []}
         env = {
@@ -513,23 +471,18 @@ def test_ranks_of_a_spare_are_guarded_as_those_of_a_fresh_torchrun(tmp_path, lau
 
 
 @pytest.mark.slow
-def test_waiting_spare_touches_no_device_and_takes_no_time(tmp_path):
+def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
     pytest.importorskip("torch")
-    from saferun.keeper.warm_agent import Spare
-    from saferun.supervise.standby import prepare, start_keeper
-
     env = {k: v for k, v in os.environ.items() if not k.startswith("SAFERUN")}
-    standby = prepare(start_keeper(), Spare([str(TORCHRUN), "t.py"], env, sys.executable))
+    standby = prepare(start_keeper(), WarmStart((str(TORCHRUN), "t.py"), env, sys.executable))
     try:
-        pid = spare_of(standby.pid)
+        pid = warm_agent_of(standby.pid)
         until(lambda: _blocks(pid))
-        used_ticks = _cpu(pid)
         files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
         assert not [name for name in files if name.startswith("/dev/") and name != "/dev/null"]
         assert "cuda" not in Path(f"/proc/{pid}/maps").read_text().replace("torch_cuda", "")
         assert os.getpgid(pid) == pid
         assert os.getsid(pid) == standby.pid
-        assert _cpu(pid) - used_ticks <= 1
     finally:
         os.close(standby.commands)
         os.close(standby.reports)
@@ -541,11 +494,6 @@ def _blocks(pid: int) -> bool:
     # It has imported all, and reads from the pipe that its task will come through (read: call 0).
     loaded = "libtorch_python" in Path(f"/proc/{pid}/maps").read_text()
     return loaded and Path(f"/proc/{pid}/syscall").read_text().split()[0] == "0"
-
-
-def _cpu(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def _lines(file: Path) -> list[str]:

@@ -1,0 +1,26 @@
+"""The settings of our terminal, which a job may change and leave changed."""
+
+from __future__ import annotations
+
+import os
+import termios
+
+
+class TerminalModes:
+    """The settings of our terminal, to be put back after a job that was killed while it read."""
+
+    def __init__(self) -> None:
+        self._fd = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
+        self._saved = termios.tcgetattr(self._fd) if self._fd is not None else None
+
+    def restore(self) -> None:
+        """Put the settings back, unless the terminal is another process group's at the moment."""
+        if self._fd is None or self._saved is None:
+            return
+        try:
+            if os.tcgetpgrp(self._fd) != os.getpgrp():
+                return
+            if termios.tcgetattr(self._fd) != self._saved:
+                termios.tcsetattr(self._fd, termios.TCSANOW, self._saved)
+        except (OSError, termios.error):  # not our terminal, or it is gone
+            return

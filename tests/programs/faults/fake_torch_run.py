@@ -1,0 +1,13 @@
+"""A torch.distributed.run whose `main` does what the file BODY says; it notes its import."""
+
+import os
+import sys  # noqa: F401 - for AT_IMPORT
+
+with open(os.environ["ROSTER"], "a") as file:
+    file.write(f"imported {os.getpid()}\n")
+exec(os.environ.get("AT_IMPORT", ""))
+
+
+def main():
+    with open(os.environ["BODY"]) as file:
+        exec(compile(file.read(), "body", "exec"), {"__name__": "body"})

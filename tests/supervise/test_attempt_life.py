@@ -1,0 +1,258 @@
+"""The table of an attempt's life: what follows from each event, by the commands that are sent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from saferun.keeper import protocol
+from saferun.supervise import attempt_life
+from saferun.supervise.attempt import AttemptSpec, Observer
+from saferun.supervise.attempt_life import AttemptLife
+from saferun.supervise.keeper_pool import Standby
+from saferun.system.signalfd import Signals
+
+STARTED, EXITED = protocol.Started(7), protocol.Exited(2.5)
+ENDED = protocol.Ended(0, 0, [], b"", b"", b"", b"", False, False)
+KILL = protocol.Kill()
+
+
+def signalled(number: int) -> protocol.Signal:
+    return protocol.Signal(number, None)
+
+
+class Stage:
+    """A life with a keeper that only takes commands, and a clock that a test moves."""
+
+    def __init__(self, commands: int, received: int, **spec: object) -> None:
+        self.now = 1000.0
+        self.calls: list[object] = []
+        self._inbox = protocol.Inbox(received)
+        observer = Observer(
+            started=lambda *pids: self.calls.append(pids),
+            later=lambda: self.calls.append("later"),
+            later_s=5.0,
+        )
+        self.keeper = subprocess.Popen(["sleep", "1000"])
+        standby = Standby(self.keeper.pid, commands, -1)
+        attempt = AttemptSpec(["job"], {}, **spec)  # type: ignore[arg-type]
+        self.life = AttemptLife(standby, attempt, observer, lambda: self.now)
+
+    def reports(self, *reports: protocol.Report) -> None:
+        for report in reports:
+            self.life.step(type(report), report)
+
+    def signal(self, number: int, sender: str = "") -> None:
+        self.life.take_signal(number, sender)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.life.take_time()
+
+    def sent(self) -> list[protocol.Message]:
+        """Return the commands since the last call."""
+        try:
+            return self._inbox.read()
+        except BlockingIOError:
+            return []
+
+
+@pytest.fixture
+def stage() -> Iterator[Callable[..., Stage]]:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    stages: list[Stage] = []
+
+    def make(**spec: object) -> Stage:
+        stages.append(Stage(writing, reading, **spec))
+        return stages[-1]
+
+    yield make
+    for one in stages:
+        one.keeper.kill()
+        one.keeper.wait()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_tables_name_actions_that_exist_and_states_that_are_known():
+    states = {*attempt_life.LIVING, *attempt_life.OVER}
+    for table in (attempt_life.OWN_GROUP, attempt_life.OUR_GROUP):
+        for (state, event), (action, following) in table.items():
+            assert {state, following} <= states, (state, event)
+            assert not action or hasattr(AttemptLife, f"_{action}"), (state, event)
+
+
+def test_every_signal_is_expected_in_every_state():
+    """INTERRUPT_AGAIN follows an INTERRUPT, which ends the states before it under torchrun."""
+    signals = {
+        *(attempt_life.TERMINAL, attempt_life.USER, attempt_life.INTERRUPT),
+        *(attempt_life.INTERRUPT_AGAIN, attempt_life.TERMINATE),
+    }
+    missing = {
+        (state, event)
+        for state in (*attempt_life.LIVING, *attempt_life.OVER)
+        for event in signals
+        if (state, event) not in attempt_life.OWN_GROUP
+    }
+    assert missing == {
+        (state, attempt_life.INTERRUPT_AGAIN)
+        for state in (attempt_life.STARTING, attempt_life.RUNNING)
+    }
+    for state in (*attempt_life.LIVING, *attempt_life.OVER):
+        assert all((state, event) in attempt_life.OUR_GROUP for event in signals)
+
+
+def test_report_that_no_state_expects_is_an_error_of_ours(stage):
+    with pytest.raises(RuntimeError, match="AttemptLife: no event `Exited` in state `starting`"):
+        stage().reports(EXITED)
+
+
+def test_observer_hears_of_the_start_and_once_later_while_the_command_runs(stage):
+    run = stage()
+    run.reports(STARTED)
+    assert run.calls == [(run.keeper.pid, 7)]
+    run.passes(4.9)
+    assert run.calls[1:] == []
+    assert run.life.left_ms() == pytest.approx(100)
+    run.passes(0.2)
+    run.passes(100)
+    assert run.calls[1:] == ["later"]
+    exited = stage()
+    exited.reports(STARTED, EXITED)
+    exited.passes(6)
+    assert exited.calls[1:] == []
+    assert exited.life.left_ms() is None
+
+
+def test_second_interrupt_kills_but_an_echo_of_the_first_does_not(stage):
+    run = stage(grace_s=30.0)
+    run.reports(STARTED)
+    run.signal(signal.SIGINT)
+    run.passes(0.1 - 0.01)
+    run.signal(signal.SIGINT)
+    assert run.sent() == [signalled(signal.SIGINT)]
+    run.passes(0.02)
+    run.signal(signal.SIGINT)
+    assert run.sent() == [KILL]
+    assert run.life.ended_by == "interrupt"
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_job_that_was_asked_is_killed_when_its_time_is_over(stage, early):
+    run = stage(grace_s=30.0)
+    if not early:
+        run.reports(STARTED)
+    run.signal(signal.SIGTERM)
+    run.signal(signal.SIGTERM)
+    if early:
+        run.reports(STARTED)
+    run.passes(29.9)
+    assert run.sent() == [signalled(signal.SIGTERM)]
+    run.passes(0.2)
+    assert run.sent() == [KILL]
+    run.reports(EXITED, ENDED)
+    assert (run.life.ended_by, run.life.interrupted) == ("grace", True)
+
+
+def test_keeper_that_does_not_end_is_killed(stage):
+    run = stage(grace_s=1.0)
+    run.reports(STARTED)
+    run.signal(signal.SIGTERM)
+    run.passes(1.1)
+    run.passes(36.9)  # 30 s for what cannot be killed, 2 s for a reader, 5 s for the keeper
+    assert run.keeper.poll() is None
+    run.passes(0.2)
+    assert run.keeper.wait() == -signal.SIGKILL
+    run.life.step(attempt_life.KEEPER_GONE)
+    assert (run.life.state, run.life.ended_by) == (attempt_life.LOST, "grace")
+
+
+def test_reader_is_waited_for_without_limit_unless_the_job_was_asked_to_end(stage):
+    free = stage(grace_s=600.0)
+    free.reports(STARTED, EXITED)
+    assert free.life.left_ms() is None
+    asked = stage(grace_s=600.0)
+    asked.reports(STARTED)
+    asked.signal(signal.SIGTERM)
+    asked.reports(EXITED)
+    assert asked.life.left_ms() == pytest.approx(10_000)
+    asked.sent()
+    asked.passes(10)
+    assert asked.sent() == [KILL]
+    assert asked.life.ended_by == "job"
+
+
+def test_signal_while_only_output_is_left_ends_the_wait_for_its_reader(stage):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        run = stage()
+        run.reports(STARTED, EXITED)
+        run.signal(number)
+        assert run.sent() == [KILL]
+        assert (run.life.ended_by, run.life.interrupted) == ("job", True)
+
+
+def test_what_slurm_sends_to_the_whole_step_is_not_sent_again(stage):
+    run = stage()
+    run.reports(STARTED)
+    run.signal(signal.SIGTERM, Signals.STEP)
+    assert run.sent() == []
+    assert run.life.forwarded == ["SIGTERM"]
+    early = stage()
+    early.signal(signal.SIGTERM, Signals.STEP)
+    assert early.sent() == [signalled(signal.SIGTERM)]
+
+
+def test_command_in_our_group_gets_what_no_key_sends_each_time_and_an_interrupt_sets_no_limit(
+    stage,
+):
+    run = stage(launcher="python", grace_s=30.0)
+    run.reports(STARTED)
+    run.signal(signal.SIGINT, Signals.KERNEL)
+    run.passes(1)
+    run.signal(signal.SIGINT)
+    assert run.sent() == [signalled(signal.SIGINT)]
+    run.passes(10)
+    assert run.life.left_ms() is None
+    for _ in range(2):
+        run.signal(signal.SIGTERM)
+    assert run.sent() == [signalled(signal.SIGTERM)] * 2
+    assert run.life.left_ms() == pytest.approx(30_000)
+
+
+def test_time_from_the_last_signal_to_the_end_is_reported(stage):
+    run = stage()
+    run.reports(STARTED)
+    assert run.life.asked_s() is None
+    run.signal(signal.SIGUSR1)
+    run.passes(0.5)
+    run.signal(signal.SIGTERM)
+    run.passes(0.4)
+    run.reports(EXITED)
+    run.passes(3)
+    assert run.life.asked_s() == pytest.approx(0.4)
+    assert run.life.lived_s == 2.5
+
+
+def test_signal_of_the_last_moment_counts_as_an_interruption(stage):
+    run = stage()
+    run.reports(STARTED, EXITED, ENDED)
+    run.signal(signal.SIGUSR1)
+    run.signal(signal.SIGWINCH)
+    assert not run.life.interrupted
+    run.signal(signal.SIGTERM)
+    assert run.life.interrupted
+    assert run.sent() == []
+
+
+def test_keeper_that_dies_is_reported_as_the_end(stage):
+    run = stage()
+    run.reports(STARTED)
+    run.passes(3)
+    run.life.step(attempt_life.KEEPER_GONE)
+    assert (run.life.ended_by, run.life.lived_s) == ("keeper", 3.0)
+    assert run.life.state in attempt_life.OVER
