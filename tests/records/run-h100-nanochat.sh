@@ -239,9 +239,8 @@ run() { # torchrun WORDS...
   start "${@:2}"
   while next_step; do
     case $step in
-      preflight) preflight ;;
+      preflight | recover_cuda_context) "$step" ;;
       attempt) attempt "$number" "$delay_s" ;;
-      recover_cuda_context) recover_cuda_context ;;
       *) give_up 70 "the kit asked for a step that there is not: $step" ;;
     esac
   done
@@ -292,11 +291,10 @@ at_terminal() { # whether its keys are for this process group: proc_pid_stat(5),
 }
 
 next_step() { # sets `step`, `number` and `delay_s`; fails when the run is over
-  local status=129 line= part
+  local status=129 line='' part
   while ((status > 128)); do # a second is over, or a signal came: keep what was read so far
-    status=0 part=
-    IFS= read -r -t 1 -u "$verdicts" part || status=$?
-    line+=$part
+    IFS= read -r -t 1 -u "$verdicts" part
+    status=$? line+=$part
   done
   IFS=' ' read -r step number delay_s <<<"$line"
   return "$status"
