@@ -21,10 +21,10 @@ SOURCE = ROOT / "src" / "saferun"
 ROOMS = (
     *("__main__", "cli", "export", "supervise", "doctor", "gpu", "keeper", "journal"),
     *("plan", "profile", "diagnosis", "audit", "knowledge", "system", "inject"),
-    *("model", "errors"),
+    *("model", "errors", "named_tuple"),
 )
 # What runs elsewhere and may lack the rest of saferun: room -> the rooms that it may import.
-APART = {"inject": {"inject"}, "keeper": {"keeper"}}
+APART = {"inject": {"inject"}, "keeper": {"keeper", "named_tuple"}}
 WORLD = {"os", "subprocess", "time", "random", "click", "filelock", "signal", "socket", "shutil"}
 
 

@@ -8,7 +8,12 @@ as frozen. Mappings inside are read-only by convention and never changed after c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+
+from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Setting(NamedTuple):

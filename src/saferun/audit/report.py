@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
 
 from saferun.audit import conflicts, variable_index
 from saferun.audit.judge import NO_EFFECT, Reading, audited, judge
@@ -19,7 +18,12 @@ from saferun.audit.script_ast import Calls
 from saferun.audit.variable_index import Reader
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
+from saferun.named_tuple import NamedTuple
 from saferun.system import redact
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 AREA = "settings"
 LONGEST = 80  # characters of a value that are shown

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+
+from saferun.named_tuple import NamedTuple
 
 _CONFIG = "torch._inductor.config"
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis import exit_codes, explanations, log_reader, oom_message, root_cause
 from saferun.diagnosis.evidence import Evidence, RankFailure
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.root_line import root_line, telling_line
 from saferun.diagnosis.signatures import Kind, Knowledge
+from saferun.named_tuple import NamedTuple
 
 SCHEMA = 1
 _NUMBERS_CHARS = 8000  # of a message, in which its numbers are looked for

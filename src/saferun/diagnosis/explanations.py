@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis import exit_codes, matches, oom_message, progress, signatures, tracebacks
 from saferun.diagnosis.evidence import Evidence
@@ -16,6 +15,7 @@ from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.matches import Match
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
 from saferun.diagnosis.tracebacks import Raised
+from saferun.named_tuple import NamedTuple
 
 # After so many lines without another explanation the job had survived what stands before them.
 _GAP_LINES = 400

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+
+from saferun.named_tuple import NamedTuple
 
 HEAD_BYTES = 128 * 1024
 TAIL_BYTES = 512 * 1024

@@ -9,11 +9,11 @@ import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign, says
 from saferun.diagnosis.tracebacks import GOES_ON, Raised
+from saferun.named_tuple import NamedTuple
 
 _PLAIN_LOSS = 6  # weight that a line loses which is not part of an exception
 _CONTEXT_LINES = 25  # above a line, and below it

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.log_reader import Line
+from saferun.named_tuple import NamedTuple
 
 HEAD_BYTES = 64 * 1024  # of an attempt's output that is searched, at either end
 LONG_S = 1800.0  # an attempt that ran this long, or

@@ -11,9 +11,9 @@ failure at the same age is what to expect, and the attempts bound it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from saferun.model import MitigationPolicy, RetryPolicy
+from saferun.named_tuple import NamedTuple
 
 SAME_AGE_SHARE = 0.1  # two attempts that lived as long as this share of the longer one, or
 SAME_AGE_S = 5.0  # this many seconds, apart from each other failed at the same age

@@ -7,9 +7,13 @@ log that a sign fits.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
 
 from saferun.errors import SaferunError
+from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 VERDICTS = ("retry", "mitigate", "stop-user", "stop-hardware", "unknown")
 # What weighs most in one log wins. An exception of the user's own weighs USER and wins over less.

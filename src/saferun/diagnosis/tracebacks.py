@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.log_reader import Line
+from saferun.named_tuple import NamedTuple
 
 MESSAGE_LINES = 24  # of one exception
 FRAME_LINES = 80

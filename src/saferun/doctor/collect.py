@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
 
 from saferun.doctor import host, kernellog, network, nvidia, together, torchfacts
 from saferun.doctor.vitals import Cuda, Files, Host, Measured, Network, Smi, Torch
 from saferun.gpu import nvidia_smi
 from saferun.model import NOTE, PROBLEM, Finding, GpuFacts
+from saferun.named_tuple import NamedTuple
 from saferun.system import command as bounded
 from saferun.system import gpus
 from saferun.system.redact import Masker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 FILES_S = 1.5  # milliseconds, unless the driver hangs
 SMI_S = 12.0

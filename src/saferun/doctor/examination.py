@@ -9,7 +9,6 @@ within 20 s (except for `--full` and `--recover`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from saferun.audit import report as audit
 from saferun.doctor import (
@@ -25,6 +24,7 @@ from saferun.doctor.collect import SOURCES, Collected, Gpus, Vitals, collect
 from saferun.gpu import nvidia_smi
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
+from saferun.named_tuple import NamedTuple
 from saferun.system.redact import Masker
 
 DEADLINE_S = 17.5  # the promise is 20 s; starting and printing take the rest

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from saferun.named_tuple import NamedTuple
 from saferun.system import command as bounded
 from saferun.system import paths
 

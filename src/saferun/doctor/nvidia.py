@@ -13,12 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from saferun.doctor.vitals import Cuda, Files, Smi
 from saferun.gpu import nvidia_smi
 from saferun.system import command as bounded
 from saferun.system import gpus, paths, procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persistence mode
 ALONE_S = 4.0

@@ -7,9 +7,13 @@ its default, and no check judges it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 from saferun.gpu import nvidia_smi
+from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Files(NamedTuple):

@@ -22,7 +22,7 @@ ROOMS = (
     *("diagnosis", "audit", "knowledge", "system", "inject"),
 )
 FILES = (
-    *("__init__.py", "model.py", "errors.py"),
+    *("__init__.py", "model.py", "errors.py", "named_tuple.py"),
     *("export/__init__.py", "export/bundle_main.py", "export/settings_codec.py"),
 )
 LEVEL = 6  # of compression; 9 makes it 1 % smaller and takes twice as long

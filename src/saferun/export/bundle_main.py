@@ -21,7 +21,6 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from saferun.export import settings_codec
 from saferun.export.settings_codec import Sheet
@@ -40,6 +39,10 @@ from saferun.supervise.start import carry_out
 from saferun.system import gpus as gpu
 from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.stderr import report
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 GO = b"go"
 _SET_PDEATHSIG = 1  # linux/prctl.h

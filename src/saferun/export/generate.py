@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from saferun import __version__
 from saferun.errors import UnavailableError, UsageError
 from saferun.export import bundle, sbatch, settings_codec, shell_script
 from saferun.export.settings_codec import Sheet
 from saferun.model import Request
+from saferun.named_tuple import NamedTuple
 from saferun.plan import inputs, torchrun_args
 from saferun.plan.request import read as read_request
 from saferun.plan.request import read_torchrun

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from saferun.errors import UsageError
 from saferun.model import CommandLine
+from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import KEYS
 
 # gen-shell's options for Slurm, with what stands for their value.

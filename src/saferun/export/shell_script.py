@@ -10,12 +10,12 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.export import settings_codec
 from saferun.export.settings_codec import Sheet
 from saferun.knowledge.variable_names import LISTS
 from saferun.model import LaunchPlan
+from saferun.named_tuple import NamedTuple
 from saferun.plan.own_variables import OF_ATTEMPT
 from saferun.profile.merge import Given
 from saferun.profile.schema import Doc, Leaf

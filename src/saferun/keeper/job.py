@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from saferun.keeper import protocol
 else:
-    from saferun.keeper.named_tuple import NamedTuple
+    from saferun.named_tuple import NamedTuple
 
 DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 # What a keeper ignores, and a job does not.

@@ -13,12 +13,12 @@ from __future__ import annotations
 import marshal
 import os
 
+from saferun.named_tuple import NamedTuple
+
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import NamedTuple, TypeAlias
-else:
-    from saferun.keeper.named_tuple import NamedTuple
+    from typing import TypeAlias
 
 HURRIED_DRAIN_S = 2.0  # for output that waits for a slow reader once somebody wants an end
 _LENGTH_BYTES = 8

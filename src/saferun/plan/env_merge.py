@@ -7,10 +7,10 @@ merged item by item, so that a profile's allocator setting never throws the user
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, items
 from saferun.model import Setting
+from saferun.named_tuple import NamedTuple
 
 
 class Merged(NamedTuple):

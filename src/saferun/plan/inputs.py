@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.audit import collect
 from saferun.errors import UnavailableError
@@ -22,6 +21,7 @@ from saferun.model import (
     Profile,
     Request,
 )
+from saferun.named_tuple import NamedTuple
 from saferun.plan import torchrun_install
 from saferun.plan.build import build_plan, conditions, disabled_plan
 from saferun.profile import files as profiles

@@ -9,11 +9,15 @@ mitigation_catalog.py tells where one can be used and what it changes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
 
 from saferun.errors import SaferunError
 from saferun.model import ProcessLimits
+from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import KEYS, is_range, nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 CUDAGRAPHS = "cudagraphs"  # what a mitigation may exclude beside other mitigations
 # Questions that supervise/probes.py answers, as the data writes them.

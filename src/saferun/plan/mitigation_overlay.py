@@ -11,7 +11,6 @@ newest ptxas) is asked by supervise/probes.py and arrives as `Situation.answers`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import (
@@ -23,9 +22,14 @@ from saferun.model import (
     ProcessLimits,
     Setting,
 )
+from saferun.named_tuple import NamedTuple
 from saferun.plan.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Mitigation
 from saferun.profile import settings
 from saferun.profile.schema import in_range
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
 

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.errors import UsageError
 from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.model import CommandLine, LaunchOptions, Option
+from saferun.named_tuple import NamedTuple
 
 COMMANDS = ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor", "runs")
 # saferun's own options, with what stands for their value; None: takes none.

@@ -14,12 +14,16 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
 
 from saferun.errors import UnavailableError
 from saferun.model import Option
+from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 from saferun.system.paths import on_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 OPTION_TABLE_TIMEOUT_S = 20.0  # `torchrun --help` takes 1.7 s warm, and 10 s from a cold disk
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from saferun.model import LaunchPlan, Setting, as_tree
 from saferun.plan.own_variables import OF_ATTEMPT
 from saferun.profile.schema import KEYS
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.model import Finding
 
 WIDTH = 96

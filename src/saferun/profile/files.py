@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
 
 from saferun import __version__
 from saferun.errors import ProfileError
 from saferun.model import GpuFacts
+from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import KEYS, MAX_BYTES, Doc, Leaf, nearest
 from saferun.system import paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 LOCAL = "saferun.yaml"
 

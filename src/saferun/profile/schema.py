@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
 
 from saferun.knowledge.torchrun_options import OPTIONS
+from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # What a key can hold: texts, numbers, booleans, nothing, a list of texts, a pair of numbers.
 Value = str | bool | int | float | None | tuple[str, ...] | tuple[float, float]

@@ -18,9 +18,9 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from saferun.errors import ProfileError
+from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import KEYS, OPEN, TORCHRUN_FLAGS, Key, Leaf, Value, groups, nearest
 
 NULL = ("null", "~", "")

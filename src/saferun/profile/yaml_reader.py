@@ -9,7 +9,6 @@ make no objects and aliases cannot blow up.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from saferun.errors import ProfileError
 from saferun.profile.schema import (
@@ -29,6 +28,10 @@ from saferun.profile.schema import (
     nearest,
 )
 from saferun.profile.values import MisfitError, Text, coerce, expected, open_problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_NODES = 20_000
 MAX_DEPTH = 8

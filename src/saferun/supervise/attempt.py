@@ -13,13 +13,14 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 from saferun.keeper import protocol
 from saferun.model import ProcessLimits
+from saferun.named_tuple import NamedTuple
 from saferun.supervise import keeper_pool, warm_start
 from saferun.system.descriptors import plug_closed_descriptors
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.supervise.attempt_life import AttemptLife
     from saferun.supervise.keeper_pool import Standby

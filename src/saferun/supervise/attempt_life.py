@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
 from saferun.keeper import protocol
 from saferun.keeper.job import DEATH_SIGNALS
@@ -17,6 +16,7 @@ from saferun.keeper.process_tree import UNKILLABLE_S
 from saferun.keeper.state_machine import StateMachine
 from saferun.system.signalfd import Signals
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from saferun.diagnosis.retry_policy import Try
 from saferun.inject import contract
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.journal.receipts import Receipt

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 import select
-from typing import NamedTuple
 
 from saferun.diagnosis import log_reader, progress
 from saferun.diagnosis.evidence import Evidence, RankFailure, rank_failure
 from saferun.journal import receipts as journal_receipts
+from saferun.named_tuple import NamedTuple
 from saferun.supervise.attempt import Ended
 from saferun.system import paths
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from saferun.model import LaunchPlan
 from saferun.plan.inputs import Gathered
@@ -16,6 +15,8 @@ from saferun.system.descriptors import plug_closed_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.gpu.lock import Held
     from saferun.gpu.preflight_gate import Clearance
     from saferun.model import Finding

@@ -14,13 +14,14 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 from saferun.keeper import protocol
+from saferun.named_tuple import NamedTuple
 from saferun.supervise import warm_start
 from saferun.system import paths
 from saferun.system.descriptors import plug_closed_descriptors
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.plan.torchrun_install import Launcher
     from saferun.supervise.warm_start import WarmStart

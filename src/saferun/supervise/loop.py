@@ -12,11 +12,11 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from saferun.diagnosis import retry_policy
 from saferun.errors import EXIT_UNAVAILABLE, BusyError
 from saferun.model import LaunchPlan
+from saferun.named_tuple import NamedTuple
 from saferun.plan.inputs import Gathered
 from saferun.plan.view import announcement
 from saferun.supervise import record

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from saferun.model import LaunchPlan
 from saferun.plan import mitigation_catalog, mitigation_overlay
@@ -18,6 +17,8 @@ from saferun.plan.inputs import Gathered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.journal.mitigation_history import Entry, Key
     from saferun.journal.receipts import Receipt
     from saferun.supervise.probes import Remedies

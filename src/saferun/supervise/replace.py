@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import NoReturn
 
 from saferun.errors import UnavailableError
 from saferun.model import LaunchPlan
 from saferun.system.paths import on_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:

@@ -8,11 +8,12 @@ only if one started now would not differ from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 from saferun.inject import contract
 from saferun.keeper import protocol
+from saferun.named_tuple import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.plan.torchrun_install import Launcher
 

@@ -18,8 +18,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
+from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 
 OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU

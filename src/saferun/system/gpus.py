@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.model import Gpu, GpuFacts
+from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 
 # Runs a command with an environment for some seconds: its output, and what went wrong.

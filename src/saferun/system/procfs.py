@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # Of one file; a busy machine's table of sockets has as many. /proc/sys refuses 4 MiB (ENOMEM).
 _MOST_CHARACTERS = 3 << 20
