@@ -14,14 +14,9 @@ from helpers import until
 from saferun.errors import UnavailableError
 from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
 from saferun.model import Option
-from saferun.plan import torchrun_install
-from saferun.plan.torchrun_install import (
-    Launcher,
-    find_launcher,
-    option_table,
-    torch_version,
-    worker_interpreter,
-)
+from saferun.plan import torchrun_probe
+from saferun.plan.torchrun_install import Launcher, find_launcher, torch_version, worker_interpreter
+from saferun.plan.torchrun_probe import option_table
 
 TORCHRUN = "import sys\nfrom torch.distributed.run import main\nsys.exit(main())\n"
 ROOT = Path(__file__).resolve().parents[2]
@@ -488,7 +483,7 @@ def test_a_torch_that_does_not_answer_gives_no_table_and_leaves_none(more, fake_
 
 
 def test_a_hanging_torch_is_ended_with_all_that_it_started(fake_torch, tmp_path, monkeypatch):
-    monkeypatch.setattr(torchrun_install, "OPTION_TABLE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(torchrun_probe, "OPTION_TABLE_TIMEOUT_S", 3.0)
     pids = tmp_path / "pids"
     fake_torch.write(
         "import signal, subprocess; child = subprocess.Popen(['sleep', '600']); "

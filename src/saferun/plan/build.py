@@ -16,6 +16,7 @@ from saferun.model import (
     CommandLine,
     Facts,
     Identity,
+    LaunchOptions,
     LaunchPlan,
     Profile,
     Request,
@@ -85,13 +86,30 @@ def build_plan(
         UsageError: options that this launcher cannot take.
     """
     line = _line(request, profile, environ, identity.attempt)
-    now = settings.replace(profile.settings.hooks, changes.hooks)
-    merged = env_merge.merge(profile.env, environ)
+    hooks = settings.replace(profile.settings.hooks, changes.hooks)
     options = launch_options(line, environ)
+    merged = env_merge.merge(profile.env, environ)
     ours = {
         **own_variables.for_torchrun(profile, options, identity, environ, changes.names),
-        **own_variables.for_hooks(now, merged.env, environ, identity, changes),
+        **own_variables.for_hooks(hooks, merged.env, environ, identity, changes),
     }
+    return _plan(profile, facts, line, options, changes)._replace(
+        env=_changed_env({**merged.env, **ours}, environ, changes),
+        settings=profile.settings._replace(hooks=hooks),
+        kept=merged.kept,
+        hint=_hint(request, profile, facts),
+        remarks=(*_remarks(request, profile, facts), *merged.remarks),
+    )
+
+
+def _plan(
+    profile: Profile,
+    facts: Facts,
+    line: CommandLine,
+    options: LaunchOptions,
+    changes: Changes,
+) -> LaunchPlan:
+    """The plan of a command line, before its variables are known."""
     args = _changed_args(line, changes)
     return LaunchPlan(
         profile=profile.name,
@@ -101,16 +119,14 @@ def build_plan(
         script=line.script,
         script_args=line.script_args,
         options=options,
-        env=_changed_env({**merged.env, **ours}, environ, changes),
-        settings=profile.settings._replace(hooks=now),
+        env={},
+        settings=profile.settings,
         devices=tuple(gpu.uuid for gpu in facts.gpu.gpus if gpu.uuid),
         mitigations=changes.names,
         profile_origin=profile.origin,
         gpus=facts.gpu,
         notes={**profile.notes, **changes.notes},
-        kept=merged.kept,
-        hint=_hint(request, profile, facts),
-        remarks=(*_remarks(request, profile, facts), *merged.remarks),
+        kept={},
         limits=changes.limits,
     )
 

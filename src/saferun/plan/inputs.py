@@ -155,9 +155,7 @@ def assemble(
         SaferunError: values that exclude each other, or a torchrun that is not there.
     """
     chosen, sets, gpus = selection
-    launcher_set = next((str(g.leaf.value) for g in reversed(sets) if g.key == "launcher"), None)
-    kind = launcher_set or _last(chosen.chain, "launcher") or "torchrun"
-    launcher = None if kind == "python" else _launcher(environ, starting)
+    launcher = None if _starts_python(selection) else _launcher(environ, starting)
     facts = _facts(launcher, environ, gpus, starting)
     starts_all = chosen.named and _last(chosen.chain, "torchrun.nproc-per-node") is not None
     profile = resolve(
@@ -167,7 +165,7 @@ def assemble(
         named=chosen.named,
         origin=chosen.origin,
     )
-    runs = os.path.join(cwd, request.run_dir or os.path.join(paths.state_dir(environ), "runs"))
+    runs = paths.runs_dir(request.run_dir, environ, cwd)
     idle = collect.remark(request.line, profile.env, facts, environ, cwd) if starting else ""
     return Gathered(
         request,
@@ -190,6 +188,11 @@ def _choose(
         return profiles.choose(None, "", environ, cwd, gpus), gpus
     chosen = profiles.choose(request.profile, request.profile_origin, environ, cwd, GpuFacts())
     return chosen, gpu.detect(environ) if is_for_gpus(chosen.chain) else GpuFacts()
+
+
+def _starts_python(selection: Selection) -> bool:
+    given = [str(one.leaf.value) for one in selection.sets if one.key == "launcher"]
+    return (given[-1] if given else _last(selection.chosen.chain, "launcher")) == "python"
 
 
 def _last(chain: Sequence[Doc], key: str) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from saferun.errors import UnavailableError, UsageError
 from saferun.knowledge.torchrun_options import TABLE_TORCH
 from saferun.model import Option, Request
-from saferun.plan import torchrun_args, torchrun_install
+from saferun.plan import torchrun_args, torchrun_install, torchrun_probe
 from saferun.system import paths
 
 COMMAND_OPTIONS = {"--json": None}  # own options that only `saferun plan` has
@@ -58,7 +58,7 @@ def _installed_options(environ: Mapping[str, str]) -> Sequence[Option] | None:
     version = torchrun_install.torch_version(launcher, environ)
     if version is not None and ".".join(version.split(".")[:2]) == TABLE_TORCH:
         return None
-    return torchrun_install.option_table(launcher, version, paths.cache_dir(environ))
+    return torchrun_probe.option_table(launcher, version, paths.cache_dir(environ))
 
 
 def _request(parsed: torchrun_args.Parsed, environ: Mapping[str, str]) -> Request:

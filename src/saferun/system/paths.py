@@ -27,6 +27,17 @@ def state_dir(environ: Mapping[str, str]) -> str:
     return _base(environ, "XDG_STATE_HOME", ".local/state")
 
 
+def runs_dir(run_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
+    """Return where runs keep their journals.
+
+    Args:
+        run_dir: as given by `--run-dir` or `SAFERUN_RUN_DIR`; None or "" where it was not.
+        environ: for the user's state directory.
+        cwd: where a relative path starts.
+    """
+    return os.path.join(cwd, run_dir or os.path.join(state_dir(environ), "runs"))
+
+
 def _base(environ: Mapping[str, str], variable: str, default: str) -> str:
     base = environ.get(variable, "")
     if not os.path.isabs(base):  # the XDG rule: a relative path is ignored
