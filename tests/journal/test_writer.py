@@ -18,8 +18,9 @@ import time
 import pytest
 from repo import ROOT
 
-from saferun.journal import writer as room
-from saferun.journal.writer import Journal, read_events
+from saferun.journal import disk, writer
+from saferun.journal.events import read_raw as read_events
+from saferun.journal.writer import Journal
 from saferun.system.redact import MASK, Masker
 
 NOBODY = 65534
@@ -107,8 +108,9 @@ def test_a_run_leaves_a_plan_events_tails_and_a_place_for_receipts(begin, base, 
     assert journal.path == str(base / "20260101-1")
     assert journal.receipts() == str(base / "20260101-1" / "receipts")
     found = {p.name for p in (base / "20260101-1").iterdir()}
-    assert found == {"plan.json", "events.jsonl", "attempt-1.stdout", "attempt-1.stderr"} | {
-        "receipts"
+    assert found == {
+        *("plan.json", "events.jsonl", "receipts", "run.lock"),
+        *("attempt-1.stdout", "attempt-1.stderr"),
     }
     assert said == []
 
@@ -196,7 +198,7 @@ def test_no_descriptor_is_inherited_or_left(begin):
     journal = begin()
     ours = descriptors() - before
     use(journal)
-    assert len(ours) == 2
+    assert len(ours) == 3  # the directory, the events and the lock
     assert not any(os.get_inheritable(fd) for fd in ours)
     journal.close()
     assert descriptors() == before
@@ -207,7 +209,7 @@ def test_what_comes_after_close_is_dropped(begin, said):
     path = journal.path
     journal.close()
     use(journal)
-    assert sorted(os.listdir(path)) == ["events.jsonl", "receipts"]
+    assert sorted(os.listdir(path)) == ["events.jsonl", "receipts", "run.lock"]
     assert read_events(f"{path}/events.jsonl") == []
     assert said == []
 
@@ -543,9 +545,9 @@ def test_events_that_were_deleted_go_on_in_a_new_file(begin, said):
 @pytest.fixture
 def hangs(monkeypatch):
     """Let what the journal's threads do hang until told otherwise, as a dead NFS mount does."""
-    monkeypatch.setattr(room, "BEGIN_S", 0.2)
-    monkeypatch.setattr(room, "WRITE_S", 0.2)
-    monkeypatch.setattr(room, "SYNC_S", 0.2)
+    monkeypatch.setattr(writer, "BEGIN_S", 0.2)
+    monkeypatch.setattr(writer, "WRITE_S", 0.2)
+    monkeypatch.setattr(writer, "SYNC_S", 0.2)
     answers = threading.Event()
     answers.set()
     real = {name: getattr(os, name) for name in ("fstat", "mkdir")}
@@ -596,7 +598,7 @@ def test_a_dead_file_system_at_the_beginning_holds_the_run_up_once(begin, hangs,
 def test_a_slow_sync_costs_no_event_and_no_word(begin, said, monkeypatch):
     journal = begin()
     answers = threading.Event()
-    monkeypatch.setattr(room, "SYNC_S", 0.2)
+    monkeypatch.setattr(writer, "SYNC_S", 0.2)
     monkeypatch.setattr(os, "fsync", lambda _: answers.wait(30))
     start = time.monotonic()
     for _ in range(20):
@@ -621,7 +623,7 @@ def test_without_threads_the_journal_is_written_all_the_same(begin, said, monkey
     def none(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(room._thread, "start_new_thread", none)
+    monkeypatch.setattr(disk._thread, "start_new_thread", none)
     journal = begin()
     use(journal)
     assert names(journal) == ["start"]

@@ -271,8 +271,9 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
 
     from saferun.cli import runs_view
     from saferun.journal import reader as runs
+    from saferun.system import paths
 
-    base = runs.directory(run_dir, os.environ, inputs.working_directory())
+    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     found, closed = runs.find(base, now := time.time())
     if as_json:
         told = [runs_view.as_json(run) for run in found]
@@ -295,10 +296,12 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool) -> int:
     """Show a run: ID, the beginning of one, or `last`."""
     from saferun.cli import runs_view
     from saferun.journal import reader as runs
+    from saferun.journal.attempts import attempts
+    from saferun.system import paths
 
-    base = runs.directory(run_dir, os.environ, inputs.working_directory())
+    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
-    tried, plan = runs.attempts(run), runs.read_plan(run.path)
+    tried, plan = attempts(run), runs.read_plan(run.path)
     if as_json:
         click.echo(json.dumps(runs_view.as_json_whole(run, tried, plan), indent=2))
     else:
@@ -335,9 +338,9 @@ def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str
     """Remove runs that are over: your own, neither young nor among the newest."""
     from saferun.cli import runs_view
     from saferun.journal import cleanup
-    from saferun.journal import reader as runs
+    from saferun.system import paths
 
-    base = runs.directory(run_dir, os.environ, inputs.working_directory())
+    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     done = cleanup.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
     click.echo(runs_view.cleaned(done, dry_run=dry_run))
     cleanup.check_cleaned(done)
@@ -354,9 +357,9 @@ def mitigations_group() -> None:
 def list_mitigations(as_json: bool) -> int:
     """List the mitigations that are remembered: for what, where, since when and until when."""
     from saferun.cli import runs_view
-    from saferun.journal import remembered
+    from saferun.journal import mitigation_history
 
-    known = remembered.listed(os.environ)
+    known = mitigation_history.listed(os.environ)
     if as_json:
         click.echo(json.dumps(runs_view.mitigations_json(known), indent=2))
     elif known:
@@ -370,9 +373,9 @@ def list_mitigations(as_json: bool) -> int:
 @click.argument("script", required=False)
 def clear_mitigations(script: str | None) -> int:
     """Forget the mitigations of SCRIPT, or all of them."""
-    from saferun.journal import remembered
+    from saferun.journal import mitigation_history
 
-    gone = remembered.forget(os.environ, script, inputs.working_directory())
+    gone = mitigation_history.clear(os.environ, script, inputs.working_directory())
     for entry in gone:
         click.echo(f"forgot {entry.mitigation} of {entry.key.script}")
     click.echo(f"{len(gone)} mitigation{'' if len(gone) == 1 else 's'} forgotten")

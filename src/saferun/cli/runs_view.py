@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from saferun.diagnosis.failure_report import seconds
+from saferun.journal.attempts import Attempt
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
-from saferun.journal.reader import FAILED, FINISHED, INTERRUPTED, RUNNING, UNKNOWN, Attempt, Run
+from saferun.journal.reader import FAILED, FINISHED, INTERRUPTED, RUNNING, UNKNOWN, Run
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")

@@ -100,7 +100,7 @@ def _has_ended(pid: str, start: str) -> bool:
 
 def _run_has_ended(text: str, runs: str) -> bool:
     """Ask the journal of the run that a process belongs to who ran it."""
-    from saferun.journal.writer import read_events
+    from saferun.journal import events
 
     try:
         run = str(contract.decode(text)["run"]) if text else ""
@@ -108,12 +108,10 @@ def _run_has_ended(text: str, runs: str) -> bool:
         return False
     if not run or not runs or run != os.path.basename(run) or run.startswith("."):
         return False
-    attempts = [
-        event
-        for event in read_events(os.path.join(runs, run, "events.jsonl"))
-        if event["event"] == "attempt" and isinstance(event.get("by"), dict)
-    ]
-    return bool(attempts) and all(procfs.lives(event["by"]) is False for event in attempts)
+    begun = [event.facts for event in events.read(os.path.join(runs, run))]
+    runners = [facts.by for facts in begun if isinstance(facts, events.AttemptBegun)]
+    recorded = [by for by in runners if by is not None]
+    return bool(recorded) and all(procfs.lives(by) is False for by in recorded)
 
 
 def _same_namespace(pid: int) -> bool:

@@ -167,7 +167,7 @@ def assemble(
         named=chosen.named,
         origin=chosen.origin,
     )
-    runs = os.path.join(cwd, request.run_dir or os.path.join(paths.state_dir(environ), "runs"))
+    runs = paths.runs_dir(request.run_dir, environ, cwd)
     idle = collect.remark(request.line, profile.env, facts, environ, cwd) if starting else ""
     return Gathered(
         request,

@@ -128,8 +128,9 @@ class Treatment:
         return self._said_of_memory()
 
     def learn(self, gathered: Gathered, plan: LaunchPlan) -> None:
-        """Remember what was chosen in this run, which has succeeded."""
+        """Add what was chosen in this run, which has succeeded, to the history."""
         from saferun.journal import mitigation_history
+        from saferun.system.stderr import say
 
         lasting = [n for n in self._chosen if n in self.in_force and self.known()[n].lasting]
         if not lasting or not plan.settings.mitigate.remember:
@@ -142,9 +143,14 @@ class Treatment:
             )
             for name in lasting
         ]
-        mitigation_history.save(
-            self._environ, mitigation_history.learn(mitigation_history.load(self._environ), new)
-        )
+        try:
+            mitigation_history.change(
+                self._environ, lambda known: mitigation_history.merge(known, new)
+            )
+        except OSError as error:
+            why = error.strerror or str(error)
+            where = mitigation_history.path(self._environ)
+            say(f"what helped is not kept for the next run: {where}: {why}")
 
     def _arguments(self, gathered: Gathered) -> tuple[str, ...]:
         """The script's arguments as they are kept and compared: without secrets."""

@@ -27,6 +27,18 @@ def state_dir(environ: Mapping[str, str]) -> str:
     return _base(environ, "XDG_STATE_HOME", ".local/state")
 
 
+def runs_dir(run_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
+    """Return the directory of all runs; it may not exist.
+
+    Args:
+        run_dir: the value of `--run-dir`; None where it was not given.
+        environ: for SAFERUN_RUN_DIR, and for the default below the state directory.
+        cwd: where a relative path starts.
+    """
+    given = run_dir or environ.get("SAFERUN_RUN_DIR")
+    return os.path.join(cwd, given or os.path.join(state_dir(environ), "runs"))
+
+
 def _base(environ: Mapping[str, str], variable: str, default: str) -> str:
     base = environ.get(variable, "")
     if not os.path.isabs(base):  # the XDG rule: a relative path is ignored
