@@ -118,36 +118,32 @@ def test_the_file_does_not_grow_for_ever(environ):
 # Two processes at once
 
 
-def added_by_two(environ, tmp_path, **more: str) -> set[tuple[str, str]]:
-    """Let two processes add 100 mitigations each at the same time; return what is there then."""
-    go = tmp_path / "go"
-    os.mkfifo(go)
-    environ = {**os.environ, **environ, **more, "PYTHONPATH": str(ROOT / "src")}
-    argv = [sys.executable, str(PROGRAMS / "add_mitigations.py")]
-    started = [
-        subprocess.Popen([*argv, name, "100", str(go)], env=environ, stdout=subprocess.PIPE)
-        for name in ("a", "b")
-    ]
-    for process in started:
-        assert process.stdout.readline() == b"ready\n"
-    with open(go, "wb"):
-        pass
-    assert [process.wait() for process in started] == [0, 0]
-    for process in started:
-        process.stdout.close()
-    return {(e.key.script, e.mitigation) for e in mitigation_history.load(environ)}
+def add(environ, name: str, *pause: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "add_mitigation.py"), name, *pause],
+        env={**os.environ, **environ, "PYTHONPATH": str(ROOT / "src")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
-WHOLE = {(name, f"m{number}") for name in "ab" for number in range(100)}
-
-
-def test_what_two_runs_learn_at_the_same_time_is_kept_of_both(environ, tmp_path):
-    assert added_by_two(environ, tmp_path) == WHOLE
-
-
-def test_without_the_lock_one_run_overwrites_what_the_other_learned(environ, tmp_path):
-    """Shows that the test above fails where the lock is missing."""
-    assert added_by_two(environ, tmp_path, NO_LOCK="1") < WHOLE
+@pytest.mark.parametrize(
+    ("lock", "report", "kept"),
+    [({}, "held", {"first", "second"}), ({"NO_LOCK": "1"}, "done", {"first"})],
+    ids=["with the lock", "without it, the second is lost"],
+)
+def test_what_two_runs_learn_at_the_same_time_is_kept_of_both(environ, lock, report, kept):
+    environ.update(lock)
+    with add(environ, "first", "pause") as first:
+        assert first.stdout.readline() == "read\n"  # and has not written yet
+        with add(environ, "second") as second:
+            assert second.stdout.readline() == f"{report}\n"
+            first.stdin.close()
+            assert first.stdout.readline() == "done\n"
+            if report != "done":
+                assert second.stdout.readline() == "done\n"
+    assert {entry.key.script for entry in mitigation_history.load(environ)} == kept
 
 
 def learn(environ) -> None:

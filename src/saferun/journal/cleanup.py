@@ -50,11 +50,10 @@ def clean(
         keep: see `removable`; None: KEEP.
         dry_run: remove nothing.
 
-    Raises:
-        UnavailableError: the directory cannot be read.
+    Raises UnavailableError where the directory cannot be read.
     """
-    found, closed = runs.find(base, now_s)
     days = OLDER_THAN_DAYS if older_than_days is None else older_than_days
+    found, closed = runs.find(base, now_s)
     ours = [run for run in found if mine(run)]
     gone = removable(ours, now_s, older_than_days=days, keep=KEEP if keep is None else keep)
     removed, failed, held = [], [], 0
@@ -72,8 +71,8 @@ def clean(
         except OSError as error:
             failed.append((run, error.strerror or str(error)))
     running = sum(run.outcome not in runs.FINISHED for run in ours) + held
-    others = closed + len(found) - len(ours)
     kept = len(found) + closed - len(gone) + len(failed) + held
+    others = closed + len(found) - len(ours)
     return Cleaned(tuple(removed), tuple(failed), kept, running, others)
 
 

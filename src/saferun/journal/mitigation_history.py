@@ -127,9 +127,7 @@ def _entry(item: Mapping[str, Any]) -> Entry:
     return Entry(key, str(item["mitigation"]), str(item["kind"]), arguments, float(item["at"]))
 
 
-def recall(
-    entries: Iterable[Entry], key: Key, arguments: tuple[str, ...], now_s: float
-) -> Entries:
+def recall(entries: Iterable[Entry], key: Key, arguments: tuple[str, ...], now_s: float) -> Entries:
     """Return what is to be applied from the start, oldest first.
 
     Args:
