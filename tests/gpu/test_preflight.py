@@ -18,7 +18,13 @@ from pathlib import Path
 import pytest
 from fakecuda import PROGRAM, ROOT, Machine, card, compiled, try_gpus, uuid
 
-from saferun.gpu import cuda_errors, preflight, preflight_gate, preflight_report
+from saferun.gpu import (
+    cuda_errors,
+    preflight,
+    preflight_gate,
+    preflight_report,
+    visible_devices,
+)
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
 
 A, B, C = (uuid(number) for number in range(3))
@@ -269,7 +275,7 @@ GOOD_BAD_GOOD = [(A, True), (B, False), (C, True)]
     ids=str,
 )
 def test_the_value_that_leaves_the_bad_gpus_out(visible, devices, value):
-    assert preflight_report.visible_without(visible, devices) == value
+    assert visible_devices.visible_without(visible, devices) == value
 
 
 def test_eight_bad_gpus_are_a_few_lines():
@@ -444,7 +450,7 @@ def line(pid):
 def test_the_journal_keeps_what_was_found(machine, job):
     ran = machine.run(*words("warn", *PYTHON), job, FAKE_CUDA_BAD="1:copy:719")
     (event,) = ran.events("preflight")
-    assert event["given"] is True
+    assert event["granted"] is True
     assert [f["level"] for f in event["findings"]] == [PROBLEM, NOTE]
 
 
@@ -461,4 +467,4 @@ def test_torchrun_starts_meanwhile_and_the_job_only_afterwards(machine):
     ran = machine.run(*words("require", "--nproc-per-node", "1"), "job.py", FAKE_CUDA_INIT_MS="500")
     assert (ran.status, ran.out) == (0, "the job runs 1\n"), ran.err
     assert len(ran.said) == 1
-    assert ran.events("preflight")[0]["given"] is True
+    assert ran.events("preflight")[0]["granted"] is True

@@ -267,7 +267,7 @@ def _busy(message: str, policy: LockPolicy) -> BusyError:
 
 
 class _Gate:
-    """`admission`, held while one run takes its locks; a stopped process cannot block others for ever."""
+    """`admission`, held while one run takes its locks, and waited for no longer than GATE_S."""
 
     def __init__(self, place: Place, world: World) -> None:
         self._place, self._world = place, world
@@ -286,5 +286,3 @@ class _Gate:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-

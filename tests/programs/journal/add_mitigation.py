@@ -1,4 +1,4 @@
-"""Add a mitigation to the history: NAME, and `pause` to wait for stdin's end between read and write.
+"""Add the mitigation NAME to the history; with `pause`, read, wait for stdin to end, then write.
 
 Reports on stdout: `read` before that wait, `held` where another process has the lock, `done`. With
 NO_LOCK in the environment there is no lock, to show what it is for.
