@@ -208,13 +208,8 @@ class _Recovery:
         A cache of the user's own is never touched: the mitigation of a broken one is a fresh
         directory.
         """
-        import shutil
-
-        gone = []
-        for path in orphans.stale_caches(self._environ.get("TMPDIR") or "/tmp"):  # noqa: S108 - ours by owner and name
-            shutil.rmtree(path, ignore_errors=True)
-            if not os.path.exists(path):
-                gone.append(path)
+        folder = self._environ.get("TMPDIR") or "/tmp"  # noqa: S108 - ours by owner and name
+        gone = orphans.remove_stale_caches(folder)
         if not gone:
             return []
         what = f"removed {len(gone)} compile caches that ended runs had left"

@@ -50,12 +50,24 @@ def clean(
         keep: see `removable`; None: KEEP.
         dry_run: remove nothing.
 
-    Raises UnavailableError where the directory cannot be read.
+    Raises:
+        UnavailableError: the directory cannot be read.
     """
     days = OLDER_THAN_DAYS if older_than_days is None else older_than_days
     found, closed = runs.find(base, now_s)
     ours = [run for run in found if mine(run)]
     gone = removable(ours, now_s, older_than_days=days, keep=KEEP if keep is None else keep)
+    removed, failed, held = _remove_all(gone, dry_run=dry_run)
+    running = sum(run.outcome not in runs.FINISHED for run in ours) + held
+    kept = len(found) + closed - len(gone) + len(failed) + held
+    others = closed + len(found) - len(ours)
+    return Cleaned(tuple(removed), tuple(failed), kept, running, others)
+
+
+def _remove_all(
+    gone: Sequence[Run], *, dry_run: bool
+) -> tuple[list[tuple[Run, int]], list[tuple[Run, str]], int]:
+    """Remove runs; return those removed, those that failed, and how many locks were held."""
     removed, failed, held = [], [], 0
     for run in gone:
         taken = size(run)
@@ -70,10 +82,7 @@ def clean(
             continue
         except OSError as error:
             failed.append((run, error.strerror or str(error)))
-    running = sum(run.outcome not in runs.FINISHED for run in ours) + held
-    kept = len(found) + closed - len(gone) + len(failed) + held
-    others = closed + len(found) - len(ours)
-    return Cleaned(tuple(removed), tuple(failed), kept, running, others)
+    return removed, failed, held
 
 
 def locked(run: Run) -> contextlib.AbstractContextManager[None]:
@@ -109,7 +118,7 @@ def removable(
     Args:
         found: newest first.
         now_s: seconds since the epoch.
-        older_than_days: a run that was heard of since then stays.
+        older_than_days: a run with an event since then stays.
         keep: so many of the newest stay.
     """
     return tuple(
