@@ -1,4 +1,4 @@
-"""What runs leave behind is listed, shown and removed; the mitigations that are remembered, too.
+"""What runs leave behind is listed, shown and removed; the history of mitigations, too.
 
 The journals are those of real runs with a torchrun that fails as it is told, and broken ones.
 """
@@ -721,7 +721,7 @@ def test_mitigations_are_listed_with_what_they_hold_for_and_forgotten(desk):
     assert desk.ask("mitigations", "clear", "train.py").endswith("1 mitigation forgotten\n")
     assert desk.ask("mitigations", "list") == ""
     assert desk.launch(OK)
-    assert "no mitigation is remembered for `train.py`" in desk.ask(
+    assert "no mitigation in the history is for `train.py`" in desk.ask(
         "mitigations", "clear", "train.py", status=2
     )
 

@@ -70,7 +70,7 @@ def test_a_mitigation_is_remembered_and_applied_from_the_start_next_time(tmp_pat
     with run(tmp_path, script, preexec_fn=limited) as second:
         assert second.end() == 0, second.err
         assert second.out == "opened\n"
-    assert "from memory: more-open-files" in second.err
+    assert "from the history: more-open-files" in second.err
     assert "attempt 1 failed" not in second.err
 
 

@@ -115,7 +115,7 @@ def test_a_driver_that_crashes_is_told_by_its_signal(library):
 @pytest.mark.parametrize("count", ["-3", "100000", "0"])
 def test_a_driver_that_lies_about_its_count_is_no_traceback(library, count):
     told = try_gpus(library, FAKE_CUDA_GPUS=count)
-    assert (told["ended"], told["said"], told["status"]) == ("done", "", 69)
+    assert (told["ended"], told["output"], told["status"]) == ("done", "", 69)
     assert not told["devices"]
 
 
@@ -155,7 +155,7 @@ def device(number, **told):
 
 def document(*devices, **told):
     merged = {key: value for one in devices for key, value in one.items()}
-    return {"ended": "done", "step": "end", "code": 0, "devices": merged, "said": "", **told}
+    return {"ended": "done", "step": "end", "code": 0, "devices": merged, "output": "", **told}
 
 
 def problems(judged):

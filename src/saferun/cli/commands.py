@@ -259,7 +259,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @main.group("runs")
 def runs_group() -> None:
-    """List, show and remove what runs left behind; the mitigations that are remembered."""
+    """List, show and remove what runs left behind; the history of mitigations."""
 
 
 @runs_group.command("list")
@@ -349,13 +349,13 @@ def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str
 
 @runs_group.group("mitigations")
 def mitigations_group() -> None:
-    """List and forget the mitigations that start with a script from memory."""
+    """List and forget the mitigations in the history, which start with their script."""
 
 
 @mitigations_group.command("list")
 @AS_JSON
 def list_mitigations(as_json: bool) -> int:
-    """List the mitigations that are remembered: for what, where, since when and until when."""
+    """List the mitigations in the history: for what, where, since when and until when."""
     from saferun.cli import runs_view
     from saferun.journal import mitigation_history
 
@@ -365,7 +365,7 @@ def list_mitigations(as_json: bool) -> int:
     elif known:
         click.echo(runs_view.mitigations(known, time.time()))
     else:
-        click.echo("saferun: no mitigation is remembered", err=True)
+        click.echo("saferun: no mitigation is in the history", err=True)
     return 0
 
 

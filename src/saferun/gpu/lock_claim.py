@@ -6,10 +6,10 @@ import os
 
 from saferun.gpu.lock_device import Device
 from saferun.gpu.lock_dir import Place
-from saferun.gpu.lock_owner import Record, plain, read_all, unlink, who
+from saferun.gpu.lock_owner import Record, describe_holder, printable, read_all, unlink
 from saferun.system import procfs
 
-SLOTS = 64  # runs on one GPU that are told apart
+SLOTS = 64  # runs on one GPU that can be counted
 
 
 class Claim:
@@ -88,8 +88,10 @@ class Claim:
         named += [r for r in self.records if not r.alive and (files - signed) & set(r.files)]
         signed.update(file for record in named for file in record.files)
         pids = {pid for file in files - signed for pid in place.locked_by(file)}
-        unsigned = [f"pid {pid} ({plain(procfs.comm(pid))})" for pid in sorted(pids)]
-        return [who(r) for r in named] + unsigned or ["a process that has left no record"]
+        unsigned = [f"pid {pid} ({printable(procfs.comm(pid))})" for pid in sorted(pids)]
+        return [describe_holder(r) for r in named] + unsigned or [
+            "a process that has left no record"
+        ]
 
     def close(self) -> None:
         """Close every descriptor; the kernel frees what no other process has inherited."""

@@ -206,7 +206,7 @@ def _unknown(script: str, known: Entries, cwd: str) -> UsageError:
 
     scripts = list(dict.fromkeys(entry.key.script for entry in known))
     fix = nearest(os.path.realpath(os.path.join(cwd, script)), scripts)
-    return UsageError(f"no mitigation is remembered for `{script}`", fix=fix)
+    return UsageError(f"no mitigation in the history is for `{script}`", fix=fix)
 
 
 def _is_of(known: str, script: str | None, cwd: str) -> bool:

@@ -1,8 +1,8 @@
-"""The mitigations of one run: which are in force, which may be tried, which were known from before.
+"""The mitigations of one run: which are in force, which may be tried, which helped before.
 
 Between the loop and the pure rooms: plan/mitigation_catalog.py says what a mitigation changes,
 probes.py asks the world what it needs, journal/mitigation_history.py keeps what helped. Nothing is
-loaded before a failure or a memory asks.
+loaded before a failure or the history asks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Treatment:
         self._known: Mapping[str, mitigation_catalog.Mitigation] | None = None
         self._remedies: Remedies | None = None
         self._chosen: dict[str, str] = {}  # mitigation -> the kind of failure that asked for it
-        self._remembered: dict[str, Entry] = {}
+        self._recalled: dict[str, Entry] = {}
         self._graphs_seen = False  # a rank compiled with CUDA graphs
         self._hooks_run = True  # False: the ranks skipped the hooks
 
@@ -103,10 +103,10 @@ class Treatment:
         )
         return here._replace(answers=answers)
 
-    # what is remembered
+    # the history
 
     def recall(self, gathered: Gathered, plan: LaunchPlan) -> str:
-        """Put in force what helped this script here before; return what to say of it."""
+        """Put in force what helped this script here before; return the message about it."""
         from saferun.journal import mitigation_history
 
         policy = plan.settings.mitigate
@@ -124,8 +124,8 @@ class Treatment:
             name = entry.mitigation
             if name not in policy.never and self.usable(gathered, name, self.in_force):
                 self.in_force += (name,)
-                self._remembered[name] = entry
-        return self._said_of_memory()
+                self._recalled[name] = entry
+        return self._recall_message()
 
     def learn(self, gathered: Gathered, plan: LaunchPlan) -> None:
         """Add what was chosen in this run, which has succeeded, to the history."""
@@ -159,14 +159,16 @@ class Treatment:
         words = gathered.request.line.script_args
         return tuple(Masker(self._environ, words).words(words))
 
-    def _said_of_memory(self) -> str:
-        if not self._remembered:
+    def _recall_message(self) -> str:
+        if not self._recalled:
             return ""
-        told = [
+        entries = [
             f"{name} (it cured {entry.kind} on {_day(entry.at)})"
-            for name, entry in self._remembered.items()
+            for name, entry in self._recalled.items()
         ]
-        return f"from memory: {', '.join(told)}; `saferun runs mitigations clear` forgets it"
+        return (
+            f"from the history: {', '.join(entries)}; `saferun runs mitigations clear` forgets it"
+        )
 
     def _key(self, gathered: Gathered) -> Key:
         from saferun.journal.mitigation_history import Key
