@@ -365,7 +365,7 @@ def list_mitigations(as_json: bool) -> int:
     elif known:
         click.echo(runs_view.mitigations(known, time.time()))
     else:
-        click.echo("saferun: no mitigation is in the history", err=True)
+        click.echo("saferun: the history of mitigations is empty", err=True)
     return 0
 
 
