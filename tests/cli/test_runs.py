@@ -1,4 +1,4 @@
-"""What runs leave behind is listed, shown and removed; the mitigations that are remembered, too.
+"""What runs leave behind is listed, shown and removed; the history of mitigations, too.
 
 The journals are those of real runs with a torchrun that fails as a test wants, and broken ones.
 """
@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from saferun.cli import runs_view
 from saferun.errors import SaferunError, UnavailableError, UsageError
 from saferun.inject import contract
-from saferun.journal import cleanup, mitigation_history, remembered
+from saferun.journal import cleanup, mitigation_history
 from saferun.journal import reader as runs
+from saferun.journal.attempts import attempts
 from saferun.journal.mitigation_history import Entry, Key
 from saferun.system import procfs
 
@@ -326,7 +327,7 @@ def test_a_broken_journal_is_no_traceback(desk):
 def whole_page(base: pathlib.Path) -> str:
     run = runs.named(str(base), "last", NOW)
     plan = runs.read_plan(run.path)
-    tried = runs.attempts(run)
+    tried = attempts(run)
     json.dumps(runs_view.as_json_whole(run, tried, plan))
     return runs_view.page(run, tried, plan, NOW)
 
@@ -725,7 +726,7 @@ def test_mitigations_are_listed_with_what_they_hold_for_and_forgotten(desk):
     assert desk.ask("mitigations", "clear", "train.py").endswith("1 mitigation forgotten\n")
     assert desk.ask("mitigations", "list") == ""
     assert desk.launch(OK)
-    assert "no mitigation is remembered for `train.py`" in desk.ask(
+    assert "no mitigation in the history is for `train.py`" in desk.ask(
         "mitigations", "clear", "train.py", status=2
     )
 
@@ -749,27 +750,27 @@ KNOWN = (
 )
 def test_the_mitigations_of_a_script_or_all_are_forgotten(home, script, left):
     environ = {"HOME": str(home)}
-    mitigation_history.save(environ, KNOWN)
-    remembered.forget(environ, script, "/w")
+    mitigation_history.change(environ, lambda _: KNOWN)
+    mitigation_history.clear(environ, script, "/w")
     assert mitigation_history.load(environ) == tuple(KNOWN[n] for n in left)
 
 
 def test_an_unknown_script_forgets_nothing_and_is_said_with_the_nearest(home):
     environ = {"HOME": str(home)}
-    mitigation_history.save(environ, KNOWN)
+    mitigation_history.change(environ, lambda _: KNOWN)
     with pytest.raises(UsageError, match=r"`trian.py`; did you mean `/w/train.py`"):
-        remembered.forget(environ, "trian.py", "/w")
+        mitigation_history.clear(environ, "trian.py", "/w")
     assert mitigation_history.load(environ) == KNOWN
 
 
 def test_mitigations_that_cannot_be_written_are_said(home, monkeypatch):
     environ = {"HOME": str(home)}
-    mitigation_history.save(environ, KNOWN)
+    mitigation_history.change(environ, lambda _: KNOWN)
     pathlib.Path(mitigation_history.path(environ)).parent.chmod(
         0o777
     )  # not ours alone: nothing is written
     with pytest.raises(SaferunError, match="cannot be forgotten"):
-        remembered.forget(environ, None, "/w")
+        mitigation_history.clear(environ, None, "/w")
 
 
 @pytest.mark.parametrize(

@@ -265,10 +265,10 @@ def journals(machine: Machine) -> list[list[tuple]]:
 )
 def test_each_mitigation_changes_the_same(machine, mitigation):
     """In force from the start, as after a run that it helped; beside an exported value, too."""
-    train, state = machine.cwd / "train.py", machine.environ
-    key = mitigation_history.Key(os.path.realpath(train), "", torch(), driver())
-    assert mitigation_history.save(
-        state, [mitigation_history.Entry(key, mitigation, "segfault", None, time.time())]
+    script, state = machine.cwd / "train.py", machine.environ
+    key = mitigation_history.Key(os.path.realpath(script), "", torch(), driver())
+    mitigation_history.change(
+        state, lambda _: (mitigation_history.Entry(key, mitigation, "segfault", None, time.time()),)
     )
     script = machine.script("--profile", "cpu", "--", *LINE[:2])
     environ = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,pinned_use_background_threads:True"}

@@ -78,7 +78,7 @@ def test_a_limit_of_open_files_is_raised_and_the_next_run_starts_with_that(tmp_p
     with run(tmp_path, script, env=env, preexec_fn=limited) as second:
         assert second.end() == 0, second.err
         assert second.out == "opened\n"
-    assert "from memory: more-open-files" in second.err
+    assert "from the history: more-open-files" in second.err
     assert "attempt 1 failed" not in second.err
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
+import filelock
 import pytest
+from repo import ROOT
 
-from saferun.journal import mitigation_history
+from saferun.journal import file_lock, mitigation_history
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry, Key
 
 KEY = Key("/w/train.py", "NVIDIA H200", "2.13.0", "570.86")
 NOW = 1_800_000_000.0
+PROGRAMS = ROOT / "tests/programs/journal"
 
 
 def entry(
@@ -29,7 +37,7 @@ def environ(home):
 
 def test_what_was_saved_is_there_again(environ):
     kept = (entry(), entry("compile-off", arguments=("--lr", "1e-3"), at=NOW + 1))
-    assert mitigation_history.save(environ, kept)
+    mitigation_history.change(environ, lambda _: kept)
     assert mitigation_history.load(environ) == kept
     path = mitigation_history.path(environ)
     assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
@@ -70,11 +78,7 @@ def test_mitigations_come_back_in_the_order_in_which_they_were_learned():
 
 def test_a_mitigation_that_is_learned_anew_has_its_new_time():
     old, new = entry(arguments=("--a",)), entry(arguments=("--a",), at=NOW + 10)
-    assert mitigation_history.learn([old, entry("b")], [new]) == (new, entry("b"))
-
-
-def test_a_mitigation_can_be_forgotten():
-    assert mitigation_history.forget([entry(), entry("b")], [entry()]) == (entry("b"),)
+    assert mitigation_history.merge([old, entry("b")], [new]) == (new, entry("b"))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def test_a_mitigation_can_be_forgotten():
     ],
     ids=["empty", "no JSON", "a list", "another schema", "half an entry", "no text"],
 )
-def test_a_broken_file_is_an_empty_memory(environ, content):
+def test_a_broken_file_is_an_empty_history(environ, content):
     path = Path(mitigation_history.path(environ))
     path.parent.mkdir(parents=True, mode=0o700)
     path.write_bytes(content)
@@ -107,5 +111,79 @@ def test_a_planted_link_is_not_read(environ, tmp_path):
 
 def test_the_file_does_not_grow_for_ever(environ):
     many = [entry(f"c{n}", at=NOW + n) for n in range(mitigation_history.ENTRIES + 20)]
-    mitigation_history.save(environ, many)
+    mitigation_history.change(environ, lambda _: tuple(many))
     assert mitigation_history.load(environ) == tuple(many[20:])
+
+
+# Two processes at once
+
+
+def add(environ, name: str, *pause: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "add_mitigation.py"), name, *pause],
+        env={**os.environ, **environ, "PYTHONPATH": str(ROOT / "src")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("lock", "report", "kept"),
+    [({}, "held", {"first", "second"}), ({"NO_LOCK": "1"}, "done", {"first"})],
+    ids=["with the lock", "without it, the second is lost"],
+)
+def test_what_two_runs_learn_at_the_same_time_is_kept_of_both(environ, lock, report, kept):
+    environ.update(lock)
+    with add(environ, "first", "pause") as first:
+        assert first.stdout.readline() == "read\n"  # and has not written yet
+        with add(environ, "second") as second:
+            assert second.stdout.readline() == f"{report}\n"
+            first.stdin.close()
+            assert first.stdout.readline() == "done\n"
+            if report != "done":
+                assert second.stdout.readline() == "done\n"
+    assert {entry.key.script for entry in mitigation_history.load(environ)} == kept
+
+
+def learn(environ) -> None:
+    mitigation_history.change(environ, lambda known: mitigation_history.merge(known, [entry()]))
+
+
+def test_a_lock_that_another_process_keeps_costs_a_bounded_wait(environ, monkeypatch):
+    path = mitigation_history.path(environ)
+    os.makedirs(os.path.dirname(path), mode=0o700)
+    monkeypatch.setattr(mitigation_history, "LOCK_S", 0.1)
+    with filelock.FileLock(f"{path}.lock"), pytest.raises(file_lock.HeldError):
+        learn(environ)
+    assert mitigation_history.load(environ) == ()
+    learn(environ)
+    assert mitigation_history.load(environ) == (entry(),)
+
+
+def test_a_disk_that_does_not_answer_costs_a_bounded_wait(environ, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(mitigation_history, "DISK_S", 0.1)
+    monkeypatch.setattr(mitigation_history, "load", lambda _: answers.wait() and ())
+    with pytest.raises(OSError, match="does not answer"):
+        learn(environ)
+    answers.set()
+
+
+def test_a_home_that_cannot_be_written_is_an_error_of_the_disk(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="cannot be used"):
+        learn({"HOME": str(tmp_path / "file")})
+
+
+def test_where_the_file_system_has_no_flock_a_file_is_the_lock(environ, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    path = f"{mitigation_history.path(environ)}.lock"
+    monkeypatch.setattr(mitigation_history, "LOCK_S", 0.1)
+    learn(environ)
+    assert mitigation_history.load(environ) == (entry(),)
+    with filelock.SoftFileLock(path), pytest.raises(file_lock.HeldError):
+        learn(environ)

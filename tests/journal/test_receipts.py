@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -141,19 +140,19 @@ def test_files_of_other_users_are_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [1, 200], ids=["one file", "many files"])
-def test_a_hundred_thousand_lines_take_bounded_time_and_memory(tmp_path: Path, files: int) -> None:
+def test_a_hundred_thousand_lines_are_read_up_to_a_bound_and_in_bounded_memory(
+    tmp_path: Path, files: int
+) -> None:
     text = line(hook="order", text="x" * 100) * (100_000 // files)
     for pid in range(files):
         put(tmp_path, f"a1-r0-rank0-pid{pid}.jsonl", line(pid=pid) + text)
     tracemalloc.start()
-    start = time.process_time()
     found = read(str(tmp_path), 1)
-    took_s = time.process_time() - start
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found[0].hook == "bootstrap"
     assert len(found) <= receipts.MAX_LINES
-    assert (took_s < 3, peak < 64 << 20) == (True, True), (took_s, peak)
+    assert peak < 64 << 20
 
 
 def test_one_full_file_hides_no_other_rank(tmp_path: Path) -> None:

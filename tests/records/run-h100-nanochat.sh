@@ -48,10 +48,7 @@ unset "${OWN[@]}"
 
 say() { printf 'saferun: %s\n' "$1" >&2; }
 
-give_up() { # STATUS LINE
-  say "$2"
-  exit "$1"
-}
+give_up() { say "$2" || true; exit "$1"; } # STATUS LINE
 
 # --- Settings ------------------------------------------------------------------------------------
 # What you export wins over export_default, and lists are merged item by item; export_always wins
@@ -291,10 +288,10 @@ at_terminal() { # whether its keys are for this process group: proc_pid_stat(5),
 }
 
 next_step() { # sets `step`, `number` and `delay_s`; fails when the run is over
-  local status=129 line='' part
+  local status=129 line=''
   while ((status > 128)); do # a second is over, or a signal came: keep what was read so far
-    IFS= read -r -t 1 -u "$verdicts" part
-    status=$? line+=$part
+    IFS= read -r -t 1 -u "$verdicts" step
+    status=$? line+=$step
   done
   IFS=' ' read -r step number delay_s <<<"$line"
   return "$status"

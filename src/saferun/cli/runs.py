@@ -18,7 +18,7 @@ from saferun.plan import inputs
 
 @click.group(context_settings=HELP)
 def command() -> None:
-    """List, show and remove what runs left behind; the mitigations that are remembered."""
+    """List, show and remove what runs left behind; the history of mitigations."""
 
 
 @command.command("list")
@@ -28,8 +28,9 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
     """List the runs, newest first."""
     from saferun.cli import runs_view
     from saferun.journal import reader as runs
+    from saferun.system import paths
 
-    base = runs.directory(run_dir, os.environ, inputs.working_directory())
+    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     found, closed = runs.find(base, now := time.time())
     if as_json:
         told = [runs_view.as_json(run) for run in found]
@@ -52,10 +53,12 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool) -> int:
     """Show a run: ID, the beginning of one, or `last`."""
     from saferun.cli import runs_view
     from saferun.journal import reader as runs
+    from saferun.journal.attempts import attempts
+    from saferun.system import paths
 
-    base = runs.directory(run_dir, os.environ, inputs.working_directory())
+    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
-    tried, plan = runs.attempts(run), runs.read_plan(run.path)
+    tried, plan = attempts(run), runs.read_plan(run.path)
     if as_json:
         click.echo(json.dumps(runs_view.as_json_whole(run, tried, plan), indent=2))
     else:
@@ -92,9 +95,9 @@ def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str
     """Remove runs that are over: your own, neither young nor among the newest."""
     from saferun.cli import runs_view
     from saferun.journal import cleanup
-    from saferun.journal import reader as runs
+    from saferun.system import paths
 
-    base = runs.directory(run_dir, os.environ, inputs.working_directory())
+    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     done = cleanup.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
     click.echo(runs_view.cleaned(done, dry_run=dry_run))
     cleanup.check_cleaned(done)
@@ -103,23 +106,23 @@ def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str
 
 @command.group("mitigations")
 def mitigations_group() -> None:
-    """List and forget the mitigations that start with a script from memory."""
+    """List and forget the mitigations in the history, which start with their script."""
 
 
 @mitigations_group.command("list")
 @AS_JSON
 def list_mitigations(as_json: bool) -> int:
-    """List the mitigations that are remembered: for what, where, since when and until when."""
+    """List the mitigations in the history: for what, where, since when and until when."""
     from saferun.cli import runs_view
-    from saferun.journal import remembered
+    from saferun.journal import mitigation_history
 
-    known = remembered.listed(os.environ)
+    known = mitigation_history.listed(os.environ)
     if as_json:
         click.echo(json.dumps(runs_view.mitigations_json(known), indent=2))
     elif known:
         click.echo(runs_view.mitigations(known, time.time()))
     else:
-        click.echo("saferun: no mitigation is remembered", err=True)
+        click.echo("saferun: the history of mitigations is empty", err=True)
     return 0
 
 
@@ -127,9 +130,9 @@ def list_mitigations(as_json: bool) -> int:
 @click.argument("script", required=False)
 def clear_mitigations(script: str | None) -> int:
     """Forget the mitigations of SCRIPT, or all of them."""
-    from saferun.journal import remembered
+    from saferun.journal import mitigation_history
 
-    gone = remembered.forget(os.environ, script, inputs.working_directory())
+    gone = mitigation_history.clear(os.environ, script, inputs.working_directory())
     for entry in gone:
         click.echo(f"forgot {entry.mitigation} of {entry.key.script}")
     click.echo(f"{len(gone)} mitigation{'' if len(gone) == 1 else 's'} forgotten")

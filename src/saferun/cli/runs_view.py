@@ -1,4 +1,4 @@
-"""Runs, their attempts and the mitigations that are remembered, as tables, pages and JSON.
+"""Runs, their attempts and the history of mitigations, as tables, pages and JSON.
 
 Touches neither files nor the clock. Times are the local ones. What a job or somebody's file wrote
 is shown as text that no terminal obeys.
@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from saferun.diagnosis.failure_report import seconds
+from saferun.journal.attempts import Attempt
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
-from saferun.journal.reader import FAILED, FINISHED, INTERRUPTED, RUNNING, UNKNOWN, Attempt, Run
+from saferun.journal.reader import FAILED, FINISHED, INTERRUPTED, RUNNING, UNKNOWN, Run
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")
@@ -220,11 +221,11 @@ def as_json_whole(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any]) -
     return {"schema": 1, "run": as_json(run), "attempts": told, "plan": plan or None}
 
 
-# --- the mitigations that are remembered ---------------------------------------------------------
+# --- the history of mitigations ------------------------------------------------------------------
 
 
 def mitigations(entries: Iterable[Entry], now_s: float) -> str:
-    """Return the mitigations that are remembered, by script."""
+    """Return the history of mitigations, by script."""
     lines: list[str] = []
     of = ""
     for entry in sorted(entries, key=lambda e: (e.key.script, e.at)):
@@ -248,7 +249,7 @@ def expires_at(entry: Entry) -> float | None:
 
 
 def mitigations_json(entries: Iterable[Entry]) -> dict[str, Any]:
-    """Return the mitigations that are remembered, for programs (schema 1)."""
+    """Return the history of mitigations, for programs (schema 1)."""
     told = []
     for entry in entries:
         facts = {k: v for k, v in entry._asdict().items() if k != "key"}

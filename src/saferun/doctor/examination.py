@@ -74,16 +74,16 @@ def _identity(finding: Finding) -> Finding:
 def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
     """Call `recover_cuda_context` with the settings that a launch here would have."""
     from saferun.gpu import preflight_gate
-    from saferun.journal import reader as runs
     from saferun.plan import inputs
     from saferun.plan.request import read
+    from saferun.system import paths
 
     plan = inputs.show(read(["SCRIPT"], environ), environ, cwd)
     if not plan.gpus.gpus:
         return (Finding(NOTE, "recovery", "no GPU that a job would see", "", ""),)
     reset = plan.settings.recover.gpu_reset
-    directory = runs.directory(None, environ, cwd)
-    return preflight_gate.recover_cuda_context(environ, plan.gpus, reset=reset, runs=directory)
+    place = paths.runs_dir(None, environ, cwd)
+    return preflight_gate.recover_cuda_context(environ, plan.gpus, reset=reset, runs=place)
 
 
 def measure(known: Examination, environ: Mapping[str, str]) -> Examination:

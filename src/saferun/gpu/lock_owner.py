@@ -1,4 +1,4 @@
-"""Who holds a lock: the record that a holder leaves for all users, and whether to believe it.
+"""The holder of a lock: the record that it leaves for all users, and whether it can be true.
 
 Its file's owner is proof of the user; the process must live, have begun when the record says and
 belong to that user. Anything else is ignored.
@@ -64,8 +64,8 @@ def this_process(command: str, run: str, *, since: float | None = None) -> Holde
     )
 
 
-def who(record: Record) -> str:
-    """Return how a person is told of a holder; the user is the file's owner, not what it claims."""
+def describe_holder(record: Record) -> str:
+    """Return a holder for people; the user is the file's owner, not what the file claims."""
     holder = record.holder
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     text = f"pid {holder.pid} of user {_user(record.uid)} ({holder.command}, since {since}"
@@ -73,8 +73,8 @@ def who(record: Record) -> str:
     return text if record.alive else f"what {text}, now ended, has left running"
 
 
-def plain(text: object, limit: int = 200) -> str:
-    """Another user wrote this: nothing in it may move our terminal's cursor."""
+def printable(text: object, limit: int = 200) -> str:
+    """Return another user's text such that nothing in it moves our terminal's cursor."""
     return "".join(c if c.isprintable() else "?" for c in str(text)[:limit])
 
 
@@ -153,10 +153,10 @@ def parse_record(content: Any, file: str, uid: int) -> Record:
         pid=content["pid"],
         start=content["start"],
         host=content["host"],
-        user=plain(content["user"]),
-        command=plain(content["command"]),
+        user=printable(content["user"]),
+        command=printable(content["command"]),
         since=since,
-        run=plain(content["run"]),
+        run=printable(content["run"]),
     )
     devices, files = (tuple(map(str, content[key])) for key in ("devices", "files"))
     return Record(holder, file, uid, slots, devices, files, alive=False)
@@ -171,7 +171,7 @@ def unlink(place: Place, name: str) -> None:
 
 
 def _lives(holder: Holder) -> bool:
-    """Whether the holder's process lives and began when the record says."""
+    """Return whether the holder's process lives and began when the record says."""
     start = procfs.start(holder.pid)
     if start is not None:
         return start == holder.start

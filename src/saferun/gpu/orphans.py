@@ -2,7 +2,7 @@
 
 A process is a leftover where all of this is certain: it is ours (the same user, the same pid
 namespace), a saferun of this user started it (its environment says which), and every saferun that
-it names has ended. What cannot be proved is somebody's work, and is left alone. Normally there are
+it names has ended. What cannot be proved is somebody's work, and is left alone. Usually there are
 none: the keeper ends an attempt with its saferun; a leftover needs both of them killed at once, or
 a job that saferun was replaced by (`--retries 0`) and whose torchrun was killed.
 """
@@ -15,12 +15,12 @@ import stat
 import time
 from collections.abc import Iterable, Mapping
 
+from saferun.gpu.lock_device import VARIABLE as LOCKS
 from saferun.inject import contract
 from saferun.system import procfs
 
-LOCKS = "SAFERUN_LOCKS"  # lock.VARIABLE: "<pid>:<start>:<device>,…;…"
 CACHE = "saferun-cache-"  # supervise/probes.py makes these
-CACHE_AGE_S = 600.0  # of a cache that is in no run's hands: one may just be starting
+CACHE_AGE_S = 600.0  # of a cache that no run holds: one may just be starting
 _ENVIRON_BYTES = 1 << 20
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of Linux
 NO_GPU = 254  # minors from here on are the driver's own: nvidia-modeset, nvidiactl
@@ -63,9 +63,9 @@ def _open_files(pid: int) -> Iterable[tuple[str, str]]:
 
 
 def _is_node(place: str, path: str, wanted: frozenset[int] | None, dev: str) -> bool:
-    """Say whether an open file is a GPU's node; its number tells, a container may rename it."""
+    """Return whether an open file is a GPU's node; its number tells, a container may rename it."""
     if not path.startswith(f"{dev}/") and not re.search(r"/nvidia\d+$", path):
-        return False  # nothing else is asked: it may lie on a dead file server
+        return False  # nothing else is looked at: it may lie on a dead file server
     try:
         status = os.stat(place)
     except OSError:
@@ -87,11 +87,11 @@ def is_leftover(pid: int, runs: str) -> bool:
     """
     if pid == os.getpid() or procfs.uids(pid) != {os.geteuid()} or not _same_namespace(pid):
         return False
-    told = _environment(pid)
-    if told.get(LOCKS):
-        owners = [entry.split(":")[:2] for entry in told[LOCKS].split(";")]
+    environ = _environment(pid)
+    if environ.get(LOCKS):
+        owners = [entry.split(":")[:2] for entry in environ[LOCKS].split(";")]
         return all(len(o) == 2 and o[0].isdecimal() and _has_ended(*o) for o in owners)
-    return _run_has_ended(told.get(contract.VARIABLE, ""), runs)
+    return _run_has_ended(environ.get(contract.VARIABLE, ""), runs)
 
 
 def _has_ended(pid: str, start: str) -> bool:
@@ -100,7 +100,7 @@ def _has_ended(pid: str, start: str) -> bool:
 
 def _run_has_ended(text: str, runs: str) -> bool:
     """Ask the journal of the run that a process belongs to who ran it."""
-    from saferun.journal.writer import read_events
+    from saferun.journal import events
 
     try:
         run = str(contract.decode(text)["run"]) if text else ""
@@ -108,12 +108,10 @@ def _run_has_ended(text: str, runs: str) -> bool:
         return False
     if not run or not runs or run != os.path.basename(run) or run.startswith("."):
         return False
-    attempts = [
-        event
-        for event in read_events(os.path.join(runs, run, "events.jsonl"))
-        if event["event"] == "attempt" and isinstance(event.get("by"), dict)
-    ]
-    return bool(attempts) and all(procfs.lives(event["by"]) is False for event in attempts)
+    begun = [event.facts for event in events.read(os.path.join(runs, run))]
+    runners = [facts.by for facts in begun if isinstance(facts, events.AttemptBegun)]
+    recorded = [by for by in runners if by is not None]
+    return bool(recorded) and all(procfs.lives(by) is False for by in recorded)
 
 
 def _same_namespace(pid: int) -> bool:
@@ -156,17 +154,44 @@ def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
 # --- caches -------------------------------------------------------------------------------------
 
 
-def stale_caches(folder: str) -> list[str]:
-    """Return the caches of ours in a directory that no run has: unlocked, old, in nobody's use."""
+def remove_stale_caches(folder: str) -> list[str]:
+    """Remove the caches of ours in a directory that no run has; return what is gone.
+
+    A cache is stale where it is old, unlocked and in no process's environment. The lock is a
+    flock(2) on the cache's directory itself, which its run (supervise/probes.py) holds shared:
+    filelock has no shared flock(2) and locks no directory. We hold it while removing, so that no
+    run takes the cache meanwhile.
+    """
+    import shutil
+
+    gone = []
+    for path in _old_caches(folder):
+        claim = _claimed_alone(path)
+        if claim is None:
+            continue
+        try:
+            if not _in_environments(path):
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(claim)
+        if not os.path.lexists(path):
+            gone.append(path)
+    return gone
+
+
+def _old_caches(folder: str) -> list[str]:
     try:
         names = [name for name in os.listdir(folder) if name.startswith(CACHE)]
     except OSError:
         return []
     paths = [os.path.join(folder, name) for name in sorted(names)]
-    paths = [path for path in paths if _is_old_and_ours(path) and not _is_claimed(path)]
-    pids = [name for name in os.listdir("/proc") if name.isdecimal()] if paths else []
-    used = [_environ_bytes(int(pid)) for pid in pids]
-    return [path for path in paths if not any(os.fsencode(path) in text for text in used)]
+    return [path for path in paths if _is_old_and_ours(path)]
+
+
+def _in_environments(path: str) -> bool:
+    """Return whether the environment of any process names this path."""
+    pids = [name for name in os.listdir("/proc") if name.isdecimal()]
+    return any(os.fsencode(path) in _environ_bytes(int(pid)) for pid in pids)
 
 
 def _is_old_and_ours(path: str) -> bool:
@@ -178,18 +203,17 @@ def _is_old_and_ours(path: str) -> bool:
     return private and time.time() - status.st_mtime > CACHE_AGE_S
 
 
-def _is_claimed(path: str) -> bool:
-    """Whether a run holds the lock that Remedies has taken on it."""
+def _claimed_alone(path: str) -> int | None:
+    """Return a descriptor that holds the cache's lock exclusively; None where a run has it."""
     import fcntl
 
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return True
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return True
-    finally:
         os.close(descriptor)
-    return False
+        return None
+    return descriptor

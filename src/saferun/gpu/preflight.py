@@ -34,8 +34,8 @@ MOST_GPUS = 64  # of one machine; more is a library that lies
 STATUS_BAD = 69  # sysexits.h: EX_UNAVAILABLE
 _CHUNK_BYTES = 4 << 20
 _REAP_S = 0.5  # for a killed trial to go; the kernel may be unable to end it
-_LET_GO_S = 2.0  # for a trial that has said all to close the GPUs
-_SAID_BYTES = 2000
+_LET_GO_S = 2.0  # for a trial that has reported all to close the GPUs
+_OUTPUT_BYTES = 2000
 _OUTPUT_BYTES = 1 << 20
 _SET_PDEATHSIG = 1  # linux/prctl.h
 _NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
@@ -63,11 +63,11 @@ class Trial:
         self._read = 0
         self._pid = 0
         self._pipe, writing = os.pipe()
-        words = [python, "-I", "-S", os.path.abspath(__file__), "--touch"]
+        argv = [python, "-I", "-S", os.path.abspath(__file__), "--touch"]
         files: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
         files += [(os.POSIX_SPAWN_DUP2, writing, fd) for fd in (1, 2)]
         try:
-            self._pid = os.posix_spawn(python, words, dict(environ), file_actions=files)
+            self._pid = os.posix_spawn(python, argv, dict(environ), file_actions=files)
         except OSError:
             os.close(self._pipe)
             raise
@@ -85,7 +85,7 @@ class Trial:
 
         Args:
             timeout_s: counted from the trial's start. It is killed then, and what had no answer
-                is told by its last step.
+                is reported by its last step.
         """
         end = self._began + timeout_s
         found = self._document
@@ -137,7 +137,7 @@ def _blank(environ: Mapping[str, str]) -> dict[str, Any]:
         "ended": "",  # done, timeout, crash, flood
         "code": 0,  # of the call that failed for all GPUs
         "devices": {},
-        "said": "",
+        "output": "",
     }
 
 
@@ -146,14 +146,14 @@ def _hear(document: dict[str, Any], line: bytes) -> None:
     import json
 
     try:
-        told = json.loads(line)
-        number = told.pop("device", None)
+        report = json.loads(line)
+        number = report.pop("device", None)
     except (ValueError, AttributeError, RecursionError):
-        text = document["said"] + line.decode("utf-8", "replace").strip() + "\n"
-        document["said"] = text[-_SAID_BYTES:]
+        text = document["output"] + line.decode("utf-8", "replace").strip() + "\n"
+        document["output"] = text[-_OUTPUT_BYTES:]
         return
     into = document if number is None else document["devices"].setdefault(str(number), {})
-    into.update(told)
+    into.update(report)
 
 
 def _wait(pid: int, limit_s: float) -> int | None:
@@ -216,31 +216,31 @@ class _Driver:
         return text.value.decode("ascii", "replace")
 
 
-class _Voice:
+class _Reporter:
     """Tells our parent, a line in one write: lines of several threads do not mix."""
 
-    def __call__(self, **told: Any) -> None:
+    def __call__(self, **facts: Any) -> None:
         import json
 
-        os.write(1, json.dumps(told).encode() + b"\n")
+        os.write(1, json.dumps(facts).encode() + b"\n")
 
 
 def touch() -> None:
-    """Try all GPUs and tell; never returns. The parent's end is ours."""
+    """Try all GPUs and report; never returns. The parent's end is ours."""
     import ctypes
 
     os.setsid()  # a Ctrl-C at the terminal is not for us, and the parent can end all of us
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    tell = _Voice()
-    tell(step="library")
+    report = _Reporter()
+    report(step="library")
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
         kfd, proc = os.path.exists("/dev/kfd"), os.path.exists("/proc/driver/nvidia")
-        tell(missing=str(error), kfd=kfd, proc=proc, step="end")
+        report(missing=str(error), kfd=kfd, proc=proc, step="end")
     else:
-        _try_all(_Driver(library), tell)
-        tell(step="end")
+        _try_all(_Driver(library), report)
+        report(step="end")
     os._exit(0)
 
 
@@ -250,46 +250,46 @@ def _node(path: str) -> str:
     return "" if os.access(path, os.R_OK | os.W_OK) else "closed"
 
 
-def _try_all(driver: _Driver, tell: _Voice) -> None:
+def _try_all(driver: _Driver, report: _Reporter) -> None:
     import ctypes
     import threading
 
     version, count = ctypes.c_int(0), ctypes.c_int(0)
     driver.ask("cuDriverGetVersion", ctypes.byref(version))
     began = time.monotonic()
-    tell(step="init", cuda=version.value)
+    report(step="init", cuda=version.value)
     try:
         driver("cuInit", 0)
-        tell(step="count", init_s=round(time.monotonic() - began, 3))
+        report(step="count", init_s=round(time.monotonic() - began, 3))
         driver("cuDeviceGetCount", ctypes.byref(count))
     except _RefusedError as refusal:  # only now: cuInit makes missing device nodes where it may
         nodes = {node: trouble for node in _NODES if (trouble := _node(node))}
-        tell(code=refusal.code, error=driver.name(refusal.code), nodes=nodes)
+        report(code=refusal.code, error=driver.name(refusal.code), nodes=nodes)
         return
-    tell(step="devices", count=count.value)
+    report(step="devices", count=count.value)
     numbers = range(count.value if 0 < count.value <= MOST_GPUS else 0)
     for number in numbers:  # each is named before the first one can hang
-        tell(device=number, step="device")
-    threads = [threading.Thread(target=_try, args=(driver, n, tell)) for n in numbers]
+        report(device=number, step="device")
+    threads = [threading.Thread(target=_try, args=(driver, n, report)) for n in numbers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def _try(driver: _Driver, number: int, tell: _Voice) -> None:
+def _try(driver: _Driver, number: int, report: _Reporter) -> None:
     began = time.monotonic()
     try:
-        handle = _identify(driver, number, tell)
-        told = _use(driver, handle, number, tell)
-        tell(device=number, seconds=round(time.monotonic() - began, 3), **told)
+        handle = _identify(driver, number, report)
+        result = _use(driver, handle, number, report)
+        report(device=number, seconds=round(time.monotonic() - began, 3), **result)
     except _RefusedError as refusal:
         error = driver.name(refusal.code)
-        tell(device=number, good=False, code=refusal.code, error=error, call=refusal.call)
+        report(device=number, good=False, code=refusal.code, error=error, call=refusal.call)
 
 
-def _identify(driver: _Driver, number: int, tell: _Voice) -> Any:
-    """Return the handle of a GPU and tell its name, UUID and PCI address, as far as they are known.
+def _identify(driver: _Driver, number: int, report: _Reporter) -> Any:
+    """Return the handle of a GPU; report its name, UUID and PCI address as far as known.
 
     cuDeviceGetUuid_v2 gives a MIG instance's own UUID, cuDeviceGetUuid that of its GPU.
     """
@@ -308,7 +308,7 @@ def _identify(driver: _Driver, number: int, tell: _Voice) -> Any:
     mig = " MIG " in text or (not first and not second and own.raw != whole.raw)
     uuid = f"{'MIG' if mig else 'GPU'}-{_dashed(raw.hex())}" if raw else ""
     address = bus.value.decode("ascii", "replace").lower() if placed else ""
-    tell(device=number, name=text, uuid=uuid, pci=address, step="context")
+    report(device=number, name=text, uuid=uuid, pci=address, step="context")
     return handle
 
 
@@ -316,7 +316,7 @@ def _dashed(digits: str) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
-def _use(driver: _Driver, handle: Any, number: int, tell: _Voice) -> dict[str, Any]:
+def _use(driver: _Driver, handle: Any, number: int, report: _Reporter) -> dict[str, Any]:
     """Make the context that torch would make too, use memory in it, and let go of both."""
     import ctypes
 
@@ -325,36 +325,36 @@ def _use(driver: _Driver, handle: Any, number: int, tell: _Voice) -> dict[str, A
     driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
     try:
         driver("cuCtxSetCurrent", context)
-        tell(device=number, step="memory")
+        report(device=number, step="memory")
         if not driver.ask("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)):
-            tell(device=number, free_mib=free.value >> 20, total_mib=total.value >> 20)
+            report(device=number, free_mib=free.value >> 20, total_mib=total.value >> 20)
         driver("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(MEMORY_BYTES))
-        told = _write_and_read(driver, memory.value, number, tell)
-        tell(device=number, step="release")
+        result = _write_and_read(driver, memory.value, number, report)
+        report(device=number, step="release")
         driver("cuMemFree_v2", memory)
     except _RefusedError:
         driver.ask("cuDevicePrimaryCtxRelease_v2", handle)
         raise
     driver("cuDevicePrimaryCtxRelease_v2", handle)
-    return told
+    return result
 
 
-def _write_and_read(driver: _Driver, memory: int, number: int, tell: _Voice) -> dict[str, Any]:
+def _write_and_read(driver: _Driver, memory: int, number: int, report: _Reporter) -> dict[str, Any]:
     """Fill one half with a pattern, the other with its complement; copy over that; read all."""
     import ctypes
 
     half = MEMORY_BYTES // 2
     pattern = 0xA5C30F00 | number
-    tell(device=number, step="write")
+    report(device=number, step="write")
     first, second = ctypes.c_uint64(memory), ctypes.c_uint64(memory + half)
-    words = ctypes.c_size_t(half // 4)
-    driver("cuMemsetD32_v2", first, ctypes.c_uint32(pattern), words)
-    driver("cuMemsetD32_v2", second, ctypes.c_uint32(pattern ^ 0xFFFFFFFF), words)
+    count = ctypes.c_size_t(half // 4)
+    driver("cuMemsetD32_v2", first, ctypes.c_uint32(pattern), count)
+    driver("cuMemsetD32_v2", second, ctypes.c_uint32(pattern ^ 0xFFFFFFFF), count)
     driver("cuCtxSynchronize")
-    tell(device=number, step="copy")
+    report(device=number, step="copy")
     driver("cuMemcpyDtoD_v2", second, first, ctypes.c_size_t(half))
     driver("cuCtxSynchronize")
-    tell(device=number, step="read")
+    report(device=number, step="read")
     expected = pattern.to_bytes(4, "little") * (_CHUNK_BYTES // 4)
     room = ctypes.create_string_buffer(_CHUNK_BYTES)
     for at in range(0, MEMORY_BYTES, _CHUNK_BYTES):
@@ -370,16 +370,16 @@ def _write_and_read(driver: _Driver, memory: int, number: int, tell: _Voice) -> 
 # --- by path -------------------------------------------------------------------------------------
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run a trial and print its document; return the exit status."""
-    if words == ["--touch"]:
+    if argv == ["--touch"]:
         touch()
     import argparse
     import json
 
     parser = argparse.ArgumentParser(prog="preflight", description="try every GPU that CUDA shows")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds (%(default)g)")
-    options = parser.parse_args(words)
+    options = parser.parse_args(argv)
     with Trial(os.environ) as trial:
         document = trial.report(options.timeout)
     sys.stdout.write(json.dumps(document, indent=1) + "\n")

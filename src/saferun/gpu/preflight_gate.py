@@ -1,4 +1,4 @@
-"""May the job have its GPUs? They are tried first, and those that fail are said by name.
+"""Whether the job may have its GPUs: they are tried first, and those that fail are named.
 
 The trial (preflight.py) runs while we do other things, above all while a torchrun imports torch.
 It is over before the job touches a GPU, under `warn` as well: beside a trial, a job on a GPU in
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LEAST_S = 1.0  # that a further question is given, however late it is
 HELD = (2, 46)  # CUDA's errors that a holder explains
 MOST_ALONE = 16  # GPUs that are tried one by one
+ALONE = LockPolicy(gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None)  # to recover them
 
 Say = Callable[[str], None]
 
@@ -57,26 +58,20 @@ def recovered(
         held: its locks.
         sleep: takes seconds.
     """
-    from saferun.gpu import recovery as recover
+    from saferun.gpu import recovery
 
     reset = plan.settings.recover.gpu_reset
     wanted = [ask for ask in asks if ask != RESET or reset != "never"]
     if not wanted:
-        return recover.Recovered((), acted=False)
-    return recover.recover(
-        plan.gpus.gpus,
-        wanted,
-        environ=gathered.environ,
-        reset=reset,
-        alone=held.alone,
-        suspects=asks.get(RESET, ()),
-        runs=gathered.runs,
-        world=recover.here()._replace(sleep=sleep),
-    )
+        return recovery.Recovered((), acted=False)
+    scope = recovery.Scope(plan.gpus.gpus, gathered.environ, gathered.runs)
+    terms = recovery.ResetTerms(reset, held.alone, asks.get(RESET, ()))
+    world = recovery.here()._replace(sleep=sleep)
+    return recovery.recover(scope, wanted, terms, world=world)
 
 
 class Clearance:
-    """The preflight of one run. Made early, asked with `given` as late as possible.
+    """The preflight of one run. Made early, asked with `granted` as late as possible.
 
     Args:
         plan: its policy says whether and for how long; its GPUs are those of the job.
@@ -109,34 +104,34 @@ class Clearance:
         self.close()
 
     def close(self) -> None:
-        """End a trial that nobody waits for."""
+        """End a trial that is still running."""
         if self._trial is not None:
             self._trial.close()
             self._trial = None
 
-    def given(self) -> bool:
-        """Return whether the job may start, once that is known; what is wrong has been said.
+    def granted(self) -> bool:
+        """Return whether the job may start, once that is known; what is wrong has been reported.
 
-        A fault of ours stops nobody who has not asked for certainty.
+        A fault of ours stops only those who asked for certainty (`require`).
         """
         try:
-            return self._given()
+            return self._granted()
         except Exception as error:
             what = " ".join(f"{type(error).__name__}: {error}".split())
             self._say(f"the GPUs could not be tried, a fault of saferun's own ({what})")
             return self.mode != "require"
 
-    def _given(self) -> bool:
+    def _granted(self) -> bool:
         judged = self._judged()
         if judged is not None and not judged.well and judged.asks:
             judged = self._again(judged)
         if judged is None:
-            return self._whether([])
+            return self._decide([])
         if judged.well:
             return True
         from saferun.gpu.preflight_report import lines
 
-        return self._whether(lines(judged))
+        return self._decide(lines(judged))
 
     def _begin(self) -> preflight.Trial | None:
         try:
@@ -165,8 +160,8 @@ class Clearance:
         self.findings = (*recovered.findings, *self.findings)
         return again
 
-    def _whether(self, trouble: Sequence[str]) -> bool:
-        """Say what is wrong, and what follows."""
+    def _decide(self, trouble: Sequence[str]) -> bool:
+        """Report what is wrong and what follows; return whether the job may start."""
         for line in trouble:
             self._say(line)
         if self.mode == "require":
@@ -224,7 +219,7 @@ def _ask_around(
     if for_all and len(facts.gpus) > 1:
         alone = _one_by_one(environ, facts.gpus, left_s)
     codes = {card.code for card in cards(document)} | {document["code"]}
-    codes |= {card.code for told in alone.values() for card in cards(told)}
+    codes |= {card.code for one in alone.values() for card in cards(one)}
     places, holders = addresses(), dict[str, str]()
     if codes & set(HELD) or not places:
         holders, named = _ask_smi(environ, left_s())
@@ -293,36 +288,28 @@ def recover_cuda_context(
         timeout_s: of each trial.
     """
     from saferun.gpu import lock, lock_owner
-    from saferun.gpu.recovery import EVERYTHING, recover
+    from saferun.gpu.recovery import EVERYTHING, ResetTerms, Scope, recover
 
-    told: list[Finding] = []
+    trouble: list[Finding] = []
 
     def say(line: str) -> None:
-        told.append(Finding(PROBLEM, "locks", line, "", "nothing is reset without the lock"))
+        trouble.append(Finding(PROBLEM, "locks", line, "", "nothing is reset without the lock"))
 
-    policy = LockPolicy(gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None)
     owner = lock_owner.this_process("saferun doctor --recover", "")
     uuids = [gpu.uuid for gpu in facts.gpus if gpu.uuid]
     try:
-        held = lock.acquire(uuids, policy, environ=environ, owner=owner, say=say)
+        held = lock.acquire(lock.LockRequest(uuids, ALONE, owner), environ, lock.World(say))
     except BusyError as busy:
         fix = "nothing is recovered while another run has them; wait for it to end"
         return (Finding(PROBLEM, "locks", busy.what, "", fix),)
     with held:
         before = _tried(environ, facts, timeout_s)
-        done = recover(
-            facts.gpus,
-            EVERYTHING,
-            environ=environ,
-            reset=reset,
-            alone=held.alone,
-            suspects=before.asks.get(RESET, ()),
-            runs=runs,
-        )
+        terms = ResetTerms(reset, held.alone, before.asks.get(RESET, ()))
+        done = recover(Scope(facts.gpus, environ, runs), EVERYTHING, terms)
         after = before if not done.acted else _tried(environ, facts, timeout_s)
     if not done.findings and after.well:
-        told.append(Finding(OK, "recovery", "nothing to recover", "", ""))
-    return (*told, *done.findings, *after.findings)
+        trouble.append(Finding(OK, "recovery", "nothing to recover", "", ""))
+    return (*trouble, *done.findings, *after.findings)
 
 
 def _tried(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> Judged:

@@ -1,8 +1,8 @@
-"""Pure: what a preflight's document means, GPU by GPU, with the fix.
+"""The findings of a preflight: what its document means, GPU by GPU, with the fix. Pure.
 
     judge(document, facts, …) -> Judged
 
-`document` is what preflight.py told; a driver's answers are in it, so nothing in it is trusted to
+`document` is what preflight.py reported. A driver's answers are in it, so no value is trusted to
 have the right type.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from saferun.gpu import cuda_errors
+from saferun.gpu.visible_devices import visible_without
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu, GpuFacts
 
 CUDA, ALL = "CUDA", "GPUs"  # areas of what is not one GPU's
-SHORT_UUID = len("GPU-00000000")
 _DURING = {
     "device": "when it was asked for",
     "context": "while a context was made",
@@ -72,33 +72,33 @@ NOTHING = Around()
 def cards(document: Mapping[str, Any]) -> tuple[Card, ...]:
     """Return the GPUs of a document, as CUDA counts them."""
     devices = document.get("devices")
-    told = devices if isinstance(devices, Mapping) else {}
-    numbers = sorted(int(word) for word in told if str(word).isdigit())
-    return tuple(_card(number, told[str(number)]) for number in numbers)
+    reports = devices if isinstance(devices, Mapping) else {}
+    numbers = sorted(int(word) for word in reports if str(word).isdigit())
+    return tuple(_card(number, reports[str(number)]) for number in numbers)
 
 
-def _card(number: int, told: Mapping[str, Any]) -> Card:
-    good, differs = told.get("good"), told.get("differs_at")
+def _card(number: int, report: Mapping[str, Any]) -> Card:
+    good, differs = report.get("good"), report.get("differs_at")
     return Card(
         number,
-        uuid=_text(told.get("uuid")),
-        pci=_text(told.get("pci")),
-        name=_text(told.get("name")),
+        uuid=_text(report.get("uuid")),
+        pci=_text(report.get("pci")),
+        name=_text(report.get("name")),
         good=good if isinstance(good, bool) else None,
-        step=_text(told.get("step")),
-        code=_code(told),
-        error=_text(told.get("error")),
+        step=_text(report.get("step")),
+        code=_code(report),
+        error=_text(report.get("error")),
         differs_at=differs if isinstance(differs, int) else None,
     )
 
 
 def _text(value: object) -> str:
-    """A driver's text: nothing in it may move a terminal's cursor."""
+    """Return a driver's text such that nothing in it moves a terminal's cursor."""
     return "".join(c if c.isprintable() else "?" for c in str(value or "")[:200])
 
 
-def _code(told: Mapping[str, Any]) -> int:
-    code = told.get("code")
+def _code(report: Mapping[str, Any]) -> int:
+    code = report.get("code")
     return code if isinstance(code, int) else 0
 
 
@@ -145,10 +145,10 @@ def _asks(failed: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]:
 def lines(judged: Judged, limit: int = 4) -> list[str]:
     """Return the problems as lines for people, a few at the most."""
     problems = [f for f in judged.findings if f.level == PROBLEM]
-    told = [f"{f.area}: {f.what}; {f.fix}" for f in problems[:limit]]
+    texts = [f"{f.area}: {f.what}; {f.fix}" for f in problems[:limit]]
     if len(problems) > limit:
-        told.append(f"and {len(problems) - limit} more (saferun doctor)")
-    return told + [f.what for f in judged.findings if f.level == NOTE]
+        texts.append(f"and {len(problems) - limit} more (saferun doctor)")
+    return texts + [f.what for f in judged.findings if f.level == NOTE]
 
 
 def _all_well(document: Mapping[str, Any], found: Sequence[Card]) -> Finding:
@@ -167,12 +167,12 @@ def _at_large(
     timeout_s: float,
     around: Around,
 ) -> Judged | None:
-    """Judge a trial that told nothing of single GPUs; None where it did."""
+    """Judge a trial that reported nothing about single GPUs; None where it did."""
     if document.get("missing"):
         return Judged((_no_library(document),))
     if document.get("ended") == "crash" and around.alone:
-        told = f"the trial was killed by signal {document.get('signal')}"
-        if (judged := _some_alone(document, facts, told, around)) is not None:
+        title = f"the trial was killed by signal {document.get('signal')}"
+        if (judged := _some_alone(document, facts, title, around)) is not None:
             return judged
     if code := _code(document):
         return _no_start(document, code, facts, around)
@@ -251,8 +251,8 @@ def _one_of_them(
         findings.append(
             Finding(PROBLEM, _area(gpu), f"{what}: {own}", known.means, _for(gpu.uuid, known.fix))
         )
-    told = [(gpu.uuid, good) for gpu, good in zip(facts.gpus, able)]  # noqa: B905
-    value = visible_without(document.get("visible"), told)
+    devices = [(gpu.uuid, good) for gpu, good in zip(facts.gpus, able)]  # noqa: B905
+    value = visible_without(document.get("visible"), devices)
     findings += _leaving_out(value, len(bad))
     return Judged(tuple(findings), _asks(failed))
 
@@ -268,15 +268,15 @@ def _none_shown(document: Mapping[str, Any], facts: GpuFacts, around: Around) ->
 
 
 def _broken(document: Mapping[str, Any]) -> Finding:
-    """The trial ended in a way of its own: a crash inside the driver, or words without end."""
+    """The trial ended in a way of its own: a crash inside the driver, or output without end."""
     number = document.get("signal")
     how = f"was killed by signal {number}" if number else "ended before it had an answer"
     if document.get("ended") == "flood":
         how = "wrote without end"
     step = _text(document.get("step"))
     fix = "the driver's library is broken or is not NVIDIA's: look at LD_LIBRARY_PATH, reinstall"
-    said = _text(document.get("said"))
-    return Finding(PROBLEM, CUDA, f"the trial {how} (at: {step})", said, fix)
+    output = _text(document.get("output"))
+    return Finding(PROBLEM, CUDA, f"the trial {how} (at: {step})", output, fix)
 
 
 def _left(document: Mapping[str, Any]) -> str:
@@ -322,7 +322,7 @@ def _of_card(
         fault += _left(document)
     else:
         fault = f"the trial ended before it was done {_DURING.get(card.step, '')}".rstrip()
-        detail = "; ".join(filter(None, (detail, _text(document.get("said")))))
+        detail = "; ".join(filter(None, (detail, _text(document.get("output")))))
     return Finding(PROBLEM, area, f"{identity}: {fault}", detail, _for(card.uuid, fix))
 
 
@@ -386,41 +386,3 @@ def _leaving_out(value: str | None, bad: int) -> list[Finding]:
     them = "the bad one" if bad == 1 else f"the {bad} bad ones"
     what = f"to run without {them}: export CUDA_VISIBLE_DEVICES={value}"
     return [Finding(NOTE, ALL, what, "", "")]
-
-
-def visible_without(visible: object, devices: Sequence[tuple[str, bool]]) -> str | None:
-    """Return the value of CUDA_VISIBLE_DEVICES that leaves the bad GPUs out, in the same order.
-
-    What was exported keeps its words. Else UUIDs are used, which mean the same GPU whatever
-    CUDA_DEVICE_ORDER says; CUDA takes their beginning.
-
-    Args:
-        visible: the variable as the job has it; None where it is not set.
-        devices: UUID, and whether it is good, as CUDA counts.
-
-    Returns:
-        None where no GPU would be left, or where one value cannot say it.
-
-    >>> visible_without("2, 5,7", [("", True), ("", False), ("", True)])
-    '2,7'
-    """
-    good = [number for number, (_, well) in enumerate(devices) if well]
-    if not good:
-        return None
-    if isinstance(visible, str):
-        entries = visible.split(",")
-        if len(entries) < len(devices):
-            return None
-        return ",".join(entries[number].strip() for number in good)
-    uuids = [uuid for uuid, _ in devices]
-    if any(uuid.startswith("MIG-") for uuid in uuids):
-        return None  # CUDA shows one instance at a time
-    if not all(uuids):
-        return ",".join(map(str, good))
-    return ",".join(_short(uuids[number], uuids) for number in good)
-
-
-def _short(uuid: str, uuids: Sequence[str]) -> str:
-    lengths = range(SHORT_UUID, len(uuid))
-    own = (uuid[:n] for n in lengths if sum(u.startswith(uuid[:n]) for u in uuids) == 1)
-    return next(own, uuid)

@@ -31,7 +31,7 @@ CACHES, PERSISTENCE = "caches", "persistence"
 EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
 SMI_S = 5.0  # nvidia-smi -q takes 2 s at the most where all is well
 DRAIN_S = 10.0
-RESET_S = 60.0  # a reset is not broken off lightly
+RESET_S = 60.0  # a reset must not be interrupted without need
 END_S = 3.0
 POLL_S = 0.5
 IDLE_MIB = 1024  # what a GPU without work may show as used: the driver's own, a display's
@@ -70,33 +70,41 @@ def here() -> World:
     return World(os.geteuid() == 0, sees_all)
 
 
+class Scope(NamedTuple):
+    """The GPUs of a recovery, and where what concerns them is found."""
+
+    gpus: Sequence[Gpu]  # those that the job uses
+    environ: Mapping[str, str]  # PATH finds nvidia-smi
+    runs: str = ""  # the directory of the runs' journals
+
+
+class ResetTerms(NamedTuple):
+    """Whether a GPU may be reset, and which ones have a reason."""
+
+    policy: str = "never"  # `recover.gpu_reset`: "never" or "when-idle"
+    alone: Callable[[], bool] = lambda: False  # whether nobody else runs on them: lock.Held.alone
+    suspects: Sequence[str] = ()  # UUIDs of the GPUs whose trial failed
+
+
 def recover(
-    gpus: Sequence[Gpu],
+    scope: Scope,
     asks: Iterable[str],
+    terms: ResetTerms = ResetTerms(),  # noqa: B008 - immutable
     *,
-    environ: Mapping[str, str],
-    reset: str = "never",
-    alone: Callable[[], bool] = lambda: False,
-    suspects: Iterable[str] = (),
-    runs: str = "",
     drain_s: float = DRAIN_S,
     world: World | None = None,
 ) -> Recovered:
-    """Do what is asked for, least invasive first; never raises for what the machine says.
+    """Do what is asked for, least invasive first; never raises for what the machine answers.
 
     Args:
-        gpus: those that the job uses.
+        scope: the GPUs.
         asks: LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET.
-        environ: PATH finds nvidia-smi.
-        reset: `recover.gpu_reset`: "never" or "when-idle".
-        alone: says whether we hold these GPUs' locks and nobody else runs on them (lock.Held).
-        suspects: UUIDs of the GPUs whose trial failed.
-        runs: the directory of the runs' journals.
-        drain_s: how long memory may take to come back.
-        world: where we stand; found out where it is left out.
+        terms: of a reset.
+        drain_s: the most seconds that memory may take to come back.
+        world: where this process stands; None: looked up.
     """
     asks = frozenset(asks)
-    work = _Recovery(gpus, environ, runs, world or here())
+    work = _Recovery(scope, world or here())
     found: list[Finding] = []
     if LEFTOVERS in asks:
         found += work.end_leftovers()
@@ -107,20 +115,16 @@ def recover(
     if PERSISTENCE in asks:
         found += work.persistence()
     if RESET in asks:
-        found += work.reset_all(frozenset(suspects), reset, alone)
+        found += work.reset_all(terms)
     return Recovered((*work.trouble(), *found), work.acted)
 
 
 class _Recovery:
     """One recovery: the GPUs' state as nvidia-smi last told it, and what was done."""
 
-    def __init__(
-        self, gpus: Sequence[Gpu], environ: Mapping[str, str], runs: str, world: World
-    ) -> None:
+    def __init__(self, scope: Scope, world: World) -> None:
         self.acted = False
-        self._gpus = gpus
-        self._environ = environ
-        self._runs = runs
+        self._gpus, self._environ, self._runs = scope
         self._world = world
         self._report: nvidia_smi.Report | None = None
         self._trouble = ""
@@ -204,13 +208,8 @@ class _Recovery:
         A cache of the user's own is never touched: the mitigation of a broken one is a fresh
         directory.
         """
-        import shutil
-
-        gone = []
-        for path in orphans.stale_caches(self._environ.get("TMPDIR") or "/tmp"):  # noqa: S108 - ours by owner and name
-            shutil.rmtree(path, ignore_errors=True)
-            if not os.path.exists(path):
-                gone.append(path)
+        folder = self._environ.get("TMPDIR") or "/tmp"  # noqa: S108 - ours by owner and name
+        gone = orphans.remove_stale_caches(folder)
         if not gone:
             return []
         what = f"removed {len(gone)} compile caches that ended runs had left"
@@ -232,32 +231,25 @@ class _Recovery:
 
     # reset
 
-    def reset_all(
-        self, suspects: frozenset[str], policy: str, alone: Callable[[], bool]
-    ) -> list[Finding]:
+    def reset_all(self, terms: ResetTerms) -> list[Finding]:
         """Reset what has a reason to be reset and may be."""
         found: list[Finding] = []
-        self._report = None  # what it said before the steps above may have passed
+        self._report = None  # the steps above may have changed what it reported
         for gpu in self._gpus:
             card = self._card(gpu)
             action = card.get("GPU Recovery Action") if card else ""
             if "reboot" in action.lower():
                 fix = "restart the machine"
                 found.append(Finding(PROBLEM, _area(gpu), f"its driver asks: {action}", "", fix))
-            elif action.lower() in _ASKS_RESET or gpu.uuid in suspects:
-                found.append(self._reset(gpu, card, action, policy, alone))
+            elif action.lower() in _ASKS_RESET or gpu.uuid in terms.suspects:
+                found.append(self._reset(gpu, card, action, terms))
         return found
 
     def _reset(
-        self,
-        gpu: Gpu,
-        card: nvidia_smi.Card | None,
-        action: str,
-        policy: str,
-        alone: Callable[[], bool],
+        self, gpu: Gpu, card: nvidia_smi.Card | None, action: str, terms: ResetTerms
     ) -> Finding:
         reason = f"the driver asks: {action}" if action else "its trial failed"
-        refusal = self._refusal(gpu, card, policy, alone)
+        refusal = self._refusal(gpu, card, terms)
         if refusal:
             what = f"it needs a reset ({reason}), which is not saferun's to do here: {refusal}"
             fix = (
@@ -266,22 +258,20 @@ class _Recovery:
             )
             return Finding(PROBLEM, _area(gpu), what, gpu.uuid, fix)
         program = bounded.on_path("nvidia-smi", self._environ) or "nvidia-smi"
-        words = (program, "--gpu-reset", "-i", gpu.uuid)
-        answer = bounded.run(words, self._environ, RESET_S)
+        argv = (program, "--gpu-reset", "-i", gpu.uuid)
+        answer = bounded.run(argv, self._environ, RESET_S)
         self._report = None
-        said = " ".join((answer.out + " " + answer.err).split())[:300]
+        output = " ".join((answer.out + " " + answer.err).split())[:300]
         if answer.trouble:
             fix = "restart the machine"
             what = f"its reset failed: {answer.trouble}"
-            return Finding(PROBLEM, _area(gpu), what, said, fix)
+            return Finding(PROBLEM, _area(gpu), what, output, fix)
         self.acted = True
-        return Finding(OK, _area(gpu), f"it was reset ({reason})", said, "")
+        return Finding(OK, _area(gpu), f"it was reset ({reason})", output, "")
 
-    def _refusal(
-        self, gpu: Gpu, card: nvidia_smi.Card | None, policy: str, alone: Callable[[], bool]
-    ) -> str:
-        """Why a GPU must not be reset by us; "" where nothing speaks against it."""
-        if policy != "when-idle":
+    def _refusal(self, gpu: Gpu, card: nvidia_smi.Card | None, terms: ResetTerms) -> str:
+        """Return why we must not reset a GPU; "" where there is no reason against it."""
+        if terms.policy != "when-idle":
             return "recover.gpu_reset is never"
         if not self._world.root:
             return "saferun does not run as root"
@@ -297,7 +287,7 @@ class _Recovery:
             return "it would come back in MIG mode"
         if holders := self._holders(card):
             return f"in use by {', '.join(holders.values())}"
-        return "" if alone() else "its lock is not ours alone"
+        return "" if terms.alone() else "its lock is not ours alone"
 
 
 def look(environ: Mapping[str, str], timeout_s: float) -> tuple[nvidia_smi.Report, str]:
@@ -309,9 +299,9 @@ def look(environ: Mapping[str, str], timeout_s: float) -> tuple[nvidia_smi.Repor
     report = nvidia_smi.parse(answer.out)
     if report.cards:
         return report, ""
-    said = report.strange or nvidia_smi.parse(answer.err).strange
+    answered = report.strange or nvidia_smi.parse(answer.err).strange
     trouble = answer.trouble or "no GPU in its answer"
-    return report, ": ".join(filter(None, ("nvidia-smi -q", trouble, said)))
+    return report, ": ".join(filter(None, ("nvidia-smi -q", trouble, answered)))
 
 
 def _idle(card: nvidia_smi.Card) -> bool:

@@ -1,7 +1,13 @@
-"""Remove what old runs left behind: one's own, what is over, and nothing that a link leads to."""
+"""Removal of old runs: one's own, those that are over, and nothing that a link leads to.
+
+A run holds a lock while it lives (run_directory.LOCK_FILE). Cleaning takes that lock, without
+waiting, for as long as it removes a run, and spares a run whose lock is held: by the run itself,
+perhaps on another node, where the journal may not show that it lives, or by another cleaning.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -9,10 +15,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from saferun.errors import UnavailableError
+from saferun.journal import file_lock
 from saferun.journal import reader as runs
 from saferun.journal.reader import Run
+from saferun.journal.run_directory import LOCK_FILE
 
-KEEP, OLDER_THAN_DAYS = 20, 14.0  # what `clean` spares where nothing is said
+KEEP, OLDER_THAN_DAYS = 20, 14.0  # what `clean` spares by default
 
 
 class Cleaned(NamedTuple):
@@ -45,25 +53,48 @@ def clean(
     Raises:
         UnavailableError: the directory cannot be read.
     """
-    found, closed = runs.find(base, now_s)
     days = OLDER_THAN_DAYS if older_than_days is None else older_than_days
+    found, closed = runs.find(base, now_s)
     ours = [run for run in found if mine(run)]
     gone = removable(ours, now_s, older_than_days=days, keep=KEEP if keep is None else keep)
-    removed, failed = [], []
+    removed, failed, held = _remove_all(gone, dry_run=dry_run)
+    running = sum(run.outcome not in runs.FINISHED for run in ours) + held
+    kept = len(found) + closed - len(gone) + len(failed) + held
+    others = closed + len(found) - len(ours)
+    return Cleaned(tuple(removed), tuple(failed), kept, running, others)
+
+
+def _remove_all(
+    gone: Sequence[Run], *, dry_run: bool
+) -> tuple[list[tuple[Run, int]], list[tuple[Run, str]], int]:
+    """Remove runs; return those removed, those that failed, and how many locks were held."""
+    removed, failed, held = [], [], 0
     for run in gone:
         taken = size(run)
         try:
-            if not dry_run:
-                remove(run)
+            with locked(run):
+                if not dry_run:
+                    remove(run)
             removed.append((run, taken))
+        except file_lock.HeldError:
+            held += 1
         except FileNotFoundError:  # somebody else cleans as well
             continue
         except OSError as error:
             failed.append((run, error.strerror or str(error)))
-    running = sum(run.outcome not in runs.FINISHED for run in ours)
-    others = closed + len(found) - len(ours)
-    kept = len(found) + closed - len(gone)
-    return Cleaned(tuple(removed), tuple(failed), kept + len(failed), running, others)
+    return removed, failed, held
+
+
+def locked(run: Run) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which no process has this run's lock but ours.
+
+    Entering it raises HeldError where another process has the lock, and OSError where it cannot be
+    taken. A run that never made a lock file has none.
+    """
+    path = os.path.join(run.path, LOCK_FILE)
+    if not os.path.lexists(path):
+        return contextlib.nullcontext()
+    return file_lock.exclusive(path, wait_s=0.0)
 
 
 def check_cleaned(done: Cleaned) -> None:
@@ -87,7 +118,7 @@ def removable(
     Args:
         found: newest first.
         now_s: seconds since the epoch.
-        older_than_days: a run that was heard of since then stays.
+        older_than_days: a run with an event since then stays.
         keep: so many of the newest stay.
     """
     return tuple(
@@ -145,10 +176,10 @@ def _empty(descriptor: int) -> None:
     if os.fstat(descriptor).st_uid != os.geteuid():
         raise PermissionError(1, "it is another user's")
     names = os.listdir(descriptor)
-    marks = [name for name in runs.MARKS if name in names]
-    if not marks:
+    if not any(name in names for name in runs.MARKS):
         raise FileNotFoundError(2, "it is no run's any more")
-    for name in [*(n for n in names if n not in marks), *marks]:
+    last = [name for name in (*runs.MARKS, LOCK_FILE) if name in names]
+    for name in [*(n for n in names if n not in last), *last]:
         status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             shutil.rmtree(f"/proc/self/fd/{descriptor}/{name}")

@@ -1,26 +1,33 @@
-"""Mitigations that led to success, remembered for the next start of the same script on the same
-machine.
+"""The history of mitigations: those that led to success, for the next start of the same script on
+the same machine.
 
-One small file below the user's state directory, read and written whole: `mitigations.json`. What
-cannot be read or written is no error: a run without memory starts as the first one did.
+One small file below the user's state directory, `mitigations.json`, read whole and replaced whole.
+Reading takes no lock: a reader sees the old file or the new one. Whoever changes it reads, changes
+and writes under one lock (file_lock.py), or what another run wrote in between would be lost. What
+cannot be read or written fails no run: it starts as the first one did.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from saferun.errors import UnavailableError, UsageError
 from saferun.system import paths
 
 SCHEMA = 1
 FILE = "mitigations.json"
 RETRY_WITHOUT_S = 7 * 24 * 3600.0  # a mitigation that costs is tried without again after this time
 ENTRIES = 500  # the newest are kept
+LOCK_S = 5.0  # the most seconds that a change waits for other processes' changes, which take ms
+DISK_S = 8.0  # … and that it waits for all of it: a dead NFS mount never answers
 
 
 class Key(NamedTuple):
-    """What a mitigation holds for; with any other value here it is forgotten by not being found."""
+    """What a mitigation holds for; with another value in any field it is not found."""
 
     script: str  # its real path, or a module's name
     gpu: str  # the GPUs' product names; "" without a GPU
@@ -38,15 +45,16 @@ class Entry(NamedTuple):
     at: float  # seconds since the epoch
 
 
+Entries = tuple[Entry, ...]
+
+
 def path(environ: Mapping[str, str]) -> str:
-    """Return where the user's mitigations are kept."""
+    """Return where the user's history is kept."""
     return os.path.join(paths.state_dir(environ), FILE)
 
 
-def load(environ: Mapping[str, str]) -> tuple[Entry, ...]:
-    """Return all that is remembered; nothing where the file is missing, cut or not ours."""
-    import json
-
+def load(environ: Mapping[str, str]) -> Entries:
+    """Return the whole history; nothing where the file is missing, cut or not ours."""
     content = paths.read_private(path(environ))
     try:
         document = json.loads(content or b"null")
@@ -57,14 +65,59 @@ def load(environ: Mapping[str, str]) -> tuple[Entry, ...]:
         return ()
 
 
-def save(environ: Mapping[str, str], entries: Iterable[Entry]) -> bool:
-    """Keep these entries and no others; say whether that worked."""
-    import json
+def change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> Entries:
+    """Read, change and write the history as one step that no other process divides.
 
+    Args:
+        environ: tells where the history is kept.
+        edit: returns the entries to keep, of those that there are; called under the lock.
+
+    Returns:
+        The entries as they were before.
+
+    Raises:
+        OSError: nothing was changed: another process holds the lock (after LOCK_S), the directory
+            cannot be written, or the disk does not answer (after DISK_S).
+        SaferunError: what `edit` raises; nothing was changed.
+    """
+    from saferun.errors import SaferunError
+    from saferun.journal.disk import BoundedDisk
+
+    before: list[Entries] = []
+    refused: list[SaferunError] = []
+
+    def work() -> None:
+        try:
+            before.append(_change(environ, edit))
+        except SaferunError as error:
+            refused.append(error)
+
+    problem = BoundedDisk().do(work, DISK_S)
+    if refused:
+        raise refused[0]
+    if problem:
+        raise problem
+    return before[0]
+
+
+def _change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> Entries:
+    from saferun.journal import file_lock
+
+    file = path(environ)
+    if not paths.private_dir(os.path.dirname(file)):
+        raise OSError(errno.EACCES, "its directory cannot be used", os.path.dirname(file))
+    with file_lock.exclusive(f"{file}.lock", LOCK_S):
+        before = load(environ)
+        after = edit(before)
+        if after != before and not paths.write_private(file, _document(after)):
+            raise OSError(errno.EACCES, "it cannot be written", file)
+    return before
+
+
+def _document(entries: Iterable[Entry]) -> bytes:
     newest = sorted(entries, key=lambda entry: entry.at)[-ENTRIES:]
     items = [{**e._asdict(), "key": e.key._asdict()} for e in newest]
-    content = json.dumps({"schema": SCHEMA, "mitigations": items}, indent=1)
-    return paths.write_private(path(environ), content.encode())
+    return json.dumps({"schema": SCHEMA, "mitigations": items}, indent=1).encode()
 
 
 def _entry(item: Mapping[str, Any]) -> Entry:
@@ -74,13 +127,11 @@ def _entry(item: Mapping[str, Any]) -> Entry:
     return Entry(key, str(item["mitigation"]), str(item["kind"]), arguments, float(item["at"]))
 
 
-def recall(
-    entries: Iterable[Entry], key: Key, arguments: tuple[str, ...], now_s: float
-) -> tuple[Entry, ...]:
+def recall(entries: Iterable[Entry], key: Key, arguments: tuple[str, ...], now_s: float) -> Entries:
     """Return what is to be applied from the start, oldest first.
 
     Args:
-        entries: all that is remembered.
+        entries: the history.
         key: of the run that starts.
         arguments: of its script.
         now_s: seconds since the epoch.
@@ -96,21 +147,69 @@ def _holds(entry: Entry, arguments: tuple[str, ...], now_s: float) -> bool:
     return entry.arguments == arguments and 0 <= now_s - entry.at < RETRY_WITHOUT_S
 
 
-def learn(entries: Iterable[Entry], new: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return the entries with the new ones in the place of those that say the same.
+def merge(entries: Iterable[Entry], new: Iterable[Entry]) -> Entries:
+    """Return the entries with the new ones in the place of those for the same case.
 
     Args:
-        entries: all that is remembered.
-        new: mitigations that were chosen in this run. One that was applied from memory is none of
-        them:
-            it keeps its time, or one that costs would never be tried without again.
+        entries: the history.
+        new: mitigations that were chosen in this run. One that was applied from the history is not
+            among them: it keeps its time, or one that costs would never be tried without again.
     """
     kept = {(e.key, e.mitigation, e.arguments): e for e in entries}
     kept.update({(e.key, e.mitigation, e.arguments): e for e in new})
     return tuple(kept.values())
 
 
-def forget(entries: Iterable[Entry], gone: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return the entries without those."""
-    dropped = {(e.key, e.mitigation, e.arguments) for e in gone}
-    return tuple(e for e in entries if (e.key, e.mitigation, e.arguments) not in dropped)
+# --- for people ----------------------------------------------------------------------------------
+
+
+def listed(environ: Mapping[str, str]) -> Entries:
+    """Return the history with secrets in scripts' arguments masked."""
+    from saferun.system.redact import Masker
+
+    masker = Masker(environ, ())
+    return tuple(
+        e if e.arguments is None else e._replace(arguments=tuple(masker.words(e.arguments)))
+        for e in load(environ)
+    )
+
+
+def clear(environ: Mapping[str, str], script: str | None, cwd: str) -> Entries:
+    """Remove the mitigations of a script, or all of them; return what was removed.
+
+    Args:
+        environ: tells where the history is kept.
+        script: its path, or a module's name; None for all.
+        cwd: where a relative path starts.
+
+    Raises:
+        UsageError: there is none for this script.
+        UnavailableError: the history cannot be changed.
+    """
+
+    def without(known: Entries) -> Entries:
+        rest = tuple(e for e in known if not _is_of(e.key.script, script, cwd))
+        if script is not None and len(rest) == len(known):
+            raise _unknown(script, known, cwd)
+        return rest
+
+    try:
+        before = change(environ, without)
+    except OSError as error:
+        what = f"mitigations cannot be forgotten: {error.strerror}"
+        raise UnavailableError(what, where=path(environ), fix="fix its mode") from error
+    return tuple(e for e in before if _is_of(e.key.script, script, cwd))
+
+
+def _unknown(script: str, known: Entries, cwd: str) -> UsageError:
+    from saferun.profile.schema import nearest
+
+    scripts = list(dict.fromkeys(entry.key.script for entry in known))
+    fix = nearest(os.path.realpath(os.path.join(cwd, script)), scripts)
+    return UsageError(f"no mitigation in the history is for `{script}`", fix=fix)
+
+
+def _is_of(known: str, script: str | None, cwd: str) -> bool:
+    if script is None:
+        return True
+    return known in (script, os.path.realpath(os.path.join(cwd, script)), f"-m {script}")

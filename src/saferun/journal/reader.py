@@ -1,32 +1,30 @@
-"""What runs left behind: find them and read them.
+"""The runs that left a journal: found, named and read.
 
-Reads what writer.py writes. A journal may be cut, garbage, half of a full disk's, another user's
-or still being written: what it does not tell stays unknown, and nothing here fails for it.
+Reads what writer.py writes, by way of events.py: what a broken journal does not tell stays unknown,
+and nothing here fails for it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from saferun.diagnosis import retry_policy
 from saferun.errors import UnavailableError, UsageError
-from saferun.inject import contract
-from saferun.journal.writer import read_events
-from saferun.system import paths, procfs
+from saferun.journal import events
+from saferun.journal.events import AttemptBegun, AttemptEnded, Event
+from saferun.system import procfs
 
 OK, FAILED, RUNNING, INTERRUPTED, UNKNOWN = "ok", "failed", "running", "interrupted", "unknown"
 FINISHED = (OK, FAILED, INTERRUPTED)
 LAST = "last"
 DAY_S = 24 * 3600.0
-QUIET_S = DAY_S  # a run that left no word of its process is over when it wrote nothing for so long
-MARKS = ("events.jsonl", "plan.json")  # a directory with one of them is a run's
+QUIET_S = DAY_S  # a run whose process is not recorded is over after so long without an event
+MARKS = (events.FILE, "plan.json")  # a directory with one of them is a run's
 _MAX_PLAN = 4 << 20  # bytes
-_MAX_AT = 253_402_214_400.0  # the year 9999: later ones cannot be shown
 
 
 class Run(NamedTuple):
@@ -49,36 +47,7 @@ class Run(NamedTuple):
     lost: int  # events that the disk did not take
 
 
-class Attempt(NamedTuple):
-    """One attempt of a run, as far as its journal tells."""
-
-    number: int
-    started_at: float | None  # seconds since the epoch
-    lived_s: float | None
-    status: int | None
-    ended_by: str  # "job", "grace", "interrupt", "keeper"
-    kind: str
-    rank: int | None  # that failed first
-    line: str  # that decided, without its particulars where the journal has no other
-    mitigations: tuple[str, ...]
-    changed: tuple[str, ...]  # against the attempt before it
-    action: str  # what was decided: "again", "stop", "done"
-    reason: str
-    delay_s: float
-    signals: tuple[str, ...]  # that were passed on to it
-    killed: int  # processes that had to be killed
-    unkillable: tuple[int, ...]  # pids
-    tails: tuple[tuple[str, int], ...]  # (path, bytes)
-    hooks: tuple[str, ...]  # what is to be said of the hooks in it
-
-
 # --- finding -----------------------------------------------------------------------------------
-
-
-def directory(run_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
-    """Return where runs keep their journals, as a launch with the same words has it."""
-    given = run_dir or environ.get("SAFERUN_RUN_DIR")
-    return os.path.join(cwd, given or os.path.join(paths.state_dir(environ), "runs"))
 
 
 def find(base: str, now_s: float) -> tuple[list[Run], int]:
@@ -180,29 +149,29 @@ def read(base: str, name: str, now_s: float) -> Run | None:
     path = os.path.join(base, name)
     if not is_run(path):
         return None
-    events = read_events(os.path.join(path, "events.jsonl"))
+    log = events.read(path)
     plan = read_plan(path)
-    heard = [at for event in events if (at := _number(event.get("at"))) is not None]
+    heard = [event.at for event in log if event.at is not None]
     last_at = max(heard, default=_changed_at(path))
     started_at = heard[0] if heard else None
-    outcome, ended = _outcome(events, now_s - last_at)
-    numbers = [_count(event.get("attempt")) or 0 for event in events]
+    outcome, ended = _outcome(log, now_s - last_at)
+    begun = _last_begun(log)
     return Run(
         id=name,
         path=path,
         outcome=outcome,
-        kind=_kind(events) if outcome == FAILED else "",
-        status=_count(ended.get("status")),
-        reason=_text(ended.get("reason")),
+        kind=_kind(log) if outcome == FAILED else "",
+        status=ended.status if ended else None,
+        reason=ended.reason if ended else "",
         started_at=started_at,
         took_s=_took_s(outcome, ended, started_at, now_s),
         last_at=last_at,
-        attempts=max(numbers, default=0),
-        mitigations=_words(_last(events, "attempt").get("mitigations")),
-        script=_text(plan.get("script")),
-        script_args=_words(plan.get("script_args")),
-        process=_mapping(_last(events, "attempt").get("by")),
-        lost=sum(_count(event.get("lost")) or 0 for event in events),
+        attempts=max((event.attempt or 0 for event in log), default=0),
+        mitigations=begun.mitigations,
+        script=events.text(plan.get("script")),
+        script_args=events.words(plan.get("script_args")),
+        process=begun.by or {},
+        lost=sum(event.lost for event in log),
     )
 
 
@@ -232,44 +201,55 @@ def read_plan(path: str) -> dict[str, Any]:
         return {}
     try:
         regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return _mapping(json.loads(os.read(descriptor, _MAX_PLAN) if regular else b"{}"))
+        return events.mapping(json.loads(os.read(descriptor, _MAX_PLAN) if regular else b"{}"))
     except (OSError, ValueError, RecursionError):
         return {}
     finally:
         os.close(descriptor)
 
 
-def _outcome(events: Sequence[Mapping[str, Any]], quiet_s: float) -> tuple[str, Mapping[str, Any]]:
+def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:
     """Return how a run ended, and the event that says so."""
-    ended = _last(events, "end")
-    if not ended and _last(events, "ended").get("action") in (retry_policy.STOP, retry_policy.DONE):
-        ended = _last(events, "ended")  # all that is missing is the last word
-    if ended:
-        if ended.get("status") == 0:
+    ended, last = _last(log, "end"), _last(log, "ended")
+    if ended is None and last is not None and isinstance(last.facts, AttemptEnded):
+        over = last.facts.action in (retry_policy.STOP, retry_policy.DONE)
+        ended = last if over else None  # all that is missing is the event `end`
+    if ended is not None:
+        if ended.status == 0:
             return OK, ended
-        return (INTERRUPTED if "asked to end" in _text(ended.get("reason")) else FAILED), ended
-    by = _mapping(_last(events, "attempt").get("by"))
+        return (INTERRUPTED if "asked to end" in ended.reason else FAILED), ended
+    by = _last_begun(log).by
     lives = procfs.lives(by) if by else (None if quiet_s < QUIET_S else False)
-    return {True: RUNNING, False: INTERRUPTED, None: UNKNOWN}[lives], {}
+    return {True: RUNNING, False: INTERRUPTED, None: UNKNOWN}[lives], None
 
 
-def _kind(events: Sequence[Mapping[str, Any]]) -> str:
-    if kind := _text(_last(events, "ended").get("kind")):
-        return kind
-    if _last(events, "fault"):
+def _kind(log: Sequence[Event]) -> str:
+    last, end = _last(log, "ended"), _last(log, "end")
+    if last is not None and isinstance(last.facts, AttemptEnded) and last.facts.kind:
+        return last.facts.kind
+    if _last(log, "fault"):
         return "a fault of saferun's own"
-    status = _count(_last(events, "end").get("status"))
-    return "" if status is None else f"status {status}"
+    return "" if end is None or end.status is None else f"status {end.status}"
 
 
 def _took_s(
-    outcome: str, ended: Mapping[str, Any], started_at: float | None, now_s: float
+    outcome: str, ended: Event | None, started_at: float | None, now_s: float
 ) -> float | None:
     if ended:
-        return _number(ended.get("s"))
+        return ended.since_begin_s
     if outcome == RUNNING and started_at is not None:
         return max(0.0, now_s - started_at)
     return None
+
+
+def _last(log: Sequence[Event], name: str) -> Event | None:
+    return next((event for event in reversed(log) if event.name == name), None)
+
+
+def _last_begun(log: Sequence[Event]) -> AttemptBegun:
+    last = _last(log, "attempt")
+    facts = last.facts if last else None
+    return facts if isinstance(facts, AttemptBegun) else AttemptBegun((), None)
 
 
 def _changed_at(path: str) -> float:
@@ -277,158 +257,3 @@ def _changed_at(path: str) -> float:
         return os.lstat(path).st_mtime
     except OSError:
         return 0.0
-
-
-# --- the attempts of one run -------------------------------------------------------------------
-
-
-def attempts(run: Run) -> list[Attempt]:
-    """Return the attempts of a run, in order, with what they left on the disk."""
-    found: dict[int, Attempt] = {}
-    plan = before = read_plan(run.path)
-    number = 0
-    for event in read_events(os.path.join(run.path, "events.jsonl")):
-        name = event["event"]
-        if name == "plan":
-            before, plan = plan, _mapping(event.get("plan"))
-        elif name == "attempt":
-            number = _count(event.get("attempt")) or 0
-            found[number] = _begun(number, event, changes(before, plan))
-            before = plan
-        elif name == "started" and number in found:
-            started_at = _number(event.get("at"))
-            found[number] = found[number]._replace(started_at=started_at)
-        elif name == "ended":
-            number = _count(event.get("attempt")) or 0
-            found[number] = _over(found.get(number) or _begun(number, {}, ()), event)
-    injected = contract.VARIABLE in _mapping(plan.get("env"))
-    return [_with_files(run.path, found[number], injected) for number in sorted(found)]
-
-
-def _begun(number: int, event: Mapping[str, Any], changed: tuple[str, ...]) -> Attempt:
-    return Attempt(
-        number=number,
-        started_at=_number(event.get("at")),
-        lived_s=None,
-        status=None,
-        ended_by="",
-        kind="",
-        rank=None,
-        line="",
-        mitigations=_words(event.get("mitigations")),
-        changed=changed,
-        action="",
-        reason="",
-        delay_s=0.0,
-        signals=(),
-        killed=0,
-        unkillable=(),
-        tails=(),
-        hooks=(),
-    )
-
-
-def _over(attempt: Attempt, event: Mapping[str, Any]) -> Attempt:
-    kind = _text(event.get("kind")) if event.get("status") != 0 else ""  # "no-failure" is none
-    pids = event.get("unkillable")
-    return attempt._replace(
-        lived_s=_number(event.get("lived_s")),
-        status=_count(event.get("status")),
-        ended_by=_text(event.get("ended_by")),
-        kind=kind,
-        rank=_count(event.get("root_rank")),
-        line=_deciding_line(event) if kind else "",
-        action=_text(event.get("action")),
-        reason=_text(event.get("reason")),
-        delay_s=_number(event.get("delay_s")) or 0.0,
-        signals=_words(event.get("signals")),
-        killed=_count(event.get("killed")) or 0,
-        unkillable=tuple(p for p in pids if _count(p)) if isinstance(pids, list) else (),
-    )
-
-
-def _deciding_line(event: Mapping[str, Any]) -> str:
-    """Return the line that decided; of a fingerprint it is the part behind the kind."""
-    said = _text(event.get("root_line"))
-    return said or _text(event.get("fingerprint")).partition(":")[2].strip()
-
-
-def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
-    from saferun.journal import receipts
-
-    tails = []
-    for stream in ("stdout", "stderr"):
-        file = os.path.join(path, f"attempt-{attempt.number}.{stream}")
-        try:
-            tails.append((file, os.lstat(file).st_size))
-        except OSError:
-            continue
-    told = receipts.read(os.path.join(path, "receipts"), attempt.number)
-    # Whether ranks ran unguarded was known to the run alone, which has said it.
-    hooks = receipts.judge(told, expects_hooks=injected, ranks_ran=False, no_python=True)
-    return attempt._replace(tails=tuple(tails), hooks=hooks)
-
-
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a later attempt's plan sets otherwise, as words for people."""
-    from saferun.plan.own_variables import OF_ATTEMPT
-
-    if not before or not after:
-        return ()  # one of them was not written
-    old, new = (_mapping(plan.get("env")) for plan in (before, after))
-    skipped = {contract.VARIABLE, *OF_ATTEMPT}
-    values = [{n: _mapping(s).get("value") for n, s in env.items()} for env in (old, new)]
-    names = [name for name in {**old, **new} if name not in skipped]
-    told = [_change(n, *(v.get(n) for v in values)) for n in names]
-    trees = [dict(_leaves("hooks", _mapping(p.get("hooks")))) for p in (before, after)]
-    told += [_change(key, *(tree.get(key) for tree in trees)) for key in {**trees[0], **trees[1]}]
-    words = _words(before.get("command"))
-    told += [f"argument {word}" for word in _words(after.get("command")) if word not in words]
-    return tuple(filter(None, told))
-
-
-def _change(name: str, old: Any, new: Any) -> str:
-    if old == new:
-        return ""
-    return f"{name} no longer set" if new is None else f"{name}={new}"
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _leaves(f"{key}.{name}", item)
-    else:
-        yield key, value
-
-
-# --- what may be garbage -----------------------------------------------------------------------
-
-
-def _last(events: Iterable[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = {}
-    for event in events:
-        if event.get("event") == name:
-            found = event
-    return found
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if 0 <= value <= _MAX_AT and math.isfinite(value) else None
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 31 else None
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _words(value: object) -> tuple[str, ...]:
-    return tuple(v for v in value if isinstance(v, str)) if isinstance(value, list) else ()
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

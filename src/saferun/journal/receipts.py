@@ -1,4 +1,4 @@
-"""What the ranks of an attempt left behind: did our hooks run in them, and which ones failed?
+"""The receipts that the ranks of an attempt left: whether our hooks ran in them, and which failed.
 
 `-I`, `-E` and `-S` skip `sitecustomize` silently, and so does any program that is no Python. Each
 process that was started as a rank leaves a line at its start (inject/bootstrap.py), so that a job
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeGuard
 
 from saferun.inject import contract
 
-MAX_FILE_BYTES = 1 << 16  # the first of each: a rank's own word is its first line
+MAX_FILE_BYTES = 1 << 16  # the first of each: a rank's own receipt is its first line
 MAX_BYTES = 1 << 26  # of all files together: a thousand full ones
 MAX_LINES = 20_000
-MAX_SAID = 3
-_MAX_LOCAL = 4096  # ranks of one machine; beyond that the line is no truth
+MAX_REPORTED = 3
+_MAX_LOCAL = 4096  # ranks of one machine; beyond that the line cannot be true
 _MAX_RUNS = 8  # of consecutive ranks that are named
 _MAX_WORDS = 200  # characters of one error that are repeated
 _NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(?:\d{1,9}|none)-pid(\d{1,9})\.jsonl", re.ASCII)
@@ -55,20 +55,20 @@ def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
         attempt: the number of the attempt, from 1 on.
     """
     found: list[Receipt] = []
-    lines, room = MAX_LINES, MAX_BYTES
+    lines, bytes_left = MAX_LINES, MAX_BYTES
     for restart, name in _files(directory, attempt) if directory else ():
-        if lines <= 0 or room <= 0:
+        if lines <= 0 or bytes_left <= 0:
             break
-        content = _content(os.path.join(directory or "", name), room)
+        content = _content(os.path.join(directory or "", name), bytes_left)
         written = content.split(b"\n", lines)[:-1]
-        lines, room = lines - len(written), room - len(content)
+        lines, bytes_left = lines - len(written), bytes_left - len(content)
         found += [receipt for line in written if (receipt := _parse(line, restart)) is not None]
     found.sort(key=lambda receipt: (receipt.restart, _order(receipt.rank), receipt.pid))
     return tuple(found)
 
 
 def unwritten(directory: str | None, attempt: int) -> bool:
-    """Say whether a process began a receipt that the disk had no room for: hooks did run there."""
+    """Return whether a process began a receipt that the disk had no room for: hooks ran there."""
     names = [name for _, name in _files(directory, attempt)] if directory else []
     return any(not _content(os.path.join(directory or "", name), 1) for name in names)
 
@@ -87,7 +87,7 @@ def _files(directory: str, attempt: int) -> list[tuple[int, str]]:
     return sorted(found, key=lambda item: (-item[0], item[1]))
 
 
-def _content(path: str, room: int) -> bytes:
+def _content(path: str, bytes_left: int) -> bytes:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags)
@@ -98,7 +98,7 @@ def _content(path: str, room: int) -> bytes:
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
             return b""
         with open(fd, "rb", closefd=False) as file:
-            return file.read(min(MAX_FILE_BYTES, room))
+            return file.read(min(MAX_FILE_BYTES, bytes_left))
     except OSError:
         return b""
     finally:
@@ -107,18 +107,18 @@ def _content(path: str, room: int) -> bytes:
 
 def _parse(line: bytes, restart: int) -> Receipt | None:
     try:
-        said = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or said.get("v") != contract.VERSION:
+    if not isinstance(entry, dict) or entry.get("v") != contract.VERSION:
         return None
-    at, pid, rank = said.get("at"), said.get("pid"), said.get("rank")
-    hook, outcome = said.get("hook"), said.get("outcome")
+    at, pid, rank = entry.get("at"), entry.get("pid"), entry.get("rank")
+    hook, outcome = entry.get("hook"), entry.get("outcome")
     if not (_is_count(pid) and (rank is None or _is_count(rank)) and _is_time(at)):
         return None
     if not (isinstance(hook, str) and isinstance(outcome, str)):
         return None
-    facts = {key: value for key, value in said.items() if key not in _HEAD}
+    facts = {key: value for key, value in entry.items() if key not in _HEAD}
     return Receipt(pid, rank, restart, float(at), hook, outcome, facts)
 
 
@@ -143,11 +143,11 @@ def rank_pids(receipts: Iterable[Receipt]) -> tuple[int, ...]:
     A helper that compiles carries its rank's number, too; the process that the launcher started is
     the rank where there is one. A pid may have ended since: look before you signal.
     """
-    told = [receipt for receipt in receipts if receipt.rank is not None]
-    latest = max((receipt.restart for receipt in told), default=0)
+    ranked = [receipt for receipt in receipts if receipt.rank is not None]
+    latest = max((receipt.restart for receipt in ranked), default=0)
     started: dict[int, dict[int, None]] = {}
     others: dict[int, dict[int, None]] = {}
-    for receipt in told:
+    for receipt in ranked:
         if receipt.restart == latest and receipt.rank is not None:
             group = started if receipt.hook == contract.BOOTSTRAP else others
             group.setdefault(receipt.rank, {})[receipt.pid] = None
@@ -156,13 +156,13 @@ def rank_pids(receipts: Iterable[Receipt]) -> tuple[int, ...]:
 
 
 def finished(receipts: Iterable[Receipt]) -> bool:
-    """Say whether the scripts of all ranks of this machine came to their end, in the last restart.
+    """Return whether the scripts of all local ranks came to their end, in the last restart.
 
     Without an exception that is, but perhaps by `sys.exit`, with whatever status.
     """
-    told = tuple(receipts)
-    latest = max((receipt.restart for receipt in told), default=0)
-    now = tuple(receipt for receipt in told if receipt.restart == latest)
+    receipts = tuple(receipts)
+    latest = max((receipt.restart for receipt in receipts), default=0)
+    now = tuple(receipt for receipt in receipts if receipt.restart == latest)
     done = {receipt.rank for receipt in now if receipt.outcome == contract.FINISHED}
     expected = _expected(now)
     return bool(expected) and expected <= done
@@ -185,10 +185,10 @@ def judge(
         return ()
     receipts = tuple(receipts)
     lines = (*(_missing(receipts, no_python) if ranks_ran else ()), *_failed(receipts))
-    if len(lines) <= MAX_SAID:
+    if len(lines) <= MAX_REPORTED:
         return lines
-    rest = len(lines) - MAX_SAID + 1
-    return (*lines[: MAX_SAID - 1], f"{rest} more hooks failed; the receipts have their errors")
+    rest = len(lines) - MAX_REPORTED + 1
+    return (*lines[: MAX_REPORTED - 1], f"{rest} more hooks failed; the receipts have their errors")
 
 
 def _missing(receipts: tuple[Receipt, ...], no_python: bool) -> tuple[str, ...]:
@@ -226,16 +226,16 @@ def _failed(receipts: tuple[Receipt, ...]) -> tuple[str, ...]:
     hooks: dict[str, list[Receipt]] = {}
     for receipt in receipts:
         if receipt.outcome == contract.FAILED:
-            hooks.setdefault(_plain(receipt.hook), []).append(receipt)
+            hooks.setdefault(_one_line(receipt.hook), []).append(receipt)
     lines = []
     for hook, those in sorted(hooks.items()):
-        error = _plain(str(those[0].facts.get("error", "")) or "no error was given")
+        error = _one_line(str(those[0].facts.get("error", "")) or "no error was given")
         ranks = _ranks({receipt.rank for receipt in those if receipt.rank is not None})
         lines.append(f"hook {hook} failed in {ranks} and does not hold there: {error}")
     return tuple(lines)
 
 
-def _plain(text: str) -> str:
+def _one_line(text: str) -> str:
     """Return text of a job as one short line that no terminal obeys."""
     line = " ".join(text.split())[:_MAX_WORDS]
     return "".join(letter if letter.isprintable() else "?" for letter in line)

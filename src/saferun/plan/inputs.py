@@ -158,13 +158,8 @@ def assemble(
     launcher = None if _starts_python(selection) else _launcher(environ, starting)
     facts = _facts(launcher, environ, gpus, starting)
     starts_all = chosen.named and _last(chosen.chain, "torchrun.nproc-per-node") is not None
-    profile = resolve(
-        chosen.chain,
-        sets,
-        conditions(request, facts, starts_all=starts_all),
-        named=chosen.named,
-        origin=chosen.origin,
-    )
+    here = conditions(request, facts, starts_all=starts_all)
+    profile = resolve(chosen.chain, sets, here, named=chosen.named, origin=chosen.origin)
     runs = paths.runs_dir(request.run_dir, environ, cwd)
     idle = collect.remark(request.line, profile.env, facts, environ, cwd) if starting else ""
     return Gathered(

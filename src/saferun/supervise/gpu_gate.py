@@ -1,7 +1,7 @@
-"""What a run does for its GPUs: have them tried before it starts, fix them after a failure.
+"""What a run does for its GPUs: try them before it starts, recover them after a failure.
 
 Loaded with every supervised launch, so nothing heavy stands here: the trial is
-gpu/preflight_gate.py, what can be fixed gpu/recovery.py.
+gpu/preflight_gate.py, what can be recovered gpu/recovery.py.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
     plug_closed_descriptors()  # or a lock file would become the job's output
     assert gathered.profile is not None, "without one nothing of ours runs"
     script = gathered.request.line.script or "no script"
-    return lock.acquire(
+    request = lock.LockRequest(
         [gpu.uuid for gpu in gathered.facts.gpu.gpus if gpu.uuid],
         gathered.profile.settings.locks,
-        environ=gathered.environ,
-        owner=lock_owner.this_process(os.path.basename(script), gathered.identity.run),
-        say=say,
+        lock_owner.this_process(os.path.basename(script), gathered.identity.run),
     )
+    return lock.acquire(request, gathered.environ, lock.World(say))
 
 
 def begin_preflight(
@@ -99,7 +98,7 @@ class GpuCare:
 
             if kind not in AFTER:
                 return True
-        granted = self._check.given()
+        granted = self._check.granted()
         report(granted, self._check.findings)
         return granted
 
@@ -142,6 +141,6 @@ class GpuCare:
         return 0
 
     def close(self) -> None:
-        """End a trial that nobody waits for."""
+        """End a trial that is still running."""
         if self._check is not None:
             self._check.close()

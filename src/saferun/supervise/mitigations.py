@@ -1,8 +1,8 @@
-"""The mitigations of one run: which are in force, which may be tried, which were known from before.
+"""The mitigations of one run: which are in force, which may be tried, which helped before.
 
 Between the loop and the pure rooms: plan/mitigation_catalog.py says what a mitigation changes,
 probes.py asks the world what it needs, journal/mitigation_history.py keeps what helped. Nothing is
-loaded before a failure or a memory asks.
+loaded before a failure or the history asks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RunMitigations:
         self._known: Mapping[str, mitigation_catalog.Mitigation] | None = None
         self._remedies: Remedies | None = None
         self._chosen: dict[str, str] = {}  # mitigation -> the kind of failure that asked for it
-        self._remembered: dict[str, Entry] = {}
+        self._recalled: dict[str, Entry] = {}
         self._graphs_seen = False  # a rank compiled with CUDA graphs
         self._hooks_run = True  # False: the ranks skipped the hooks
 
@@ -113,7 +113,7 @@ class RunMitigations:
         )
         return here._replace(answers=answers)
 
-    # what is remembered
+    # the history
 
     def recall(self, gathered: Gathered) -> str:
         """Put in force what helped this script here before; return what to say of it."""
@@ -134,12 +134,13 @@ class RunMitigations:
             name = entry.mitigation
             if name not in policy.never and self.usable(gathered, name, self.in_force):
                 self.in_force += (name,)
-                self._remembered[name] = entry
-        return self._said_of_memory()
+                self._recalled[name] = entry
+        return self._recall_message()
 
     def learn(self, gathered: Gathered, plan: LaunchPlan) -> None:
-        """Remember what was chosen in this run, which has succeeded."""
+        """Add what was chosen in this run, which has succeeded, to the history."""
         from saferun.journal import mitigation_history
+        from saferun.system.stderr import say
 
         lasting = [n for n in self._chosen if n in self.in_force and self.known()[n].lasting]
         if not lasting or not plan.settings.mitigate.remember:
@@ -152,9 +153,14 @@ class RunMitigations:
             )
             for name in lasting
         ]
-        mitigation_history.save(
-            self._environ, mitigation_history.learn(mitigation_history.load(self._environ), new)
-        )
+        try:
+            mitigation_history.change(
+                self._environ, lambda known: mitigation_history.merge(known, new)
+            )
+        except OSError as error:
+            why = error.strerror or str(error)
+            where = mitigation_history.path(self._environ)
+            say(f"what helped is not kept for the next run: {where}: {why}")
 
     def _arguments(self, gathered: Gathered) -> tuple[str, ...]:
         """The script's arguments as they are kept and compared: without secrets."""
@@ -163,14 +169,16 @@ class RunMitigations:
         words = gathered.request.line.script_args
         return tuple(Masker(self._environ, words).words(words))
 
-    def _said_of_memory(self) -> str:
-        if not self._remembered:
+    def _recall_message(self) -> str:
+        if not self._recalled:
             return ""
-        told = [
+        entries = [
             f"{name} (it cured {entry.kind} on {_day(entry.at)})"
-            for name, entry in self._remembered.items()
+            for name, entry in self._recalled.items()
         ]
-        return f"from memory: {', '.join(told)}; `saferun runs mitigations clear` forgets it"
+        return (
+            f"from the history: {', '.join(entries)}; `saferun runs mitigations clear` forgets it"
+        )
 
     def _key(self, gathered: Gathered) -> Key:
         from saferun.journal.mitigation_history import Key

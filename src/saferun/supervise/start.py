@@ -84,7 +84,7 @@ def _become(gathered: Gathered, plan: LaunchPlan) -> int:
     say(announcement(plan))
     if check:
         with check:
-            if not check.given():
+            if not check.granted():
                 held.close()
                 return EXIT_UNAVAILABLE
     held.inheritable()

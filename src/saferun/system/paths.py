@@ -28,14 +28,15 @@ def state_dir(environ: Mapping[str, str]) -> str:
 
 
 def runs_dir(run_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
-    """Return where runs keep their journals.
+    """Return the directory of all runs; it may not exist.
 
     Args:
-        run_dir: as given by `--run-dir` or `SAFERUN_RUN_DIR`; None or "" where it was not.
-        environ: for the user's state directory.
+        run_dir: the value of `--run-dir`; None where it was not given.
+        environ: for SAFERUN_RUN_DIR, and for the default below the state directory.
         cwd: where a relative path starts.
     """
-    return os.path.join(cwd, run_dir or os.path.join(state_dir(environ), "runs"))
+    given = run_dir or environ.get("SAFERUN_RUN_DIR")
+    return os.path.join(cwd, given or os.path.join(state_dir(environ), "runs"))
 
 
 def _base(environ: Mapping[str, str], variable: str, default: str) -> str:

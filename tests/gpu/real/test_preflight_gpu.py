@@ -107,4 +107,4 @@ def test_a_launch_under_require_runs_on_good_gpus(tmp_path):
     assert (done.returncode, done.stdout) == (0, "the job runs\n"), done.stderr
     (log,) = tmp_path.glob("runs/*/events.jsonl")
     events = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [e["given"] for e in events if e["event"] == "preflight"] == [True]
+    assert [e["granted"] for e in events if e["event"] == "preflight"] == [True]

@@ -1,0 +1,66 @@
+"""Runs that take GPU locks, as fixtures."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import shutil
+import tempfile
+
+import pytest
+from lock_runs import DEADLINE_S, Run
+
+
+@pytest.fixture
+def shared():
+    """A directory that every user can reach, as /run/lock is; pytest's own are private."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="saferun-test-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def start(shared):
+    """Start runs on one lock directory; all have ended when the test has."""
+    runs = []
+
+    def start(*uuids, mode="refuse", directory=None, **options):
+        runs.append(Run(directory or shared / "lock", uuids, mode, **options))
+        return runs[-1]
+
+    shared.joinpath("lock").mkdir()
+    shared.joinpath("lock").chmod(0o1777)
+    yield start
+    for run in runs:
+        run.process.kill()
+        run.process.wait(DEADLINE_S)
+        run.process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            run.process.stdin.close()
+
+
+@pytest.fixture
+def holds(start):
+    """Start a run that must get its locks."""
+
+    def holds(*uuids, **options):
+        run = start(*uuids, **options)
+        run.first_words = run.answer()
+        assert "held" in run.first_words, run.first_words
+        return run
+
+    return holds
+
+
+@pytest.fixture
+def outcome(start):
+    """Start a run, let it end at once, and return what came of it."""
+
+    def outcome(*uuids, **options):
+        run = start(*uuids, **options)
+        said = run.answer()
+        run.end()
+        return said
+
+    return outcome

@@ -1,0 +1,87 @@
+"""A run that lives is spared by cleaning, whatever its journal says: two real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import filelock
+import pytest
+from repo import ROOT
+
+from saferun.journal import cleanup
+from saferun.journal.writer import Journal
+from saferun.system.redact import Masker
+
+LATER = 30 * 24 * 3600.0
+
+
+def clean(base, **options) -> cleanup.Cleaned:
+    return cleanup.clean(str(base), time.time() + LATER, keep=0, **options)
+
+
+@contextlib.contextmanager
+def living(base) -> Iterator[str]:
+    """A process whose run has recorded its end and that lives on; gives the run's path."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests/programs/journal/live.py"), str(base)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_run_whose_process_lives_is_spared_and_goes_when_it_has_ended(tmp_path, dry_run):
+    with living(tmp_path) as path:
+        done = clean(tmp_path, dry_run=dry_run)
+        assert (done.removed, done.failed, done.kept, done.running) == ((), (), 1, 1)
+        assert os.path.exists(path)
+    done = clean(tmp_path, dry_run=dry_run)
+    assert [run.path for run, _ in done.removed] == [path]
+    assert os.path.exists(path) is dry_run
+
+
+def test_without_its_lock_the_living_run_would_be_removed(tmp_path, monkeypatch):
+    """Shows that the test above fails where the lock is missing."""
+    monkeypatch.setattr(cleanup, "locked", lambda run: contextlib.nullcontext())
+    with living(tmp_path) as path:
+        assert [run.path for run, _ in clean(tmp_path).removed] == [path]
+
+
+def test_a_run_that_another_cleaning_removes_is_spared(tmp_path):
+    with living(tmp_path) as path:
+        pass
+    with filelock.FileLock(f"{path}/run.lock"):
+        assert clean(tmp_path).removed == ()
+    assert len(clean(tmp_path).removed) == 1
+
+
+def test_a_run_is_spared_where_the_file_system_has_no_flock(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    journal = Journal.begin(str(tmp_path), "r", Masker({}, []), say=print)
+    journal.event("end", status=0)
+    assert clean(tmp_path).running == 1
+    with open(f"{journal.path}/run.lock", "w") as marker:  # of a process that has ended
+        marker.write(f"{ended_pid()}\n{os.uname().nodename}\n")
+    journal.close()
+    assert len(clean(tmp_path).removed) == 1
+
+
+def ended_pid() -> int:
+    with subprocess.Popen(["true"]) as process:
+        pass
+    return process.pid

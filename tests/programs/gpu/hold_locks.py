@@ -1,0 +1,42 @@
+"""One run: it takes its locks as argv says, reports the result on stdout, and ends with stdin."""
+
+# ruff: noqa: F401 - what argv gives to run uses these names
+import fcntl
+import json
+import os
+import pwd
+import subprocess
+import sys
+import time
+
+from saferun.gpu import lock, lock_dir, lock_owner
+from saferun.model import LockPolicy
+
+job = json.loads(sys.argv[1])
+if job["uid"]:
+    os.setgroups([])
+    os.setresgid(*[job["uid"]] * 3)
+    os.setresuid(*[job["uid"]] * 3)
+os.umask(0o077)
+said = []
+
+
+def say(line):
+    said.append(line)
+    if job["aloud"]:
+        print(json.dumps({"said": line}), flush=True)
+
+
+exec(job["first"])
+try:
+    owner = lock_owner.this_process(job["command"], "run-7")
+    policy = LockPolicy(**job["policy"], slot_memory_gib=None)
+    request = lock.LockRequest(job["uuids"], policy, owner, job["parents"], job["directory"])
+    held = lock.acquire(request, os.environ, lock.World(say))
+except lock.BusyError as error:
+    print(json.dumps({"busy": str(error), "said": said, "code": error.code}), flush=True)
+    sys.exit(error.code)
+print(json.dumps({"held": held.describe(), "said": said, "environ": held.environ()}), flush=True)
+exec(job["then"])
+sys.stdin.read()
+held.close()

@@ -1,0 +1,121 @@
+"""Processes that take GPU locks, for the tests of gpu/lock*.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+from repo import ROOT
+
+from saferun.gpu import lock, lock_owner
+from saferun.model import LockPolicy
+
+A = "GPU-14e799be-cee2-7364-1ed2-56588c2c62e3"
+B = "GPU-e533a614-68dd-10bf-5cbb-1d78bacbb601"
+SLICE_1 = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"
+SLICE_2 = "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d"
+CUT = {SLICE_1: A, SLICE_2: A}
+DEADLINE_S = 60.0
+NOBODY = 65534
+PROGRAM = ROOT / "tests/programs/gpu/hold_locks.py"
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become several users")
+
+
+class Run:
+    """A process that has acquired, or is about to."""
+
+    def __init__(self, directory, uuids, mode, *, prefix=(), env=None, wait_s=0, slots=1, **job):
+        policy = {"gpus": mode, "wait_s": wait_s, "slots": slots}
+        job = {"uid": 0, "first": "", "then": "", "parents": {}, "aloud": False, **job}
+        job = {"command": "train.py", **job, "uuids": uuids, "policy": policy}
+        job["directory"] = str(directory)
+        environ = {k: v for k, v in os.environ.items() if k != "SAFERUN_LOCKS"}
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, str(PROGRAM), json.dumps(job)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # else a second line hides from select in our own buffer
+            env={**environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
+        )
+        self.pid = self.process.pid
+
+    def answer(self):
+        """What it says next, within the deadline."""
+        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "no answer"
+        return json.loads(self.process.stdout.readline())
+
+    def end(self):
+        self.process.stdin.close()
+        return self.process.wait(DEADLINE_S)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+
+def until(condition):
+    """Poll until it holds, up to the deadline."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        select.select([], [], [], 0.01)
+
+
+def owner():
+    return lock_owner.this_process("train.py", "run-7")
+
+
+def no_wait(seconds):
+    raise AssertionError(f"slept {seconds} s")
+
+
+def take(
+    directory,
+    *uuids,
+    mode="refuse",
+    wait_s=0,
+    slots=1,
+    environ=None,
+    say=None,
+    parents=None,
+    **world,
+):
+    """Acquire in this process."""
+    policy = LockPolicy(mode, wait_s, slots, None)
+    directory = None if directory is None else str(directory)
+    request = lock.LockRequest(uuids, policy, owner(), parents or {}, directory)
+    say = say or (lambda line: pytest.fail(f"it said: {line}"))
+    return lock.acquire(request, environ or {}, lock.World(say, **world))
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.now += seconds
+
+
+@contextlib.contextmanager
+def flock(path, *options):
+    """util-linux flock holding a file until the block ends; yields its pid."""
+    with subprocess.Popen(
+        ["flock", *options, str(path), "sh", "-c", "echo held; cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        yield holder.pid
+        holder.stdin.close()
