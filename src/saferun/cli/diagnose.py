@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import BinaryIO
 
 import click
 
@@ -19,6 +18,10 @@ from saferun.diagnosis import classify, log_reader, signatures
 from saferun.diagnosis.classify import Diagnosis
 from saferun.diagnosis.evidence import Evidence
 from saferun.errors import EXIT_UNAVAILABLE, SaferunError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}

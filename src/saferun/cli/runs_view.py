@@ -9,13 +9,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from saferun.diagnosis.failure_report import seconds
 from saferun.journal.attempts import Attempt
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
 from saferun.journal.reader import FAILED, FINISHED, INTERRUPTED, RUNNING, UNKNOWN, Run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")

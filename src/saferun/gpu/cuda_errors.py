@@ -8,7 +8,8 @@ means; where a fix stands written elsewhere, its source is beside it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from saferun.named_tuple import NamedTuple
 
 TYPES = "https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html"
 _FABRIC = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"

@@ -33,7 +33,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.errors import BusyError
 from saferun.gpu.lock_claim import Claim, slots_of
@@ -42,6 +41,7 @@ from saferun.gpu.lock_device import ancestors as ancestors_in
 from saferun.gpu.lock_dir import Place, UnusableError
 from saferun.gpu.lock_owner import Holder, unlink, write
 from saferun.model import LockPolicy
+from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 
 GATE_S = 5.0  # the most seconds that `admission` is waited for: a loaded machine is slow

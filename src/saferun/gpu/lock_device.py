@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
+from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 
 VARIABLE = "SAFERUN_LOCKS"  # what ancestors hold: "<pid>:<start>:<device>,<device>;…"

@@ -11,10 +11,14 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
 
 from saferun.gpu.lock_dir import OPEN, Place, Umask
+from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 RECORDS = 512  # of other runs that are read; more is a flood
 RECORD_BYTES = 1 << 14

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from saferun.errors import BusyError
 from saferun.gpu import preflight
@@ -19,6 +18,8 @@ from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan, LockP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.gpu.lock import Held
     from saferun.gpu.preflight_report import Around, Judged
     from saferun.gpu.recovery import Recovered

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
 
 from saferun.inject import contract
 from saferun.journal import events, receipts
 from saferun.journal.events import AttemptBegun, AttemptEnded, Event, PlanChanged
 from saferun.journal.reader import Run, read_plan
+from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Attempt(NamedTuple):

@@ -11,7 +11,12 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+
+from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
 
 FILE = "events.jsonl"
 _READ_PIECES = 64  # MiB of an events.jsonl that are read

@@ -2,8 +2,8 @@
 
 For what is written rarely and off the launch path (importing filelock takes 25 ms). Wherever torch
 is installed filelock is, too (torch depends on it), so the generated bash script may rely on it. On
-Linux a FileLock is an exclusive flock(2), which also holds between the nodes of an NFS mount. Where the
-file system has no flock(2) (Lustre mounted without `-o flock`: ENOSYS), the existence of a file
+Linux a FileLock is an exclusive flock(2), which also holds between the nodes of an NFS mount. Where
+the file system has no flock(2) (Lustre mounted without `-o flock`: ENOSYS), the existence of a file
 with pid and host is the lock (SoftFileLock): filelock 4 changes over by itself, older releases
 raise NotImplementedError. A SoftFileLock is only broken on proof, by its own host; where a machine
 went down with it, its file has to be removed by hand, and the error says so.

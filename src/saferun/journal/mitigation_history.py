@@ -13,10 +13,14 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
 
 from saferun.errors import UnavailableError, UsageError
+from saferun.named_tuple import NamedTuple
 from saferun.system import paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SCHEMA = 1
 FILE = "mitigations.json"

@@ -10,13 +10,17 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 from saferun.diagnosis import retry_policy
 from saferun.errors import UnavailableError, UsageError
 from saferun.journal import events
 from saferun.journal.events import AttemptBegun, AttemptEnded, Event
+from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 OK, FAILED, RUNNING, INTERRUPTED, UNKNOWN = "ok", "failed", "running", "interrupted", "unknown"
 FINISHED = (OK, FAILED, INTERRUPTED)

@@ -14,9 +14,13 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeGuard
 
 from saferun.inject import contract
+from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeGuard
 
 MAX_FILE_BYTES = 1 << 16  # the first of each: a rank's own receipt is its first line
 MAX_BYTES = 1 << 26  # of all files together: a thousand full ones

@@ -19,12 +19,15 @@ import errno
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from saferun.journal.disk import BoundedDisk
 from saferun.journal.run_directory import RunDirectory, remove_empty
 from saferun.system.redact import Masker
 from saferun.system.secret_names import is_secret
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 BEGIN_S, WRITE_S, SYNC_S = 5.0, 2.0, 2.0  # the most that the run waits for the disk, each time
 _HEAD = ("at", "s", "event")  # of every line; no fact replaces them

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+from saferun.errors import BusyError
 from saferun.gpu import lock, lock_dir, lock_owner
 from saferun.model import LockPolicy
 
@@ -33,7 +34,7 @@ try:
     policy = LockPolicy(**job["policy"], slot_memory_gib=None)
     request = lock.LockRequest(job["uuids"], policy, owner, job["parents"], job["directory"])
     held = lock.acquire(request, os.environ, lock.World(say))
-except lock.BusyError as error:
+except BusyError as error:
     print(json.dumps({"busy": str(error), "said": said, "code": error.code}), flush=True)
     sys.exit(error.code)
 print(json.dumps({"held": held.describe(), "said": said, "environ": held.environ()}), flush=True)
