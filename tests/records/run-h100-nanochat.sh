@@ -47,8 +47,10 @@ OWN=(asked conditions delay_s foreground gpu group job kit line number orders or
 unset "${OWN[@]}"
 
 say() { printf 'saferun: %s\n' "$1" >&2; }
-
-give_up() { say "$2" || true; exit "$1"; } # STATUS LINE
+give_up() { # STATUS LINE
+  say "$2"
+  exit "$1"
+}
 
 # --- Settings ------------------------------------------------------------------------------------
 # What you export wins over export_default, and lists are merged item by item; export_always wins
