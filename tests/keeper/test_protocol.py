@@ -51,9 +51,9 @@ def test_message_has_all_its_fields_by_name():
     assert protocol.Signal(number=3, ranks=None) == protocol.Signal(3, None)
     assert repr(protocol.Signal(3, None)) == "Signal(number=3, ranks=None)"
     for wrong in (lambda: protocol.Signal(3), lambda: protocol.Signal(3, None, 1)):
-        with pytest.raises(TypeError, match="Signal.*number.*ranks"):
+        with pytest.raises(TypeError, match=r"Signal.*number.*ranks"):
             wrong()
-    with pytest.raises(TypeError, match="Signal takes"):
+    with pytest.raises(TypeError, match="Signal: "):
         protocol.Signal(3, rank=1)
 
 
