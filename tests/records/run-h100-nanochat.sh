@@ -285,7 +285,7 @@ tell() { kill -s "$1" "$job" 2>/dev/null || true; } # SIGNAL
 at_terminal() { # whether its keys are for this process group: proc_pid_stat(5), after the name
   local stat group foreground
   stat=$(<"/proc/$$/stat")
-  read -r _ _ group _ _ foreground _ <<<"${stat##*) }"
+  IFS=' ' read -r _ _ group _ _ foreground _ <<<"${stat##*) }"
   [[ $group == "$foreground" ]]
 }
 
