@@ -227,7 +227,7 @@ def _command(
     if foreign := sorted(set(line.given) - {"module", "no_python"}):
         option = "--" + foreign[0].replace("_", "-")
         raise UsageError(
-            f"{option} is an option of torchrun, and profile {profile.name} starts plain python",
+            f"{option} is torchrun's, and profile {profile.name} starts plain python",
             where=f"launcher: python ({profile.origin})",
             fix=f"leave {option} out, or add --set launcher=torchrun",
         )
