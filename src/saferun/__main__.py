@@ -1,6 +1,6 @@
-"""The door: a launch goes straight to its plan; only commands load click.
+"""The entry point; a launch goes directly to its plan, and only commands import click.
 
-`saferun …`, `saferun run …` and `python -m saferun …` all come here.
+`saferun …`, `saferun run …` and `python -m saferun …` all start here.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import sys
 from collections.abc import Mapping, Sequence
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run saferun and return its exit status (a launch does not return: it becomes the job)."""
-    words = sys.argv[1:] if words is None else words
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run saferun and return its exit status; an unsupervised job replaces it and never returns."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        return _dispatch(words)
+        return _dispatch(argv)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads us: no traceback at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # flushing at exit would raise it again
         return 141
     except Exception as error:
         from saferun.system.stderr import report
@@ -26,27 +26,27 @@ def main(words: Sequence[str] | None = None) -> int:
         return report(error)
 
 
-def _dispatch(words: Sequence[str]) -> int:
-    if not words or words[0] in ("--help", "-h", "--version"):
+def _dispatch(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("--help", "-h", "--version"):
         from saferun.cli.help import front
 
-        return front(words)
+        return front(argv)
     from saferun.plan.torchrun_args import COMMANDS
 
-    if words[0] in COMMANDS and words[0] != "run":
+    if argv[0] in COMMANDS and argv[0] != "run":
         from saferun.cli.commands import commands
 
-        return commands(words)
-    return launch(words[1:] if words[0] == "run" else words, os.environ)
+        return commands(argv)
+    return launch(argv[1:] if argv[0] == "run" else argv, os.environ)
 
 
-def launch(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Start what the words ask for; returns the job's status, unless it is replaced by the job."""
+def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Launch a job and return its exit status; an unsupervised job replaces this process."""
     from saferun.plan import inputs
     from saferun.plan.request import read
     from saferun.supervise.start import carry_out
 
-    request = read(words, environ)
+    request = read(argv, environ)
     cwd = inputs.working_directory()
     if request.dry_run:
         from saferun.cli.plan import show_plan

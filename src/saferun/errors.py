@@ -1,6 +1,6 @@
-"""What can go wrong, said as what, where and the fix; and the exit codes that go with it.
+"""Errors that a person can fix, each with what, where and the fix, and their exit codes.
 
-Exit codes are an interface (README lists them). The job's own code passes through untouched.
+Exit codes are an interface (README lists them). The job's own exit code is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import os
 
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = os.EX_UNAVAILABLE  # 69: a preflight or a needed program failed
-EXIT_SOFTWARE = os.EX_SOFTWARE  # 70: our own fault
+EXIT_SOFTWARE = os.EX_SOFTWARE  # 70: a bug in saferun
 EXIT_BUSY = os.EX_TEMPFAIL  # 75: a lock is held
 EXIT_CONFIG = os.EX_CONFIG  # 78: bad profile or configuration
 
 
 class SaferunError(Exception):
-    """A mistake that a person can fix.
+    """An error that a person can fix.
 
     Args:
         what: what is wrong, in one clause.
-        where: the file, option or variable it stands in; may be empty.
+        where: the file, option or variable that has the error; may be empty.
         fix: what to do about it; may be empty.
     """
 

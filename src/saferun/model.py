@@ -1,8 +1,8 @@
-"""The frozen values that flow through saferun, in the order in which they are made.
+"""The immutable values that several packages share, in the order in which a launch makes them.
 
-They are named tuples, not dataclasses: `import dataclasses` and the classes it would build here
-cost about 20 ms of the 60 ms that a launch may take (benchmarks/imports.py), and a tuple is just
-as frozen. Mappings inside are read-only by convention and never changed after construction.
+They are named tuples, not dataclasses: `import dataclasses` and the classes built with it would
+cost about 20 ms of the 60 ms that a launch may take (benchmarks/imports.py), and a tuple is as
+immutable. Mappings in them are read-only by convention: nothing changes one after construction.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Option(NamedTuple):
     dest: str  # "nproc_per_node"
     strings: tuple[str, ...]  # ("--nproc-per-node", "--nproc_per_node")
     flag: bool  # takes no value
-    env: str | None  # "PET_NPROC_PER_NODE", None where torchrun reads none
+    env: str | None  # "PET_NPROC_PER_NODE"; None if torchrun reads no variable
 
 
 class CommandLine(NamedTuple):
     """A torchrun command line, read as torchrun's own parser reads it.
 
-    `given` holds what the user's own words set: dest -> the last value as text ("" for a flag).
-    `args` is what torchrun is handed: the user's words, less saferun's own options.
-    `refusal` is torchrun's own complaint where its parser would refuse `args`; then script is None.
+    `given` holds the options that the user wrote: dest -> the last value as text ("" for a flag).
+    `args` is what torchrun gets: the user's arguments without saferun's own options.
+    `refusal` is torchrun's error message if its parser would refuse `args`; script is then None.
     """
 
     args: tuple[str, ...]
@@ -50,22 +50,22 @@ class CommandLine(NamedTuple):
 
 
 class LaunchOptions(NamedTuple):
-    """What torchrun's options, given or from `PET_*`, mean for us; computed once from the words."""
+    """The typed values of torchrun's options that saferun uses, given or from `PET_*`."""
 
-    nodes: int | None  # the most that --nnodes allows; None where it is unreadable
-    processes: str | None  # per node, as written: "2", "gpu", "cpu"; None where not given
+    nodes: int | None  # the most that --nnodes allows; None if it is unreadable
+    processes: str | None  # per node, as written: "2", "gpu", "cpu"; None if not given
     restarts: int  # torchrun's own, per attempt
     standalone: bool
     backend: str  # of the rendezvous: "static", "c10d", "etcd-v2"
-    endpoint: str  # of the rendezvous, HOST[:PORT]; "" where not given
+    endpoint: str  # of the rendezvous, HOST[:PORT]; "" if not given
     conf: str  # of the rendezvous: "store_type=file"
-    master_addr: str  # "" where not given
+    master_addr: str  # "" if not given
     shutdown_timeout_s: int | None
     handles_signals: bool  # --signals-to-handle is given
     module: bool  # -m
     no_python: bool
     run_path: bool
-    foreign: tuple[str, ...]  # given options that mean nothing to plain python
+    foreign: tuple[str, ...]  # given options that have no meaning for plain python
 
 
 class Request(NamedTuple):
@@ -74,7 +74,7 @@ class Request(NamedTuple):
     line: CommandLine
     options: LaunchOptions  # of `line`
     profile: str | None = None
-    profile_origin: str = ""  # "--profile", "SAFERUN_PROFILE"; "" where none was named
+    profile_origin: str = ""  # "--profile", "SAFERUN_PROFILE"; "" if none was named
     sets: tuple[tuple[str, str, str], ...] = ()  # (key, value, origin), in order
     retries: int | None = None
     run_dir: str | None = None
@@ -82,26 +82,26 @@ class Request(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """One GPU that the job may see."""
+    """One GPU that is visible to the job."""
 
-    number: int | None  # as nvidia-smi numbers it; None where only the UUID is known
-    uuid: str  # "GPU-…" or "MIG-…"; "" where unknown
-    name: str  # "NVIDIA H200"; "" where unknown
+    number: int | None  # the index in nvidia-smi; None if only the UUID is known
+    uuid: str  # "GPU-…" or "MIG-…"; "" if unknown
+    name: str  # "NVIDIA H200"; "" if unknown
 
 
 class GpuFacts(NamedTuple):
-    """What the machine says about its GPUs, without a CUDA context."""
+    """The GPUs of the machine, detected without a CUDA context."""
 
     gpus: tuple[Gpu, ...] = ()  # visible ones only, in the order the job sees them
     source: str = "none"  # "proc", "nvidia-smi", "none"
-    warning: str = ""  # one line for people, where the answer is in doubt
+    warning: str = ""  # one line for people, if the detection is uncertain
 
 
 class Facts(NamedTuple):
-    """What is known about where the job will run."""
+    """What is known about the machine that runs the job."""
 
     gpu: GpuFacts = GpuFacts()
-    torch: str | None = None  # "2.13.0+cpu"; None where it could not be found out
+    torch: str | None = None  # "2.13.0+cpu"; None if it is not known
     launcher: tuple[str, ...] = ("torchrun",)  # how torchrun is started: ("/venv/bin/torchrun",)
     python: str = "python"  # what `launcher: python` starts
 
@@ -116,7 +116,7 @@ class CompileHook(NamedTuple):
 
 
 class InitHook(NamedTuple):
-    """`hooks.init`: how ranks meet in init_process_group."""
+    """`hooks.init`: what init_process_group checks and waits for."""
 
     set_device: bool
     barrier: str
@@ -132,7 +132,7 @@ class OrderHook(NamedTuple):
 
 
 class GuardsHook(NamedTuple):
-    """`hooks.guards`: checks before a kernel that would poison the CUDA context."""
+    """`hooks.guards`: checks before a kernel whose failure makes the CUDA context unusable."""
 
     labels: str
     logits: str
@@ -140,20 +140,20 @@ class GuardsHook(NamedTuple):
 
 
 class MemoryHook(NamedTuple):
-    """`hooks.memory`: when the allocator's cache is cleared."""
+    """`hooks.memory`: when the cache of the CUDA allocator is cleared."""
 
     clear_between_trials: bool
 
 
 class OptunaHook(NamedTuple):
-    """`hooks.optuna`: how a study goes on after CUDA errors."""
+    """`hooks.optuna`: how a study continues after CUDA errors."""
 
     mode: str
     recycle_every: int
 
 
 class TensorflowHook(NamedTuple):
-    """`hooks.tensorflow`: how MirroredStrategy adds up, and how memory is taken."""
+    """`hooks.tensorflow`: how MirroredStrategy reduces gradients, and how memory is allocated."""
 
     cross_device_ops: str
     memory_growth: bool
@@ -176,7 +176,7 @@ class HookSettings(NamedTuple):
 
 
 class RetryPolicy(NamedTuple):
-    """The `retry` section; seconds where a name ends in _s."""
+    """The `retry` section; names ending in _s are in seconds."""
 
     attempts: int  # in a row without progress
     attempts_total: int
@@ -225,7 +225,7 @@ class RecoverPolicy(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Every key of a profile but `launcher`, with defaults where nothing is given."""
+    """All keys of a profile except `launcher`, `env` and `torchrun`, with their defaults."""
 
     hooks: HookSettings
     retry: RetryPolicy
@@ -240,13 +240,13 @@ class Settings(NamedTuple):
 class ProcessLimits(NamedTuple):
     """What mitigations change for the launcher's process."""
 
-    nofile: int | None = None  # the soft limit of open files, raised as far as the hard one allows
+    nofile: int | None = None  # soft limit of open files; the hard limit bounds it
     session: str = ""  # "new": a session of its own
     ignore: tuple[str, ...] = ()  # names of signals: "SIGHUP"
 
 
 class Changes(NamedTuple):
-    """What the mitigations in force change together; it goes over everything else in a plan."""
+    """What the mitigations in force change together; it overrides everything else in a plan."""
 
     names: tuple[str, ...] = ()  # of the mitigations, in order
     env: tuple[tuple[str, Setting], ...] = ()  # in the order of the mitigations
@@ -254,21 +254,21 @@ class Changes(NamedTuple):
     notes: Mapping[str, Setting] = {}  # hooks.compile.autotune -> value and origin
     torchrun: tuple[str, ...] = ()  # "--master-port=40123"
     limits: ProcessLimits = ProcessLimits()
-    needs_hooks: bool = False  # some mitigation does its work inside the ranks
+    needs_hooks: bool = False  # a mitigation is applied by a hook inside the ranks
 
 
 NO_CHANGES = Changes()
 
 
 class Profile(NamedTuple):
-    """A profile with its ancestors merged and its `when:` clauses decided.
+    """A profile with its ancestors merged and its `when:` clauses evaluated.
 
-    `notes` has value, origin, why and source by dotted key for those that a file or an option set.
+    `notes` has value, origin, why and source of each key that a file or an option sets.
     """
 
     name: str
     launcher: str
-    torchrun: Mapping[str, Setting]  # "nproc-per-node" -> default used where the user gave none
+    torchrun: Mapping[str, Setting]  # "nproc-per-node" -> the default if the user gives none
     env: Mapping[str, Setting]
     settings: Settings
     notes: Mapping[str, Setting]
@@ -277,16 +277,16 @@ class Profile(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Which attempt of which run a plan is for, and where its processes find our files."""
+    """The run and attempt of a plan, and the paths that its processes need."""
 
     site: str  # the directory that holds sitecustomize.py
     run: str = ""
     attempt: int = 1
-    receipts: str | None = None  # directory; None where nothing can be written
+    receipts: str | None = None  # directory; None if it is not writable
 
 
 class LaunchPlan(NamedTuple):
-    """Everything about one attempt. Whatever starts, prints or generates something renders this."""
+    """Everything about one attempt; whatever starts, prints or generates one uses only this."""
 
     profile: str
     launcher: str
@@ -297,29 +297,29 @@ class LaunchPlan(NamedTuple):
     options: LaunchOptions  # of torchrun_args
     env: Mapping[str, Setting]  # only what saferun sets
     settings: Settings  # hooks, retry, locks and the other policies in force
-    devices: tuple[str, ...]  # UUIDs of the GPUs that the job sees, to be locked and tried
+    devices: tuple[str, ...]  # UUIDs of the GPUs visible to the job, for locks and preflight
     mitigations: tuple[str, ...]
     profile_origin: str
     gpus: GpuFacts
-    notes: Mapping[str, Setting]  # where the values of `settings` come from
-    kept: Mapping[str, Setting]  # the profile's values that gave way to exported ones
+    notes: Mapping[str, Setting]  # value and origin of keys in `settings`
+    kept: Mapping[str, Setting]  # the profile's values that exported ones override
     hint: str = ""  # one clause for the headline: what naming the profile would change
-    remarks: tuple[str, ...] = ()  # lines about what could not be done as asked
+    remarks: tuple[str, ...] = ()  # warnings, one line each
     limits: ProcessLimits = ProcessLimits()
-    disabled: bool = False  # SAFERUN_DISABLE: torchrun as the user wrote it, nothing of ours
+    disabled: bool = False  # SAFERUN_DISABLE: torchrun as the user wrote it
 
     @property
     def supervised(self) -> bool:
-        """Whether saferun stays beside the job; else it is replaced by it."""
+        """Whether saferun stays beside the job; otherwise the job replaces it by exec."""
         return not self.disabled and self.settings.retry.attempts > 1
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the job: the user's own with the plan's on top."""
+        """Return the environment of the job: the user's, overridden by the plan's variables."""
         return {**environ, **{name: setting.value for name, setting in self.env.items()}}
 
 
 def as_tree(value: Any) -> Any:
-    """Return a named tuple and what is in it as dictionaries and lists, for JSON and YAML."""
+    """Return a value for JSON and YAML: named tuples as dictionaries, other tuples as lists."""
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
         if fields is None:
@@ -334,11 +334,11 @@ PROBLEM = "problem"
 
 
 class Finding(NamedTuple):
-    """One thing found.
+    """One result of an examination of the machine or the settings.
 
-    `level` is `ok`, `note` or `problem`; `area` names what was looked at ("settings", "driver",
-    "GPU 3"); `what` is the finding in one line; `detail` holds the reasons and where they stand
-    written, and `fix` what to do about it (both may be empty).
+    `level` is `ok`, `note` or `problem`; `area` names what was examined ("settings", "driver",
+    "GPU 3"); `what` is the result in one line; `detail` gives reasons and sources, and `fix` what
+    the user should do (both may be empty).
     """
 
     level: str

@@ -32,7 +32,7 @@ def allowing(**changes: object) -> Policies:
 
 def failed(number: int, verdict: str = "retry", **facts) -> Try:
     """An attempt that failed after an age that no other attempt has."""
-    told = {
+    usual = {
         "number": number,
         "exit_code": 1,
         "kind": "k",
@@ -42,7 +42,7 @@ def failed(number: int, verdict: str = "retry", **facts) -> Try:
         "lived_s": 100.0 * 1.5**number,
         "ended_s": 1000.0 * number,
     }
-    return Try(**{**told, **facts})
+    return Try(**{**usual, **facts})
 
 
 def attempts(count: int, verdict: str = "retry", **facts) -> list[Try]:
@@ -110,7 +110,7 @@ CASES = {
         {},
         AGAIN,
     ),
-    "what waiting cures may come at the same age": (
+    "a failure that passes with time may occur at the same age": (
         attempts(2, lived_s=61.0, waits=True),
         {},
         AGAIN,

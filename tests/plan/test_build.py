@@ -11,8 +11,7 @@ from saferun.errors import UsageError
 from saferun.export import shell_script
 from saferun.inject import contract
 from saferun.model import Facts, Gpu, GpuFacts, HookSettings, Identity, Request, Setting, as_tree
-from saferun.plan import torchrun_args
-from saferun.plan import view as page
+from saferun.plan import torchrun_args, view
 from saferun.plan.build import build_plan, conditions, disabled_plan
 from saferun.plan.own_variables import OF_ATTEMPT, SHARE_STORE, any_hook
 from saferun.profile.merge import Conditions, resolve
@@ -62,7 +61,7 @@ def test_a_count_or_several_nodes_leave_the_arguments_alone(words, environ):
 def test_a_detected_profile_never_changes_the_arguments_and_hints():
     plan = planned("train.py", named=False)
     assert plan.torchrun_args == ("train.py",)
-    assert "2 GPUs and one process: --profile p starts one on each" in page.headline(plan)
+    assert "2 GPUs and one process: --profile p starts one on each" in view.headline(plan)
 
 
 def test_a_flag_of_torchrun_may_be_a_default():
@@ -111,9 +110,9 @@ def test_torchruns_options_are_refused_where_python_starts():
 def test_the_hooks_travel_in_two_variables_in_front_of_the_users_path():
     plan = planned("t.py", environ={"PYTHONPATH": "src::/x"}, run="r1", receipts="/r")
     assert plan.env["PYTHONPATH"].value == f"{SITE}:src::/x"
-    told = contract.decode(plan.env[contract.VARIABLE].value)
-    assert (told["run"], told["attempt"], told["receipts"]) == ("r1", 1, "/r")
-    assert told["hooks"] == as_tree(plan.settings.hooks)
+    sent = contract.decode(plan.env[contract.VARIABLE].value)
+    assert (sent["run"], sent["attempt"], sent["receipts"]) == ("r1", 1, "/r")
+    assert sent["hooks"] == as_tree(plan.settings.hooks)
 
 
 def test_our_path_stands_once_however_deep_saferun_is_nested():
@@ -182,7 +181,7 @@ def test_distributed_means_more_than_one_rank(words, environ, gpus, starts_all, 
 
 
 def test_the_json_has_exactly_the_fixed_keys():
-    made = json.loads(json.dumps(page.as_json(planned("t.py", "--a"))))
+    made = json.loads(json.dumps(view.as_json(planned("t.py", "--a"))))
     fixed = "schema profile launcher command torchrun_args script script_args env hooks retry "
     assert " ".join(made) == fixed + "locks mitigations"
     assert made["script_args"] == ["--a"]
@@ -197,7 +196,7 @@ def test_the_page_says_command_variables_with_reasons_hooks_and_retries():
         "env.KEPT": Leaf("1"),
         "hooks.compile.autotune": Leaf("off", "it fails", "somewhere"),
     }
-    text = page.as_text(planned("t.py", leaves=leaves, environ={"KEPT": "2"}))
+    text = view.as_text(planned("t.py", leaves=leaves, environ={"KEPT": "2"}))
     for part in (
         "torchrun --nproc-per-node=gpu t.py",
         "X='a b'    [p.yaml]",
@@ -215,7 +214,7 @@ def test_a_long_command_stays_one_command_for_a_shell():
 
     words = [f"--option-{i}=a  b\n{i}" for i in range(30)]
     plan = planned("t.py", *words)
-    top = page.as_text(plan).split("\n\n")[0]
+    top = view.as_text(plan).split("\n\n")[0]
     shown = top[top.index("command") + len("command") :]
     assert shlex.split(shown.replace("\\\n", "\n")) == list(plan.command)
 

@@ -1,4 +1,4 @@
-"""A mitigation changes the next attempt's plan, beats everything else there, and says so."""
+"""A mitigation changes the next attempt's plan, overrides everything else and names itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import check_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,24 +91,24 @@ def here(
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"envv": {}}, "unknown key `envv`"),
-        ({"env": {"A": 1}}, "A is no text"),
-        ({"env": ["A"]}, "`env` is no mapping"),
+        ({"env": {"A": 1}}, "A is not text"),
+        ({"env": ["A"]}, "`env` is not a mapping"),
         ({"hooks": {"compile": {"autotun": "off"}}}, "unknown setting hooks.compile.autotun"),
         ({"hooks": {"compile": {"autotune": "no"}}}, "hooks.compile.autotune cannot be 'no'"),
-        ({"computed": {"A": "a-guess"}}, "nothing answers `a-guess`"),
+        ({"computed": {"A": "a-guess"}}, "there is no probe `a-guess`"),
         ({"torchrun": {"master-port": "fresh"}}, "--master-port cannot be `fresh`"),
         ({"process": {"nofiles": 3}}, "unknown key `nofiles`"),
-        ({"excludes": ["b"]}, "excludes `b`, no mitigation"),
-        ({"torch": "2.8 and up"}, "is no range"),
-        ({"cost_percent": "30"}, "is no share"),
+        ({"excludes": ["b"]}, "excludes `b`, which is not a mitigation"),
+        ({"torch": "2.8 and up"}, "is not a range"),
+        ({"cost_percent": "30"}, "cost_percent is not a number"),
         ({"cost": ""}, "has no `cost`"),
     ],
 )
-def test_a_mitigation_that_the_code_would_not_understand_is_refused(body, said):
-    with pytest.raises(SaferunError, match=said):
+def test_a_mitigation_that_the_code_would_not_understand_is_refused(body, message):
+    with pytest.raises(SaferunError, match=message):
         mitigation_catalog.parse({"a": {"cost": "none", "why": "w", "source": "https://s", **body}})
 
 
@@ -192,7 +193,7 @@ HOOKS = {
     "compile-fallback": {"fallback": "on"},
     "compile-off": {"enabled": "off"},
 }
-WORDS = {
+OPTIONS = {
     "free-port": ("--master-port=40123",),
     "fresh-rendezvous": ("--rdzv-id=saferun-id", "--master-port=40123"),
 }
@@ -202,8 +203,11 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_each_mitigation_changes_in_the_plan_what_it_says_and_nothing_else(name):
+def test_each_mitigation_changes_in_the_plan_what_it_says_and_nothing_else():
+    check_cases([(name,) for name in ALL], _changes_what_it_says)
+
+
+def _changes_what_it_says(name: str) -> None:
     before, after = planned(), planned(name)
     own = {contract.VARIABLE, "SAFERUN_MITIGATIONS"}
     changed = {k: s for k, s in after.env.items() if before.env.get(k) != s and k not in own}
@@ -213,7 +217,7 @@ def test_each_mitigation_changes_in_the_plan_what_it_says_and_nothing_else(name)
         assert made.why == ALL[name].why
     was = before.settings.hooks.compile
     assert after.settings.hooks.compile == was._replace(**HOOKS.get(name, {}))
-    assert after.torchrun_args == (*WORDS.get(name, ()), *before.torchrun_args)
+    assert after.torchrun_args == (*OPTIONS.get(name, ()), *before.torchrun_args)
     assert after.command[1:] == after.torchrun_args
     assert after.limits == ProcessLimits(**LIMITS.get(name, {}))
     assert after.mitigations == (name,)
@@ -226,15 +230,18 @@ def test_a_hooks_setting_is_in_force_beneath_any_profile_and_says_where_it_comes
     other = next(choice for choice in KEYS[f"hooks.compile.{key}"].choices if choice != value)
     plan = planned(name, leaves={f"hooks.compile.{key}": Leaf(other)})
     assert getattr(plan.settings.hooks.compile, key) == value
-    told = contract.decode(plan.env[contract.VARIABLE].value)["hooks"]
-    assert told["compile"][key] == value
+    sent = contract.decode(plan.env[contract.VARIABLE].value)["hooks"]
+    assert sent["compile"][key] == value
     assert plan.notes[f"hooks.compile.{key}"].origin == f"mitigation {name}"
 
 
-@pytest.mark.parametrize("name", [n for n, mitigation in ALL.items() if mitigation.needs_hooks])
-def test_a_mitigation_inside_the_ranks_reaches_them_where_no_other_hook_is_on(name):
+def test_a_mitigation_inside_the_ranks_reaches_them_where_no_other_hook_is_on():
     assert contract.VARIABLE not in planned("nccl-p2p-off", leaves=QUIET).env
-    assert contract.VARIABLE in planned(name, leaves=QUIET).env
+
+    def check(name: str) -> None:
+        assert contract.VARIABLE in planned(name, leaves=QUIET).env
+
+    check_cases([(name,) for name, made in ALL.items() if made.needs_hooks], check)
 
 
 def test_a_mitigation_beats_the_profile_the_exported_variable_and_the_set_option():
@@ -311,10 +318,10 @@ def test_several_mitigations_work_together_in_order():
     assert plan.limits.session == "new"
 
 
-# --- torchrun's words ----------------------------------------------------------------------------
+# --- torchrun's options --------------------------------------------------------------------------
 
 ETCD = ("--rdzv-backend=etcd-v2", "--rdzv-endpoint=etcd:2379")
-MEETINGS = {
+RENDEZVOUS = {
     "default": ((), {}, "--master-port=40123"),
     "master port": (("--master_port", "29500"), {}, "--master-port=40123"),
     "exported port": ((), {"PET_MASTER_PORT": "29500"}, "--master-port=40123"),
@@ -349,12 +356,14 @@ MEETINGS = {
 }
 
 
-@pytest.mark.parametrize(("words", "environ", "word"), MEETINGS.values(), ids=MEETINGS)
-def test_the_option_that_moves_the_port_is_the_one_of_the_way_to_meet(words, environ, word):
-    at = here(*words, "t.py", environ=environ)
-    assert mitigation_overlay.usable(ALL, "free-port", (), at) is (word is not None)
-    if word is not None:
-        assert mitigation_overlay.changes(ALL, ["free-port"], at).torchrun == (word,)
+def test_the_option_that_moves_the_port_depends_on_the_rendezvous():
+    def check(argv: tuple[str, ...], environ: dict[str, str], option: str | None) -> None:
+        at = here(*argv, "t.py", environ=environ)
+        assert mitigation_overlay.usable(ALL, "free-port", (), at) is (option is not None)
+        if option is not None:
+            assert mitigation_overlay.changes(ALL, ["free-port"], at).torchrun == (option,)
+
+    check_cases(RENDEZVOUS, check)
 
 
 SCRIPTS = [
@@ -437,28 +446,30 @@ def _held_port():
 GRAPHS = {"graphs_seen": True}
 
 
-@pytest.mark.parametrize("name", [name for name, mitigation in ALL.items() if not mitigation.last])
-def test_every_mitigation_can_be_used_in_a_plain_job_and_only_once(name):
-    assert mitigation_overlay.refusal(ALL, name, (), here()) == ""
-    assert mitigation_overlay.refusal(ALL, name, (name,), here()) == "it is in force already"
+def test_every_mitigation_can_be_used_in_a_plain_job_and_only_once():
+    def check(name: str) -> None:
+        assert mitigation_overlay.refusal(ALL, name, (), here()) == ""
+        assert mitigation_overlay.refusal(ALL, name, (name,), here()) == "it is in force already"
+
+    check_cases([(name,) for name, made in ALL.items() if not made.last], check)
 
 
 @pytest.mark.parametrize(
     ("name", "in_force", "at", "why"),
     [
         ("no-such", (), here(), "no such mitigation"),
-        ("debug-settings", (), here(), "tells the reason"),
+        ("debug-settings", (), here(), "only collects diagnostics"),
         ("expandable-segments", (), here(**GRAPHS), "CUDA graphs"),
         ("expandable-segments", (), here(environ={"TORCHINDUCTOR_CUDAGRAPHS": "1"}), "CUDA graphs"),
         ("split-size", ("expandable-segments",), here(), "together with expandable-segments"),
         ("autotune-off", ("compile-off",), here(), "together with compile-off"),
         ("autotune-off", (), here(hooks_run=False), "skip the hooks"),
         ("ddp-optimizer-off", (), here(hooks_run=False), "skip the hooks"),
-        ("newer-ptxas", (), here(answers={}), "no answer to: newest-ptxas"),
-        ("more-open-files", (), here(answers={}), "no answer to: open-files"),
+        ("newer-ptxas", (), here(answers={}), "no value for: newest-ptxas"),
+        ("more-open-files", (), here(answers={}), "no value for: open-files"),
         ("free-port", (), here(leaves={"launcher": Leaf("python")}), "no torchrun"),
-        ("free-port", (), here("--nnodes=2", "t.py"), "one node alone"),
-        ("fresh-rendezvous", (), here("--nnodes=2", "t.py"), "one node alone"),
+        ("free-port", (), here("--nnodes=2", "t.py"), "one node cannot"),
+        ("fresh-rendezvous", (), here("--nnodes=2", "t.py"), "one node cannot"),
         ("nccl-p2p-off", (), here(environ={"NCCL_P2P_DISABLE": "1"}), "change nothing"),
         ("nvls-off", (), here(leaves={"env.NCCL_NVLS_ENABLE": Leaf("0")}), "change nothing"),
         ("autotune-off", (), here(leaves={"hooks.compile.autotune": Leaf("off")}), "nothing"),
@@ -478,7 +489,7 @@ def test_a_mitigation_that_cannot_help_here_is_refused_with_the_reason(name, in_
         ((), {"hooks.compile.cudagraphs": Leaf("off")}),
         ((), {"hooks.compile.enabled": Leaf("off")}),
     ],
-    ids=["cured", "not compiled", "profile", "profile without compilation"],
+    ids=["mitigation", "not compiled", "profile", "profile without compilation"],
 )
 def test_expandable_segments_may_be_used_once_graphs_are_off(in_force, leaves):
     assert mitigation_overlay.usable(
@@ -511,24 +522,26 @@ def test_receipts_tell_whether_graphs_were_used(facts, seen):
     assert mitigation_overlay.graphs_seen([{}, facts]) is seen
 
 
-# --- words for people ----------------------------------------------------------------------------
+# --- description for people ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_mitigation_is_described_with_what_it_sets_and_costs(name):
-    text = mitigation_catalog.describe(ALL, [name])
-    assert text.startswith(f"{name} (")
-    assert "; cost: " in text
-    assert "()" not in text
-    assert "\n" not in text
+def test_a_mitigation_is_described_with_what_it_sets_and_costs():
+    def check(name: str) -> None:
+        text = mitigation_catalog.describe(ALL, [name])
+        assert text.startswith(f"{name} (")
+        assert "; cost: " in text
+        assert "()" not in text
+        assert "\n" not in text
+
+    check_cases([(name,) for name in ALL], check)
 
 
-def test_a_measured_cost_is_said_as_a_share():
-    said = "compile-off (compile.enabled=off; cost: 32 % of the throughput)"
-    assert mitigation_catalog.describe(ALL, ["compile-off"]) == said
+def test_a_measured_cost_is_described_as_a_share_of_the_throughput():
+    described = "compile-off (compile.enabled=off; cost: 32 % of the throughput)"
+    assert mitigation_catalog.describe(ALL, ["compile-off"]) == described
 
 
-# --- what the world answers ----------------------------------------------------------------------
+# --- what the probes find ------------------------------------------------------------------------
 
 
 def test_every_attempt_gets_a_port_of_its_own(monkeypatch):

@@ -1,4 +1,4 @@
-"""torchrun's grammar: the words that we hand on mean to torchrun what the user's words mean."""
+"""torchrun's command line: what saferun passes on means to torchrun what the user meant."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import check_cases
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,7 @@ AMBIGUOUS_LOG = (
     "ambiguous option: --log could match --log-dir, --log_dir, --logs-specs, --logs_specs"
 )
 NO_SCRIPT = "the following arguments are required: training_script, training_script_args"
-# CPython's later argparse words some refusals otherwise, and accepts what 3.10 and 3.11 refuse.
+# CPython's later argparse argv some refusals otherwise, and accepts what 3.10 and 3.11 refuse.
 OLD_ARGPARSE = sys.version_info < (3, 12)
 PET_ENVIRONMENTS = {
     "none": {},
@@ -43,11 +44,11 @@ PET_ENVIRONMENTS = {
 
 
 class RefusedError(Exception):
-    """What the real parser says instead of reading the line."""
+    """The error message with which the real parser refuses a line."""
 
 
 class RealParser:
-    """torchrun's own parser, as the installed torch builds it under some PET_ variables."""
+    """torchrun's own parser, as the installed torch builds it with some PET_ variables."""
 
     def __init__(self, environ):
         run = pytest.importorskip("torch.distributed.run")
@@ -58,7 +59,7 @@ class RealParser:
                 patch.setenv(name, value)
             self.parser = run.get_args_parser()
         self.parser.error = self._refuse
-        self._action("numa_binding").choices = None  # it grows: left to torchrun to judge
+        self._action("numa_binding").choices = None  # they differ by version: left to torchrun
         self.parser.print_help = lambda: self._refuse("HELP")
 
     def _action(self, dest):
@@ -67,10 +68,10 @@ class RealParser:
     def _refuse(self, message):
         raise RefusedError(message)
 
-    def __call__(self, words):
+    def __call__(self, argv):
         """Return the namespace as a dict, or the message as a string."""
         try:
-            return vars(self.parser.parse_args(list(words)))
+            return vars(self.parser.parse_args(list(argv)))
         except RefusedError as refused:
             return str(refused)
 
@@ -150,42 +151,44 @@ def test_importing_the_grammar_stays_light():
 # --- public command lines
 
 
+@pytest.fixture(scope="module")
 def corpus():
     if not COMMANDS.exists():
-        reason = f"no corpus at {COMMANDS} (SAFERUN_CORPUS names another place)"
-        return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=reason))]
+        pytest.skip(f"no corpus at {COMMANDS} (SAFERUN_CORPUS names another place)")
     records = map(json.loads, COMMANDS.read_text(encoding="utf-8").splitlines())
-    return [pytest.param(record, id=record["id"]) for record in records]
+    return {record["id"]: (record,) for record in records}
 
 
-@pytest.mark.parametrize("record", corpus())
-def test_a_public_command_line_means_to_torchrun_what_it_meant(record, reals):
-    line = parse(record["argv"]).line
-    if record.get("parse_error", "").startswith("ambiguous option: --log"):
-        safe = list(record["argv"])
-        safe.insert(safe.index("main"), "--")
-        for real in reals.values():
-            assert real(line.args) == real(safe)
-        assert same_reading(line, reals["none"](safe))
-        return
-    assert list(line.args) == record["argv"]
-    assert line.script == record["script"]
-    assert list(line.script_args) == record["script_args"]
-    assert line.refusal == record.get("parse_error")
+def test_a_public_command_line_means_to_torchrun_what_it_meant(corpus, reals):
+    def check(record):
+        line = parse(record["argv"]).line
+        if record.get("parse_error", "").startswith("ambiguous option: --log"):
+            safe = list(record["argv"])
+            safe.insert(safe.index("main"), "--")
+            for real in reals.values():
+                assert real(line.args) == real(safe)
+            assert same_reading(line, reals["none"](safe))
+            return
+        assert list(line.args) == record["argv"]
+        assert line.script == record["script"]
+        assert list(line.script_args) == record["script_args"]
+        assert line.refusal == record.get("parse_error")
+
+    check_cases(corpus, check)
 
 
-@pytest.mark.parametrize("record", corpus())
-def test_our_options_in_a_public_command_line_change_nothing_for_torchrun(record):
+def test_our_options_in_a_public_command_line_change_nothing_for_torchrun(corpus):
     ours = ["--profile", "h100", "--set=env.X=a b", "--dry-run"]
-    assert parse(ours + record["argv"]).line == parse(record["argv"]).line
-    assert [name for name, _ in parse(ours + record["argv"]).own] == [
-        "--profile",
-        "--set",
-        "--dry-run",
-    ]
+
+    def check(record):
+        parsed = parse(ours + record["argv"])
+        assert parsed.line == parse(record["argv"]).line
+        assert [name for name, _ in parsed.own] == ["--profile", "--set", "--dry-run"]
+
+    check_cases(corpus, check)
 
 
-# --- the surprises, one by one
+# --- the rules that are easy to miss
 
 READINGS = {
     "nothing but a script": (["train.py"], "train.py", []),
@@ -231,18 +234,16 @@ READINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("words", "script", "script_args"), list(READINGS.values()), ids=list(READINGS)
-)
-def test_a_line_is_handed_on_unchanged_and_read_as_torchrun_reads_it(
-    words, script, script_args, reals
-):
-    parsed = parse(words)
-    assert parsed.line.args == tuple(words)
-    assert (parsed.line.script, list(parsed.line.script_args)) == (script, script_args)
-    for real in reals.values():
-        assert same_reading(parsed.line, real(words))
-    assert parsed.own == ()
+def test_a_line_is_passed_on_unchanged_and_read_as_torchrun_reads_it(reals):
+    def check(argv, script, script_args):
+        parsed = parse(argv)
+        assert parsed.line.args == tuple(argv)
+        assert (parsed.line.script, list(parsed.line.script_args)) == (script, script_args)
+        for real in reals.values():
+            assert same_reading(parsed.line, real(argv))
+        assert parsed.own == ()
+
+    check_cases(READINGS, check)
 
 
 REFUSALS = {
@@ -286,17 +287,19 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize(("words", "message"), list(REFUSALS.values()), ids=list(REFUSALS))
-def test_what_torchrun_refuses_is_refused_with_its_own_message(words, message, real):
-    line = parse(words).line
-    assert line.refusal == message
-    assert (line.script, line.script_args) == (None, ())
-    assert line.args == tuple(words)
-    assert same_reading(line, real(words))
+def test_what_torchrun_refuses_is_refused_with_its_own_message(real):
+    def check(argv, message):
+        line = parse(argv).line
+        assert line.refusal == message
+        assert (line.script, line.script_args) == (None, ())
+        assert line.args == tuple(argv)
+        assert same_reading(line, real(argv))
+
+    check_cases(REFUSALS, check)
 
 
-def test_an_attached_double_dash_is_torchruns_to_judge():
-    """CPython before 3.13 drops it, later ones refuse it as no number."""
+def test_an_attached_double_dash_is_left_to_torchrun():
+    """CPython before 3.13 drops it, later versions refuse it because it is not a number."""
     line = parse(["--max-restarts=--", "t.py"]).line
     assert (line.args, line.refusal) == (("--max-restarts=--", "t.py"), None)
 
@@ -323,17 +326,17 @@ AMBIGUOUS_ARGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("words", "handed"), list(AMBIGUOUS_ARGS.values()), ids=list(AMBIGUOUS_ARGS)
-)
-def test_an_ambiguous_word_among_the_scripts_arguments_reaches_the_script(words, handed, real):
-    line = parse(words).line
-    assert list(line.args) == handed
-    assert same_reading(line, real(handed))
-    assert not isinstance(real(handed), str)
+def test_an_ambiguous_argument_of_the_script_reaches_the_script(real):
+    def check(argv, passed):
+        line = parse(argv).line
+        assert list(line.args) == passed
+        assert same_reading(line, real(passed))
+        assert not isinstance(real(passed), str)
+
+    check_cases(AMBIGUOUS_ARGS, check)
 
 
-def test_use_env_gets_a_clear_word():
+def test_use_env_gets_clear_advice():
     for word in ("--use_env", "--use-env"):
         line = parse([word, "t.py"]).line
         assert launch_only(line) == LAUNCH_ONLY[word]
@@ -395,16 +398,16 @@ def test_a_command_may_have_other_options_of_its_own():
 
 @pytest.mark.parametrize("ours", [["--dry-run"], ["--profile", "x"], ["--set=a=b"]])
 def test_our_option_between_an_option_and_its_value_is_torchruns_error(ours, real):
-    words = ["--standalone", "--nnodes", *ours, "2", "t.py"]
-    line = parse(words).line
-    assert line.args == tuple(words)
-    assert line.refusal == real(words) == "argument --nnodes: expected one argument"
+    argv = ["--standalone", "--nnodes", *ours, "2", "t.py"]
+    line = parse(argv).line
+    assert line.args == tuple(argv)
+    assert line.refusal == real(argv) == "argument --nnodes: expected one argument"
 
 
-# --- what another torch may read otherwise
+# --- what another torch may read differently
 
 UNSURE = {
-    "exact words": (["--nnodes", "2", "-mt3", "--tee=3", "mod", "--x"], ()),
+    "exact argv": (["--nnodes", "2", "-mt3", "--tee=3", "mod", "--x"], ()),
     "unknown": (["--new-thing", "t.py"], ("--new-thing",)),
     "unknown with value": (["--new-thing=3", "-x", "t.py"], ("--new-thing=3", "-x")),
     "unique abbreviation": (["--nnode=2", "--standa", "t.py"], ("--nnode=2", "--standa")),
@@ -414,16 +417,18 @@ UNSURE = {
 }
 
 
-@pytest.mark.parametrize(("words", "unsure"), list(UNSURE.values()), ids=list(UNSURE))
-def test_words_that_the_table_does_not_settle_are_named(words, unsure):
-    assert parse(words).unsure == unsure
+def test_arguments_that_the_table_does_not_settle_are_named():
+    def check(argv, unsure):
+        assert parse(argv).unsure == unsure
+
+    check_cases(UNSURE, check)
 
 
 def test_another_torchs_table_settles_them():
     newer = (*OPTIONS, OPTIONS[1]._replace(dest="new_thing", strings=("--new-thing",)))
-    words = ["--new-thing", "3", "--profile", "x", "t.py"]
-    assert parse(words).line.refusal == "unrecognized arguments: --new-thing"
-    parsed = parse(words, options=newer)
+    argv = ["--new-thing", "3", "--profile", "x", "t.py"]
+    assert parse(argv).line.refusal == "unrecognized arguments: --new-thing"
+    parsed = parse(argv, options=newer)
     assert (parsed.line.script, parsed.line.given, parsed.unsure) == (
         "t.py",
         {"new_thing": "3"},
@@ -435,8 +440,8 @@ def test_another_torchs_table_settles_them():
 # --- settings
 
 
-def line_of(*words):
-    return parse([*words, "t.py"]).line
+def line_of(*argv):
+    return parse([*argv, "t.py"]).line
 
 
 def test_the_last_value_given_counts_and_flags_are_empty_text():
@@ -465,15 +470,15 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("words", "environ", "dest", "value"), list(SETTINGS.values()), ids=list(SETTINGS)
-)
-def test_a_setting_is_the_lines_else_the_environments(words, environ, dest, value):
-    assert value_of(line_of(*words), environ, dest) == value
+def test_an_option_comes_from_the_line_else_from_the_environment():
+    def check(argv, environ, dest, value):
+        assert value_of(line_of(*argv), environ, dest) == value
+
+    check_cases(SETTINGS, check)
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "nodes"),
+    ("argv", "environ", "nodes"),
     [
         ([], {}, 1),
         (["--nnodes", "2"], {"PET_NNODES": "3"}, 2),
@@ -485,12 +490,12 @@ def test_a_setting_is_the_lines_else_the_environments(words, environ, dest, valu
         (["--nnodes", "x:2"], {}, None),
     ],
 )
-def test_max_nodes_is_the_upper_end(words, environ, nodes):
-    assert launch_options(line_of(*words), environ).nodes == nodes
+def test_max_nodes_is_the_upper_end(argv, environ, nodes):
+    assert launch_options(line_of(*argv), environ).nodes == nodes
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "restarts"),
+    ("argv", "environ", "restarts"),
     [
         ([], {}, 0),
         (["--max-restarts", "3"], {"PET_MAX_RESTARTS": "1"}, 3),
@@ -499,8 +504,8 @@ def test_max_nodes_is_the_upper_end(words, environ, nodes):
         ([], {"PET_MAX_RESTARTS": ""}, 0),
     ],
 )
-def test_max_restarts_counts_torchruns_own(words, environ, restarts):
-    assert launch_options(line_of(*words), environ).restarts == restarts
+def test_max_restarts_counts_torchruns_own(argv, environ, restarts):
+    assert launch_options(line_of(*argv), environ).restarts == restarts
 
 
 # --- generated command lines
@@ -542,7 +547,7 @@ def values_of(option):
 
 @st.composite
 def torchrun_words(draw):
-    """One of torchrun's options with its value, in one of the ways to write it."""
+    """One of torchrun's options with its value, in one of its spellings."""
     if draw(st.integers(0, 4)) == 0:
         option, string = draw(st.sampled_from(ABBREVIATED))
     else:
@@ -573,18 +578,18 @@ script_args_words = st.lists(st.sampled_from(NASTY) | st.text(max_size=5), max_s
 
 @st.composite
 def command_lines(draw):
-    """The user's words; the same without ours; the latter with a `--` before the script."""
-    words, bare = [], []
+    """The user's arguments; the same without saferun's; the latter with `--` before the script."""
+    argv, bare = [], []
     for _ in range(draw(st.integers(0, 5))):
         if draw(st.integers(0, 3)) == 0:
-            words += draw(own_words)
+            argv += draw(own_words)
         else:
             chunk = draw(torchrun_words())
-            words, bare = words + chunk, bare + chunk
+            argv, bare = argv + chunk, bare + chunk
     script, rest = draw(script_words), draw(script_args_words)
     tail = draw(st.sampled_from([["--", script], [script, "--"], [script]]))
     read = rest[1:] if tail == [script] and rest[:1] == ["--"] else rest
-    return words + tail + rest, bare + tail + rest, [*bare, "--", script, *read]
+    return argv + tail + rest, bare + tail + rest, [*bare, "--", script, *read]
 
 
 @settings(
@@ -592,9 +597,9 @@ def command_lines(draw):
 )
 @given(lines=command_lines(), environment=st.sampled_from(list(PET_ENVIRONMENTS)))
 def test_a_generated_line_means_to_torchrun_what_it_meant(lines, environment, reals):
-    words, bare, safe = lines
+    argv, bare, safe = lines
     real = reals[environment]
-    parsed = parse(words)
+    parsed = parse(argv)
     meant = real(bare)
     if isinstance(meant, str):
         assert meant.startswith("ambiguous option: ")
@@ -618,20 +623,20 @@ fuzz_words = st.lists(
 @settings(
     max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(words=fuzz_words)
-@example(words=["-mr", "--", "x"])
-@example(words=["--use_env", "t.py", "--log"])
-@example(words=["--unknown=1", "-h", "--log"])
-def test_any_words_at_all_are_read_or_refused_as_torchrun_does(words, real):
-    words = [word for word in words if word.partition("=")[0] not in OWN]
+@given(argv=fuzz_words)
+@example(argv=["-mr", "--", "x"])
+@example(argv=["--use_env", "t.py", "--log"])
+@example(argv=["--unknown=1", "-h", "--log"])
+def test_any_arguments_are_read_or_refused_as_torchrun_does(argv, real):
+    argv = [word for word in argv if word.partition("=")[0] not in OWN]
     if not OLD_ARGPARSE:
-        words = [word for word in words if word not in DIFFERS]
-    line = parse(words).line
+        argv = [word for word in argv if word not in DIFFERS]
+    line = parse(argv).line
     assert same_reading(line, real(line.args)), line
-    if line.args != tuple(words):
-        assert str(real(words)).startswith("ambiguous option: ") or not OLD_ARGPARSE
-        assert [w for w in line.args if w != "--"] == [w for w in words if w != "--"]
-        rest = words[words.index(line.args[line.args.index("--") + 1]) :]
+    if line.args != tuple(argv):
+        assert str(real(argv)).startswith("ambiguous option: ") or not OLD_ARGPARSE
+        assert [w for w in line.args if w != "--"] == [w for w in argv if w != "--"]
+        rest = argv[argv.index(line.args[line.args.index("--") + 1]) :]
         assert len(rest) > 1
 
 
@@ -656,15 +661,15 @@ for dest, strings, flag, _ in case["options"]:
         parser.add_argument(*strings)
 parser.add_argument("training_script")
 parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
-def read(words):
+def read(argv):
     try:
-        return vars(parser.parse_args(words))
+        return vars(parser.parse_args(argv))
     except Refused as refused:
         return str(refused)
-print(json.dumps([[read(words) for words in pair] for pair in case["pairs"]]))
+print(json.dumps([[read(argv) for argv in pair] for pair in case["pairs"]]))
 """
 
-# Versions differ on these, so that nothing but "our words are the user's" can be promised.
+# Versions differ on these: only that the arguments are passed on unchanged can be tested.
 DIFFERS = ("-m=r3", "-1e5", "--nnodes=--", "-=x", "-mm", "-mx")
 
 
@@ -683,10 +688,10 @@ def fixed_lines():
     pool = [*NASTY, *LONG, "-t", "-r", "-m", "t.py", "t.py", "x", "2", "3"]
     pool = [word for word in pool if word not in DIFFERS and "\udcff" not in word]
     yield from ([*map(pick.choice, [pool] * pick.randint(1, 6))] for _ in range(1000))
-    yield from (words for words, _, _ in READINGS.values())
-    yield from (words for words, _ in REFUSALS.values())
-    yield from (words for words, _ in AMBIGUOUS_ARGS.values())
-    yield from (["--standalone", "t.py", *words] for words in (["--log"], ["a", "--", "--log"]))
+    yield from (argv for argv, _, _ in READINGS.values())
+    yield from (argv for argv, _ in REFUSALS.values())
+    yield from (argv for argv, _ in AMBIGUOUS_ARGS.values())
+    yield from (["--standalone", "t.py", *argv] for argv in (["--log"], ["a", "--", "--log"]))
 
 
 def texts(namespace):
@@ -698,14 +703,14 @@ def texts(namespace):
 @pytest.mark.parametrize(("python", "minor"), list(interpreters()))
 def test_every_pythons_argparse_reads_the_same(python, minor):
     lines = []
-    for words in fixed_lines():
+    for argv in fixed_lines():
         try:
-            parsed = parse(words)
+            parsed = parse(argv)
         except UsageError:
             continue
         if not parsed.own:
-            lines.append((words, parsed.line))
-    case = {"options": OPTIONS, "pairs": [[words, line.args] for words, line in lines]}
+            lines.append((argv, parsed.line))
+    case = {"options": OPTIONS, "pairs": [[argv, line.args] for argv, line in lines]}
     out = subprocess.run(
         [python, "-I", "-c", OTHER_PARSER],
         input=json.dumps(case),
@@ -713,17 +718,17 @@ def test_every_pythons_argparse_reads_the_same(python, minor):
         text=True,
         check=True,
     )
-    for (words, line), (theirs, ours) in zip(lines, json.loads(out.stdout), strict=True):
+    for (argv, line), (theirs, ours) in zip(lines, json.loads(out.stdout), strict=True):
         if "invalid" in (line.refusal or ""):
-            continue  # the rebuilt parser judges no values
+            continue  # the rebuilt parser checks no values
         if isinstance(theirs, str) and not theirs.startswith("ambiguous"):
-            assert isinstance(ours, str), words
+            assert isinstance(ours, str), argv
         elif not isinstance(theirs, str):
-            assert ours == theirs, words
+            assert ours == theirs, argv
         if line.refusal is None and "help" not in line.given:
-            assert same_reading(line, ours), (words, ours)
-            assert texts(ours) == line.given, words
+            assert same_reading(line, ours), (argv, ours)
+            assert texts(ours) == line.given, argv
         elif minor in ("3.10", "3.11"):
-            assert same_reading(line, ours), (words, ours)
+            assert same_reading(line, ours), (argv, ours)
         else:
-            assert isinstance(ours, str), (words, ours)
+            assert isinstance(ours, str), (argv, ours)

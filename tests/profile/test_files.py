@@ -165,7 +165,7 @@ def test_the_longest_fragment_wins_and_the_users_own_comes_first(place):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"\xff\xfe", "not UTF-8"),
         (b"#" * (10 * 1024 * 1024), "larger than 256 KiB"),
@@ -173,13 +173,13 @@ def test_the_longest_fragment_wins_and_the_users_own_comes_first(place):
     ],
     ids=["binary", "10 MB", "a directory"],
 )
-def test_a_file_that_is_no_text_is_refused(place, content, said):
+def test_a_file_that_is_no_text_is_refused(place, content, message):
     path = place[0] / "p.yaml"
     if content is None:
         path.mkdir()
     else:
         path.write_bytes(content)
-    with pytest.raises(ProfileError, match=said):
+    with pytest.raises(ProfileError, match=message):
         chosen("./p.yaml", place)
 
 

@@ -1,4 +1,4 @@
-"""The shipped profiles give, for every value, a reason and a source, and set nothing in vain."""
+"""Every value of a shipped profile has a reason and a source, and has an effect."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from cases import check_cases
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 GPUS = {"a100", "h100", "h200", "b200", "rtx4090", "rtx5090"}
@@ -27,8 +27,8 @@ INCIDENT_DOCUMENTS = {
     "h100-inductor-autotune-nanochat.md",
     "rtx5090-tensorflow-nccl.md",
 }
-IN_VAIN = {
-    "CUDA_VISIBLE_DEVICES": "which GPUs a job has is the scheduler's or the user's word",
+WITHOUT_EFFECT = {
+    "CUDA_VISIBLE_DEVICES": "which GPUs a job has is for the scheduler or the user to decide",
     "CUDA_VISIBLE_DEVICES_ORDER": "nothing reads it",
     "CUDA_AUTO_BOOST": "nothing reads it",
     "TORCH_COMPILE_DISABLE_CUDAGRAPHS": "nothing reads it",
@@ -93,77 +93,87 @@ def merged(name: str) -> dict[str, Any]:
 
 
 NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml"))
-VALUES = [(name, key, leaf) for name in NAMES for key, leaf in leaves(load(name))]
-each_profile = pytest.mark.parametrize("name", NAMES)
-each_value = pytest.mark.parametrize(
-    ("name", "key", "leaf"), VALUES, ids=[f"{name}:{key}" for name, key, _ in VALUES]
-)
+VALUES = {f"{name}:{key}": (key, leaf) for name in NAMES for key, leaf in leaves(load(name))}
 
 
 def test_the_shipped_profiles_are_those_that_the_design_names() -> None:
     assert set(NAMES) == {"cpu", "cuda"} | GPUS | INCIDENTS
 
 
-@each_profile
-def test_a_profile_is_named_like_its_file_and_says_what_it_is_for(name: str) -> None:
-    profile = load(name)
-    assert profile["schema"] == 1
-    assert profile["name"] == name
-    assert profile["description"]
-    assert (PROFILES / f"{name}.yaml").read_text(encoding="utf-8").startswith("# For ") or (
-        name == "cuda"
-    )
+def test_a_profile_is_named_like_its_file_and_describes_its_purpose() -> None:
+    for name in NAMES:
+        profile = load(name)
+        assert (profile["schema"], profile["name"]) == (1, name)
+        assert profile["description"], name
+        text = (PROFILES / f"{name}.yaml").read_text(encoding="utf-8")
+        assert text.startswith("# For ") or name == "cuda", name
 
 
-@each_value
-def test_every_value_is_annotated_and_nothing_stands_bare(name: str, key: str, leaf: Any) -> None:
-    assert isinstance(leaf, dict), f"{name}: {key} has a bare value, without why and source"
-    assert {"value", "why", "source"} <= set(leaf) <= LEAF
+def test_every_value_has_a_reason_and_a_source() -> None:
+    def check(_: str, leaf: Any) -> None:
+        assert isinstance(leaf, dict), "a bare value, without why and source"
+        assert {"value", "why", "source"} <= set(leaf) <= LEAF
+
+    check_cases(VALUES, check)
 
 
-@each_value
-def test_every_why_is_one_or_two_plain_sentences(name: str, key: str, leaf: Any) -> None:
-    why = leaf["why"].strip()
-    assert why.endswith(".")
-    assert len(re.findall(r"\.(?=\s|$)", why)) <= 2
-    assert len(why) <= 300
-    assert "\n" not in why, "fold it (>-): it becomes one line of a comment or of `plan`"
+def test_every_why_is_one_or_two_plain_sentences() -> None:
+    def check(_: str, leaf: Any) -> None:
+        why = leaf["why"].strip()
+        assert why.endswith(".")
+        assert len(re.findall(r"\.(?=\s|$)", why)) <= 2
+        assert len(why) <= 300
+        assert "\n" not in why, "fold it (>-): it becomes one line of a comment or of `plan`"
+
+    check_cases(VALUES, check)
 
 
-@each_value
-def test_every_source_is_a_page_an_incident_or_a_measurement(
-    name: str, key: str, leaf: Any
-) -> None:
-    for source in leaf["source"].split("; "):
-        assert SOURCE.fullmatch(source), source
-        if source.startswith("incident: "):
-            assert source.removeprefix("incident: ") in INCIDENT_DOCUMENTS
+def test_every_source_is_a_web_page_an_incident_or_a_measurement() -> None:
+    def check(_: str, leaf: Any) -> None:
+        for source in leaf["source"].split("; "):
+            assert SOURCE.fullmatch(source), source
+            if source.startswith("incident: "):
+                assert source.removeprefix("incident: ") in INCIDENT_DOCUMENTS
+
+    check_cases(VALUES, check)
 
 
-@each_value
-def test_a_measured_reason_names_its_numbers(name: str, key: str, leaf: Any) -> None:
-    if leaf["source"] == "measured: benchmarks/RESULTS.md":
-        assert re.search(r"\d", leaf["why"])
+def test_a_measured_reason_names_its_numbers() -> None:
+    def check(_: str, leaf: Any) -> None:
+        if leaf["source"] == "measured: benchmarks/RESULTS.md":
+            assert re.search(r"\d", leaf["why"])
+
+    check_cases(VALUES, check)
 
 
-@each_value
-def test_conditions_are_the_three_that_exist(name: str, key: str, leaf: Any) -> None:
-    when = leaf.get("when", {})
-    assert set(when) <= {"torch", "gpus", "distributed"}
-    for word in ("torch", "gpus"):
-        assert re.fullmatch(r"([<>=!]=?[\d.]+)(,[<>=!]=?[\d.]+)*", when.get(word, ">0"))
+def test_conditions_are_the_three_that_exist() -> None:
+    def check(_: str, leaf: Any) -> None:
+        when = leaf.get("when", {})
+        assert set(when) <= {"torch", "gpus", "distributed"}
+        for name in ("torch", "gpus"):
+            assert re.fullmatch(r"([<>=!]=?[\d.]+)(,[<>=!]=?[\d.]+)*", when.get(name, ">0"))
+
+    check_cases(VALUES, check)
 
 
-@each_value
-def test_a_variable_s_value_is_text(name: str, key: str, leaf: Any) -> None:
-    if key.startswith("env."):
-        assert isinstance(leaf["value"], str), f'write "{leaf["value"]}" in quotes'
+def test_a_variable_s_value_is_text() -> None:
+    def check(key: str, leaf: Any) -> None:
+        if key.startswith("env."):
+            assert isinstance(leaf["value"], str), f'write "{leaf["value"]}" in quotes'
+
+    check_cases(VALUES, check)
 
 
-@pytest.mark.parametrize(("variable", "reason"), IN_VAIN.items(), ids=IN_VAIN)
-def test_no_profile_sets_a_variable_in_vain(variable: str, reason: str) -> None:
-    setters = [name for name, key, _ in VALUES if key == f"env.{variable}"]
-    assert not setters, reason
+def setters(variable: str) -> list[str]:
+    """Return the profiles that set an environment variable."""
+    return [value.split(":")[0] for value, (key, _) in VALUES.items() if key == f"env.{variable}"]
+
+
+def test_no_profile_sets_a_variable_without_effect() -> None:
+    def check(variable: str, reason: str) -> None:
+        assert not setters(variable), reason
+
+    check_cases(WITHOUT_EFFECT.items(), check)
 
 
 def test_gpu_profiles_build_on_cuda_and_set_only_what_is_free() -> None:
@@ -177,7 +187,7 @@ def test_gpu_profiles_build_on_cuda_and_set_only_what_is_free() -> None:
 
 
 def test_launch_blocking_is_for_debugging_only() -> None:
-    assert [n for n, key, _ in VALUES if key == "env.CUDA_LAUNCH_BLOCKING"] == ["debug"]
+    assert setters("CUDA_LAUNCH_BLOCKING") == ["debug"]
 
 
 def test_the_cpu_profile_says_nothing_about_gpus() -> None:
@@ -196,25 +206,26 @@ def test_incident_profiles_build_on_a_gpu_profile() -> None:
         assert "match" not in load(name)
 
 
-@each_profile
-def test_markers_are_off_only_where_graphs_are_off_with_them(name: str) -> None:
-    values = merged(name)
-    markers = values.get("hooks.cudagraph_markers", "keep")
-    if markers not in ("keep", False):
-        assert values["hooks.compile.cudagraphs"] == markers
+def test_markers_are_off_only_where_graphs_are_off_with_them() -> None:
+    for name in NAMES:
+        values = merged(name)
+        markers = values.get("hooks.cudagraph_markers", "keep")
+        if markers not in ("keep", False):
+            assert values["hooks.compile.cudagraphs"] == markers, name
 
 
-@pytest.mark.parametrize(("product", "profile"), PRODUCTS.items(), ids=PRODUCTS)
-def test_a_product_name_finds_one_profile_or_the_fallback(
-    product: str, profile: str | None
-) -> None:
-    found = [
-        name
-        for name in GPUS
-        for words in load(name)["match"]["gpu"]
-        if re.search(rf"(?<!\w){re.escape(words)}(?!\w)", product, re.IGNORECASE)
-    ]
-    assert found == ([profile] if profile else [])
+def test_a_product_name_finds_one_profile_or_the_fallback() -> None:
+    fragments = [(name, fragment) for name in GPUS for fragment in load(name)["match"]["gpu"]]
+
+    def check(product: str, profile: str | None) -> None:
+        found = [
+            name
+            for name, fragment in fragments
+            if re.search(rf"(?<!\w){re.escape(fragment)}(?!\w)", product, re.IGNORECASE)
+        ]
+        assert found == ([profile] if profile else [])
+
+    check_cases(PRODUCTS.items(), check)
 
 
 # What each incident asks for, by the name under which it lives here.
@@ -250,11 +261,11 @@ NEEDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value"), NEEDS, ids=[f"{name}:{key}" for name, key, _ in NEEDS]
-)
-def test_an_incident_s_fix_is_in_its_profile(name: str, key: str, value: Any) -> None:
-    assert merged(name)[key] == value
+def test_an_incident_s_fix_is_in_its_profile() -> None:
+    def check(name: str, key: str, value: Any) -> None:
+        assert merged(name)[key] == value
+
+    check_cases(NEEDS, check)
 
 
 def test_the_llava_allocator_settings_are_the_incident_s_own() -> None:

@@ -55,7 +55,11 @@ BAD = [
     ("hooks.compile", "off", ["is a group", "hooks.compile.autotune"]),
     ("env", "x", ["is a group"]),
     ("retry.attempts", "many", ["`many`", "--set retry.attempts", "whole number"]),
-    ("retry.attempts", "", ["nothing", "--set retry.attempts", "whole number of at least 1"]),
+    (
+        "retry.attempts",
+        "",
+        ["an empty value", "--set retry.attempts", "whole number of at least 1"],
+    ),
     ("retry.attempts", "[", ["`[`", "whole number"]),
     ("retry.attempts", "0", ["at least 1"]),
     ("retry.attempts", "2.0", ["whole number"]),

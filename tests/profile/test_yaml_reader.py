@@ -1,4 +1,4 @@
-"""A profile's text: what is accepted, and how what is not is said."""
+"""The parser of profiles: what is accepted, and the message for what is not."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_any_characters_survive_in_a_variable():
         ),
         pytest.param(
             "schema: 1\nenv: {A: {value: x, when: {torch: new}}}",
-            ["`new` is no condition on `torch`", ">=2.8,<2.10"],
+            ["`new` is not a condition on `torch`", ">=2.8,<2.10"],
             id="condition",
         ),
         pytest.param(
@@ -146,7 +146,7 @@ def test_any_characters_survive_in_a_variable():
             id="unknown condition",
         ),
         pytest.param("schema: 2", ["schema 2 is not known", "`schema: 1`"], id="schema"),
-        pytest.param("name: x", ["which schema", "add `schema: 1`"], id="no schema"),
+        pytest.param("name: x", ["has no `schema`", "add `schema: 1`"], id="no schema"),
         pytest.param("- a\n- b", ["a list where a mapping belongs", "line 1"], id="a list"),
         pytest.param("just words", ["the text where a mapping belongs"], id="a text"),
         pytest.param("", ["the file is empty"], id="empty"),
@@ -167,10 +167,10 @@ def test_any_characters_survive_in_a_variable():
     ],
 )
 def test_what_is_wrong_is_said_with_place_and_fix(text, parts):
-    said = refusal(text)
+    message = refusal(text)
     for part in parts:
-        assert part in said
-    assert "\n" not in said
+        assert part in message
+    assert "\n" not in message
 
 
 def test_all_errors_of_a_file_are_found_and_counted():

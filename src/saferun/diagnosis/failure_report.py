@@ -1,4 +1,4 @@
-"""Pure: the few lines that people read between attempts and at the end of a run."""
+"""Pure: the lines that are printed between attempts and at the end of a run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from saferun.diagnosis import log_reader
 from saferun.diagnosis.classify import Diagnosis
 from saferun.diagnosis.retry_policy import Decision, Try
 
-LINE_CHARS = 200  # of a line that the job printed; the journal has all of it
+LINE_CHARS = 200  # of a line of the job's output; the journal has it in full
 
 
 def between(last: Try, diagnosis: Diagnosis, decision: Decision, change: str = "") -> str:
-    """Return the line that says why another attempt starts.
+    """Return the line about why another attempt starts.
 
     Args:
         last: the attempt that failed.
         diagnosis: of it.
-        decision: to start another one.
+        decision: to start another one, with the delay in seconds.
         change: what the next attempt changes, as one clause; "" for nothing.
     """
     wait = f" in {seconds(decision.delay_s)}" if decision.delay_s >= 1 else ""
@@ -29,11 +29,11 @@ def between(last: Try, diagnosis: Diagnosis, decision: Decision, change: str = "
 
 
 def success(history: Sequence[Try]) -> list[str]:
-    """Return the line that a run which needed more than one attempt ends with."""
+    """Return the last line of a run that succeeded; none after a single attempt."""
     if len(history) < 2:
         return []
-    with_what = history[-1].mitigations
-    mitigated = f", with {', '.join(with_what)}" if with_what else ""
+    in_force = history[-1].mitigations
+    mitigated = f", with {', '.join(in_force)}" if in_force else ""
     return [f"attempt {len(history)} succeeded{mitigated}"]
 
 
@@ -45,14 +45,17 @@ def failure(
     host: str,
     journal: str | None,
 ) -> list[str]:
-    """Return the report of a run that failed: what, where, what was tried, what to do.
+    """Return the report of a failed run: what failed, where, what was tried, and advice.
 
     Args:
-        history: all attempts.
+        history: all attempts, oldest first.
         diagnoses: of those that failed.
-        decision: why there is no further attempt.
-        host: this machine.
-        journal: the run's directory; None where there is none.
+        decision: gives the reason why there is no further attempt.
+        host: the name of this machine.
+        journal: the run's directory; None if there is none.
+
+    Returns:
+        Lines for people; none if a signal from outside ended the run.
     """
     last, diagnosis = history[-1], diagnoses[-1]
     if last.asked:
@@ -69,7 +72,7 @@ def failure(
 
 
 def what(diagnosis: Diagnosis, *, line: bool = True) -> str:
-    """Return the kind of a failure, its rank, and with `line` the root line."""
+    """Return the kind of a failure and its rank, and the root line if `line` is set."""
     rank = "" if diagnosis.root_rank is None else f" on rank {diagnosis.root_rank}"
     line_shown = f" ({_cut(diagnosis.root_line)})" if line and diagnosis.root_line else ""
     return f"{diagnosis.kind}{rank}{line_shown}"
@@ -101,7 +104,7 @@ def _tried(history: Sequence[Try]) -> list[str]:
 
 
 def _cut(text: str) -> str:
-    """Return a line that the job printed without prefixes and without terminal control codes."""
+    """Return a line of the job's output, shortened, without prefixes and control codes."""
     bare = log_reader.strip_prefixes(text)[1].strip() or text.strip()
     plain = "".join(c if c.isprintable() else " " for c in bare)
     return plain if len(plain) <= LINE_CHARS else f"{plain[: LINE_CHARS - 1]}…"

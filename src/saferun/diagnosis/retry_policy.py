@@ -1,11 +1,12 @@
-"""Pure: the attempts so far and the policies make one decision: again, with what change, or stop.
+"""Pure: decide from the attempts so far and the policies: retry, retry with a mitigation, or stop.
 
     decide(history, Policies(retry, mitigate), usable=…, jitter=…) -> Decision
 
-reads no clock and no random numbers: both arrive as values. A failure that nothing was changed
-against and that came twice at the same age is taken for deterministic; what waiting cures (a port
-in TIME_WAIT, a service that is down, memory that drains) is the exception, since there the same
-failure at the same age is what to expect, and the attempts bound it.
+reads no clock and no random numbers; both are passed as values. A failure that occurs twice at the
+same age with the same mitigations counts as deterministic, and is not retried. The exception are
+failures that pass with time (a port in TIME_WAIT, a service that is down, memory that is being
+freed): there the same failure at the same age is expected, and only the number of attempts limits
+the retries.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from collections.abc import Callable, Sequence
 from saferun.model import MitigationPolicy, RetryPolicy
 from saferun.named_tuple import NamedTuple
 
-SAME_AGE_SHARE = 0.1  # two attempts that lived as long as this share of the longer one, or
-SAME_AGE_S = 5.0  # this many seconds, apart from each other failed at the same age
-DEBUG = "debug-settings"  # the mitigation that only tells the reason
+# Two attempts failed at the same age if their durations differ by at most this share of the longer
+# one, or by at most this many seconds.
+SAME_AGE_SHARE = 0.1
+SAME_AGE_S = 5.0
+DEBUG = "debug-settings"  # the mitigation that only collects diagnostics
 
 AGAIN, STOP, DONE = "again", "stop", "done"
 
 
 class Try(NamedTuple):
-    """One attempt that has ended, as far as the decision needs to know it."""
+    """One attempt that has ended: what the decision depends on."""
 
     number: int  # 1, 2, …
     exit_code: int  # of the launcher; 128+n for a signal
@@ -31,12 +34,12 @@ class Try(NamedTuple):
     ended_s: float  # seconds from the start of the first attempt to the end of this one
     kind: str = "no-failure"
     verdict: str = ""  # retry, mitigate, stop-user, stop-hardware, unknown; "" after success
-    offered: tuple[str, ...] = ()  # of the kind, cheapest first
+    offered: tuple[str, ...] = ()  # mitigations of the kind, cheapest first
     fingerprint: str = ""
     mitigations: tuple[str, ...] = ()  # in force
-    waits: bool = False  # waiting is part of the mitigation
-    asked: bool = False  # a signal asked it to end
-    first_step: int | None = None  # the first training step seen in its output
+    waits: bool = False  # the failure passes with time: wait before the retry
+    asked: bool = False  # a signal from outside ended it
+    first_step: int | None = None  # the first training step in its output
     unkillable: bool = False  # the kernel could not end one of its processes
 
 
@@ -48,7 +51,7 @@ class Policies(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What happens now."""
+    """What the loop does next."""
 
     action: str  # "again", "stop", "done"
     reason: str  # one clause for people
@@ -63,13 +66,16 @@ def decide(
     usable: Callable[[str, tuple[str, ...]], bool] = lambda name, beside: True,
     jitter: float = 0.0,
 ) -> Decision:
-    """Return what happens after the last attempt of `history`.
+    """Return what to do after the last attempt of `history`.
 
     Args:
         history: all attempts of this run, oldest first; at least one.
         policy: what the profile allows.
-        usable: tells whether a mitigation can be used beside the ones in force.
-        jitter: 0 to 1; up to half of a wait is taken off, so that nodes do not come back at once.
+        usable: returns whether a mitigation can be used with those in force.
+        jitter: 0 to 1; shortens a wait by up to half, so that nodes do not restart all at once.
+
+    Returns:
+        The action with its reason, the delay in seconds and the mitigation to add.
     """
     last = history[-1]
     if last.exit_code == 0:
@@ -77,18 +83,18 @@ def decide(
     if last.asked:
         return Decision(STOP, "it was asked to end")
     if last.unkillable:
-        return Decision(STOP, "a process of it could not be killed")
-    wish = _wish(history, policy, usable)
-    if wish.action == STOP:
-        return _debug(history, policy, wish)
-    delay = _delay(history, policy, jitter) if not wish.add else 0.0
-    return _bounded(history, policy, wish._replace(delay_s=delay))
+        return Decision(STOP, "one of its processes could not be killed")
+    decision = _by_verdict(history, policy, usable)
+    if decision.action == STOP:
+        return _debug(history, policy, decision)
+    delay = _delay(history, policy, jitter) if not decision.add else 0.0
+    return _bounded(history, policy, decision._replace(delay_s=delay))
 
 
-def _wish(
+def _by_verdict(
     history: Sequence[Try], policy: Policies, usable: Callable[[str, tuple[str, ...]], bool]
 ) -> Decision:
-    """What the kind of failure asks for, before any bound."""
+    """Return the decision by the verdict of the last attempt, before any limit is applied."""
     last = history[-1]
     if last.verdict == "mitigate":
         return _mitigation(last, policy, usable)
@@ -104,7 +110,7 @@ def _wish(
 def _mitigation(
     last: Try, policy: Policies, usable: Callable[[str, tuple[str, ...]], bool]
 ) -> Decision:
-    """The cheapest mitigation not yet in force; without one, a plain retry where that helps."""
+    """Choose the cheapest mitigation not yet in force; without one, retry if waiting helps."""
     if not policy.mitigate.enabled:
         return Decision(STOP, "mitigations are switched off (mitigate.enabled)")
     left = [
@@ -125,19 +131,19 @@ def _mitigation(
 
 
 def _unknown(history: Sequence[Try], policy: Policies) -> Decision:
-    """Once, after a long life, and only if it never came before."""
+    """Retry an unrecognised failure once, if the attempt ran long and the failure is new."""
     last, least_s = history[-1], policy.retry.unknown_after_s
     if least_s is None:
         return Decision(STOP, "nothing is known about it (retry.unknown_after_s is not set)")
     if last.lived_s < least_s:
-        return Decision(STOP, f"it is not known, and came within {least_s:g} s")
+        return Decision(STOP, f"it is not known, and occurred within {least_s:g} s")
     if any(earlier.fingerprint == last.fingerprint for earlier in history[:-1]):
-        return Decision(STOP, "it is not known, and came before")
-    return Decision(AGAIN, "it is not known, but came late")
+        return Decision(STOP, "it is not known, and occurred before")
+    return Decision(AGAIN, "it is not known, but occurred late")
 
 
 def _seen_before(history: Sequence[Try]) -> bool:
-    """Whether an earlier attempt failed so at the same age, from the same start and settings."""
+    """Return whether an earlier attempt with the same settings and start failed so at this age."""
     last = history[-1]
     return any(
         earlier.fingerprint == last.fingerprint
@@ -149,7 +155,7 @@ def _seen_before(history: Sequence[Try]) -> bool:
 
 
 def same_age(one_s: float, other_s: float) -> bool:
-    """Return whether two attempts lived equally long: ±10 % or 5 s.
+    """Return whether two durations are equal to within 10 % or 5 s.
 
     >>> same_age(3.0, 7.9), same_age(3600.0, 3900.0), same_age(3600.0, 4100.0)
     (True, True, False)
@@ -159,7 +165,7 @@ def same_age(one_s: float, other_s: float) -> bool:
 
 
 def _debug(history: Sequence[Try], policy: Policies, decision: Decision) -> Decision:
-    """One more attempt that tells the reason, where it is wanted and could tell something new."""
+    """Return a last attempt that collects diagnostics, if the policy wants one and none has run."""
     last = history[-1]
     wanted = policy.retry.debug_last and (last.verdict == "unknown" or DEBUG in last.offered)
     if not wanted or DEBUG in policy.mitigate.never or any(DEBUG in t.mitigations for t in history):
@@ -169,25 +175,28 @@ def _debug(history: Sequence[Try], policy: Policies, decision: Decision) -> Deci
 
 
 def _bounded(history: Sequence[Try], policy: Policies, decision: Decision) -> Decision:
-    """Stop where the attempts or the time are used up."""
+    """Return the decision, or a stop if the attempts or the time are used up."""
     last = history[-1]
     if len(history) >= policy.retry.attempts_total:
-        return Decision(STOP, f"{len(history)} attempts are all there are (retry.attempts_total)")
-    if (used := used_up(history)) >= policy.retry.attempts:
-        many = "attempt without progress is" if used == 1 else "attempts without progress are"
-        return Decision(STOP, f"{used} {many} all there are (retry.attempts)")
+        limit = f"retry.attempts_total: {policy.retry.attempts_total}"
+        return Decision(STOP, f"no attempts are left ({limit})")
+    if used_up(history) >= policy.retry.attempts:
+        limit = f"retry.attempts: {policy.retry.attempts}"
+        return Decision(STOP, f"no attempts without progress are left ({limit})")
     if (
         policy.retry.deadline_s is not None
         and last.ended_s + decision.delay_s > policy.retry.deadline_s
     ):
-        return Decision(STOP, f"the time is over (retry.deadline_s: {policy.retry.deadline_s:g})")
+        limit = f"retry.deadline_s: {policy.retry.deadline_s:g}"
+        return Decision(STOP, f"the next attempt would start after the deadline ({limit})")
     return decision
 
 
 def used_up(history: Sequence[Try]) -> int:
-    """Return how many attempts of the budget are used: one that got further starts a new budget.
+    """Return how many attempts of the budget are used; progress starts a new budget.
 
-    Progress is a *first* step beyond those of all earlier attempts: it was resumed from there.
+    An attempt made progress if the *first* step in its output is beyond the first steps of all
+    earlier attempts: it resumed from a later checkpoint.
     """
     since, furthest = 0, 0
     for place, one in enumerate(history):
@@ -198,7 +207,7 @@ def used_up(history: Sequence[Try]) -> int:
 
 
 def _delay(history: Sequence[Try], policy: Policies, jitter: float) -> float:
-    """Seconds to wait: doubled with each retry; the first only where waiting is the mitigation."""
+    """Return the seconds to wait, doubled with each retry; the first waits only if `waits`."""
     last = history[-1]
     retries = used_up(history) - (0 if last.waits else 1)
     if retries <= 0:

@@ -1,4 +1,4 @@
-"""The data files of this folder, parsed once for each content and then cached."""
+"""The data files of this folder; parsed once for each content, then read from a cache."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def load_failures(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the document of failures.yaml: how failures look and what they mean.
+    """Return the document of failures.yaml: the signatures of failures and their meaning.
 
     Args:
-        environ: for the user's cache directory; the process's own where left out.
+        environ: gives the user's cache directory; by default that of this process.
     """
     return _document("failures.yaml", os.environ if environ is None else environ)
 
@@ -41,21 +41,21 @@ def load_settings(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def variables_text() -> str:
-    """Return the text of variables.yaml, for audit/variable_index.py; "" where there is none."""
+    """Return the text of variables.yaml, for audit/variable_index.py; "" if there is none."""
     try:
         with open(os.path.join(HERE, "variables.yaml"), encoding="utf-8") as file:
             return file.read()
-    except FileNotFoundError:  # a bundle does not carry it
+    except FileNotFoundError:  # a bundle does not include it
         return ""
 
 
 def load_for_kit(environ: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the documents that a run may need, by name, for a machine without a YAML parser."""
+    """Return the documents that a run needs, by name, for a machine without a YAML parser."""
     return {name: _document(f"{name}.yaml", environ) for name in ("failures", "mitigations")}
 
 
 def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return a YAML file of ours, from the JSON in the cache if its text is unchanged.
+    """Return the content of a YAML file of this folder, from the cache if its text is unchanged.
 
     A YAML parser needs 0.3 s for these files, json 2 ms. A bundle has only JSON.
     """
@@ -74,8 +74,8 @@ def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
         return cached
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where it is built in
-    document: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 (safe, either way)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if PyYAML has it
+    document: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 (both loaders are safe)
     paths.write_private(entry, json.dumps({"text": text, "document": document}).encode())
     return document
 

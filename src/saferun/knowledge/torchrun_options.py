@@ -1,4 +1,4 @@
-"""torchrun's options, as the newest torch that this table was compared with has them.
+"""torchrun's options, of the newest torch that this table was compared with.
 
 Source: torch/distributed/run.py (`get_args_parser`); a test compares the table with the installed
 torch.
@@ -12,14 +12,14 @@ TABLE_TORCH = "2.13"  # the torch that OPTIONS describes
 
 
 def _option(name: str, short: str = "", *, flag: bool = False, env: bool = True) -> Option:
-    """Return torchrun's option `name`, spelled with dashes and with underscores."""
+    """Return torchrun's option `name`, in its spellings with dashes and with underscores."""
     dest = name.replace("-", "_")
     strings = dict.fromkeys((short, "--" + name, "--" + dest))
     spelled = tuple(string for string in strings if string)
     return Option(dest, spelled, flag, "PET_" + dest.upper() if env else None)
 
 
-# In the parser's order, in which its message about an ambiguous abbreviation lists them.
+# In the parser's order, which its message about an ambiguous abbreviation follows.
 OPTIONS: tuple[Option, ...] = (
     _option("help", "-h", flag=True, env=False),
     _option("nnodes"),

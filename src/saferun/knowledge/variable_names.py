@@ -1,14 +1,14 @@
-"""Environment variables that are lists, their syntax, and those with two names."""
+"""Environment variables that are lists, with their syntax, and variables that have two names."""
 
 from __future__ import annotations
 
-# Two names of one list. Which one torch reads first has changed with its versions (pytorch#183387):
-# where the user has exported only the other one, both get the merged value.
+# Two names of one list. Which one torch reads first depends on its version (pytorch#183387): if the
+# user has exported only the other one, both get the merged value.
 OTHER_NAME = {
     "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF",
 }
-# How lists are written: (between items, between an item's name and its value).
+# The syntax of lists: (separator of items, separator of an item's name and its value).
 LISTS = {
     "PYTORCH_ALLOC_CONF": (",", ":"),
     "PYTORCH_CUDA_ALLOC_CONF": (",", ":"),
@@ -21,12 +21,12 @@ LISTS = {
 
 
 def items(text: str, between: str) -> list[str]:
-    """Return the items of a list, stripped and without empty ones."""
+    """Return the items of a list, stripped, without empty ones."""
     return [item.strip() for item in text.split(between) if item.strip()]
 
 
 def combine(name: str, older: str, newer: str) -> str:
-    """Return a list in which the items of a later profile replace those of an earlier one.
+    """Return a merged list: an item of the newer value replaces an older one of the same name.
 
     Args:
         name: of the variable, a key of LISTS.

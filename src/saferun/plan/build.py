@@ -1,8 +1,9 @@
-"""Pure: everything that is known makes one LaunchPlan.
+"""Pure: build one LaunchPlan from the request, the profile and what is known of the machine.
 
     build_plan(request, profile, facts, environ, identity, changes) -> LaunchPlan
 
-reads no clock, no file and no environment of its own; a retry is the same call again.
+reads no clock, no file and no environment of its own. A retry is the same call with another
+identity and other changes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from saferun.profile import settings
 from saferun.profile.merge import Conditions
 from saferun.profile.schema import KEYS
 
-# Keys that are read and checked, and that nothing acts on yet: a launch says so.
+# Keys that are read and checked but have no effect yet. A launch that sets one prints a remark.
 NOT_YET = (
     "retry.rejoin_s",
     "locks.slot_memory_gib",
@@ -40,18 +41,21 @@ NOT_YET = (
     "hooks.optuna.",
     "hooks.tensorflow.",
 )
-# Options that say where and as what this node meets the others.
-_MEETING = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
+# Options of the rendezvous with other nodes; --standalone contradicts each of them.
+_RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
 _DESTS = {"m": "module", "t": "tee", "r": "redirects"}  # of torchrun's one-letter options
 
 
 def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Conditions:
-    """Return what `when:` clauses are decided by.
+    """Return the conditions against which `when:` clauses are evaluated.
 
     Args:
         request: what the user asked for.
-        facts: the machine's.
-        starts_all: the profile starts one process per GPU where no count is given.
+        facts: the torch version and the GPUs of this machine.
+        starts_all: the profile starts one process per GPU if the user gives no count.
+
+    Returns:
+        The torch version, the number of visible GPUs, and whether more than one rank will run.
     """
     gpus = len(facts.gpu.gpus)
     nodes, count = request.options.nodes, request.options.processes
@@ -77,13 +81,16 @@ def build_plan(
     Args:
         request: what the user asked for; `request.line.refusal` must be None.
         profile: resolved for these facts.
-        facts: where the job will run.
+        facts: what is known about the machine that runs the job.
         environ: what the user exported.
-        identity: which attempt this is, and where its processes find our files.
-        changes: what the mitigations in force change; it beats everything else.
+        identity: which attempt this is, and where its processes find saferun's files.
+        changes: what the mitigations in force change; it overrides everything else.
+
+    Returns:
+        The command, the environment and the policies of the attempt.
 
     Raises:
-        UsageError: options that this launcher cannot take.
+        UsageError: an option of torchrun is given and the profile's launcher is plain python.
     """
     line = _line(request, profile, environ, identity.attempt)
     hooks = settings.replace(profile.settings.hooks, changes.hooks)
@@ -109,7 +116,7 @@ def _plan(
     options: LaunchOptions,
     changes: Changes,
 ) -> LaunchPlan:
-    """The plan of a command line, before its variables are known."""
+    """Return the plan of a command line, without its environment variables."""
     args = _changed_args(line, changes)
     return LaunchPlan(
         profile=profile.name,
@@ -132,7 +139,7 @@ def _plan(
 
 
 def disabled_plan(request: Request, facts: Facts) -> LaunchPlan:
-    """Return the plan of SAFERUN_DISABLE: torchrun as the user wrote it, and nothing of ours."""
+    """Return the plan under SAFERUN_DISABLE: torchrun as the user wrote it, nothing added."""
     return LaunchPlan(
         profile="none",
         launcher="torchrun",
@@ -156,12 +163,12 @@ def disabled_plan(request: Request, facts: Facts) -> LaunchPlan:
 def _line(
     request: Request, profile: Profile, environ: Mapping[str, str], attempt: int
 ) -> CommandLine:
-    """The profile's defaults where the user gave none, the user's own line, what resumes it."""
+    """Return the profile's defaults, the user's command line, and the arguments that resume it."""
     line = request.line
     defaults = _defaults(line, profile, environ)
     resume = profile.settings.retry.resume_args if attempt > 1 else ()
     return line._replace(
-        args=(*(word for word, _, _ in defaults), *line.args, *resume),
+        args=(*(argument for argument, _, _ in defaults), *line.args, *resume),
         given={**{dest: value for _, dest, value in defaults}, **line.given},
         script_args=(*line.script_args, *resume),
     )
@@ -170,7 +177,7 @@ def _line(
 def _defaults(
     line: CommandLine, profile: Profile, environ: Mapping[str, str]
 ) -> list[tuple[str, str, str]]:
-    """The profile's options of torchrun that apply here: (argument, name in torchrun, value)."""
+    """Return the profile's torchrun options that apply: (argument, name in torchrun, value)."""
     if profile.launcher != "torchrun" or not profile.named:
         return []
     found = []
@@ -186,11 +193,11 @@ def _defaults(
 
 
 def _applies(dest: str, line: CommandLine, environ: Mapping[str, str]) -> bool:
-    """Whether a default makes sense beside what the user gave."""
+    """Return whether a default of the profile is compatible with the options that were given."""
     if dest == "nproc_per_node":
         return launch_options(line, environ).nodes == 1
     if dest == "standalone":
-        return all(value_of(line, environ, given) is None for given in _MEETING)
+        return all(value_of(line, environ, given) is None for given in _RENDEZVOUS)
     return True
 
 
@@ -232,7 +239,7 @@ def _command(
 
 
 def _hint(request: Request, profile: Profile, facts: Facts) -> str:
-    """What naming a detected profile would change, where it would change anything."""
+    """Return what naming the detected profile would change; "" if it would change nothing."""
     count = len(facts.gpu.gpus)
     if profile.named or count < 2 or "nproc-per-node" not in profile.torchrun:
         return ""

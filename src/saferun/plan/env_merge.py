@@ -1,7 +1,7 @@
-"""Pure: which environment variables a job gets, and who decides each one.
+"""Pure: the environment variables that a job gets, and where each value comes from.
 
-`--set env.X=` beats what the user exported, which beats a profile. Values that are lists are
-merged item by item, so that a profile's allocator setting never throws the user's own away.
+`--set env.X=` overrides what the user exported, which overrides a profile. Values that are lists
+are merged item by item, so that a profile's allocator setting never removes one of the user's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from saferun.named_tuple import NamedTuple
 
 
 class Merged(NamedTuple):
-    """What saferun sets, and what it would have set had the user not exported something."""
+    """The variables that saferun sets, and those that it leaves as the user exported them."""
 
     env: Mapping[str, Setting]
-    kept: Mapping[str, Setting]  # name -> the profile's setting that was not taken
+    kept: Mapping[str, Setting]  # name -> the profile's setting that was not used
     remarks: tuple[str, ...]
 
 
@@ -25,22 +25,23 @@ def merge(profile: Mapping[str, Setting], exported: Mapping[str, str]) -> Merged
     """Return the variables that saferun sets for a job.
 
     Args:
-        profile: the resolved `env` section; origin `--set` or `SAFERUN_SET` beats `exported`.
+        profile: the resolved `env` section; a setting whose origin is `--set` or `SAFERUN_SET`
+            overrides `exported`.
         exported: the user's environment.
     """
     env: dict[str, Setting] = {}
     kept: dict[str, Setting] = {}
     remarks: list[str] = []
     for name, setting in profile.items():
-        twin = OTHER_NAME.get(name, "")
+        other = OTHER_NAME.get(name, "")
         theirs = exported.get(name)
         if _renumbers(name, exported, setting):
             kept[name] = setting
             if _commanded(setting):
                 remarks.append(_renumbering(name, setting, exported))
-        elif theirs is None and twin in exported:
-            _merge_list(twin, exported[twin], setting, env, kept)
-            env[name] = env.get(twin, setting._replace(value=exported[twin], origin="exported"))
+        elif theirs is None and other in exported:
+            _merge_list(other, exported[other], setting, env, kept)
+            env[name] = env.get(other, setting._replace(value=exported[other], origin="exported"))
         elif theirs is None or (_commanded(setting) and name not in LISTS):
             env[name] = setting
         elif name in LISTS:
@@ -51,11 +52,12 @@ def merge(profile: Mapping[str, Setting], exported: Mapping[str, str]) -> Merged
 
 
 def _commanded(setting: Setting) -> bool:
+    """Return whether the user set it by `--set` or SAFERUN_SET."""
     return setting.origin in ("--set", "SAFERUN_SET")
 
 
 def _renumbers(name: str, exported: Mapping[str, str], setting: Setting) -> bool:
-    """Whether a setting would give the job other GPUs than the ones exported for it."""
+    """Return whether a setting would give the job other GPUs than CUDA_VISIBLE_DEVICES does."""
     visible = exported.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return False
@@ -83,7 +85,18 @@ def _merge_list(
     env: dict[str, Setting],
     kept: dict[str, Setting],
 ) -> None:
-    """Add a setting's items to the exported ones; on a clash `--set` wins, a profile yields."""
+    """Merge a setting's items with the exported ones, into `env` or `kept`.
+
+    Where both have an item of the same name, `--set` wins over the exported one, and the exported
+    one wins over a profile.
+
+    Args:
+        name: of the variable, a key of LISTS.
+        theirs: the exported value.
+        setting: of the profile or of `--set`.
+        env: receives the merged value if it differs from `theirs`.
+        kept: receives the profile's setting if none of its items was used.
+    """
     between, pair = LISTS[name]
     ours, old = items(setting.value, between), items(theirs, between)
 
@@ -97,7 +110,7 @@ def _merge_list(
         if any(item not in old for item in ours):
             kept[name] = setting
         return
-    if winners is old:  # the user's text stays as it is: an empty item can mean something
+    if winners is old:  # the exported text is kept unchanged: an empty item can have a meaning
         value = between.join([theirs, *added] if theirs else added)
     else:
         value = between.join([*added, *ours])

@@ -1,6 +1,6 @@
-"""Ask the world what a plan needs to know, then have it computed.
+"""Everything that a plan is computed from: command line, profile files, variables, the machine.
 
-This is where words, files, variables and the machine come together; nothing is decided here.
+This module reads them and calls `build_plan`; it decides nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from saferun.system import paths
 
 
 class Gathered(NamedTuple):
-    """All that was asked of the world for a run, so that each attempt's plan is computed from it.
+    """What was read for a run; the plan of each attempt is computed from it.
 
     `profile` is None under SAFERUN_DISABLE.
     """
@@ -49,17 +49,17 @@ class Gathered(NamedTuple):
 
     @property
     def supervised(self) -> bool:
-        """Whether saferun stays beside the job; else it is replaced by it."""
+        """Whether saferun stays beside the job; otherwise the job replaces it by exec."""
         return self.profile is not None and self.profile.settings.retry.attempts > 1
 
     def plan(self, changes: Changes = NO_CHANGES) -> LaunchPlan:
-        """Compute the plan of the attempt that `identity` names.
+        """Return the plan of the attempt that `identity` names.
 
         Args:
             changes: what the mitigations in force change.
 
         Raises:
-            UsageError: options that this launcher cannot take.
+            UsageError: an option of torchrun is given and the profile starts plain python.
         """
         if self.profile is None:
             return disabled_plan(self.request, self.facts)
@@ -75,7 +75,7 @@ def disabled(environ: Mapping[str, str]) -> bool:
 
 
 def working_directory() -> str:
-    """Return the working directory; "." where it has vanished, which stops nobody."""
+    """Return the working directory; "." if it was deleted, which is no error here."""
     try:
         return os.getcwd()
     except OSError:
@@ -83,34 +83,49 @@ def working_directory() -> str:
 
 
 def show(request: Request, environ: Mapping[str, str], cwd: str) -> LaunchPlan:
-    """Return the plan that would run; nothing is started and nothing need exist.
+    """Return the plan that would run. Nothing is started, and torchrun need not exist.
+
+    Args:
+        request: what the user asked for.
+        environ: what the user exported.
+        cwd: the directory that relative paths start from.
 
     Raises:
-        SaferunError: the user's mistake, said.
+        SaferunError: a mistake of the user's; the message names the fix.
     """
     return look(request, environ, cwd).plan()
 
 
 def look(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
-    """Return what a plan that is only shown is computed from.
+    """Return the inputs of a plan that is only shown; torchrun need not exist.
+
+    Args:
+        request: what the user asked for.
+        environ: what the user exported.
+        cwd: the directory that relative paths start from.
 
     Raises:
-        SaferunError: the user's mistake, said.
+        SaferunError: a mistake of the user's; the message names the fix.
     """
     return _gather(request, environ, cwd, starting=False)
 
 
 def start(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
-    """Return what the plans of a run that is about to start are computed from.
+    """Return the inputs of a run that is about to start.
+
+    Args:
+        request: what the user asked for.
+        environ: what the user exported.
+        cwd: the directory that relative paths start from.
 
     Raises:
-        SaferunError: the user's mistake, or a torchrun that is not there.
+        SaferunError: a mistake of the user's, or torchrun is not installed.
     """
     return _gather(request, environ, cwd, starting=True)
 
 
 class Selection(NamedTuple):
-    """The profile that a request means, the user's settings over it, and the GPUs."""
+    """The profile that applies to a request, the user's settings over it, and the GPUs."""
 
     chosen: profiles.Chosen
     sets: Sequence[Given]
@@ -125,10 +140,15 @@ def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting:
 
 
 def choose(request: Request, environ: Mapping[str, str], cwd: str) -> Selection:
-    """Return the profile that a request means, the user's settings over it, and the GPUs.
+    """Return the profile that applies to a request, the user's settings over it, and the GPUs.
+
+    Args:
+        request: what the user asked for.
+        environ: what the user exported.
+        cwd: the directory where `./saferun.yaml` is looked for.
 
     Raises:
-        ProfileError: unknown, unreadable or wrong.
+        ProfileError: the profile is unknown, unreadable or invalid.
     """
     chosen, gpus = _choose(request, environ, cwd)
     return Selection(chosen, tuple(_sets(request)), gpus)
@@ -142,17 +162,17 @@ def assemble(
     *,
     starting: bool,
 ) -> Gathered:
-    """Return what plans are computed from, where the profile is known already.
+    """Return the inputs of plans, given the profile.
 
     Args:
         request: what the user asked for.
         selection: the profile, the settings over it and the GPUs.
         environ: what the user exported.
-        cwd: where relative paths start.
-        starting: a job is about to start; else nothing need exist.
+        cwd: the directory that relative paths start from.
+        starting: a job is about to start; otherwise torchrun and python need not exist.
 
     Raises:
-        SaferunError: values that exclude each other, or a torchrun that is not there.
+        SaferunError: values exclude each other, or torchrun is not installed.
     """
     chosen, sets, gpus = selection
     launcher = None if _starts_python(selection) else _launcher(environ, starting)
@@ -177,7 +197,7 @@ def assemble(
 def _choose(
     request: Request, environ: Mapping[str, str], cwd: str
 ) -> tuple[profiles.Chosen, GpuFacts]:
-    """Choose the profile; GPUs are asked for once, and not at all where the profile is for none."""
+    """Choose the profile. GPUs are detected once, and not at all if the profile is not for GPUs."""
     if not request.profile and not os.path.exists(os.path.join(cwd, profiles.LOCAL)):
         gpus = gpu.detect(environ)
         return profiles.choose(None, "", environ, cwd, gpus), gpus
@@ -196,7 +216,7 @@ def _last(chain: Sequence[Doc], key: str) -> str | None:
 
 
 def _sets(request: Request) -> list[Given]:
-    """Read `--set` and `--retries` as profile keys."""
+    """Return `--set` and `--retries` as values of profile keys."""
     found = []
     if request.sets:
         from saferun.profile.values import read_value
@@ -207,7 +227,7 @@ def _sets(request: Request) -> list[Given]:
 
 
 def retries(request: Request) -> list[Given]:
-    """Return what `--retries` says as profile keys."""
+    """Return `--retries` as values of profile keys."""
     if request.retries is None:
         return []
     attempts = request.retries + 1
@@ -240,16 +260,16 @@ def _launcher(environ: Mapping[str, str], starting: bool) -> torchrun_install.La
 
 
 def _python(environ: Mapping[str, str], starting: bool) -> str:
-    """The `python` that the user's PATH finds, as a shell would."""
+    """Return the first `python` or `python3` on the user's PATH, as a shell would find it."""
     programs = (p for name in ("python", "python3") for p in paths.on_path(name, environ))
     found = next(programs, None)
     if found is None and starting:
-        raise UnavailableError("there is no python on PATH", fix="put one there")
+        raise UnavailableError("there is no python on PATH", fix="add the directory of one to PATH")
     return found or "python"
 
 
 def _identity(runs: str, starting: bool) -> Identity:
-    """Name this run and the directory of its receipts; a plan that is only shown has neither."""
+    """Return the run's name and its receipts' directory; a plan that is only shown has none."""
     site = os.path.join(paths.PACKAGE, "inject", "site")
     if not starting:
         return Identity(site=site)

@@ -1,9 +1,9 @@
-"""Pure: the mitigations of knowledge/mitigations.yaml as values, and in words.
+"""Pure: the mitigations of knowledge/mitigations.yaml as typed values and as text.
 
     parse(knowledge.load_mitigations(environ)) -> {name: Mitigation}
     describe(mitigations, names) -> "port (a free port; cost: none)"
 
-mitigation_catalog.py tells where one can be used and what it changes.
+mitigation_overlay.py decides where one can be used and what it changes in a plan.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-CUDAGRAPHS = "cudagraphs"  # what a mitigation may exclude beside other mitigations
-# Questions that supervise/probes.py answers, as the data writes them.
+CUDAGRAPHS = "cudagraphs"  # the one value of `excludes` that is not a mitigation
+# What supervise/probes.py finds out, by the names that mitigations.yaml uses.
 FREE_PORT, FRESH_ID, OPEN_FILES = "free", "fresh", "open-files"
 COMPUTED = ("fresh-directory", "newest-ptxas", "reachable-interface", "=reachable-interface")
 _TORCHRUN = {"master-port": FREE_PORT, "rdzv-endpoint": FREE_PORT, "rdzv-id": FRESH_ID}
@@ -31,28 +31,26 @@ class Mitigation(NamedTuple):
     """One entry of mitigations.yaml."""
 
     name: str
-    cost: str  # in words
+    cost: str  # as a phrase for people
     why: str
     source: str
     env: Mapping[str, str] = {}
-    computed: Mapping[str, str] = {}  # variable -> the question that gives its value
+    computed: Mapping[str, str] = {}  # variable -> the name of the probe that gives its value
     hooks: Mapping[str, Mapping[str, str | bool]] = {}
-    assign: Mapping[
-        str, str | bool | int
-    ] = {}  # settings of torch without a variable, made in the rank
-    rank_directories: bool = False  # the hook makes each rank's own of the computed directory
+    # settings of torch that have no environment variable; a hook assigns them in the rank
+    assign: Mapping[str, str | bool | int] = {}
+    # a hook gives each rank a directory of its own below the computed one
+    rank_directories: bool = False
     torchrun: Mapping[str, str] = {}  # option -> "free" or "fresh"
     process: ProcessLimits = ProcessLimits()
     cost_percent: float | None = None  # of the throughput, where it was measured
-    excludes: tuple[
-        str, ...
-    ] = ()  # mitigations in force, or "cudagraphs", beside which it is not used
+    excludes: tuple[str, ...] = ()  # mitigations, or "cudagraphs", that it is not combined with
     torch: str = ""  # a range; "" is every torch that saferun supports
-    last: bool = False  # only for the one attempt that is to tell the reason
+    last: bool = False  # only for the one last attempt that collects diagnostics
 
     @property
     def needs_hooks(self) -> bool:
-        """Whether it does its work inside the ranks."""
+        """Whether a hook inside the ranks has to apply it."""
         return bool(self.hooks or self.assign or self.rank_directories)
 
     @property
@@ -64,23 +62,23 @@ class Mitigation(NamedTuple):
 
     @property
     def costs(self) -> bool:
-        """Whether it takes something from every run that has it."""
+        """Whether it slows down or restricts every run that uses it."""
         return not self.cost.startswith("none")
 
     @property
     def lasting(self) -> bool:
-        """Whether what it cures belongs to the script and the machine, not to the moment.
+        """Whether the cause is permanent (the script, the machine), so that later runs need it too.
 
-        A port that was taken once is no reason to avoid it for good.
+        A port that was in use once is no reason to avoid it in later runs.
         """
         return not (self.last or self.torchrun or self.rank_directories)
 
 
 def parse(document: Mapping[str, Any]) -> Mapping[str, Mitigation]:
-    """Return the mitigations of mitigations.yaml's `mitigations`, checked.
+    """Return the checked mitigations of a document, the `mitigations` key of mitigations.yaml.
 
     Raises:
-        SaferunError: an unknown key, a wrong type, a value that nothing understands.
+        SaferunError: an unknown key, a wrong type, or an unknown value.
     """
     mitigations = {name: _mitigation(name, body) for name, body in document.items()}
     for mitigation in mitigations.values():
@@ -88,7 +86,7 @@ def parse(document: Mapping[str, Any]) -> Mapping[str, Mitigation]:
             _check(
                 other == CUDAGRAPHS or other in mitigations,
                 mitigation.name,
-                f"excludes `{other}`, no mitigation",
+                f"excludes `{other}`, which is not a mitigation",
                 "",
             )
     return mitigations
@@ -100,14 +98,14 @@ def _check(holds: bool, name: str, what: str, fix: str) -> None:
 
 
 def _mitigation(name: str, body: Any) -> Mitigation:
-    _check(isinstance(body, Mapping), name, "is no mapping", "")
+    _check(isinstance(body, Mapping), name, "is not a mapping", "")
     known = [field for field in Mitigation._fields if field != "name"]
     for key in body:
         _check(key in known, name, f"unknown key `{key}`", nearest(str(key), known))
     for key in ("cost", "why", "source"):
         _check(isinstance(body.get(key), str) and bool(body[key]), name, f"has no `{key}`", "")
     for key in ("env", "computed", "hooks", "assign", "torchrun", "process"):
-        _check(isinstance(body.get(key, {}), Mapping), name, f"`{key}` is no mapping", "")
+        _check(isinstance(body.get(key, {}), Mapping), name, f"`{key}` is not a mapping", "")
     limits = body.get("process", {})
     for key in limits:
         what = f"process: unknown key `{key}`"
@@ -122,22 +120,22 @@ def _mitigation(name: str, body: Any) -> Mitigation:
 
 def _check_values(mitigation: Mitigation) -> None:
     for variable, value in mitigation.env.items():
-        fix = "quote it: YAML makes numbers and booleans of bare words"
-        _check(isinstance(value, str), mitigation.name, f"{variable} is no text", fix)
-    for variable, question in mitigation.computed.items():
-        what = f"{variable}: nothing answers `{question}`"
-        _check(question in COMPUTED, mitigation.name, what, nearest(str(question), COMPUTED))
+        fix = "quote it: YAML reads some unquoted values as numbers or booleans"
+        _check(isinstance(value, str), mitigation.name, f"{variable} is not text", fix)
+    for variable, probe in mitigation.computed.items():
+        what = f"{variable}: there is no probe `{probe}`"
+        _check(probe in COMPUTED, mitigation.name, what, nearest(str(probe), COMPUTED))
     for option, value in mitigation.torchrun.items():
         what = f"torchrun: --{option} cannot be `{value}`"
         _check(_TORCHRUN.get(option) == value, mitigation.name, what, f"known are {_TORCHRUN}")
     percent = mitigation.cost_percent
     fits = percent is None or (isinstance(percent, int | float) and 0 <= percent <= 100)
-    _check(fits, mitigation.name, "cost_percent is no share of 100", "")
+    _check(fits, mitigation.name, "cost_percent is not a number from 0 to 100", "")
     ranged = isinstance(mitigation.torch, str) and (
         not mitigation.torch or is_range(mitigation.torch)
     )
     _check(
-        ranged, mitigation.name, f"torch: `{mitigation.torch}` is no range", 'such as ">=2.8,<2.10"'
+        ranged, mitigation.name, f"torch: `{mitigation.torch}` is not a range", 'as ">=2.8,<2.10"'
     )
     for flag in (mitigation.last, mitigation.rank_directories):
         _check(isinstance(flag, bool), mitigation.name, "a flag is neither true nor false", "")
@@ -152,7 +150,7 @@ def _check_hooks(mitigation: Mitigation) -> None:
 
 
 def describe(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> str:
-    """Return one clause per mitigation: what it sets, and what that costs."""
+    """Return one clause for each mitigation: what it sets and what that costs."""
     return "; ".join(_described(mitigations[name]) for name in names if name in mitigations)
 
 
@@ -168,10 +166,10 @@ _ANSWERS = {
 def _described(mitigation: Mitigation) -> str:
     sets = [f"{key.removeprefix('hooks.')}={value}" for key, value in mitigation.settings]
     sets += [f"{key.removeprefix('torch.')}={value}" for key, value in mitigation.assign.items()]
-    if not sets:  # the variables are then the hooks' own, for processes that no hook reaches
+    if not sets:  # else the variables repeat the settings, for processes that no hook reaches
         sets = [f"{name}={value}" for name, value in mitigation.env.items()]
-    asked = [*mitigation.computed.values(), *mitigation.torchrun.values()]
-    sets += [_ANSWERS[question] for question in dict.fromkeys(q.lstrip("=") for q in asked)]
+    probes = [*mitigation.computed.values(), *mitigation.torchrun.values()]
+    sets += [_ANSWERS[probe] for probe in dict.fromkeys(name.lstrip("=") for name in probes)]
     sets += _process_limits(mitigation.process)
     percent = mitigation.cost_percent
     cost = f"{percent:g} % of the throughput" if percent else mitigation.cost

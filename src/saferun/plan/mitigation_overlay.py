@@ -1,11 +1,11 @@
 """Pure: what each mitigation changes in the next attempt, and whether it can be used here.
 
-    refusal(mitigations, name, in_force, situation) -> "" where it can be used, else why not
-    changes(mitigations, names, situation) -> what build_plan puts over everything else
+    refusal(mitigations, name, in_force, situation) -> "" if it can be used, else the reason
+    changes(mitigations, names, situation) -> what build_plan applies after everything else
 
-A mitigation beats the profile, the exported variable and `--set`: it comes after a failure that
-those had, and the plan says so in each value's origin. What only the world knows (a free port, the
-newest ptxas) is asked by supervise/probes.py and arrives as `Situation.answers`.
+A mitigation overrides the profile, the exported variable and `--set`: the attempt that failed had
+those. The origin of each value in the plan names the mitigation. Values that depend on the machine
+(a free port, the newest ptxas) are found by supervise/probes.py and passed as `Situation.answers`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
 
 
 class Situation(NamedTuple):
-    """What a mitigation meets: the plan without mitigations, and what the world answered."""
+    """What a mitigation is applied to: the plan without mitigations, and the probes' answers."""
 
     launcher: str
-    options: LaunchOptions  # of what torchrun gets
+    options: LaunchOptions  # of the arguments that torchrun gets
     hooks: HookSettings
     env: Mapping[str, Setting]  # what saferun sets
     environ: Mapping[str, str]  # what the user exported
     torch: str | None = None
-    answers: Mapping[str, str] = {}  # question -> answer; none where the world has none
+    answers: Mapping[str, str] = {}  # name of a probe -> its value; absent where there is none
     graphs_seen: bool = False  # a rank of an earlier attempt compiled with CUDA graphs
-    hooks_run: bool = True  # False: an earlier attempt's ranks skipped them (-I, -E, -S)
+    hooks_run: bool = True  # False: the ranks of an earlier attempt skipped them (-I, -E, -S)
 
     def value(self, name: str) -> str | None:
-        """Return what the job would find in a variable."""
+        """Return the value that the job would see in a variable."""
         return self.env[name].value if name in self.env else self.environ.get(name)
 
 
@@ -64,15 +64,15 @@ def situation(
     graphs_seen: bool = False,
     hooks_run: bool = True,
 ) -> Situation:
-    """Return what mitigations meet here.
+    """Return the situation that mitigations are applied to.
 
     Args:
         plan: of an attempt, without mitigations.
         environ: what the user exported.
-        torch: the job's version; None where it could not be found out.
-        answers: what supervise/probes.py found out, for `questions`.
-        graphs_seen: see `graphs_seen`.
-        hooks_run: False where the receipts tell that the ranks skip hooks.
+        torch: the job's torch version; None if it is not known.
+        answers: what supervise/probes.py found for `questions`.
+        graphs_seen: the result of the function `graphs_seen`.
+        hooks_run: False if the receipts show that the ranks skip the hooks.
     """
     return Situation(
         launcher=plan.launcher,
@@ -88,59 +88,73 @@ def situation(
 
 
 def graphs_seen(observed: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether a rank compiled with CUDA graphs on, by the facts of its receipts."""
+    """Return whether the receipts of any rank show a compilation with CUDA graphs."""
     for facts in observed:
         effective = facts.get("effective")
         if isinstance(effective, Mapping) and effective.get("triton.cudagraphs") is True:
             return True
-        if facts.get("graphs") is True:  # the backend of that name
+        if facts.get("graphs") is True:  # torch.compile(backend="cudagraphs")
             return True
     return False
 
 
 def questions(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> tuple[str, ...]:
-    """Return what supervise/probes.py has to find out for these mitigations, each once."""
-    asked: list[str] = []
+    """Return the names of what supervise/probes.py has to find for these mitigations, each once."""
+    found: list[str] = []
     for mitigation in (mitigations[name] for name in names if name in mitigations):
-        asked += [question.lstrip("=") for question in mitigation.computed.values()]
-        asked += mitigation.torchrun.values()
-        asked += [OPEN_FILES] if mitigation.process.nofile is not None else []
-    return tuple(dict.fromkeys(asked))
+        found += [question.lstrip("=") for question in mitigation.computed.values()]
+        found += mitigation.torchrun.values()
+        found += [OPEN_FILES] if mitigation.process.nofile is not None else []
+    return tuple(dict.fromkeys(found))
 
 
 def usable(
     mitigations: Mapping[str, Mitigation], name: str, in_force: Sequence[str], here: Situation
 ) -> bool:
-    """Return whether a mitigation can be used beside those in force, and would change anything."""
+    """Return whether a mitigation can be used with those in force, and would change anything.
+
+    Args:
+        mitigations: all of them, by name.
+        name: of the mitigation.
+        in_force: names of those that the next attempt has already.
+        here: the situation that it is applied to.
+    """
     return not refusal(mitigations, name, in_force, here)
 
 
 def refusal(
     mitigations: Mapping[str, Mitigation], name: str, in_force: Sequence[str], here: Situation
 ) -> str:
-    """Return why a mitigation cannot be used here, in one clause; "" where it can."""
+    """Return why a mitigation cannot be used here.
+
+    Args:
+        mitigations: all of them, by name.
+        name: of the mitigation.
+        in_force: names of those that the next attempt has already.
+        here: the situation that it is applied to.
+
+    Returns:
+        One clause for people; "" if it can be used.
+    """
     mitigation = mitigations.get(name)
     if mitigation is None:
         return "there is no such mitigation"
     if name in in_force:
         return "it is in force already"
     if mitigation.last:
-        return "it cures nothing, it tells the reason"
+        return "it only collects diagnostics"
     if mitigation.torch and (here.torch is None or not in_range(here.torch, mitigation.torch)):
-        return f"it is for torch {mitigation.torch}, and here is {here.torch or 'an unknown one'}"
+        return f"it is for torch {mitigation.torch}, and this is {here.torch or 'an unknown one'}"
     if clash := _clash(mitigation, in_force, here):
         return clash
     if mitigation.needs_hooks and not here.hooks_run:
         return "the ranks skip the hooks that it needs"
-    if mitigation.torchrun and (refused := _cannot_meet_elsewhere(here)):
-        return refused
-    if missing := [word for word in questions(mitigations, [name]) if word not in here.answers]:
-        return f"this machine has no answer to: {', '.join(missing)}"
-    return (
-        ""
-        if _changes_anything(mitigations, mitigation, in_force, here)
-        else "it would change nothing"
-    )
+    if mitigation.torchrun and (reason := _fixed_rendezvous(here)):
+        return reason
+    if missing := [need for need in questions(mitigations, [name]) if need not in here.answers]:
+        return f"this machine has no value for: {', '.join(missing)}"
+    useful = _changes_anything(mitigations, mitigation, in_force, here)
+    return "" if useful else "it would change nothing"
 
 
 def _clash(mitigation: Mitigation, in_force: Sequence[str], here: Situation) -> str:
@@ -153,9 +167,10 @@ def _clash(mitigation: Mitigation, in_force: Sequence[str], here: Situation) -> 
 
 
 def _graphs_on(in_force: Sequence[str], here: Situation) -> bool:
-    """Whether the job is known to use CUDA graphs through the compiler.
+    """Return whether the job is known to use CUDA graphs through the compiler.
 
-    A policy of `keep` says nothing: the script decides. So the receipts do, or the variable.
+    `hooks.compile.cudagraphs: keep` leaves the choice to the script, so the receipts of earlier
+    attempts or the variable decide.
     """
     if "cudagraphs-off" in in_force or "compile-off" in in_force:
         return False
@@ -164,11 +179,12 @@ def _graphs_on(in_force: Sequence[str], here: Situation) -> bool:
     return here.graphs_seen or here.value(GRAPHS_VARIABLE) == "1"
 
 
-def _cannot_meet_elsewhere(here: Situation) -> str:
+def _fixed_rendezvous(here: Situation) -> str:
+    """Return why this process cannot move the rendezvous, "" if it can."""
     if here.launcher != "torchrun":
         return "there is no torchrun whose arguments could be changed"
     if here.options.nodes != 1:
-        return "one node alone cannot choose where several meet"
+        return "one node cannot choose the rendezvous of several"
     return ""
 
 
@@ -178,9 +194,10 @@ def _changes_anything(
     in_force: Sequence[str],
     here: Situation,
 ) -> bool:
-    """Whether the next attempt would differ. Hook settings decide where a mitigation has them.
+    """Return whether the next attempt would differ.
 
-    Its variables are then only for processes that no hook reaches.
+    If the mitigation has hook settings, only these are compared: its variables are then for
+    processes that no hook reaches.
     """
     if mitigation.assign or mitigation.rank_directories:
         return True
@@ -203,12 +220,17 @@ def _changes_anything(
 def changes(
     mitigations: Mapping[str, Mitigation], names: Sequence[str], here: Situation
 ) -> Changes:
-    """Return what these mitigations change together, in their order; a later one wins.
+    """Return what several mitigations change together; a later one overrides an earlier one.
 
-    A computed value that the world has no answer for is left out (`refusal` has said so).
+    A computed value for which there is no answer is left out; `refusal` has reported it.
+
+    Args:
+        mitigations: all of them, by name.
+        names: of those in force, in order.
+        here: the situation that they are applied to.
 
     Raises:
-        KeyError: a name that is no mitigation.
+        KeyError: a name is not that of a mitigation.
     """
     env: list[tuple[str, Setting]] = []
     hooks: dict[str, Mapping[str, str | bool]] = {}
@@ -222,7 +244,7 @@ def changes(
         ]
         hooks |= {hook: {**hooks.get(hook, {}), **part} for hook, part in mitigation.hooks.items()}
         notes |= {key: _setting(mitigation, str(value)) for key, value in mitigation.settings}
-        torchrun += [word for word in _words(mitigation, here) if word not in torchrun]
+        torchrun += [option for option in _options(mitigation, here) if option not in torchrun]
         limits = _limits(limits, mitigation, here.answers)
     needs_hooks = any(mitigations[name].needs_hooks for name in names)
     return Changes(tuple(names), tuple(env), hooks, notes, tuple(torchrun), limits, needs_hooks)
@@ -235,7 +257,7 @@ def _setting(mitigation: Mitigation, value: str) -> Setting:
 def _variables(mitigation: Mitigation, answers: Mapping[str, str]) -> list[tuple[str, str]]:
     found = list(mitigation.env.items())
     for name, question in mitigation.computed.items():
-        bare = question.lstrip("=")  # NCCL's own mark: this interface, not all that begin so
+        bare = question.lstrip("=")  # "=" is NCCL's syntax for an exact name, not a prefix
         if bare in answers:
             found.append((name, question[: len(question) - len(bare)] + answers[bare]))
     return found
@@ -252,28 +274,29 @@ def _limits(
     )
 
 
-def _words(mitigation: Mitigation, here: Situation) -> list[str]:
-    """Return torchrun's arguments of a mitigation, for the way in which this job meets.
+def _options(mitigation: Mitigation, here: Situation) -> list[str]:
+    """Return torchrun's arguments of a mitigation, for the rendezvous of this job.
 
-    Which option really moves the port (torch/distributed/run.py, 2.4 to 2.13): --standalone
-    overrides the others and takes a free port and a new id by itself; the static rendezvous takes
-    --master-port unless it has an endpoint; c10d takes the endpoint's. An endpoint of a service
-    (etcd) or of a file is not ours to move.
+    Which option moves the port (torch/distributed/run.py, 2.4 to 2.13): --standalone overrides
+    the others and takes a free port and a new id by itself; the static rendezvous uses
+    --master-port unless it has an endpoint; c10d uses the endpoint's port. The endpoint of a
+    service (etcd) or of a file is never changed.
     """
     if here.launcher != "torchrun" or here.options.standalone:
         return []
-    words = []
+    arguments = []
     for option, question in mitigation.torchrun.items():
         answer = here.answers.get(question)
         if answer is None or (question == FREE_PORT and option != _port_option(here)):
             continue
         if option == "rdzv-endpoint":
             answer = f"{_endpoint(here)[0] or 'localhost'}:{answer}"
-        words.append(f"--{option}={answer}")
-    return words
+        arguments.append(f"--{option}={answer}")
+    return arguments
 
 
 def _port_option(here: Situation) -> str:
+    """Return the option that moves the port of this rendezvous, "" if none does."""
     options = here.options
     host, port = _endpoint(here)
     if options.backend == "static":
@@ -283,41 +306,41 @@ def _port_option(here: Situation) -> str:
 
 
 def _endpoint(here: Situation) -> tuple[str, str]:
-    """The rendezvous endpoint's host, as written, and its port; "" for what is not given."""
+    """Return host (as written) and port of the rendezvous endpoint; "" for what is not given."""
     text = here.options.endpoint
     host, colon, port = text.rpartition(":")
     return (host, port) if colon and port.isdigit() else (text, "")
 
 
 def meeting_host(here: Situation) -> str:
-    """Return the host by which the ranks meet, "" where it is this machine by default."""
+    """Return the host of the rendezvous, "" if it is this machine by default."""
     return _endpoint(here)[0].strip("[]") or here.options.master_addr
 
 
-# --- putting it over a plan ----------------------------------------------------------------------
+# --- applying it to a plan -----------------------------------------------------------------------
 
 
 def over(
-    env: Mapping[str, Setting], environ: Mapping[str, str], cured: Iterable[tuple[str, Setting]]
+    env: Mapping[str, Setting], environ: Mapping[str, str], variables: Iterable[tuple[str, Setting]]
 ) -> dict[str, Setting]:
-    """Return the variables that saferun sets, with the mitigations' over them.
+    """Return the variables that saferun sets, with those of mitigations applied.
 
-    Lists are merged item by item: the mitigation's items win, the others stay. An exported value
-    that says the same already needs no setting.
+    Lists are merged item by item: the mitigation's items replace those of the same name, the
+    others stay. A variable that is exported with the same value is not set again.
 
     Args:
         env: what saferun sets without mitigations.
         environ: what the user exported.
-        cured: the mitigations' variables, in order.
+        variables: of the mitigations, in order.
     """
     made = dict(env)
-    for name, mitigation in cured:
+    for name, mitigation in variables:
         if name not in LISTS:
             if name in made or environ.get(name) != mitigation.value:
                 made[name] = mitigation
             continue
-        twin = OTHER_NAME.get(name, "")
-        present = [n for n in (name, twin) if n in made or n in environ]
+        other = OTHER_NAME.get(name, "")
+        present = [n for n in (name, other) if n in made or n in environ]
         base = present[0] if present else name
         targets = dict.fromkeys((name, *present))
         made |= {
@@ -330,7 +353,7 @@ def over(
 def _merged(
     name: str, made: Mapping[str, Setting], environ: Mapping[str, str], mitigation: Setting
 ) -> Setting:
-    """A list variable's value, whoever gave it, with a mitigation's items put over it."""
+    """Return a list variable, set by saferun or exported, with a mitigation's items merged in."""
     older = made[name].value if name in made else environ.get(name, "")
     origin = made[name].origin if name in made else "exported" if older else ""
     if not older:
@@ -340,13 +363,13 @@ def _merged(
 
 
 def with_options(line: CommandLine, options: Sequence[str]) -> tuple[str, ...]:
-    """Return torchrun's arguments with more options right before the script.
+    """Return torchrun's arguments with further options directly before the script.
 
-    The last of several counts in torchrun's parser, whatever spelling the others have.
+    torchrun's parser uses the last of several occurrences, whatever their spelling.
 
     Args:
-        line: what torchrun would get.
-        options: each one word.
+        line: the command line that torchrun would get.
+        options: one argument each, as in "--master-port=40123".
     """
     args = line.args
     if line.script is None:

@@ -1,4 +1,4 @@
-"""Pure: the variables that saferun sets for its own work in an attempt."""
+"""Pure: the environment variables that saferun itself needs in an attempt."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from saferun.inject import contract
 from saferun.model import Changes, HookSettings, Identity, LaunchOptions, Profile, Setting, as_tree
 from saferun.profile.schema import KEYS
 
-# torchrun's restarts hang without it: the restarted workers meet stale keys in the agent's store.
+# Without it, a restart hangs: the restarted workers find stale keys in the agent's store.
 SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-# torchrun dies of SIGUSR1 and SIGUSR2 and orphans its workers, unless it is told to handle them;
-# a torchrun that has no such option yet does not read the variable.
+# Without it, SIGUSR1 and SIGUSR2 kill torchrun and orphan its workers. A torchrun too old for the
+# option ignores the variable.
 HANDLED = "PET_SIGNALS_TO_HANDLE"
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
-# What only makes sense for an attempt that saferun itself starts.
+# Set only in attempts that saferun supervises; generated scripts leave them out.
 OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED)
 
 
@@ -26,14 +26,17 @@ def for_torchrun(
     environ: Mapping[str, str],
     mitigations: Sequence[str],
 ) -> dict[str, Setting]:
-    """Return what torchrun and the script are told of the attempt.
+    """Return the variables for torchrun and the script.
 
     Args:
-        profile: for the launcher, and whether the attempt is supervised.
+        profile: gives the launcher, and whether the attempt is supervised.
         options: of torchrun, as given.
         identity: which attempt it is.
         environ: what the user exported.
         mitigations: names of those in force.
+
+    Returns:
+        Settings by variable; an exported value of the restart variable is not overridden.
     """
     torchrun = profile.launcher == "torchrun"
     found: dict[str, Setting] = {}
@@ -58,14 +61,17 @@ def for_hooks(
     identity: Identity,
     changes: Changes,
 ) -> dict[str, Setting]:
-    """Return the two variables that carry the hooks into the job; none where no hook acts.
+    """Return the two variables that load the hooks in the job; none if no hook is active.
 
     Args:
         hooks: their settings.
         env: what the profile sets.
         environ: what the user exported.
-        identity: the run and attempt, and where the hooks lie.
-        changes: of the mitigations in force.
+        identity: the run and attempt, and the directory of sitecustomize.py.
+        changes: what the mitigations in force change.
+
+    Returns:
+        Settings for SAFERUN_INJECT and PYTHONPATH.
     """
     if not changes.needs_hooks and not any_hook(hooks):
         return {}
@@ -78,15 +84,15 @@ def for_hooks(
     )
     base = env["PYTHONPATH"].value if "PYTHONPATH" in env else environ.get("PYTHONPATH")
     others = [path for path in (base or "").split(":") if path != identity.site] if base else []
-    why = "puts saferun's sitecustomize in front, in every Python of the job"
+    why = "puts saferun's sitecustomize first in every Python process of the job"
     return {
-        contract.VARIABLE: Setting(text, "saferun", "tells the hooks their settings"),
+        contract.VARIABLE: Setting(text, "saferun", "the settings of the hooks"),
         "PYTHONPATH": Setting(":".join([identity.site, *others]), "saferun", why),
     }
 
 
 def any_hook(hooks: HookSettings) -> bool:
-    """Return whether any hook does anything under these settings."""
+    """Return whether any hook is active under these settings."""
     return _any(hooks, "hooks")
 
 
@@ -103,7 +109,7 @@ def _any(section: tuple[object, ...], prefix: str) -> bool:
 
 
 def _acts(key: str, value: object) -> bool:
-    """Whether a setting makes a hook act: one that can be kept out is idle at `keep` or `off`."""
+    """Return whether a setting makes a hook active; `keep`, else `off`, is the inactive choice."""
     spec = KEYS[key]
     idle = "keep" if "keep" in spec.choices else "off"
     return value is True or (spec.kind == "choice" and value != idle)

@@ -1,6 +1,6 @@
-"""Read the user's command line and `SAFERUN_*` variables as a Request.
+"""The user's command line and `SAFERUN_*` variables, read as a Request.
 
-The installed torch is asked for its options where the table of ours is not enough.
+Options that our table of torchrun's options does not settle are looked up in the installed torch.
 """
 
 from __future__ import annotations
@@ -13,44 +13,45 @@ from saferun.model import Option, Request
 from saferun.plan import torchrun_args, torchrun_install, torchrun_probe
 from saferun.system import paths
 
-COMMAND_OPTIONS = {"--json": None}  # own options that only `saferun plan` has
+COMMAND_OPTIONS = {"--json": None}  # options that `saferun plan` has and a launch has not
 
 
-def read(words: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Read the user's words, with the installed torch's help where our table is not enough.
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Read the command line of a launch.
 
     Raises:
-        UsageError: what saferun itself cannot take; torchrun's own complaints are in
+        UsageError: a mistake in saferun's own options; torchrun's own errors are in
             `line.refusal`.
     """
-    return _request(_parse(words, environ, torchrun_args.OWN), environ)
+    return _request(_parse(argv, environ, torchrun_args.OWN), environ)
 
 
-def read_torchrun(words: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Read words that are torchrun's alone; our options come from the environment only."""
-    return _request(_parse(words, environ, {}), environ)
+def read_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Read a command line for torchrun alone; saferun's options come from the environment only."""
+    return _request(_parse(argv, environ, {}), environ)
 
 
 def _parse(
-    words: Sequence[str], environ: Mapping[str, str], own: Mapping[str, str | None]
+    argv: Sequence[str], environ: Mapping[str, str], own: Mapping[str, str | None]
 ) -> torchrun_args.Parsed:
-    parsed = torchrun_args.parse(words, own=own)
-    # an abbreviation is ambiguous by the options of the torch that reads it, script's own included
-    if not parsed.unsure and not any(word.startswith("--") for word in parsed.line.script_args):
+    parsed = torchrun_args.parse(argv, own=own)
+    # Which abbreviations are ambiguous depends on the installed torch, and its parser refuses them
+    # among the script's own arguments too.
+    if not parsed.unsure and not any(arg.startswith("--") for arg in parsed.line.script_args):
         return parsed
     options = _installed_options(environ)
-    return parsed if options is None else torchrun_args.parse(words, options=options, own=own)
+    return parsed if options is None else torchrun_args.parse(argv, options=options, own=own)
 
 
-def read_command(words: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, Request]:
-    """Read the words after `saferun plan`: those of a launch, and --json before the script."""
+def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, Request]:
+    """Read the arguments of `saferun plan`: those of a launch, and --json before the script."""
     own = {**torchrun_args.OWN, **COMMAND_OPTIONS}
-    parsed = _parse(words, environ, own)
+    parsed = _parse(argv, environ, own)
     return any(name == "--json" for name, _ in parsed.own), _request(parsed, environ)
 
 
 def _installed_options(environ: Mapping[str, str]) -> Sequence[Option] | None:
-    """The options of the installed torch, where it is another one than our table describes."""
+    """Return the options of the installed torch if our table describes another version, or None."""
     try:
         launcher = torchrun_install.find_launcher(environ)
     except UnavailableError:
@@ -62,7 +63,7 @@ def _installed_options(environ: Mapping[str, str]) -> Sequence[Option] | None:
 
 
 def _request(parsed: torchrun_args.Parsed, environ: Mapping[str, str]) -> Request:
-    given = dict(parsed.own)  # the last one counts, as everywhere
+    given = dict(parsed.own)  # the last occurrence counts, as in torchrun
     profile, origin = given.get("--profile"), "--profile"
     if profile is None:
         profile, origin = environ.get("SAFERUN_PROFILE") or None, "SAFERUN_PROFILE"
@@ -81,7 +82,7 @@ def _request(parsed: torchrun_args.Parsed, environ: Mapping[str, str]) -> Reques
 
 
 def _exported_sets(environ: Mapping[str, str]) -> list[str]:
-    """SAFERUN_SET holds KEY=VALUE words, quoted as in a shell where they hold blanks."""
+    """Return the items of SAFERUN_SET: KEY=VALUE, quoted as in a shell if they contain blanks."""
     text = environ.get("SAFERUN_SET", "")
     if not text:
         return []
@@ -92,7 +93,7 @@ def _exported_sets(environ: Mapping[str, str]) -> list[str]:
     except ValueError as error:
         raise UsageError(
             f"SAFERUN_SET cannot be read: {error}",
-            fix="write KEY=VALUE words, quoted as in a shell",
+            fix="write KEY=VALUE items, quoted as in a shell",
         ) from None
 
 
@@ -109,5 +110,5 @@ def _retries(given: Mapping[str, str], environ: Mapping[str, str]) -> int | None
     if not text:
         return None
     if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{origin} takes a whole number, not `{text}`", fix="0 is no retry")
+        raise UsageError(f"{origin} takes a whole number, not `{text}`", fix="0 means no retry")
     return int(text)

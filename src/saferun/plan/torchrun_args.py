@@ -1,17 +1,18 @@
-"""torchrun's grammar: which words are its options, where the script begins, what it would refuse.
+"""torchrun's command line: its options, where the script begins, and what its parser refuses.
 
-Pure: words in, values out. It reads a command line as argparse reads it for torchrun, so that the
-words which torchrun gets, the user's own less ours, mean to torchrun what they meant to the user.
+Pure. A command line is read as argparse reads it for torchrun, so that the arguments that torchrun
+gets (the user's without saferun's own options) keep the meaning that they had for the user.
 
 Source: torch/distributed/run.py (`get_args_parser`) and CPython's Lib/argparse.py, 3.9 to 3.14.
-What surprises in it:
+Rules that are easy to miss:
 
-- The first `--` that touches the script word is swallowed; a later one reaches the script.
-- A unique abbreviation counts. An ambiguous one is refused, and CPython before 3.12.8 and 3.13.1
-  refuses it among the script's arguments too (https://github.com/pytorch/pytorch/issues/120601),
-  unless a `--` comes before it. Two spellings of one option count as two: `--nproc` is ambiguous.
-- A word that looks like an option is never the value of one, except behind `=`. Negative numbers,
-  words with a blank, `-` and the empty word do not look like options.
+- argparse removes the first `--` directly before or after the script; a later one is passed on.
+- A unique abbreviation is accepted. An ambiguous one is refused, and CPython before 3.12.8 and
+  3.13.1 refuses it among the script's arguments too
+  (https://github.com/pytorch/pytorch/issues/120601), unless a `--` comes before it. Two spellings
+  of one option count as two: `--nproc` is ambiguous.
+- An argument that looks like an option is never the value of one, except after `=`. Negative
+  numbers, arguments with a blank, `-` and the empty argument do not look like options.
 
 Where CPython's versions differ on a refused line, the message is that of 3.10 and 3.11.
 """
@@ -27,7 +28,7 @@ from saferun.model import CommandLine, LaunchOptions, Option
 from saferun.named_tuple import NamedTuple
 
 COMMANDS = ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor", "runs")
-# saferun's own options, with what stands for their value; None: takes none.
+# saferun's own options, each with the placeholder of its value; None: it takes no value.
 OWN: dict[str, str | None] = {
     "--profile": "NAME",
     "--set": "KEY=VALUE",
@@ -40,15 +41,15 @@ _LAUNCH_ONLY = (
     "{} belongs to torch.distributed.launch; torchrun always passes ranks in the environment: "
     "leave it out"
 )
-LAUNCH_ONLY = {word: _LAUNCH_ONLY.format(word) for word in ("--use_env", "--use-env")}
+LAUNCH_ONLY = {option: _LAUNCH_ONLY.format(option) for option in ("--use_env", "--use-env")}
 
 
 class Parsed(NamedTuple):
-    """A command line of saferun's, taken apart.
+    """A command line of saferun, split into saferun's own options and torchrun's.
 
     `own` holds saferun's own options in order, as (option, value); the value of a flag is "".
-    `unsure` holds the words before SCRIPT that another torch might read otherwise: options that
-    the table does not know, and abbreviations.
+    `unsure` holds the arguments before SCRIPT that another torch may read differently: options
+    that the table does not have, and abbreviations.
     """
 
     own: tuple[tuple[str, str], ...]
@@ -56,7 +57,8 @@ class Parsed(NamedTuple):
     unsure: tuple[str, ...]
 
 
-# Values that every torch refuses alike. Choices that grow (--numa-binding) are torchrun's to judge.
+# Values that every torch checks alike. Choices that differ by version (--numa-binding) are left to
+# torchrun.
 _NUMBERS: dict[str, type] = {
     "max_restarts": int,
     "monitor_interval": float,
@@ -71,42 +73,42 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 
 
 def parse(
-    words: Sequence[str],
+    argv: Sequence[str],
     *,
     options: Sequence[Option] = OPTIONS,
     own: Mapping[str, str | None] = OWN,
 ) -> Parsed:
-    """Read the words after `saferun` (or `saferun run`).
+    """Read the arguments after `saferun` (or `saferun run`).
 
     Args:
-        words: the command line, as the shell made it.
-        options: torchrun's option table; that of the installed torch settles `unsure` words.
-        own: saferun's own options here, as in OWN.
+        argv: the arguments, as the shell passes them.
+        options: torchrun's option table; with that of the installed torch nothing is `unsure`.
+        own: saferun's own options, as in OWN.
 
     Returns:
-        saferun's own options, torchrun's line, and the words that another torch may read otherwise.
-        With torchrun's `--help` in the line, `help` is in `line.given`, and script and refusal
-        are None.
+        saferun's own options, torchrun's command line, and the arguments that another torch may
+        read differently. If torchrun's `--help` is given, `help` is in `line.given`, and script and
+        refusal are None.
 
     Raises:
-        UsageError: one of saferun's own options lacks its value, or has one that it cannot take.
+        UsageError: one of saferun's own options lacks its value, or is a flag and has one.
     """
-    walk = _Walk(words, options, own)
+    walk = _Walk(argv, options, own)
     walk.read_options()
     return Parsed(tuple(walk.own), walk.finish(), tuple(walk.unsure))
 
 
 def launch_only(line: CommandLine) -> str | None:
-    """Return the word of advice for an option that only torch.distributed.launch has, or None."""
+    """Return the advice for an option that only torch.distributed.launch has, or None."""
     refused = (line.refusal or "").split()
-    return next((advice for word, advice in LAUNCH_ONLY.items() if word in refused), None)
+    return next((advice for option, advice in LAUNCH_ONLY.items() if option in refused), None)
 
 
 def launch_options(line: CommandLine, environ: Mapping[str, str]) -> LaunchOptions:
-    """Return what torchrun's options in a line, or in `PET_<OPTION>` where it has none, mean.
+    """Return the typed values of torchrun's options, from a command line or from `PET_<OPTION>`.
 
     Args:
-        line: the command line.
+        line: the command line; it overrides the variables.
         environ: the environment that torchrun will have.
     """
 
@@ -132,7 +134,7 @@ def launch_options(line: CommandLine, environ: Mapping[str, str]) -> LaunchOptio
 
 
 def value_of(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | None:
-    """Return the text that torchrun takes for an option: the line's, else that of `PET_<DEST>`.
+    """Return the text that torchrun uses for an option: the line's, else that of `PET_<DEST>`.
 
     Args:
         line: the command line.
@@ -140,7 +142,7 @@ def value_of(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | 
         dest: the option's name in torchrun's namespace, `nproc_per_node`.
 
     Returns:
-        The value, "" for a flag that is on, None for what neither says.
+        The value, "" for a flag that is on, None if neither gives it.
     """
     if dest in line.given:
         return line.given[dest]
@@ -152,7 +154,7 @@ def value_of(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | 
 
 
 def _max_nodes(text: str | None) -> int | None:
-    """The most nodes that N or MIN:MAX allows; None where it is unreadable."""
+    """Return the most nodes that N or MIN:MAX allows; None if it cannot be read."""
     if text is None:
         return 1
     parts = [_int(part) for part in text.split(":")]
@@ -170,56 +172,56 @@ def _int(text: str) -> int | None:
 
 
 class _Reading(NamedTuple):
-    """One way to read an option-like word."""
+    """One way to read an argument that looks like an option."""
 
     option: Option | None  # None: no such option
-    spelled: str  # the option string that it stands for
-    value: str | None  # what is attached to it: "3" in -t3 and --tee=3
+    spelled: str  # the option string that it means
+    value: str | None  # the attached value: "3" in -t3 and --tee=3
 
 
-class _Stop(Exception):  # noqa: N818 (help is no error)
-    """torchrun's parser ends here: with a complaint, or without one after its help."""
+class _Stop(Exception):  # noqa: N818 (help is not an error)
+    """torchrun's parser ends here, with an error message, or after its help without one."""
 
 
 class _Walk:
-    """Reads a command line from left to right, up to the script; keeps what it has read."""
+    """Reads a command line from left to right, up to the script."""
 
     def __init__(
-        self, words: Sequence[str], options: Sequence[Option], own: Mapping[str, str | None]
+        self, argv: Sequence[str], options: Sequence[Option], own: Mapping[str, str | None]
     ) -> None:
-        self.words = tuple(words)
+        self.argv = tuple(argv)
         self.strings = {string: option for option in options for string in option.strings}
         self.placeholders = own
-        self.at = 0  # the next word
+        self.at = 0  # the index of the next argument
         self.args: list[str] = []
         self.own: list[tuple[str, str]] = []
         self.given: dict[str, str] = {}
         self.unsure: list[str] = []
         self.unknown: list[str] = []
         self.stopped = False
-        self.complaint: str | None = None
+        self.message: str | None = None
 
     def read_options(self) -> None:
-        """Read up to the script, or to the word at which torchrun's parser would stop."""
+        """Read up to the script, or to the argument at which torchrun's parser would stop."""
         try:
-            while self.at < len(self.words) and self._read_one(self.words[self.at]):
+            while self.at < len(self.argv) and self._read_one(self.argv[self.at]):
                 pass
         except _Stop as stop:
             self.stopped = True
-            self.complaint = str(stop) or None
+            self.message = str(stop) or None
 
     def finish(self) -> CommandLine:
-        """Return the line, with the rest of the words as script and arguments where it gets so far.
+        """Return the command line; what is left to read is the script and its arguments.
 
-        After a stop the rest stays as it is, our own options too: without them the words beside
-        them could come together to something that the user never wrote.
+        After a stop the rest is kept as it is, saferun's own options included: without them the
+        arguments around them could combine to an option that the user did not write.
         """
-        rest = self.words[self.at :]
+        rest = self.argv[self.at :]
         script, script_args = (None, ()) if self.stopped else _split(rest)
         if script is not None and self._ambiguity(rest):
             rest = ("--", script, *script_args)
         args = (*self.args, *rest)
-        refusal = self._ambiguity(args) or self.complaint
+        refusal = self._ambiguity(args) or self.message
         if not self.stopped and script is None:
             refusal = refusal or _MISSING
         if self.unknown and not self.stopped:
@@ -228,37 +230,37 @@ class _Walk:
             script, script_args = None, ()
         return CommandLine(args, self.given, script, script_args, refusal)
 
-    def _read_one(self, word: str) -> bool:
-        """Read one word, with its value where it takes one; False where the script begins."""
-        if word == "--":
+    def _read_one(self, arg: str) -> bool:
+        """Read one argument and the value that follows it; return False where the script begins."""
+        if arg == "--":
             return False
-        if word.partition("=")[0] in self.placeholders:
-            self._read_own(*word.partition("="))
+        if arg.partition("=")[0] in self.placeholders:
+            self._read_own(*arg.partition("="))
             return True
-        readings = _readings(word, self.strings)
+        readings = _readings(arg, self.strings)
         if not readings:
             return False
         reading = readings[0]
-        if word not in LAUNCH_ONLY and (len(readings) > 1 or not _exact(word, reading)):
-            self.unsure.append(word)
+        if arg not in LAUNCH_ONLY and (len(readings) > 1 or not _exact(arg, reading)):
+            self.unsure.append(arg)
         if len(readings) > 1:
-            raise _Stop(_ambiguous(word, readings))
+            raise _Stop(_ambiguous(arg, readings))
         if reading.option is None:
-            self.unknown.append(word)
+            self.unknown.append(arg)
             self._keep(1)
         else:
             self._read_torchrun(reading)
         return True
 
     def _read_own(self, name: str, equals: str, value: str) -> None:
-        """Read one of saferun's own options; torchrun gets none of its words."""
+        """Read one of saferun's own options; it is not passed to torchrun."""
         placeholder = self.placeholders[name]
         self.at += 1
         if placeholder is None:
             if equals:
                 raise UsageError(f"{name} takes no value", fix=f"write `{name}` alone")
-        elif not equals and self.at < len(self.words) and self._is_value(self.words[self.at]):
-            value = self.words[self.at]
+        elif not equals and self.at < len(self.argv) and self._is_value(self.argv[self.at]):
+            value = self.argv[self.at]
             self.at += 1
         if placeholder is not None and not value:
             raise UsageError(
@@ -269,7 +271,7 @@ class _Walk:
         self.own.append((name, value))
 
     def _read_torchrun(self, reading: _Reading) -> None:
-        """Read one of torchrun's options, or several short ones in one word (`-mt3`)."""
+        """Read one of torchrun's options, or several short ones in one argument (`-mt3`)."""
         found, count = self._expand(reading)
         for option, value in found:
             _check_value(option, value)
@@ -279,7 +281,7 @@ class _Walk:
         self._keep(count)
 
     def _expand(self, reading: _Reading) -> tuple[list[tuple[Option, str]], int]:
-        """Return the options in this word with their values, and how many words they take."""
+        """Return the options and values of this argument, and how many arguments they take."""
         option, spelled, value = reading
         assert option is not None
         found: list[tuple[Option, str]] = []
@@ -293,65 +295,65 @@ class _Walk:
         if option.flag or value is not None:
             return [*found, (option, value or "")], 1
         following_at = self.at + 1
-        if following_at == len(self.words) or not self._is_value(self.words[following_at]):
+        if following_at == len(self.argv) or not self._is_value(self.argv[following_at]):
             raise _Stop(f"{_argument(option)}: expected one argument")
-        return [*found, (option, self.words[following_at])], 2
+        return [*found, (option, self.argv[following_at])], 2
 
     def _keep(self, count: int) -> None:
-        self.args.extend(self.words[self.at : self.at + count])
+        self.args.extend(self.argv[self.at : self.at + count])
         self.at += count
 
-    def _is_value(self, word: str) -> bool:
-        return not _readings(word, self.strings)  # `--` itself reads as every long option
+    def _is_value(self, arg: str) -> bool:
+        return not _readings(arg, self.strings)  # `--` itself is a prefix of every long option
 
-    def _ambiguity(self, words: Sequence[str]) -> str | None:
-        """Return the complaint about the first ambiguous word before a `--`, or None."""
-        for word in words:
-            if word == "--":
+    def _ambiguity(self, args: Sequence[str]) -> str | None:
+        """Return the error message for the first ambiguous argument before a `--`, or None."""
+        for arg in args:
+            if arg == "--":
                 return None
-            readings = _readings(word, self.strings)
+            readings = _readings(arg, self.strings)
             if len(readings) > 1:
-                return _ambiguous(word, readings)
+                return _ambiguous(arg, readings)
         return None
 
 
 def _split(rest: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return script and arguments; the first `--` goes if it touches the script on either side."""
-    words = list(rest)
-    if "--" in words[:2]:
-        words.remove("--")
-    return (words[0], tuple(words[1:])) if words else (None, ())
+    """Return script and arguments, without the first `--` if it is directly before or after it."""
+    args = list(rest)
+    if "--" in args[:2]:
+        args.remove("--")
+    return (args[0], tuple(args[1:])) if args else (None, ())
 
 
-def _readings(word: str, strings: Mapping[str, Option]) -> list[_Reading]:
-    """Return all ways to read a word where an option may stand; none: it is no option."""
-    if len(word) < 2 or word[0] != "-":
+def _readings(arg: str, strings: Mapping[str, Option]) -> list[_Reading]:
+    """Return all ways to read an argument as an option; empty if it is not one."""
+    if len(arg) < 2 or arg[0] != "-":
         return []
-    if word in strings:
-        return [_Reading(strings[word], word, None)]
-    name, equals, after = word.partition("=")
+    if arg in strings:
+        return [_Reading(strings[arg], arg, None)]
+    name, equals, after = arg.partition("=")
     value = after if equals else None
     if equals and name in strings:
         return [_Reading(strings[name], name, value)]
-    if word[1] != "-":
-        found = [_Reading(strings[word[:2]], word[:2], word[2:])] if word[:2] in strings else []
+    if arg[1] != "-":
+        found = [_Reading(strings[arg[:2]], arg[:2], arg[2:])] if arg[:2] in strings else []
     else:
         found = [_Reading(strings[full], full, value) for full in strings if full.startswith(name)]
-    if found or " " in word or _NEGATIVE_NUMBER.match(word):
+    if found or " " in arg or _NEGATIVE_NUMBER.match(arg):
         return found
-    return [_Reading(None, word, None)]
+    return [_Reading(None, arg, None)]
 
 
-def _exact(word: str, reading: _Reading) -> bool:
-    """Return whether the word spells its option out, so that any torch with it reads it so."""
+def _exact(arg: str, reading: _Reading) -> bool:
+    """Return whether the option is written in full, so that every torch that has it reads it so."""
     if reading.option is None:
         return False
-    return not word.startswith("--") or word.partition("=")[0] == reading.spelled
+    return not arg.startswith("--") or arg.partition("=")[0] == reading.spelled
 
 
-def _ambiguous(word: str, readings: Sequence[_Reading]) -> str:
+def _ambiguous(arg: str, readings: Sequence[_Reading]) -> str:
     matches = ", ".join(reading.spelled for reading in readings)
-    return f"ambiguous option: {word} could match {matches}"
+    return f"ambiguous option: {arg} could match {matches}"
 
 
 def _argument(option: Option) -> str:
@@ -359,7 +361,7 @@ def _argument(option: Option) -> str:
 
 
 def _check_value(option: Option, value: str) -> None:
-    """Stop where torchrun refuses the value itself. `--opt=--` is left alone: versions differ."""
+    """Stop if torchrun refuses the value; `--opt=--` is not checked, since Pythons differ on it."""
     convert = _NUMBERS.get(option.dest)
     choices = _CHOICES.get(option.dest)
     if value == "--":

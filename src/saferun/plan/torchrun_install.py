@@ -1,7 +1,8 @@
-"""Which torchrun the user has, and what it is: its interpreter, its torch, its options.
+"""The user's torchrun: the program, its interpreter and the version of its torch.
 
-A thin edge: it looks at files, and only `option_table` starts anything. saferun may live in
-another environment than torch, so nothing here imports torch or asks our own `sys.path` first.
+Only files are read; nothing is started (torchrun_probe.py does that). saferun may be installed in
+another environment than torch, so nothing here imports torch or searches saferun's own `sys.path`
+first.
 
 Sources: CPython's Lib/site.py and Modules/getpath.py (where a Python looks for packages),
 torch/distributed/run.py (`PYTHON_EXEC`, `sys.executable`), the first lines that pip, uv and conda
@@ -20,20 +21,15 @@ from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 from saferun.system.paths import on_path
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
-
 _HEAD_BYTES = 4096
-# Patterns are text, compiled where they are first used: compiling all costs 0.6 ms at every launch.
+# Patterns are compiled at their first use: compiling all of them costs 0.6 ms at every launch.
 _PYTHON = r"(?:python|pypy)[\d.]*t?$"
 _TAG = r"python(\d+\.\d+t?)$"
-# The second line where a path is too long or has blanks for a first one (pip's and conda's form),
-# and uv's for an environment that can be moved.
+# The second line of a script whose interpreter path is too long for a `#!` line or contains blanks
+# (pip and conda), and of a script in a relocatable environment (uv).
 _TRAMPOLINE = rb"""'''exec'\s+(?:"([^"$]+)"|'([^']+)'|([^\s"'$]+))((?:\s+-\w+)*)\s+"\$0\""""
 _TRAMPOLINE_BESIDE = rb"""'''exec'\s+"\$\(dirname .*?"\$0"\)"\)"/'?([\w.]+)'?"""
-# A wrapper that starts saferun: the command as a word of its own outside comments, or the import.
+# A script that starts saferun: the command, outside comments and not within a name, or the import.
 _WRAPS_US = rb"(?m)^(?!\s*#)[^\n]*(?<![\w.$-])saferun(?![\w./=-])|^\s*(?:from|import)\s+saferun\b"
 _VERSION = r"(?m)^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]"
 
@@ -42,9 +38,9 @@ class Launcher(NamedTuple):
     """How torchrun is started."""
 
     argv: tuple[str, ...]  # ("/venv/bin/torchrun",)
-    interpreter: str | None = None  # the Python of its first line; None behind a shim
+    interpreter: str | None = None  # the Python of its first line; None if it is a shim
     flags: str = ""  # that Python's own flags, as letters: "sP" for `python3 -sP`
-    prefix: str | None = None  # that Python's sys.prefix; None where it has none to see
+    prefix: str | None = None  # that Python's sys.prefix; None without an interpreter
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher:
@@ -54,7 +50,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
         environ: the user's environment; only PATH is read.
 
     Returns:
-        That program; where there is none, our own interpreter's `-m torch.distributed.run`.
+        That program; if there is none, `-m torch.distributed.run` of saferun's own interpreter.
 
     Raises:
         UnavailableError: there is neither.
@@ -77,9 +73,9 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
 
 
 def worker_interpreter(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
-    """Return the Python that torchrun starts the workers with, None where it cannot be known.
+    """Return the Python that torchrun starts the workers with, None if it cannot be determined.
 
-    torchrun takes `PYTHON_EXEC` for them, else its own interpreter.
+    torchrun uses `PYTHON_EXEC` for them if it is set, else its own interpreter.
     """
     chosen = environ.get("PYTHON_EXEC")
     if chosen is None:
@@ -92,8 +88,8 @@ def worker_interpreter(launcher: Launcher, environ: Mapping[str, str]) -> str | 
 def torch_version(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
     """Return the version of the launcher's torch ("2.13.0+cpu"), read from torch/version.py.
 
-    Nothing is imported or started. None where looking does not find it: behind a shim, or where
-    a .pth file or an import hook leads to torch.
+    Nothing is imported or started. None if the file is not found: torchrun is a shim, or torch is
+    reached through a .pth file or an import hook.
     """
     for folder in _search_path(launcher, environ):
         package = os.path.join(folder, "torch")
@@ -103,7 +99,7 @@ def torch_version(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
             return found[1] if found else None
         except (OSError, ValueError):
             if os.path.exists(os.path.join(package, "__init__.py")):
-                return None  # a torch without a version hides those behind it
+                return None  # a torch without a version hides later ones on the path
     return None
 
 
@@ -129,7 +125,7 @@ def _read_head(path: str) -> bytes:
 
 
 def _wraps_us(head: bytes) -> bool:
-    """Return whether a script starts saferun, going by the text below its interpreter's lines."""
+    """Return whether a script starts saferun, by its text after the interpreter lines."""
     if not head.startswith(b"#!") or b"saferun" not in head:
         return False
     lines = head.split(b"\n")[1:]
@@ -138,19 +134,19 @@ def _wraps_us(head: bytes) -> bool:
 
 
 def _interpreter(head: bytes, path: str, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return the Python that a program's first lines name, and its flags; None: it is no Python."""
+    """Return the Python in a program's first lines and its flags; None if there is none."""
     first, _, rest = head.partition(b"\n")
-    words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
-    if words and os.path.basename(words[0]) == "env":
-        del words[0]
-        while words and (words[0].startswith("-") or "=" in words[0]):
-            del words[0]
-        words[:1] = [next(on_path(name, environ), "") for name in words[:1]]
-    elif words and not _is_python(words[0]):
-        words = _trampoline(rest, path)
-    if not words or not _is_python(words[0]):
+    argv = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
+    if argv and os.path.basename(argv[0]) == "env":
+        del argv[0]
+        while argv and (argv[0].startswith("-") or "=" in argv[0]):
+            del argv[0]
+        argv[:1] = [next(on_path(name, environ), "") for name in argv[:1]]
+    elif argv and not _is_python(argv[0]):
+        argv = _trampoline(rest, path)
+    if not argv or not _is_python(argv[0]):
         return None, ""
-    return words[0], "".join(word[1:] for word in words[1:] if word.startswith("-"))
+    return argv[0], "".join(arg[1:] for arg in argv[1:] if arg.startswith("-"))
 
 
 def _is_python(program: str) -> bool:
@@ -173,7 +169,7 @@ def _trampoline(rest: bytes, path: str) -> list[str]:
 
 
 def _prefix(interpreter: str | None) -> str | None:
-    """Return sys.prefix of a Python: its virtual environment, else where it really lives."""
+    """Return sys.prefix of a Python: its virtual environment, else where its real path is."""
     if interpreter is None:
         return None
     environment = os.path.dirname(os.path.dirname(interpreter))
@@ -210,7 +206,7 @@ def _search_path(launcher: Launcher, environ: Mapping[str, str]) -> Iterator[str
 
 
 def _site_folders(prefix: str, tag: str) -> Iterator[str]:
-    """Yield where packages lie below a prefix; Debian's and Fedora's own places among them."""
+    """Yield the package folders below a prefix, including those of Debian and Fedora."""
     python = "python" + tag
     if prefix == "/usr":
         yield f"/usr/local/lib/{python}/dist-packages"
@@ -233,7 +229,7 @@ def _venv_config(prefix: str) -> dict[str, str]:
 
 
 def _tag(interpreter: str, prefix: str, config: Mapping[str, str]) -> str:
-    """Return the "3.11" (or "3.13t") of a Python's folders; "" where nothing tells it."""
+    """Return "3.11" (or "3.13t") as in the names of a Python's folders; "" if it is not found."""
     named = re.search(_TAG, os.path.realpath(interpreter))
     if named:
         return named[1]

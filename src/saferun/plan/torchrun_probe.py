@@ -1,6 +1,7 @@
-"""Ask the installed torch for torchrun's options, once for each interpreter and version.
+"""The options of the installed torch's torchrun, read once for each interpreter and version.
 
-The answer is kept in a file that only the user can write: it decides how a command line is read.
+The table is cached in a file that only the user can write, since it decides how a command line is
+read.
 """
 
 from __future__ import annotations
@@ -26,35 +27,35 @@ def option_table(
     cache_dir: str | None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[Option, ...] | None:
-    """Ask the installed torch for torchrun's options, in a subprocess of its interpreter.
+    """Return torchrun's options of the installed torch, read in a subprocess of its interpreter.
 
     Args:
-        launcher: whose torch.
-        version: that torch's version; the answer is kept by interpreter and version, and not
-            kept where this is None.
-        cache_dir: where answers are kept; None or an unusable folder: they are not.
-        environ: the subprocess's environment, our own by default; without SAFERUN_INJECT, and
-            without PET_ variables, which can keep the parser from being built.
+        launcher: the torchrun whose torch is used.
+        version: that torch's version. The table is cached by interpreter and version, and not
+            cached if this is None.
+        cache_dir: the cache's folder; None or an unusable folder: nothing is cached.
+        environ: the subprocess's environment, by default that of this process. SAFERUN_INJECT is
+            removed from it, and so are PET_ variables, which can make building the parser fail.
 
     Returns:
-        The table for `torchrun.parse`, None where there is no answer within 20 s.
+        The table for `torchrun_args.parse`; None if the subprocess gives none within 20 s.
     """
     if launcher.interpreter is None:
         return None
     path = _cache_path(launcher.interpreter, version, cache_dir)
     table = _table(_read_cache(path)) if path else None
     if table is None:
-        text = _ask(launcher, os.environ if environ is None else environ)
+        text = _dump_options(launcher, os.environ if environ is None else environ)
         table = _table(text)
         if table is not None and path is not None:
             _write_cache(path, text)
     return table
 
 
-# --- asking the installed torch
+# --- the subprocess
 
-# Run by the launcher's Python, of any version that torch supports. The folder that -c puts first
-# is not on torchrun's path. Output of other modules' imports goes to stderr.
+# Run by the launcher's Python, of any version that torch supports. `python -c` adds an entry to
+# sys.path that torchrun does not have. What other modules print on import goes to stderr.
 _MARK = "saferun-options:"
 _DUMP = """
 import os, sys
@@ -76,8 +77,8 @@ os.write(out, ("MARK" + json.dumps(options) + "\\n").encode())
 """.replace("MARK", _MARK)
 
 
-def _ask(launcher: Launcher, environ: Mapping[str, str]) -> str:
-    """Return the JSON that the launcher's Python answers, "" where it does not within its time."""
+def _dump_options(launcher: Launcher, environ: Mapping[str, str]) -> str:
+    """Return the JSON that the launcher's Python prints, "" if it fails or takes too long."""
     import signal
     import subprocess
 
@@ -95,7 +96,7 @@ def _ask(launcher: Launcher, environ: Mapping[str, str]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=clean,
-            start_new_session=True,  # so that what it started ends with it
+            start_new_session=True,  # so that killing its group also ends what it started
         )
     except OSError:
         return ""
@@ -114,7 +115,7 @@ def _ask(launcher: Launcher, environ: Mapping[str, str]) -> str:
 
 
 def _table(text: str) -> tuple[Option, ...] | None:
-    """Return the table that a JSON text holds, None where it is not one."""
+    """Return the table in a JSON text, None if it is not one."""
     import json
 
     try:
@@ -140,14 +141,14 @@ def _row(row: Any) -> Option | None:
     return Option(dest, tuple(strings), flag, env) if good else None
 
 
-# --- keeping the answer
+# --- the cache
 
 
 def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) -> str | None:
-    """Return the file for this interpreter and version; None where it must not be used.
+    """Return the cache file of this interpreter and version; None if the cache cannot be used.
 
-    The folder must be the user's own and writable by nobody else: the table decides how a command
-    line is read.
+    The folder must belong to the user and be writable by nobody else: the table decides how a
+    command line is read.
     """
     if version is None or cache_dir is None:
         return None
@@ -165,7 +166,7 @@ def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) ->
 
 
 def _read_cache(path: str) -> str:
-    """Return the text of a cache file of our own, "" for anything else, symlinks included."""
+    """Return the text of a cache file of the user's own, "" for anything else or a symlink."""
     import stat
 
     try:
@@ -181,7 +182,7 @@ def _read_cache(path: str) -> str:
 
 
 def _write_cache(path: str, text: str) -> None:
-    """Put the file in place in one step. A full disk or a read-only folder is no matter."""
+    """Write the file atomically. A full disk or a read-only folder is ignored."""
     draft = f"{path}.{os.getpid()}"
     try:
         descriptor = os.open(

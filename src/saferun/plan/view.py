@@ -1,4 +1,4 @@
-"""Pure: a LaunchPlan as a page for people, as JSON for programs, and as one line."""
+"""Pure: a LaunchPlan as text for people, as JSON for programs, and as one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def as_json(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def _policies(plan: LaunchPlan) -> dict[str, Any]:
-    """Hooks, retry and locks as JSON; empty under SAFERUN_DISABLE, where none of them counts."""
+    """Return hooks, retry and locks as JSON; empty under SAFERUN_DISABLE, which disables them."""
     if plan.disabled:
         return {"hooks": {}, "retry": {}, "locks": {}}
     return {
@@ -55,12 +55,12 @@ def _setting_json(setting: Setting) -> dict[str, str]:
 
 
 def headline(plan: LaunchPlan) -> str:
-    """Return the one line said when a job starts."""
+    """Return the line printed when a job starts."""
     origin = plan.profile_origin
     who = f"detected: {_gpus(plan)}" if origin == "detected" else f"from {origin}"
     parts = [f"profile {plan.profile} ({who})"]
-    unsaid = ("PYTHONPATH", "SAFERUN_INJECT", *OF_ATTEMPT)
-    shown = [name for name in plan.env if name not in unsaid]
+    hidden = ("PYTHONPATH", "SAFERUN_INJECT", *OF_ATTEMPT)
+    shown = [name for name in plan.env if name not in hidden]
     if shown:
         parts.append(f"sets {', '.join(shown)}")
     if plan.hint:
@@ -69,7 +69,7 @@ def headline(plan: LaunchPlan) -> str:
 
 
 def announcement(plan: LaunchPlan) -> str:
-    """Return all that is said when a job starts: the headline, and a line for each remark."""
+    """Return what is printed when a job starts: the headline, and a line for each remark."""
     return "\n".join([headline(plan), *plan.remarks])
 
 
@@ -82,7 +82,7 @@ def _gpus(plan: LaunchPlan) -> str:
 
 
 def as_text(plan: LaunchPlan, findings: Sequence[Finding] = ()) -> str:
-    """Return a plan as a short page for people, with what was found about their own settings."""
+    """Return a plan as text for people, with the findings about their own settings."""
     policies = _policies(plan)
     return "\n".join(
         [
@@ -100,7 +100,7 @@ def as_text(plan: LaunchPlan, findings: Sequence[Finding] = ()) -> str:
 
 
 def _audit(findings: Sequence[Finding]) -> Iterator[str]:
-    """What is wrong or worth a word, at length; the rest by number. `saferun doctor` has all."""
+    """Yield problems and notes in full, and the number of the rest. `saferun doctor` lists all."""
     from saferun.model import OK
 
     if findings:
@@ -124,13 +124,13 @@ def _top(plan: LaunchPlan) -> list[str]:
     return lines
 
 
-def _wrapped(label: str, words: Sequence[str]) -> list[str]:
-    """Lay out a command over lines that a shell still reads as one; no word is broken."""
+def _wrapped(label: str, argv: Sequence[str]) -> list[str]:
+    """Return a command as lines that a shell reads as one command; no argument is split."""
     lines = [""]
-    for word in map(shlex.quote, words):
-        if lines[-1] and len(lines[-1]) + len(word) > WIDTH:
+    for arg in map(shlex.quote, argv):
+        if lines[-1] and len(lines[-1]) + len(arg) > WIDTH:
             lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
+        lines[-1] += f" {arg}" if lines[-1] else arg
     heads = [label, *[""] * (len(lines) - 1)]
     ends = [" \\"] * (len(lines) - 1) + [""]
     return [f"{h:<9} {line}{end}" for h, line, end in zip(heads, lines, ends, strict=True)]
@@ -154,11 +154,11 @@ def _reason(setting: Setting) -> list[str]:
     return _indented(setting.why + (f" <{setting.source}>" if setting.source else ""))
 
 
-def _indented(words: str) -> list[str]:
+def _indented(text: str) -> list[str]:
     import textwrap
 
     return textwrap.wrap(
-        words.strip(),
+        text.strip(),
         WIDTH,
         initial_indent="      ",
         subsequent_indent="      ",
@@ -168,7 +168,7 @@ def _indented(words: str) -> list[str]:
 
 
 def _section(prefix: str, tree: Mapping[str, Any], notes: Mapping[str, Setting]) -> Iterator[str]:
-    """One line a group of values; below it the reasons for those that are not the default."""
+    """Yield one line for each group of values, and below it the reasons for non-default ones."""
     yield prefix if tree else f"{prefix}: none"
     for label, keys in _groups(prefix, tree).items():
         text = ", ".join(f"{name} {_plain(value)}".strip() for name, value in keys.items())
@@ -182,7 +182,7 @@ def _section(prefix: str, tree: Mapping[str, Any], notes: Mapping[str, Setting])
 
 
 def _groups(prefix: str, tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Put a section's values into lines: one for each group, one for the rest together."""
+    """Return a section's values by line: one for each group, and one for the others together."""
     lines: dict[str, dict[str, Any]] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):

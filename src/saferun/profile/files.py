@@ -1,7 +1,7 @@
-"""Find, read and choose profiles. What is in one is schema.py's and yamldoc.py's business.
+"""Profile files: how they are found, chosen, read and cached. yaml_reader.py parses them.
 
-A parsed profile is cached by its content (the text itself is kept in the entry and compared), so
-that a launch need not import a YAML parser.
+A parsed profile is cached together with its text, which is compared at every use, so that a launch
+does not have to import a YAML parser.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOCAL = "saferun.yaml"
 
 
 class Found(NamedTuple):
-    """A profile file: where it is, and what people call that place."""
+    """A profile file, with its path as shown to people."""
 
     name: str
     path: str
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The profile to use with its ancestors first, and who chose it."""
+    """The profile to use, after its ancestors, and what chose it."""
 
     chain: tuple[Doc, ...]
     named: bool
@@ -41,7 +41,7 @@ class Chosen(NamedTuple):
 
 
 def user_dir(environ: Mapping[str, str]) -> str:
-    """Return where the user's own profiles lie; it may not exist."""
+    """Return the directory of the user's own profiles; it may not exist."""
     return os.path.join(paths.config_dir(environ), "profiles")
 
 
@@ -68,14 +68,14 @@ def choose(
     """Choose a profile: the one asked for, `./saferun.yaml`, or by the GPU's product name.
 
     Args:
-        wanted: a profile's name or file; None or "" where none was named.
+        wanted: a profile's name or file; None or "" if none was named.
         wanted_by: "--profile" or "SAFERUN_PROFILE".
-        environ: for the user's directories.
+        environ: gives the user's directories.
         cwd: the working directory.
-        gpu: what the machine has.
+        gpu: the GPUs of the machine.
 
     Raises:
-        ProfileError: unknown profile, unreadable or wrong file.
+        ProfileError: the profile is unknown, or its file is unreadable or invalid.
     """
     if wanted:
         found = find(wanted, environ, cwd)
@@ -91,10 +91,15 @@ def choose(
 
 
 def find(name: str, environ: Mapping[str, str], cwd: str) -> Found:
-    """Find a profile by file name or name: a file, ./saferun.yaml, the user's, the shipped ones.
+    """Find a profile by path, or by name in ./saferun.yaml, the user's and the shipped ones.
+
+    Args:
+        name: a path (with "/" or a YAML suffix) or a profile's name.
+        environ: gives the user's directories.
+        cwd: the working directory.
 
     Raises:
-        ProfileError: nothing of that name; the known ones are listed.
+        ProfileError: there is none of that name; the fix lists the known ones.
     """
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = os.path.join(cwd, os.path.expanduser(name))
@@ -124,8 +129,13 @@ def _fix(name: str, environ: Mapping[str, str], cwd: str) -> str:
 def chain(found: Found, environ: Mapping[str, str], cwd: str) -> tuple[Doc, ...]:
     """Load a profile and its ancestors, ancestors first, each once.
 
+    Args:
+        found: the profile.
+        environ: gives the user's directories.
+        cwd: the working directory.
+
     Raises:
-        ProfileError: a cycle, or an ancestor that is not there.
+        ProfileError: `extends` has a cycle or names an unknown profile.
     """
     order: list[Doc] = []
     done: set[str] = set()
@@ -135,7 +145,7 @@ def chain(found: Found, environ: Mapping[str, str], cwd: str) -> tuple[Doc, ...]
         if identity in path:
             names = " -> ".join(os.path.basename(p) for p in (*path, identity))
             raise ProfileError(
-                "profiles extend each other in a circle", where=names, fix="cut it at one place"
+                "profiles extend each other in a circle", where=names, fix="remove one `extends`"
             )
         if identity in done:
             return
@@ -150,7 +160,7 @@ def chain(found: Found, environ: Mapping[str, str], cwd: str) -> tuple[Doc, ...]
 
 
 def _parent(name: str, child: Found, doc: Doc, environ: Mapping[str, str]) -> Found:
-    """Find what a profile extends: a file beside it, or a known name other than itself."""
+    """Find what a profile extends: a file in its folder, or a known profile other than itself."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = os.path.join(os.path.dirname(child.path), os.path.expanduser(name))
         if os.path.exists(path):
@@ -161,7 +171,7 @@ def _parent(name: str, child: Found, doc: Doc, environ: Mapping[str, str]) -> Fo
             return found
     if name == doc.name:
         raise ProfileError(
-            f"`{name}` extends itself", where=child.shown, fix="take it out of `extends`"
+            f"`{name}` extends itself", where=child.shown, fix="remove it from `extends`"
         )
     names = list(dict.fromkeys(f.name for f in known(environ)))
     raise ProfileError(
@@ -170,10 +180,10 @@ def _parent(name: str, child: Found, doc: Doc, environ: Mapping[str, str]) -> Fo
 
 
 def check_chain(docs: tuple[Doc, ...]) -> None:
-    """Check a profile together with its ancestors, under every one of its conditions.
+    """Check a profile together with its ancestors, under each combination of its conditions.
 
     Raises:
-        ProfileError: values that exclude each other.
+        ProfileError: values exclude each other.
     """
     from saferun.profile.merge import Conditions, resolve
 
@@ -186,7 +196,7 @@ def check_chain(docs: tuple[Doc, ...]) -> None:
 
 
 def _versions(doc: Doc) -> Iterator[str]:
-    """The torch versions at which a profile's `when: torch:` clauses change."""
+    """Yield the torch versions that a profile's `when: torch:` clauses name."""
     import re
 
     for leaf in doc.leaves.values():
@@ -196,10 +206,10 @@ def _versions(doc: Doc) -> Iterator[str]:
 
 
 def detect(gpu: GpuFacts, environ: Mapping[str, str]) -> tuple[Found, tuple[str, ...]]:
-    """Choose by product name: the longest fragment that matches every visible GPU.
+    """Choose a profile by the product names of the visible GPUs; the longest `match` wins.
 
     Returns:
-        `cpu` without GPUs, `cuda` for GPUs that no profile names or that differ, and remarks.
+        The profile, and remarks: `cpu` without GPUs, `cuda` if no profile matches or GPUs differ.
     """
     profiles = known(environ)
     by_name = {found.name: found for found in reversed(profiles)}
@@ -226,16 +236,16 @@ def _pick(product: str, profiles: Iterable[Found], environ: Mapping[str, str]) -
 
 
 def matches(fragment: str, product: str) -> bool:
-    """Return whether a fragment stands in a product name as whole words: "H100" not in "GH100"."""
+    """Return whether a product name contains a fragment as whole words: not "H100" in "GH100"."""
     words = f" {' '.join(product.upper().replace('-', ' ').split())} "
     return f" {' '.join(fragment.upper().replace('-', ' ').split())} " in words
 
 
 def load(found: Found, environ: Mapping[str, str]) -> Doc:
-    """Read one profile file, from the cache where its text is unchanged.
+    """Read one profile file, from the cache if its text is unchanged.
 
     Raises:
-        ProfileError: unreadable, or not a profile.
+        ProfileError: the file is unreadable or not a profile.
     """
     text = read(found.path, found.shown)
     entry = _cache_entry(found, environ)
@@ -244,7 +254,7 @@ def load(found: Found, environ: Mapping[str, str]) -> Doc:
         from saferun.profile import yaml_reader
 
         doc = yaml_reader.parse(text, found.shown)
-        _remember(entry, text, doc)
+        _write_cache(entry, text, doc)
     return doc
 
 
@@ -252,7 +262,7 @@ def read(path: str, shown: str) -> str:
     """Return a profile's text.
 
     Raises:
-        ProfileError: not a readable, reasonably small text file.
+        ProfileError: the file is unreadable, too large or not UTF-8.
     """
     try:
         with open(path, "rb") as file:
@@ -263,7 +273,7 @@ def read(path: str, shown: str) -> str:
         ) from None
     if len(raw) > MAX_BYTES:
         raise ProfileError(
-            f"larger than {MAX_BYTES // 1024} KiB, which no profile is", where=shown, fix=""
+            f"larger than {MAX_BYTES // 1024} KiB, the limit of a profile", where=shown, fix=""
         )
     try:
         return raw.decode("utf-8")
@@ -281,7 +291,7 @@ def _cache_entry(found: Found, environ: Mapping[str, str]) -> str:
 
 
 def _format() -> str:
-    """What a cached entry was checked against: this version and its table of keys."""
+    """Return what a cached entry depends on besides its text: version and table of keys."""
     from binascii import crc32
 
     return f"{__version__} {crc32(repr(KEYS).encode()):08x}"
@@ -294,10 +304,10 @@ def _cached(entry: str, text: str, shown: str) -> Doc | None:
     if raw is None:
         return None
     try:
-        held: Any = json.loads(raw)
-        if (held["format"], held["path"], held["text"]) != (_format(), shown, text):
+        cached: Any = json.loads(raw)
+        if (cached["format"], cached["path"], cached["text"]) != (_format(), shown, text):
             return None
-        name, description, extends, match, leaves = held["doc"]
+        name, description, extends, match, leaves = cached["doc"]
         return Doc(
             shown,
             name,
@@ -315,8 +325,8 @@ def _leaf(value: Any, why: str, source: str, when: list[list[Any]], line: int) -
     return Leaf(value, why, source, tuple((name, wanted) for name, wanted in when), line)
 
 
-def _remember(entry: str, text: str, doc: Doc) -> None:
+def _write_cache(entry: str, text: str, doc: Doc) -> None:
     import json
 
-    held = {"format": _format(), "path": doc.path, "text": text, "doc": doc[1:]}
-    paths.write_private(entry, json.dumps(held).encode())
+    content = {"format": _format(), "path": doc.path, "text": text, "doc": doc[1:]}
+    paths.write_private(entry, json.dumps(content).encode())

@@ -1,4 +1,4 @@
-"""Pure: a chain of profile files, the user's `--set`s and the facts make one Profile."""
+"""Pure: merge a chain of profile files and the user's `--set` options into one Profile."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from saferun.profile.schema import KEYS, Doc, Leaf, in_range
 
 
 class Conditions(NamedTuple):
-    """What `when:` clauses are decided by."""
+    """The facts against which `when:` clauses are evaluated."""
 
-    torch: str | None  # version text; None where it could not be found out
+    torch: str | None  # version text; None if it is not known
     gpus: int  # visible ones
     distributed: bool  # more than one rank will run
 
 
 class Given(NamedTuple):
-    """One `--set`, read."""
+    """One parsed `--set` option."""
 
     key: str
     leaf: Leaf
@@ -29,12 +29,12 @@ class Given(NamedTuple):
 
 
 def is_for_gpus(chain: Sequence[Doc]) -> bool:
-    """Return whether a profile is for GPUs: in its chain stands a GPU's name, or `cuda`."""
+    """Return whether a profile is for GPUs: its chain includes `cuda` or one that matches a GPU."""
     return any(doc.match or doc.name == "cuda" for doc in chain)
 
 
 def holds(leaf: Leaf, conditions: Conditions) -> bool:
-    """Return whether every condition of an entry holds; an unknown torch version holds none."""
+    """Return whether all conditions of a value hold; with an unknown torch, none on torch does."""
     return all(_holds(name, wanted, conditions) for name, wanted in leaf.when)
 
 
@@ -54,17 +54,17 @@ def resolve(
     named: bool,
     origin: str,
 ) -> Profile:
-    """Merge a chain of profiles, ancestors first, and the user's settings; later wins.
+    """Merge a chain of profiles and the user's settings; a later value overrides an earlier one.
 
     Args:
-        chain: the profile asked for is the last one.
-        sets: `--set`s in order; they beat every file.
-        conditions: decide the `when:` clauses.
+        chain: ancestors first, the chosen profile last.
+        sets: `--set` options in order; they override every file.
+        conditions: the facts for the `when:` clauses.
         named: the user named the profile (a detected one never changes torchrun's arguments).
-        origin: who named it, for messages.
+        origin: what chose it, for messages.
 
     Raises:
-        ProfileError: values that exclude each other.
+        ProfileError: values exclude each other.
     """
     leaves: dict[str, tuple[Leaf, str]] = {}
     for doc in chain:
@@ -89,7 +89,7 @@ def resolve(
 
 
 def _over(older: tuple[Leaf, str] | None, key: str, leaf: Leaf) -> Leaf:
-    """A later value replaces an earlier one, except that lists of items are merged."""
+    """Return the later value, merged with the earlier one if the variable is a list."""
     name = key.partition(".")[2]
     if older is None or not key.startswith("env.") or name not in LISTS:
         return leaf
@@ -106,7 +106,7 @@ def _open_section(name: str, leaves: Mapping[str, tuple[Leaf, str]]) -> dict[str
 
 
 def _refuse_pairs(profile: Profile, leaves: Mapping[str, tuple[Leaf, str]]) -> None:
-    """Refuse values that exclude each other, naming where each was given."""
+    """Refuse values that exclude each other; the error names the origin of each."""
 
     def where(*keys: str) -> str:
         return "; ".join(f"`{k}` from {leaves[k][1]}" for k in keys if k in leaves)
@@ -118,7 +118,7 @@ def _refuse_pairs(profile: Profile, leaves: Mapping[str, tuple[Leaf, str]]) -> N
         raise ProfileError(
             f"CUDA-graph markers `{markers}` with CUDA graphs `{graphs}`",
             where=where("hooks.cudagraph_markers", "hooks.compile.cudagraphs"),
-            fix="with graphs on, markers are what keeps their outputs apart: "
+            fix="with graphs on, the markers keep their outputs apart: "
             f"set hooks.compile.cudagraphs to {markers} too, or markers to keep",
         )
     if retry.attempts > retry.attempts_total:

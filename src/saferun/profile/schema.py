@@ -1,7 +1,7 @@
-"""Pure: what a profile may say, as one table: type, choices, default and words of every key.
+"""Pure: the keys of a profile, as one table of type, choices, default and description.
 
 Validation (yaml_reader.py), `--set`, the defaults of a launch and the JSON Schema for editors are
-all made from it.
+all derived from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# What a key can hold: texts, numbers, booleans, nothing, a list of texts, a pair of numbers.
+# The values of keys: text, boolean, number, null, a list of texts, a pair of numbers.
 Value = str | bool | int | float | None | tuple[str, ...] | tuple[float, float]
 
 
@@ -51,7 +51,7 @@ def _seconds(default: float | None, doc: str, *, least: float = 0) -> Key:
 KEYS: dict[str, Key] = {
     "launcher": _choice("torchrun", "python", doc="What starts the script."),
     "hooks.compile.enabled": _choice(
-        "keep", "off", doc="torch.compile as the script asks, or not at all."
+        "keep", "off", doc="Whether torch.compile compiles, as the script asks, or does nothing."
     ),
     "hooks.compile.autotune": _choice(
         "keep", "off", doc="Whether kernels are benchmarked against each other when first built."
@@ -66,10 +66,10 @@ KEYS: dict[str, Key] = {
         "keep",
         "off",
         "off-when-distributed",
-        doc="Whether torch.compiler.cudagraph_mark_step_begin does anything.",
+        doc="Whether torch.compiler.cudagraph_mark_step_begin has an effect.",
     ),
     "hooks.init.set_device": _flag(
-        True, "Choose the GPU of LOCAL_RANK before the process group is made, if nobody did."
+        True, "Choose the GPU of LOCAL_RANK before the process group is made, if none is chosen."
     ),
     "hooks.init.barrier": _choice(
         "store", "collective", "off", doc="How ranks wait for each other after init."
@@ -78,7 +78,7 @@ KEYS: dict[str, Key] = {
         "error", "warn", "off", doc="What happens when ranks differ in versions or GPU type."
     ),
     "hooks.init.timeout_s": _seconds(
-        600.0, "How long ranks wait for each other at init before the missing are named.", least=1
+        600.0, "How long ranks wait for each other at init before missing ones are named.", least=1
     ),
     "hooks.excepthook": _choice(
         "on", "off", doc="Record the first exception of each rank where torchrun looks for it."
@@ -98,7 +98,7 @@ KEYS: dict[str, Key] = {
     ),
     "hooks.optuna.mode": _choice("off", "on", doc="Keep a study going through CUDA errors."),
     "hooks.optuna.recycle_every": _int(
-        50, 0, "Good trials after which the process is made anew; 0 is never."
+        50, 0, "Successful trials after which the process is replaced by a new one; 0 is never."
     ),
     "hooks.tensorflow.cross_device_ops": _choice(
         "keep", "hierarchical-copy", doc="How MirroredStrategy adds gradients up."
@@ -107,8 +107,10 @@ KEYS: dict[str, Key] = {
         False, "TensorFlow takes GPU memory as it needs it, not all at once."
     ),
     "hooks.required": _flag(False, "End the job where a hook cannot be put in place."),
-    "retry.attempts": _int(3, 1, "Attempts in a row without progress; 1 replaces saferun by exec."),
-    "retry.attempts_total": _int(10, 1, "Attempts altogether, progress or not."),
+    "retry.attempts": _int(
+        3, 1, "Attempts in a row without progress; 1: the job replaces saferun (exec)."
+    ),
+    "retry.attempts_total": _int(10, 1, "Attempts in total, with or without progress."),
     "retry.backoff_s": Key(
         "range", (5.0, 60.0), "First and longest wait between attempts.", least=0, unit="s"
     ),
@@ -117,11 +119,11 @@ KEYS: dict[str, Key] = {
         None, "An unrecognised failure is retried once if the attempt lived longer than this."
     ),
     "retry.rejoin_s": _seconds(
-        60.0, "How long a node without a verdict waits for the others to meet again."
+        60.0, "How long a node without a verdict waits for the others to start again."
     ),
-    "retry.debug_last": _flag(False, "Make the last attempt a diagnosing one."),
+    "retry.debug_last": _flag(False, "Make the last attempt one that collects diagnostics."),
     "retry.resume_args": Key("texts", (), "Added to the script's arguments from attempt 2 on."),
-    "mitigate.enabled": _flag(True, "Change settings after a failure that they cure."),
+    "mitigate.enabled": _flag(True, "Change settings after a failure that has a mitigation."),
     "mitigate.remember": _flag(True, "Start with a mitigation that helped this script before."),
     "mitigate.never": Key("texts", (), "Names of mitigations that are not to be used."),
     "preflight.mode": _choice("off", "warn", "require", doc="Try every GPU before the job starts."),
@@ -136,7 +138,7 @@ KEYS: dict[str, Key] = {
     ),
     "workers": _int(1, 1, "Processes to start (launcher: python only)."),
     "watch.silence_s": _seconds(
-        None, "A job without output for so long is taken for hung.", least=1
+        None, "A job without output for this long is treated as hung.", least=1
     ),
     "recover.gpu_reset": _choice("never", "when-idle", doc="Whether an idle GPU may be reset."),
 }
@@ -144,13 +146,13 @@ KEYS: dict[str, Key] = {
 MAX_BYTES = 256 * 1024  # of a profile's text
 HEAD = ("schema", "name", "description", "extends", "match")
 OPEN = ("env", "torchrun")  # sections whose keys are not in the table
-LEAF_WORDS = ("value", "why", "source", "when")
+LEAF_KEYS = ("value", "why", "source", "when")
 WHEN_WORDS = ("torch", "gpus", "distributed")
 TORCHRUN_FLAGS = {o.strings[-1].lstrip("-").replace("_", "-"): o.flag for o in OPTIONS}
 
 
 class Leaf(NamedTuple):
-    """One value that a profile gives, with its reason and the condition under which it counts."""
+    """One value of a profile, with its reason and the condition under which it applies."""
 
     value: Value
     why: str = ""
@@ -160,7 +162,7 @@ class Leaf(NamedTuple):
 
 
 class Doc(NamedTuple):
-    """One profile file, checked; nothing is merged yet. Keys of `leaves` are dotted."""
+    """One checked profile file, not yet merged with others. Keys of `leaves` are dotted."""
 
     path: str
     name: str
@@ -176,7 +178,7 @@ def groups() -> set[str]:
 
 
 def children(group: str) -> list[str]:
-    """Return the names that may stand directly below `group` ("" is the top)."""
+    """Return the names that are allowed directly below `group` ("" is the top)."""
     if not group:
         return [*HEAD, *dict.fromkeys(k.split(".")[0] for k in [*KEYS, *OPEN])]
     if group == "torchrun":
@@ -185,12 +187,12 @@ def children(group: str) -> list[str]:
     return list(dict.fromkeys(below))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a fix for an unknown word: the nearest known one, or the list of them."""
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a fix for an unknown name: the nearest known one, or the list of them."""
     import difflib
 
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"did you mean `{close[0]}`?"
     return f"known here: {', '.join(known)}" if known else ""
@@ -238,11 +240,11 @@ def json_schema() -> dict[str, Any]:
     text = {"type": "string"}
     properties: dict[str, Any] = {
         "schema": {"const": 1, "description": "The version of this format."},
-        "name": {**text, "description": "What `--profile` calls it; else the file's name."},
+        "name": {**text, "description": "Its name for `--profile`; by default the file's name."},
         "description": text,
         "extends": {
             "anyOf": [text, {"type": "array", "items": text}],
-            "description": "Profiles that this one builds on; later ones win, this one last.",
+            "description": "Profiles that this one builds on; later ones override earlier ones.",
         },
         "match": _object({"gpu": {"anyOf": [text, {"type": "array", "items": text}]}}),
         "torchrun": _object(
@@ -273,7 +275,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _entry(plain: dict[str, Any]) -> dict[str, Any]:
-    """A value, or the value with its reasons and its condition."""
+    """Return the schema of a value, bare or annotated with reason, source and condition."""
     text = {"type": "string"}
     comparisons = {"type": ["string", "number"], "pattern": r"^[\d<>=!., ]+$"}
     when = _object({"torch": comparisons, "gpus": comparisons, "distributed": {"type": "boolean"}})
@@ -283,8 +285,8 @@ def _entry(plain: dict[str, Any]) -> dict[str, Any]:
 
 def _plain_schema(spec: Key) -> dict[str, Any]:
     if spec.kind == "choice":
-        # an editor may read `off` as text or, by the older rules, as false
-        also = [b for b, word in ((True, "on"), (False, "off")) if word in spec.choices]
+        # an editor may read `off` as text or, by YAML 1.1, as false
+        also = [b for b, name in ((True, "on"), (False, "off")) if name in spec.choices]
         return {"enum": [*spec.choices, *also], "default": spec.default}
     number: dict[str, Any] = {} if spec.least is None else {"minimum": spec.least}
     if spec.kind == "range":

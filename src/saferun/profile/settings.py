@@ -1,4 +1,4 @@
-"""Pure: the values of a profile's keys as one typed `Settings`, built from the table of keys."""
+"""Pure: the values of a profile's keys as one typed `Settings`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TYPES: dict[str, Callable[..., Any]] = {
 
 
 def build(values: Mapping[str, Value]) -> Settings:
-    """Return the settings that values by dotted key make; a key without a value has its default."""
+    """Return the settings from values by dotted key; a key without a value has its default."""
     return _group(Settings, "", values)
 
 
@@ -65,12 +65,12 @@ def _field(key: str, values: Mapping[str, Value]) -> object:
 
 
 def replace(hooks: HookSettings, changes: Mapping[str, Mapping[str, Value]]) -> HookSettings:
-    """Return hook settings with changes over them.
+    """Return hook settings with some values changed.
 
     Args:
         hooks: the settings.
-        changes: hook -> key -> value: {"compile": {"autotune": "off"}}; every key is checked
-            where the mitigations are read (plan/mitigation_catalog.py).
+        changes: hook -> key -> value: {"compile": {"autotune": "off"}}. Keys are not checked here
+            but when the mitigations are read (plan/mitigation_catalog.py).
     """
     parts = {name: getattr(hooks, name)._replace(**part) for name, part in changes.items()}
     return hooks._replace(**parts)

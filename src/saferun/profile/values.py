@@ -1,15 +1,15 @@
-"""Pure: the one codec of values: a text and a profile key make a value, and a value makes a text.
+"""Pure: the conversion between text and the values of profile keys.
 
-YAML scalars, `--set KEY=VALUE` and the settings of a generated script are read here, so that a
-text means the same in all three. The key decides what a text is, not YAML's own rules (by which
-`1e5` is text and `off` is false):
+YAML scalars, `--set KEY=VALUE` and the settings of a generated script are all read here, so that a
+text means the same in all three. The key determines the type, not YAML's own rules (by which `1e5`
+is text and `off` is false):
 
     whole number   12, 1_000, 0x3
     number         12, .5, 1e5; finite
     boolean        true, false, yes, no, on, off, in any case
-    choice         one of its words; yes and no are on and off
-    nothing        null, ~ or the empty text, where the key may be null
-    list           [a, "b", 'c'], items as above; what stands in quotes is text
+    choice         one of the choices; yes and no mean on and off
+    null           null, ~ or the empty text, if the key is nullable
+    list           [a, "b", 'c'], items as above; anything in quotes is text
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
 _NUMBER = r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[-+]?\d+)?\Z"
 # An item of a list between brackets: in double quotes (JSON's escapes), in single ones, or plain.
 _ITEM = r"""\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|([^,\[\]{}"']*))\s*(,|\Z)"""
-_LEADING = "!&*|>%@`#"  # a YAML scalar cannot begin so without quotes
+_LEADING = "!&*|>%@`#"  # characters that an unquoted YAML scalar cannot begin with
 
 
 class Text(NamedTuple):
     """A scalar as it was written."""
 
     text: str
-    quoted: bool = False  # then it is text, whatever it looks like
+    quoted: bool = False  # if so, it is text, whatever it looks like
 
 
 class MisfitError(ValueError):
-    """A text that is no value of the key."""
+    """A text that is not a value of the key."""
 
 
 # --- reading -------------------------------------------------------------------------------------
 
 
 def coerce(spec: Key, given: Text | Sequence[Text]) -> Value:
-    """Return what a scalar or a list of scalars means for a key.
+    """Return the value of a key from a scalar or a list of scalars.
 
     Args:
         spec: the key.
         given: a scalar, or the scalars of a list.
 
     Raises:
-        MisfitError: it is no value of this key.
+        MisfitError: it is not a value of this key.
     """
     if isinstance(given, Text):
         return _scalar(spec, given)
@@ -76,11 +76,11 @@ def _scalar(spec: Key, given: Text) -> Value:
             return None
         raise MisfitError
     if spec.kind == "choice":
-        word = given.text
+        choice = given.text
         if not given.quoted and low in TRUE + FALSE:
-            word = "on" if low in TRUE else "off"
-        if word in spec.choices:
-            return word
+            choice = "on" if low in TRUE else "off"
+        if choice in spec.choices:
+            return choice
         raise MisfitError
     if spec.kind == "bool":
         if not given.quoted and low in TRUE + FALSE:
@@ -115,7 +115,7 @@ def _number(spec: Key, given: Text) -> float:
 
 
 def _list_item(item: Text) -> str:
-    """A text of a list; a bare `on` or `null` may be meant as something else: ask for quotes."""
+    """Return a text of a list; an unquoted `on` or `null` is refused, since it is ambiguous."""
     if not item.quoted and item.text.lower() in NULL + TRUE + FALSE:
         raise MisfitError
     return item.text
@@ -125,7 +125,7 @@ def split_list(text: str) -> tuple[Text, ...]:
     """Return the items of `[a, "b", 'c']`.
 
     Raises:
-        MisfitError: it is no such list.
+        MisfitError: it is not such a list.
     """
     inner = text[1:-1].strip()
     if text[:1] != "[" or text[-1:] != "]":
@@ -157,15 +157,15 @@ def _item(double: str | None, single: str | None, plain: str | None) -> Text:
 
 
 def read_value(key: str, text: str, origin: str) -> Leaf:
-    """Return what a text says for a profile key.
+    """Return the value of a profile key from a text.
 
     Args:
         key: dotted, or `env.NAME`, or `torchrun.OPTION`.
-        text: the value; for `env.` and `torchrun.` it is taken as it is.
-        origin: where it stands, for messages: "--set", "run.sh".
+        text: the value; for `env.` and `torchrun.` it is used unchanged.
+        origin: where it was given, for messages: "--set", "run.sh".
 
     Raises:
-        ProfileError: an unknown key, or a text that does not fit it.
+        ProfileError: the key is unknown, or the text is not a value of it.
     """
     section, _, name = key.partition(".")
     if section in OPEN and name:
@@ -181,12 +181,12 @@ def read_value(key: str, text: str, origin: str) -> Leaf:
         return Leaf(coerce(spec, quoted if quoted is not None else Text(bare)))
     except MisfitError:
         fix = nearest(bare, spec.choices) if spec.kind == "choice" and bare else expected(spec)
-        what = f"`{bare}` does not fit here" if bare else "nothing does not fit here"
+        what = f"`{bare}` does not fit here" if bare else "an empty value does not fit here"
         raise ProfileError(what, where=f"{origin} {key}", fix=fix) from None
 
 
 def _quoted(text: str) -> Text | None:
-    """Return the text within quotes, None for one without."""
+    """Return the text within quotes, None if there are no quotes."""
     if len(text) < 2 or text[0] not in "\"'" or text[-1] != text[0]:
         return None
     try:
@@ -203,10 +203,10 @@ def open_value(section: str, name: str, text: str, origin: str) -> str:
         section: "env" or "torchrun".
         name: of the variable, or of the option, in its dash spelling.
         text: the value; a flag of torchrun takes a boolean.
-        origin: where it stands, for messages.
+        origin: where it was given, for messages.
 
     Raises:
-        ProfileError: the name cannot be used, or the value does not fit.
+        ProfileError: the name is not allowed, or the value is not one of a flag.
     """
     where = f"{origin} {section}.{name}"
     if problem := open_problem(section, name):
@@ -231,7 +231,7 @@ def open_problem(section: str, name: str) -> tuple[str, str] | None:
     elif not re.match(_ENV_NAME, name):
         return f"`{name}` cannot be a variable's name", "letters, digits and _"
     elif name.startswith("SAFERUN_"):
-        return f"`{name}` is saferun's own", "use the profile key it stands for"
+        return f"`{name}` is saferun's own", "use the profile key instead"
     return None
 
 
@@ -242,13 +242,13 @@ def _unknown(key: str, origin: str) -> ProfileError:
         fix = f"it has: {', '.join(inside)}"
         return ProfileError(f"`{key}` is a group", where=f"{origin} {key}", fix=fix)
     guess = nearest(key, KEYS)
-    fix = guess if guess.startswith("did") else "`saferun profiles schema` has them all"
+    fix = guess if guess.startswith("did") else "`saferun profiles schema` lists them all"
     return ProfileError(f"unknown key `{key}`", where=f"{origin} {key}", fix=fix)
 
 
 def expected(spec: Key) -> str:
     """Return what a key takes, as a clause for people."""
-    words = {
+    text = {
         "choice": " or ".join(spec.choices),
         "bool": "true or false",
         "int": "a whole number",
@@ -257,17 +257,17 @@ def expected(spec: Key) -> str:
         "range": "two numbers, [first, longest]",
     }[spec.kind]
     if spec.least is not None:
-        words += f" of at least {spec.least:g}"
+        text += f" of at least {spec.least:g}"
     if spec.unit:
-        words += f" ({spec.unit})"
-    return f"it is {words}" + (", or null" if spec.nullable else "")
+        text += f" ({spec.unit})"
+    return f"it is {text}" + (", or null" if spec.nullable else "")
 
 
 # --- writing -------------------------------------------------------------------------------------
 
 
 def write_value(key: str, value: Value) -> str:
-    """Return a value of a profile key as a text that `read_value` reads back."""
+    """Return a value of a profile key as a text from which `read_value` returns the same value."""
     if key.partition(".")[0] in OPEN or isinstance(value, str):
         return str(value)
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

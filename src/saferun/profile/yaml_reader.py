@@ -1,9 +1,9 @@
-"""Pure: YAML text read against the table of schema.py, with file, line and nearest key.
+"""Pure: the parser of profiles; errors give file, line and the nearest key of schema.py.
 
-We decode ourselves: the strict decoders that were tried (msgspec, pydantic) cost 17-45 ms to
-import, know no line numbers or nearest keys, and cannot see that YAML has turned `off` into False
-(benchmarks/imports.py has the times). Nothing is constructed: the node tree is walked, so tags
-make no objects and aliases cannot blow up.
+It has a decoder of its own: the strict decoders that were tried (msgspec, pydantic) cost 17-45 ms
+to import, give no line numbers or nearest keys, and cannot see that YAML has turned `off` into
+False (benchmarks/imports.py has the times). It walks the node tree and constructs nothing, so that
+tags create no objects and aliases are not expanded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from saferun.errors import ProfileError
 from saferun.profile.schema import (
     HEAD,
     KEYS,
-    LEAF_WORDS,
+    LEAF_KEYS,
     MAX_BYTES,
     OPEN,
     TORCHRUN_FLAGS,
@@ -42,10 +42,11 @@ def parse(text: str, path: str) -> Doc:
 
     Args:
         text: the YAML.
-        path: where it stands, for error messages and provenance.
+        path: of the file, for error messages and the origin of values.
 
     Raises:
-        ProfileError: with file, line and fix; further errors are counted (`check` lists all).
+        ProfileError: the first error, with file, line and fix, and the number of further ones
+            (`check` returns all).
     """
     doc, errors = check(text, path)
     if errors:
@@ -61,14 +62,14 @@ def parse(text: str, path: str) -> Doc:
 
 
 def check(text: str, path: str) -> tuple[Doc | None, list[ProfileError]]:
-    """Read one profile and return it with every error found; the Doc is None if there are any."""
+    """Return one profile and all errors in it; the Doc is None if there are any."""
     reader = Reader(path)
     doc = reader.read(text)
     return (None if reader.errors else doc), reader.errors
 
 
 class Reader:
-    """Walks a YAML node tree against the table and gathers errors."""
+    """Reads a YAML node tree by the table of keys and collects errors."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -78,13 +79,13 @@ class Reader:
         self._seen = 0
 
     def error(self, what: str, node: Any = None, fix: str = "", key: str = "") -> None:
-        """Note an error at a node."""
+        """Record an error at a node."""
         line = f", line {node.start_mark.line + 1}" if node is not None else ""
         inside = f", `{key}`" if key else ""
         self.errors.append(ProfileError(what, where=f"{self.path}{line}{inside}", fix=fix))
 
     def read(self, text: str) -> Doc | None:
-        """Read a whole file."""
+        """Return the profile of a whole file, as far as it can be read."""
         root = self._compose(text)
         if root is None:
             return None
@@ -94,7 +95,7 @@ class Reader:
             else:
                 self._section(name, key_node, node)
         if "schema" not in self.head and not self.errors:
-            self.error("the profile does not say which schema it is", root, "add `schema: 1`")
+            self.error("the profile has no `schema`", root, "add `schema: 1`")
         name = self.head.get("name") or self.path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
         return Doc(
             self.path,
@@ -110,8 +111,8 @@ class Reader:
 
         if len(text) > MAX_BYTES:
             self.error(
-                f"the file has {len(text):,} characters, which is no profile",
-                fix=f"at most {MAX_BYTES:,} are read",
+                f"the file has {len(text):,} characters",
+                fix=f"a profile has at most {MAX_BYTES:,}",
             )
             return None
         try:
@@ -123,7 +124,7 @@ class Reader:
             self.error(f"not readable as YAML ({type(error).__name__})", fix="")
             return None
         if root is None:
-            self.error("the file is empty", fix="the least is `schema: 1` and one value")
+            self.error("the file is empty", fix="write at least `schema: 1` and one value")
         return root
 
     def _yaml_error(self, error: Any) -> None:
@@ -152,7 +153,7 @@ class Reader:
                 first = found[name][1].start_mark.line + 1
                 self.error(f"duplicate key `{name}`", key_node, f"first given on line {first}", key)
             elif self._seen > MAX_NODES or key.count(".") > MAX_DEPTH:
-                self.error("more entries than any profile has", key_node)
+                self.error("too many or too deeply nested entries", key_node)
                 return []
             else:
                 found[name] = (name, key_node, value_node)
@@ -216,7 +217,7 @@ class Reader:
             self.leaves[key] = leaf
 
     def _leaf(self, key: str, spec: Key, node: Any) -> Leaf | None:
-        """Read a value or its annotated form {value, why, source, when}."""
+        """Return a value given bare or in the annotated form {value, why, source, when}."""
         value_node, notes = self._annotations(key, node)
         if value_node is None:
             return None
@@ -247,7 +248,7 @@ class Reader:
         return Leaf(value, *notes, line=node.start_mark.line + 1)
 
     def _flag(self, node: Any, key: str) -> str | None:
-        """Return what a flag of torchrun is set to; a quoted "true" counts, too."""
+        """Return the value of a flag of torchrun, "true" or "false"; quoted ones are accepted."""
         bare = Text(node.value) if isinstance(node.value, str) else texts(node)
         try:
             return "true" if coerce(KEYS["hooks.required"], bare) else "false"
@@ -256,7 +257,7 @@ class Reader:
             return None
 
     def _text(self, node: Any, key: str) -> str | None:
-        """Return the text of a variable's value: as it was typed, unless YAML makes it a bool."""
+        """Return a text as it was typed; one that YAML reads as a boolean or null is an error."""
         import yaml
 
         if not isinstance(node, yaml.ScalarNode):
@@ -282,20 +283,21 @@ class Reader:
             return node, ("", "", ())
         found: dict[str, Any] = {}
         for name, key_node, value_node in self._pairs(node, key):
-            if name not in LEAF_WORDS:
-                self.error(f"unknown key `{name}`", key_node, nearest(name, LEAF_WORDS), key)
+            if name not in LEAF_KEYS:
+                self.error(f"unknown key `{name}`", key_node, nearest(name, LEAF_KEYS), key)
             found[name] = value_node
         if "value" not in found:
             self.error("an entry without `value`", node, "write {value: …, why: …}", key)
             return None, ("", "", ())
         when = self._when(found["when"], key) if "when" in found else ()
         return found["value"], (
-            self._words(found.get("why"), key),
-            self._words(found.get("source"), key),
+            self._sentence(found.get("why"), key),
+            self._sentence(found.get("source"), key),
             when,
         )
 
-    def _words(self, node: Any, key: str) -> str:
+    def _sentence(self, node: Any, key: str) -> str:
+        """Return a text on one line, "" without a node."""
         if node is None:
             return ""
         text = self._text(node, key)
@@ -313,11 +315,11 @@ class Reader:
                 found.append((name, str(value)))
             else:
                 fix = "true or false" if name == "distributed" else 'a range such as ">=2.8,<2.10"'
-                self.error(f"`{value}` is no condition on `{name}`", value_node, fix, key)
+                self.error(f"`{value}` is not a condition on `{name}`", value_node, fix, key)
         return tuple(found)
 
     def _plain(self, node: Any) -> Any:
-        """Return a small node as a Python value; anything strange becomes None."""
+        """Return a scalar or a list of scalars as a Python value; None for anything else."""
         import yaml
 
         if isinstance(node, yaml.SequenceNode):
@@ -335,16 +337,16 @@ def _texts(value: Any) -> bool:
 
 
 def kind(node: Any) -> str:
-    """Return what a node is, as a noun for people."""
+    """Return the type of a node as a noun, for messages."""
     name = type(node).__name__
     if name != "ScalarNode":
         return {"MappingNode": "a mapping", "SequenceNode": "a list"}.get(name, "nothing")
-    words = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
-    return words.get(node.tag.rsplit(":", 1)[-1], "the text")
+    nouns = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
+    return nouns.get(node.tag.rsplit(":", 1)[-1], "the text")
 
 
 def texts(node: Any) -> Text | tuple[Text, ...]:
-    """Return a node as profile/values.py takes it.
+    """Return a node in the form that profile/values.py reads.
 
     Raises:
         MisfitError: a mapping, or a list of anything but scalars.
@@ -358,7 +360,7 @@ def texts(node: Any) -> Text | tuple[Text, ...]:
 
 
 def scalar(node: Any) -> str | bool | int | None:
-    """Return a scalar of a profile's head or of a condition by YAML's own types."""
+    """Return a scalar by YAML's own types, for the head of a profile and for conditions."""
     tag, text = node.tag.rsplit(":", 1)[-1], str(node.value)
     if tag == "int":
         try:
