@@ -6,17 +6,18 @@ from types import SimpleNamespace
 
 from saferun.journal import mitigation_history
 from saferun.journal.mitigation_history import Key
-from saferun.supervise.mitigations import Treatment
+from saferun.supervise.mitigations import RunMitigations
 
 PLAN = SimpleNamespace(settings=SimpleNamespace(mitigate=SimpleNamespace(remember=True)))
 
 
 def learn(environ: dict[str, str], monkeypatch) -> None:
-    treatment = Treatment(SimpleNamespace(environ=environ, launcher=None), "")
-    treatment.add("autotune-off", "segfault")
-    monkeypatch.setattr(treatment, "_key", lambda gathered: Key("train.py", "", "", ""))
-    monkeypatch.setattr(treatment, "_arguments", lambda gathered: ())
-    treatment.learn(None, PLAN)
+    gathered = SimpleNamespace(environ=environ, launcher=None, identity=SimpleNamespace(attempt=1))
+    mitigations = RunMitigations(gathered, PLAN, "")
+    mitigations.add("autotune-off", "segfault")
+    monkeypatch.setattr(mitigations, "_key", lambda gathered: Key("train.py", "", "", ""))
+    monkeypatch.setattr(mitigations, "_arguments", lambda gathered: ())
+    mitigations.learn(None, PLAN)
 
 
 def test_what_helped_is_in_the_history(tmp_path, monkeypatch, capsys):

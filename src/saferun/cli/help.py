@@ -1,4 +1,4 @@
-"""What `saferun`, `saferun --help` and `saferun --version` say; imports nothing heavy."""
+"""The output of `saferun`, `saferun --help` and `saferun --version`; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Commands:
 """
 
 
-def front(words: Sequence[str]) -> int:
-    """Answer; without any words, the help is an error's."""
-    if words and words[0] == "--version":
+def front(argv: Sequence[str]) -> int:
+    """Print the version or the help; without arguments, the help goes to stderr as for an error."""
+    if argv and argv[0] == "--version":
         sys.stdout.write(f"saferun {__version__}\n")
         return 0
-    (sys.stdout if words else sys.stderr).write(HELP)
-    return 0 if words else EXIT_USAGE
+    (sys.stdout if argv else sys.stderr).write(HELP)
+    return 0 if argv else EXIT_USAGE
