@@ -22,7 +22,7 @@ Saferun's own options, before SCRIPT:
   --run-dir DIR         where runs keep their journal                  [SAFERUN_RUN_DIR]
   --dry-run             show what would run, start nothing             [SAFERUN_DRY_RUN]
 
-SAFERUN_DISABLE=1 runs torchrun untouched, whatever else is said.
+SAFERUN_DISABLE=1 runs torchrun untouched, whatever else is set.
 
 Commands:
   run         launch, spelled out (for a script that is named like a command)

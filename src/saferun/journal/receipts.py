@@ -253,8 +253,8 @@ def _ranks(ranks: set[int]) -> str:
             runs[-1][1:] = [rank]
         else:
             runs.append([rank])
-    words = ["-".join(map(str, run)) for run in runs[:_MAX_RUNS]]
-    words += ["…"] if len(runs) > _MAX_RUNS else []
-    if not words:
+    parts = ["-".join(map(str, run)) for run in runs[:_MAX_RUNS]]
+    parts += ["…"] if len(runs) > _MAX_RUNS else []
+    if not parts:
         return "a process without a rank"
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(words)
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)

@@ -149,7 +149,7 @@ def _shm_is_ample() -> bool | None:
 class OutOfMemoryKills:
     """Counts the processes that the kernel killed for lack of memory since this was made.
 
-    A rank that died of SIGKILL was killed by the kernel or by somebody. Only the kernel's counter
+    A rank that died of SIGKILL was killed by the kernel or by a user. Only the kernel's counter
     tells which: that of our control group, else the machine's (`cgroup.oom_kill_files`).
     """
 
