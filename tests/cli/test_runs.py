@@ -213,7 +213,7 @@ def test_a_run_is_running_while_its_saferun_lives_and_interrupted_after_it(desk)
         job.wait()
         (run,) = desk.listed()
     assert (run["outcome"], run["took_s"]) == ("interrupted", None)
-    assert "without a word" in desk.ask("show", "last")
+    assert "without a record" in desk.ask("show", "last")
 
 
 def test_a_run_that_waits_for_its_next_attempt_is_running(desk):
@@ -329,7 +329,7 @@ def whole_page(base: pathlib.Path) -> str:
     plan = runs.read_plan(run.path)
     tried = attempts(run)
     json.dumps(runs_view.as_json_whole(run, tried, plan))
-    return runs_view.page(run, tried, plan, NOW)
+    return runs_view.as_text(run, tried, plan, NOW)
 
 
 _JSON = st.recursive(

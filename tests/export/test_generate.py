@@ -94,7 +94,7 @@ def test_the_same_arguments_make_the_same_bytes_and_the_headers_command_reproduc
 def test_the_header_names_what_the_script_takes(machine, argv, takes):
     text = machine.script("--profile", "cpu", "--", *argv).read_text()
     assert f"\n#     bash THIS-FILE {takes}\n" in text
-    assert ("are torchrun's words" in text) is ("SCRIPT [ARG" in takes)
+    assert ("are torchrun's arguments" in text) is ("SCRIPT [ARG" in takes)
 
 
 def test_the_header_has_what_the_environment_asked_for(machine):

@@ -6,9 +6,11 @@ example with torch; in the others the ranks need none.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,55 @@ def test_a_signal_ends_the_run_for_good(tmp_path, name):
     assert ended["signals"] == [name]
     assert ended["reason"] == "it was asked to end"
     assert len(job.messages()) == 1, job.messages()
+
+
+FAILS = """
+import os, sys
+print("attempt", os.environ["SAFERUN_ATTEMPT"], flush=True)
+sys.stdin.read()
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("backoff", ["0", "600"], ids=["without a wait", "before the wait"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_between_two_attempts_ends_the_run(tmp_path, name, backoff):
+    """A full pipe on stderr holds saferun after the attempt's end, before it waits."""
+    (tmp_path / "t.py").write_text(FAILS)
+    settings = ["--set=launcher=python", f"--set=retry.backoff_s=[{backoff}, {backoff}]"]
+    argv = ["--profile=cpu", *settings, str(tmp_path / "t.py")]
+    read_end, write_end = os.pipe()
+    try:
+        with run(tmp_path, *argv, stdin=subprocess.PIPE, stderr=write_end) as job:
+            assert job.process.stdout.readline() == b"attempt 1\n"
+            fill(write_end)
+            job.process.stdin.close()
+            until(lambda: job.events("ended"), "the attempt's end", EVENTUALLY_S)
+            job.process.send_signal(getattr(signal, name))
+            os.close(write_end)
+            write_end = -1
+            with open(read_end, "rb", closefd=False) as reader:
+                reader.read()
+            assert job.process.wait(EVENTUALLY_S) == 128 + getattr(signal, name)
+            (attempt,), (end,) = job.events("attempt"), job.events("end")
+            assert job.events("ended")[0]["action"] == "again"
+            assert (attempt["attempt"], end["status"]) == (1, 128 + getattr(signal, name))
+            assert job.process.stdout.read() == b""
+            job.nothing_lives()
+    finally:
+        os.close(read_end)
+        if write_end >= 0:
+            os.close(write_end)
+
+
+def fill(write_end: int) -> None:
+    """Fill a pipe."""
+    os.set_blocking(write_end, False)
+    for size in (4096, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(write_end, b" " * size)
+    os.set_blocking(write_end, True)
 
 
 def test_no_byte_is_lost_that_is_written_after_a_ranks_death(tmp_path):

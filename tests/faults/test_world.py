@@ -18,7 +18,7 @@ import pytest
 from helpers import living, until
 from runs import Run, executable, run, small_torchrun
 
-from saferun.supervise.loop import READY_S
+from saferun.supervise.loop import PREPARE_S
 
 UUID = "GPU-5d5ba0d6-0000-1111-2222-333344445555"
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -164,7 +164,8 @@ def test_a_full_disk_under_the_journal_stops_no_job(tmp_path, small):
 @ROOT_ONLY
 @pytest.mark.slow
 def test_where_receipts_find_no_room_the_hooks_are_not_reported_missing(tmp_path, small):
-    lives = f"import time; time.sleep({READY_S + 1})"  # until saferun has seen that there are ranks
+    # Longer than saferun waits before it looks for ranks.
+    lives = f"import time; time.sleep({PREPARE_S + 1})"
     with small_disk(tmp_path, "8k") as place:
         with run(tmp_path, "--run-dir", place, script(tmp_path, lives), env=small) as job:
             assert job.end() == 0, job.err

@@ -18,7 +18,7 @@ from saferun.diagnosis.signatures import load as load_failures
 from saferun.gpu import lock_dir, orphans, preflight_gate, recovery
 from saferun.gpu.cuda_errors import AFTER, DRAIN, LEFTOVERS, RESET
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
-from saferun.supervise.probes import Remedies
+from saferun.supervise.probes import Probes
 from saferun.system import procfs
 
 A = uuid(0)
@@ -215,7 +215,7 @@ def test_only_caches_that_no_run_has_are_removed(stand):
     old, used = aged(place / "saferun-cache-old"), aged(place / "saferun-cache-used")
     user_s, fresh = aged(place / "torchinductor_me"), place / "saferun-cache-fresh"
     fresh.mkdir(mode=0o700)
-    remedies = Remedies(stand.environ, None)
+    remedies = Probes(stand.environ, None)
     held = Path(remedies.ask(["fresh-directory"], 1)["fresh-directory"])
     os.utime(held, (0, 0))
     stand.smi.reports(card())

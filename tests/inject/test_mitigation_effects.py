@@ -176,7 +176,7 @@ sys.stdout.write("rank " + " ".join(os.environ[n] for n in names) + "\\n" + help
 
 
 def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path):
-    asked = probes.Remedies({"TMPDIR": str(tmp_path)}, None)
+    asked = probes.Probes({"TMPDIR": str(tmp_path)}, None)
     answers = asked.ask(["fresh-directory"], 2)
     base = Path(answers["fresh-directory"])
     old = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "old")}

@@ -414,7 +414,7 @@ def test_a_job_whose_port_is_taken_meets_on_a_free_one(words, environ, tmp_path)
         words = [word.format(port=port) for word in words]
         words = (*words, "--nproc-per-node=2", str(script))
         environ = {name: text.format(port=port) for name, text in environ.items()}
-        asked = probes.Remedies({}, None).ask(["free"], 2)
+        asked = probes.Probes({}, None).ask(["free"], 2)
         ended = {}
         for names in ((), ("free-port",)):
             if not names and "c10d" in words:
@@ -547,12 +547,12 @@ def test_a_measured_cost_is_described_as_a_share_of_the_throughput():
 def test_every_attempt_gets_a_port_of_its_own(monkeypatch):
     ports = iter(["1", "2", "3"])
     monkeypatch.setattr(probes, "free_port", lambda: next(ports))
-    asked = probes.Remedies({}, None)
+    asked = probes.Probes({}, None)
     assert [asked.ask(["free"], attempt)["free"] for attempt in (2, 2, 3)] == ["1", "1", "2"]
 
 
 def test_a_port_and_an_id_are_fresh_for_each_attempt_and_stay_for_it():
-    asked = probes.Remedies({}, None)
+    asked = probes.Probes({}, None)
     first = asked.ask(["free", "fresh"], 2)
     assert first == asked.ask(["free", "fresh"], 2)
     assert first["fresh"] != asked.ask(["fresh"], 3)["fresh"]
@@ -561,7 +561,7 @@ def test_a_port_and_an_id_are_fresh_for_each_attempt_and_stay_for_it():
 
 
 def test_the_cache_directory_is_private_stays_for_the_run_and_goes_with_it(tmp_path):
-    asked = probes.Remedies({"TMPDIR": str(tmp_path)}, None)
+    asked = probes.Probes({"TMPDIR": str(tmp_path)}, None)
     made = asked.ask(["fresh-directory"], 2)["fresh-directory"]
     assert asked.ask(["fresh-directory"], 3)["fresh-directory"] == made
     assert Path(made).parent == tmp_path
@@ -573,11 +573,11 @@ def test_the_cache_directory_is_private_stays_for_the_run_and_goes_with_it(tmp_p
 
 
 def test_without_a_usable_temporary_directory_the_runs_own_is_taken(tmp_path):
-    asked = probes.Remedies({"TMPDIR": "/proc/nowhere"}, None, str(tmp_path))
+    asked = probes.Probes({"TMPDIR": "/proc/nowhere"}, None, str(tmp_path))
     made = asked.ask(["fresh-directory"], 1)["fresh-directory"]
     assert Path(made).parent == tmp_path
     asked.close()
-    nowhere = probes.Remedies({"TMPDIR": "/proc/nowhere"}, None, "/proc/nowhere")
+    nowhere = probes.Probes({"TMPDIR": "/proc/nowhere"}, None, "/proc/nowhere")
     assert nowhere.ask(["fresh-directory"], 1) == {}
 
 

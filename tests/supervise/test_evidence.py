@@ -55,7 +55,7 @@ def test_kills_for_lack_of_memory_are_counted_from_a_moment_on():
 def test_the_growth_of_the_kernels_counter_is_the_number_of_kills(tmp_path, monkeypatch):
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 3\n")
-    monkeypatch.setattr(evidence, "_group_counters", lambda: [str(counter)])
+    monkeypatch.setattr(evidence.cgroup, "oom_kill_files", lambda: (str(counter),))
     kills = evidence.OutOfMemoryKills()
     counter.write_text("low 0\noom 4\noom_kill 5\n")
     assert kills.since() == 2

@@ -1,1 +1,1 @@
-"""The commands: one file each parses, calls and prints; no decisions."""
+"""The commands: one file for each, which parses, calls and prints; it decides nothing."""

@@ -1,4 +1,4 @@
-"""Run one command by its name: each lies in a file of its own, loaded when it is called."""
+"""Running a command by its name. Each has a file of its own, imported when it is called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def commands(argv: Sequence[str]) -> int:
 
     Raises:
         SaferunError: the caller prints it.
-        BrokenPipeError: nobody reads the output any more.
+        BrokenPipeError: the reader of the output is gone.
     """
     name = argv[0]
     command: click.Command = import_module(f"saferun.cli.{name.replace('-', '_')}").command

@@ -1,6 +1,6 @@
-"""`saferun diagnose`: a log from a file or a pipe -> Diagnosis, and how it is shown.
+"""`saferun diagnose`: the diagnosis of a log from a file or a pipe, and its text and JSON.
 
-The thin edge of diagnosis/classify.py: it reads bytes and finds the words; it decides nothing.
+It reads and prints; diagnosis/classify.py decides.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ def run(
 
     Args:
         path: a file, or "-" or None for standard input.
-        exit_code: of the command that wrote it, where known; negative or 128+n for a signal.
-        environ: for the user's cache directory; the process's own where left out.
+        exit_code: of the command that wrote it; negative or 128+n for a signal; None if unknown.
+        environ: names the user's cache directory; None for the environment of this process.
+
+    Returns:
+        The diagnosis.
 
     Raises:
         LogError: the file is missing or not readable.
@@ -100,7 +103,7 @@ def to_json(diagnosis: Diagnosis) -> str:
     return json.dumps(shown, ensure_ascii=False, indent=2)
 
 
-_WORDS = {
+_VERDICTS = {
     "retry": "try again (it can pass)",
     "mitigate": "try again with a setting changed",
     "stop-user": "do not retry: code, data, arguments or packages need a change",
@@ -112,7 +115,7 @@ _WORDS = {
 def to_text(diagnosis: Diagnosis) -> str:
     """Return the few lines that people read."""
     rank = "" if diagnosis.root_rank is None else f" (rank {diagnosis.root_rank})"
-    lines = [f"{diagnosis.kind}{rank}: {_WORDS[diagnosis.verdict]}"]
+    lines = [f"{diagnosis.kind}{rank}: {_VERDICTS[diagnosis.verdict]}"]
     if diagnosis.root_line:
         lines.append(f"  {diagnosis.root_line}")
     lines += [diagnosis.explanation, diagnosis.advice]

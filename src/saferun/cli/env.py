@@ -18,9 +18,12 @@ def command(profile: str | None, sets: tuple[str, ...]) -> int:
     """Print `export` lines for eval: eval "$(saferun env --profile h100)"."""
     from saferun.export.shell_script import exports
 
-    words = [*(["--profile", profile] if profile else []), *(w for s in sets for w in ("--set", s))]
+    options = [
+        *(["--profile", profile] if profile else []),
+        *(w for s in sets for w in ("--set", s)),
+    ]
     try:
-        request = read([*words, "SCRIPT"], os.environ)
+        request = read([*options, "SCRIPT"], os.environ)
         plan = inputs.show(request, os.environ, inputs.working_directory())
     except Exception:
         click.echo("false")  # so that the eval fails too

@@ -1,4 +1,4 @@
-"""What `saferun`, `saferun --help` and `saferun --version` say; imports nothing heavy."""
+"""The output of `saferun`, `saferun --help` and `saferun --version`; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Saferun's own options, before SCRIPT:
   --run-dir DIR         where runs keep their journal                  [SAFERUN_RUN_DIR]
   --dry-run             show what would run, start nothing             [SAFERUN_DRY_RUN]
 
-SAFERUN_DISABLE=1 runs torchrun untouched, whatever else is said.
+SAFERUN_DISABLE=1 runs torchrun untouched, whatever else is set.
 
 Commands:
   run         launch, spelled out (for a script that is named like a command)
@@ -36,10 +36,10 @@ Commands:
 """
 
 
-def front(words: Sequence[str]) -> int:
-    """Answer; without any words, the help is an error's."""
-    if words and words[0] == "--version":
+def front(argv: Sequence[str]) -> int:
+    """Print the version or the help; without arguments, the help goes to stderr as for an error."""
+    if argv and argv[0] == "--version":
         sys.stdout.write(f"saferun {__version__}\n")
         return 0
-    (sys.stdout if words else sys.stderr).write(HELP)
-    return 0 if words else EXIT_USAGE
+    (sys.stdout if argv else sys.stderr).write(HELP)
+    return 0 if argv else EXIT_USAGE

@@ -1,11 +1,11 @@
-"""What several commands take."""
+"""Options and settings of click that several commands share."""
 
 from __future__ import annotations
 
 import click
 
-# Words of a launch pass as they are: torchrun's grammar reads them, not click's.
-TORCHRUN_WORDS = {
+# click passes the arguments of a launch on as they are; plan/torchrun_args.py reads them.
+TORCHRUN_ARGUMENTS = {
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,
     "help_option_names": [],

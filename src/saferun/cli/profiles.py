@@ -57,8 +57,8 @@ def show_profile(name: str) -> int:
             when = ", ".join(f"{what} {wanted}" for what, wanted in leaf.when)
             note = f"  when {when}" if when else ""
             click.echo(f"\n{key} = {leaf.value}{note}  [{doc.path}:{leaf.line}]")
-            words = leaf.why + (f" <{leaf.source}>" if leaf.source else "")
-            wrap = textwrap.wrap(words, 92, break_long_words=False, break_on_hyphens=False)
+            reason = leaf.why + (f" <{leaf.source}>" if leaf.source else "")
+            wrap = textwrap.wrap(reason, 92, break_long_words=False, break_on_hyphens=False)
             for line in wrap:
                 click.echo(f"    {line}")
     return 0

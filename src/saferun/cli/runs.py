@@ -1,4 +1,4 @@
-"""`saferun runs`: what runs left behind, and the mitigations that start with a script."""
+"""`saferun runs`: the journals of runs, and the history of mitigations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 import click
 
 from saferun import __version__
-from saferun.cli.options import AS_JSON, HELP, RUN_DIR, TORCHRUN_WORDS
+from saferun.cli.options import AS_JSON, HELP, RUN_DIR, TORCHRUN_ARGUMENTS
 from saferun.errors import UsageError
 from saferun.plan import inputs
 
@@ -33,8 +33,8 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     found, closed = runs.find(base, now := time.time())
     if as_json:
-        told = [runs_view.as_json(run) for run in found]
-        click.echo(json.dumps({"schema": 1, "runs": told}, indent=2))
+        shown = [runs_view.as_json(run) for run in found]
+        click.echo(json.dumps({"schema": 1, "runs": shown}, indent=2))
     elif found:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         click.echo(runs_view.table(found, now, width))
@@ -62,14 +62,14 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(runs_view.as_json_whole(run, tried, plan), indent=2))
     else:
-        click.echo(runs_view.page(run, tried, plan, now))
+        click.echo(runs_view.as_text(run, tried, plan, now))
     return 0
 
 
-@command.command("report", context_settings=TORCHRUN_WORDS, hidden=True)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def report_run(words: tuple[str, ...]) -> int:
-    """Say that it is not there yet."""
+@command.command("report", context_settings=TORCHRUN_ARGUMENTS, hidden=True)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+def report_run(argv: tuple[str, ...]) -> int:
+    """Refuse a command that does not exist yet."""
     raise UsageError(
         f"`saferun runs report` is not in saferun {__version__}", fix="saferun runs show ID"
     )
@@ -81,15 +81,15 @@ def report_run(words: tuple[str, ...]) -> int:
     "days",
     type=click.FloatRange(min=0),
     metavar="DAYS",
-    help="Spare what was heard of since; 14 where it is not given.",
+    help="Keep runs that wrote something since; 14 if it is not given.",
 )
 @click.option(
     "--keep",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Spare the newest N, however old; 20 where it is not given.",
+    help="Keep the newest N, however old; 20 if it is not given.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, remove nothing.")
 @RUN_DIR
 def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str | None) -> int:
     """Remove runs that are over: your own, neither young nor among the newest."""

@@ -1,7 +1,7 @@
-"""Runs, their attempts and the history of mitigations, as tables, pages and JSON.
+"""Runs, their attempts and the history of mitigations, as text and JSON.
 
-Touches neither files nor the clock. Times are the local ones. What a job or somebody's file wrote
-is shown as text that no terminal obeys.
+Pure: reads neither files nor the clock. Times are local. Text that a job or another user wrote is
+shown without control characters.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def table(runs: Sequence[Run], now_s: float, width: int | None = None) -> str:
-    """Return one line a run.
+    """Return a table of runs, one line for each.
 
     Args:
         runs: in the order in which they are shown.
         now_s: seconds since the epoch; a time of another year is shown with its year.
-        width: columns there are; None where lines may be as long as they need.
+        width: columns of the terminal; None for no limit.
     """
     rows = [HEAD, *(_row(run, now_s) for run in runs)]
     sizes = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
@@ -53,14 +53,14 @@ def _row(run: Run, now_s: float) -> tuple[str, ...]:
 
 
 def _shortest_id(ids: Sequence[str]) -> int:
-    """Return how many characters of the ids still tell them apart: `show` needs no more."""
+    """Return how many characters of the ids tell them apart: `show` needs no more."""
     longest = max(map(len, ids), default=0)
     lengths = range(min(_SHORTEST_ID, longest), longest)
     return next((n for n in lengths if len({name[:n] for name in ids}) == len(ids)), longest)
 
 
 def _fitted(sizes: Sequence[int], width: int, shortest_id: int) -> list[int]:
-    """Take columns away where they hurt least: the script's, the ids' ends, the outcome's."""
+    """Shorten what is missed least: first the script, then the ids' ends, then the outcome."""
     fitted = list(sizes)
     gaps = 2 * (len(sizes) - 1)
     for column, shortest in (
@@ -77,19 +77,20 @@ def _fitted(sizes: Sequence[int], width: int, shortest_id: int) -> list[int]:
 def _line(row: Sequence[str], sizes: Sequence[int]) -> str:
     cells = []
     for cell, size, head in zip(row, sizes, HEAD, strict=True):
-        text = cell[:size] if head == "ID" else _cut(cell, size)  # the part of an id is one
+        # The beginning of an ID is a valid ID, so it gets no ellipsis.
+        text = cell[:size] if head == "ID" else _cut(cell, size)
         cells.append(text.rjust(size) if head in _RIGHT else text.ljust(size))
     return "  ".join(cells).rstrip()
 
 
 def outcome(run: Run) -> str:
-    """Return how a run ended, in two or three words."""
+    """Return how a run ended, as a short phrase."""
     if run.outcome == FAILED and run.kind:
         return f"{FAILED}: {plain(run.kind)}"
     if run.outcome not in (*FINISHED, RUNNING):
         return run.outcome
-    cured = run.mitigations and run.outcome not in (FAILED, INTERRUPTED)
-    return f"{run.outcome}, with {plain(', '.join(run.mitigations))}" if cured else run.outcome
+    mitigated = run.mitigations and run.outcome not in (FAILED, INTERRUPTED)
+    return f"{run.outcome}, with {plain(', '.join(run.mitigations))}" if mitigated else run.outcome
 
 
 def as_json(run: Run) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def cleaned(done: Cleaned, *, dry_run: bool) -> str:
 # --- one run -----------------------------------------------------------------------------------
 
 
-def page(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any], now_s: float) -> str:
+def as_text(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any], now_s: float) -> str:
     """Return all that is known of a run, for people.
 
     Args:
@@ -134,13 +135,14 @@ def page(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any], now_s: flo
 
 def _facts(run: Run, plan: Mapping[str, Any]) -> list[str]:
     command = plan.get("command")
-    words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
+    parts = command if isinstance(command, list) else []
+    argv = [part for part in parts if isinstance(part, str)]
     profile, launcher = plan.get("profile"), plan.get("launcher")
     lines = [
         _labelled("started", _moment(run.started_at)),
         _labelled("took", "" if run.took_s is None else seconds(run.took_s)),
         _labelled("ended", _ending(run)),
-        _labelled("command", shlex.join(words)),
+        _labelled("command", shlex.join(argv)),
         _labelled("profile", f"{profile} (launcher: {launcher})" if profile else ""),
         _labelled("sets", ", ".join(_settings(plan))),
         _labelled("journal", run.path),
@@ -150,7 +152,7 @@ def _facts(run: Run, plan: Mapping[str, Any]) -> list[str]:
 
 
 def _settings(plan: Mapping[str, Any]) -> list[str]:
-    """Return NAME=value for what was set, less what every run has."""
+    """Return NAME=value for the variables that were set, except those that every run has."""
     env = plan.get("env")
     usual = ("PYTHONPATH", "PET_SIGNALS_TO_HANDLE")
     names = env if isinstance(env, dict) else {}
@@ -170,8 +172,8 @@ def _ending(run: Run) -> str:
         where = f": it ran on {host}, or in another container" if host else ""
         return f"not known; its process cannot be seen from here{where}"
     if not status:
-        heard = _moment(run.last_at)
-        return f"without a word (killed, or the machine went down); last heard of {heard}"
+        last = _moment(run.last_at)
+        return f"without a record (killed, or the machine went down); last event at {last}"
     return f"{status}: {run.reason}" if run.reason else status
 
 
@@ -189,26 +191,26 @@ def _attempt(attempt: Attempt, *, running: bool, now_s: float) -> list[str]:
         ("line", attempt.line),
         ("with", ", ".join(attempt.mitigations)),
         ("changed", ", ".join(attempt.changed)),
-        ("end", ", ".join(_violence(attempt))),
+        ("end", ", ".join(_ending_events(attempt))),
         ("decision", _decision(attempt)),
         *(("tail", f"{path} ({size_text(size)})") for path, size in attempt.tails),
-        *(("hooks", said) for said in attempt.hooks),
+        *(("hooks", line) for line in attempt.hooks),
     ]
     return lines + [f"  {_labelled(label, text)}" for label, text in labelled if text]
 
 
-def _violence(attempt: Attempt) -> list[str]:
-    """Return what its end took, where it did not just end."""
-    told = [f"asked by {', '.join(attempt.signals)}"] if attempt.signals else []
+def _ending_events(attempt: Attempt) -> list[str]:
+    """Return the signals and kills that ended an attempt."""
+    found = [f"asked by {', '.join(attempt.signals)}"] if attempt.signals else []
     if attempt.ended_by not in ("", "job"):
-        told.append({"keeper": "its keeper was killed"}.get(attempt.ended_by, attempt.ended_by))
-    told += [f"{attempt.killed} processes killed"] if attempt.killed else []
+        found.append({"keeper": "its keeper was killed"}.get(attempt.ended_by, attempt.ended_by))
+    found += [f"{attempt.killed} processes killed"] if attempt.killed else []
     pids = ", ".join(map(str, attempt.unkillable))
-    return told + ([f"not to be killed: {pids}"] if pids else [])
+    return found + ([f"not to be killed: {pids}"] if pids else [])
 
 
 def _decision(attempt: Attempt) -> str:
-    """Return "again: with compile-off, after 5.0 s" and the like; "" where nothing failed."""
+    """Return text such as "again: with compile-off, after 5.0 s"; "" where nothing failed."""
     if attempt.action in ("", "done"):
         return ""
     wait = f", after {seconds(attempt.delay_s)}" if attempt.delay_s else ""
@@ -217,11 +219,11 @@ def _decision(attempt: Attempt) -> str:
 
 def as_json_whole(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run with its attempts and its first plan, for programs (schema 1)."""
-    told = [
+    shown = [
         {**attempt._asdict(), "tails": [{"path": p, "bytes": size} for p, size in attempt.tails]}
         for attempt in tried
     ]
-    return {"schema": 1, "run": as_json(run), "attempts": told, "plan": plan or None}
+    return {"schema": 1, "run": as_json(run), "attempts": shown, "plan": plan or None}
 
 
 # --- the history of mitigations ------------------------------------------------------------------
@@ -247,17 +249,17 @@ def mitigations(entries: Iterable[Entry], now_s: float) -> str:
 
 
 def expires_at(entry: Entry) -> float | None:
-    """Return when a mitigation is tried without again, in seconds since the epoch; None: never."""
+    """Return when the next run is tried without it, in seconds since the epoch; None: never."""
     return None if entry.arguments is None else entry.at + RETRY_WITHOUT_S
 
 
 def mitigations_json(entries: Iterable[Entry]) -> dict[str, Any]:
     """Return the history of mitigations, for programs (schema 1)."""
-    told = []
+    shown = []
     for entry in entries:
         facts = {k: v for k, v in entry._asdict().items() if k != "key"}
-        told.append({**entry.key._asdict(), **facts, "expires_at": expires_at(entry)})
-    return {"schema": 1, "mitigations": told}
+        shown.append({**entry.key._asdict(), **facts, "expires_at": expires_at(entry)})
+    return {"schema": 1, "mitigations": shown}
 
 
 def _until(entry: Entry, now_s: float) -> str:
@@ -267,7 +269,7 @@ def _until(entry: Entry, now_s: float) -> str:
     return f"{'held' if until <= now_s else 'holds'} until {_moment(until)}, since it costs"
 
 
-# --- words -------------------------------------------------------------------------------------
+# --- text --------------------------------------------------------------------------------------
 
 
 def short(value_s: float) -> str:
@@ -298,7 +300,7 @@ def size_text(size: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text as one line that no terminal obeys."""
+    """Return text as one line without control characters."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

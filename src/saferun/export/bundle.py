@@ -1,8 +1,8 @@
-"""What travels inside a bash twin: saferun's own code and what it knows, as text.
+"""The bundle inside a generated bash script: saferun's own code and knowledge, as text.
 
-A JSON object from path to text, compressed, in base64: reading it back takes three modules of the
-standard library, whatever the target has. The commands and the rooms that only they use stay
-behind; what is known about failures goes as JSON, since the target may have no YAML parser.
+It is a JSON object from path to text, compressed, in base64: three modules of the standard library
+read it, whatever else the target machine has. The commands, and the rooms that only they use, are
+left out. Knowledge is packed as JSON, since the target may have no YAML parser.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from saferun.knowledge import loader
 from saferun.system import paths
 
-# The rooms that a running script needs, and of this one the files that are loaded there.
+# The rooms that a running script needs; of this room, only the files that it imports.
 ROOMS = (
     *("supervise", "gpu", "keeper", "journal", "plan", "profile"),
     *("diagnosis", "audit", "knowledge", "system", "inject"),
@@ -30,17 +30,13 @@ _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())
 
 
 def pack(environ: Mapping[str, str]) -> str:
-    """Return the kit in base64.
-
-    Args:
-        environ: for the user's cache directory.
-    """
+    """Return the bundle in base64; `environ` names the user's cache directory."""
     data = json.dumps(files(environ), sort_keys=True, separators=(",", ":")).encode()
     return base64.b64encode(zlib.compress(data, LEVEL)).decode()
 
 
 def unpack(text: str) -> dict[str, str] | None:
-    """Return the files of a kit; None for what is none."""
+    """Return the files of a bundle, path -> text; None if the text is no bundle."""
     try:
         found = json.loads(zlib.decompress(base64.b64decode(text)))
     except (ValueError, zlib.error):
@@ -49,12 +45,12 @@ def unpack(text: str) -> dict[str, str] | None:
 
 
 def template(name: str = "run.sh") -> str:
-    """Return a hand-written part of a script (shell/)."""
+    """Return a file of shell/, the hand-written parts of scripts."""
     return _read(os.path.join(paths.shipped("shell"), name))
 
 
 def files(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the kit: path -> text."""
+    """Return the files that a bundle holds, path -> text."""
     found = {"__main__.py": _MAIN}
     for name in FILES:
         found[f"saferun/{name}"] = _read(os.path.join(paths.PACKAGE, name))

@@ -1,13 +1,13 @@
-"""The program inside a bash twin's kit: the live path, begun and paced by the script.
+"""The program inside a generated script's bundle: a run whose steps the script orders.
 
-    python3 KIT SHELL VERDICTS ORDERS NAME WORDS...
+    python3 KIT SHELL VERDICTS ORDERS NAME ARGUMENTS...
 
-SHELL is the script's pid, VERDICTS and ORDERS are descriptors of pipes to it, NAME is its own name
-and WORDS are torchrun's. Profile, plan, locks, attempts, diagnosis and decision are the very code
-of `saferun`; only three things differ. The settings come from the script (settings_codec.py). The
-script is told of each step and says when it is to happen: `attempt 2 5.000` (its number, and how
-many seconds to wait before it), `preflight`, `recover_cuda_context`. And this process ends when the
-script does.
+KIT is the unpacked bundle, SHELL is the script's pid, VERDICTS and ORDERS are descriptors of pipes
+to it, NAME is the script's name and ARGUMENTS are torchrun's. Profile, plan, locks, attempts,
+diagnosis and decision are the code of `saferun`. Three things differ: the settings come from the
+script (settings_codec.py); the script gets the name of each step and orders it, or leaves it out
+(`attempt 2 5.000`: its number, and the seconds to wait before it; `preflight`;
+`recover_cuda_context`); and this process ends when the script ends.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import ctypes
 import fcntl
 import os
 import re
-import select
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from saferun.export import settings_codec
 from saferun.export.settings_codec import Sheet
@@ -34,7 +33,7 @@ from saferun.profile import files as profiles
 from saferun.profile.merge import Given, is_for_gpus
 from saferun.profile.values import read_value
 from saferun.supervise.gpu_gate import GpuCare, Report
-from saferun.supervise.loop import ASKING, Pace
+from saferun.supervise.loop import Pace
 from saferun.supervise.start import carry_out
 from saferun.system import gpus as gpu
 from saferun.system.descriptors import plug_closed_descriptors
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
 
 GO = b"go"
 _SET_PDEATHSIG = 1  # linux/prctl.h
-# What bash sets itself (its manual, "Shell Variables"), so that a job would find it otherwise than
-# under saferun, beside all BASH…; and the script's own words, in the order of shell/run.sh.
+# What bash sets itself (its manual, "Shell Variables") beside all BASH…, so that a job would find
+# other values than under saferun; and the script's own variables, in the order of shell/run.sh.
 OF_BASH = (
     *("_", "COLUMNS", "COMP_WORDBREAKS", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID"),
     *("FUNCNAME", "GROUPS", "HISTCMD", "HOSTNAME", "HOSTTYPE", "IFS", "LINENO", "LINES"),
@@ -69,8 +68,8 @@ def main() -> int:
     try:
         plug_closed_descriptors()
         _end_with(int(shell))
-        _hear_what_it_hears(int(shell))
-        _keep(kit)
+        _restore_interrupts(int(shell))
+        _protect(kit)
         return _run(kit, name, sys.argv[5:], Script(int(verdicts), int(orders)).pace())
     except KeyboardInterrupt:
         return 130
@@ -79,7 +78,12 @@ def main() -> int:
 
 
 class Script:
-    """The script's side of the loop: it is told of each step and lets it happen, or not."""
+    """The script, which orders each step of the loop or leaves it out.
+
+    Args:
+        verdicts: the descriptor to which the names of steps are written.
+        orders: the descriptor from which the script's orders are read.
+    """
 
     def __init__(self, verdicts: int, orders: int) -> None:
         self._verdicts, self._orders = verdicts, orders
@@ -87,55 +91,44 @@ class Script:
             os.set_inheritable(fd, False)
 
     def pace(self) -> Pace:
-        """Return this for supervise/loop.py."""
+        """Return how the loop starts attempts and cares for the GPUs under this script."""
         return Pace(self._before, lambda *of: _Care(self, *of))
 
-    def lets(self, step: str) -> bool:
-        """Ask for a step by the name of the script's function."""
+    def allows(self, step: str) -> bool:
+        """Return whether the script orders a step, which has the name of its function."""
         os.write(self._verdicts, f"{step}\n".encode())
         return os.read(self._orders, 64).strip() == GO
 
-    def _before(self, number: int, delay_s: float) -> int:
-        """Have the script wait and begin the attempt; see supervise.Before."""
-        from saferun.system.signalfd import Signals
-
-        with Signals(ASKING) as signals:
-            wait = f"{delay_s:.3f}" if delay_s else "0"
-            os.write(self._verdicts, f"attempt {number} {wait}\n".encode())
-            select.select([signals.fd, self._orders], [], [])
-            heard = [signum for signum, _ in signals.read()]
-            if heard:
-                return heard[0]
-            os.read(self._orders, 64)
-            return 0
+    def _before(self, number: int, delay_s: float) -> None:
+        """Have the script wait and start the attempt; see `Before` in supervise/loop.py."""
+        wait = f"{delay_s:.3f}" if delay_s else "0"
+        os.write(self._verdicts, f"attempt {number} {wait}\n".encode())
+        os.read(self._orders, 64)
 
 
 class _Care(GpuCare):
-    """The GPUs' care, each part of it at the script's word."""
+    """The care for the GPUs; each part of it is done if the script orders it."""
 
     def __init__(self, script: Script, *of: Any) -> None:
         super().__init__(*of)
         self._script = script
 
     def cleared(self, kind: str, report: Report) -> bool:
-        if self.waits and not self._script.lets("preflight"):
+        if self.waits and not self._script.allows("preflight"):
             return True
         return super().cleared(kind, report)
 
-    def recover(
-        self, plan: LaunchPlan, kind: str, *, again: bool, pause: Callable[[float], int]
-    ) -> int:
-        if kind in AFTER and not self._script.lets("recover_cuda_context"):
-            return 0
-        return super().recover(plan, kind, again=again, pause=pause)
+    def recover(self, plan: LaunchPlan, kind: str, *, again: bool) -> None:
+        if kind not in AFTER or self._script.allows("recover_cuda_context"):
+            super().recover(plan, kind, again=again)
 
 
 def environment(now: Mapping[str, str], before: bytes) -> dict[str, str]:
-    """Return the environment as the script got it, with what it has exported itself.
+    """Return the environment that the script was given, with what it has exported itself.
 
     Args:
-        now: what bash has handed on.
-        before: /proc/<pid>/environ of the script: what it was given.
+        now: the environment that this process got from bash.
+        before: /proc/<pid>/environ of the script: the environment that it was given.
     """
     pairs = (entry.partition(b"=") for entry in before.split(b"\0") if b"=" in entry)
     given = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
@@ -147,13 +140,13 @@ def _is_changed(name: str) -> bool:
     return name.startswith("BASH") or name in OF_BASH or name in OF_SCRIPT
 
 
-def _run(kit: str, name: str, words: Sequence[str], pace: Pace) -> int:
+def _run(kit: str, name: str, arguments: Sequence[str], pace: Pace) -> int:
     with open(os.path.join(kit, "environ"), "rb") as file:
         environ = environment(os.environ, file.read())
     with open(os.path.join(kit, "settings"), "rb") as file:
-        told = file.read().split(b"\0")
-    sheet = settings_codec.read([os.fsdecode(word) for word in told], name)
-    request = read_torchrun(words, environ)
+        fields = file.read().split(b"\0")
+    sheet = settings_codec.read([os.fsdecode(field) for field in fields], name)
+    request = read_torchrun(arguments, environ)
     gathered = gathered_for(sheet, request, environ, name)
     if request.dry_run:
         from saferun.plan.view import as_text
@@ -164,22 +157,22 @@ def _run(kit: str, name: str, words: Sequence[str], pace: Pace) -> int:
 
 
 def gathered_for(sheet: Sheet, request: Request, environ: Mapping[str, str], name: str) -> Gathered:
-    """Return what the plans of a twin's attempts are computed from.
+    """Return what the plans of the script's attempts are computed from.
 
     Args:
         sheet: the script's settings.
-        request: torchrun's words; its `sets` and `retries` come from the environment.
-        environ: the user's.
-        name: the script's, for messages.
+        request: torchrun's arguments; its `sets` and `retries` come from the environment.
+        environ: the user's variables.
+        name: the script's name, for messages.
 
     Raises:
-        SaferunError: the user's mistake, or a torchrun that is not there.
+        SaferunError: a mistake of the user's, or there is no torchrun.
     """
     sets = [Given(k, read_value(k, text, by), by) for k, text, by in request.sets]
     sets = [*sheet.sets, *sets, *inputs.retries(request)]
     origin = name if sheet.named else settings_codec.DETECTED
-    asks = not sheet.named or is_for_gpus(sheet.chain)
-    gpus = gpu.detect(environ) if asks else GpuFacts()
+    needs_gpus = not sheet.named or is_for_gpus(sheet.chain)
+    gpus = gpu.detect(environ) if needs_gpus else GpuFacts()
     remarks = tuple(_remarks(sheet, request, gpus))
     chosen = profiles.Chosen(sheet.chain, sheet.named, origin, remarks)
     cwd = inputs.working_directory()
@@ -188,10 +181,10 @@ def gathered_for(sheet: Sheet, request: Request, environ: Mapping[str, str], nam
 
 
 def _remarks(sheet: Sheet, request: Request, gpus: GpuFacts) -> list[str]:
-    """Say where the script is not for this machine, or is asked to be for another profile."""
-    said = []
+    """Return remarks: the script is for other machines, or another profile was requested."""
+    found = []
     if request.profile and request.profile != sheet.profile:
-        said.append(
+        found.append(
             f"SAFERUN_PROFILE={request.profile} changes nothing: this script is profile "
             f"{sheet.profile}; make another with saferun gen-shell"
         )
@@ -199,27 +192,27 @@ def _remarks(sheet: Sheet, request: Request, gpus: GpuFacts) -> list[str]:
     foreign = [n for n in here if not any(profiles.matches(f, n) for f in sheet.made_for)]
     if foreign and (sheet.made_for or not sheet.named):
         meant = " or ".join(sheet.made_for) or "a machine whose GPU no profile names"
-        said.append(
+        found.append(
             f"this script is made for {meant} (profile {sheet.profile}), and here is "
             f"{', '.join(foreign)}"
         )
-    return said
+    return found
 
 
 # --- the process ---------------------------------------------------------------------------------
 
 
 def _end_with(shell: int) -> None:
-    """Have the kernel kill this process when the script dies; the keeper then ends the job."""
+    """Have the kernel kill this process when the script dies; then the keeper ends the job."""
     process_tree.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if process_tree.read_stat(shell) is None:
-        raise KeyboardInterrupt  # it died before we asked
+        raise KeyboardInterrupt  # the script died before the call
 
 
-def _hear_what_it_hears(shell: int) -> None:
-    """Undo what a shell does to what it starts with `&`: SIGINT and SIGQUIT ignored.
+def _restore_interrupts(shell: int) -> None:
+    """Handle SIGINT and SIGQUIT again, which a shell ignores in what it starts with `&`.
 
-    Not where the script itself was started so.
+    They stay ignored if the script itself was started with them ignored.
     """
     with open(f"/proc/{shell}/status", encoding="ascii") as file:
         ignored = next(int(line.split()[1], 16) for line in file if line.startswith("SigIgn:"))
@@ -229,9 +222,10 @@ def _hear_what_it_hears(shell: int) -> None:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
-def _keep(kit: str) -> None:
-    """Lock the kit for as long as this process lives: systemd-tmpfiles, which removes what is old
-    from /tmp, spares a directory that somebody has locked.
+def _protect(kit: str) -> None:
+    """Lock the bundle's directory for as long as this process lives.
+
+    systemd-tmpfiles, which removes old files from /tmp, leaves out a directory that is locked.
     """
     descriptor = os.open(kit, os.O_RDONLY | os.O_DIRECTORY)
     with contextlib.suppress(OSError):  # a file system without locks

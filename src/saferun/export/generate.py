@@ -1,6 +1,6 @@
-"""Make the script of `gen-shell`, write it, and tell whether one is stale.
+"""The script of `gen-shell`: making it, writing it, and finding out whether one is stale.
 
-Nothing is started, and neither the job's script nor a GPU need exist.
+Nothing is started. Neither the job's script nor a GPU need exist.
 """
 
 from __future__ import annotations
@@ -21,74 +21,76 @@ from saferun.profile.files import Chosen
 from saferun.profile.merge import Given
 from saferun.system.secret_names import is_secret
 
-OWN = {**sbatch.OPTIONS, "-o": "FILE", "--check": "FILE"}  # before torchrun's words
-START = ("torchrun", "saferun")  # words that a pasted command line may begin with
+OWN = {**sbatch.OPTIONS, "-o": "FILE", "--check": "FILE"}  # before torchrun's arguments
+START = ("torchrun", "saferun")  # how a pasted command line may begin
 
 
-class Asked(NamedTuple):
-    """What `gen-shell` was asked for."""
+class ScriptRequest(NamedTuple):
+    """The arguments of one `gen-shell`."""
 
     request: Request
-    args: tuple[str, ...]  # torchrun's words; empty where the script takes them when it is run
+    args: tuple[str, ...]  # torchrun's; empty if the script takes them when it is run
     output: str | None = None
     check: str | None = None
-    bare: bool = False  # no word but those about files
+    bare: bool = False  # nothing but options about files was given
     slurm: sbatch.Job | None = None
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command that asks for the same, variables spelled out as options."""
+        """The command for the same script, with variables spelled out as options."""
         request = self.request
-        words = ["saferun", "gen-shell", *(self.slurm.words if self.slurm else ())]
-        words += ["--profile", request.profile] if request.profile else []
-        words += [w for key, text, _ in request.sets for w in ("--set", f"{key}={text}")]
-        words += [] if request.retries is None else ["--retries", str(request.retries)]
-        words += ["--run-dir", request.run_dir] if request.run_dir else []
-        return (*words, *(("--", *self.args) if self.args else ()))
+        argv = ["saferun", "gen-shell", *(self.slurm.options if self.slurm else ())]
+        argv += ["--profile", request.profile] if request.profile else []
+        argv += [w for key, text, _ in request.sets for w in ("--set", f"{key}={text}")]
+        argv += [] if request.retries is None else ["--retries", str(request.retries)]
+        argv += ["--run-dir", request.run_dir] if request.run_dir else []
+        return (*argv, *(("--", *self.args) if self.args else ()))
 
 
-class Made(NamedTuple):
-    """A script, and what is to be said of it."""
+class Script(NamedTuple):
+    """A script, and remarks for its user."""
 
     text: str
     remarks: tuple[str, ...]
 
 
-# --- the words -----------------------------------------------------------------------------------
+# --- the arguments -------------------------------------------------------------------------------
 
 
-def read(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
-    """Read the words after `gen-shell`: its own options, then torchrun's words.
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> ScriptRequest:
+    """Read the arguments of `gen-shell`: its own options, then torchrun's command line.
 
     Raises:
-        UsageError: an option without its value, or words that torchrun would refuse.
+        UsageError: an option without its value, or arguments that torchrun would refuse.
     """
-    words = list(words)
-    at = _own_words(words)
-    line_of_its_own = [*words[:at], "--standalone", "SCRIPT"]  # no value of our last option
-    parsed = torchrun_args.parse(line_of_its_own, own={**torchrun_args.OWN, **OWN})
+    argv = list(argv)
+    at = _count_own(argv)
+    # --standalone takes no value, and is none of our last option's.
+    parsed = torchrun_args.parse(
+        [*argv[:at], "--standalone", "SCRIPT"], own={**torchrun_args.OWN, **OWN}
+    )
     given = dict(parsed.own)
     slurm = sbatch.read(parsed.own)
     ours = [f"{name}={text}" for name, text in parsed.own if name not in OWN and text]
-    line = words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
+    line = argv[at + 1 :] if argv[at : at + 1] == ["--"] else argv[at:]
     line = line[1:] if line[:1] and line[0] in START else line
     request = read_request([*ours, "SCRIPT"], environ)
     args = _checked(line, environ)
     bare = not ours and not line and slurm is None
-    return Asked(request, args, given.get("-o"), given.get("--check"), bare, slurm)
+    return ScriptRequest(request, args, given.get("-o"), given.get("--check"), bare, slurm)
 
 
-def _own_words(words: Sequence[str]) -> int:
-    """Return how many words at the beginning are ours: options with their values."""
+def _count_own(argv: Sequence[str]) -> int:
+    """Return how many of the first arguments are our own options and their values."""
     own = {**torchrun_args.OWN, **OWN}
     at = 0
-    while at < len(words) and (name := words[at].partition("=")[0]) in own:
-        at += 1 if own[name] is None or "=" in words[at] else 2
-    return min(at, len(words))
+    while at < len(argv) and (name := argv[at].partition("=")[0]) in own:
+        at += 1 if own[name] is None or "=" in argv[at] else 2
+    return min(at, len(argv))
 
 
 def _checked(line: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return torchrun's words as torchrun takes them; the script may be left for later.
+    """Return torchrun's arguments as torchrun takes them; the job's script may be missing.
 
     Raises:
         UsageError: torchrun would refuse them; the message is torchrun's.
@@ -106,31 +108,38 @@ def _checked(line: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]
 # --- the script ----------------------------------------------------------------------------------
 
 
-def make(asked: Asked, environ: Mapping[str, str], cwd: str) -> Made:
-    """Make the script.
+def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
+    """Make a script.
+
+    Args:
+        wanted: the arguments of `gen-shell`.
+        environ: the user's variables.
+        cwd: the working directory.
+
+    Returns:
+        The script, and remarks for the user.
 
     Raises:
-        SaferunError: the user's mistake, said.
+        SaferunError: a mistake of the user's.
     """
-    selection = inputs.choose(asked.request, environ, cwd)
-    words = asked.args or ("SCRIPT",)
-    request = read_torchrun(words, environ)._replace(sets=asked.request.sets)
-    if request.line.refusal is None:  # else its script comes when it is run
+    selection = inputs.choose(wanted.request, environ, cwd)
+    request = read_torchrun(wanted.args or ("SCRIPT",), environ)._replace(sets=wanted.request.sets)
+    if request.line.refusal is None:  # else the job's script is given when this one is run
         inputs.assemble(request, selection, environ, cwd, starting=False).plan()
     sheet = _sheet(selection.chosen, selection.sets)
-    made_by = shell_script.Maker(__version__, asked.command, bundle.template())
-    whole = bool(asked.args) and request.line.refusal is None
-    text = shell_script.render(sheet, asked.args, made_by, bundle.pack(environ), whole=whole)
-    said = (*selection.chosen.remarks, *_secrets(sheet))
-    if asked.slurm is None:
-        return Made(text, said)
+    made_by = shell_script.Maker(__version__, wanted.command, bundle.template())
+    whole = bool(wanted.args) and request.line.refusal is None
+    text = shell_script.render(sheet, wanted.args, made_by, bundle.pack(environ), whole=whole)
+    remarks = (*selection.chosen.remarks, *_secrets(sheet))
+    if wanted.slurm is None:
+        return Script(text, remarks)
     if not sheet.named:
         here = f"profile {sheet.profile} is for this machine; name the nodes' own with --profile"
-        said = (*said, here)
+        remarks = (*remarks, here)
     with_torchrun = shell_script.launcher(sheet) != "python"
     part = bundle.template("slurm.sh")
-    text = sbatch.render(text, asked.slurm, request.line, part, torchrun=with_torchrun)
-    return Made(text, (*said, *sbatch.remarks(asked.slurm)))
+    text = sbatch.render(text, wanted.slurm, request.line, part, torchrun=with_torchrun)
+    return Script(text, (*remarks, *sbatch.remarks(wanted.slurm)))
 
 
 def _sheet(chosen: Chosen, sets: Sequence[Given]) -> Sheet:
@@ -150,11 +159,11 @@ def _secrets(sheet: Sheet) -> list[str]:
 
 
 def write(path: str, text: str) -> None:
-    """Write a script, executable, in one step; a file that is no twin is left alone.
+    """Write an executable script atomically; a file that is no script of ours is left alone.
 
     Raises:
-        UsageError: there is another file.
-        UnavailableError: it cannot be written.
+        UsageError: there is another file at `path`.
+        UnavailableError: the script cannot be written.
     """
     old = _read(path)
     if old is not None and shell_script.made_by(old) is None:
@@ -172,18 +181,18 @@ def write(path: str, text: str) -> None:
         raise _cannot("written", path, error) from None
 
 
-def stale(path: str, environ: Mapping[str, str], cwd: str, asked: Asked) -> str:
-    """Return why a script is not what saferun would make today; "" where it is.
+def stale(path: str, environ: Mapping[str, str], cwd: str, given: ScriptRequest) -> str:
+    """Return why a script is not what saferun would make today; "" if it is.
 
     Args:
         path: the script.
-        environ: the user's.
+        environ: the user's variables.
         cwd: the working directory.
-        asked: what was asked for beside the check; where that is nothing, the script's header.
+        given: the arguments beside the check; if there are none, those of the script's header.
 
     Raises:
         UnavailableError: there is no such file.
-        SaferunError: what its header asks for cannot be made any more.
+        SaferunError: the script of its header cannot be made any more.
     """
     text = _read(path)
     if text is None:
@@ -192,8 +201,8 @@ def stale(path: str, environ: Mapping[str, str], cwd: str, asked: Asked) -> str:
     if made is None:
         return "it is no script of gen-shell's"
     version, command = made
-    wanted = read(command[2:], _without_ours(environ)) if asked.bare else asked
-    new = make(wanted, _without_ours(environ) if asked.bare else environ, cwd).text
+    wanted = read(command[2:], _without_ours(environ)) if given.bare else given
+    new = make(wanted, _without_ours(environ) if given.bare else environ, cwd).text
     if version != __version__:
         return f"saferun {version} made it, and this is {__version__}"
     if bundle.unpack(shell_script.packed(text)) != bundle.unpack(shell_script.packed(new)):
@@ -206,7 +215,7 @@ def stale(path: str, environ: Mapping[str, str], cwd: str, asked: Asked) -> str:
 
 
 def _without_ours(environ: Mapping[str, str]) -> dict[str, str]:
-    """The header's command has spelled out what our variables said."""
+    """Leave out our variables, which the header's command has spelled out as options."""
     ours = ("SAFERUN_PROFILE", "SAFERUN_SET", "SAFERUN_RETRIES", "SAFERUN_RUN_DIR")
     return {name: value for name, value in environ.items() if name not in ours}
 

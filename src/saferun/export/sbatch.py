@@ -1,13 +1,14 @@
-"""Pure: a bash twin as one file for sbatch.
+"""Pure: a generated script as one file for sbatch.
 
     saferun gen-shell --slurm --nodes 2 -- torchrun train.py > job.sh; sbatch job.sh
 
-`render` puts Slurm's directives on top of a twin, and between its settings and its job the part of
-shell/slurm.sh, which sends the file to every node. There it is a twin as any other.
+`render` puts Slurm's directives on top of a script, and shell/slurm.sh, which sends the file to
+every node, between its settings and its job. On a node it runs as any other generated script.
 
-Sources: the manual pages sbatch(1), srun(1) and scontrol(1). How sbatch reads a directive is not in
-them; tests/slurm/ asks sbatch itself: both quotes hold blanks and `#`, a backslash takes the next
-character as it is within them too, nothing is expanded, and of two equal options the last counts.
+Sources: the manual pages sbatch(1), srun(1) and scontrol(1). They do not
+say how sbatch reads a directive; tests/slurm/ tries it: both kinds of quotes protect blanks and
+`#`, a backslash protects the next character, within quotes too, nothing is expanded, and of two
+equal options the last one counts.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ OPTIONS: dict[str, str | None] = {
 # (sbatch(1), --signal). torchrun gives its ranks 30 s (--shutdown-timeout), and saferun 10 s more.
 NOTICE_S = 120
 _RESERVE_S = 60  # of the notice, for the requeueing of a job that has not ended
-# After a node has ended well; torchrun's agents wait so long for each other
+# Seconds after a node has ended with 0: so long torchrun's agents wait for each other
 # (torch/distributed/elastic/agent/server/api.py, exit_barrier_timeout).
 WAIT_S = 300
 PLACE = "# --- The job "
 _FIRST_LINE = "#!/usr/bin/env bash\n"
 _RUN = re.compile(r"^run torchrun\b", re.MULTILINE)
 _NUMBERS = "#@ numbers\n"
-# A rendezvous of the user's own making; ours would only get in its way.
+# With these options the user configures the rendezvous; ours would conflict with them.
 _STATIC = ("master_addr", "master_port", "node_rank")
 _MEETING = {
     "nnodes": '"$5"',
@@ -52,25 +53,25 @@ _BARE = re.compile(r"[\w@%+=:,./-]+\Z", re.ASCII)
 
 
 class Job(NamedTuple):
-    """What is asked of Slurm."""
+    """What a script requests from Slurm."""
 
     nodes: int
-    gpus: str | None = None  # a node's: "8", "a100:8"
+    gpus: str | None = None  # of each node: "8", "a100:8"
     time: str | None = None  # as sbatch takes it
     partition: str | None = None
-    extra: tuple[str, ...] = ()  # directives, as they stand behind #SBATCH
+    extra: tuple[str, ...] = ()  # directives, without #SBATCH
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The options that ask for it."""
+    def options(self) -> tuple[str, ...]:
+        """The options of `gen-shell` that request the same."""
         named = {"--gpus-per-node": self.gpus, "--time": self.time, "--partition": self.partition}
-        words = ["--slurm", "--nodes", str(self.nodes)]
-        words += [word for name, text in named.items() if text for word in (name, text)]
-        return (*words, *(f"--sbatch={line}" for line in self.extra))
+        argv = ["--slurm", "--nodes", str(self.nodes)]
+        argv += [word for name, text in named.items() if text for word in (name, text)]
+        return (*argv, *(f"--sbatch={line}" for line in self.extra))
 
 
 def read(own: Sequence[tuple[str, str]]) -> Job | None:
-    """Return what gen-shell's options ask of Slurm; None where they ask nothing of it.
+    """Return what the options of `gen-shell` request from Slurm; None if none is for Slurm.
 
     Args:
         own: saferun's options as (option, value), in order.
@@ -100,9 +101,9 @@ def read(own: Sequence[tuple[str, str]]) -> Job | None:
 
 
 def remarks(job: Job) -> tuple[str, ...]:
-    """Return what is to be said of a job that Slurm would start on too little."""
-    asked = {_option(line) for line in job.extra}
-    if asked & {"--exclusive", "--cpus-per-task", "-c", "--cpus-per-gpu"}:
+    """Return a remark if Slurm may give the job too few CPUs."""
+    options = {_option(line) for line in job.extra}
+    if options & {"--exclusive", "--cpus-per-task", "-c", "--cpus-per-gpu"}:
         return ()
     return (
         "Slurm gives a job one CPU a node unless the partition gives more: ask for yours with "
@@ -110,24 +111,24 @@ def remarks(job: Job) -> tuple[str, ...]:
     )
 
 
-def render(twin: str, job: Job, line: CommandLine, shell: str, *, torchrun: bool = True) -> str:
-    """Return a twin as a file for sbatch.
+def render(script: str, job: Job, line: CommandLine, shell: str, *, torchrun: bool = True) -> str:
+    """Return a generated script as a file for sbatch.
 
     Args:
-        twin: the script.
-        job: what is asked of Slurm.
-        line: torchrun's words in it.
+        script: the script.
+        job: what is requested from Slurm.
+        line: torchrun's command line in the script.
         shell: the hand-written part, shell/slurm.sh.
-        torchrun: whether torchrun starts the job; plain python meets nobody.
+        torchrun: torchrun starts the job; plain python has no rendezvous.
     """
-    assert twin.startswith(_FIRST_LINE), "a twin begins so"
-    head, mark, tail = twin.removeprefix(_FIRST_LINE).partition(PLACE)
-    assert mark, "a twin has a place for its job"
+    assert script.startswith(_FIRST_LINE), "a script begins with it"
+    head, mark, tail = script.removeprefix(_FIRST_LINE).partition(PLACE)
+    assert mark, "a script has a section for its job"
     head = head.replace("     bash THIS-FILE", "     sbatch THIS-FILE", 1)
     part = shell.replace(_NUMBERS, _numbers(job))
     start = _start(_meeting(job, line) if torchrun else ())
     tail, count = _RUN.subn(lambda _: start, tail, count=1)
-    assert count, "a twin starts its job"
+    assert count, "a script starts its job"
     directives = "".join(f"#SBATCH {one}\n" for one in _directives(job, line))
     return f"{_FIRST_LINE}{directives}#\n{head}{part}\n{mark}{tail}"
 
@@ -144,7 +145,7 @@ def quote(text: str) -> str:
 
 
 def _directives(job: Job, line: CommandLine) -> list[str]:
-    """Ours, sorted, less those that the user's own replace; then the user's, as given."""
+    """Our directives, sorted, except those that the user's replace; then the user's as given."""
     ours = {
         "--gpus-per-node": job.gpus,
         "--job-name": _name(line),
@@ -167,7 +168,7 @@ def _option(directive: str) -> str:
 
 
 def _name(line: CommandLine) -> str:
-    """The job's name, which becomes part of a file's."""
+    """The job's name, which becomes part of a file name."""
     base = (line.script or "").rstrip("/").rpartition("/")[2].removesuffix(".py")
     return base if base and base.isprintable() else "saferun"
 
@@ -190,7 +191,7 @@ def _notice(directive: str) -> str:
 
 
 def _logs(extra: Sequence[str]) -> str:
-    """The nodes' logs lie beside the job's own, where the user names that."""
+    """The pattern of the nodes' logs: beside the job's own log if the user names that."""
     for directive in reversed(extra):
         match = re.match(r"(?:--output[=\s]|-o\s*)([^\s\"'\\]+)\Z", directive)
         if match:
@@ -205,7 +206,7 @@ def _shell_quote(text: str) -> str:
 
 
 def _meeting(job: Job, line: CommandLine) -> tuple[tuple[str, str], ...]:
-    """The options by which torchrun meets the other nodes, those that the user gives left out."""
+    """The options of torchrun's rendezvous, without those that the user gives."""
     given: Collection[str] = line.given
     if "standalone" in given:
         return ()
@@ -219,7 +220,7 @@ def _meeting(job: Job, line: CommandLine) -> tuple[tuple[str, str], ...]:
 
 
 def _start(meeting: Sequence[tuple[str, str]]) -> str:
-    """The first node's part, which ends there; then every node's, up to torchrun's own words."""
+    """The first node's part, which ends there; then every node's, up to torchrun's arguments."""
     lines = ['if [[ ${1-} != --on-node ]]; then start_nodes "$@"; fi # and ends there']
     lines += ["meet" + "".join(f" {name} {text}" for name, text in meeting)] if meeting else []
     lines += ["shift 5", "run torchrun"]

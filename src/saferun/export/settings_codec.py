@@ -1,12 +1,12 @@
-"""Pure: the settings of a bash twin as words, and the words as settings again.
+"""Pure: the settings of a generated script, read from the fields that it passes on.
 
 The script that `gen-shell` makes holds its profile as shell commands, one for each setting. When it
-runs it hands them over as four words each:
+runs it passes on four fields for each:
 
-    where it comes from, under which conditions, the key, the value as text
+    its origin, its conditions, the key, the value as text
 
-The values are profile/values.py's: reading them needs no YAML parser, since the machine that the
-script runs on may have none.
+profile/values.py reads the values. That needs no YAML parser, since the machine that the script
+runs on may have none.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from saferun.profile.merge import Given
 from saferun.profile.schema import WHEN_WORDS, Doc, Leaf, is_range
 from saferun.profile.values import read_value
 
-PROFILE, CHOSEN, MADE_FOR = "profile", "chosen", "made-for"  # keys of what is no setting
+PROFILE, CHOSEN, MADE_FOR = "profile", "chosen", "made-for"  # keys that are no settings
 DETECTED = "detected"
-SET = "--set"  # where a setting comes from that beats what the user exported
+SET = "--set"  # the origin of a setting that wins over what the user exported
 _CONDITION = r"(torch|gpus|distributed)\s*(.+)\Z"
 
 
 class Sheet(NamedTuple):
-    """The settings of one twin, before anything is known of the machine that it runs on."""
+    """The settings of one script, before anything is known of the machine that it runs on."""
 
     profile: str
     chosen: str  # who chose the profile: "--profile", "./saferun.yaml", "detected"
@@ -37,7 +37,7 @@ class Sheet(NamedTuple):
 
     @property
     def named(self) -> bool:
-        """Whether somebody named the profile; a detected one never changes torchrun's arguments."""
+        """Whether a user named the profile; a detected one never changes torchrun's arguments."""
         return self.chosen != DETECTED
 
 
@@ -45,7 +45,7 @@ class Sheet(NamedTuple):
 
 
 def conditions(leaf: Leaf) -> tuple[str, ...]:
-    """Return a setting's conditions as words without blanks: "torch>=2.8,<2.10"."""
+    """Return the conditions of a setting, each without blanks: "torch>=2.8,<2.10"."""
     found = []
     for name, wanted in leaf.when:
         text = "".join(str(wanted).lower().split())
@@ -53,38 +53,38 @@ def conditions(leaf: Leaf) -> tuple[str, ...]:
     return tuple(found)
 
 
-def read(words: Sequence[str], script: str) -> Sheet:
-    """Return the sheet that a twin handed over.
+def read(fields: Sequence[str], script: str) -> Sheet:
+    """Return the settings that a script passed on.
 
     Args:
-        words: four for each setting.
-        script: the twin's name, for messages.
+        fields: four for each setting.
+        script: its name, for messages.
 
     Raises:
-        ProfileError: something in it was edited to what cannot be.
+        ProfileError: a user has edited a setting to one that is not valid.
     """
-    told: dict[str, list[str]] = {PROFILE: [], CHOSEN: [], MADE_FOR: []}
+    facts: dict[str, list[str]] = {PROFILE: [], CHOSEN: [], MADE_FOR: []}
     docs: list[tuple[str, dict[str, Leaf]]] = []
     sets: list[Given] = []
-    for at in range(0, len(words) - 3, 4):
-        origin, when, key, text = words[at : at + 4]
-        if key in told:
-            told[key].append(text)
+    for at in range(0, len(fields) - 3, 4):
+        origin, when, key, text = fields[at : at + 4]
+        if key in facts:
+            facts[key].append(text)
         elif origin == SET:
             sets.append(Given(key, read_value(key, text, script), SET))
         else:
             leaf = read_value(key, text, script)._replace(when=tuple(_when(when.split(), script)))
             _add(docs, origin, key, leaf)
-    profile = (told[PROFILE] or ["none"])[-1]
-    chosen = (told[CHOSEN] or [script])[-1]
-    made_for = tuple(told[MADE_FOR])
+    profile = (facts[PROFILE] or ["none"])[-1]
+    chosen = (facts[CHOSEN] or [script])[-1]
+    made_for = tuple(facts[MADE_FOR])
     return Sheet(profile, chosen, made_for, tuple(_chain(docs, profile, made_for)), tuple(sets))
 
 
 def _add(docs: list[tuple[str, dict[str, Leaf]]], origin: str, key: str, leaf: Leaf) -> None:
-    """Put a setting into its file's; one that comes again is a later file's, as it were.
+    """Add a setting to those of its file; one that comes again starts another document.
 
-    So that each counts where its own condition holds.
+    So each of them applies where its own condition holds.
     """
     if not docs or docs[-1][0] != origin or key in docs[-1][1]:
         docs.append((origin, {}))
@@ -103,17 +103,17 @@ def _stem(path: str) -> str:
     return path.rpartition("/")[2].rpartition(".")[0]
 
 
-def _when(words: Iterable[str], script: str) -> Iterable[tuple[str, str | bool]]:
-    for word in words:
-        match = re.match(_CONDITION, word)
-        name, wanted = match.groups() if match else (word, "")
+def _when(conditions: Iterable[str], script: str) -> Iterable[tuple[str, str | bool]]:
+    for condition in conditions:
+        match = re.match(_CONDITION, condition)
+        name, wanted = match.groups() if match else (condition, "")
         if name == "distributed" and wanted in ("=true", "=false"):
             yield name, wanted == "=true"
         elif name in ("torch", "gpus") and is_range(wanted := _comparison(wanted)):
             yield name, wanted
         else:
             fix = f"known: {', '.join(WHEN_WORDS)}, such as torch>=2.8"
-            raise ProfileError(f"`{word}` is no condition", where=script, fix=fix)
+            raise ProfileError(f"`{condition}` is no condition", where=script, fix=fix)
 
 
 def _comparison(text: str) -> str:

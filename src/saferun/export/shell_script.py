@@ -1,7 +1,7 @@
 """Pure: plans and settings as shell text.
 
-`exports` is what `saferun env` prints, `twin` the whole script of `gen-shell`. Every value passes
-`quote`: values are data, never shell.
+`exports` returns what `saferun env` prints, `render` the whole script of `gen-shell`. Every value
+passes `quote`: values are data, never shell code.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _JOB = 'run torchrun "$@"\n'
 
 
 def exports(plan: LaunchPlan) -> str:
-    """Return sorted `export` lines for `eval`: only code, no option set, nothing run.
+    """Return sorted `export` lines for `eval`, which set no shell option and run nothing.
 
-    What belongs to one attempt under saferun is left out.
+    Variables that belong to one attempt under saferun are left out.
     """
     return "".join(
         f"export {name}={shlex.quote(setting.value)}\n"
@@ -47,11 +47,11 @@ def exports(plan: LaunchPlan) -> str:
     )
 
 
-# --- words ---------------------------------------------------------------------------------------
+# --- quoting -------------------------------------------------------------------------------------
 
 
 def quote(text: str) -> str:
-    """Return one word of bash, on one line, that expands to exactly this text.
+    """Return one bash word, on one line, that expands to exactly this text.
 
     >>> quote("plain"), quote("it's"), quote("two" + chr(10) + "lines")
     ('plain', '\\'it\\'"\\'"\\'s\\'', "$'two\\\\nlines'")
@@ -89,10 +89,10 @@ def _piece(escaped: str, single: str, double: str, bare: str) -> str:
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:
-    told = match[1].decode()
-    if told.startswith("x") and len(told) == 3:
-        return bytes.fromhex(told[1:])
-    return {"n": b"\n", "t": b"\t", "r": b"\r"}.get(told, told.encode())
+    escape = match[1].decode()
+    if escape.startswith("x") and len(escape) == 3:
+        return bytes.fromhex(escape[1:])
+    return {"n": b"\n", "t": b"\t", "r": b"\r"}.get(escape, escape.encode())
 
 
 def comment(text: str) -> str:
@@ -104,7 +104,7 @@ def comment(text: str) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-# --- the twin ------------------------------------------------------------------------------------
+# --- the script ----------------------------------------------------------------------------------
 
 
 class Maker(NamedTuple):
@@ -120,10 +120,10 @@ def render(sheet: Sheet, args: Sequence[str], maker: Maker, kit: str, *, whole: 
 
     Args:
         sheet: the settings.
-        args: torchrun's arguments; empty where the script is to take them when it is run.
-        maker: what makes it.
-        kit: what travels along, in base64.
-        whole: whether `args` name the job's script; else that comes when this script is run.
+        args: torchrun's arguments; empty if the script takes them when it is run.
+        maker: what makes the script.
+        kit: its bundle, in base64.
+        whole: `args` name the job's script; else this is given when the script is run.
     """
     parts = {
         "header": _header(sheet, maker, whole),
@@ -133,39 +133,39 @@ def render(sheet: Sheet, args: Sequence[str], maker: Maker, kit: str, *, whole: 
     }
     head, job, tail = maker.template.partition(_JOB)
     assert job, "the template starts the job"
-    words = "".join(f" {quote(word)}" for word in args)
-    text = f'{head}run torchrun{words} "$@"\n{tail}'
+    quoted = "".join(f" {quote(argument)}" for argument in args)
+    text = f'{head}run torchrun{quoted} "$@"\n{tail}'
     return _PLACE.sub(lambda match: parts[match[1]], text)
 
 
 def made_by(text: str) -> tuple[str, list[str]] | None:
-    """Return the version and the command that a twin's header names; None for another file."""
+    """Return the version and the command in a script's header; None for another file."""
     head = text[: 1 << 16]
     version = re.search(r"^# Made by saferun (\S+) with$", head, re.MULTILINE)
     line = re.search(rf"^{INDENT}(saferun gen-shell.*)$", head, re.MULTILINE)
-    words = unquoted(line[1]) if line else None
-    return (version[1], words) if version and words else None
+    command = unquoted(line[1]) if line else None
+    return (version[1], command) if version and command else None
 
 
 def packed(text: str) -> str:
-    """Return the kit of a twin, in base64."""
+    """Return the bundle of a script, in base64."""
     return "".join(line[len(_PACKED) :] for line in text.splitlines() if line.startswith(_PACKED))
 
 
 def without_kit(text: str) -> str:
-    """Return the part of a twin that people read."""
+    """Return the part of a script that people read."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_PACKED))
 
 
 def _header(sheet: Sheet, maker: Maker, whole: bool) -> str:
-    words = "[SCRIPT'S ARGUMENTS]..." if whole else "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."
+    usage = "[SCRIPT'S ARGUMENTS]..." if whole else "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."
     return (
         comment(
             f"A training job under profile {sheet.profile}, and it survives: the environment fits "
             "the GPU, what can pass is tried again, what a setting cures gets that setting, and "
             "the rest is explained."
         )
-        + f"#\n{INDENT}bash THIS-FILE {words}\n#\n# Made by saferun {maker.version} with\n#\n"
+        + f"#\n{INDENT}bash THIS-FILE {usage}\n#\n# Made by saferun {maker.version} with\n#\n"
         + f"{INDENT}{' '.join(map(quote, maker.command))}\n#\n"
         + comment(
             "which makes the same file again; `saferun gen-shell --check THIS-FILE` tells whether "
@@ -178,14 +178,14 @@ def _header(sheet: Sheet, maker: Maker, whole: bool) -> str:
 
 def _job_comment(sheet: Sheet, whole: bool) -> str:
     how = "What this script is given "
-    how += "follows the script's own arguments." if whole else "are torchrun's words."
+    how += "follows the script's own arguments." if whole else "are torchrun's arguments."
     if launcher(sheet) == "python":
         how += " Under `launcher: python` they start plain python, without torchrun."
     return comment(how)
 
 
 def launcher(sheet: Sheet) -> str:
-    """Return what starts the job, where the settings say so."""
+    """Return the launcher that the settings name; "" if they name none."""
     found = [doc.leaves["launcher"].value for doc in sheet.chain if "launcher" in doc.leaves]
     found += [given.leaf.value for given in sheet.sets if given.key == "launcher"]
     return str(found[-1]) if found else ""
@@ -207,7 +207,7 @@ def _settings(sheet: Sheet) -> Iterator[str]:
 
 
 def _counting(doc: Doc, later: Sequence[Doc], sets: Sequence[Given]) -> Mapping[str, Leaf]:
-    """Return the settings of a file that nothing later replaces in every case."""
+    """Return the settings of a file that no later one replaces unconditionally."""
     over = {key for other in later for key, leaf in other.leaves.items() if not leaf.when}
     over |= {given.key for given in sets}
     return {k: v for k, v in doc.leaves.items() if k not in over or k.partition(".")[2] in LISTS}

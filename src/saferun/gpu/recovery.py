@@ -25,7 +25,7 @@ from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu
 from saferun.named_tuple import NamedTuple
 from saferun.system import command as bounded
-from saferun.system import procfs
+from saferun.system import paths, procfs
 
 CACHES, PERSISTENCE = "caches", "persistence"
 EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
@@ -257,7 +257,7 @@ class _Recovery:
                 "restart the machine if that fails"
             )
             return Finding(PROBLEM, _area(gpu), what, gpu.uuid, fix)
-        program = bounded.on_path("nvidia-smi", self._environ) or "nvidia-smi"
+        program = next(paths.on_path("nvidia-smi", self._environ), "nvidia-smi")
         argv = (program, "--gpu-reset", "-i", gpu.uuid)
         answer = bounded.run(argv, self._environ, RESET_S)
         self._report = None
@@ -292,7 +292,7 @@ class _Recovery:
 
 def look(environ: Mapping[str, str], timeout_s: float) -> tuple[nvidia_smi.Report, str]:
     """Ask nvidia-smi for everything, bounded; return the report and what went wrong."""
-    program = bounded.on_path("nvidia-smi", environ)
+    program = next(paths.on_path("nvidia-smi", environ), None)
     if program is None:
         return nvidia_smi.Report(), "nvidia-smi is not on PATH"
     answer = bounded.run((program, "-q"), environ, timeout_s)

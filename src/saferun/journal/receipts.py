@@ -1,10 +1,10 @@
-"""The receipts that the ranks of an attempt left: whether our hooks ran in them, and which failed.
+"""The receipts of an attempt's ranks: whether our hooks ran in them, and which failed.
 
 `-I`, `-E` and `-S` skip `sitecustomize` silently, and so does any program that is no Python. Each
-process that was started as a rank leaves a line at its start (inject/bootstrap.py), so that a job
-that ran unguarded can be told so. `read` looks at the disk; the rest judges what it returned.
+process that was started as a rank writes a line at its start (inject/bootstrap.py), so that the
+user of a job that ran unguarded gets a message. `read` reads the files; the rest is pure.
 
-Imported when an attempt ends, never on the way to one.
+Imported at an attempt's end, never before one starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_LINES = 20_000
 MAX_REPORTED = 3
 _MAX_LOCAL = 4096  # ranks of one machine; beyond that the line cannot be true
 _MAX_RUNS = 8  # of consecutive ranks that are named
-_MAX_WORDS = 200  # characters of one error that are repeated
+_MAX_ERROR = 200  # characters of one error that are repeated
 _NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(?:\d{1,9}|none)-pid(\d{1,9})\.jsonl", re.ASCII)
 _HEAD = frozenset({"v", "at", "pid", "rank", "hook", "outcome"})
 
@@ -49,13 +49,13 @@ class Receipt(NamedTuple):
 
 
 def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
-    """Return what the processes of an attempt left, by restart, rank, pid and then as written.
+    """Return the receipts of an attempt, sorted by restart, rank and pid, then as written.
 
-    Tolerant: what cannot be read, is not ours (links, other users' files) or is no receipt is left
-    out. Bounded by MAX_LINES, MAX_BYTES and the first MAX_FILE_BYTES of each file.
+    Files that cannot be read or are not ours (links, other users' files) and lines that are no
+    receipts are left out. At most MAX_LINES, MAX_BYTES and MAX_FILE_BYTES of each file are read.
 
     Args:
-        directory: where they were told to leave them; None where nothing could be written.
+        directory: of the receipts; None where nothing could be written.
         attempt: the number of the attempt, from 1 on.
     """
     found: list[Receipt] = []
@@ -72,7 +72,7 @@ def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
 
 
 def unwritten(directory: str | None, attempt: int) -> bool:
-    """Return whether a process began a receipt that the disk had no room for: hooks ran there."""
+    """Return whether a receipt is empty since the disk was full: the hooks ran in its process."""
     names = [name for _, name in _files(directory, attempt)] if directory else []
     return any(not _content(os.path.join(directory or "", name), 1) for name in names)
 
@@ -160,9 +160,9 @@ def rank_pids(receipts: Iterable[Receipt]) -> tuple[int, ...]:
 
 
 def finished(receipts: Iterable[Receipt]) -> bool:
-    """Return whether the scripts of all local ranks came to their end, in the last restart.
+    """Return whether the scripts of all local ranks ended, in the last restart.
 
-    Without an exception that is, but perhaps by `sys.exit`, with whatever status.
+    They ended without an exception, but perhaps by `sys.exit` with any status.
     """
     receipts = tuple(receipts)
     latest = max((receipt.restart for receipt in receipts), default=0)
@@ -175,15 +175,15 @@ def finished(receipts: Iterable[Receipt]) -> bool:
 def judge(
     receipts: Iterable[Receipt], *, expects_hooks: bool, ranks_ran: bool, no_python: bool
 ) -> tuple[str, ...]:
-    """Return what a person must know about the hooks of an attempt: at most three lines.
+    """Return messages for the user about the hooks of an attempt: at most three lines.
 
     Args:
         receipts: what `read` returned.
-        expects_hooks: the attempt was told to run hooks.
-        ranks_ran: torchrun is known to have started its ranks, and long enough ago (a second) for a
-            word: torchrun ends those that have not begun yet when the first one fails at once.
+        expects_hooks: hooks were requested for the attempt.
+        ranks_ran: torchrun is known to have started its ranks, and long enough ago (a second) for
+            receipts: when one fails at once, torchrun ends those that have not begun yet.
         no_python: the ranks need not be Pythons (--no-python, or another program in PYTHON_EXEC):
-            not a word about missing receipts unless some rank left one.
+            missing receipts are not reported unless some rank left one.
     """
     if not expects_hooks:
         return ()
@@ -214,7 +214,7 @@ def _missing(receipts: tuple[Receipt, ...], no_python: bool) -> tuple[str, ...]:
 
 
 def _expected(receipts: tuple[Receipt, ...]) -> set[int]:
-    """Return the ranks of the machines heard from: torchrun numbers one machine's in a row."""
+    """Return all ranks of the machines with receipts: one machine's ranks are consecutive."""
     ranks: set[int] = set()
     for receipt in receipts:
         if receipt.hook != contract.BOOTSTRAP or receipt.rank is None:
@@ -240,8 +240,8 @@ def _failed(receipts: tuple[Receipt, ...]) -> tuple[str, ...]:
 
 
 def _one_line(text: str) -> str:
-    """Return text of a job as one short line that no terminal obeys."""
-    line = " ".join(text.split())[:_MAX_WORDS]
+    """Return text of a job as one short line without control characters."""
+    line = " ".join(text.split())[:_MAX_ERROR]
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
@@ -253,8 +253,8 @@ def _ranks(ranks: set[int]) -> str:
             runs[-1][1:] = [rank]
         else:
             runs.append([rank])
-    words = ["-".join(map(str, run)) for run in runs[:_MAX_RUNS]]
-    words += ["…"] if len(runs) > _MAX_RUNS else []
-    if not words:
+    parts = ["-".join(map(str, run)) for run in runs[:_MAX_RUNS]]
+    parts += ["…"] if len(runs) > _MAX_RUNS else []
+    if not parts:
         return "a process without a rank"
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(words)
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)

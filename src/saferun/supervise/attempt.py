@@ -50,6 +50,8 @@ class AttemptSpec(NamedTuple):
     tail_bytes: int = TAIL_BYTES  # how much of the end of each stream to keep
     receipts: str | None = None
     limits: ProcessLimits = ProcessLimits()  # what a mitigation changes for the process
+    # Signals that the caller has blocked for itself: the job does not find them blocked.
+    unblocked: frozenset[int] = frozenset()
     gpu_prefix: str = "/dev/nvidia"  # who has a path like this open is ended after success, too
 
     @property
@@ -153,7 +155,7 @@ def _standby(spec: AttemptSpec, standby: Standby | None) -> Standby:
 def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.Start:
     """Return the command that starts the attempt."""
     changed = [int(signal.Signals[name]) for name in spec.limits.ignore]
-    blocked = [int(number) for number in signals.blocked_before]
+    blocked = [int(number) for number in signals.blocked_before - spec.unblocked]
     # The process of a warm agent has been started already: it takes no limits any more.
     as_usual = spec.own_group and not (changed or blocked or spec.limits.nofile)
     warm = standby.warm

@@ -1,4 +1,4 @@
-"""What is learned of an attempt: from the machine while it runs, from what it leaves afterwards."""
+"""What is observed of an attempt: on the machine while it runs, and in what it leaves behind."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from saferun.supervise.attempt import Ended
     from saferun.supervise.evidence import OutOfMemoryKills, Ranks
 
-SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
-MARGIN_S = 10.0  # beyond it, for torchrun's own end
+SHUTDOWN_S = 30  # that torchrun itself gives its workers (--shutdown-timeout)
+MARGIN_S = 10.0  # in addition, for torchrun to end
 
 
 class AttemptWatch:
-    """One attempt, seen from outside.
+    """One attempt, observed from outside.
 
     Args:
         gathered: the run; its identity names the attempt.
@@ -35,20 +35,20 @@ class AttemptWatch:
         self._ranks: Ranks | None = None
 
     def started(self, launcher: int) -> None:
-        """The launcher runs; note what the kernel has killed for memory so far."""
+        """Note that the launcher runs, and how often the kernel has killed for memory so far."""
         from saferun.supervise.evidence import OutOfMemoryKills
 
         self._launcher = launcher
         self._kills = OutOfMemoryKills()  # the job is starting meanwhile
 
     def look(self) -> None:
-        """Look at the ranks, once they are up."""
+        """Look at the ranks; call it when they are up."""
         from saferun.supervise import evidence
 
         self._ranks = evidence.ranks(self._launcher)
 
     def as_try(self, ended: Ended, ended_s: float) -> Try:
-        """Return the attempt as the decision needs it, before any diagnosis.
+        """Return the attempt as the decision needs it, without a diagnosis.
 
         Args:
             ended: how it ended.
@@ -60,13 +60,13 @@ class AttemptWatch:
             lived_s=ended.lived_s,
             ended_s=ended_s,
             mitigations=self._plan.mitigations,
-            asked=was_asked(ended),
+            asked=end_requested(ended),
             first_step=_first_step(ended),
             unkillable=bool(ended.unkillable),
         )
 
     def diagnosed(self, last: Try, ended: Ended) -> tuple[Try, Diagnosis]:
-        """Learn what an attempt failed of; for a success none of this is loaded."""
+        """Return the attempt with its diagnosis; a success imports nothing of this."""
         from saferun.diagnosis import classify, signatures
         from saferun.supervise import evidence
 
@@ -85,16 +85,16 @@ class AttemptWatch:
         return last, diagnosis
 
     def receipts(self, *, kept: bool) -> tuple[tuple[Receipt, ...], bool]:
-        """Return what the ranks left, and whether their silence would tell something.
+        """Return the ranks' receipts, and whether a missing one means that hooks did not run.
 
         Args:
-            kept: whether receipts could be written at all.
+            kept: receipts could be written at all.
         """
         from saferun.journal import receipts
 
         identity = self._gathered.identity
         found = receipts.read(identity.receipts, identity.attempt)
-        # Where the disk is full a rank's silence says nothing of its hooks.
+        # On a full disk a missing receipt does not mean that hooks did not run.
         kept = kept and not receipts.unwritten(identity.receipts, identity.attempt)
         return found, kept and bool(self._ranks and self._ranks.seen)
 
@@ -103,7 +103,7 @@ class AttemptWatch:
 
         Args:
             found: the receipts.
-            ranks_ran: ranks were seen.
+            ranks_ran: ranks were seen while it ran.
         """
         from saferun.journal import receipts
 
@@ -119,8 +119,8 @@ class AttemptWatch:
         )
 
 
-def was_asked(ended: Ended) -> bool:
-    """Return whether a signal made it end; ranks may live on with a user's signal."""
+def end_requested(ended: Ended) -> bool:
+    """Return whether a signal ended it; after SIGUSR1 or SIGUSR2 ranks may run on."""
     soon = SHUTDOWN_S + MARGIN_S
     return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
 

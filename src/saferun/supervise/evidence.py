@@ -1,6 +1,6 @@
-"""What an attempt left behind, gathered as Evidence: its output's end, error files, the machine.
+"""Gathering Evidence about an attempt: the end of its output, error files, the machine.
 
-Nothing is concluded here (diagnosis/classify.py does that), and nothing raises for what is missing.
+diagnosis/classify.py draws the conclusions. Nothing here raises for what is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from saferun.diagnosis.evidence import Evidence, RankFailure, rank_failure
 from saferun.journal import receipts as journal_receipts
 from saferun.named_tuple import NamedTuple
 from saferun.supervise.attempt import Ended
-from saferun.system import paths
+from saferun.system import cgroup, paths
 
 _ERROR_FILE = r"a(\d+)-r(\d+)-rank(\d+|none)-pid\d+\.error\.json"  # inject/hooks/excepthook.py
 _ERROR_FILES = 256  # that are read at most; enough for the earliest exceptions of a large job
@@ -31,8 +31,8 @@ def evidence(
         ended: how it ended, with the last bytes of its stdout and stderr.
         receipts: the directory of its ranks' receipts and error files; None where there is none.
         attempt: its number.
-        oom_kills: processes that the kernel killed meanwhile (`OutOfMemoryKills`); None where it
-            is not known.
+        oom_kills: processes that the kernel killed meanwhile (`OutOfMemoryKills`); None if
+            unknown.
     """
     return Evidence(
         log=log_reader.read((ended.stdout_tail, b"\n", ended.stderr_tail)),
@@ -89,7 +89,7 @@ class Ranks(NamedTuple):
 
 
 def ranks(launcher: int) -> Ranks:
-    """Look at the children of a launcher's process; those that cannot be read are left out."""
+    """Look for ranks among a launcher's children; those that cannot be read are left out."""
     try:
         with open(f"/proc/{launcher}/task/{launcher}/children", "rb") as file:
             children = [int(pid) for pid in file.read().split()]
@@ -149,9 +149,8 @@ def _shm_is_ample() -> bool | None:
 class OutOfMemoryKills:
     """Counts the processes that the kernel killed for lack of memory since this was made.
 
-    A rank that died of SIGKILL was killed by the kernel or by somebody. Only the kernel's counter
-    tells: `oom_kill` of our control group, which counts its own processes whoever killed them
-    (cgroup-v2's memory.events, v1's memory.oom_control), or else of the machine (/proc/vmstat).
+    A rank that died of SIGKILL was killed by the kernel or by a user. Only the kernel's counter
+    tells which: that of our control group, else the machine's (`cgroup.oom_kill_files`).
     """
 
     def __init__(self) -> None:
@@ -159,38 +158,14 @@ class OutOfMemoryKills:
 
     def since(self) -> int | None:
         """Return how many there were; None where the kernel has no such counter."""
-        now = _count(self._path)
+        now = cgroup.oom_kills(self._path)
         return None if now is None or self._before is None else max(0, now - self._before)
 
 
 def _kill_counter() -> tuple[str, int | None]:
     """Return the file of the first counter that can be read, and its value."""
-    for path in (*_group_counters(), "/proc/vmstat"):
-        count = _count(path)
+    for path in cgroup.oom_kill_files():
+        count = cgroup.oom_kills(path)
         if count is not None:
             return path, count
     return "", None
-
-
-def _group_counters() -> list[str]:
-    try:
-        with open("/proc/self/cgroup", encoding="utf-8") as file:
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return []
-    paths = []
-    for number, controllers, path in groups:
-        if number == "0":
-            paths.append(f"/sys/fs/cgroup{path}/memory.events")
-        elif "memory" in controllers.split(","):
-            paths.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-    return paths
-
-
-def _count(path: str) -> int | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            rows = (line.split() for line in file)
-            return next((int(row[1]) for row in rows if row[:1] == ["oom_kill"]), None)
-    except (OSError, ValueError, IndexError):
-        return None

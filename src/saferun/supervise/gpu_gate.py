@@ -1,7 +1,7 @@
 """What a run does for its GPUs: try them before it starts, recover them after a failure.
 
-Loaded with every supervised launch, so nothing heavy stands here: the trial is
-gpu/preflight_gate.py, what can be recovered gpu/recovery.py.
+Every supervised launch imports this, so it imports nothing heavy: the trial is in
+gpu/preflight_gate.py, the recovery in gpu/recovery.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from saferun.system.descriptors import plug_closed_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from saferun.gpu.lock import Held
     from saferun.gpu.preflight_gate import Clearance
     from saferun.model import Finding
@@ -29,12 +27,12 @@ def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
     """Lock the GPUs as the profile says.
 
     Raises:
-        BusyError: another run has one, and the policy is to leave then.
+        BusyError: another run has one, and the policy is not to wait.
     """
     from saferun.gpu import lock, lock_owner
 
     plug_closed_descriptors()  # or a lock file would become the job's output
-    assert gathered.profile is not None, "without one nothing of ours runs"
+    assert gathered.profile is not None, "a supervised run has a profile"
     script = gathered.request.line.script or "no script"
     request = lock.LockRequest(
         [gpu.uuid for gpu in gathered.facts.gpu.gpus if gpu.uuid],
@@ -47,7 +45,17 @@ def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
 def begin_preflight(
     gathered: Gathered, plan: LaunchPlan, held: Held, say: Callable[[str], None]
 ) -> Clearance | None:
-    """Begin to try the GPUs, where the profile wants that; whoever calls this closes it."""
+    """Start the trial of the GPUs, where the profile has one.
+
+    Args:
+        gathered: of the run.
+        plan: of its first attempt; its settings say whether there is a trial.
+        held: the locks on the GPUs.
+        say: takes lines for people.
+
+    Returns:
+        The trial, which the caller closes; None where the profile has none.
+    """
     if plan.settings.preflight.mode == "off":
         return None
     from saferun.gpu import preflight_gate
@@ -55,12 +63,8 @@ def begin_preflight(
     return preflight_gate.begin(gathered, plan, held, say)
 
 
-class _AskedError(Exception):
-    """A signal asked the run to end."""
-
-
 class GpuCare:
-    """The care for one run's GPUs; the trial of its first attempt begins at once.
+    """The care for the GPUs of one run. The trial before its first attempt starts at once.
 
     Args:
         gathered: of the run.
@@ -80,7 +84,7 @@ class GpuCare:
 
     @property
     def waits(self) -> bool:
-        """Whether a trial runs, so that there is time to make something ready."""
+        """Whether a trial runs, so that there is time to prepare something."""
         return self._check is not None
 
     def cleared(self, kind: str, report: Report) -> bool:
@@ -102,19 +106,13 @@ class GpuCare:
         report(granted, self._check.findings)
         return granted
 
-    def recover(
-        self, plan: LaunchPlan, kind: str, *, again: bool, pause: Callable[[float], int]
-    ) -> int:
-        """Do for the GPUs what a failure of this kind asks for: usually nothing.
+    def recover(self, plan: LaunchPlan, kind: str, *, again: bool) -> None:
+        """Do for the GPUs what a failure of this kind calls for: usually nothing.
 
         Args:
             plan: of the attempt that failed.
             kind: of its failure.
             again: another attempt follows; else only what the next run would need is done.
-            pause: waits some seconds; returns the number of a signal that came meanwhile, or 0.
-
-        Returns:
-            The number of a signal that asks the run to end, else 0.
         """
         from saferun.gpu.cuda_errors import AFTER, RESET
 
@@ -123,22 +121,14 @@ class GpuCare:
         if not again:
             asks = asks & {RESET}
         if not asks or not plan.gpus.gpus:
-            return 0
+            return
         from saferun.gpu import preflight_gate
 
-        def sleep(seconds: float) -> None:
-            if number := pause(seconds):
-                raise _AskedError(number)
-
-        wanted: dict[str, Any] = dict.fromkeys(asks, ())
-        try:
-            done = preflight_gate.recovered(wanted, self._gathered, plan, self._held, sleep)
-        except _AskedError as asked:
-            return int(asked.args[0])
+        wanted: dict[str, tuple[str, ...]] = dict.fromkeys(asks, ())
+        done = preflight_gate.recovered(wanted, self._gathered, plan, self._held)
         self.recovered = done.findings
         for finding in done.findings:
             self._say(preflight_gate.in_a_line(finding))
-        return 0
 
     def close(self) -> None:
         """End a trial that is still running."""

@@ -1,9 +1,8 @@
-"""What the next attempt needs is made ready while this one runs: its keeper and a warm agent.
+"""The keeper and the warm agent of the next attempt, started while the current one runs.
 
-A keeper that waits takes 20 ms off an attempt's start; one that has been told to prepare has an
-agent with torch imported when its attempt begins, and without it most of the time between two
-attempts would be that import. A failure here harms nothing: the next attempt then starts as the
-first one did.
+A keeper that waits saves 20 ms of an attempt's start. A warm agent has imported torch when its
+attempt begins; otherwise that import would take most of the time between two attempts. A failure
+here harms nothing: the next attempt then starts as the first one did.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from saferun.supervise.warm_start import WarmStart
 
 FREE_BYTES = 4 << 30  # a warm agent takes up to 0.6 GB, and the job's own growth comes first
-END_S = 5.0  # for a keeper that is not needed to end
+END_S = 5.0  # that a keeper that is not needed has to end
 
-# Imported, the keeper comes from its cached byte code, which halves the time of its start. The
-# directory of saferun comes last, so that nothing beside it shadows the standard library.
+# An imported keeper uses its cached byte code, which halves the time of its start. The directory of
+# saferun comes last in sys.path, so that no file there shadows the standard library.
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from saferun.keeper import keeper; "
     "keeper.under_saferun(*map(int, sys.argv[2:]))"
@@ -43,18 +42,18 @@ class Standby(NamedTuple):
     pid: int
     commands: int  # descriptor to write commands to; when it closes the keeper ends
     reports: int  # descriptor to read reports from
-    hold: tuple[int, ...] = ()  # what it holds for as long as the attempt's processes live
-    warm: WarmStart | None = None  # what it has been told to make ready
+    hold: tuple[int, ...] = ()  # descriptors that it keeps open while the attempt lives
+    warm: WarmStart | None = None  # the agent that it prepares
 
 
 def start_keeper(hold: Sequence[int] = ()) -> Standby:
-    """Start a keeper for one `run_attempt`, which takes 20 ms to be ready: do it early.
+    """Start a keeper for one `run_attempt`. It needs 20 ms to be ready: start it early.
 
     A keeper that is not used ends when its `commands` is closed, or with this process.
 
     Args:
-        hold: descriptors that the keeper, and nobody of the job, keeps open until no process of
-            the attempt lives, whatever becomes of us: locks on what the job uses.
+        hold: descriptors (locks on what the job uses) that the keeper, but no process of the job,
+            keeps open until no process of the attempt lives, even if this process dies.
 
     Raises:
         OSError: no process can be started.
@@ -118,8 +117,8 @@ def ignored_signals() -> list[int]:
     return [n for n in numbers if signal.getsignal(n) is signal.SIG_IGN]
 
 
-class Ready:
-    """The keeper of the next attempt, where there is one.
+class KeeperPool:
+    """The keeper that waits for the next attempt, if any, and its warm agent.
 
     Args:
         launcher: the torchrun that warm agents would be; None where there are to be none.
@@ -131,7 +130,7 @@ class Ready:
         self._hold = tuple(hold)
         self._standby: Standby | None = None
 
-    def keeper(self) -> None:
+    def start_keeper(self) -> None:
         """Start a keeper, unless one waits.
 
         Raises:
@@ -140,7 +139,7 @@ class Ready:
         if self._standby is None:
             self._standby = start_keeper(hold=self._hold)
 
-    def spare(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def prepare_warm_agent(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start a warm agent for a command that is likely to come, where there is memory for it.
 
         Args:
@@ -148,7 +147,7 @@ class Ready:
             env: the whole environment.
         """
         try:
-            self.keeper()
+            self.start_keeper()
             warm = warm_start.offer(self._launcher, argv, env) if self._launcher else None
             if warm and self._standby and memory_suffices():
                 self._standby = prepare(self._standby, warm)
@@ -161,7 +160,7 @@ class Ready:
         Raises:
             OSError: no process can be started.
         """
-        self.keeper()
+        self.start_keeper()
         standby, self._standby = self._standby, None
         assert standby is not None
         return standby
@@ -170,7 +169,7 @@ class Ready:
         """Return the processes that wait here, which are no part of the attempt that runs."""
         return [self._standby.pid] if self._standby else []
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """End the keeper that waits, and wait until it is gone."""
         standby, self._standby = self._standby, None
         if standby is None:
@@ -188,7 +187,9 @@ class Ready:
 
 def memory_suffices() -> bool:
     """Return whether the machine and our control group have memory for a warm agent."""
-    limits = [_available(), *(_left(*names) for names in _group_files())]
+    from saferun.system import cgroup
+
+    limits = (_available(), cgroup.memory_left())
     return all(left is None or left >= FREE_BYTES for left in limits)
 
 
@@ -198,21 +199,4 @@ def _available() -> int | None:
             rows = (line.split() for line in file)
             return next((int(row[1]) * 1024 for row in rows if row[0] == b"MemAvailable:"), None)
     except (OSError, ValueError):
-        return None
-
-
-def _group_files() -> list[tuple[str, str]]:
-    """Return limit and usage of the control group, version 2 and 1, as a container sees them."""
-    two, one = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"
-    return [
-        (f"{two}/memory.max", f"{two}/memory.current"),
-        (f"{one}/memory.limit_in_bytes", f"{one}/memory.usage_in_bytes"),
-    ]
-
-
-def _left(limit: str, usage: str) -> int | None:
-    try:
-        with open(limit, encoding="ascii") as first, open(usage, encoding="ascii") as second:
-            return int(first.read()) - int(second.read())
-    except (OSError, ValueError):  # no such group, or "max"
         return None

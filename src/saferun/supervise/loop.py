@@ -1,14 +1,13 @@
-"""The loop: attempts under a lock. Start, wait, diagnose, decide, start again or explain.
+"""The loop of attempts under the locks: start, wait, diagnose, decide, start again or explain.
 
-Everything it decides by is pure (plan/build.py, diagnosis/classify.py, diagnosis/retry_policy.py);
-everything it touches has a file of its own (gpu/lock.py, journal/writer.py, attempt.py). An
-attempt is over when no process of it lives.
+The code that decides is pure (plan/build.py, diagnosis/classify.py, diagnosis/retry_policy.py); the
+code that acts is in gpu/lock.py, journal/writer.py and attempt.py. An attempt is over when none of
+its processes lives.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -21,9 +20,10 @@ from saferun.plan.inputs import Gathered
 from saferun.plan.view import announcement
 from saferun.supervise import record
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
-from saferun.supervise.attempt_watch import MARGIN_S, SHUTDOWN_S, AttemptWatch, was_asked
+from saferun.supervise.attempt_watch import MARGIN_S, SHUTDOWN_S, AttemptWatch, end_requested
+from saferun.supervise.end_requests import EndRequestedError, EndRequests
 from saferun.supervise.gpu_gate import GpuCare, take_locks
-from saferun.supervise.keeper_pool import Ready
+from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.mitigations import RunMitigations
 from saferun.supervise.record import Record
 from saferun.supervise.replace import replace_process
@@ -34,31 +34,26 @@ if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.gpu.lock import Held
 
-# What ends a run that waits between attempts.
-ASKING = (
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
-    *(signal.SIGUSR1, signal.SIGUSR2),
-)
-READY_S = 5.0  # into an attempt: ranks are up, and what the next attempt needs is made ready
+PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
 
 Say = Callable[[str], None]
-# Called before each attempt with its number and the seconds to wait; returns the number of a signal
-# that asked the run to end meanwhile, else 0.
-Before = Callable[[int, float], int]
+# Called before each attempt with its number and the seconds to wait. A signal that asks the run to
+# end raises EndRequestedError in it.
+Before = Callable[[int, float], object]
 
 
 class Pace(NamedTuple):
-    """Who begins attempts and cares for the GPUs; a generated script has a say in both."""
+    """What starts attempts and cares for the GPUs; a generated script replaces both."""
 
     before: Before
     care: Callable[[Gathered, LaunchPlan, Held, Say], GpuCare] = GpuCare
 
 
 class Means(NamedTuple):
-    """What a run has to work with."""
+    """What a run works with."""
 
     held: Held  # its locks
-    ready: Ready  # the keeper of the next attempt
+    keepers: KeeperPool  # for the next attempt
     care: GpuCare
     record: Record
     before: Before
@@ -71,16 +66,19 @@ def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
     Args:
         gathered: what the plan of every attempt is computed from.
         say: takes lines for people.
-        pace: of attempts, where it is not ours alone.
+        pace: what starts attempts and cares for the GPUs; None for the loop itself.
+
+    Returns:
+        The exit status of the run.
 
     Raises:
-        BusyError: the GPUs are another run's.
+        BusyError: another run has the GPUs.
         UnavailableError: the launcher cannot be started.
     """
     if gathered.launcher is not None:
-        _hear_interrupts()
+        _restore_interrupts()
     pace = pace or Pace(_pause)
-    plug_closed_descriptors()  # or the journal's would become the job's output
+    plug_closed_descriptors()  # or the journal's descriptor would become the job's output
     gathered, journal = record.begin(gathered, say)
     try:
         held = take_locks(gathered, say)
@@ -90,22 +88,23 @@ def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
     with held:
         plan = gathered.plan()
         care = pace.care(gathered, plan, held, say)
-        shell = gathered.request.options.no_python  # a spare could not become its launcher
-        ready = Ready(None if shell else gathered.launcher, held.descriptors())
+        # With --no-python a warm agent could not become the launcher.
+        no_python = gathered.request.options.no_python
+        keepers = KeeperPool(None if no_python else gathered.launcher, held.descriptors())
         try:
-            ready.keeper()
+            keepers.start_keeper()
         except OSError as error:
             journal.discard()
             return _unsupervised(gathered, plan, held, care, error)
         say(announcement(plan))
-        means = Means(held, ready, care, Record(journal), pace.before, say)
+        means = Means(held, keepers, care, Record(journal), pace.before, say)
         return _Run(gathered, plan, means).go()
 
 
 def _unsupervised(
     gathered: Gathered, plan: LaunchPlan, held: Held, care: GpuCare, error: OSError
 ) -> int:
-    """Become the job, where no process can be started beside it."""
+    """Become the job, since no process can be started beside it."""
     from saferun.system.stderr import say
 
     say(f"the job is not supervised, no process could be started for it: {error.strerror}")
@@ -115,11 +114,11 @@ def _unsupervised(
     return replace_process(plan, {**gathered.environ, **held.environ()})
 
 
-def _hear_interrupts() -> None:
-    """Hear Ctrl-C and Ctrl-\\ where a shell has started us with them ignored, as it does for `&`.
+def _restore_interrupts() -> None:
+    """Handle Ctrl-C and Ctrl-\\ where a shell has started us with them ignored, as it does for `&`.
 
-    torchrun takes them there, too (elastic/multiprocessing/api.py): a job that did not would live
-    on after the Ctrl-C that ends its script.
+    torchrun handles them there, too (elastic/multiprocessing/api.py). A job that ignored them would
+    live on after the Ctrl-C that ends its script.
     """
     for number, action in (
         (signal.SIGINT, signal.default_int_handler),
@@ -135,7 +134,7 @@ class _Run:
     Args:
         gathered: what the plan of every attempt is computed from.
         first: the plan of attempt 1 without mitigations.
-        means: what it has to work with.
+        means: what it works with.
     """
 
     def __init__(self, gathered: Gathered, first: LaunchPlan, means: Means) -> None:
@@ -147,35 +146,47 @@ class _Run:
         self._diagnoses: list[Diagnosis] = []
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
         self._watch = AttemptWatch(gathered, first)
+        self._requests = EndRequests()
 
     def go(self) -> int:
-        """Run attempt after attempt; return the exit status of the last one."""
-        try:
-            self._recall()
-            delay_s = 0.0
-            while True:
-                if stopped_by := self._means.before(len(self._history) + 1, delay_s):
-                    return self._over(128 + stopped_by, "asked to end")
-                if not self._cleared():
-                    return self._over(EXIT_UNAVAILABLE, "the GPUs failed their trial")
-                plan = self._begin_attempt()
-                ended = self._attempt(plan)
-                decision = self._decided(plan, ended)
-                if stopped_by := self._recover(plan, decision):
-                    return self._over(128 + stopped_by, "asked to end")
-                if decision.action != retry_policy.AGAIN:
-                    return self._over(ended.exit_code, decision.reason)
-                if decision.add:
-                    self._mitigations.add(decision.add, self._history[-1].kind)
-                delay_s = decision.delay_s
-        except Exception as error:
-            self._record.end(None, f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            self._means.care.close()
-            self._means.ready.drop()
-            self._mitigations.close()
-            self._record.close()
+        """Run attempt after attempt; return the exit status of the run."""
+        with self._requests:
+            try:
+                return self._attempts()
+            except EndRequestedError as request:
+                return self._over(128 + request.number, "asked to end")
+            except Exception as error:
+                self._record.end(None, f"{type(error).__name__}: {error}")
+                raise
+            finally:
+                self._means.care.close()
+                self._means.keepers.close()
+                self._mitigations.close()
+                self._record.close()
+
+    def _attempts(self) -> int:
+        """Run attempts; return the exit status of the last one.
+
+        Raises:
+            EndRequestedError: a signal came between two attempts, or before the first one.
+        """
+        self._recall()
+        delay_s = 0.0
+        while True:
+            with self._requests.raised():
+                self._means.before(len(self._history) + 1, delay_s)
+                cleared = self._cleared()
+            if not cleared:
+                return self._over(EXIT_UNAVAILABLE, "the GPUs failed their trial")
+            plan = self._begin_attempt()
+            ended = self._attempt(plan)
+            decision = self._decided(plan, ended)
+            self._recover(plan, decision)
+            if decision.action != retry_policy.AGAIN:
+                return self._over(ended.exit_code, decision.reason)
+            if decision.add:
+                self._mitigations.add(decision.add, self._history[-1].kind)
+            delay_s = decision.delay_s
 
     def _over(self, status: int, reason: str) -> int:
         self._record.end(status, reason)
@@ -184,7 +195,7 @@ class _Run:
         return status
 
     def _recall(self) -> None:
-        """Begin with what helped this script here before, and say so; without it if that fails."""
+        """Put what helped this script here before in force and report it; a failure is reported."""
         try:
             if line := self._mitigations.recall(self._gathered):
                 self._means.say(line)
@@ -193,10 +204,10 @@ class _Run:
             self._means.say(f"what helped before could not be read ({what})")
 
     def _cleared(self) -> bool:
-        """Have the GPUs tried; meanwhile a torchrun imports torch, which becomes attempt 1."""
+        """Have the GPUs tried; meanwhile the torchrun of attempt 1 imports torch."""
         if not self._history and self._means.care.waits:
             plan = self._mitigations.plan(self._gathered)
-            self._means.ready.spare(plan.command, self._environment(plan))
+            self._means.keepers.prepare_warm_agent(plan.command, self._environment(plan))
         kind = self._history[-1].kind if self._history else ""
         return self._means.care.cleared(kind, self._record.preflight)
 
@@ -209,7 +220,7 @@ class _Run:
         return plan
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
-        """Run one attempt to its very end."""
+        """Run one attempt until none of its processes lives."""
         spec = AttemptSpec(
             plan.command,
             self._environment(plan),
@@ -218,14 +229,15 @@ class _Run:
             grace_s=grace_s(plan),
             receipts=self._gathered.identity.receipts,
             limits=plan.limits,
+            unblocked=self._requests.blocked,
         )
         observer = Observer(
             started=self._started,
-            later=lambda: self._record.harmlessly(self._make_ready),
-            later_s=READY_S,
-            spared=self._means.ready.pids,
+            later=lambda: self._record.harmlessly(self._prepare_next),
+            later_s=PREPARE_S,
+            spared=self._means.keepers.pids,
         )
-        return run_attempt(spec, observer, self._means.ready.take())
+        return run_attempt(spec, observer, self._means.keepers.take())
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
         return {**plan.environment(self._gathered.environ), **self._means.held.environ()}
@@ -240,19 +252,19 @@ class _Run:
         self._record.harmlessly(lambda: self._watch.started(launcher))
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
-    def _make_ready(self) -> None:
-        """Load what a failure will need, and have the next attempt's torchrun import torch."""
+    def _prepare_next(self) -> None:
+        """Import what a failure needs, and have the next attempt's torchrun import torch."""
         from saferun.diagnosis import classify, signatures  # noqa: F401
         from saferun.journal import receipts  # noqa: F401
         from saferun.supervise import report  # noqa: F401
 
-        signatures.load(self._gathered.environ)  # its cache is warm, should they be needed
+        signatures.load(self._gathered.environ)  # fills its cache, in case of a failure
         self._watch.look()
         plan = self._mitigations.plan(self._following())
-        self._means.ready.spare(plan.command, self._environment(plan))
+        self._means.keepers.prepare_warm_agent(plan.command, self._environment(plan))
 
     def _decided(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
-        """Decide; a fault of ours there is said in one line, and the job's own end stands."""
+        """Decide; a fault of ours there is reported in one line, and the job's status stands."""
         try:
             return self._decide(plan, ended)
         except Exception as error:
@@ -266,9 +278,9 @@ class _Run:
             return retry_policy.Decision(retry_policy.STOP, "a fault of saferun's own")
 
     def _decide(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
-        """Learn what happened, decide, and say it."""
+        """Gather what happened, decide, record and report it."""
         found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
-        self._mitigations.notice(found, ranks_seen=ranks_ran)
+        self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         diagnosis = None
         last = self._watch.as_try(ended, time.monotonic() - self._began)
         if ended.exit_code:
@@ -285,8 +297,10 @@ class _Run:
         if decision.action == retry_policy.DONE:
             self._mitigations.learn(self._gathered, plan)
         self._record.ended(ended, last, diagnosis, decision)
-        # A run that was asked to end may not have come so far as to leave receipts.
-        problems = () if was_asked(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
+        # A run that a signal ended may not have had the time to leave receipts.
+        problems = (
+            () if end_requested(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
+        )
         self._report(ended, decision, problems)
         return decision
 
@@ -297,46 +311,38 @@ class _Run:
 
         change = self._mitigations.describe([decision.add] if decision.add else [])
         path = self._record.path
-        lines = report.lines_of(self._history, self._diagnoses, decision, change, path)
-        report.tell(self._means.say, ended, [*problems, *lines])
+        lines = report.attempt_lines(self._history, self._diagnoses, decision, change, path)
+        report.show(self._means.say, ended, [*problems, *lines])
 
-    def _recover(self, plan: LaunchPlan, decision: retry_policy.Decision) -> int:
-        """Do for the GPUs what the failure asks for; return the number of a signal, or 0."""
+    def _recover(self, plan: LaunchPlan, decision: retry_policy.Decision) -> None:
+        """Do for the GPUs what the failure calls for.
+
+        Raises:
+            EndRequestedError: a signal came meanwhile.
+        """
         last = self._history[-1] if self._history else None
-        if last is None or last.asked:
-            return 0
+        if last is None or last.asked or decision.action == retry_policy.DONE:
+            return
         care, again = self._means.care, decision.action == retry_policy.AGAIN
         try:
-            asked = care.recover(plan, last.kind, again=again, pause=lambda s: _pause(0, s))
+            with self._requests.raised():
+                care.recover(plan, last.kind, again=again)
         except Exception as error:
             self._record.fault(error)
-            return 0
+            return
         if care.recovered:
             self._record.recovery(care.recovered)
-        return asked
 
 
-def _pause(number: int, delay_s: float) -> int:
-    """Wait before an attempt, unless a signal comes; see `Before`."""
-    if delay_s <= 0:
-        return 0
-    from saferun.system.signalfd import Signals
-
-    until = time.monotonic() + delay_s
-    with Signals(ASKING) as signals:
-        while (left_s := until - time.monotonic()) > 0:
-            select.select([signals.fd], [], [], left_s)
-            heard = [number for number, _ in signals.read()]
-            if heard:
-                return heard[0]
-    return 0
+def _pause(number: int, delay_s: float) -> None:
+    """Wait before an attempt; see `Before`."""
+    time.sleep(delay_s)
 
 
 def grace_s(plan: LaunchPlan) -> float | None:
-    """Return how long a job that was asked to end may take before it is killed; None: for ever.
+    """Return the seconds that a job has to end after a signal until it is killed; None: no limit.
 
-    torchrun itself ends its workers within its own time; plain python takes as long as it takes
-    without us.
+    torchrun ends its workers within its own limit; plain python has no limit without us either.
     """
     if plan.launcher != "torchrun":
         return None

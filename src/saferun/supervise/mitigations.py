@@ -1,8 +1,8 @@
 """The mitigations of one run: which are in force, which may be tried, which helped before.
 
-Between the loop and the pure rooms: plan/mitigation_catalog.py says what a mitigation changes,
-probes.py asks the world what it needs, journal/mitigation_history.py keeps what helped. Nothing is
-loaded before a failure or the history asks.
+It connects the loop with plan/mitigation_catalog.py (what a mitigation changes), probes.py (what
+the machine offers it) and journal/mitigation_history.py (what helped before), and imports them only
+when a failure or a history needs them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from saferun.plan.inputs import Gathered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from saferun.journal.mitigation_history import Entry, Key
     from saferun.journal.receipts import Receipt
-    from saferun.supervise.probes import Remedies
+    from saferun.supervise.probes import Probes
 
 
 class RunMitigations:
@@ -30,7 +28,7 @@ class RunMitigations:
     Args:
         gathered: what plans are computed from.
         first: the plan of attempt 1 without mitigations.
-        directory: the run's own, where caches may lie; "" where there is none.
+        directory: of the run, where caches may be made; "" where there is none.
     """
 
     def __init__(self, gathered: Gathered, first: LaunchPlan, directory: str) -> None:
@@ -40,16 +38,16 @@ class RunMitigations:
         self._directory = directory
         self._prefix = gathered.launcher.prefix if gathered.launcher else None
         self._known: Mapping[str, mitigation_catalog.Mitigation] | None = None
-        self._remedies: Remedies | None = None
-        self._chosen: dict[str, str] = {}  # mitigation -> the kind of failure that asked for it
+        self._probes: Probes | None = None
+        self._chosen: dict[str, str] = {}  # mitigation -> the kind of failure it is for
         self._recalled: dict[str, Entry] = {}
         self._graphs_seen = False  # a rank compiled with CUDA graphs
         self._hooks_run = True  # False: the ranks skipped the hooks
 
-    # what is changed
+    # --- what is changed ---
 
     def plan(self, gathered: Gathered) -> LaunchPlan:
-        """Return the plan of an attempt under the mitigations in force."""
+        """Return the plan of an attempt with the mitigations in force."""
         base = self._plain(gathered)
         if not self.in_force:
             return base
@@ -64,20 +62,31 @@ class RunMitigations:
         return self._base[1]
 
     def usable(self, gathered: Gathered, name: str, in_force: Sequence[str]) -> bool:
-        """Return whether a mitigation can be tried in the next attempt."""
+        """Return whether a mitigation can be tried in the next attempt.
+
+        Args:
+            gathered: what the plan of that attempt is computed from.
+            name: of the mitigation.
+            in_force: those that the attempt has already.
+        """
         here = self._situation(gathered, self._plain(gathered), (*in_force, name))
         return mitigation_overlay.usable(self.known(), name, in_force, here)
 
     def add(self, name: str, kind: str) -> None:
-        """Put a mitigation in force that a failure of this kind asks for."""
+        """Put a mitigation for a failure of this kind in force."""
         self.in_force += (name,)
         self._chosen[name] = kind
 
-    def notice(self, told: Sequence[Receipt], *, ranks_seen: bool) -> None:
-        """Learn from the ranks' receipts what decides whether a mitigation can be used."""
-        self._graphs_seen |= mitigation_overlay.graphs_seen(receipt.facts for receipt in told)
+    def read_receipts(self, receipts: Sequence[Receipt], *, ranks_seen: bool) -> None:
+        """Read from the ranks' receipts what decides whether a mitigation can be used.
+
+        Args:
+            receipts: of one attempt.
+            ranks_seen: ranks ran, so that missing receipts mean that the hooks did not.
+        """
+        self._graphs_seen |= mitigation_overlay.graphs_seen(receipt.facts for receipt in receipts)
         if ranks_seen:
-            self._hooks_run = any(receipt.rank is not None for receipt in told)
+            self._hooks_run = any(receipt.rank is not None for receipt in receipts)
 
     def describe(self, names: Sequence[str]) -> str:
         """Return what mitigations set and cost, for people."""
@@ -93,19 +102,24 @@ class RunMitigations:
 
     def close(self) -> None:
         """Remove what was made for this run alone."""
-        if self._remedies is not None:
-            self._remedies.close()
+        if self._probes is not None:
+            self._probes.close()
 
     def _situation(
         self, gathered: Gathered, base: LaunchPlan, names: Sequence[str]
     ) -> mitigation_overlay.Situation:
-        if self._remedies is None:
-            from saferun.supervise.probes import Remedies
+        if self._probes is None:
+            from saferun.supervise.probes import Probes
 
-            self._remedies = Remedies(self._environ, self._prefix, self._directory)
-        told: dict[str, Any] = {"graphs_seen": self._graphs_seen, "hooks_run": self._hooks_run}
-        here = mitigation_overlay.situation(base, self._environ, gathered.facts.torch, **told)
-        answers = self._remedies.ask(
+            self._probes = Probes(self._environ, self._prefix, self._directory)
+        here = mitigation_overlay.situation(
+            base,
+            self._environ,
+            gathered.facts.torch,
+            graphs_seen=self._graphs_seen,
+            hooks_run=self._hooks_run,
+        )
+        answers = self._probes.ask(
             mitigation_overlay.questions(self.known(), names),
             gathered.identity.attempt,
             host=mitigation_overlay.meeting_host(here),
@@ -113,10 +127,10 @@ class RunMitigations:
         )
         return here._replace(answers=answers)
 
-    # the history
+    # --- the history ---
 
     def recall(self, gathered: Gathered) -> str:
-        """Put in force what helped this script here before; return what to say of it."""
+        """Put in force what helped this script here before; return a message about it, or ""."""
         from saferun.journal import mitigation_history
 
         policy = self._base[1].settings.mitigate
@@ -166,14 +180,14 @@ class RunMitigations:
         """The script's arguments as they are kept and compared: without secrets."""
         from saferun.system.redact import Masker
 
-        words = gathered.request.line.script_args
-        return tuple(Masker(self._environ, words).words(words))
+        arguments = gathered.request.line.script_args
+        return tuple(Masker(self._environ, arguments).words(arguments))
 
     def _recall_message(self) -> str:
         if not self._recalled:
             return ""
         entries = [
-            f"{name} (it cured {entry.kind} on {_day(entry.at)})"
+            f"{name} (it helped against {entry.kind} on {_day(entry.at)})"
             for name, entry in self._recalled.items()
         ]
         return (

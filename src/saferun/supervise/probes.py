@@ -1,8 +1,7 @@
-"""Find out what a mitigation needs to know of the world: a free port, a newer ptxas, an interface.
+"""Probes for what a mitigation needs on this machine: a free port, a newer ptxas, an interface.
 
-Asked between attempts, never on the way to the first one. What the machine has no answer for is
-left out, and the mitigation that needs it is not used (mitigations.refusal). Nothing is sent
-anywhere.
+They run between attempts, never before the first one. A probe without an answer is left out, and a
+mitigation that needs it is not used (mitigation_overlay.usable). Nothing is sent over the network.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ _PACKAGED = (
 )
 
 
-class Remedies:
-    """The answers of one run. What has to be fresh is asked anew for every attempt, and only once.
+class Probes:
+    """The answers of one run. An answer that must be fresh is computed once for each attempt.
 
-    `close` removes the directories that were made; whoever runs the attempts calls it at the end.
+    `close` removes the directories that were made; the loop calls it at the end of the run.
     """
 
     def __init__(self, environ: Mapping[str, str], prefix: str | None, directory: str = "") -> None:
-        """Remember where to look.
+        """Take the places to look in.
 
         Args:
             environ: the user's variables: PATH, CUDA_HOME, CUDA_PATH, TMPDIR.
-            prefix: sys.prefix of the Python that has torch and triton; None where unknown.
+            prefix: sys.prefix of the Python that has torch and triton; None if unknown.
             directory: where caches may lie if the temporary directory cannot be used; may be "".
         """
         self._environ = environ
@@ -43,7 +42,7 @@ class Remedies:
         self._directory = directory
         self._known: dict[tuple[str, int], str | None] = {}
         self._made: list[str] = []
-        self._claims: list[int] = []  # descriptors of what was made, locked: a run lives
+        self._claims: list[int] = []  # locked descriptors of what was made, while the run lives
 
     def ask(
         self, questions: Iterable[str], attempt: int, *, host: str = "", nodes: int = 1
@@ -51,10 +50,13 @@ class Remedies:
         """Return the answers that this machine has.
 
         Args:
-            questions: from `mitigations.questions`.
+            questions: from `mitigation_overlay.questions`.
             attempt: the number of the attempt that they are for.
-            host: where the ranks meet (`mitigations.meeting_host`); "" is this machine.
-            nodes: how many machines the job has; 0 where that is unknown.
+            host: of the rendezvous (`mitigation_overlay.meeting_host`); "" is this machine.
+            nodes: number of machines of the job; 0 if unknown.
+
+        Returns:
+            The answers by question; a question without an answer is missing.
         """
         ways: dict[str, tuple[bool, Callable[[], str | None]]] = {
             "free": (True, free_port),
@@ -87,7 +89,7 @@ class Remedies:
             os.close(claim)
 
     def _fresh_directory(self) -> str | None:
-        """A directory of ours alone, for as long as this run: a second attempt is warm."""
+        """A private directory for the whole run, so that a second attempt finds a warm cache."""
         import tempfile
 
         for place in (self._environ.get("TMPDIR") or "/tmp", self._directory):  # noqa: S108 - mkdtemp, 0700
@@ -101,22 +103,22 @@ class Remedies:
         return None
 
     def _claim(self, path: str) -> None:
-        """Show that a run has the directory: what is left unlocked is nobody's (gpu/orphans.py)."""
+        """Lock a directory as used by a run: an unlocked one may be removed (gpu/orphans.py)."""
         import fcntl
 
         try:
             claim = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._claims.append(claim)
             fcntl.flock(claim, fcntl.LOCK_SH)
-        except OSError:  # a file system without locks: its age and its users tell
+        except OSError:  # a file system without locks: its age and its users decide
             return
 
 
 def free_port() -> str | None:
-    """Return a port that nobody listens on, on any address of this machine.
+    """Return a port that no process listens on, on any address of this machine.
 
-    torch's store listens on all addresses, of both families where there are both. Between now and
-    then another process may take it: the kernel hands out others first.
+    torch's store listens on all addresses, of both families where there are both. Another process
+    may take the port before that, but the kernel assigns others first.
     """
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104
         try:
@@ -131,7 +133,7 @@ def free_port() -> str | None:
 
 
 def fresh_id() -> str:
-    """Return a rendezvous id that no run has had."""
+    """Return a rendezvous id that no other run has."""
     return f"saferun-{os.urandom(8).hex()}"
 
 
@@ -149,10 +151,10 @@ def open_files() -> str | None:
 
 
 def newest_ptxas(environ: Mapping[str, str], prefix: str | None) -> str | None:
-    """Return the newest ptxas of the CUDA toolkits here, where it is newer than those packaged.
+    """Return the newest ptxas of the installed CUDA toolkits, if newer than the packaged ones.
 
-    Triton and torch bring their own ptxas; nothing of them is imported. Where none is found there,
-    nothing can be said, and the answer is None.
+    Triton and torch package a ptxas; they are not imported to find it. The answer is None if they
+    have none to compare with.
     """
     packaged = [ptxas_version(path) for path in _packaged(prefix)]
     newest = max((version for version in packaged if version), default=None)
@@ -162,7 +164,7 @@ def newest_ptxas(environ: Mapping[str, str], prefix: str | None) -> str | None:
 
 
 def ptxas_version(path: str) -> tuple[int, ...]:
-    """Return what a ptxas says of itself, (12, 8); () where it says nothing."""
+    """Return the version that a ptxas prints, such as (12, 8); () if it prints none."""
     import subprocess
 
     try:
@@ -208,11 +210,15 @@ def _packaged(prefix: str | None) -> list[str]:
 
 
 def reachable_interface(host: str, nodes: int) -> str | None:
-    """Return the network interface by which the other ranks are reached.
+    """Return the network interface that reaches the other ranks; None if there is none.
 
-    That is the one towards the host where they meet; on one machine the one with the default
-    route, else the loopback. A UDP socket is connected, which sends nothing, and asked for its
-    own address.
+    That is the interface towards the rendezvous host; on one machine, the one with the default
+    route, else the loopback. The own address of a connected UDP socket identifies it; connecting
+    sends nothing.
+
+    Args:
+        host: of the rendezvous; "" if unknown.
+        nodes: number of machines of the job; 0 if unknown.
     """
     interfaces = _interfaces()
     alone = nodes == 1
@@ -226,7 +232,7 @@ def reachable_interface(host: str, nodes: int) -> str | None:
 
 
 def _own_address(host: str) -> str | None:
-    """The address that this machine would use towards a host; None where there is no way."""
+    """The address that this machine would use towards a host; None if there is no route."""
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -246,7 +252,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _interfaces() -> dict[str, str]:
-    """Which interface has which address: the kernel's list for IPv4, /proc for IPv6."""
+    """Address -> interface: the kernel's list for IPv4, /proc for IPv6."""
     import array
     import fcntl
     import struct
@@ -254,9 +260,9 @@ def _interfaces() -> dict[str, str]:
     found: dict[str, str] = {}
     buffer = array.array("B", bytes(256 * _IFREQ_BYTES))
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            question = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
-            size = struct.unpack("iL", fcntl.ioctl(asking, _SIOCGIFCONF, question))[0]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            request = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
+            size = struct.unpack("iL", fcntl.ioctl(probe, _SIOCGIFCONF, request))[0]
     except OSError:
         size = 0
     entries = buffer.tobytes()[:size]

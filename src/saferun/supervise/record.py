@@ -1,6 +1,6 @@
-"""What one run writes into its journal, event by event.
+"""The events that a run writes to its journal.
 
-Writing is a convenience: nothing here stops or slows a job (journal/writer.py sees to that).
+The journal is a convenience: a failure to write stops or slows no job (see journal/writer.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's
 
 
 class Record:
-    """The journal of a run, and what is still to be written to it."""
+    """The journal of a run, and what has still to be written to it."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._tails: tuple[int, bytes, bytes] | None = None  # that are not on the disk yet
+        self._tails: tuple[int, bytes, bytes] | None = None  # not written yet
 
     @property
     def path(self) -> str | None:
@@ -37,37 +37,37 @@ class Record:
 
     @property
     def takes_receipts(self) -> bool:
-        """Whether ranks could leave receipts."""
+        """Whether ranks can leave receipts."""
         return self._journal.took_receipts()
 
     def attempt(self, number: int, plan: LaunchPlan) -> None:
-        """An attempt begins."""
+        """Record the start of an attempt."""
         self._journal.plan(as_json(plan))
         by = this_process()
         self._journal.event("attempt", attempt=number, mitigations=plan.mitigations, by=by)
 
     def started(self, keeper: int, launcher: int) -> None:
-        """Its processes run; there is time to write what the attempt before it left."""
+        """Record an attempt's processes; now there is time to write the output of the last one."""
         self._journal.event("started", keeper=keeper, launcher=launcher)
         self.keep_tails()
 
     def preflight(self, granted: bool, findings: tuple[Finding, ...]) -> None:
-        """The GPUs were tried."""
+        """Record a trial of the GPUs."""
         shown = [finding._asdict() for finding in findings]
         self._journal.event("preflight", granted=granted, findings=shown)
 
     def recovery(self, findings: tuple[Finding, ...]) -> None:
-        """Something was done for the GPUs after a failure."""
+        """Record what was done for the GPUs after a failure."""
         self._journal.event("recovery", findings=[finding._asdict() for finding in findings])
 
     def ended(
         self, ended: Ended, last: Try, diagnosis: Diagnosis | None, decision: Decision
     ) -> None:
-        """An attempt has ended.
+        """Record the end of an attempt.
 
         Args:
-            ended: how.
-            last: the same as the decision saw it.
+            ended: how it ended.
+            last: the same, as the decision uses it.
             diagnosis: of its failure; None after a success.
             decision: what happens next.
         """
@@ -92,44 +92,44 @@ class Record:
         self._tails = (last.number, ended.stdout_tail, ended.stderr_tail)
 
     def keep_tails(self) -> None:
-        """Write the ends of an attempt's output; done while the next one starts."""
+        """Write the end of the last attempt's output; called while the next one starts."""
         if self._tails is not None:
             self._journal.tails(*self._tails)
             self._journal.sync()
             self._tails = None
 
     def fault(self, error: Exception, *, traceback: str = "") -> None:
-        """Something of ours went wrong; the job goes on."""
+        """Record a fault of saferun's own; the job goes on."""
         more = {"traceback": traceback} if traceback else {}
         self._journal.event("fault", what=f"{type(error).__name__}: {error}", **more)
 
     def harmlessly(self, work: Callable[[], None]) -> None:
-        """Do what the running job does not need: a fault of ours there is the journal's alone."""
+        """Do work that the running job does not need; a fault there goes only to the journal."""
         try:
             work()
         except Exception as error:
             self.fault(error)
 
     def end(self, status: int | None, reason: str) -> None:
-        """The run is over."""
+        """Record the end of the run; `status` is None after a fault of saferun's own."""
         known = {} if status is None else {"status": status}
         self._journal.event("end", **known, reason=reason)
         self.keep_tails()
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the journal."""
         self._journal.close()
 
 
 def begin(gathered: Gathered, say: Callable[[str], None]) -> tuple[Gathered, Journal]:
-    """Make the run's directory; its name is the run's identity from here on.
+    """Make the run's directory, whose name becomes the identity of the run.
 
     Args:
         gathered: what the run's plans are computed from.
         say: takes lines for people.
 
     Returns:
-        The same with the final identity, and the journal.
+        `gathered` with the final identity, and the journal.
     """
     from saferun.journal.writer import Journal
     from saferun.system.redact import Masker

@@ -1,4 +1,4 @@
-"""Be replaced by the job: the same pid, and nothing of ours left."""
+"""Replacing this process by the job, which gets its pid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
-    """Become the job: same pid, nothing of ours left.
+    """Execute the job in this process; nothing of saferun is left beside it.
 
     Raises:
         UnavailableError: the program cannot be executed.

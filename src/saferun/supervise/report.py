@@ -1,4 +1,4 @@
-"""What a run says on stderr between its attempts and at its end."""
+"""The messages of a run on stderr, between its attempts and at its end."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from saferun.supervise.attempt import Ended
 
 
-def tell(
+def show(
     say: Callable[[str], None],
     ended: Ended,
     lines: Sequence[str],
 ) -> None:
-    """Say lines after an attempt's output, on a line of their own.
+    """Print messages after an attempt's output, each on a line of its own.
 
     Args:
         say: takes lines for people.
         ended: the attempt; its output may have stopped in the middle of a line (a progress bar).
-        lines: none are said where there are none.
+        lines: the messages; may be empty.
     """
     if lines:
         tail = ended.stdout_tail if ended.merged else ended.stderr_tail
@@ -31,20 +31,20 @@ def tell(
         say("\n" * broken + "\n".join(lines))
 
 
-def lines_of(
+def attempt_lines(
     history: Sequence[retry_policy.Try],
     diagnoses: Sequence[Diagnosis],
     decision: retry_policy.Decision,
     change: str,
     journal: str | None,
 ) -> list[str]:
-    """Return what is said after an attempt.
+    """Return the messages after an attempt.
 
     Args:
         history: all attempts, the last one included.
         diagnoses: of those that failed.
         decision: what happens next.
-        change: the mitigation that the next attempt gets, in words; "" for none.
+        change: a description of the mitigation that the next attempt gets; "" for none.
         journal: the run's directory; None where there is none.
     """
     if decision.action == retry_policy.DONE:

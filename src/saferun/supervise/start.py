@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 
 
 def check_script(request: Request, environ: Mapping[str, str], cwd: str) -> None:
-    """Refuse a script that is not there before anything is started.
+    """Check that the script exists, before anything is started.
 
-    A module (`-m`) is the interpreter's to find, and with PYTHON_EXEC the words mean what that
-    program takes them for.
+    A module (`-m`) is found by the interpreter, and with PYTHON_EXEC that program interprets the
+    arguments: neither is checked.
+
+    Args:
+        request: the arguments of the launch.
+        environ: for PATH and PYTHON_EXEC.
+        cwd: the working directory.
 
     Raises:
-        UsageError: no such file.
+        UsageError: there is no such file.
     """
     script, options = request.line.script, request.options
     if script is None or options.module or "PYTHON_EXEC" in environ:
@@ -38,10 +43,10 @@ def check_script(request: Request, environ: Mapping[str, str], cwd: str) -> None
             raise UsageError(f"there is no program `{script}`", fix="check the path and its mode")
         return
     if not os.path.exists(os.path.join(cwd, script)):
-        raise UsageError(f"there is no script `{script}`", where=f"in {cwd}", fix=_other(script))
+        raise UsageError(f"there is no script `{script}`", where=f"in {cwd}", fix=_suggest(script))
 
 
-def _other(script: str) -> str:
+def _suggest(script: str) -> str:
     from saferun.plan.torchrun_args import COMMANDS
 
     if script in COMMANDS:
@@ -50,7 +55,15 @@ def _other(script: str) -> str:
 
 
 def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
-    """Start what was gathered; `pace` is `supervise`'s.
+    """Start a run.
+
+    Args:
+        gathered: what its plans are computed from.
+        cwd: the working directory.
+        pace: see `supervise`.
+
+    Returns:
+        The exit status of the run; does not return if the job replaces this process.
 
     Raises:
         SaferunError: the caller prints it.
@@ -60,7 +73,7 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
 
     request, environ = gathered.request, gathered.environ
     if request.line.refusal is not None or "help" in request.line.given:
-        _advise(request.line)
+        _explain(request.line)
         return replace_process(gathered.plan(), environ)
     if inputs.disabled(environ):
         return replace_process(gathered.plan(), environ)
@@ -73,7 +86,7 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
 
 
 def _become(gathered: Gathered, plan: LaunchPlan) -> int:
-    """Be replaced by the job, which keeps our locks."""
+    """Replace this process by the job, which keeps our locks."""
     from saferun.errors import EXIT_UNAVAILABLE
     from saferun.plan.view import announcement
     from saferun.supervise.gpu_gate import begin_preflight, take_locks
@@ -91,7 +104,7 @@ def _become(gathered: Gathered, plan: LaunchPlan) -> int:
     return replace_process(plan, {**gathered.environ, **held.environ()})
 
 
-def _advise(line: CommandLine) -> None:
+def _explain(line: CommandLine) -> None:
     from saferun.plan.torchrun_args import launch_only
 
     say(launch_only(line) or "")

@@ -1,4 +1,4 @@
-"""The settings of our terminal, which a job may change and leave changed."""
+"""The settings of our terminal, which a job may change and not restore."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import termios
 
 
 class TerminalModes:
-    """The settings of our terminal, to be put back after a job that was killed while it read."""
+    """The settings of our terminal, restored after a job that was killed while it read from it."""
 
     def __init__(self) -> None:
         self._fd = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
         self._saved = termios.tcgetattr(self._fd) if self._fd is not None else None
 
     def restore(self) -> None:
-        """Put the settings back, unless the terminal is another process group's at the moment."""
+        """Restore the settings, unless another process group is in the foreground."""
         if self._fd is None or self._saved is None:
             return
         try:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.named_tuple import NamedTuple
-from saferun.system import paths
 
 OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU
 _PAGE = 1 << 16  # bytes, the largest page; a write that does not fit as a whole is refused
@@ -121,11 +120,6 @@ def questions() -> Iterator[None]:
         finally:  # a second Ctrl-C
             for child in tuple(_commands.running):
                 _kill(child)
-
-
-def on_path(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return the first program of this name on PATH; None where there is none."""
-    return next(paths.on_path(name, environ), None)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,77 @@
+"""Signals that ask a run to end, collected while no attempt handles them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+from saferun.system.signalfd import Signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+    from typing import NoReturn
+
+NUMBERS = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
+
+
+class EndRequestedError(BaseException):
+    """A signal asks the run to end. No handler of `Exception` may catch it.
+
+    Args:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class EndRequests:
+    """A context in which these signals stay pending until `raised`, an attempt or the end.
+
+    An attempt reads those that come while it runs (attempt.py), also if they are blocked here. A
+    signal that is still pending at the end is discarded: the run's status has been recorded.
+    """
+
+    def __init__(self) -> None:
+        self._signals = Signals(NUMBERS)
+
+    def __enter__(self) -> EndRequests:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._signals.read()
+        self._signals.__exit__(*error)
+
+    @property
+    def blocked(self) -> frozenset[int]:
+        """The signals that are blocked only because of this context."""
+        return self._signals.wanted - self._signals.blocked_before
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """Raise EndRequestedError for a signal that is pending or comes, for work that may wait.
+
+        Programs that are started meanwhile do not inherit the blocked signals.
+        """
+        before = {number: signal.signal(number, _raise) for number in self.blocked}
+        try:
+            try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, self.blocked)
+                yield
+            finally:
+                # Handles a signal that has come already, too, and so may raise.
+                signal.pthread_sigmask(signal.SIG_BLOCK, self.blocked)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    raise EndRequestedError(number)
