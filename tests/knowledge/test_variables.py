@@ -128,6 +128,7 @@ READ_BY_TORCH = {
 }
 
 
+@pytest.mark.slow
 def test_the_data_agree_with_the_installed_torch() -> None:
     """One test, since reading the installed torch takes 10 s and more.
 
