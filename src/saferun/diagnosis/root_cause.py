@@ -46,7 +46,7 @@ def choose(
         kinds = _SILENT_TO_PEERS if best.kind == "peer-lost" else _SILENT
         silent = [item for item in found if item.kind in kinds and item.rank == root_rank]
         best = min(silent, key=order, default=best) if root_rank is not None else best
-    if WEIGHTS["process"] < best.weight <= WEIGHTS["echo+"]:
+    if WEIGHTS["process"] < best.weight <= WEIGHTS["echo+"] and not _ended(best, root_rank):
         best = _reported_before(best, found) or best
     if best.weight < WEIGHTS["hard"]:
         kind = knowledge.kinds[best.kind]
@@ -60,6 +60,11 @@ def choose(
         ]
         best = min(_not_survived(own, best, lines), key=order, default=best)
     return best
+
+
+def _ended(item: Explanation, root_rank: int | None) -> bool:
+    """Return whether it is the signal that ended the rank which failed first: that is no echo."""
+    return item.kind == "abort-unknown" and item.raised is None and item.rank == root_rank
 
 
 def _reported_before(echo: Explanation, found: Sequence[Explanation]) -> Explanation | None:
