@@ -50,12 +50,6 @@ def two_nodes(folder: Path, command: list[str], *options: str) -> Iterator[list[
 
 
 @pytest.mark.slow
-def test_plain_torchruns_restart_hangs_on_two_nodes(tmp_path):
-    with two_nodes(tmp_path, TORCHRUN) as nodes, pytest.raises(subprocess.TimeoutExpired):
-        nodes[0].end(HANGS_S)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("retries", [0, 2], ids=["by exec", "supervised"])
 def test_under_saferun_a_restart_on_two_nodes_recovers(tmp_path, retries):
     options = ("--profile=cpu", f"--retries={retries}")
