@@ -13,7 +13,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from helpers import COMMON, DEADLINE_S, SOURCES, python, supervised, until
+from helpers import COMMON, DEADLINE_S, PROGRAMS, SOURCES, python, supervised, until
 
 MIB = 1 << 20
 F_GETPIPE_SZ = 1032
@@ -218,6 +218,23 @@ agent = os.getpid(); child('rank', write_late)
 """
     )
     with supervised(tmp_path, python(code)) as run:
+        run.ended()
+        assert run.out == b"late"
+
+
+def test_output_of_a_rank_that_ends_while_the_keeper_makes_its_report_is_kept(tmp_path):
+    drained = tmp_path / "drained"
+    code = (
+        COMMON
+        + f"""
+def write_late():
+    while not os.path.exists({str(drained)!r}): time.sleep(0.01)
+    os.write(1, b'late'); os._exit(0)
+child('rank', write_late)
+"""
+    )
+    late = (PROGRAMS / "late_carrier.py").read_text() + f"\nhold_back({str(drained)!r})"
+    with supervised(tmp_path, python(code), in_keeper=f"exec({late!r}); ") as run:
         run.ended()
         assert run.out == b"late"
 

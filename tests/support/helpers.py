@@ -196,11 +196,13 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
 
 
 def _main() -> None:
+    from saferun.supervise import keeper_pool
     from saferun.supervise.attempt import AttemptSpec, Observer, run_attempt
     from saferun.supervise.keeper_pool import start_keeper
 
     result, text, *command = sys.argv[1:]
     options = json.loads(text)
+    keeper_pool._BOOT = keeper_pool._BOOT.replace("; k", "; " + options.pop("in_keeper", "") + "k")
     ahead, nexts = options.pop("warm_agent", None), options.pop("next_agent", None)
     standby, observer = None, Observer()
     if lock := options.pop("lock", None):

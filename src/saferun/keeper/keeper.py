@@ -150,8 +150,10 @@ class Keeper(StateMachine):
                 self.step(EXIT)
         self._report(protocol.Exited(time.monotonic() - began))
         killed, unkillable = self._end_the_rest()
+        # Asked before the drain: who writes and ends during it must be waited for, too.
+        writers = self._family.reap() and bool(self._family.living())
         self._drain()
-        self._report_end(killed, unkillable)
+        self._report_end(killed, unkillable, writers)
         while self.state == LINGERING and not self._streams.done():
             self._turn()
 
@@ -334,10 +336,9 @@ class Keeper(StateMachine):
                 return
             self._turn(left)
 
-    def _report_end(self, killed: int, unkillable: list[int]) -> None:
+    def _report_end(self, killed: int, unkillable: list[int], writers: bool) -> None:
         status = self._family.status
         status = int(signal.SIGKILL) if status is None else status  # it could not be killed
-        survivors = status == 0 and self._family.reap() and bool(self._family.living())
         out, err = self._streams.tails()
         out_head, err_head = self._streams.heads()
         ended = protocol.Ended(
@@ -349,7 +350,7 @@ class Keeper(StateMachine):
             stdout_head=out_head,
             stderr_head=err_head,
             merged=self._streams.merged,
-            lingers=survivors and not self._streams.done(),
+            lingers=status == 0 and writers and not self._streams.done(),
         )
         self._report(ended)
         if ended.lingers:
