@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import termios
 
 import pytest
+from helpers import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from repo import ROOT
@@ -165,3 +169,38 @@ def test_the_linters_have_nothing_to_say(tmp_path):
             pytest.skip(f"no {tool[0]} beside this Python")
         done = subprocess.run([tools / tool[0], *tool[1:], *files], capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "")
+
+
+# What `next_step` reads, between signals and time-outs, in a real bash; DRIVER's $1 is its text.
+DRIVER = """
+eval "$1"
+trap 'echo trapped' USR1
+verdicts=0
+next_step || exit
+echo "$step|$number|$delay_s"
+"""
+
+
+def test_a_step_that_comes_in_pieces_is_read_whole():
+    text = (ROOT / "shell" / "run.sh").read_text()
+    function = text[text.index("next_step() {") : text.index("order() {")]
+    assert "-t 1 " in function
+    program = subprocess.Popen(
+        ["bash", "-c", DRIVER, "-", function.replace("-t 1 ", "-t 0.01 ")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert program.stdin
+    assert program.stdout
+    for byte in b"attempt 12 0.5":
+        program.stdin.write(bytes([byte]))
+        program.stdin.flush()
+        wait_until_read(program.stdin.fileno())
+        program.send_signal(signal.SIGUSR1)
+        assert program.stdout.readline() == b"trapped\n"  # which is after the read that it ended
+    program.stdin.write(b"\n")
+    assert program.communicate()[0] == b"attempt|12|0.5\n"
+
+
+def wait_until_read(pipe: int) -> None:
+    until(lambda: fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)) == bytes(4))

@@ -244,7 +244,7 @@ def _one_of_them(
     around: Around,
 ) -> Judged:
     findings, failed = [], []
-    bad = [gpu for gpu, good in zip(facts.gpus, able) if not good]  # noqa: B905 - Python 3.9
+    bad = [gpu for gpu, good in zip(facts.gpus, able) if not good]  # noqa: B905 (one for each) - Python 3.9
     for gpu in bad:
         alone = around.alone.get(gpu.uuid, {})
         code = _code(alone) or next((card.code for card in cards(alone)), 0)
@@ -255,7 +255,7 @@ def _one_of_them(
         findings.append(
             Finding(PROBLEM, _area(gpu), f"{what}: {own}", known.means, _for(gpu.uuid, known.fix))
         )
-    devices = [(gpu.uuid, good) for gpu, good in zip(facts.gpus, able)]  # noqa: B905
+    devices = [(gpu.uuid, good) for gpu, good in zip(facts.gpus, able)]  # noqa: B905 (one for each)
     value = visible_without(document.get("visible"), devices)
     findings += _leaving_out(value, len(bad))
     return Judged(tuple(findings), _asks(failed))

@@ -85,7 +85,7 @@ def die_with_parent() -> None:
         try:  # what ctypes is built on, at a quarter of its cost
             import _ctypes
 
-            ourselves = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]
+            ourselves = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]  # None is this process
             prctl = _ctypes.dlsym(ourselves, "prctl")
             _ctypes.call_function(prctl, arguments)
         except (ImportError, AttributeError):

@@ -93,7 +93,7 @@ def decode(text: str) -> "Contract":
     missing = [key for key in ("run", "attempt", "hooks", "mitigations") if key not in contract]
     if missing or not isinstance(contract["hooks"], dict):
         raise ValueError("SAFERUN_INJECT lacks " + ", ".join(missing or ["a mapping of hooks"]))
-    known: Contract = {"receipts": None, **contract}  # type: ignore[typeddict-item]
+    known: Contract = {"receipts": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
     return known
 
 

@@ -49,7 +49,7 @@ class Finder:
             spec: ModuleSpec | None = find(name, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = Loader(spec.loader, self._text)  # type: ignore[assignment]
+                    spec.loader = Loader(spec.loader, self._text)  # type: ignore[assignment]  # any loader
                 return spec
         return None
 
@@ -76,7 +76,7 @@ class Loader:
         """Execute the module under its own loader, then run its hooks."""
         spec = module.__spec__
         assert spec is not None
-        if spec.loader is self:  # type: ignore[comparison-overlap]
+        if spec.loader is self:  # type: ignore[comparison-overlap]  # as set above
             spec.loader = self._saferun_inner
         if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._saferun_inner

@@ -93,7 +93,7 @@ def _execute(program: Program, files: Sequence[int], keeper: int) -> None:
     if os.getppid() != keeper:
         os._exit(_NOT_EXECUTED)  # the keeper died before PDEATHSIG was set: no signal would come
     signal.pthread_sigmask(signal.SIG_SETMASK, program.blocked)
-    os.execvpe(program.argv[0], program.argv, program.env)  # noqa: S606
+    os.execvpe(program.argv[0], program.argv, program.env)  # noqa: S606 (no shell is what we want)
 
 
 def _raise_open_files(wanted: int) -> None:

@@ -128,7 +128,7 @@ class Family:
         while todo:
             pid = todo.pop()
             todo += children.get(pid, ())
-            parent, state, start = table[pid]  # type: ignore[misc]
+            parent, state, start = table[pid]  # type: ignore[misc]  # in `children`: not None
             if not _is_dead(pid, state):
                 found[pid] = start
             elif parent == self._root:

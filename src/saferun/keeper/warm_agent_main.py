@@ -128,7 +128,7 @@ def _start_injection() -> None:
         ours = os.path.dirname(os.path.dirname(os.path.abspath(_THIS_FILE)))
         package.__path__ = [os.path.join(ours, "inject")]
         sys.modules["_saferun_inject"] = package
-        from _saferun_inject import bootstrap  # type: ignore[import-not-found]
+        from _saferun_inject import bootstrap  # type: ignore[import-not-found]  # loaded from its place
 
         bootstrap.start()
     except Exception as error:
@@ -142,7 +142,7 @@ def _take_streams(files: Sequence[int]) -> None:
         os.dup2(fd, number)
         os.close(fd)
     if os.isatty(1):
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper
 
 
 def _become(program: str, code: CodeType | None) -> None:
@@ -158,7 +158,7 @@ def _become(program: str, code: CodeType | None) -> None:
         vars(sys.modules[parent]).pop(name, None)  # or runpy warns that it was imported already
         sys.modules.pop(_MODULE, None)
         vars(main).update(__doc__=None, __package__=None, __loader__=None, __spec__=None)
-        runpy._run_module_as_main(_MODULE)  # type: ignore[attr-defined]
+        runpy._run_module_as_main(_MODULE)  # type: ignore[attr-defined]  # what `python -m` calls
         return
     from importlib.machinery import SourceFileLoader
 

@@ -97,7 +97,7 @@ def any_hook(hooks: HookSettings) -> bool:
 
 
 def _any(section: tuple[object, ...], prefix: str) -> bool:
-    names: tuple[str, ...] = section._fields  # type: ignore[attr-defined]  # a NamedTuple
+    names: tuple[str, ...] = section._fields  # type: ignore[attr-defined]  # a NamedTuple's
     for name, value in zip(names, section, strict=True):
         key = f"{prefix}.{name}"
         if isinstance(value, tuple):

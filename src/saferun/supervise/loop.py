@@ -254,9 +254,9 @@ class _Run:
 
     def _prepare_next(self) -> None:
         """Import what a failure needs, and have the next attempt's torchrun import torch."""
-        from saferun.diagnosis import classify, signatures  # noqa: F401
-        from saferun.journal import receipts  # noqa: F401
-        from saferun.supervise import report  # noqa: F401
+        from saferun.diagnosis import classify, signatures  # noqa: F401 (imported ahead)
+        from saferun.journal import receipts  # noqa: F401 (imported ahead)
+        from saferun.supervise import report  # noqa: F401 (imported ahead)
 
         signatures.load(self._gathered.environ)  # fills its cache, in case of a failure
         self._watch.look()

@@ -120,7 +120,7 @@ def free_port() -> str | None:
     torch's store listens on all addresses, of both families where there are both. Another process
     may take the port before that, but the kernel assigns others first.
     """
-    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 (is it free?)
         try:
             with socket.socket(family, socket.SOCK_STREAM) as trial:
                 if family == socket.AF_INET6:
@@ -168,7 +168,7 @@ def ptxas_version(path: str) -> tuple[int, ...]:
     import subprocess
 
     try:
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(  # noqa: S603 (our own words)
             [path, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,

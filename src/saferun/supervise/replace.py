@@ -27,7 +27,7 @@ def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
         if stream is not None:  # closed by the caller
             stream.flush()
     try:
-        os.execve(path or program, plan.command, plan.environment(environ))  # noqa: S606
+        os.execve(path or program, plan.command, plan.environment(environ))  # noqa: S606 (no shell is what we want)
     except OSError as error:
         raise UnavailableError(
             f"cannot start `{program}`: {error.strerror}", fix="check the program and its mode"

@@ -112,7 +112,7 @@ def _hold_entry(torch: ModuleType, settings: CompileSettings, context: Context) 
         return torch._dynamo.disable(model)
 
     setattr(compile, _MARK, True)
-    torch.compile = compile  # type: ignore[attr-defined]
+    torch.compile = compile  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="enabled")
 
 
@@ -148,7 +148,7 @@ def _hold_flex_attention(module: ModuleType, settings: CompileSettings, context:
         return compiled[0](query, *args, **kwargs)
 
     setattr(flex_attention, _MARK, original)
-    module.flex_attention = flex_attention  # type: ignore[attr-defined]
+    module.flex_attention = flex_attention  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="flex_attention")
 
 
@@ -177,7 +177,7 @@ def _hold_inductor(module: ModuleType, settings: CompileSettings, context: Conte
         with _non_lazy_backward(settings):
             return original(*bound.args, **bound.kwargs)
 
-    module.compile_fx = compile_fx  # type: ignore[attr-defined]
+    module.compile_fx = compile_fx  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="inductor")
 
 
@@ -288,7 +288,7 @@ def _hold_cudagraphs_backend(
 
         return lookup_backend("aot_eager")(model, inputs)
 
-    module.cudagraphs = cudagraphs  # type: ignore[attr-defined]
+    module.cudagraphs = cudagraphs  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="cudagraphs backend")
 
 

@@ -39,7 +39,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         context.receipt(_HOOK, contract.NOT_NEEDED, why="this torch has no step markers")
         return
     silenced = _silenced(original, setting == "off", context)
-    module.mark_step_begin = silenced  # type: ignore[attr-defined]
+    module.mark_step_begin = silenced  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, setting=setting)
 
 
@@ -56,5 +56,5 @@ def _silenced(original: Callable[[], None], always: bool, context: Context) -> C
             original()
 
     # Dynamo skips the original by its file; ours must not be traced either.
-    mark_step_begin._torchdynamo_disable = True  # type: ignore[attr-defined]
+    mark_step_begin._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch's mark
     return mark_step_begin

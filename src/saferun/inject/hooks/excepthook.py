@@ -123,7 +123,7 @@ def _switch_faulthandler_on() -> str:
         return "already on"
     # On the process's own stderr: scripts put objects without a descriptor in its place.
     try:
-        faulthandler.enable(file=sys.__stderr__)  # type: ignore[arg-type]
+        faulthandler.enable(file=sys.__stderr__)  # type: ignore[arg-type]  # None is caught
     except (AttributeError, OSError, RuntimeError, ValueError):  # it is closed
         return "no stderr"
     return "switched on"

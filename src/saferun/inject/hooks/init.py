@@ -57,7 +57,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     settings = context.hooks["init"]
     if settings is not None and hasattr(module, "init_process_group"):
         wrapped = _wrap(module, settings, context)
-        module.init_process_group = wrapped  # type: ignore[attr-defined]
+        module.init_process_group = wrapped  # type: ignore[attr-defined]  # torch's own is replaced
 
 
 def _wrap(c10d: ModuleType, settings: InitSettings, context: Context) -> Callable[..., Any]:

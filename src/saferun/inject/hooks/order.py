@@ -87,7 +87,7 @@ def _patch_group(c10d: ModuleType, watch: Watch) -> None:
         watch.guard(watch.group_made, finding)
         return result
 
-    c10d.init_process_group = init_process_group  # type: ignore[attr-defined]
+    c10d.init_process_group = init_process_group  # type: ignore[attr-defined]  # torch's own is replaced
     if watch.mode == "fix":
         _patch_query(c10d, watch)
 
@@ -101,7 +101,7 @@ def _patch_query(c10d: ModuleType, watch: Watch) -> None:
             watch.begin_early(sys._getframe(1))
         return original()
 
-    c10d.is_initialized = is_initialized  # type: ignore[attr-defined]
+    c10d.is_initialized = is_initialized  # type: ignore[attr-defined]  # torch's own is replaced
 
 
 def _patch_loaders(module: ModuleType, watch: Watch) -> None:
@@ -187,7 +187,7 @@ def _patch_fsdp2(module: ModuleType, watch: Watch, barrier: WrapBarrier) -> None
         watch.guard(wait, target, kwargs)
         return result
 
-    module.fully_shard = fully_shard  # type: ignore[attr-defined]
+    module.fully_shard = fully_shard  # type: ignore[attr-defined]  # torch's own is replaced
 
 
 def _has_sharded_parts(target: Any, sharded: Any) -> bool:

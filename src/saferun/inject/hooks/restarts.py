@@ -56,4 +56,4 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
             return store
         return own
 
-    module._create_c10d_store = create  # type: ignore[attr-defined]
+    module._create_c10d_store = create  # type: ignore[attr-defined]  # torch's own is replaced

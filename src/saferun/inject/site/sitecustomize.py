@@ -8,7 +8,7 @@ line, and the job goes on. Pythons as old as 2.7 read this file: no annotations.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional, TypeVar  # noqa: F401
+    from typing import Any, Callable, Optional, TypeVar  # noqa: F401 (in comments for Python 2.7)
 
     Result = TypeVar("Result")
 
@@ -29,7 +29,7 @@ def _bootstrap():
     package = type(sys)("_saferun_inject")
     package.__path__ = [os.path.dirname(here)]
     sys.modules["_saferun_inject"] = package
-    from _saferun_inject import bootstrap  # type: ignore[import-not-found]
+    from _saferun_inject import bootstrap  # type: ignore[import-not-found]  # loaded from its place
 
     return bootstrap
 
@@ -56,7 +56,7 @@ def _import_next():
 
     ours = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # type: ignore[import-not-found] # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found]  # loaded from its place # noqa: F401 (in comments for Python 2.7)
     except BaseException:
         if ours is not None:
             sys.modules.setdefault("sitecustomize", ours)
