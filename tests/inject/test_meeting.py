@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from saferun.inject import meeting
 
+TIMEOUT_S = 60.0
+
+
+def store_host() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
 
 def results(
+    host: dist.TCPStore,
     size: int,
     present: Iterable[int],
-    timeout_s: float,
-    compare: Callable[[dict[int, Any]], Any] = lambda facts: None,
+    compare: Callable[[dict[int, Any]], Any],
 ) -> list[tuple[Any, list[int]]]:
     """What each present rank of `size` gets from one meeting."""
-    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found: dict[int, tuple[Any, list[int]]] = {}
 
     def attend(rank: int) -> None:
@@ -27,7 +34,7 @@ def results(
             "127.0.0.1", host.port, wait_for_workers=False, timeout=timedelta(seconds=20)
         )
         store = dist.PrefixStore("meeting", own)
-        found[rank] = meeting.meet(store, rank, size, {"rank": rank}, compare, timeout_s)
+        found[rank] = meeting.meet(store, rank, size, {"rank": rank}, compare, TIMEOUT_S)
 
     threads = [threading.Thread(target=attend, args=(rank,)) for rank in present]
     for thread in threads:
@@ -44,12 +51,33 @@ def test_one_rank_compares_and_all_read_the_same() -> None:
         compared.append(facts)
         return sum(fact["rank"] for fact in facts.values())
 
-    assert results(16, range(16), 30, compare) == [(120, [])] * 16
+    assert results(store_host(), 16, range(16), compare) == [(120, [])] * 16
     assert len(compared) == 1
 
 
-def test_all_who_wait_learn_who_is_missing_when_the_first_runs_out_of_time() -> None:
+class Clock:
+    """Time that stands still until so many ranks have arrived, and then runs out at each look."""
+
+    def __init__(self, host: dist.TCPStore, ranks: int) -> None:
+        self._store = dist.PrefixStore("meeting", host)
+        self._ranks = ranks
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        if self._store.add("count", 0) >= self._ranks:
+            self._now_s += TIMEOUT_S
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(min(seconds, 0.01))
+
+
+def test_all_who_wait_learn_who_is_missing_when_the_first_runs_out_of_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nobody waits for a time-out of its own: those that wait longer would compare once more."""
+    host = store_host()
+    monkeypatch.setattr(meeting, "time", Clock(host, 3))
     compared: list[object] = []
-    assert results(4, [0, 2, 3], 0.5, compared.append) == [(None, [1])] * 3
+    assert results(host, 4, [0, 2, 3], compared.append) == [(None, [1])] * 3
     assert len(compared) == 1
