@@ -90,6 +90,21 @@ CASES = {
         STOP,
     ),
     "more is another age": ([failed(1, lived_s=1000.0), failed(2, lived_s=890.0)], {}, AGAIN),
+    "after the same step a start that took longer is the same age": (
+        [failed(1, lived_s=31.0, last_step=2), failed(2, lived_s=2.0, last_step=2)],
+        {},
+        STOP,
+    ),
+    "after another step it is not": (
+        [failed(1, lived_s=31.0, last_step=2), failed(2, lived_s=2.0, last_step=1)],
+        {},
+        AGAIN,
+    ),
+    "a job that seldom reports its step may have come further": (
+        [failed(1, lived_s=300.0, last_step=1000), failed(2, lived_s=361.0, last_step=1000)],
+        {},
+        AGAIN,
+    ),
     "another failure at the same age may pass": (
         [failed(1, lived_s=9.0, fingerprint="other"), failed(2, lived_s=9.0)],
         {},

@@ -20,6 +20,9 @@ from saferun.named_tuple import NamedTuple
 # one, or by at most this many seconds.
 SAME_AGE_SHARE = 0.1
 SAME_AGE_S = 5.0
+# The same with the same last step. The start of torchrun, which an attempt's duration includes,
+# takes 1 s with a warm agent and up to a minute from a cold disk or on a busy machine.
+SAME_STEP_S = 60.0
 DEBUG = "debug-settings"  # the mitigation that only collects diagnostics
 
 AGAIN, STOP, DONE = "again", "stop", "done"
@@ -40,6 +43,7 @@ class Try(NamedTuple):
     waits: bool = False  # the failure passes with time: wait before the retry
     asked: bool = False  # a signal from outside ended it
     first_step: int | None = None  # the first training step in its output
+    last_step: int | None = None  # and the last one
     unkillable: bool = False  # the kernel could not end one of its processes
 
 
@@ -149,19 +153,25 @@ def _seen_before(history: Sequence[Try]) -> bool:
         earlier.fingerprint == last.fingerprint
         and earlier.mitigations == last.mitigations
         and earlier.first_step == last.first_step
-        and same_age(earlier.lived_s, last.lived_s)
+        and _is_same_age(earlier, last)
         for earlier in history[:-1]
     )
 
 
-def same_age(one_s: float, other_s: float) -> bool:
-    """Return whether two durations are equal to within 10 % or 5 s.
+def _is_same_age(one: Try, other: Try) -> bool:
+    if one.last_step is not None and one.last_step == other.last_step:
+        return same_age(one.lived_s, other.lived_s, SAME_STEP_S)
+    return same_age(one.lived_s, other.lived_s)
+
+
+def same_age(one_s: float, other_s: float, within_s: float = SAME_AGE_S) -> bool:
+    """Return whether two durations are equal to within 10 % or `within_s`.
 
     >>> same_age(3.0, 7.9), same_age(3600.0, 3900.0), same_age(3600.0, 4100.0)
     (True, True, False)
     """
     apart = abs(one_s - other_s)
-    return apart <= max(SAME_AGE_S, SAME_AGE_SHARE * max(one_s, other_s))
+    return apart <= max(within_s, SAME_AGE_SHARE * max(one_s, other_s))
 
 
 def _debug(history: Sequence[Try], policy: Policies, decision: Decision) -> Decision:

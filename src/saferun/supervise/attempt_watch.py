@@ -81,6 +81,7 @@ class AttemptWatch:
             offered=diagnosis.mitigations,
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
             fingerprint=classify.fingerprint(diagnosis),
+            last_step=seen.step,
         )
         return last, diagnosis
 
