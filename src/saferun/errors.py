@@ -1,6 +1,6 @@
 """Errors that a person can fix, each with what, where and the fix, and their exit codes.
 
-Exit codes are an interface (README lists them). The job's own exit code is passed on unchanged.
+Exit codes are an interface (docs/usage.md). The job's own exit code is passed on unchanged.
 """
 
 from __future__ import annotations

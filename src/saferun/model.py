@@ -286,7 +286,7 @@ class Identity(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """Everything about one attempt; whatever starts, prints or generates one uses only this."""
+    """Everything about one attempt; whatever starts or prints one uses only this."""
 
     profile: str
     launcher: str

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A training job under profile h100-nanochat, and it survives: the environment fits the GPU, what
-# can pass is tried again, what a setting cures gets that setting, and the rest is explained.
+# can pass is tried again, what a setting avoids is tried again with it, and the rest is explained.
 #
 #     bash THIS-FILE [SCRIPT'S ARGUMENTS]...
 #

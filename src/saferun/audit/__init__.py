@@ -1,1 +1,1 @@
-"""Do the settings do anything?"""
+"""Finds settings that do nothing: variables that nobody reads, or that another one overrides."""

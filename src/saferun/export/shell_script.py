@@ -167,8 +167,8 @@ def _header(sheet: Sheet, maker: Maker, whole: bool) -> str:
     return (
         comment(
             f"A training job under profile {sheet.profile}, and it survives: the environment fits "
-            "the GPU, what can pass is tried again, what a setting cures gets that setting, and "
-            "the rest is explained."
+            "the GPU, what can pass is tried again, what a setting avoids is tried again with it, "
+            "and the rest is explained."
         )
         + f"#\n{INDENT}bash THIS-FILE {usage}\n#\n# Made by saferun {maker.version} with\n#\n"
         + f"{INDENT}{' '.join(map(quote, maker.command))}\n#\n"

@@ -1,4 +1,4 @@
-"""The directory that all users' GPU locks lie in, opened with suspicion, and flock(2) in it.
+"""The directory of all users' GPU locks, checked as it is opened, and flock(2) in it.
 
 Its files are empty and 0666, the directory is sticky: see `lock` for what they mean.
 """

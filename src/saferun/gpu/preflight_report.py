@@ -1,4 +1,4 @@
-"""The findings of a preflight: what its document means, GPU by GPU, with the fix. Pure.
+"""Pure: the findings of a preflight: what its document means, GPU by GPU, with the fix.
 
     judge(document, facts, …) -> Judged
 

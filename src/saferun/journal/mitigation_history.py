@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 
     key: Key
     mitigation: str
-    kind: str  # the failure that it cured
+    kind: str  # the failure that it avoided
     arguments: tuple[str, ...] | None  # the script's, for a mitigation that costs; None: any
     at: float  # seconds since the epoch
 

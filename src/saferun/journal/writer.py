@@ -88,7 +88,7 @@ class Journal:
         """Write plan.json, once: what a later attempt has for a plan is an event.
 
         Args:
-            document: `page.as_json(plan)`; the values in `env` are masked by their names too.
+            document: `plan.view.as_json(plan)`; the values in `env` are masked by their names too.
         """
         import json
 

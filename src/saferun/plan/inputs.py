@@ -1,6 +1,6 @@
 """Everything that a plan is computed from: command line, profile files, variables, the machine.
 
-This module reads them and calls `build_plan`; it decides nothing.
+This module reads them and calls `build_plan`, which computes the plan.
 """
 
 from __future__ import annotations

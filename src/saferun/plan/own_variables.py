@@ -15,7 +15,7 @@ SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 HANDLED = "PET_SIGNALS_TO_HANDLE"
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
-# Set only in attempts that saferun supervises; generated scripts leave them out.
+# Set only in attempts that saferun supervises; `saferun env` leaves them out.
 OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED)
 
 

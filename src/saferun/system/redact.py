@@ -1,6 +1,6 @@
 """Pure: secrets never reach the disk. Finds them in settings, command lines, text and bytes.
 
-A secret is the value of a variable or option whose *name* is that of a secret (DESIGN, *Journal*),
+A secret is the value of a variable or option whose *name* is that of a secret (secret_names.py),
 wherever it occurs, and what looks like a secret (secret_spans.py); `***` replaces it. A log must
 stay readable: `max_tokens=512`, `KeyError: 'lm_head.weight'` and `pad_token: '<pad>'` are not
 secrets, so in text a name is read word by word, and a value that cannot be a secret stays.

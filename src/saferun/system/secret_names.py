@@ -40,7 +40,7 @@ _ROOTS = _set(  # where the path in SSH_KEY_FILE or GOOGLE_APPLICATION_CREDENTIA
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable of this name holds a secret, by the patterns of DESIGN."""
+    """Return whether a variable of this name holds a secret, by the patterns above."""
     upper = name.upper()
     return any(word in upper for word in _NAME_PATTERNS) or upper.endswith(("_PASS", "_PWD"))
 

@@ -1,1 +1,1 @@
-"""The hooks: one file for each part of torch that saferun changes inside a job."""
+"""The hooks: what saferun changes inside a job's processes, and what these hooks share."""
