@@ -142,8 +142,9 @@ def _is_wrapper(item: Raised) -> bool:
 
 def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
     """Return kind and weight of an exception by its class, else by a phrase of its message."""
-    if not item.type:
-        return "unknown", WEIGHTS["hint"]
+    if not item.type:  # a traceback that is cut before its last line
+        own = item.in_the_script
+        return ("user-exception", WEIGHTS["process"]) if own else ("unknown", WEIGHTS["hint"])
     if _is_wrapper(item):
         return "child-failed-no-root", WEIGHTS["hint"] + 3
     if item.type == "Error" and not item.headed:  # of any program that writes to the log
