@@ -52,6 +52,7 @@ class Explanation(NamedTuple):
     text: str
     raised: Raised | None = None
     generic: bool = False  # nothing is known but the exception
+    explains: frozenset[str] = frozenset()  # kinds that are its consequence
 
 
 def collect(
@@ -70,7 +71,7 @@ def collect(
     known = circumstances.Circumstances(fitting, evidence, lines)
     brief = evidence.log.line_count <= _BRIEF_LINES
     found = [
-        Explanation(known.kind_of(m), m.weight, m.at, m.rank, m.text, m.raised)
+        Explanation(known.kind_of(m), m.weight, m.at, m.rank, m.text, m.raised, False, m.explains)
         for m in fitting
         if brief or m.weight != WEIGHTS["bare"] or knowledge.kinds[m.kind].stops
     ]

@@ -37,6 +37,7 @@ class Match(NamedTuple):
     rank: int | None
     raised: Raised | None
     text: str  # the exception's message, or the line and the ones that follow it
+    explains: frozenset[str] = frozenset()  # kinds that are its consequence
 
 
 def _is_warning(text: str) -> bool:
@@ -213,7 +214,7 @@ def _match(sign: Sign, text: _Text, row: int, number: int | None) -> Match:
         weight = min(sign.weight, WEIGHTS["hint"] + 1) if item.background else sign.weight
         if goes_on(item, text.lines):
             weight = min(weight, WEIGHTS["hint"] - 1)
-        return Match(sign.kind, weight, row, item.rank, item, item.text)
+        return Match(sign.kind, weight, row, item.rank, item, item.text, sign.explains)
     weight = sign.weight
     if (_is_warning(text.lower[row]) and not sign.warned) or GOES_ON.search(text.lower[row]):
         weight = min(weight, WEIGHTS["hint"])
@@ -222,4 +223,4 @@ def _match(sign: Sign, text: _Text, row: int, number: int | None) -> Match:
     elif WEIGHTS["echo+"] < weight < WEIGHTS["hard"]:
         weight -= _PLAIN_LOSS
     body = "".join(line.text for line in text.lines[row : row + 4])
-    return Match(sign.kind, weight, row, text.lines[row].rank, None, body)
+    return Match(sign.kind, weight, row, text.lines[row].rank, None, body, sign.explains)

@@ -65,6 +65,7 @@ class Sign(NamedTuple):
     only: str  # "", "exception" or "line"
     warned: bool  # a warning's line counts in full
     last: bool  # only among the last lines of the log
+    explains: frozenset[str]  # kinds that are its consequence, whatever they weigh
 
 
 class Knowledge(NamedTuple):
@@ -141,6 +142,7 @@ def _sign(body: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Sign:
         only=str(body.get("only", "")),
         warned=body.get("warned", False) is True,
         last=body.get("last", False) is True,
+        explains=frozenset(_known(name, kinds) for name in _texts(body, "explains")),
     )
 
 

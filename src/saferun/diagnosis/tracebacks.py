@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from saferun.diagnosis import foreign
 from saferun.diagnosis.log_reader import Line
 from saferun.named_tuple import NamedTuple
 
@@ -44,7 +45,8 @@ _OTHER = re.compile(
     r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{3,4} |\[[EWIF] |={8}|-{8}"
     r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
     r"|Process finished with |Error: Process completed|command terminated with |FATAL: "
-    r"|'\(\w{1,80}Error\(|During handling|The above exception|\S{1,200}:\d{1,6}: "
+    r"|'\(\w{1,80}Error\(|thread '|panic: |goroutine \d|During handling|The above exception"
+    r"|\S{1,200}:\d{1,6}: "
 )
 # Another process's last output. It only continues a message that has the same subject.
 _ELSEWHERE = re.compile(
@@ -332,6 +334,20 @@ class _Reader:
         self._chains += 1
         return self._chains
 
+    def _of_another_language(self, thrown: foreign.Thrown) -> Raised:
+        return Raised(
+            at=thrown.at,
+            rank=thrown.rank,
+            type=thrown.type,
+            rows=(thrown.at,),
+            text=thrown.text,
+            frames="",
+            chain=self.next_chain(),
+            link="",
+            background=not thrown.ends,
+            headed=False,
+        )
+
     def run(self) -> Tracebacks:
         """Read all lines."""
         for at, line in enumerate(self._lines):
@@ -341,6 +357,7 @@ class _Reader:
             stream.read(at, line.text)
         for stream in self._streams.values():
             stream.end()
+        self.raised += [self._of_another_language(thrown) for thrown in foreign.find(self._lines)]
         raised = sorted(self.raised, key=lambda raised: raised.at)
         if len(raised) > 2 * MOST:
             raised = raised[:MOST] + raised[-MOST:]
