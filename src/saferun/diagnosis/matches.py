@@ -21,6 +21,12 @@ _HITS = 60  # lines with one phrase that are examined: the first ones, and as ma
 _LAST_LINES = 3  # of a log, for a sign with `last`
 _NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 _WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
+# The level of a line that its program does not take for a failure: a logger's, NCCL's, glog's.
+_INFORMATION = re.compile(
+    r".{0,120}?(?<![=\w])(?:INFO|DEBUG|TRACE)\b(?!.{0,40}\b(?:ERROR|CRITICAL|FATAL)\b)"
+    r"|\[?I\d{4} \d\d:|\S{0,40}\blevel=(?:info|debug)\b"
+    r"|.{0,400}?\"(?:level|levelname|severity)\": ?\"(?:info|debug)\"",
+)
 # Lines that say nothing about a failure beside them: torchrun's name of this machine and the link
 # to its manual (no request was sent to either), and a progress bar that reached its end.
 _NOT_CONTEXT = re.compile(r"\s{0,20}(?:host\s{1,20}: |traceback : to enable)|.{0,200}\b100%\|")
@@ -185,7 +191,11 @@ def _places(sign: Sign, text: _Text) -> Iterator[int]:
             if number is not None:
                 if sign.only != "line" and says(needle, text.messages[number]):
                     yield row
-            elif row not in text.framed and says(needle, text.lower[row]):
+            elif (
+                row not in text.framed
+                and says(needle, text.lower[row])
+                and (sign.states or not _INFORMATION.match(text.lines[row].raw))
+            ):
                 yield row
 
 

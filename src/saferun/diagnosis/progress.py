@@ -97,12 +97,18 @@ def _number(found: re.Match[str]) -> int:
     return int(found["count"] or found["position"])
 
 
+def step_in(text: str) -> int | None:
+    """Return the step that a line reports; None where it reports none."""
+    found = _STEP.search(text[-_END_CHARS:])
+    return _number(found) if found else None
+
+
 def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
     """Return the steps that the lines from index `start` up to `end` report."""
     reported = []
     for at in range(start, end):
-        if found := _STEP.search(lines[at].text[-_END_CHARS:]):
-            reported.append(Step(at, lines[at].rank, _number(found)))
+        if (number := step_in(lines[at].text)) is not None:
+            reported.append(Step(at, lines[at].rank, number))
     return reported
 
 

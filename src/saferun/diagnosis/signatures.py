@@ -67,6 +67,11 @@ class Sign(NamedTuple):
     last: bool  # only among the last lines of the log
     explains: frozenset[str]  # kinds that are its consequence, whatever they weigh
 
+    @property
+    def states(self) -> bool:
+        """Whether it decides in a line of information, too: it states an end, or the last lines."""
+        return self.warned or self.last or self.weight >= WEIGHTS["hard"]
+
 
 class Knowledge(NamedTuple):
     """All that is known about failures."""
