@@ -210,9 +210,11 @@ def _fits(sign: Sign, text: _Text, row: int) -> bool:
         return False
     if any(word in text.above(row) for word in sign.not_above):
         return False
-    if not (sign.near or sign.not_near):
+    if not (sign.near or sign.not_near or sign.doing):
         return True
     around = text.around(row)
+    if sign.doing and not sign.doing.search(around):
+        return False
     if sign.near and not any(word in around for word in sign.near):
         return False
     return not any(word in around for word in sign.not_near)
