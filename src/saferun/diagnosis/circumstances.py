@@ -65,6 +65,7 @@ class Circumstances:
         self._lines = lines
         self._decide: dict[str, Callable[[Match], str]] = {
             "cuda-oom": self._of_memory,
+            "disk-full": self._of_full_disk,
             "tf-oom": self._of_tensorflow_memory,
             "rendezvous-connect-failed": self._of_store_barrier,
             "cuda-devices-busy": self._of_busy_device,
@@ -105,6 +106,11 @@ class Circumstances:
     def _pids(self) -> set[str]:
         """The processes of this job that its launcher names."""
         return set(_own_pids(self._lines))
+
+    def _of_full_disk(self, match: Match) -> str:
+        """Return why a file could not be opened: where there is room, the path is at fault."""
+        refused = "cannot be opened" in match.text and self._evidence.disk_ample
+        return "permission-denied" if refused else match.kind
 
     def _of_tensorflow_memory(self, match: Match) -> str:
         """Return whose memory ended: TensorFlow got little of the card where others have it."""
