@@ -45,10 +45,12 @@ class Thrown(NamedTuple):
 
 def find(lines: Sequence[Line]) -> list[Thrown]:
     """Return the exceptions of other languages in a log's lines, in order."""
+    whole = "\n".join(line.text for line in lines)
+    words = [word for word in _WORDS if word in whole]
     return [
         thrown
-        for at, line in enumerate(lines)
-        if any(word in line.text for word in _WORDS)
+        for at, line in enumerate(lines if words else ())
+        if any(word in line.text for word in words)
         for thrown in _thrown(lines, at, line)
     ]
 

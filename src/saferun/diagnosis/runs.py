@@ -31,18 +31,29 @@ _STARTED = re.compile(
     r"Setting OMP_NUM_THREADS environment variable for each process"
     r"|^\+{1,3} (?:\S{0,80}/)?(?:srun|torchrun|python3?|accelerate|deepspeed|saferun|mpirun|exec) "
 )
+# Each of these is in a line that _HANDED_OVER or _ENDED fits: a cheap test, for every line.
+_WORDS = (
+    *("saferun: attempt ", "will restart worker group", "CANCELLED AT ", "oom_kill event"),
+    *("oom-kill event", "Root Cause (first", "Killed", "Terminated", "Aborted", "(core dumped)"),
+    *("DUE TO ", "equeu", "preempted", "SIGTERM death signal"),
+)
 _DIGITS = re.compile(r"\d{1,20}")
 
 
 def last_start(lines: Sequence[Line]) -> int:
     """Return the index of the line with which the last run begins; 0 where the log has one."""
+    whole = "\n".join(line.text for line in lines)
+    words = [word for word in _WORDS if word in whole]
+    if not words:
+        return 0
     head = _head(lines)
     start, ended, reached, steps = 0, False, -1, []
     for at, line in enumerate(lines):
         text = line.text
-        if _HANDED_OVER.search(text):
+        telling = any(word in text for word in words)
+        if telling and _HANDED_OVER.search(text):
             start, ended = at + 1, False
-        elif _ENDED.search(text):
+        elif telling and _ENDED.search(text):
             ended, reached, steps = True, -1, []
         elif ended and (_STARTED.search(text) or _shape(text) in head):
             start, ended = at, False
