@@ -49,6 +49,7 @@ _PREFIX = re.compile(
     | \[[A-Za-z_]{1,20}(?P<tee>\d{1,5})(?:\|\d{1,5})?\]:[ ]?   # torchrun --tee, torchx
     | std(?:err|out):[ ]                                # accelerate's own tests, some notebooks
     | \[(?:INFO|ERROR|CRITICAL)\][ ]{1,2}(?=[\w.]{1,80}(?:Error|Exception)\b)   # loggers
+    | \[(?:ERROR|CRITICAL|FATAL)\][ ]?\[[\w./-]{1,80}(?::\w{1,60}){1,2}\][ ]?   # with their place
     | \[\d{4,9}\][ ](?=\S)                               # numbered lines of log viewers
     | \[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:[ ]?   # mpirun --tag-output
     | [ ]{0,4}(?P<srun>\d{1,5}):[ ](?=[ ]{0,8}\D|\d{4}-)  # srun --label
@@ -269,8 +270,12 @@ def _unpacked(number: int, row: bytes) -> list[Line]:
     named = before if found[0] is None else found[0]
     unpacked = []
     for raw in found[1]:
-        rank, inner = strip_prefixes(raw[:LINE_CHARS])
-        unpacked.append(Line(number, named if rank is None else rank, inner, raw[:LINE_CHARS]))
+        rank, inner = strip_prefixes(raw)
+        nested = records.unpack(inner) if inner.endswith("}") else None
+        for line in nested[1] if nested else [inner]:
+            kept = line[:LINE_CHARS]
+            shown = kept if nested else raw[:LINE_CHARS]
+            unpacked.append(Line(number, named if rank is None else rank, kept, shown))
     return unpacked
 
 

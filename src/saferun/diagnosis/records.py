@@ -24,11 +24,21 @@ _TEXT = re.compile(
     re.I,
 )
 _TRACE = re.compile(r"exc_info|exc_text|trace|stack", re.I)
-_LEVEL = re.compile(r"(?:level|levelname|severity|lvl|loglevel|level_name)\Z", re.I)
 _RANK = re.compile(r"(?:global_)?rank\Z", re.I)
-_QUIET = ("info", "debug", "notice", "trace", "warning", "warn", "20", "10", "30")
-_WARNING = ("warning", "warn", "30")
+# What a record has beside its text. One with other keys (a step, a loss) is kept as it is.
+_BESIDE = re.compile(
+    r"(?:@?timestamp|ts|time|asctime|date|receivetimestamp|insertid|logname|name|logger|logger_name|"
+    r"level|levelname|severity|lvl|loglevel|stream|kubernetes|labels|resource|host|hostname|pid|"
+    r"process|thread|threadname|module|filename|file|line|lineno|funcname|pathname|container|pod|"
+    r"namespace|source|(?:global_|local_)?rank|attrs|docker|tag|_p)\Z",
+    re.I,
+)
+# The level that a program gave to a line of its own. A collector's level of stderr says nothing.
+_LEVELS = {"info": "INFO", "debug": "INFO", "warning": "WARNING", "warn": "WARNING"}
+_OWN_LEVEL = re.compile(r"(?:level|levelname|lvl|loglevel)\Z", re.I)
+_NO_SENTENCE = re.compile(r"\s|Traceback|\[|[\w.]{1,120}(?:Error|Exception)\b|\{")
 _ESCAPED = re.compile(r"(?:\\){1,4}(?:r(?:\\){1,4})?n")
+_END = re.compile(r'"[\s,}\]]{0,12}$')  # of a record, behind its last text
 _HEAD = "Traceback (most recent call last):"
 
 
@@ -42,14 +52,20 @@ def unpack(text: str) -> tuple[int | None, list[str]] | None:
     if len(text) > _RECORD_CHARS:
         return None
     at = text.find("{")
-    if 0 <= at <= 200 and text.endswith("}") and '"' in text and _WRONG.search(text, at):
+    if 0 <= at <= 200 and text.endswith("}") and '":' in text:
         try:
             record = json.loads(text[at:])
         except (ValueError, RecursionError):
             record = None
-        if isinstance(record, dict) and (lines := _lines(record)):
+        if isinstance(record, dict) and _is_of_text(record, text) and (lines := _lines(record)):
             return _rank(record), _bounded(lines)
     return _unescaped(text)
+
+
+def _is_of_text(record: dict[str, object], text: str) -> bool:
+    """Return whether a record reports something wrong, or is nothing but a line with its time."""
+    beside = all(_TEXT.match(key) or _BESIDE.match(key) for key in record)
+    return beside or _WRONG.search(text) is not None
 
 
 def _unescaped(text: str) -> tuple[int | None, list[str]] | None:
@@ -58,7 +74,7 @@ def _unescaped(text: str) -> tuple[int | None, list[str]] | None:
     if at < 0 or not _ESCAPED.match(text, at + len(_HEAD)):
         return None
     before, trace = text[:at], text[at:].replace('\\"', '"')
-    return None, _bounded([before, *(line.rstrip("\"'}]") for line in _ESCAPED.split(trace))])
+    return None, _bounded([before, *_ESCAPED.split(_END.sub("", trace))])
 
 
 def _bounded(lines: list[str]) -> list[str]:
@@ -66,13 +82,11 @@ def _bounded(lines: list[str]) -> list[str]:
 
 
 def _lines(record: dict[str, object]) -> list[str]:
-    level = next((str(v).lower() for k, v in record.items() if _LEVEL.match(k)), "")
+    level = next((str(v).lower() for k, v in record.items() if _OWN_LEVEL.match(k)), "")
     texts = _texts(record, _DEPTH)
-    if not texts:
-        return []
     lines = [line for _, text in texts for line in text.splitlines() if line.strip()]
-    if level in _QUIET and lines:
-        lines[0] = f"{'WARNING' if level in _WARNING else 'INFO'}: {lines[0]}"
+    if level in _LEVELS and lines and not _NO_SENTENCE.match(lines[0]):
+        lines[0] = f"{_LEVELS[level]}: {lines[0]}"
     return lines
 
 
