@@ -22,6 +22,8 @@ UNITS = [
     "rank 1 and ", "Tried to allocate ", "0x", "deadbeef", "Caught A in ", "epoch    ", "loss   ",
     "container rank 1 status failed cmd [", "1.1 GiB", "\x1b]0;", "E0101 00:00:00.0 1 ", "raise A",
     "Jan 1 00:00:00 host ", '{"log": "', "multiprocessing/resource_sharer.py\", line 1", "1\n",
+    "a=1 ", 'a="a" ', "\\n", 'File "/a", line 1, in a', "a_download", " rank 1 nranks 1",
+    "1 1 a a 1 1.1 ",
 ]  # fmt: skip
 
 

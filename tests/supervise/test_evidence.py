@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from saferun.diagnosis import log_reader
 from saferun.supervise import evidence
 
 REPORT = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "T", "time_s": 5}}}
@@ -45,6 +46,20 @@ def test_a_planted_link_is_not_read(tmp_path):
     os.symlink(tmp_path / "secret", tmp_path / "a1-r0-rank0-pid1.error.json")
     (found,) = evidence.failures(str(tmp_path), 1)
     assert found.message == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "ample"),
+    [("/proc/a.pt", False), ("/no/such/folder/a.pt", None)],
+    ids=["no room", "gone"],
+)
+def test_the_disk_is_looked_at_where_a_file_could_not_be_opened(path, ample):
+    log = log_reader.of_text(f"RuntimeError: File {path} cannot be opened.\n")
+    assert evidence._disk_is_ample(log) is ample
+
+
+def test_the_disk_is_not_looked_at_without_such_a_file():
+    assert evidence._disk_is_ample(log_reader.of_text("KeyError: 1\n")) is None
 
 
 def test_kills_for_lack_of_memory_are_counted_from_a_moment_on():

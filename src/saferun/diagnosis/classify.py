@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from saferun.diagnosis import exit_codes, explanations, log_reader, oom_message, root_cause
+from saferun.diagnosis import exit_codes, explanations, log_reader, oom_message, root_cause, runs
 from saferun.diagnosis.evidence import Evidence, RankFailure
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.root_line import root_line, telling_line
@@ -48,7 +48,16 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
         return _diagnosis("process-unkillable", knowledge)
     if evidence.reader_gone and (broken := _broken_pipe(evidence)):
         return _diagnosis("output-reader-gone", knowledge, broken.raw, broken.rank)
-    lines = (*_error_file_lines(evidence.failures), *exit_codes.with_ranks(evidence.log.lines))
+    start = runs.last_start(evidence.log.lines)
+    last = _of_run(evidence, evidence.log.lines[start:], knowledge)
+    if start and last.verdict == "unknown":  # the run before it may be what the log is about
+        return _of_run(evidence, evidence.log.lines, knowledge)
+    return last
+
+
+def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Diagnosis:
+    """Return what the lines of one run mean, with the rest of the evidence."""
+    lines = (*_error_file_lines(evidence.failures), *exit_codes.with_ranks(log))
     found, exits = explanations.collect(evidence, lines, knowledge)
     best = root_cause.choose(found, exits.root_rank, knowledge, lines)
     if best is None:

@@ -30,6 +30,7 @@ class Evidence(NamedTuple):
     reader_gone: bool = False  # the reader of its stdout or stderr has closed the pipe
     unkillable: int = 0  # processes of it that the kernel could not end
     shm_ample: bool | None = None  # /dev/shm is large and mostly free; None where not known
+    disk_ample: bool | None = None  # where a file could not be opened is room; None: not known
     finished: bool = False  # the scripts of all its ranks on this node had reached their end
 
 

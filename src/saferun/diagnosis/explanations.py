@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from saferun.diagnosis import exit_codes, matches, oom_message, progress, signatures, tracebacks
+from saferun.diagnosis import circumstances, exit_codes, matches, signatures, tracebacks
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.log_reader import Line
-from saferun.diagnosis.matches import Match
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
 from saferun.diagnosis.tracebacks import Raised
 from saferun.named_tuple import NamedTuple
@@ -41,11 +40,6 @@ _CONTROL_FLOW = frozenset(
     ("KeyError", "AttributeError", "StopIteration", "Empty", "IndexError", "ImportError",
      "ModuleNotFoundError", "TypeError", "StopAsyncIteration", "LookupError")
 )  # fmt: skip
-_BARRIER = re.compile(r"world_size=(\d{1,6}), worker_count=(\d{1,6})")
-_CRASHES = (  # kinds that the signal of a crash alone stands for
-    *("abort-unknown", "dataloader-shm-full", "illegal-instruction"),
-    *("segfault", "segfault-environment"),
-)
 
 
 class Explanation(NamedTuple):
@@ -58,6 +52,7 @@ class Explanation(NamedTuple):
     text: str
     raised: Raised | None = None
     generic: bool = False  # nothing is known but the exception
+    explains: frozenset[str] = frozenset()  # kinds that are its consequence
 
 
 def collect(
@@ -73,12 +68,15 @@ def collect(
     exceptions = tracebacks.find(lines)
     exits = exit_codes.find(lines, exceptions.framed)
     fitting = matches.match(knowledge, lines, exceptions.raised, exceptions.framed)
+    known = circumstances.Circumstances(fitting, evidence, lines)
     brief = evidence.log.line_count <= _BRIEF_LINES
     found = [
-        Explanation(_by_circumstance(m, evidence, lines), m.weight, m.at, m.rank, m.text, m.raised)
+        Explanation(known.kind_of(m), m.weight, m.at, m.rank, m.text, m.raised, False, m.explains)
         for m in fitting
         if brief or m.weight != WEIGHTS["bare"] or knowledge.kinds[m.kind].stops
     ]
+    if (at := known.wrong_values()) is not None:
+        found.append(Explanation("gpu-p2p-corrupt", WEIGHTS["hard"], at, None, lines[at].text))
     explained = {m.raised.at for m in fitting if m.raised}
     found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, lines)
     found = _with_survived_weights(found, lines)
@@ -91,16 +89,22 @@ def _of_exits(
     """Yield what exit codes and signals mean: of the log, of the error files, of the launcher."""
     for sign in exits.signs:
         text = " ".join(line.text for line in lines[sign.at : sign.at + 2])
-        kind = _by_machine(sign.kind, evidence)
+        kind = _of_exit(sign.kind, evidence, lines[: sign.at])
         yield Explanation(kind, sign.weight, sign.at, sign.rank, text)
     for failure in evidence.failures:
         if failure.exit_code is not None and (known := exit_codes.kind_of(failure.exit_code)):
             kind, weight = known
-            yield Explanation(_by_machine(kind, evidence), weight, -1, failure.rank, "")
+            kind = _of_exit(kind, evidence, lines)
+            yield Explanation(kind, weight, -1, failure.rank, "")
     # torchrun returns 1 whatever happened
     if evidence.exit_code not in (None, 1) and (known := exit_codes.kind_of(evidence.exit_code)):
         kind, weight = known
-        yield Explanation(_by_machine(kind, evidence), weight - 2, -1, None, "")
+        yield Explanation(_of_exit(kind, evidence, lines), weight - 2, -1, None, "")
+
+
+def _of_exit(kind: str, evidence: Evidence, before: Sequence[Line]) -> str:
+    """Return what the usual kind of a signal becomes by the machine and by the job's progress."""
+    return circumstances.by_progress(circumstances.by_machine(kind, evidence), "", evidence, before)
 
 
 def _of_unknown_exceptions(
@@ -142,8 +146,9 @@ def _is_wrapper(item: Raised) -> bool:
 
 def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
     """Return kind and weight of an exception by its class, else by a phrase of its message."""
-    if not item.type:
-        return "unknown", WEIGHTS["hint"]
+    if not item.type:  # a traceback that is cut before its last line
+        own = item.in_the_script
+        return ("user-exception", WEIGHTS["process"]) if own else ("unknown", WEIGHTS["hint"])
     if _is_wrapper(item):
         return "child-failed-no-root", WEIGHTS["hint"] + 3
     if item.type == "Error" and not item.headed:  # of any program that writes to the log
@@ -172,36 +177,3 @@ def _with_survived_weights(
         later = number or later
         weighed.append(item._replace(weight=min(item.weight, limit)))
     return weighed
-
-
-def _by_circumstance(match: Match, evidence: Evidence, lines: Sequence[Line]) -> str:
-    """Return the kind of a match, where numbers or the job's age decide between look-alikes."""
-    if match.kind == "cuda-oom":
-        return oom_message.kind(oom_message.read(match.text))
-    if match.kind == "rendezvous-connect-failed" and (counts := _BARRIER.search(match.text)):
-        return "stale-rendezvous-store" if int(counts[2]) > int(counts[1]) else match.kind
-    if match.kind == "cuda-illegal-access" and _ran_long(evidence, lines[: match.at]):
-        return "cuda-illegal-access-sporadic"
-    if "killed by signal" in match.text:  # a DataLoader worker: torch knows only the number
-        return _by_machine(match.kind, evidence)
-    return match.kind
-
-
-def _ran_long(evidence: Evidence, before: Sequence[Line]) -> bool:
-    """Return whether the job had made long, healthy progress."""
-    if progress.diverged(before):
-        return False
-    if (evidence.age_s or 0.0) >= progress.LONG_S or (evidence.step or 0) >= progress.LONG_STEPS:
-        return True
-    return progress.is_long(before)
-
-
-def _by_machine(kind: str, evidence: Evidence) -> str:
-    """Return the kind that a signal's usual kind becomes by what was measured on the machine."""
-    if evidence.finished and kind in _CRASHES:
-        return "crash-after-the-end"
-    if kind == "host-oom-killed" and evidence.oom_kills == 0:
-        return "killed-from-outside"
-    if kind == "dataloader-shm-full" and evidence.shm_ample:
-        return "bus-error"
-    return kind

@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from saferun.diagnosis import records
 from saferun.named_tuple import NamedTuple
 
 HEAD_BYTES = 128 * 1024
@@ -48,6 +49,7 @@ _PREFIX = re.compile(
     | \[[A-Za-z_]{1,20}(?P<tee>\d{1,5})(?:\|\d{1,5})?\]:[ ]?   # torchrun --tee, torchx
     | std(?:err|out):[ ]                                # accelerate's own tests, some notebooks
     | \[(?:INFO|ERROR|CRITICAL)\][ ]{1,2}(?=[\w.]{1,80}(?:Error|Exception)\b)   # loggers
+    | \[(?:ERROR|CRITICAL|FATAL)\][ ]?\[[\w./-]{1,80}(?::\w{1,60}){1,2}\][ ]?   # with their place
     | \[\d{4,9}\][ ](?=\S)                               # numbered lines of log viewers
     | \[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:[ ]?   # mpirun --tag-output
     | [ ]{0,4}(?P<srun>\d{1,5}):[ ](?=[ ]{0,8}\D|\d{4}-)  # srun --label
@@ -66,6 +68,7 @@ _PREFIX = re.compile(
     | E\d{4}[ ]\d\d:\d\d:\d\d\.\d{1,9}[ ]\d{1,9}[ ][\w./-]{1,160}:\d{1,6}\]
       (?:[ ]\[\d{1,4}/\d{1,4}\])?(?:[ ]|$)             # torch's own loggers, errors only
     | >[ ](?:ERROR|INFO|WARNING)[ ]{1,4}
+    | (?:\w{1,20}=(?:"[^"\\]{0,80}"|[^\s"]{1,80})[ ]){1,6}(?:msg|message|err|error)="   # logfmt
     | (?:ERROR|CRITICAL)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d{1,6}\](?:[ ]|$)   # vLLM
     """,
     re.VERBOSE,
@@ -246,6 +249,9 @@ def _lines(piece: _Piece) -> Iterator[Line]:
     plain = len(data.translate(None, _UNPRINTED)) == len(data)  # as in most logs: the fast path
     joined = any(sign in data for sign in _JOINED_LINES)
     for number, row in enumerate(data.split(b"\n"), piece.number):
+        if (b"\\n" in row or row.endswith(b"}")) and (unpacked := _unpacked(number, row)):
+            yield from unpacked
+            continue
         if plain and len(row) <= LINE_CHARS and not (joined and len(_split_behind_bar(row)) > 1):
             raw = row.decode("utf-8", "replace").rstrip()
             yield Line(number, *strip_prefixes(raw), raw)
@@ -253,6 +259,24 @@ def _lines(piece: _Piece) -> Iterator[Line]:
         row = row.lstrip(b"\0")  # the hole in a file that was truncated while it was written
         for part in _parts(row):
             yield from _clean(number, part)
+
+
+def _unpacked(number: int, row: bytes) -> list[Line]:
+    """Return the lines that a record holds; none where the row is no record of a failure."""
+    before, text = strip_prefixes(_CONTROL.sub(b" ", row).decode("utf-8", "replace").rstrip())
+    found = records.unpack(text)
+    if found is None:
+        return []
+    named = before if found[0] is None else found[0]
+    unpacked = []
+    for raw in found[1]:
+        rank, inner = strip_prefixes(raw)
+        nested = records.unpack(inner) if inner.endswith("}") else None
+        for line in nested[1] if nested else [inner]:
+            kept = line[:LINE_CHARS]
+            shown = kept if nested else raw[:LINE_CHARS]
+            unpacked.append(Line(number, named if rank is None else rank, kept, shown))
+    return unpacked
 
 
 def _parts(row: bytes) -> list[bytes]:

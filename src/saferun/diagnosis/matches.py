@@ -21,6 +21,12 @@ _HITS = 60  # lines with one phrase that are examined: the first ones, and as ma
 _LAST_LINES = 3  # of a log, for a sign with `last`
 _NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 _WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
+# The level of a line that its program does not take for a failure: a logger's, NCCL's, glog's.
+_INFORMATION = re.compile(
+    r".{0,120}?(?<![=\w])(?:INFO|DEBUG|TRACE)\b(?!.{0,40}\b(?:ERROR|CRITICAL|FATAL)\b)"
+    r"|\[?I\d{4} \d\d:|\S{0,40}\blevel=(?:info|debug)\b"
+    r"|.{0,400}?\"(?:level|levelname|severity)\": ?\"(?:info|debug)\"",
+)
 # Lines that say nothing about a failure beside them: torchrun's name of this machine and the link
 # to its manual (no request was sent to either), and a progress bar that reached its end.
 _NOT_CONTEXT = re.compile(r"\s{0,20}(?:host\s{1,20}: |traceback : to enable)|.{0,200}\b100%\|")
@@ -37,6 +43,7 @@ class Match(NamedTuple):
     rank: int | None
     raised: Raised | None
     text: str  # the exception's message, or the line and the ones that follow it
+    explains: frozenset[str] = frozenset()  # kinds that are its consequence
 
 
 def _is_warning(text: str) -> bool:
@@ -184,7 +191,11 @@ def _places(sign: Sign, text: _Text) -> Iterator[int]:
             if number is not None:
                 if sign.only != "line" and says(needle, text.messages[number]):
                     yield row
-            elif row not in text.framed and says(needle, text.lower[row]):
+            elif (
+                row not in text.framed
+                and says(needle, text.lower[row])
+                and (sign.states or not _INFORMATION.match(text.lines[row].raw))
+            ):
                 yield row
 
 
@@ -199,9 +210,11 @@ def _fits(sign: Sign, text: _Text, row: int) -> bool:
         return False
     if any(word in text.above(row) for word in sign.not_above):
         return False
-    if not (sign.near or sign.not_near):
+    if not (sign.near or sign.not_near or sign.doing):
         return True
     around = text.around(row)
+    if sign.doing and not sign.doing.search(around):
+        return False
     if sign.near and not any(word in around for word in sign.near):
         return False
     return not any(word in around for word in sign.not_near)
@@ -213,7 +226,7 @@ def _match(sign: Sign, text: _Text, row: int, number: int | None) -> Match:
         weight = min(sign.weight, WEIGHTS["hint"] + 1) if item.background else sign.weight
         if goes_on(item, text.lines):
             weight = min(weight, WEIGHTS["hint"] - 1)
-        return Match(sign.kind, weight, row, item.rank, item, item.text)
+        return Match(sign.kind, weight, row, item.rank, item, item.text, sign.explains)
     weight = sign.weight
     if (_is_warning(text.lower[row]) and not sign.warned) or GOES_ON.search(text.lower[row]):
         weight = min(weight, WEIGHTS["hint"])
@@ -222,4 +235,4 @@ def _match(sign: Sign, text: _Text, row: int, number: int | None) -> Match:
     elif WEIGHTS["echo+"] < weight < WEIGHTS["hard"]:
         weight -= _PLAIN_LOSS
     body = "".join(line.text for line in text.lines[row : row + 4])
-    return Match(sign.kind, weight, row, text.lines[row].rank, None, body)
+    return Match(sign.kind, weight, row, text.lines[row].rank, None, body, sign.explains)

@@ -30,12 +30,21 @@ _COUNTER = (
     r"\b(?:global[_ ]?step|step|iter|iteration|batch)s?[\s=:#/\[\]\"']{1,4}(?P<count>\d{1,9})\b"
 )
 _BAR = r"(?<![\d.])(?P<position>\d{1,9})/\d{1,9} ?\["
+_POSITION = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) ?\[")
 _FLAGS = re.IGNORECASE | re.ASCII
 _STEP = re.compile(f"{_COUNTER}|{_BAR}", _FLAGS)
 _COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not a step here
 _EPOCHS = re.compile(
     r"\bepoch[\s=:#\[(]{1,4}(\d{1,5})\b|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s", re.I
 )
+# tqdm's position, total (none of an endless bar) and elapsed time
+_TQDM = re.compile(
+    r"(?<![\d.])(?P<at>\d{1,9})(?:/(?P<of>\d{1,9})|it) ?"
+    r"\[(?:(?P<h>\d{1,3}):)?(?P<m>\d{1,2}):(?P<s>\d\d)[<,]"
+)
+_FIRST_STEPS = 1  # a job that reports no higher step is in its first one
+_STARTED = 20  # an unfinished bar beyond this shows that the job had made steps before
+_SAME_AGE = (0.95, 1.1)  # of a time-out: a bar of that age began when the waiting began
 _ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
 # A loss that is not a number, or is above ten thousand, leads to indices outside every table.
 _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
@@ -88,12 +97,18 @@ def _number(found: re.Match[str]) -> int:
     return int(found["count"] or found["position"])
 
 
+def step_in(text: str) -> int | None:
+    """Return the step that a line reports; None where it reports none."""
+    found = _STEP.search(text[-_END_CHARS:])
+    return _number(found) if found else None
+
+
 def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
     """Return the steps that the lines from index `start` up to `end` report."""
     reported = []
     for at in range(start, end):
-        if found := _STEP.search(lines[at].text[-_END_CHARS:]):
-            reported.append(Step(at, lines[at].rank, _number(found)))
+        if (number := step_in(lines[at].text)) is not None:
+            reported.append(Step(at, lines[at].rank, number))
     return reported
 
 
@@ -125,6 +140,36 @@ def is_long(before: Sequence[Line]) -> bool:
         for hours, minutes, seconds in _ELAPSED.findall(text):
             if int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds) >= LONG_S:
                 return True
+    return False
+
+
+def is_early(before: Sequence[Line]) -> bool:
+    """Return whether the last of these lines show a job in its first step."""
+    last: int | None = None
+    for line in before[-_LINES:]:
+        text = line.text[-_END_CHARS:]
+        if any(int(a or b) > _FIRST_STEPS for a, b in _EPOCHS.findall(text)):
+            return False
+        bar = _POSITION.search(text)
+        if bar is not None and bar[1] == bar[2]:  # it came to its end, as one of loading does
+            continue
+        if found := _STEP.search(text):
+            last = _number(found)
+            if last > _STARTED:
+                return False
+    return last is not None and last <= _FIRST_STEPS
+
+
+def bar_of_age(before: Sequence[Line], age_s: float) -> bool:
+    """Return whether a progress bar, which is no training's, runs for about as long as `age_s`."""
+    for line in before[-_LINES:]:
+        text = line.text[-_END_CHARS:]
+        found = _TQDM.search(text)
+        if found is None or found["at"] == found["of"] or "loss" in text:
+            continue
+        elapsed = int(found["h"] or 0) * 3600 + int(found["m"]) * 60 + int(found["s"])
+        if _SAME_AGE[0] * age_s <= elapsed <= _SAME_AGE[1] * age_s:
+            return True
     return False
 
 

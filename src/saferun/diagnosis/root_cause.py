@@ -59,7 +59,23 @@ def choose(
             )
         ]
         best = min(_not_survived(own, best, lines), key=order, default=best)
-    return best
+    return _standing(best, found, lines) or best
+
+
+def _standing(
+    best: Explanation, found: Sequence[Explanation], lines: Sequence[Line]
+) -> Explanation | None:
+    """Return the standing cause that came as a warning, of which `best` is the consequence.
+
+    A job that made steps after the warning was not hindered by it.
+    """
+    end = best.at if best.at >= 0 else len(lines)
+    for item in found:
+        if best.kind in item.explains and 0 <= item.at < end:
+            steps = progress.steps(lines, item.at, end)
+            if not any(progress.went_on(steps, item.at, rank) for rank in {s.rank for s in steps}):
+                return item
+    return None
 
 
 def _ended(item: Explanation, root_rank: int | None) -> bool:

@@ -6,7 +6,8 @@ log that a sign fits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 
 from saferun.errors import SaferunError
 from saferun.named_tuple import NamedTuple
@@ -54,6 +55,7 @@ class Sign(NamedTuple):
     says: tuple[Needle, ...]
     types: frozenset[str]
     near: tuple[str, ...]
+    doing: re.Pattern[str] | None  # in lower case
     not_near: tuple[str, ...]
     own: tuple[str, ...]
     not_own: tuple[str, ...]
@@ -65,6 +67,12 @@ class Sign(NamedTuple):
     only: str  # "", "exception" or "line"
     warned: bool  # a warning's line counts in full
     last: bool  # only among the last lines of the log
+    explains: frozenset[str]  # kinds that are its consequence, whatever they weigh
+
+    @property
+    def states(self) -> bool:
+        """Whether it decides in a line of information, too: it states an end, or the last lines."""
+        return self.warned or self.last or self.weight >= WEIGHTS["hard"]
 
 
 class Knowledge(NamedTuple):
@@ -130,6 +138,7 @@ def _sign(body: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Sign:
         says=tuple(_needle(text) for text in _texts(body, "says")),
         types=frozenset(_texts(body, "types")),
         near=_lower_texts(body, "near"),
+        doing=_doing(_lower_texts(body, "doing")),
         not_near=_lower_texts(body, "not_near"),
         own=_lower_texts(body, "own"),
         not_own=_lower_texts(body, "not_own"),
@@ -141,6 +150,7 @@ def _sign(body: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Sign:
         only=str(body.get("only", "")),
         warned=body.get("warned", False) is True,
         last=body.get("last", False) is True,
+        explains=frozenset(_known(name, kinds) for name in _texts(body, "explains")),
     )
 
 
@@ -162,6 +172,12 @@ def _texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 def _lower_texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(text.lower() for text in _texts(body, key))
+
+
+def _doing(phrases: Sequence[str]) -> re.Pattern[str] | None:
+    """Return a pattern of what a job does, which is not part of a path or a setting's name."""
+    words = "|".join(map(re.escape, phrases))
+    return re.compile(rf"(?<![\w/-])(?:{words})(?![/:=])") if words else None
 
 
 def _one_of(known: Collection[str], value: str, what: str, where: str) -> str:

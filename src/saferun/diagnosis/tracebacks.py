@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from saferun.diagnosis import foreign
 from saferun.diagnosis.log_reader import Line
 from saferun.named_tuple import NamedTuple
 
@@ -30,7 +31,8 @@ _RAISED = re.compile(
 _ANY_NAME = re.compile(rf"(?P<type>{_NAME}[A-Za-z_]\w{{0,80}})(?P<colon>:(?=\s|$))?(?P<message>.*)")
 _QUOTED_EXCEPTION = re.compile(
     r"\b(?P<type>RayTaskError(?=\(\w{1,80}\):)"
-    r"|[A-Z]\w{0,80}(?:Error|Exception)(?=\(['\"].))"
+    r"|[A-Z]\w{0,80}(?:Error|Exception)(?=\(['\"].)"
+    r"|(?<=Caught )[A-Z]\w{0,80}(?= in (?:DataLoader worker|replica|pin memory)))"
 )
 # Ranks that write at the same time lose newlines: a line of a traceback directly follows the name.
 _GLUED = re.compile(r" {4,64}(?:assert |raise |return |File \"|\w{1,80}[.(]|\w{1,80} = )")
@@ -43,7 +45,8 @@ _OTHER = re.compile(
     r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{3,4} |\[[EWIF] |={8}|-{8}"
     r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
     r"|Process finished with |Error: Process completed|command terminated with |FATAL: "
-    r"|'\(\w{1,80}Error\(|During handling|The above exception|\S{1,200}:\d{1,6}: "
+    r"|'\(\w{1,80}Error\(|thread '|panic: |goroutine \d|During handling|The above exception"
+    r"|\S{1,200}:\d{1,6}: "
 )
 # Another process's last output. It only continues a message that has the same subject.
 _ELSEWHERE = re.compile(
@@ -70,6 +73,15 @@ _BESIDE_LINES = 2  # of other processes between such a line and its traceback
 _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _serve\b")
 _PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
 _WARNED = re.compile(r"Warning\b")
+# Where a traceback is cut: the last whole frame that is left, and what may hide below it. Calls to
+# a device, to other ranks or to a server can fail for reasons that are not the script's.
+_FRAME = re.compile(r'File "(?P<path>[^"]{1,400})", line \d{1,7}, in (?P<name>.{1,200})$')
+_LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |/torch/")
+_HIDES_MORE = re.compile(
+    r"\b(?:backward|barrier|all_?(?:gather|reduce)\w{0,20}|broadcast|init_process_group|synchronize"
+    r"|cuda|to|item|from_pretrained|load_dataset|\w{0,20}download\w{0,20}|wait|compile|dist|save)"
+    r"[.(]|requests\.|urlopen"
+)
 _NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
 
 
@@ -103,6 +115,16 @@ class Raised(NamedTuple):
         """The type without its module."""
         return self.type.rsplit(".", 1)[-1]
 
+    @property
+    def in_the_script(self) -> bool:
+        """Whether the last frame is a function of the script's that calls nothing that may pass."""
+        rows = [row.strip() for row in self.frames.splitlines()]
+        at = next((n for n in range(len(rows) - 1, -1, -1) if rows[n].startswith("File ")), -1)
+        found = _FRAME.match(rows[at]) if at >= 0 else None
+        if found is None or found["name"] == "<module>" or _LIBRARY.search(found["path"]):
+            return False
+        return not any(_HIDES_MORE.search(row) for row in rows[at + 1 :])
+
 
 class Tracebacks(NamedTuple):
     """The exceptions of a log, and which lines are only their tracebacks' frames."""
@@ -134,6 +156,7 @@ class _Stream:
         self._open: _Open | None = None
         self._background = 0  # lines within which a background traceback begins
         self._framed_at = 0
+        self._headed = False  # the head of a traceback, whose exception was not read so far
 
     def read(self, at: int, text: str) -> None:
         """Read one line of the rank's.
@@ -159,7 +182,10 @@ class _Stream:
 
     def _begin(self, text: str) -> None:
         self.close()
-        self._inside = True
+        if self._headed and self._frames:
+            self._opened(self._framed_at, "", headed=True)
+            self.close()
+        self._inside = self._headed = True
         self._indent = len(text) - len(text.lstrip())
         self._frames = []
 
@@ -215,7 +241,7 @@ class _Stream:
                 self.close()
                 return
         if self._frames:
-            self._opened(self._framed_at, "", headed=self._inside)
+            self._opened(self._framed_at, "", headed=self._headed)
             self.close()
 
     def _continue_message(self, at: int, text: str) -> None:
@@ -247,6 +273,7 @@ class _Stream:
         self._rows = [at]
         self._open = _Open(_DOUBLED.sub(r"\1", name), "\n".join(self._frames), headed)
         self._frames = []
+        self._headed = False
 
     def close(self) -> None:
         """Hand over the exception whose message has ended."""
@@ -307,6 +334,20 @@ class _Reader:
         self._chains += 1
         return self._chains
 
+    def _of_another_language(self, thrown: foreign.Thrown) -> Raised:
+        return Raised(
+            at=thrown.at,
+            rank=thrown.rank,
+            type=thrown.type,
+            rows=(thrown.at,),
+            text=thrown.text,
+            frames="",
+            chain=self.next_chain(),
+            link="",
+            background=not thrown.ends,
+            headed=False,
+        )
+
     def run(self) -> Tracebacks:
         """Read all lines."""
         for at, line in enumerate(self._lines):
@@ -316,6 +357,7 @@ class _Reader:
             stream.read(at, line.text)
         for stream in self._streams.values():
             stream.end()
+        self.raised += [self._of_another_language(thrown) for thrown in foreign.find(self._lines)]
         raised = sorted(self.raised, key=lambda raised: raised.at)
         if len(raised) > 2 * MOST:
             raised = raised[:MOST] + raised[-MOST:]

@@ -19,6 +19,8 @@ from saferun.system import cgroup, paths
 _ERROR_FILE = r"a(\d+)-r(\d+)-rank(\d+|none)-pid\d+\.error\.json"  # inject/hooks/excepthook.py
 _ERROR_FILES = 256  # that are read at most; enough for the earliest exceptions of a large job
 _ERROR_BYTES = 1 << 20
+_NOT_OPENED = re.compile(r"File (\S{1,4000}) cannot be opened")  # torch.save
+_DISK_BYTES = 1 << 30  # free on a disk where a checkpoint's file can be opened
 _SHM_BYTES = 1 << 30  # sixteen times what a container has by default
 
 
@@ -34,8 +36,9 @@ def evidence(
         oom_kills: processes that the kernel killed meanwhile (`OutOfMemoryKills`); None if
             unknown.
     """
+    log = log_reader.read((ended.stdout_tail, b"\n", ended.stderr_tail))
     return Evidence(
-        log=log_reader.read((ended.stdout_tail, b"\n", ended.stderr_tail)),
+        log=log,
         exit_code=ended.exit_code,
         failures=failures(receipts, attempt),
         age_s=ended.lived_s,
@@ -44,6 +47,7 @@ def evidence(
         reader_gone=_reader_is_gone(),
         unkillable=len(ended.unkillable),
         shm_ample=_shm_is_ample(),
+        disk_ample=_disk_is_ample(log),
         finished=journal_receipts.finished(journal_receipts.read(receipts, attempt)),
     )
 
@@ -144,6 +148,19 @@ def _shm_is_ample() -> bool | None:
     except OSError:
         return None
     return shm.f_blocks * shm.f_frsize >= _SHM_BYTES and shm.f_bfree * 2 >= shm.f_blocks
+
+
+def _disk_is_ample(log: log_reader.Log) -> bool | None:
+    """Return whether there is room where a file could not be opened; None where none was tried."""
+    found = (_NOT_OPENED.search(line.text) for line in log.lines if "cannot be" in line.text)
+    path = next((hit[1] for hit in found if hit), None)
+    if path is None:
+        return None
+    try:
+        disk = os.statvfs(os.path.dirname(path) or ".")
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize >= _DISK_BYTES and (disk.f_favail > 0 or not disk.f_files)
 
 
 class OutOfMemoryKills:

@@ -1,0 +1,110 @@
+"""Pure: the lines that a structured log record holds: JSON of any logger, and torch's error file.
+
+A traceback inside a record is one line of the log with its newlines escaped. Unpacked, it is read
+like any other. Records that report nothing wrong stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+_RECORD_CHARS = 200_000  # a longer line is not unpacked
+_DEPTH = 4  # of nested objects that are looked into
+_LINES = 400  # of one record: its first and its last ones
+_WRONG = re.compile(
+    r'\\n|"(?:error|err|critical|fatal|warning|warn|alert|emergency|panic|e|f)"'
+    r"|\w(?:Error|Exception)\b",
+    re.I,
+)
+_TEXT = re.compile(
+    r"(?:message|msg|event|log|text|textpayload|detail|details|reason|error|err|exception|exc|"
+    r"exc_info|exc_text|exception\.\w{1,20}|error\.\w{1,20}|traceback|py_callstack|stack|"
+    r"stacktrace|stack_info|stack_trace|extrainfo|jsonpayload|body)\Z",
+    re.I,
+)
+_TRACE = re.compile(r"exc_info|exc_text|trace|stack", re.I)
+_RANK = re.compile(r"(?:global_)?rank\Z", re.I)
+# What a record has beside its text. One with other keys (a step, a loss) is kept as it is.
+_BESIDE = re.compile(
+    r"(?:@?timestamp|ts|time|asctime|date|receivetimestamp|insertid|logname|name|logger|logger_name|"
+    r"level|levelname|severity|lvl|loglevel|stream|kubernetes|labels|resource|host|hostname|pid|"
+    r"process|thread|threadname|module|filename|file|line|lineno|funcname|pathname|container|pod|"
+    r"namespace|source|(?:global_|local_)?rank|attrs|docker|tag|_p)\Z",
+    re.I,
+)
+# The level that a program gave to a line of its own. A collector's level of stderr says nothing.
+_LEVELS = {"info": "INFO", "debug": "INFO", "warning": "WARNING", "warn": "WARNING"}
+_OWN_LEVEL = re.compile(r"(?:level|levelname|lvl|loglevel)\Z", re.I)
+_NO_SENTENCE = re.compile(r"\s|Traceback|\[|[\w.]{1,120}(?:Error|Exception)\b|\{")
+_ESCAPED = re.compile(r"(?:\\){1,4}(?:r(?:\\){1,4})?n")
+_END = re.compile(r'"[\s,}\]]{0,12}$')  # of a record, behind its last text
+_HEAD = "Traceback (most recent call last):"
+
+
+def unpack(text: str) -> tuple[int | None, list[str]] | None:
+    """Return the rank and the lines of a record; None where the line is none, or all is well.
+
+    >>> unpack('{"level": "error", "msg": "stopped", "exc_info": "E\\\\nKeyError: 1", "rank": 3}')
+    (3, ['stopped', 'E', 'KeyError: 1'])
+    >>> unpack('{"level": "info", "msg": "step 3"}')
+    """
+    if len(text) > _RECORD_CHARS:
+        return None
+    at = text.find("{")
+    if 0 <= at <= 200 and text.endswith("}") and '":' in text:
+        try:
+            record = json.loads(text[at:])
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict) and _is_of_text(record, text) and (lines := _lines(record)):
+            return _rank(record), _bounded(lines)
+    return _unescaped(text)
+
+
+def _is_of_text(record: dict[str, object], text: str) -> bool:
+    """Return whether a record reports something wrong, or is nothing but a line with its time."""
+    beside = all(_TEXT.match(key) or _BESIDE.match(key) for key in record)
+    return beside or _WRONG.search(text) is not None
+
+
+def _unescaped(text: str) -> tuple[int | None, list[str]] | None:
+    """Return the lines of a traceback whose newlines are escaped; of a record that is cut, too."""
+    at = text.find(_HEAD)
+    if at < 0 or not _ESCAPED.match(text, at + len(_HEAD)):
+        return None
+    before, trace = text[:at], text[at:].replace('\\"', '"')
+    return None, _bounded([before, *_ESCAPED.split(_END.sub("", trace))])
+
+
+def _bounded(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= _LINES else lines[: _LINES // 2] + lines[-_LINES // 2 :]
+
+
+def _lines(record: dict[str, object]) -> list[str]:
+    level = next((str(v).lower() for k, v in record.items() if _OWN_LEVEL.match(k)), "")
+    texts = _texts(record, _DEPTH)
+    lines = [line for _, text in texts for line in text.splitlines() if line.strip()]
+    if level in _LEVELS and lines and not _NO_SENTENCE.match(lines[0]):
+        lines[0] = f"{_LEVELS[level]}: {lines[0]}"
+    return lines
+
+
+def _texts(record: dict[str, object], depth: int) -> list[tuple[bool, str]]:
+    """Return what the record's fields say, tracebacks last."""
+    found: list[tuple[bool, str]] = []
+    for key, value in record.items():
+        if not _TEXT.match(key):
+            continue
+        if isinstance(value, list):
+            value = "\n".join(item for item in value if isinstance(item, str))
+        if isinstance(value, str) and value:
+            found.append((_TRACE.search(key) is not None or _HEAD in value, value))
+        elif isinstance(value, dict) and depth:
+            found += _texts(value, depth - 1)
+    return sorted(found, key=lambda item: item[0])
+
+
+def _rank(record: dict[str, object]) -> int | None:
+    value = next((value for key, value in record.items() if _RANK.match(key)), None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,82 @@
+"""Pure: the last run of a log to which several were written.
+
+A requeued Slurm job, torchrun's restarts, a loop in a shell script and saferun itself append one
+run to the other. The last one is the one that failed: what ended an earlier one is over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from saferun.diagnosis import progress
+from saferun.diagnosis.log_reader import Line
+
+_HEAD_LINES = 6  # of a log, by which the start of another run is recognised
+_HEAD_WORD = re.compile(r"[^\W\d_]{4}")  # a line without a word does not count
+_STEPS = 3  # after the end of a run: another one is under way
+# The one that starts is named, so the next line is its first.
+_HANDED_OVER = re.compile(
+    r"saferun: attempt \d{1,4} failed .{0,2000}attempt \d{1,4} starts|will restart worker group"
+)
+_ENDED = re.compile(
+    r"\*\*\* (?:JOB|STEP) \S{1,40} ON \S{1,200} CANCELLED AT |oom[_-]kill event"
+    r"|Root Cause \(first observed failure\)|^saferun: attempt \d{1,4} failed "
+    r"|^(?:\S{1,80}: line \d{1,6}: )?\s{0,4}\d{0,9}\s{0,4}(?:Killed|Terminated|Aborted)\b"
+    r"|\(core dumped\)|DUE TO (?:PREEMPTION|JOB REQUEUE|NODE FAILURE)"
+    r"|\brequeu(?:ing|ed)\b.{0,40}\bjob\b"
+    r"|\b[Jj]ob\b.{0,40}\b(?:requeu(?:ing|ed)|preempted)\b|Received \S{0,20}SIGTERM death signal"
+)
+_STARTED = re.compile(
+    r"Setting OMP_NUM_THREADS environment variable for each process"
+    r"|^\+{1,3} (?:\S{0,80}/)?(?:srun|torchrun|python3?|accelerate|deepspeed|saferun|mpirun|exec) "
+)
+# Each of these is in a line that _HANDED_OVER or _ENDED fits: a cheap test, for every line.
+_WORDS = (
+    *("saferun: attempt ", "will restart worker group", "CANCELLED AT ", "oom_kill event"),
+    *("oom-kill event", "Root Cause (first", "Killed", "Terminated", "Aborted", "(core dumped)"),
+    *("DUE TO ", "equeu", "preempted", "SIGTERM death signal"),
+)
+_DIGITS = re.compile(r"\d{1,20}")
+
+
+def last_start(lines: Sequence[Line]) -> int:
+    """Return the index of the line with which the last run begins; 0 where the log has one."""
+    whole = "\n".join(line.text for line in lines)
+    words = [word for word in _WORDS if word in whole]
+    if not words:
+        return 0
+    head = _head(lines)
+    start, ended, reached, steps = 0, False, -1, []
+    for at, line in enumerate(lines):
+        text = line.text
+        telling = any(word in text for word in words)
+        if telling and _HANDED_OVER.search(text):
+            start, ended = at + 1, False
+        elif telling and _ENDED.search(text):
+            ended, reached, steps = True, -1, []
+        elif ended and (_STARTED.search(text) or _shape(text) in head):
+            start, ended = at, False
+        elif ended and (step := progress.step_in(text)) is not None and step > reached:
+            reached = step
+            steps.append(at)
+            if len(steps) == _STEPS:
+                start, ended = steps[0], False
+    return start if start < len(lines) else 0
+
+
+def _head(lines: Sequence[Line]) -> frozenset[str]:
+    """Return the forms of the first lines, without those that any run repeats, as steps."""
+    texts = (line.text for line in lines[:_HEAD_LINES])
+    return frozenset(
+        _shape(text)
+        for text in texts
+        if _HEAD_WORD.search(text)
+        and "arning" not in text
+        and progress.step_in(text) is None
+        and not text.startswith((" ", "Traceback"))
+    )
+
+
+def _shape(text: str) -> str:
+    return _DIGITS.sub("0", text)
