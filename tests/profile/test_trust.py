@@ -106,13 +106,13 @@ def test_a_user_trusts_what_is_root_s_and_what_is_his(place):
 
 @root
 def test_a_link_is_as_trusted_as_the_directory_of_its_target(place):
-    os.mkdir(f"{place}/work")
+    os.mkdir(f"{place}/job")
     put(place, name="shared/profile.yaml")
-    os.symlink("../shared/profile.yaml", f"{place}/work/saferun.yaml")
-    chosen = profiles.choose(None, "", {"HOME": f"{place}/home"}, f"{place}/work", NONE)
+    os.symlink("../shared/profile.yaml", f"{place}/job/saferun.yaml")
+    chosen = profiles.choose(None, "", {"HOME": f"{place}/home"}, f"{place}/job", NONE)
     assert is_used(chosen)
     os.chmod(f"{place}/shared", 0o777)
-    chosen = profiles.choose(None, "", {"HOME": f"{place}/home"}, f"{place}/work", NONE)
+    chosen = profiles.choose(None, "", {"HOME": f"{place}/home"}, f"{place}/job", NONE)
     assert not is_used(chosen)
 
 
