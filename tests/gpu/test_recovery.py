@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from fakecuda import Machine, Smi, card, compiled, uuid
+from fakecuda import Machine, Smi, card, compiled, driver_files, uuid
 
 from saferun.diagnosis.signatures import load as load_failures
-from saferun.gpu import lock_dir, orphans, preflight_gate, recovery
+from saferun.gpu import lock_dir, nvidia_smi, orphans, preflight_gate, recovery
 from saferun.gpu.cuda_errors import AFTER, DRAIN, LEFTOVERS, RESET
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
 from saferun.supervise.probes import Probes
@@ -23,6 +23,7 @@ from saferun.system import procfs
 
 A = uuid(0)
 GPU = Gpu(0, A, "NVIDIA Fake")
+LOOK = [" ".join(nvidia_smi.QUERY), " ".join(nvidia_smi.APPS)]
 
 
 @pytest.fixture
@@ -43,7 +44,8 @@ class Stand:
     def __init__(self, smi: Smi, dev: Path) -> None:
         self.smi, self.dev = smi, dev
         self.runs = dev.parent / "runs"
-        self.world = recovery.World(True, True, str(dev), sleep=lambda s: None)
+        driver = str(driver_files(dev.parent / "driver"))
+        self.world = recovery.World(True, True, str(dev), driver, sleep=lambda s: None)
         self.environ = {"PATH": f"{smi.folder}:/usr/bin:/bin", "TMPDIR": str(dev.parent)}
 
     def recover(self, *asks, **options):
@@ -69,8 +71,8 @@ def stand(smi, dev) -> Stand:
 @contextlib.contextmanager
 def holder(dev: Path, **environ: str):
     """A process that has the device node open, as one that computes on the GPU has."""
-    code = f"open({str(dev / 'nvidia0')!r}); print(flush=True); import signal; signal.pause()"
-    code = "file = " + code
+    node = str(dev / "nvidia0")  # O_PATH: there is no driver to open it otherwise
+    code = f"import os, signal; os.open({node!r}, os.O_PATH); print(flush=True); signal.pause()"
     with subprocess.Popen(
         [sys.executable, "-S", "-c", code], env=environ, stdout=subprocess.PIPE
     ) as process:
@@ -119,12 +121,42 @@ def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
     assert str(process.pid) in finding.what
 
 
-def test_a_leftover_that_only_nvidia_smi_sees_is_ended(stand):
-    with holder(stand.dev.parent / "dev", SAFERUN_LOCKS=ended_owner()) as process:
+def test_what_only_nvidia_smi_says_is_on_a_gpu_is_not_ended(stand):
+    """Another user's argv[0] can forge its answer; the open device node cannot be forged."""
+    with holder(stand.dev, SAFERUN_LOCKS=ended_owner()) as process:
         elsewhere = stand.world._replace(dev="/nowhere")
-        stand.smi.reports(card(holders={process.pid: "python"}))
-        assert stand.recover(LEFTOVERS, world=elsewhere).acted
-        assert process.wait(10) == -9
+        stand.smi.reports(card(holders=[process.pid]))
+        assert not stand.recover(LEFTOVERS, world=elsewhere).acted
+        assert process.poll() is None
+
+
+def test_a_gpu_that_only_nvidia_smi_knows_is_not_reset(stand):
+    stand.smi.reports(card(uuid="GPU-" + "9" * 8, action="Reset"))
+    gpu = Gpu(0, "GPU-" + "9" * 8, "NVIDIA Fake")
+    terms = recovery.ResetTerms("when-idle", lambda: True, [gpu.uuid])
+    done = recovery.recover(
+        recovery.Scope((gpu,), stand.environ), [RESET], terms, world=stand.world
+    )
+    assert "the kernel's driver does not name it" in done.findings[0].what
+    assert not stand.was_reset
+
+
+def test_two_answers_for_one_gpu_are_refused(stand):
+    stand.smi.reports(card(action="None"), card(action="Reset"))
+    done = stand.reset(suspects=())
+    assert "a GPU is there twice" in done.findings[0].what
+    assert not stand.was_reset
+
+
+def test_a_driver_that_does_not_know_every_field_is_asked_for_the_others(stand):
+    stand.smi.reports(card(used="70000"))
+    state = (stand.smi.folder / "report").read_text().rpartition(",")[0]
+    stand.smi.behaves(
+        'case "$1" in *gpu_recovery_action*) echo "Field \\"x\\" is not a valid field to query."\n'
+        f"exit 2 ;; --query-gpu*) echo {state!r} ;; esac"
+    )
+    (finding,) = stand.recover(DRAIN).findings
+    assert "70000 MiB are still used" in finding.what
 
 
 def test_the_journal_proves_that_a_run_has_ended(stand):
@@ -182,16 +214,16 @@ def test_memory_that_is_given_back_is_waited_for(stand):
     stand.smi.reports(card(used="3"))
     done = stand.recover(DRAIN, drain_s=20)
     assert done == recovery.Recovered((), acted=True)
-    assert stand.smi.asked == ["-q", "-q"]
+    assert stand.smi.asked == [*LOOK, *LOOK]
 
 
 def test_memory_that_a_foreign_process_holds_is_said_with_its_pid(stand):
-    stand.smi.reports(card(used="70000", holders={4711: "/usr/bin/python"}))
+    stand.smi.reports(card(used="70000", holders=[999999]))
     (finding,) = stand.recover(DRAIN).findings
     assert finding.level == PROBLEM
     assert finding.area == "GPU 0"
     assert "70000 MiB are still used" in finding.what
-    assert "pid 4711 (/usr/bin/python)" in finding.what
+    assert "pid 999999 (ended)" in finding.what
 
 
 def test_memory_that_nobody_seems_to_hold_is_said(stand):
@@ -240,7 +272,7 @@ def test_a_driver_that_forgets_its_gpus_is_noted(stand):
 def test_an_idle_gpu_is_reset_as_root_under_the_lock(stand):
     stand.smi.reports(card())
     done = stand.reset()
-    assert stand.smi.asked == ["-q", f"--gpu-reset -i {A}"]
+    assert stand.smi.asked == [*LOOK, f"--gpu-reset -i {A}"]
     assert done.acted
     assert done.findings[0].level == OK
 
@@ -273,7 +305,7 @@ NOT_NOW = {
     "the lock is shared": ({"alone": lambda: False}, {}, "lock"),
     "MIG": ({}, {"mig": "Enabled"}, "MIG"),
     "MIG from the next reset on": ({}, {"pending": "Enabled"}, "come back in MIG mode"),
-    "a process on it": ({}, {"holders": {4711: "python"}}, "pid 4711 (python)"),
+    "a process on it": ({}, {"holders": [999999]}, "pid 999999 (ended)"),
 }
 
 
@@ -314,10 +346,10 @@ def test_a_gpu_that_a_container_has_open_under_another_name_is_not_reset(stand):
 
 def test_a_process_that_comes_while_memory_is_waited_for_keeps_the_reset_away(stand):
     stand.smi.reports(card(), look=0)
-    stand.smi.reports(card(holders={4711: "python"}))
+    stand.smi.reports(card(holders=[999999]))
     terms = recovery.ResetTerms("when-idle", lambda: True, [A])
     done = stand.recover(DRAIN, RESET, terms=terms)
-    assert "in use by pid 4711 (python)" in done.findings[0].what
+    assert "in use by pid 999999 (ended)" in done.findings[0].what
     assert not stand.was_reset
 
 
@@ -329,7 +361,7 @@ def test_the_lock_is_asked_last_of_all(stand):
         asked.append(stand.was_reset)
         return True
 
-    for told in ({"holders": {4711: "python"}}, {"mig": "Enabled"}):
+    for told in ({"holders": [999999]}, {"mig": "Enabled"}):
         stand.smi.reports(card(**told))
         stand.reset(alone=alone)
     assert asked == []
@@ -418,6 +450,7 @@ def test_the_kinds_that_ask_for_recovery_are_kinds():
     assert set(AFTER) <= set(load_failures({}).kinds)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")
 def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine, tmp_path):
     (tmp_path / "job.py").write_text(
         "import os, sys\n"
@@ -426,9 +459,9 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
         "print('done')\n"
     )
     (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "nvidia0").touch()
+    os.mknod(tmp_path / "dev" / "nvidia0", 0o20600, os.makedev(orphans.NVIDIA_MAJOR, 0))
     with holder(tmp_path / "dev", SAFERUN_LOCKS=ended_owner()) as process:
-        machine.smi.reports(card(0, holders={process.pid: "python"}, used="77000"), look=0)
+        machine.smi.reports(card(0, holders=[process.pid], used="77000"), look=0)
         machine.smi.reports(card(0), card(1))
         options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]
         ran = machine.run("--profile", "h100", *options, "job.py")

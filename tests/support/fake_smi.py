@@ -87,7 +87,8 @@ def fields(number: int = 0, **changed: str) -> dict[str, str]:
         name: value.format(uuid=uuid(number), number=number, bus=bus(number).upper())
         for name, value in WELL.items()
     }
-    return {**found, **changed}
+    found |= changed
+    return {**found, "Processes": found.pop("Processes")}  # the last of those that are read
 
 
 def report(

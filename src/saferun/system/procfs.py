@@ -82,11 +82,15 @@ def uids(pid: int) -> set[int]:
 
 
 def comm(pid: int) -> str:
-    """Return a process's short name (at most 15 characters), or "ended"."""
+    """Return a process's short name (at most 15 characters), or "ended".
+
+    A process names itself (PR_SET_NAME): what is not printable is replaced.
+    """
     try:
-        return read(f"/proc/{pid}/comm").strip()
+        name = read(f"/proc/{pid}/comm").strip()
     except OSError:
         return "ended"
+    return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def read(path: str) -> str:
