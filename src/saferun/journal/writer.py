@@ -122,6 +122,10 @@ class Journal:
                 file, content = f"attempt-{attempt}.{name}", self._mask.data(data)
                 self._try(file, _later(self._directory().put, file, content))
 
+    def masked(self, text: str) -> str:
+        """Return a text without secrets."""
+        return self._mask.text(text)
+
     def sync(self) -> None:
         """Bring what was written to the disk; returns after 2 s whether it is there or not.
 

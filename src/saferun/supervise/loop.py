@@ -255,7 +255,7 @@ class _Run:
     def _prepare_next(self) -> None:
         """Import what a failure needs, and have the next attempt's torchrun import torch."""
         from saferun.diagnosis import classify, signatures  # noqa: F401 (imported ahead)
-        from saferun.journal import receipts  # noqa: F401 (imported ahead)
+        from saferun.journal import error_files, receipts  # noqa: F401 (imported ahead)
         from saferun.supervise import report  # noqa: F401 (imported ahead)
 
         signatures.load(self._gathered.environ)  # fills its cache, in case of a failure
@@ -279,6 +279,8 @@ class _Run:
 
     def _decide(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Gather what happened, decide, record and report it."""
+        identity = self._gathered.identity
+        self._record.mask_errors(identity.receipts, identity.attempt)
         found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         diagnosis = None
