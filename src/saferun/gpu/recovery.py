@@ -161,7 +161,8 @@ class _Recovery:
     def end_leftovers(self) -> list[Finding]:
         """End the processes on these GPUs that an ended run of ours has left."""
         known = orphans.openers(None, self._world.dev)
-        ours = {pid: known[pid] for pid in sorted(known) if orphans.is_leftover(pid, self._runs)}
+        runs = self._runs
+        ours = {pid: s for pid, s in sorted(known.items()) if orphans.is_leftover(pid, s, runs)}
         if not ours:
             return []
         names = ", ".join(f"{pid} ({procfs.comm(pid)})" for pid in ours)

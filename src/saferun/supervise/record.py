@@ -51,6 +51,10 @@ class Record:
         self._journal.event("started", keeper=keeper, launcher=launcher)
         self.keep_tails()
 
+    def alive(self) -> None:
+        """Record that the run lives: what begins later is not known to belong to it."""
+        self._journal.alive()
+
     def preflight(self, granted: bool, findings: tuple[Finding, ...]) -> None:
         """Record a trial of the GPUs."""
         shown = [finding._asdict() for finding in findings]
