@@ -131,6 +131,7 @@ def test_observer_hears_of_the_start_and_once_later_while_the_command_runs(stage
     exited.reports(STARTED, EXITED)
     exited.passes(6)
     assert exited.calls[1:] == []
+    assert exited.life.left_ms() is None
 
 
 def test_the_later_moment_comes_again_after_the_seconds_that_it_asked_for(stage):
@@ -145,7 +146,6 @@ def test_the_later_moment_comes_again_after_the_seconds_that_it_asked_for(stage)
     run.reports(EXITED)
     run.passes(30.0)
     assert run.calls[1:] == ["later", "later"]
-    assert exited.life.left_ms() is None
 
 
 def test_second_interrupt_kills_but_an_echo_of_the_first_does_not(stage):

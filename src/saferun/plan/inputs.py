@@ -190,7 +190,7 @@ def assemble(
         _identity(runs, starting),
         runs=runs,
         launcher=launcher,
-        remarks=(*chosen.remarks, *([idle] if idle else [])),
+        remarks=tuple(filter(None, (paths.foreign_home(environ), *chosen.remarks, idle))),
     )
 
 
