@@ -22,14 +22,17 @@ FILES = Files(
 
 
 def told(*cards, processes=None, **changed):
-    return Smi(
-        "/usr/bin/nvidia-smi", nvidia_smi.parse(report(cards, processes=processes)), **changed
-    )
+    read = nvidia_smi.parse(report(cards))
+    apps = {
+        cards[number]["GPU UUID"]: tuple(nvidia_smi.Process(*process) for process in found)
+        for number, found in (processes or {}).items()
+    }
+    return Smi("/usr/bin/nvidia-smi", nvidia_smi.with_processes(read, apps), **changed)
 
 
 def judged(changed, mine=(), processes=None):
     """Judge one GPU whose report has some fields changed."""
-    return checks_gpu.judge(told({**fields(0), **changed}, processes=processes), FILES, mine)
+    return checks_gpu.judge(told(fields(0, **changed), processes=processes), FILES, mine)
 
 
 def test_a_healthy_gpu_is_one_finding():
@@ -149,10 +152,10 @@ def test_a_problem_of_another_jobs_gpu_is_a_note():
 @pytest.mark.parametrize(
     ("used", "processes", "level", "words"),
     [
-        (70000, [(71, "/usr/bin/python3", 69000)], PROBLEM, "pid 71"),
-        (2000, [(71, "python3", 1900)], NOTE, "pid 71"),
+        (70000, [(71, 69000, "python3")], PROBLEM, "pid 71"),
+        (2000, [(71, 1900)], NOTE, "pid 71"),
         (70000, [], PROBLEM, "by no process that is visible here"),
-        (70000, [(71, "python3", 30000)], PROBLEM, "40000 MiB by no process"),
+        (70000, [(71, 30000)], PROBLEM, "40000 MiB by no process"),
     ],
     ids=["a job", "a small one", "another container", "both"],
 )

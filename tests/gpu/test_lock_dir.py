@@ -111,7 +111,7 @@ def test_a_planted_lock_file_is_not_followed(tmp_path, file, kind):
     victim.write_text("precious")
     plant(place / file, kind, victim)
     said = []
-    held = take(place, A, say=said.append)
+    held = take(place, A, mode="warn", say=said.append)
     assert_runs_without_locks(held, said, file)
     assert victim.read_text() == "precious"
     assert stat.S_IMODE(victim.stat().st_mode) != 0o666
@@ -131,6 +131,28 @@ def plant(path, kind, victim):
         path.hardlink_to(victim)
 
 
+@root
+@pytest.mark.parametrize("file", [f"{A}.lock", f"{A}.slot0", "admission"])
+@pytest.mark.parametrize("kind", ["closed", "symlink", "directory", "pipe", "second-name"])
+@pytest.mark.parametrize("policy", ["refuse", "wait"])
+def test_where_a_lock_must_hold_a_strangers_file_in_its_place_is_busy(
+    shared, outcome, file, kind, policy
+):
+    (shared / "lock").mkdir(exist_ok=True)
+    (shared / "lock").chmod(0o1777)
+    (shared / "victim").touch()
+    if kind == "closed":
+        (shared / "lock" / file).touch(0o600)
+    else:
+        plant(shared / "lock" / file, kind, shared / "victim")
+    answer = outcome(A, mode=policy, uid=NOBODY)
+    assert answer["code"] == 75
+    assert "cannot be known" in answer["busy"]
+    assert file in answer["busy"]
+    assert "locks.gpus=warn" in answer["busy"]
+    assert "locks are off" in outcome(A, mode="warn", uid=NOBODY)["held"]
+
+
 @pytest.mark.parametrize("kind", ["symlink", "dangling", "pipe", "second-name"])
 def test_a_planted_lock_directory_is_not_followed(tmp_path, kind):
     (tmp_path / "elsewhere").mkdir()
@@ -146,7 +168,7 @@ def test_a_planted_lock_directory_is_not_followed(tmp_path, kind):
 def test_no_descriptor_is_left_where_locks_are_off(tmp_path):
     (tmp_path / f"{A}.slot0").mkdir()
     before = os.listdir("/proc/self/fd")
-    take(tmp_path, A, say=lambda line: None)
+    take(tmp_path, A, mode="warn", say=lambda line: None)
     assert os.listdir("/proc/self/fd") == before
 
 

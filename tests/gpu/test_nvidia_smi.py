@@ -52,7 +52,8 @@ def test_a_report_of_two_gpus_is_read_field_by_field():
 
 def test_every_field_that_was_laid_out_is_read_back():
     given = fields(0)
-    read = dict(nvidia_smi.parse(report([given])).cards[0].fields)
+    del given["Processes"]  # nothing is read from there on
+    read = dict(nvidia_smi.parse(report([fields(0)])).cards[0].fields)
     assert {name: read.get(name) for name in given} == given
 
 
@@ -88,12 +89,49 @@ def test_an_error_in_a_values_place_is_no_value(value):
     assert card.sick() == ("FB Memory Usage/Used",)
 
 
-def test_processes_are_read_with_their_memory():
-    cards = [{**fields(0), "Processes": ""}]
-    text = report(cards, processes={0: [(71, "/usr/bin/python3", 1024), (72, "a : b", 5)]})
-    first, second = nvidia_smi.parse(text).cards[0].processes
-    assert first == nvidia_smi.Process(71, "C", "/usr/bin/python3", 1024)
-    assert (second.name, second.used_mib) == ("a : b", 5)
+def test_processes_are_read_as_numbers():
+    answer = "GPU-1, 71, 1024\nGPU-2, 72, [N/A]\nGPU-1, 73, 5\nGPU-1, evil, 1\nrubbish\n"
+    assert nvidia_smi.parse_apps(answer) == {
+        "GPU-1": (nvidia_smi.Process(71, 1024), nvidia_smi.Process(73, 5)),
+        "GPU-2": (nvidia_smi.Process(72, None),),
+    }
+
+
+HEAD = f"x\nGPU 0000{bus(1).upper()}\n    GPU UUID : GPU-evil\n    GPU Recovery Action : Reset"
+EVIL = {
+    "a field of its own GPU": "x\n    GPU Recovery Action : Reset\n    Minor Number : 7",
+    "a process": "x\n        Process ID : 1\n            Type : C",
+    "a second GPU": HEAD,
+    "an unknown GPU": HEAD.replace(bus(1).upper(), "0000:FF:00.0"),
+    "a lost GPU": f"x\nUnable to determine the device handle for GPU1: {bus(1)}: GPU is lost",
+    "control sequences": "x\x1b[31m\r\x9b2J\u202e",
+}
+
+
+@pytest.mark.parametrize("name", EVIL.values(), ids=EVIL)
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_name_of_a_process_changes_nothing_in_a_report(name, count):
+    cards = [{**fields(number), "Processes": ""} for number in range(count)]
+    buses = [bus(number) for number in range(2)]
+    plain = nvidia_smi.parse(report(cards, processes={0: [(71, "x", 5)]}), known=buses)
+    read = nvidia_smi.parse(report(cards, processes={0: [(71, name, 5)]}), known=buses)
+    assert len(plain.cards) == count
+    assert read == plain or (read.forged and not read.cards)
+    assert count == 2 or read == plain  # each GPU asked alone is always believed
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (report([fields(0), fields(0)]), "a GPU is there twice"),
+        (report([fields(0)]) + "    Minor Number : 7\n    Minor Number : 8\n", "`Minor Number`"),
+        (report([fields(0), fields(1), fields(2)]), "no GPU of this machine"),
+    ],
+    ids=["a GPU", "a field", "an unknown GPU"],
+)
+def test_a_report_that_contradicts_itself_is_refused(text, why):
+    read = nvidia_smi.parse(text.replace("    Processes ", "    Other "), known=[bus(0), bus(1)])
+    assert (read.cards, why in read.forged) == ((), True), read.forged
 
 
 @pytest.mark.parametrize(

@@ -327,10 +327,10 @@ def test_what_fails_with_every_gpu_is_no_single_one_s_fault(library):
 
 
 def test_the_holder_of_memory_is_asked_of_nvidia_smi(machine, library):
-    machine.smi.reports(card(0), card(1, holders={4711: "/usr/bin/python"}), card(2))
+    machine.smi.reports(card(0), card(1, holders=[999999]), card(2))
     path = f"{machine.smi.folder}:/usr/bin:/bin"
     judged = examined(library, path=path, FAKE_CUDA_BAD="1:memory:2")
-    assert "held by pid 4711 (/usr/bin/python, 70000 MiB)" in problems(judged)[0].fix
+    assert "held by pid 999999 (ended, 70000 MiB)" in problems(judged)[0].fix
 
 
 @pytest.mark.parametrize("script", ["sleep 600", "echo rubbish; exit 9", "yes"])

@@ -10,19 +10,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from fakecuda import Machine, Smi, card, compiled, uuid
+from fakecuda import Machine, Smi, card, compiled, driver_files, uuid
 
 from saferun.diagnosis.signatures import load as load_failures
-from saferun.gpu import lock_dir, orphans, preflight_gate, recovery
+from saferun.gpu import lock_dir, nvidia_smi, orphans, preflight_gate, recovery
 from saferun.gpu.cuda_errors import AFTER, DRAIN, LEFTOVERS, RESET
+from saferun.journal import writer
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
 from saferun.supervise.probes import Probes
-from saferun.system import procfs
+from saferun.system import procfs, redact
 
 A = uuid(0)
 GPU = Gpu(0, A, "NVIDIA Fake")
+LOOK = [" ".join(nvidia_smi.QUERY), " ".join(nvidia_smi.APPS)]
 
 
 @pytest.fixture
@@ -43,7 +46,8 @@ class Stand:
     def __init__(self, smi: Smi, dev: Path) -> None:
         self.smi, self.dev = smi, dev
         self.runs = dev.parent / "runs"
-        self.world = recovery.World(True, True, str(dev), sleep=lambda s: None)
+        driver = str(driver_files(dev.parent / "driver"))
+        self.world = recovery.World(True, True, str(dev), driver, sleep=lambda s: None)
         self.environ = {"PATH": f"{smi.folder}:/usr/bin:/bin", "TMPDIR": str(dev.parent)}
 
     def recover(self, *asks, **options):
@@ -69,8 +73,8 @@ def stand(smi, dev) -> Stand:
 @contextlib.contextmanager
 def holder(dev: Path, **environ: str):
     """A process that has the device node open, as one that computes on the GPU has."""
-    code = f"open({str(dev / 'nvidia0')!r}); print(flush=True); import signal; signal.pause()"
-    code = "file = " + code
+    node = str(dev / "nvidia0")  # O_PATH: there is no driver to open it otherwise
+    code = f"import os, signal; os.open({node!r}, os.O_PATH); print(flush=True); signal.pause()"
     with subprocess.Popen(
         [sys.executable, "-S", "-c", code], env=environ, stdout=subprocess.PIPE
     ) as process:
@@ -81,28 +85,32 @@ def holder(dev: Path, **environ: str):
             process.kill()
 
 
-def ended_owner() -> str:
-    """SAFERUN_LOCKS as a saferun that has ended had it."""
+def ended_owner() -> dict:
+    """A saferun that has ended, as its run's journal names it."""
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as owner:
-        entry = f"{owner.pid}:{procfs.start(owner.pid)}"
+        start = procfs.start(owner.pid)
         owner.communicate(b"\n")
-    return f"{entry}:{A}"
+    return {**procfs.this_process(), "pid": owner.pid, "start": start}
 
 
-def living_owner() -> str:
-    return f"{os.getpid()}:{procfs.start(os.getpid())}:{A}"
+def left_by(stand, by: dict, *, alive: int | None = None, run: str = "r1") -> dict[str, str]:
+    """The environment of what a run started, and the run's journal, which says who ran it.
+
+    `alive` is when the run last lived; None: after all that these tests start.
+    """
+    folder = stand.runs / run
+    folder.mkdir(parents=True)
+    event = {"at": 1, "event": "attempt", "attempt": 1, "by": by}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    last = procfs.now() + 1000 if alive is None else alive
+    (folder / "alive").write_text(f"{last:020d}\n")
+    locks = f"{by['pid']}:{by['start']}:{A}"
+    return {"SAFERUN_INJECT": contract(run), "SAFERUN_LOCKS": locks}
 
 
-def journal(runs: Path, **by) -> str:
-    """SAFERUN_INJECT of a run, and its journal, which says who ran it."""
-    (runs / "r1").mkdir(parents=True)
-    event = {"at": 1, "event": "attempt", "attempt": 1, "by": {**procfs.this_process(), **by}}
-    (runs / "r1" / "events.jsonl").write_text(json.dumps(event) + "\n")
-    return contract("r1")
-
-
-def contract(run: str) -> str:
-    return json.dumps({"v": 1, "run": run, "attempt": 1, "hooks": {}, "mitigations": []})
+def contract(run: str, **more) -> str:
+    known = {"v": 1, "run": run, "attempt": 1, "hooks": {}, "mitigations": []}
+    return json.dumps({**known, **more})
 
 
 # Leftovers
@@ -110,7 +118,7 @@ def contract(run: str) -> str:
 
 def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
     stand.smi.reports(card())
-    with holder(stand.dev, SAFERUN_LOCKS=ended_owner()) as process:
+    with holder(stand.dev, **left_by(stand, ended_owner())) as process:
         done = stand.recover(LEFTOVERS)
         assert process.wait(10) == -9
     assert done.acted
@@ -119,34 +127,95 @@ def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
     assert str(process.pid) in finding.what
 
 
-def test_a_leftover_that_only_nvidia_smi_sees_is_ended(stand):
-    with holder(stand.dev.parent / "dev", SAFERUN_LOCKS=ended_owner()) as process:
+def test_what_only_nvidia_smi_says_is_on_a_gpu_is_not_ended(stand):
+    """Another user's argv[0] can forge its answer; the open device node cannot be forged."""
+    with holder(stand.dev, **left_by(stand, ended_owner())) as process:
         elsewhere = stand.world._replace(dev="/nowhere")
-        stand.smi.reports(card(holders={process.pid: "python"}))
-        assert stand.recover(LEFTOVERS, world=elsewhere).acted
-        assert process.wait(10) == -9
+        stand.smi.reports(card(holders=[process.pid]))
+        assert not stand.recover(LEFTOVERS, world=elsewhere).acted
+        assert process.poll() is None
 
 
-def test_the_journal_proves_that_a_run_has_ended(stand):
+def test_a_gpu_that_only_nvidia_smi_knows_is_not_reset(stand):
+    stand.smi.reports(card(uuid="GPU-" + "9" * 8, action="Reset"))
+    gpu = Gpu(0, "GPU-" + "9" * 8, "NVIDIA Fake")
+    terms = recovery.ResetTerms("when-idle", lambda: True, [gpu.uuid])
+    done = recovery.recover(
+        recovery.Scope((gpu,), stand.environ), [RESET], terms, world=stand.world
+    )
+    assert "the kernel's driver does not name it" in done.findings[0].what
+    assert not stand.was_reset
+
+
+def test_two_answers_for_one_gpu_are_refused(stand):
+    stand.smi.reports(card(action="None"), card(action="Reset"))
+    done = stand.reset(suspects=())
+    assert "a GPU is there twice" in done.findings[0].what
+    assert not stand.was_reset
+
+
+def test_a_driver_that_does_not_know_every_field_is_asked_for_the_others(stand):
+    stand.smi.reports(card(used="70000"))
+    state = (stand.smi.folder / "report").read_text().rpartition(",")[0]
+    stand.smi.behaves(
+        'case "$1" in *gpu_recovery_action*) echo "Field \\"x\\" is not a valid field to query."\n'
+        f"exit 2 ;; --query-gpu*) echo {state!r} ;; esac"
+    )
+    (finding,) = stand.recover(DRAIN).findings
+    assert "70000 MiB are still used" in finding.what
+
+
+def test_the_journal_of_another_directory_is_found_by_its_receipts(stand):
     stand.smi.reports(card())
-    told = journal(stand.runs, start=1)
-    with holder(stand.dev, SAFERUN_INJECT=told) as process:
+    environ = left_by(stand, ended_owner())
+    environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))
+    stand.runs = Path("/nowhere")
+    with holder(stand.dev, **environ) as process:
         assert stand.recover(LEFTOVERS).acted
         assert process.wait(10) == -9
 
 
+def without(environ: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def nested(stand) -> dict[str, str]:
+    environ = left_by(stand, ended_owner())
+    outer = f"{os.getpid()}:{procfs.start(os.getpid())}:{A}"
+    return {**environ, "SAFERUN_LOCKS": f"{outer};{environ['SAFERUN_LOCKS']}"}
+
+
+def of(by=None, **changed):
+    return lambda stand: left_by(stand, {**(by or ended_owner)(), **changed})
+
+
 FOREIGN = {
     "not saferun's": lambda stand: {},
-    "its saferun lives": lambda stand: {"SAFERUN_LOCKS": living_owner()},
-    "the outer saferun lives": lambda stand: {"SAFERUN_LOCKS": f"{living_owner()};{ended_owner()}"},
-    "unreadable owner": lambda stand: {"SAFERUN_LOCKS": "what:ever"},
-    "its run lives": lambda stand: {"SAFERUN_INJECT": journal(stand.runs)},
-    "its run is on another machine": lambda stand: {
-        "SAFERUN_INJECT": journal(stand.runs, boot="another", host="elsewhere")
+    "its saferun lives": of(procfs.this_process),
+    "the outer saferun lives": nested,
+    "an owner that its journal does not know": lambda stand: {
+        **left_by(stand, ended_owner()),
+        "SAFERUN_LOCKS": f"999999:1:{A}",
     },
+    "unreadable owner": lambda stand: {**left_by(stand, ended_owner()), "SAFERUN_LOCKS": "what:x"},
+    "its run was on another machine": of(boot="another", host="elsewhere"),
+    "its run was before a restart": of(boot="another"),
+    "its run was in another pid namespace": of(pids="pid:[1]"),
+    "it began after the run had ended": lambda stand: left_by(stand, ended_owner(), alive=1),
+    "nobody knows when its run ended": lambda stand: left_by(stand, ended_owner(), alive=0),
     "its run left no journal": lambda stand: {"SAFERUN_INJECT": contract("r2")},
-    "a run's name that leads elsewhere": lambda stand: {"SAFERUN_INJECT": contract("../r1")},
+    "only locks name its saferun": lambda stand: without(
+        left_by(stand, ended_owner()), "SAFERUN_INJECT"
+    ),
+    "a run's name that leads elsewhere": lambda stand: {
+        **left_by(stand, ended_owner()),
+        "SAFERUN_INJECT": contract("../runs/r1"),
+    },
     "garbage": lambda stand: {"SAFERUN_INJECT": "{"},
+    "an environment that is cut": lambda stand: {
+        **left_by(stand, ended_owner()),
+        **{f"X{n}": "x" * 100_000 for n in range(11)},
+    },
 }
 
 
@@ -162,7 +231,7 @@ def test_what_is_not_certain_to_be_a_leftover_lives(stand, environ):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_another_user_s_process_is_never_ours(stand):
     script = "import os, sys; os.setuid(65534); print(flush=True); input()"
-    environ = {"SAFERUN_LOCKS": ended_owner()}
+    environ = left_by(stand, ended_owner())
     with subprocess.Popen(
         [sys.executable, "-S", "-c", script],
         env=environ,
@@ -170,8 +239,47 @@ def test_another_user_s_process_is_never_ours(stand):
         stdout=subprocess.PIPE,
     ) as process:
         process.stdout.readline()
-        assert not orphans.is_leftover(process.pid, str(stand.runs))
+        begun = procfs.start(process.pid)
+        assert not orphans.is_leftover(process.pid, begun, str(stand.runs))
         process.communicate(b"\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_an_owner_that_hidepid_hides_is_alive(stand):
+    """What /proc does not show may live: only the kernel's ESRCH says that it is gone."""
+    program = """
+import ctypes, os, sys
+sys.path[:0] = sys.argv[2].split(":")
+from saferun.system import procfs, redact
+libc = ctypes.CDLL(None, use_errno=True)
+os.unshare(os.CLONE_NEWNS) if hasattr(os, "unshare") else libc.unshare(0x20000)
+libc.mount(None, b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+if libc.mount(b"proc", b"/proc", b"proc", 0, b"hidepid=2"):
+    print("no mount"); sys.exit()
+record = procfs.this_process() | {"pid": int(sys.argv[1]), "start": 1}
+os.setgroups([]); os.setgid(12345); os.setuid(12345)
+print(procfs.stat(record["pid"]), procfs.lives(record), procfs.lives(record | {"pid": 4194303}))
+"""
+    with subprocess.Popen(["sleep", "60"]) as owner:
+        path = os.pathsep.join(sys.path)
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(owner.pid), path], capture_output=True, text=True
+        )
+        owner.kill()
+    if "no mount" in done.stdout:
+        pytest.skip("this sandbox does not allow it")
+    assert done.stdout == "None True False\n", done.stderr
+
+
+def test_a_run_notes_when_it_lived_last(stand):
+    journal = writer.Journal.begin(str(stand.runs), "r1", redact.Masker({}, ()), say=print)
+    before = procfs.now()
+    journal.event("end", status=0)
+    noted = int((stand.runs / "r1" / "alive").read_text())
+    assert before <= noted <= procfs.now()
+    journal.alive()
+    assert int((stand.runs / "r1" / "alive").read_text()) >= noted
+    journal.close()
 
 
 # Memory
@@ -182,16 +290,16 @@ def test_memory_that_is_given_back_is_waited_for(stand):
     stand.smi.reports(card(used="3"))
     done = stand.recover(DRAIN, drain_s=20)
     assert done == recovery.Recovered((), acted=True)
-    assert stand.smi.asked == ["-q", "-q"]
+    assert stand.smi.asked == [*LOOK, *LOOK]
 
 
 def test_memory_that_a_foreign_process_holds_is_said_with_its_pid(stand):
-    stand.smi.reports(card(used="70000", holders={4711: "/usr/bin/python"}))
+    stand.smi.reports(card(used="70000", holders=[999999]))
     (finding,) = stand.recover(DRAIN).findings
     assert finding.level == PROBLEM
     assert finding.area == "GPU 0"
     assert "70000 MiB are still used" in finding.what
-    assert "pid 4711 (/usr/bin/python)" in finding.what
+    assert "pid 999999 (ended)" in finding.what
 
 
 def test_memory_that_nobody_seems_to_hold_is_said(stand):
@@ -240,7 +348,7 @@ def test_a_driver_that_forgets_its_gpus_is_noted(stand):
 def test_an_idle_gpu_is_reset_as_root_under_the_lock(stand):
     stand.smi.reports(card())
     done = stand.reset()
-    assert stand.smi.asked == ["-q", f"--gpu-reset -i {A}"]
+    assert stand.smi.asked == [*LOOK, f"--gpu-reset -i {A}"]
     assert done.acted
     assert done.findings[0].level == OK
 
@@ -273,7 +381,7 @@ NOT_NOW = {
     "the lock is shared": ({"alone": lambda: False}, {}, "lock"),
     "MIG": ({}, {"mig": "Enabled"}, "MIG"),
     "MIG from the next reset on": ({}, {"pending": "Enabled"}, "come back in MIG mode"),
-    "a process on it": ({}, {"holders": {4711: "python"}}, "pid 4711 (python)"),
+    "a process on it": ({}, {"holders": [999999]}, "pid 999999 (ended)"),
 }
 
 
@@ -314,10 +422,10 @@ def test_a_gpu_that_a_container_has_open_under_another_name_is_not_reset(stand):
 
 def test_a_process_that_comes_while_memory_is_waited_for_keeps_the_reset_away(stand):
     stand.smi.reports(card(), look=0)
-    stand.smi.reports(card(holders={4711: "python"}))
+    stand.smi.reports(card(holders=[999999]))
     terms = recovery.ResetTerms("when-idle", lambda: True, [A])
     done = stand.recover(DRAIN, RESET, terms=terms)
-    assert "in use by pid 4711 (python)" in done.findings[0].what
+    assert "in use by pid 999999 (ended)" in done.findings[0].what
     assert not stand.was_reset
 
 
@@ -329,7 +437,7 @@ def test_the_lock_is_asked_last_of_all(stand):
         asked.append(stand.was_reset)
         return True
 
-    for told in ({"holders": {4711: "python"}}, {"mig": "Enabled"}):
+    for told in ({"holders": [999999]}, {"mig": "Enabled"}):
         stand.smi.reports(card(**told))
         stand.reset(alone=alone)
     assert asked == []
@@ -418,6 +526,7 @@ def test_the_kinds_that_ask_for_recovery_are_kinds():
     assert set(AFTER) <= set(load_failures({}).kinds)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")
 def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine, tmp_path):
     (tmp_path / "job.py").write_text(
         "import os, sys\n"
@@ -426,9 +535,12 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
         "print('done')\n"
     )
     (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "nvidia0").touch()
-    with holder(tmp_path / "dev", SAFERUN_LOCKS=ended_owner()) as process:
-        machine.smi.reports(card(0, holders={process.pid: "python"}, used="77000"), look=0)
+    os.mknod(tmp_path / "dev" / "nvidia0", 0o20600, os.makedev(orphans.NVIDIA_MAJOR, 0))
+    stand = SimpleNamespace(runs=tmp_path / "other runs")
+    environ = left_by(stand, ended_owner())
+    environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))
+    with holder(tmp_path / "dev", **environ) as process:
+        machine.smi.reports(card(0, holders=[process.pid], used="77000"), look=0)
         machine.smi.reports(card(0), card(1))
         options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]
         ran = machine.run("--profile", "h100", *options, "job.py")

@@ -109,7 +109,7 @@ def test_a_run_leaves_a_plan_events_tails_and_a_place_for_receipts(begin, base, 
     assert journal.receipts() == str(base / "20260101-1" / "receipts")
     found = {p.name for p in (base / "20260101-1").iterdir()}
     assert found == {
-        *("plan.json", "events.jsonl", "receipts", "run.lock"),
+        *("alive", "plan.json", "events.jsonl", "receipts", "run.lock"),
         *("attempt-1.stdout", "attempt-1.stderr"),
     }
     assert said == []
@@ -156,7 +156,7 @@ def test_everything_is_private_whatever_the_umask(begin, base):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
-    assert len(list(base.rglob("*"))) == 7
+    assert len(list(base.rglob("*"))) == 8
 
 
 def test_no_secret_reaches_the_disk(begin, base):
@@ -457,7 +457,9 @@ def test_a_disk_that_was_full_for_a_while_has_the_later_events_whole(begin, smal
     assert written[-1]["event"] == "after"
     assert written[-1]["lost"] == 200 - (len(written) - 2)
     found = {p.name for p in pathlib.Path(journal.path).iterdir()}
-    assert found == {"events.jsonl", "receipts", "run.lock", "plan.json", "attempt-2.stderr"}
+    assert found == {
+        *("alive", "events.jsonl", "receipts", "run.lock", "plan.json", "attempt-2.stderr")
+    }
     assert len(said) == 1
 
 

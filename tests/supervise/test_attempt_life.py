@@ -31,16 +31,21 @@ class Stage:
     def __init__(self, commands: int, received: int, **spec: object) -> None:
         self.now = 1000.0
         self.calls: list[object] = []
+        self.again_s: float | None = None
         self._inbox = protocol.Inbox(received)
         observer = Observer(
             started=lambda *pids: self.calls.append(pids),
-            later=lambda: self.calls.append("later"),
+            later=self.later,
             later_s=5.0,
         )
         self.keeper = subprocess.Popen(["sleep", "1000"])
         standby = Standby(self.keeper.pid, commands, -1)
         attempt = AttemptSpec(["job"], {}, **spec)  # type: ignore[arg-type]
         self.life = AttemptLife(standby, attempt, observer, lambda: self.now)
+
+    def later(self) -> float | None:
+        self.calls.append("later")
+        return self.again_s
 
     def reports(self, *reports: protocol.Report) -> None:
         for report in reports:
@@ -127,6 +132,20 @@ def test_observer_hears_of_the_start_and_once_later_while_the_command_runs(stage
     exited.passes(6)
     assert exited.calls[1:] == []
     assert exited.life.left_ms() is None
+
+
+def test_the_later_moment_comes_again_after_the_seconds_that_it_asked_for(stage):
+    run = stage()
+    run.again_s = 30.0
+    run.reports(STARTED)
+    run.passes(5.0)
+    run.passes(29.0)
+    assert run.calls[1:] == ["later"]
+    run.passes(1.0)
+    assert run.calls[1:] == ["later", "later"]
+    run.reports(EXITED)
+    run.passes(30.0)
+    assert run.calls[1:] == ["later", "later"]
 
 
 def test_second_interrupt_kills_but_an_echo_of_the_first_does_not(stage):

@@ -87,7 +87,9 @@ def fields(number: int = 0, **changed: str) -> dict[str, str]:
         name: value.format(uuid=uuid(number), number=number, bus=bus(number).upper())
         for name, value in WELL.items()
     }
-    return {**found, **changed}
+    found |= changed
+    last = found.pop("Processes")  # what a real one prints below it is none of these fields
+    return {**found, "Processes": last}
 
 
 def report(

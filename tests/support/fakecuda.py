@@ -7,35 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "src" / "saferun" / "gpu" / "preflight.py"
 SOURCE = Path(__file__).with_name("fakes") / "libcuda.c"
-
-CARD = """\
-GPU {bus}
-    Product Name                          : NVIDIA Fake
-    Persistence Mode                      : {persistence}
-    MIG Mode
-        Current                           : {mig}
-        Pending                           : {pending}
-    GPU UUID                              : {uuid}
-    Minor Number                          : {minor}
-    GPU Recovery Action                   : {action}
-    FB Memory Usage
-        Total                             : 143771 MiB
-        Used                              : {used} MiB
-    Processes{processes}
-"""
-PROCESS = """
-        GPU instance ID                   : N/A
-        Process ID                        : {pid}
-            Type                          : C
-            Name                          : {name}
-            Used GPU Memory               : {used} MiB"""
 
 
 def uuid(number: int) -> str:
@@ -77,8 +57,11 @@ class Smi:
         self.behaves(
             'case "$1" in\n'
             '-L) cat "$here/list" ;;\n'
-            '-q) n=$(cat "$here/looks" 2>/dev/null || echo 0); echo $((n + 1)) > "$here/looks"\n'
+            '--query-gpu*) n=$(cat "$here/looks" 2>/dev/null || echo 0)\n'
+            '    echo $((n + 1)) > "$here/looks"; echo "$n" > "$here/look"\n'
             '    cat "$here/report.$n" 2>/dev/null || cat "$here/report" ;;\n'
+            '--query-compute*) n=$(cat "$here/look")\n'
+            '    cat "$here/apps.$n" 2>/dev/null || cat "$here/apps" ;;\n'
             'esac\n[ -f "$here/$1.status" ] && exit "$(cat "$here/$1.status")"'
         )
         self.lists(2)
@@ -93,11 +76,11 @@ class Smi:
         lines = [f"GPU {n}: {name} (UUID: {uuid(n)})" for n in range(count)]
         (self.folder / "list").write_text("\n".join(lines) + "\n")
 
-    def reports(self, *cards: str, look: int | None = None) -> None:
-        """Answer -q with these cards; `look` is the number of the question, None for all others."""
-        name = "report" if look is None else f"report.{look}"
-        head = "==============NVSMI LOG==============\nDriver Version : 580.65.06\n"
-        (self.folder / name).write_text(head + "".join(cards))
+    def reports(self, *cards: Card, look: int | None = None) -> None:
+        """Answer with these GPUs; `look` is the number of the question, None for all others."""
+        ending = "" if look is None else f".{look}"
+        (self.folder / f"report{ending}").write_text("".join(card.state for card in cards))
+        (self.folder / f"apps{ending}").write_text("".join(card.apps for card in cards))
 
     @property
     def asked(self) -> list[str]:
@@ -105,22 +88,39 @@ class Smi:
         return path.read_text().splitlines() if path.exists() else []
 
 
-def card(number: int = 0, holders: dict[int, str] | None = None, **told: str) -> str:
-    """Return one GPU of `nvidia-smi -q`."""
-    processes = "".join(
-        PROCESS.format(pid=pid, name=name, used=70000) for pid, name in (holders or {}).items()
-    )
+class Card(NamedTuple):
+    """What nvidia-smi answers about one GPU: a row of its state, and rows of its processes."""
+
+    state: str
+    apps: str
+
+
+def card(number: int = 0, holders: Iterable[int] = (), **told: str) -> Card:
+    """Return a GPU's answers; the fields are those of saferun.gpu.nvidia_smi.QUERY."""
     known = {
+        "uuid": uuid(number),
         "bus": f"00000000:{0x1A + number:02X}:00.0",
+        "used": "3",
         "persistence": "Enabled",
         "mig": "Disabled",
-        "uuid": uuid(number),
-        "minor": str(number),
+        "pending": told.get("mig", "Disabled"),
         "action": "None",
-        "used": "3",
-        "processes": processes or "                             : None",
+        **told,
     }
-    return CARD.format(**{"pending": told.get("mig", "Disabled"), **known, **told})
+    state = "{uuid}, {bus}, {used} MiB, {persistence}, {mig}, {pending}, {action}\n"
+    apps = "".join(f"{known['uuid']}, {pid}, 70000\n" for pid in holders)
+    return Card(state.format(**known), apps)
+
+
+def driver_files(folder: Path, count: int = 2) -> Path:
+    """Write the kernel driver's files of some GPUs; return the directory in /proc's place."""
+    for number in range(count):
+        place = folder / "gpus" / f"0000:{0x1A + number:02x}:00.0"
+        place.mkdir(parents=True)
+        lines = ["Model: \t\t NVIDIA Fake", f"GPU UUID: \t {uuid(number)}"]
+        lines.append(f"Device Minor: \t {number}")
+        (place / "information").write_text("\n".join(lines) + "\n")
+    return folder
 
 
 class Machine:

@@ -20,8 +20,12 @@ from saferun.plan import inputs
 def command(as_json: bool, full: bool, recover: bool) -> int:
     """Check the machine and its GPUs before a job does; exit 1 where there is a problem."""
     from saferun.doctor import examination, view
+    from saferun.system import paths
     from saferun.system.redact import Masker
+    from saferun.system.stderr import say
 
+    if elsewhere := paths.foreign_home(os.environ):
+        say(elsewhere)
     cwd = inputs.working_directory()
     known = examination.examine(os.environ, cwd, recover=recover)
     if full:

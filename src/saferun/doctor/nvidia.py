@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from saferun.doctor.vitals import Cuda, Files, Smi
-from saferun.gpu import nvidia_smi
+from saferun.gpu import nvidia_smi, orphans
 from saferun.system import command as bounded
 from saferun.system import gpus, paths, procfs
 
@@ -27,6 +27,7 @@ REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persisten
 ALONE_S = 4.0
 DETAIL_S = 3.0
 PEERS_S = 9.0  # 8 GPUs: contexts 1.5 s, 56 pairs 1 s
+_FIRST_GPU = "\nGPU 0"  # below it the report may hold other users' text
 _CAPS = ("--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader")
 
 
@@ -101,12 +102,12 @@ def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi
     if program is None:
         return Smi()
     answer = bounded.run((program, "-q"), environ, _left(end, REPORT_S))
-    text = f"{answer.out}\n{answer.err}"
-    report = nvidia_smi.parse(text)
-    message = _message(text, bool(report.cards))
-    smi = Smi(program, report, answer.status, answer.trouble, message)
-    if answer.status is None and answer.trouble:
-        return _one_by_one(smi, environ, known, end)
+    report = nvidia_smi.parse(answer.out, answer.err, known)
+    message = _message(f"{answer.out.partition(_FIRST_GPU)[0]}\n{answer.err}", bool(report.cards))
+    smi = Smi(program, report, answer.status, answer.trouble, report.forged or message)
+    if report.forged or (answer.status is None and answer.trouble):
+        smi = _one_by_one(smi, environ, known, end)
+        return _details(smi, environ, end) if report.forged and smi.report.cards else smi
     return _details(smi, environ, end) if report.cards else smi
 
 
@@ -124,7 +125,8 @@ def _message(text: str, report: bool) -> str:
     if report:
         parts = (" ", "=", "GPU 0")
         lines = [line for line in lines if not (line.startswith(parts) or " : " in line)]
-    return " ".join(" ".join(lines).split())[:300]
+    text = " ".join(" ".join(lines).split())[:300]
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _one_by_one(smi: Smi, environ: Mapping[str, str], buses: Sequence[str], end: float) -> Smi:
@@ -140,7 +142,7 @@ def _one_by_one(smi: Smi, environ: Mapping[str, str], buses: Sequence[str], end:
         thread.start()
     for thread in threads:
         thread.join(allowed + 1)
-    reports = {bus: nvidia_smi.parse(answers[bus].out) for bus in buses if bus in answers}
+    reports = {b: nvidia_smi.parse(answers[b].out, known=(b,)) for b in buses if b in answers}
     cards = tuple(card for report in reports.values() for card in report.cards)
     first = next((report for report in reports.values() if report.driver), smi.report)
     silent = tuple(b for b in buses if b not in answers or answers[b].status is None)
@@ -158,11 +160,24 @@ def _details(smi: Smi, environ: Mapping[str, str], end: float) -> Smi:
     several = len(smi.report.cards) > 1
     peers = ask("topo", "-p2p", "r") if several and caps is not None else None
     links = ask("nvlink", "-s") if several and peers is not None else None
+    apps = ask(*nvidia_smi.APPS) if links is not None or not several else None
     return smi._replace(
+        report=nvidia_smi.with_processes(smi.report, _named(nvidia_smi.parse_apps(apps or ""))),
         capabilities=nvidia_smi.parse_capabilities(caps or ""),
         peers=nvidia_smi.parse_peers(peers or ""),
         links=nvidia_smi.parse_links(links or ""),
     )
+
+
+def _named(
+    apps: Mapping[str, Sequence[nvidia_smi.Process]],
+) -> dict[str, tuple[nvidia_smi.Process, ...]]:
+    """Name the processes that /proc shows with a GPU open; others may be another container's."""
+    opened = orphans.openers(None) if apps else {}
+    return {
+        uuid: tuple(p._replace(name=procfs.comm(p.pid)) if p.pid in opened else p for p in found)
+        for uuid, found in apps.items()
+    }
 
 
 def _left(end: float, most: float) -> float:

@@ -38,7 +38,7 @@ from saferun.errors import BusyError
 from saferun.gpu.lock_claim import Claim, slots_of
 from saferun.gpu.lock_device import VARIABLE, Ancestor, Device, to_lock
 from saferun.gpu.lock_device import ancestors as ancestors_in
-from saferun.gpu.lock_dir import Place, UnusableError
+from saferun.gpu.lock_dir import BlockedError, Place, UnusableError
 from saferun.gpu.lock_owner import Holder, unlink, write
 from saferun.model import LockPolicy
 from saferun.named_tuple import NamedTuple
@@ -85,8 +85,9 @@ def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> H
         world: takes messages, tells the time and waits.
 
     Raises:
-        BusyError: `refuse` or `wait`, and another run has a GPU. Trouble with the files is never
-            an error: it costs one line, and the run goes on without locks.
+        BusyError: `refuse` or `wait`, and another run has a GPU, or somebody has put something in
+            a lock file's place that cannot be locked. Any other trouble with the files is no error:
+            it costs one line, and the run goes on without locks.
     """
     ancestors, policy = tuple(ancestors_in(environ.get(VARIABLE, ""))), request.policy
     if policy.gpus == "off":
@@ -101,6 +102,8 @@ def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> H
         place = Place.find(request.directory, environ)
         held = _enter(_Attempt(place, wanted, policy, request.owner, world))
     except (UnusableError, OSError) as trouble:
+        if isinstance(trouble, BlockedError) and policy.gpus in ("refuse", "wait"):
+            raise _blocked(trouble, policy) from None
         world.say(f"GPU locks are off for this run, others will not see it: {trouble}")
         return Held(ancestors, f"locks are off: {trouble}")
     held.ancestors = ancestors
@@ -248,6 +251,15 @@ def _sign(place: Place, claim: Claim, slots: int, owner: Holder) -> tuple[Held, 
         record, trouble = "", f"others cannot learn who holds the lock: {error.strerror}"
     held.hold(place, claim, record)
     return held, trouble
+
+
+def _blocked(trouble: Exception, policy: LockPolicy) -> BusyError:
+    return BusyError(
+        f"whether another run has the GPUs cannot be known: {trouble}",
+        where=f"locks.gpus: {policy.gpus}",
+        fix="have its owner or root remove that file, or start without this lock: "
+        "--set locks.gpus=warn",
+    )
 
 
 def _busy(message: str, policy: LockPolicy) -> BusyError:

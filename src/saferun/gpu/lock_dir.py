@@ -16,11 +16,17 @@ from saferun.system import procfs
 
 OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _TAKEN = (errno.EAGAIN, errno.EACCES)
+# Of a file that is there: closed to us, a directory, a link, a device without a driver.
+_BLOCKED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class UnusableError(Exception):
     """Locks cannot work here; the text says why. `lock` never lets it out."""
+
+
+class BlockedError(UnusableError):
+    """Somebody has put in a lock file's place what cannot be locked: another run may mean it."""
 
 
 class Place(NamedTuple):
@@ -62,7 +68,8 @@ class Place(NamedTuple):
             try:
                 descriptor = _open_shared(self.descriptor, name)
             except OSError as error:
-                raise UnusableError(f"{self.path}/{name}: {error.strerror}") from None
+                kind = BlockedError if error.errno in _BLOCKED else UnusableError
+                raise kind(f"{self.path}/{name}: {error.strerror}") from None
             try:
                 locked = _flock(descriptor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
                 if locked and self._still(name, descriptor):
@@ -183,7 +190,7 @@ def _checked(descriptor: int, name: str) -> int:
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return descriptor
     os.close(descriptor)
-    raise UnusableError(f"{name} is not a plain file of its own")
+    raise BlockedError(f"{name} is not a plain file of its own")
 
 
 def _flock(descriptor: int, kind: int) -> bool:

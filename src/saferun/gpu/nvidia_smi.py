@@ -4,12 +4,17 @@ Read from reports of driver series 535, 550, 570, 580 and 595. A field's name is
 on: sections move and are renamed between series ("Clocks Throttle Reasons" became "Clocks Event
 Reasons", "GPU Reset Status" became "GPU Recovery Action"), and what a driver does not know is not
 there. https://docs.nvidia.com/deploy/nvidia-smi/index.html says the output may change.
+
+`nvidia-smi -q` prints the name of each process as it is, argv[0] of any user with newlines and
+escape sequences in it (seen with 580.159). So nothing is read from where a name may stand, and a
+report that contradicts itself is refused. What is acted upon comes from `QUERY` and `APPS`, which
+print values of the driver and numbers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from saferun.named_tuple import NamedTuple
 
@@ -23,13 +28,27 @@ LONGEST = 200  # characters of a value
 _NOTHING = ("n/a", "not supported", "none", "", "unknown", "not found", "insufficient permissions")
 
 
+# The fields of QUERY, by the names that -q gives them; the last one is unknown to older drivers.
+_ASKED = {
+    "GPU UUID": "uuid",
+    "PCI/Bus Id": "pci.bus_id",
+    "FB Memory Usage/Used": "memory.used",
+    "Persistence Mode": "persistence_mode",
+    "MIG Mode/Current": "mig.mode.current",
+    "MIG Mode/Pending": "mig.mode.pending",
+    "GPU Recovery Action": "gpu_recovery_action",
+}
+QUERY = (f"--query-gpu={','.join(_ASKED.values())}", "--format=csv,noheader")
+OLD_QUERY = (QUERY[0].rpartition(",")[0], QUERY[1])
+APPS = ("--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
+
+
 class Process(NamedTuple):
-    """A process that holds memory of a GPU, as the driver names it."""
+    """A process that holds memory of a GPU, as the driver numbers it."""
 
     pid: int
-    kind: str  # C, G, C+G or M+C
-    name: str
     used_mib: int | None  # None where the driver does not say, as under MIG
+    name: str = ""  # as /proc has it; "" where /proc does not confirm that it has a GPU open
 
 
 class Card(NamedTuple):
@@ -64,6 +83,7 @@ class Report(NamedTuple):
     cards: tuple[Card, ...] = ()
     lost: tuple[Lost, ...] = ()
     strange: str = ""  # the first line that belongs to no report
+    forged: str = ""  # how it contradicts itself; there are no cards then
 
 
 def is_sick(value: str) -> bool:
@@ -86,46 +106,109 @@ def number(text: str) -> int | None:
     return int(found[0]) if found else None
 
 
-def parse(text: str) -> Report:
-    """Read a report; a cut, empty or foreign one gives what there is of it."""
+def parse(text: str, messages: str = "", known: Collection[str] = ()) -> Report:
+    """Read a report; a cut, empty or foreign one gives what there is of it.
+
+    Args:
+        text: stdout of `nvidia-smi -q`, for all GPUs or for one.
+        messages: its stderr.
+        known: the PCI addresses of the machine's GPUs; none where they are not known.
+    """
     heads = [*re.finditer(_GPU, text, re.MULTILINE)]
     top = text[: heads[0].start()] if heads else text
-    ends = [*(head.start() for head in heads[1:]), len(text)] if heads else []
-    cards = [_card(h[1], text[h.end() : end]) for h, end in zip(heads, ends, strict=True)]
     general = dict(_fields(top))
+    if (number(general.get("Attached GPUs", "")) or len(heads)) == 1:
+        heads = heads[:1]  # what follows stands where names of processes may
+    ends = [*(head.start() for head in heads[1:]), len(text)] if heads else []
+    cards, problems = [], []
+    for head, end in zip(heads, ends, strict=True):
+        fields, problem = _once(_fields(_before_processes(text[head.end() : end])))
+        cards.append(Card(bus_id(head[1]), fields))
+        problems.append(problem)
+    lost = tuple(_lost(f"{top}\n{messages}"))
+    strangers = [
+        f"{c.bus} is no GPU of this machine" for c in cards if known and c.bus not in known
+    ]
+    forged = next(filter(None, [*problems, *strangers, _contradiction(general, cards, lost)]), "")
     return Report(
         driver=_version(general.get("Driver Version") or general.get("KMD Version", "")),
         cuda=_version(general.get("CUDA Version") or general.get("CUDA UMD Version", "")),
-        cards=tuple(cards),
-        lost=tuple(_lost(text)),
-        strange="" if cards else _strange(text),
+        cards=() if forged else tuple(cards),
+        lost=lost,
+        strange="" if cards else _strange(f"{top}\n{messages}"),
+        forged=forged,
     )
+
+
+def _before_processes(text: str) -> str:
+    """Return the part of a GPU's report in which no other user's text can stand."""
+    return re.split(r"^\s+Processes\b.*$", text, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def _once(fields: Iterator[tuple[str, str]]) -> tuple[dict[str, str], str]:
+    """Return fields by name, and which of them is there twice."""
+    found: dict[str, str] = {}
+    repeated = ""
+    for name, value in fields:
+        if value and found.get(name):
+            repeated = repeated or f"`{name}` is there twice"
+        found[name] = value
+    return found, repeated
+
+
+def _contradiction(general: Mapping[str, str], cards: Sequence[Card], lost: Sequence[Lost]) -> str:
+    buses = [card.bus for card in cards]
+    uuids = [uuid for card in cards if (uuid := card.get("GPU UUID"))]
+    attached = number(general.get("Attached GPUs", ""))
+    if len(set(buses)) < len(buses) or len(set(uuids)) < len(uuids):
+        return "a GPU is there twice"
+    if attached is not None and len(cards) > attached:
+        return f"{len(cards)} GPUs where it says that {attached} are attached"
+    if any(gone.bus in buses for gone in lost if gone.bus):
+        return "a GPU is lost and there"
+    return ""
+
+
+def parse_query(text: str) -> Report:
+    """Read the answer to QUERY or OLD_QUERY."""
+    cards, strange = [], ""
+    for line in text.splitlines():
+        values = [value.strip()[:LONGEST] for value in line.split(",")]
+        whole = len(_ASKED) - 1 <= len(values) <= len(_ASKED)
+        if whole and re.fullmatch(r"GPU-[0-9a-f-]{8,64}", values[0], re.I) and _is_bus(values[1]):
+            fields = dict(zip(_ASKED, values, strict=False))
+            cards.append(Card(bus_id(values[1]), fields))
+        elif line.strip() and not strange:
+            strange = _strange(line)
+    forged = _contradiction({}, cards, ())
+    return Report(cards=() if forged else tuple(cards), strange=strange, forged=forged)
+
+
+def _is_bus(text: str) -> bool:
+    return re.fullmatch(_BUS, text) is not None
+
+
+def parse_apps(text: str) -> dict[str, tuple[Process, ...]]:
+    """Read the answer to APPS: the processes by UUID of their GPU."""
+    found: dict[str, tuple[Process, ...]] = {}
+    for line in text.splitlines():
+        uuid, _, rest = line.partition(",")
+        pid, _, used = rest.partition(",")
+        if re.fullmatch(r"\s*\d{1,10}\s*", pid):
+            process = Process(int(pid), number(used))
+            found[uuid.strip()] = (*found.get(uuid.strip(), ()), process)
+    return found
+
+
+def with_processes(report: Report, apps: Mapping[str, tuple[Process, ...]]) -> Report:
+    """Return a report with the processes of each GPU."""
+    cards = (card._replace(processes=apps.get(card.get("GPU UUID"), ())) for card in report.cards)
+    return report._replace(cards=tuple(cards))
 
 
 def _version(text: str) -> str:
     found = re.match(r"\d+(?:\.\d+)+", text)
     return found[0] if found else ""
-
-
-def _card(bus: str, text: str) -> Card:
-    fields: dict[str, str] = {}
-    found: list[dict[str, str]] = []
-    for name, value in _fields(text):
-        if not name.startswith("Processes/"):
-            fields[name] = value
-        elif name.endswith("/Process ID"):
-            found.append({"pid": value})
-        elif found:
-            found[-1][name.rpartition("/")[2]] = value
-    return Card(bus_id(bus), fields, tuple(filter(None, map(_process, found))))
-
-
-def _process(words: Mapping[str, str]) -> Process | None:
-    pid = number(words["pid"])
-    if pid is None:
-        return None
-    used = number(words.get("Used GPU Memory", ""))
-    return Process(pid, words.get("Type", ""), words.get("Name", ""), used)
 
 
 def _fields(text: str) -> Iterator[tuple[str, str]]:
@@ -160,7 +243,7 @@ def parse_capabilities(text: str) -> dict[str, str]:
     return {
         bus_id(bus): cap.strip()
         for bus, _, cap in rows
-        if re.fullmatch(_BUS, bus.strip()) and re.fullmatch(r"\d+\.\d+", cap.strip())
+        if _is_bus(bus.strip()) and re.fullmatch(r"\d+\.\d+", cap.strip())
     }
 
 

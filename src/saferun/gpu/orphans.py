@@ -1,10 +1,11 @@
 """Who holds the GPUs, and which of them an ended run of saferun has left behind.
 
 A process is a leftover where all of this is certain: it is ours (the same user, the same pid
-namespace), a saferun of this user started it (its environment says which), and every saferun that
-it names has ended. What cannot be proved is somebody's work, and is left alone. Usually there are
-none: the keeper ends an attempt with its saferun; a leftover needs both of them killed at once, or
-a job that saferun was replaced by (`--retries 0`) and whose torchrun was killed.
+namespace), a saferun of this user started it (its environment says which, and that run's journal,
+which saferun), every saferun that it names has ended, and it began while the run still lived: what
+a user starts by hand in a server (tmux, Jupyter) that a run left behind has the same environment.
+What cannot be proved is somebody's work, and is left alone. Usually there are none: the keeper ends
+an attempt with its saferun; a leftover needs both of them killed at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Iterable, Mapping
 
 from saferun.gpu.lock_device import VARIABLE as LOCKS
 from saferun.inject import contract
-from saferun.system import procfs
+from saferun.journal.run_directory import ALIVE_FILE
+from saferun.system import paths, procfs
 
 CACHE = "saferun-cache-"  # supervise/probes.py makes these
 CACHE_AGE_S = 600.0  # of a cache that no run holds: one may just be starting
@@ -78,40 +80,63 @@ def _is_node(place: str, path: str, wanted: frozenset[int] | None, dev: str) -> 
     return number < NO_GPU and (wanted is None or number in wanted)
 
 
-def is_leftover(pid: int, runs: str) -> bool:
+def is_leftover(pid: int, started: int, runs: str) -> bool:
     """Return whether a process is certain to be what an ended run of ours has left.
 
     Args:
         pid: the process.
-        runs: the directory of the runs' journals.
+        started: when it started, in clock ticks since boot (`openers`).
+        runs: the directory of the runs' journals, where its environment does not name one.
     """
     if pid == os.getpid() or procfs.uids(pid) != {os.geteuid()} or not _same_namespace(pid):
         return False
     environ = _environment(pid)
-    if environ.get(LOCKS):
-        owners = [entry.split(":")[:2] for entry in environ[LOCKS].split(";")]
-        return all(len(o) == 2 and o[0].isdecimal() and _has_ended(*o) for o in owners)
-    return _run_has_ended(environ.get(contract.VARIABLE, ""), runs)
+    folder = _journal(environ.get(contract.VARIABLE, ""), runs)
+    owners = _ended_owners(folder) if folder else set()
+    named = {_owner(entry) for entry in environ.get(LOCKS, "").split(";") if entry}
+    return bool(owners) and named <= owners and started < _last_alive(folder)
 
 
-def _has_ended(pid: str, start: str) -> bool:
-    return procfs.start(int(pid)) != int(start) if start.isdecimal() else False
+def _owner(entry: str) -> tuple[int, int] | None:
+    """Return pid and start time of an entry of SAFERUN_LOCKS; None for garbage."""
+    pid, _, rest = entry.partition(":")
+    start = rest.partition(":")[0]
+    whole = re.fullmatch(r"\d{1,10}:\d{1,20}", f"{pid}:{start}", re.ASCII)
+    return (int(pid), int(start)) if whole else None
 
 
-def _run_has_ended(text: str, runs: str) -> bool:
-    """Ask the journal of the run that a process belongs to who ran it."""
+def _journal(text: str, runs: str) -> str:
+    """Return the journal of the run that a process belongs to; "" where it does not say."""
+    try:
+        document = contract.decode(text)
+    except ValueError:
+        return ""
+    run, receipts = str(document["run"]), document["receipts"]
+    if isinstance(receipts, str) and os.path.isabs(receipts):
+        return os.path.dirname(receipts)
+    named = run and run == os.path.basename(run) and not run.startswith(".")
+    return os.path.join(runs, run) if named and runs else ""
+
+
+def _ended_owners(folder: str) -> set[tuple[int, int]]:
+    """Return pid and start time of each saferun of a run; none unless all are certain to be gone.
+
+    A record of another boot or pid namespace names a process that cannot be looked for from here.
+    """
     from saferun.journal import events
 
-    try:
-        run = str(contract.decode(text)["run"]) if text else ""
-    except ValueError:
-        return False
-    if not run or not runs or run != os.path.basename(run) or run.startswith("."):
-        return False
-    begun = [event.facts for event in events.read(os.path.join(runs, run))]
+    begun = [event.facts for event in events.read(folder)]
     runners = [facts.by for facts in begun if isinstance(facts, events.AttemptBegun)]
     recorded = [by for by in runners if by is not None]
-    return bool(recorded) and all(procfs.lives(by) is False for by in recorded)
+    if not all(procfs.is_of_here(by) and procfs.lives(by) is False for by in recorded):
+        return set()
+    return {(by["pid"], by["start"]) for by in recorded}
+
+
+def _last_alive(folder: str) -> int:
+    """Return when a run last noted that it lives, in clock ticks since boot; 0 where it did not."""
+    content = paths.read_private(os.path.join(folder, ALIVE_FILE), 32) or b""
+    return int(content) if re.fullmatch(rb"\d{1,20}\n", content) else 0
 
 
 def _same_namespace(pid: int) -> bool:
@@ -122,18 +147,20 @@ def _same_namespace(pid: int) -> bool:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """Return what a process was started with; empty where that is not for us to read."""
-    entries = _environ_bytes(pid).split(b"\0")
+    """Return what a process was started with; empty where that cannot be known."""
+    entries = (_environ_bytes(pid) or b"").split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries)
     return {name: value for name, _, value in pairs}
 
 
-def _environ_bytes(pid: int) -> bytes:
+def _environ_bytes(pid: int) -> bytes | None:
+    """Return a process's environment, empty where it is not for us to read; None: too large."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read(_ENVIRON_BYTES)
+            content = file.read(_ENVIRON_BYTES)
     except OSError:
         return b""
+    return content if len(content) < _ENVIRON_BYTES else None
 
 
 def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
@@ -189,9 +216,9 @@ def _old_caches(folder: str) -> list[str]:
 
 
 def _in_environments(path: str) -> bool:
-    """Return whether the environment of any process names this path."""
-    pids = [name for name in os.listdir("/proc") if name.isdecimal()]
-    return any(os.fsencode(path) in _environ_bytes(int(pid)) for pid in pids)
+    """Return whether a process's environment names this path, or is too large to know."""
+    found = map(_environ_bytes, _pids())
+    return any(content is None or os.fsencode(path) in content for content in found)
 
 
 def _is_old_and_ours(path: str) -> bool:

@@ -252,6 +252,7 @@ def _one_by_one(
 def _ask_smi(environ: Mapping[str, str], timeout_s: float) -> tuple[dict[str, str], dict[str, str]]:
     """Return who holds each GPU and where it sits, by UUID, as nvidia-smi says."""
     from saferun.gpu.recovery import SMI_S, look
+    from saferun.system.procfs import comm
 
     report, _ = look(environ, min(timeout_s, SMI_S))
     holders: dict[str, str] = {}
@@ -260,7 +261,7 @@ def _ask_smi(environ: Mapping[str, str], timeout_s: float) -> tuple[dict[str, st
         uuid = card.get("GPU UUID")
         places[uuid] = card.bus
         named = [
-            f"pid {p.pid} ({p.name}{'' if p.used_mib is None else f', {p.used_mib} MiB'})"
+            f"pid {p.pid} ({comm(p.pid)}{'' if p.used_mib is None else f', {p.used_mib} MiB'})"
             for p in card.processes
         ]
         if named:

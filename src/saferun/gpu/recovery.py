@@ -10,7 +10,8 @@
 A reset needs a reason of that GPU's own: the driver asks for it (*GPU Recovery Action*,
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html), or
 its trial failed in a way that a reset fixes (cuda_errors.py). nvidia-smi checks once more that
-nobody uses it (https://docs.nvidia.com/deploy/nvidia-smi/index.html, --gpu-reset).
+nobody uses it (https://docs.nvidia.com/deploy/nvidia-smi/index.html, --gpu-reset). What nvidia-smi
+says can keep us from acting; nothing is ended or reset that /proc does not confirm.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu
 from saferun.named_tuple import NamedTuple
 from saferun.system import command as bounded
-from saferun.system import paths, procfs
+from saferun.system import gpus, paths, procfs
 
 CACHES, PERSISTENCE = "caches", "persistence"
 EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
@@ -48,6 +49,7 @@ class World(NamedTuple):
     root: bool
     sees_all: bool  # no process on this machine is hidden from us, nor what it has open
     dev: str = "/dev"
+    driver: str = "/proc/driver/nvidia"
     smi_s: float = SMI_S  # for nvidia-smi to answer
     sleep: Callable[[float], object] = time.sleep
 
@@ -149,19 +151,18 @@ class _Recovery:
 
     def _holders(self, card: nvidia_smi.Card) -> dict[int, str]:
         """Who is on a GPU: by nvidia-smi, and by the open device node."""
-        named = {p.pid: f"pid {p.pid} ({p.name or procfs.comm(p.pid)})" for p in card.processes}
-        minor = nvidia_smi.number(card.get("Minor Number"))
+        minor = gpus.minors(self._world.driver).get(card.get("GPU UUID"))
         opened = orphans.openers(None if minor is None else [minor], self._world.dev)
-        return {**{pid: f"pid {pid} ({procfs.comm(pid)})" for pid in opened}, **named}
+        pids = sorted({*opened, *(process.pid for process in card.processes)})
+        return {pid: f"pid {pid} ({procfs.comm(pid)})" for pid in pids}
 
     # leftovers and memory
 
     def end_leftovers(self) -> list[Finding]:
         """End the processes on these GPUs that an ended run of ours has left."""
-        named = {p.pid for gpu in self._gpus if (c := self._card(gpu)) for p in c.processes}
-        known = {pid: start for pid in named if (start := procfs.start(pid)) is not None}
-        known |= orphans.openers(None, self._world.dev)
-        ours = {pid: known[pid] for pid in sorted(known) if orphans.is_leftover(pid, self._runs)}
+        known = orphans.openers(None, self._world.dev)
+        runs = self._runs
+        ours = {pid: s for pid, s in sorted(known.items()) if orphans.is_leftover(pid, s, runs)}
         if not ours:
             return []
         names = ", ".join(f"{pid} ({procfs.comm(pid)})" for pid in ours)
@@ -281,6 +282,8 @@ class _Recovery:
             return "it is a MIG instance, or its UUID is not known"
         if card is None:
             return "nvidia-smi does not show it"
+        if gpu.uuid not in gpus.minors(self._world.driver):
+            return "the kernel's driver does not name it"
         if card.get("MIG Mode/Current") == "Enabled":
             return "it is in MIG mode"
         if card.get("MIG Mode/Pending") == "Enabled":
@@ -291,17 +294,26 @@ class _Recovery:
 
 
 def look(environ: Mapping[str, str], timeout_s: float) -> tuple[nvidia_smi.Report, str]:
-    """Ask nvidia-smi for everything, bounded; return the report and what went wrong."""
+    """Ask nvidia-smi for each GPU's state and processes; return them and what went wrong.
+
+    Args:
+        environ: PATH finds nvidia-smi.
+        timeout_s: of each of two or three questions.
+    """
     program = next(paths.on_path("nvidia-smi", environ), None)
     if program is None:
         return nvidia_smi.Report(), "nvidia-smi is not on PATH"
-    answer = bounded.run((program, "-q"), environ, timeout_s)
-    report = nvidia_smi.parse(answer.out)
-    if report.cards:
-        return report, ""
-    answered = report.strange or nvidia_smi.parse(answer.err).strange
-    trouble = answer.trouble or "no GPU in its answer"
-    return report, ": ".join(filter(None, ("nvidia-smi -q", trouble, answered)))
+    answer = bounded.run((program, *nvidia_smi.QUERY), environ, timeout_s)
+    if "not a valid field" in answer.out + answer.err:
+        answer = bounded.run((program, *nvidia_smi.OLD_QUERY), environ, timeout_s)
+    report = nvidia_smi.parse_query(answer.out)
+    if not report.cards:
+        said = report.forged or report.strange or nvidia_smi.parse_query(answer.err).strange
+        trouble = answer.trouble or "no GPU in its answer"
+        return report, ": ".join(filter(None, ("nvidia-smi --query-gpu", trouble, said)))
+    apps = bounded.run((program, *nvidia_smi.APPS), environ, timeout_s)
+    trouble = f"nvidia-smi --query-compute-apps: {apps.trouble}" if apps.trouble else ""
+    return nvidia_smi.with_processes(report, nvidia_smi.parse_apps(apps.out)), trouble
 
 
 def _idle(card: nvidia_smi.Card) -> bool:

@@ -18,9 +18,10 @@ import os
 import stat
 
 from saferun.journal.disk import close, write_all
-from saferun.system import paths
+from saferun.system import paths, procfs
 
 LOCK_FILE = "run.lock"
+ALIVE_FILE = "alive"  # when the run last lived, in clock ticks since boot (procfs.now)
 NAMES = 1000  # directories tried for one run id
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -37,7 +38,7 @@ class RunDirectory:
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
         self._directory = descriptor
-        self._events = self._lock = -1
+        self._events = self._lock = self._alive = -1
         self._torn = False  # the last line has no end: the next one begins with a newline
 
     @classmethod
@@ -96,6 +97,7 @@ class RunDirectory:
         except OSError:
             self._take_back(size)
             raise
+        self.mark()
 
     def put(self, name: str, content: bytes) -> None:
         """Write a file in one step; a link planted under its name is replaced, not followed."""
@@ -110,6 +112,12 @@ class RunDirectory:
         except OSError:
             self._unlink(temporary)
             raise
+
+    def mark(self) -> None:
+        """Note that the run lives now: what begins later may not be of the run (gpu/orphans.py)."""
+        if self._alive < 0:
+            self._alive = os.open(ALIVE_FILE, _FILE | os.O_EXCL, 0o600, dir_fd=self._directory)
+        os.pwrite(self._alive, f"{procfs.now():020d}\n".encode(), 0)
 
     def flush(self) -> None:
         """Bring the events and the directory to the disk."""
@@ -130,9 +138,9 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close all descriptors; the kernel frees the lock."""
-        for descriptor in (self._events, self._directory, self._lock):
+        for descriptor in (self._events, self._directory, self._lock, self._alive):
             close(descriptor)
-        self._events = self._directory = self._lock = -1
+        self._events = self._directory = self._lock = self._alive = -1
 
     def _open_events(self) -> None:
         self._events = os.open("events.jsonl", _FILE | os.O_APPEND, 0o600, dir_fd=self._directory)

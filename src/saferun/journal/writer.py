@@ -5,6 +5,7 @@
     attempt-N.stdout    the tails of an attempt's streams; an empty one leaves no file
     attempt-N.stderr
     receipts/           what ranks report about themselves (written by them)
+    alive               when the run last lived
     run.lock            held while the run lives (run_directory.py)
 
 All of it is masked (system/redact.py), 0700 or 0600, and written by one process.
@@ -121,6 +122,14 @@ class Journal:
             if data and self.path:
                 file, content = f"attempt-{attempt}.{name}", self._mask.data(data)
                 self._try(file, _later(self._directory().put, file, content))
+
+    def masked(self, text: str) -> str:
+        """Return a text without secrets."""
+        return self._mask.text(text)
+
+    def alive(self) -> None:
+        """Note that the run lives; each event does, too."""
+        self._try("alive", lambda: self._directory().mark())
 
     def sync(self) -> None:
         """Bring what was written to the disk; returns after 2 s whether it is there or not.

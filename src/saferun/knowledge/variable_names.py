@@ -1,4 +1,4 @@
-"""Environment variables that are lists, with their syntax, and variables that have two names."""
+"""Environment variables that are lists, that have two names, or that load code."""
 
 from __future__ import annotations
 
@@ -23,6 +23,28 @@ LISTS = {
 def items(text: str, between: str) -> list[str]:
     """Return the items of a list, stripped, without empty ones."""
     return [item.strip() for item in text.split(between) if item.strip()]
+
+
+# What makes a program run code that its user did not name: ld.so(8), python(1), bash(1),
+# perlrun(1), node(1), and what nccl, torch and triton say of plugins, compilers and caches of code.
+_LOADS_CODE = frozenset(
+    items(
+        "BASH_ENV,CC,CPATH,CUDA_HOME,CUDA_INJECTION64_PATH,CUDA_PATH,CXX,ENV,GCONV_PATH,HOME,"
+        "HF_MODULES_CACHE,NCCL_NET,NCCL_NET_PLUGIN,NCCL_PROFILER_PLUGIN,NCCL_TUNER_PLUGIN,"
+        "NODE_OPTIONS,NODE_PATH,PATH,PERL5DB,PERL5LIB,PERL5OPT,PROMPT_COMMAND,PYTHONBREAKPOINT,"
+        "PYTHONEXECUTABLE,PYTHONHOME,PYTHONINSPECT,PYTHONPATH,PYTHONPLATLIBDIR,PYTHONPYCACHEPREFIX,"
+        "PYTHONSTARTUP,PYTHONUSERBASE,PYTHONWARNINGS,PYTHON_EXEC,SHELLOPTS,TORCH_EXTENSIONS_DIR,"
+        "TORCHINDUCTOR_CACHE_DIR,TRITON_CACHE_DIR,TRITON_CUOBJDUMP_PATH,TRITON_LIBCUDA_PATH,"
+        "TRITON_PTXAS_PATH,VIRTUAL_ENV,XDG_CONFIG_HOME",
+        ",",
+    )
+)
+_LOADS_CODE_FAMILIES = ("LD_", "GIT_", "BASH_FUNC_", "OPENSSL_")
+
+
+def loads_code(name: str) -> bool:
+    """Return whether a variable can make a program load or run code of somebody's choice."""
+    return name in _LOADS_CODE or name.startswith(_LOADS_CODE_FAMILIES)
 
 
 def combine(name: str, older: str, newer: str) -> str:

@@ -190,7 +190,7 @@ def assemble(
         _identity(runs, starting),
         runs=runs,
         launcher=launcher,
-        remarks=(*chosen.remarks, *([idle] if idle else [])),
+        remarks=tuple(filter(None, (paths.foreign_home(environ), *chosen.remarks, idle))),
     )
 
 
@@ -198,7 +198,7 @@ def _choose(
     request: Request, environ: Mapping[str, str], cwd: str
 ) -> tuple[profiles.Chosen, GpuFacts]:
     """Choose the profile. GPUs are detected once, and not at all if the profile is not for GPUs."""
-    if not request.profile and not os.path.exists(os.path.join(cwd, profiles.LOCAL)):
+    if not request.profile and profiles.local_profile(cwd)[0] is None:
         gpus = gpu.detect(environ)
         return profiles.choose(None, "", environ, cwd, gpus), gpus
     chosen = profiles.choose(request.profile, request.profile_origin, environ, cwd, GpuFacts())

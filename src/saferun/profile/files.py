@@ -1,26 +1,22 @@
-"""Profile files: how they are found, chosen, read and cached. yaml_reader.py parses them.
-
-A parsed profile is cached together with its text, which is compared at every use, so that a launch
-does not have to import a YAML parser.
-"""
+"""Profile files: how they are found, chosen and read. yaml_reader.py parses them."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 
-from saferun import __version__
 from saferun.errors import ProfileError
+from saferun.knowledge.variable_names import loads_code
 from saferun.model import GpuFacts
 from saferun.named_tuple import NamedTuple
-from saferun.profile.schema import KEYS, MAX_BYTES, Doc, Leaf, nearest
-from saferun.system import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from saferun.profile import cache
+from saferun.profile.schema import KEYS, MAX_BYTES, Doc, nearest
+from saferun.system import paths, trust
 
 LOCAL = "saferun.yaml"
+_STREAMS = ("/dev/", "/proc/")  # `--profile <(command)`, /dev/stdin
 
 
 class Found(NamedTuple):
@@ -29,6 +25,7 @@ class Found(NamedTuple):
     name: str
     path: str
     shown: str  # "profiles/h100.yaml", "./saferun.yaml", "/home/x/.config/saferun/profiles/h.yaml"
+    guarded: bool = False  # nobody named it: only we or root may have written it
 
 
 class Chosen(NamedTuple):
@@ -46,8 +43,13 @@ def user_dir(environ: Mapping[str, str]) -> str:
 
 
 def known(environ: Mapping[str, str]) -> list[Found]:
-    """Return the user's profiles, then the shipped ones, by name."""
-    return [*_listed(user_dir(environ), None), *_listed(paths.shipped("profiles"), "profiles")]
+    """Return the user's profiles, then the shipped ones, by name.
+
+    What others can write in the user's directory (HOME may be another user's) is left out.
+    """
+    own = (found._replace(guarded=True) for found in _listed(user_dir(environ), None))
+    trusted = (found for found in own if not trust.problem(found.path))
+    return [*trusted, *_listed(paths.shipped("profiles"), "profiles")]
 
 
 def _listed(directory: str, shown: str | None) -> Iterator[Found]:
@@ -83,11 +85,44 @@ def choose(
         if found.shown == f"./{LOCAL}":
             remarks = (f"profile {wanted} is ./{LOCAL} of this directory",)
         return Chosen(chain(found, environ, cwd), True, wanted_by, remarks)
-    local = os.path.join(cwd, LOCAL)
-    if os.path.exists(local):
-        return Chosen(chain(Found("", local, f"./{LOCAL}"), environ, cwd), True, f"./{LOCAL}")
+    local, refusal = local_profile(cwd)
+    if local is not None:
+        docs, dropped = _without_recovery(chain(local, environ, cwd))
+        return Chosen(docs, True, local.shown, (*_code_loading(local, docs), *dropped))
     found, remarks = detect(gpu, environ)
-    return Chosen(chain(found, environ, cwd), False, "detected", remarks)
+    docs, dropped = _without_recovery(chain(found, environ, cwd))
+    return Chosen(docs, False, "detected", (*refusal, *remarks, *dropped))
+
+
+def local_profile(cwd: str) -> tuple[Found | None, tuple[str, ...]]:
+    """Return `./saferun.yaml` where there is one that can be trusted, else why it is not used."""
+    path = os.path.join(cwd, LOCAL)
+    if not os.path.exists(path):
+        return None, ()
+    if problem := trust.problem(path):
+        use = f"if you trust it: --profile ./{LOCAL}"
+        return None, (f"./{LOCAL} is not used: {problem}; {use}",)
+    return Found("", path, f"./{LOCAL}", guarded=True), ()
+
+
+def _code_loading(local: Found, docs: Iterable[Doc]) -> Iterator[str]:
+    """Say which variables that load code into programs a file sets that nobody named."""
+    names = {key.partition(".")[2] for doc in docs for key in doc.leaves if key.startswith("env.")}
+    if found := sorted(filter(loads_code, names)):
+        yield f"{local.shown} sets {', '.join(found)}, which can make programs load code"
+
+
+def _without_recovery(docs: tuple[Doc, ...]) -> tuple[tuple[Doc, ...], tuple[str, ...]]:
+    """Drop `recover.*`: a GPU is reset only where the user has named the profile that says so."""
+    keys = [key for key in KEYS if key.startswith("recover.")]
+    asked = [f"{key} of {doc.path}" for doc in docs for key in keys if key in doc.leaves]
+    if not asked:
+        return docs, ()
+    kept = tuple(
+        doc._replace(leaves={k: leaf for k, leaf in doc.leaves.items() if k not in keys})
+        for doc in docs
+    )
+    return kept, (f"{', '.join(asked)} is not used: name the profile with --profile",)
 
 
 def find(name: str, environ: Mapping[str, str], cwd: str) -> Found:
@@ -106,13 +141,21 @@ def find(name: str, environ: Mapping[str, str], cwd: str) -> Found:
         if not os.path.exists(path):
             raise ProfileError(f"there is no profile file `{name}`", fix=_fix(name, environ, cwd))
         return Found(os.path.splitext(os.path.basename(name))[0], path, name)
-    local = os.path.join(cwd, LOCAL)
-    if os.path.exists(local) and load(Found("", local, f"./{LOCAL}"), environ).name == name:
-        return Found(name, local, f"./{LOCAL}")
+    local, refusal = local_profile(cwd)
+    if local is not None and load(local, environ).name == name:
+        return local._replace(name=name)
     for found in known(environ):
         if found.name == name:
             return found
-    raise ProfileError(f"unknown profile `{name}`", fix=_fix(name, environ, cwd))
+    fix = "; ".join((*_untrusted(name, environ), *refusal, _fix(name, environ, cwd)))
+    raise ProfileError(f"unknown profile `{name}`", fix=fix)
+
+
+def _untrusted(name: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """Say that a profile of this name is the user's, and why it is not used."""
+    for found in _listed(user_dir(environ), None):
+        if found.name == name and (problem := trust.problem(found.path)):
+            yield f"{found.path} is not used: {problem}"
 
 
 def _fix(name: str, environ: Mapping[str, str], cwd: str) -> str:
@@ -164,7 +207,9 @@ def _parent(name: str, child: Found, doc: Doc, environ: Mapping[str, str]) -> Fo
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = os.path.join(os.path.dirname(child.path), os.path.expanduser(name))
         if os.path.exists(path):
-            return Found(os.path.splitext(os.path.basename(name))[0], path, path)
+            stem = os.path.splitext(os.path.basename(name))[0]
+            _check_parent(path, child)
+            return Found(stem, path, path, child.guarded)
     own = os.path.realpath(child.path)
     for found in known(environ):
         if found.name == name and os.path.realpath(found.path) != own:
@@ -177,6 +222,20 @@ def _parent(name: str, child: Found, doc: Doc, environ: Mapping[str, str]) -> Fo
     raise ProfileError(
         f"extends an unknown profile `{name}`", where=child.shown, fix=nearest(name, names)
     )
+
+
+def _check_parent(path: str, child: Found) -> None:
+    """Refuse what a file that nobody named extends, if others can write it.
+
+    Raises:
+        ProfileError: it cannot be trusted.
+    """
+    if child.guarded and (problem := trust.problem(path)):
+        raise ProfileError(
+            f"extends {path}, which is not used: {problem}",
+            where=child.shown,
+            fix=f"if you trust both: --profile {child.shown}",
+        )
 
 
 def check_chain(docs: tuple[Doc, ...]) -> None:
@@ -247,25 +306,35 @@ def load(found: Found, environ: Mapping[str, str]) -> Doc:
     Raises:
         ProfileError: the file is unreadable or not a profile.
     """
-    text = read(found.path, found.shown)
-    entry = _cache_entry(found, environ)
-    doc = _cached(entry, text, found.shown)
+    text = read(found.path, found.shown, guarded=found.guarded)
+    entry = cache.entry(found.path, found.shown, environ)
+    doc = cache.read(entry, text, found.shown)
     if doc is None:
         from saferun.profile import yaml_reader
 
         doc = yaml_reader.parse(text, found.shown)
-        _write_cache(entry, text, doc)
+        cache.write(entry, text, doc)
     return doc
 
 
-def read(path: str, shown: str) -> str:
+def read(path: str, shown: str, *, guarded: bool = False) -> str:
     """Return a profile's text.
+
+    Args:
+        path: of the file.
+        shown: its name in messages.
+        guarded: only we or root may have written it; what was checked before may have changed.
 
     Raises:
         ProfileError: the file is unreadable, too large or not UTF-8.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_opener) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) and not path.startswith(_STREAMS):
+                raise OSError(errno.EINVAL, "no regular file")
+            if guarded and (problem := trust.of_file(status)):
+                raise OSError(errno.EPERM, problem)
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ProfileError(
@@ -283,50 +352,9 @@ def read(path: str, shown: str) -> str:
         ) from None
 
 
-def _cache_entry(found: Found, environ: Mapping[str, str]) -> str:
-    from binascii import crc32
+def _opener(path: str, flags: int) -> int:
+    """Open a file without waiting for the writer of a FIFO; `<(command)` is meant to be waited for.
 
-    key = crc32(f"{found.path}\0{found.shown}".encode("utf-8", "surrogateescape"))
-    return os.path.join(paths.cache_dir(environ), "profiles", f"{key:08x}.json")
-
-
-def _format() -> str:
-    """Return what a cached entry depends on besides its text: version and table of keys."""
-    from binascii import crc32
-
-    return f"{__version__} {crc32(repr(KEYS).encode()):08x}"
-
-
-def _cached(entry: str, text: str, shown: str) -> Doc | None:
-    import json
-
-    raw = paths.read_private(entry)
-    if raw is None:
-        return None
-    try:
-        cached: Any = json.loads(raw)
-        if (cached["format"], cached["path"], cached["text"]) != (_format(), shown, text):
-            return None
-        name, description, extends, match, leaves = cached["doc"]
-        return Doc(
-            shown,
-            name,
-            description,
-            tuple(extends),
-            tuple(match),
-            {key: _leaf(*leaf) for key, leaf in leaves.items()},
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _leaf(value: Any, why: str, source: str, when: list[list[Any]], line: int) -> Leaf:
-    value = tuple(value) if isinstance(value, list) else value
-    return Leaf(value, why, source, tuple((name, wanted) for name, wanted in when), line)
-
-
-def _write_cache(entry: str, text: str, doc: Doc) -> None:
-    import json
-
-    content = {"format": _format(), "path": doc.path, "text": text, "doc": doc[1:]}
-    paths.write_private(entry, json.dumps(content).encode())
+    On a regular file O_NONBLOCK has no effect (open(2)).
+    """
+    return os.open(path, flags if path.startswith(_STREAMS) else flags | os.O_NONBLOCK)

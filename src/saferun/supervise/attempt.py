@@ -65,9 +65,9 @@ class Observer(NamedTuple):
 
     # With the pids of the keeper and of the command, when it has been started.
     started: Callable[[int, int], object] = lambda keeper, launcher: None
-    # Once, `later_s` seconds after the start, if the command still runs: the time to make the next
-    # attempt's keeper ready.
-    later: Callable[[], object] | None = None
+    # `later_s` seconds after the start, if the command still runs: the time to make the next
+    # attempt's keeper ready. Returns the seconds until it is called again; None: never.
+    later: Callable[[], float | None] | None = None
     later_s: float = 0.0
     # Returns the pids of children of ours that are no part of the attempt: they live on should the
     # keeper be killed and its work fall to us.

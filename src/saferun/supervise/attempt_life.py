@@ -236,8 +236,9 @@ class AttemptLife(StateMachine):
         self._send(protocol.Resize())
 
     def _call_later(self) -> None:
-        if self._observer.later is not None:
-            self._observer.later()
+        again_s = self._observer.later() if self._observer.later is not None else None
+        if again_s is not None:
+            self._later_at = self._clock() + again_s
 
     def _pass_user_signal(self, number: int, sender: str) -> None:
         ranks = _rank_pids(self._spec.receipts) if self._spec.own_group else None

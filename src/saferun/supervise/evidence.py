@@ -6,19 +6,17 @@ diagnosis/classify.py draws the conclusions. Nothing here raises for what is mis
 from __future__ import annotations
 
 import os
-import re
 import select
 
 from saferun.diagnosis import log_reader, progress
 from saferun.diagnosis.evidence import Evidence, RankFailure, rank_failure
+from saferun.journal import error_files
 from saferun.journal import receipts as journal_receipts
 from saferun.named_tuple import NamedTuple
 from saferun.supervise.attempt import Ended
 from saferun.system import cgroup, paths
 
-_ERROR_FILE = r"a(\d+)-r(\d+)-rank(\d+|none)-pid\d+\.error\.json"  # inject/hooks/excepthook.py
 _ERROR_FILES = 256  # that are read at most; enough for the earliest exceptions of a large job
-_ERROR_BYTES = 1 << 20
 _NOT_OPENED = re.compile(r"File (\S{1,4000}) cannot be opened")  # torch.save
 _DISK_BYTES = 1 << 30  # free on a disk where a checkpoint's file can be opened
 _SHM_BYTES = 1 << 30  # sixteen times what a container has by default
@@ -66,10 +64,10 @@ def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
     """
     found: list[tuple[int, RankFailure]] = []
     for name in _names(directory):
-        match = re.fullmatch(_ERROR_FILE, name)
+        match = error_files.NAME.fullmatch(name)
         if not match or int(match[1]) != attempt:
             continue
-        content = paths.read_private(os.path.join(directory or "", name), _ERROR_BYTES)
+        content = paths.read_private(os.path.join(directory or "", name), error_files.MAX_BYTES)
         text = None if content is None else content.decode("utf-8", "replace")
         rank = int(match[3]) if match[3].isdigit() else None
         found.append((int(match[2]), rank_failure(rank, None, text)))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from saferun.gpu.lock import Held
 
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
+ALIVE_S = 30.0  # between two notes in the journal that the run lives
 
 Say = Callable[[str], None]
 # Called before each attempt with its number and the seconds to wait. A signal that asks the run to
@@ -147,6 +148,7 @@ class _Run:
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
         self._watch = AttemptWatch(gathered, first)
         self._requests = EndRequests()
+        self._prepared = 0  # the attempt during which the next one was made ready
 
     def go(self) -> int:
         """Run attempt after attempt; return the exit status of the run."""
@@ -233,7 +235,7 @@ class _Run:
         )
         observer = Observer(
             started=self._started,
-            later=lambda: self._record.harmlessly(self._prepare_next),
+            later=self._later,
             later_s=PREPARE_S,
             spared=self._means.keepers.pids,
         )
@@ -252,10 +254,18 @@ class _Run:
         self._record.harmlessly(lambda: self._watch.started(launcher))
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
+    def _later(self) -> float:
+        """Make the next attempt ready, the first time; note that the run lives, each time."""
+        self._record.harmlessly(self._record.alive)
+        if self._prepared != self._gathered.identity.attempt:
+            self._prepared = self._gathered.identity.attempt
+            self._record.harmlessly(self._prepare_next)
+        return ALIVE_S
+
     def _prepare_next(self) -> None:
         """Import what a failure needs, and have the next attempt's torchrun import torch."""
         from saferun.diagnosis import classify, signatures  # noqa: F401 (imported ahead)
-        from saferun.journal import receipts  # noqa: F401 (imported ahead)
+        from saferun.journal import error_files, receipts  # noqa: F401 (imported ahead)
         from saferun.supervise import report  # noqa: F401 (imported ahead)
 
         signatures.load(self._gathered.environ)  # fills its cache, in case of a failure
@@ -279,6 +289,8 @@ class _Run:
 
     def _decide(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Gather what happened, decide, record and report it."""
+        identity = self._gathered.identity
+        self._record.mask_errors(identity.receipts, identity.attempt)
         found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         diagnosis = None

@@ -51,6 +51,10 @@ class Record:
         self._journal.event("started", keeper=keeper, launcher=launcher)
         self.keep_tails()
 
+    def alive(self) -> None:
+        """Record that the run lives: what begins later is not known to belong to it."""
+        self._journal.alive()
+
     def preflight(self, granted: bool, findings: tuple[Finding, ...]) -> None:
         """Record a trial of the GPUs."""
         shown = [finding._asdict() for finding in findings]
@@ -103,6 +107,12 @@ class Record:
         more = {"traceback": traceback} if traceback else {}
         self._journal.event("fault", what=f"{type(error).__name__}: {error}", **more)
 
+    def mask_errors(self, receipts: str | None, attempt: int) -> None:
+        """Take the secrets out of what an attempt's ranks wrote, before anything reads it."""
+        from saferun.journal import error_files
+
+        error_files.mask(receipts, attempt, self._journal.masked)
+
     def harmlessly(self, work: Callable[[], None]) -> None:
         """Do work that the running job does not need; a fault there goes only to the journal."""
         try:
@@ -135,7 +145,10 @@ def begin(gathered: Gathered, say: Callable[[str], None]) -> tuple[Gathered, Jou
     from saferun.system.redact import Masker
 
     request = gathered.request
-    masker = Masker(gathered.environ, (*request.line.args, *(text for _, text, _ in request.sets)))
+    given = [f"{key}={text}" for key, text, _ in request.sets]
+    if gathered.profile:  # its file may hold secrets, too
+        given += [f"{name}={setting.value}" for name, setting in gathered.profile.env.items()]
+    masker = Masker(gathered.environ, (*request.line.args, *given))
     journal = Journal.begin(gathered.runs, gathered.identity.run, masker, say=say)
     identity = gathered.identity._replace(receipts=journal.receipts())
     if journal.path:  # another run may have had the name

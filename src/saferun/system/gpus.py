@@ -11,7 +11,7 @@ NVIDIA_VISIBLE_DEVICES belongs to the container runtime: CUDA does not read it, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from saferun.model import Gpu, GpuFacts
 from saferun.named_tuple import NamedTuple
@@ -39,12 +39,21 @@ def driver_version(proc: str = "/proc/driver/nvidia") -> str:
 
 def addresses(proc: str = "/proc/driver/nvidia") -> dict[str, str]:
     """Return the PCI address of each GPU by its UUID, as in the driver's files."""
-    found = {}
+    return {uuid: bus for bus, uuid, _ in _in_use(proc)}
+
+
+def minors(proc: str = "/proc/driver/nvidia") -> dict[str, int]:
+    """Return the number of each GPU's device node by its UUID, as in the driver's files."""
+    return {uuid: int(minor) for _, uuid, minor in _in_use(proc) if minor.isdecimal()}
+
+
+def _in_use(proc: str) -> Iterator[tuple[str, str, str]]:
+    """Yield address, UUID and minor number of each GPU that has a UUID: it has been used once."""
     for bus in _listdir(f"{proc}/gpus"):
-        uuid = _fields(f"{proc}/gpus/{bus}/information").get("GPU UUID", "")
+        fields = _fields(f"{proc}/gpus/{bus}/information")
+        uuid = fields.get("GPU UUID", "")
         if uuid and "?" not in uuid:
-            found[uuid] = bus
-    return found
+            yield bus, uuid, fields.get("Device Minor", "")
 
 
 class Machine(NamedTuple):

@@ -6,6 +6,7 @@ disk or a read-only home never stops a job. Also: which programs PATH finds.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 
@@ -14,17 +15,17 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the pac
 
 def config_dir(environ: Mapping[str, str]) -> str:
     """Return the user's directory of saferun settings; it may not exist."""
-    return _base(environ, "XDG_CONFIG_HOME", ".config")
+    return os.path.join(_base(environ, "XDG_CONFIG_HOME", ".config")[0], "saferun")
 
 
 def cache_dir(environ: Mapping[str, str]) -> str:
     """Return the directory of what can be computed again; it may not exist."""
-    return _base(environ, "XDG_CACHE_HOME", ".cache")
+    return _written(environ, "XDG_CACHE_HOME", ".cache")
 
 
 def state_dir(environ: Mapping[str, str]) -> str:
     """Return the directory of records of runs; it may not exist."""
-    return _base(environ, "XDG_STATE_HOME", ".local/state")
+    return _written(environ, "XDG_STATE_HOME", ".local/state")
 
 
 def runs_dir(run_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
@@ -39,11 +40,57 @@ def runs_dir(run_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
     return os.path.join(cwd, given or os.path.join(state_dir(environ), "runs"))
 
 
-def _base(environ: Mapping[str, str], variable: str, default: str) -> str:
+def foreign_home(environ: Mapping[str, str]) -> str:
+    """Return a sentence where saferun writes nothing to HOME, since it is not ours; else ""."""
+    for variable, default in (("XDG_STATE_HOME", ".local/state"), ("XDG_CACHE_HOME", ".cache")):
+        base, named = _base(environ, variable, default)
+        if problem := _foreign(base, named):
+            return f"{problem}: saferun keeps its own files in {_temporary(environ)}"
+    return ""
+
+
+def _written(environ: Mapping[str, str], variable: str, default: str) -> str:
+    base, named = _base(environ, variable, default)
+    return os.path.join(_temporary(environ) if _foreign(base, named) else base, "saferun")
+
+
+def _base(environ: Mapping[str, str], variable: str, default: str) -> tuple[str, str]:
+    """Return a directory, and the place that says whose it is: HOME, or "" for the directory."""
     base = environ.get(variable, "")
-    if not os.path.isabs(base):  # the XDG rule: a relative path is ignored
-        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), default)
-    return os.path.join(base, "saferun")
+    if os.path.isabs(base):  # the XDG rule: a relative path is ignored
+        return base, ""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return os.path.join(home, default), home
+
+
+def _foreign(base: str, home: str) -> str:
+    """Return why nothing is to be written below a directory: `su` and `sudo -E` keep HOME.
+
+    What we made there would lock the user out: it would be root's, and private.
+    """
+    place = home or base
+    while not home and not os.path.lexists(place) and place != os.path.dirname(place):
+        place = os.path.dirname(place)
+    try:
+        owner = os.stat(place).st_uid
+    except OSError:
+        return f"{place} does not exist"
+    if owner == os.geteuid() or (not home and owner == 0):
+        return ""
+    return f"{place} belongs to user {owner}, not to us"
+
+
+def _temporary(environ: Mapping[str, str]) -> str:
+    own = environ.get("TMPDIR", "")
+    try:
+        usable = os.path.isabs(own) and os.stat(own).st_uid in (0, os.geteuid())
+    except OSError:
+        usable = False
+    return os.path.join(own if usable else "/tmp", _name())  # noqa: S108 - see `_check_temporary`
+
+
+def _name() -> str:
+    return f"saferun-{os.geteuid()}"
 
 
 def shipped(name: str) -> str:
@@ -71,20 +118,44 @@ def private_dir(path: str) -> bool:
 
 
 def make(path: str) -> None:
-    """Make a directory and missing parents 0700; os.makedirs gives parents the umask's mode."""
+    """Make a directory 0700, and its missing parents for what they are for.
+
+    ~/.cache and the like hold more than what is ours, so those who may enter them by the umask can;
+    what is called `saferun` is private.
+
+    Raises:
+        OSError: it cannot be made, or lies in what another user has put in our directory's place.
+    """
+    _check_temporary(path)
+    _make(path, 0o700)
+
+
+def _make(path: str, mode: int) -> None:
     try:
-        _make_one(path)
+        _make_one(path, mode)
     except FileNotFoundError:
         parent = os.path.dirname(path)
         if parent in ("", path):
             raise
-        make(parent)
-        _make_one(path)
+        _make(parent, 0o700 if os.path.basename(parent) == "saferun" else 0o755)
+        _make_one(path, mode)
 
 
-def _make_one(path: str) -> None:
+def _check_temporary(path: str) -> None:
+    """Make the directory of ours in a shared one, or see that it is ours and private."""
+    above, ours, _ = path.partition(f"/{_name()}/")
+    if not ours:
+        return
+    place = above + ours.rstrip("/")
+    _make_one(place, 0o700)
+    status = os.lstat(place)
+    if (status.st_mode & 0o170077) != 0o040000 or status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it is not a private directory of ours", place)
+
+
+def _make_one(path: str, mode: int) -> None:
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(path, mode)
     except FileExistsError:  # another process may have been faster
         return
 

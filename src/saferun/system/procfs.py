@@ -7,6 +7,7 @@ start time, the boot and the pid namespace together make it unique.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 
 TYPE_CHECKING = False
@@ -43,9 +44,45 @@ def lives(record: Mapping[str, Any]) -> bool | None:
         return None
     if record["boot"] != _boot():  # this machine was rebooted, or it is another one
         return False if record.get("host") == os.uname().nodename else None
-    if record.get("pids") != _namespace():
+    if record.get("pids") != _namespace() or not _is_our_proc():
         return None
-    return start(pid) == started
+    seen = start(pid)
+    return seen == started if seen is not None else _hidden(pid)
+
+
+def is_of_here(record: Mapping[str, Any]) -> bool:
+    """Return whether a record was made on this machine, since it started, in our pid namespace."""
+    ours = (_boot(), _namespace())
+    return all(ours) and _is_our_proc() and (record.get("boot"), record.get("pids")) == ours
+
+
+def now() -> int:
+    """Return the time in clock ticks since boot, as `start` has it."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def _hidden(pid: int) -> bool | None:
+    """Return whether a process lives that /proc does not show (hidepid=2, proc(5)); None: unknown.
+
+    One that we may not signal is another user's, and alive; a zombie can be signalled.
+    """
+    if pid <= 0 or stat(pid) is not None:
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return None
+
+
+def _is_our_proc() -> bool:
+    """Return whether /proc shows our pid namespace; `unshare --pid` alone leaves the outer one."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def lineage(pid: int) -> Iterator[tuple[int, int]]:
@@ -82,11 +119,15 @@ def uids(pid: int) -> set[int]:
 
 
 def comm(pid: int) -> str:
-    """Return a process's short name (at most 15 characters), or "ended"."""
+    """Return a process's short name (at most 15 characters), or "ended".
+
+    A process names itself (PR_SET_NAME): what is not printable is replaced.
+    """
     try:
-        return read(f"/proc/{pid}/comm").strip()
+        name = read(f"/proc/{pid}/comm").strip()
     except OSError:
         return "ended"
+    return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def read(path: str) -> str:

@@ -1,0 +1,85 @@
+"""Whether a file that nobody named can be trusted: only we or root can have written it.
+
+ssh (StrictModes) and git (safe.directory) ask the same of what they read without being told to.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+_WRITABLE = 0o022  # by the group, by everybody
+
+
+def problem(path: str) -> str:
+    """Return why a file cannot be trusted; "" where only we or root can write and replace it.
+
+    The file and its directory are looked at, and where it is a link, its target's directory too.
+    """
+    try:
+        folder = os.path.dirname(path) or "."
+        target = os.path.dirname(os.path.realpath(path)) or "."
+        return (
+            of_file(os.stat(path))
+            or _of_directory(os.stat(folder), sticky=False)
+            or _of_directory(os.stat(target), sticky=os.path.islink(path))
+        )
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
+
+
+def of_file(status: os.stat_result) -> str:
+    """Return why an open file cannot be trusted, "" where it can."""
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no regular file"
+    return _of(status, "it")
+
+
+def _of_directory(status: os.stat_result, *, sticky: bool) -> str:
+    """Return why a directory cannot be trusted.
+
+    Args:
+        status: of the directory.
+        sticky: whether others may write there if they cannot replace our file. Not where a name is
+            looked up: there the missing file is theirs to make.
+    """
+    if sticky and status.st_mode & stat.S_ISVTX:
+        return ""
+    return _of(status, "its directory")
+
+
+def _of(status: os.stat_result, noun: str) -> str:
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{noun} belongs to {user(status.st_uid)}"
+    if status.st_mode & _WRITABLE and not (
+        status.st_mode & _WRITABLE == 0o020 and _is_private_group(status)
+    ):
+        return f"others can write {noun} (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def _is_private_group(status: os.stat_result) -> bool:
+    """Return whether a file's group has its owner alone, as distributions with umask 002 make them.
+
+    Their sign: the user's own group, of the user's name, that lists nobody else.
+    """
+    import grp
+    import pwd
+
+    try:
+        owner = pwd.getpwuid(status.st_uid)
+        group = grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    own = group.gr_gid == owner.pw_gid and group.gr_name == owner.pw_name
+    return own and set(group.gr_mem) <= {owner.pw_name}
+
+
+def user(uid: int) -> str:
+    """Return a user's name, or the number of one that has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

@@ -1,0 +1,168 @@
+"""Whose files are used without being named: ./saferun.yaml and the user's own profiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from users import OTHER, STRANGER, acting_as, open_place, root
+
+from saferun.errors import ProfileError
+from saferun.model import Gpu, GpuFacts
+from saferun.profile import files as profiles
+
+HOSTILE = "schema: 1\nenv: {PYTHONPATH: /tmp/evil}\nrecover: {gpu_reset: when-idle}\n"
+NONE = GpuFacts()
+
+
+@pytest.fixture
+def place():
+    with open_place() as path:
+        os.mkdir(f"{path}/home")
+        yield path
+
+
+def put(place, text=HOSTILE, *, uid=0, mode=0o644, name="saferun.yaml"):
+    path = f"{place}/{name}"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write(text)
+    os.chmod(path, mode)
+    os.chown(path, uid, uid)
+    return path
+
+
+def choose(place, wanted=None):
+    return profiles.choose(wanted, "--profile", {"HOME": f"{place}/home"}, place, NONE)
+
+
+def keys(chosen):
+    return {key for doc in chosen.chain for key in doc.leaves}
+
+
+def is_used(chosen):
+    return "env.PYTHONPATH" in keys(chosen)
+
+
+@root
+def test_a_strangers_file_runs_no_code_as_root(place):
+    os.chmod(place, 0o1777)
+    put(place, uid=STRANGER)
+    ran = subprocess.run(
+        [sys.executable, "-m", "saferun", "env"],
+        cwd=place,
+        env={"PATH": os.environ["PATH"], "HOME": f"{place}/home", "PYTHONPATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "evil" not in ran.stdout
+    assert "./saferun.yaml is not used: it belongs to nobody" in ran.stderr
+
+
+@root
+@pytest.mark.parametrize(
+    ("uid", "mode", "folder", "why"),
+    [
+        (STRANGER, 0o644, 0o755, "it belongs to"),
+        (0, 0o666, 0o755, "others can write it (mode 0666)"),
+        (0, 0o664, 0o755, "others can write it (mode 0664)"),
+        (0, 0o644, 0o777, "others can write its directory"),
+        (0, 0o644, 0o1777, "others can write its directory"),
+    ],
+    ids=["another's", "all-write", "group-writes", "open-directory", "sticky-directory"],
+)
+def test_a_local_file_that_others_can_write_is_told_and_not_used(place, uid, mode, folder, why):
+    path = put(place, uid=uid, mode=mode)
+    os.chown(path, uid, OTHER)
+    os.chmod(place, folder)
+    chosen = choose(place)
+    assert not is_used(chosen)
+    assert why in chosen.remarks[0]
+    assert is_used(choose(place, "./saferun.yaml"))  # who names it trusts it
+
+
+@root
+def test_a_directory_of_a_stranger_is_not_trusted_with_a_file_of_roots(place):
+    put(place)
+    os.chown(place, STRANGER, STRANGER)
+    assert "its directory belongs to" in choose(place).remarks[0]
+
+
+@root
+def test_a_user_trusts_what_is_root_s_and_what_is_his(place):
+    put(place)
+    with acting_as(OTHER):
+        assert is_used(choose(place))
+    os.chown(f"{place}/saferun.yaml", OTHER, OTHER)
+    with acting_as(OTHER):
+        assert is_used(choose(place))
+    with acting_as(STRANGER):
+        assert not is_used(choose(place))
+
+
+@root
+def test_a_link_is_as_trusted_as_the_directory_of_its_target(place):
+    os.mkdir(f"{place}/job")
+    put(place, name="shared/profile.yaml")
+    os.symlink("../shared/profile.yaml", f"{place}/job/saferun.yaml")
+    chosen = profiles.choose(None, "", {"HOME": f"{place}/home"}, f"{place}/job", NONE)
+    assert is_used(chosen)
+    os.chmod(f"{place}/shared", 0o777)
+    chosen = profiles.choose(None, "", {"HOME": f"{place}/home"}, f"{place}/job", NONE)
+    assert not is_used(chosen)
+
+
+@root
+def test_what_a_local_file_extends_must_be_trusted_too(place):
+    put(place, "schema: 1\nextends: [./base.yaml]\n")
+    put(place, uid=STRANGER, name="base.yaml")
+    with pytest.raises(ProfileError, match=r"base.yaml, which is not used: it belongs to"):
+        choose(place)
+
+
+@root
+def test_a_file_that_changes_hands_between_the_look_and_the_reading_is_refused(place, monkeypatch):
+    path = put(place)
+    monkeypatch.setattr(profiles.trust, "problem", lambda path: "")
+    os.chown(path, STRANGER, STRANGER)
+    with pytest.raises(ProfileError, match="it belongs to"):
+        choose(place)
+
+
+@root
+def test_a_users_profiles_are_not_roots_where_home_is_still_the_users(place):
+    text = "schema: 1\nmatch: {gpu: [H100]}\nenv: {PYTHONPATH: /tmp/evil}\n"
+    own = put(place, text, uid=OTHER, name="home/.config/saferun/profiles/mine.yaml")
+    os.chown(os.path.dirname(own), OTHER, OTHER)
+    gpu = GpuFacts((Gpu(0, "GPU-0", "NVIDIA H100 80GB HBM3"),), "proc")
+    chosen = profiles.choose(None, "", {"HOME": f"{place}/home"}, place, gpu)
+    assert chosen.chain[-1].name == "h100"
+    with pytest.raises(ProfileError, match=r"mine.yaml is not used: it belongs to"):
+        choose(place, "mine")
+    with acting_as(OTHER):
+        assert is_used(choose(place, "mine"))
+
+
+def test_variables_that_load_code_are_named(place):
+    put(place, "schema: 1\nenv: {LD_PRELOAD: x, PYTHONPATH: y, NCCL_DEBUG: INFO}\n")
+    (remark,) = choose(place).remarks
+    assert remark.startswith("./saferun.yaml sets LD_PRELOAD, PYTHONPATH, which can make")
+
+
+def test_only_a_named_profile_resets_gpus(place):
+    put(place, "schema: 1\nextends: [h100-llava]\nrecover: {gpu_reset: when-idle}\n")
+    chosen = choose(place)
+    assert "recover.gpu_reset" not in keys(chosen)
+    assert "name the profile" in chosen.remarks[-1]
+    assert "recover.gpu_reset" in keys(choose(place, "./saferun.yaml"))
+
+
+def test_a_fifo_in_place_of_the_local_file_is_not_waited_for(place):
+    os.mkfifo(f"{place}/saferun.yaml", 0o644)
+    assert "no regular file" in choose(place).remarks[0]
+    with pytest.raises(ProfileError, match="no regular file"):
+        choose(place, "./saferun.yaml")

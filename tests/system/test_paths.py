@@ -1,0 +1,148 @@
+"""Where our own files go, whose they are and who may enter: HOME may be another user's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+
+import pytest
+from users import OTHER, STRANGER, acting_as, open_place, root
+
+from saferun.system import paths
+
+
+@pytest.fixture
+def place():
+    with open_place() as path:
+        os.mkdir(f"{path}/tmp")
+        os.chmod(f"{path}/tmp", 0o1777)
+        os.mkdir(f"{path}/home", 0o755)
+        os.chown(f"{path}/home", OTHER, OTHER)
+        yield path
+
+
+def of(place, **more):
+    return {"HOME": f"{place}/home", "TMPDIR": f"{place}/tmp", **more}
+
+
+def everything(place):
+    """Whose each file is, and its mode."""
+    found = {}
+    for folder, directories, files in os.walk(place):
+        for name in (*directories, *files):
+            status = os.lstat(os.path.join(folder, name))
+            path = os.path.relpath(os.path.join(folder, name), place)
+            found[path] = (status.st_uid, stat.S_IMODE(status.st_mode))
+    return found
+
+
+def saferun(place, *words, **more):
+    environ = {**of(place), "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-m", "saferun", *words],
+        cwd=place,
+        env={**environ, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@root
+@pytest.mark.parametrize("words", [("doctor",), ("--retries=1", "--no-python", "true")])
+def test_root_leaves_nothing_in_a_users_home(place, words):
+    done = saferun(place, *words, SAFERUN_SET="launcher=torchrun")
+    told = [line for line in done.stderr.splitlines() if f"belongs to user {OTHER}" in line]
+    assert len(told) == 1, done.stderr
+    assert f"{place}/tmp/saferun-0" in told[0]
+    left = everything(place)
+    assert [path for path in left if path.startswith("home/")] == []
+    ours = {path: left[path] for path in left if path.startswith("tmp/saferun-0")}
+    assert ours
+    assert all(owner == 0 and not mode & 0o077 for owner, mode in ours.values()), ours
+
+
+@root
+def test_what_a_user_makes_is_his_and_its_parents_are_open_to_those_that_they_were_for(place):
+    with acting_as(OTHER):
+        assert paths.foreign_home(of(place)) == ""
+        for folder in (paths.cache_dir(of(place)), paths.state_dir(of(place))):
+            assert paths.write_private(f"{folder}/x/y", b"z")
+    modes = {path: mode for path, (_, mode) in everything(f"{place}/home").items()}
+    assert modes == {
+        ".cache": 0o755,
+        ".cache/saferun": 0o700,
+        ".cache/saferun/x": 0o700,
+        ".cache/saferun/x/y": 0o600,
+        ".local": 0o755,
+        ".local/state": 0o755,
+        ".local/state/saferun": 0o700,
+        ".local/state/saferun/x": 0o700,
+        ".local/state/saferun/x/y": 0o600,
+    }
+    assert {owner for owner, _ in everything(f"{place}/home").values()} == {OTHER}
+
+
+@pytest.mark.parametrize("umask", [0, 0o077, 0o777])
+def test_the_umask_only_narrows_what_is_made(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        made = paths.private_dir(str(tmp_path / "a" / "saferun" / "b"))
+    finally:
+        os.umask(before)
+    assert made is (umask != 0o777) or os.geteuid() == 0
+    for path, (_, mode) in everything(tmp_path).items():
+        assert mode & ~(0o755 if path == "a" else 0o700) == 0, path
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@root
+@pytest.mark.parametrize(
+    ("owner", "kept"), [(0, True), (OTHER, True), (STRANGER, False)], ids=["root", "ours", "not"]
+)
+def test_a_directory_that_xdg_names_is_used_where_it_is_ours_or_the_systems(place, owner, kept):
+    os.mkdir(f"{place}/scratch")
+    os.chown(f"{place}/scratch", owner, owner)
+    environ = of(place, XDG_CACHE_HOME=f"{place}/scratch/me/cache")
+    with acting_as(OTHER):
+        inside = paths.cache_dir(environ).startswith(f"{place}/scratch")
+        told = paths.foreign_home(environ)
+    assert (inside, told == "") == (kept, kept)
+
+
+@root
+def test_a_home_that_does_not_exist_is_not_made(place):
+    environ = of(place, HOME=f"{place}/nobody")
+    assert paths.write_private(f"{paths.cache_dir(environ)}/x", b"y")
+    assert not os.path.exists(f"{place}/nobody")
+    assert "does not exist" in paths.foreign_home(environ)
+
+
+@root
+@pytest.mark.parametrize("deep", ["", "/saferun", "/saferun/profiles"])
+def test_what_a_stranger_puts_in_our_directorys_place_is_not_used(place, deep):
+    with acting_as(STRANGER):
+        os.makedirs(f"{place}/tmp/saferun-0{deep}", 0o777)
+    assert not paths.write_private(f"{paths.cache_dir(of(place))}/profiles/x", b"y")
+    with pytest.raises(PermissionError, match="not a private directory of ours"):
+        paths.make(paths.runs_dir(None, of(place), place))
+    assert all(owner == STRANGER for owner, _ in everything(f"{place}/tmp").values())
+
+
+@root
+def test_a_link_in_our_directorys_place_is_not_followed(place):
+    with acting_as(STRANGER):
+        os.symlink(f"{place}/home", f"{place}/tmp/saferun-0")
+    assert not paths.write_private(f"{paths.cache_dir(of(place))}/x", b"y")
+    assert everything(f"{place}/home") == {}
+
+
+@root
+def test_root_does_not_write_into_a_users_tmpdir(place):
+    os.mkdir(f"{place}/private")
+    os.chown(f"{place}/private", OTHER, OTHER)
+    environ = of(place, TMPDIR=f"{place}/private")
+    assert paths.cache_dir(environ) == "/tmp/saferun-0/saferun"
