@@ -58,7 +58,7 @@ def second_text(place: str, first: str) -> str:
     """Return the finding about a second strategy; both places are "file:line" of the script."""
     return (
         f"{place}: a second MirroredStrategy (the first: {first}): variables of one cannot be used"
-        " in the other; make one and pass it on"
+        " in the other, and their collectives can collide; make one and pass it on"
     )
 
 
