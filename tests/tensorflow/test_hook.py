@@ -95,3 +95,11 @@ def test_every_gpu_grows_where_the_profile_says_so_and_none_is_asked_for(
     assert [bool(one) for one in found["grows"]] == [grows, grows]
     default = "true" if grows else None
     assert found["variable"] == exported.get("TF_FORCE_GPU_ALLOW_GROWTH", default)
+
+
+def test_a_reduction_that_xla_leaves_aside_is_said_and_the_receipt_has_what_ran(job: Job):
+    ran = job("xla_step.py")
+    place = lines_marked("xla_step.py")["strategy"]
+    assert f"saferun: {place}: XLA compiles the step" in ran.err
+    used = [line["effective"] for line in ran.receipts if line.get("part") == "reduction"]
+    assert used == [{"cross_device_ops": "CollectiveAllReduce"}]
