@@ -126,8 +126,8 @@ class Watch:
         wrong = len(names) > 1 and len(names) % 2
         if wrong and isinstance(given, reductions.HierarchicalCopyAllReduce):
             self.report("odd-replicas", tensorflow_findings.odd_text(place, len(names)))
-        replaces = name and NO_NCCL in self._context.mitigations
-        if not (replaces and isinstance(given, reductions.NcclAllReduce)):
+        failed_before = NO_NCCL in self._context.mitigations
+        if name is None or not (failed_before and isinstance(given, reductions.NcclAllReduce)):
             return None
         text = tensorflow_findings.replaced_text(place, type(given).__name__, name)
         self.report("replaced", text)
@@ -174,9 +174,15 @@ class Watch:
 
 
 def _names(module: ModuleType, devices: Any) -> list[str]:
-    """Return the names of a strategy's devices, found as its constructor finds them next."""
-    found: Iterable[Any] = devices or module.all_local_devices()
-    return [str(getattr(device, "name", device)) for device in found]
+    """Return the names of a strategy's devices, found as its constructor finds them next.
+
+    Empty where that fails: the constructor says why.
+    """
+    try:
+        found: Iterable[Any] = devices or module.all_local_devices()
+        return [str(getattr(device, "name", device)) for device in found]
+    except Exception:
+        return []
 
 
 # The patches: each calls the original once, and ours can fail without it.

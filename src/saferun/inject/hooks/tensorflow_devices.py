@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"  # read when a GPU is initialised; overrides the configuration
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_FALSE = ("false", "0")
 
 
 class Devices:
@@ -90,13 +89,13 @@ class Devices:
         """Let every GPU grow, unless the user exported the contrary; read back what is in force."""
         forced = os.environ.get(GROWTH, "")
         growths: dict[Any, bool | None] = context._memory_growth_map
-        if forced.lower() not in _FALSE:
+        if forced != "false":  # TensorFlow reads this spelling only
             for device in [device for device, growth in growths.items() if growth is None]:
                 context.set_memory_growth(device, True)
         self._context.activate()
         self._context.receipt(
             "tensorflow",
-            contract.OFF if forced.lower() in _FALSE else contract.APPLIED,
+            contract.OFF if forced == "false" else contract.APPLIED,
             part="memory_growth",
             effective={
                 GROWTH: forced,
