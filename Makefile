@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TENSORFLOW := .venv-tensorflow
 
-.PHONY: demo test test-slurm quick-slurm lint unit slow bench clean
+.PHONY: demo test test-slurm quick-slurm test-tensorflow lint unit slow bench clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -20,10 +21,14 @@ lint: $(READY)
 
 # Six minutes on two idle cores; what is slower and asserts more is in `make slow`.
 unit: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not slurm"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not slurm and not tensorflow"
 
 slow: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not slurm"
+
+# A real TensorFlow on two logical CPU devices: 1.6 GB, in an environment of its own.
+test-tensorflow: $(READY) $(TENSORFLOW)/.ready
+	$(BIN)/pytest -n 2 tests/tensorflow -m tensorflow
 
 # Slurm on three nodes of this machine. Needs root, and:
 # apt-get install --no-install-recommends slurm-wlm munge
@@ -44,5 +49,12 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,lint]"
 	touch $(READY)
 
+# tf_keras, which is Keras 2, asks for the TensorFlow with GPU support: another gigabyte, not needed.
+$(TENSORFLOW)/.ready: constraints-tensorflow.txt
+	$(PYTHON) -m venv $(TENSORFLOW)
+	$(TENSORFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-tensorflow.txt tensorflow-cpu
+	$(TENSORFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-tensorflow.txt --no-deps tf_keras
+	touch $(TENSORFLOW)/.ready
+
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) $(TENSORFLOW) out

@@ -497,6 +497,8 @@ NOT_HERE = {
     "cuda-oom-despite-free": "the driver refused memory that it called free; a limit that the "
     "script sets itself looks the same and is not cured",
     "tf-cudnn-init-failed": "needs TensorFlow and a CUDA GPU",
+    "tf-nccl-failed": "needs TensorFlow: shown in tests/tensorflow",
+    "tf-xla-failed": "needs TensorFlow: shown in tests/tensorflow",
     "cuda-devices-busy": "needs a GPU in exclusive mode, which not every machine may be put in",
     "node-failed": "needs Slurm and a node that fails",
     "triton-compile-error": "needs a GPU and a fault of the compiler's own",

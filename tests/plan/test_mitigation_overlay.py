@@ -26,6 +26,7 @@ from saferun.plan import mitigation_catalog, mitigation_overlay, torchrun_args
 from saferun.plan.build import build_plan, conditions
 from saferun.profile.merge import Given, resolve
 from saferun.profile.schema import KEYS, Doc, Leaf
+from saferun.profile.settings import replace
 from saferun.supervise import probes
 
 SHIPPED = Path(loader.__file__).with_name("mitigations.yaml")
@@ -118,7 +119,8 @@ def test_no_mitigation_promises_a_hook_that_does_not_exist():
 
 
 def test_the_hook_acts_on_the_mitigations_that_only_it_can_make():
-    text = (Path(SITE).parent / "hooks" / "compile_mitigations.py").read_text()
+    files = ("compile_mitigations.py", "tensorflow.py")
+    text = "".join((Path(SITE).parent / "hooks" / name).read_text() for name in files)
     for mitigation in ALL.values():
         if mitigation.assign or mitigation.rank_directories:
             assert f'"{mitigation.name}"' in text
@@ -180,6 +182,8 @@ VARIABLES = {
     "more-open-files": {},
     "new-session": {},
     "tf-memory-growth": {"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+    "tf-hierarchical-copy": {},
+    "tf-xla-off": {"TF_XLA_FLAGS": "--tf_xla_auto_jit=-1"},
     "debug-settings": {
         "CUDA_LAUNCH_BLOCKING": "1",
         "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
@@ -187,11 +191,12 @@ VARIABLES = {
         "TORCH_SHOW_CPP_STACKTRACES": "1",
     },
 }
-HOOKS = {
-    "autotune-off": {"autotune": "off"},
-    "cudagraphs-off": {"cudagraphs": "off"},
-    "compile-fallback": {"fallback": "on"},
-    "compile-off": {"enabled": "off"},
+HOOKS = {  # mitigation: hook, setting, value
+    "autotune-off": ("compile", "autotune", "off"),
+    "cudagraphs-off": ("compile", "cudagraphs", "off"),
+    "compile-fallback": ("compile", "fallback", "on"),
+    "compile-off": ("compile", "enabled", "off"),
+    "tf-hierarchical-copy": ("tensorflow", "cross_device_ops", "hierarchical-copy"),
 }
 OPTIONS = {
     "free-port": ("--master-port=40123",),
@@ -215,8 +220,11 @@ def _changes_what_it_says(name: str) -> None:
     for made in changed.values():
         assert (made.origin, made.source) == (f"mitigation {name}", ALL[name].source)
         assert made.why == ALL[name].why
-    was = before.settings.hooks.compile
-    assert after.settings.hooks.compile == was._replace(**HOOKS.get(name, {}))
+    changed_hooks = before.settings.hooks
+    if name in HOOKS:
+        hook, key, value = HOOKS[name]
+        changed_hooks = replace(changed_hooks, {hook: {key: value}})
+    assert after.settings.hooks == changed_hooks
     assert after.torchrun_args == (*OPTIONS.get(name, ()), *before.torchrun_args)
     assert after.command[1:] == after.torchrun_args
     assert after.limits == ProcessLimits(**LIMITS.get(name, {}))
@@ -226,13 +234,13 @@ def _changes_what_it_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hooks_setting_is_in_force_beneath_any_profile_and_says_where_it_comes_from(name):
-    ((key, value),) = HOOKS[name].items()
-    other = next(choice for choice in KEYS[f"hooks.compile.{key}"].choices if choice != value)
-    plan = planned(name, leaves={f"hooks.compile.{key}": Leaf(other)})
-    assert getattr(plan.settings.hooks.compile, key) == value
+    hook, key, value = HOOKS[name]
+    other = next(choice for choice in KEYS[f"hooks.{hook}.{key}"].choices if choice != value)
+    plan = planned(name, leaves={f"hooks.{hook}.{key}": Leaf(other)})
+    assert getattr(getattr(plan.settings.hooks, hook), key) == value
     sent = contract.decode(plan.env[contract.VARIABLE].value)["hooks"]
-    assert sent["compile"][key] == value
-    assert plan.notes[f"hooks.compile.{key}"].origin == f"mitigation {name}"
+    assert sent[hook][key] == value
+    assert plan.notes[f"hooks.{hook}.{key}"].origin == f"mitigation {name}"
 
 
 def test_a_mitigation_inside_the_ranks_reaches_them_where_no_other_hook_is_on():
@@ -296,12 +304,13 @@ def test_whatever_is_exported_a_mitigations_value_is_in_force_and_other_items_st
     wanted = [(k, v) for name in names for k, v in VARIABLES[name].items()]
     for name, value in wanted:
         if name in LISTS:
-            given_, old = (set(filter(None, e.get(name, "").split(","))) for e in (job, was))
+            between, pair = LISTS[name]
+            given_, old = (set(filter(None, e.get(name, "").split(between))) for e in (job, was))
             last = [v for k, v in wanted if k == name]
             assert set(last) <= given_
-            touched = {item.split(":")[0] for item in last}
-            assert {i for i in old if i.split(":")[0] not in touched} <= given_
-            assert len({i.split(":")[0] for i in given_}) == len(given_)
+            touched = {item.split(pair)[0] for item in last}
+            assert {i for i in old if i.split(pair)[0] not in touched} <= given_
+            assert len({i.split(pair)[0] for i in given_}) == len(given_)
         else:
             assert job[name] == value
     mine = {name for name, _ in wanted} | {OTHER_NAME.get(name) for name, _ in wanted}

@@ -37,6 +37,12 @@ if TYPE_CHECKING:
         mode: Literal["warn", "error", "fix", "off"]
         wrap_barrier: bool
 
+    class TensorflowSettings(TypedDict):
+        """hooks.tensorflow"""
+
+        cross_device_ops: Literal["keep", "hierarchical-copy"]
+        memory_growth: bool
+
     class HookSettings(TypedDict):
         """The section `hooks` of a profile, as far as a hook implements it."""
 
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
         excepthook: OnOrOff
         init: InitSettings | None  # None: torch is left as it is
         order: OrderSettings | None  # None: torch is left as it is
+        tensorflow: TensorflowSettings
         required: bool
 
 
@@ -56,6 +63,7 @@ DEFAULTS: HookSettings = {
     "excepthook": "on",
     "init": INIT,
     "order": ORDER,
+    "tensorflow": {"cross_device_ops": "keep", "memory_growth": False},
     "required": False,
 }
 
@@ -67,6 +75,7 @@ def complete(hooks: Mapping[str, Any]) -> HookSettings:
     """
     found: Any = {
         "compile": _group(DEFAULTS["compile"], hooks.get("compile") or {}),
+        "tensorflow": _group(DEFAULTS["tensorflow"], hooks.get("tensorflow") or {}),
         "init": _group(INIT, hooks["init"]) if hooks.get("init") else None,
         "order": _group(ORDER, hooks["order"]) if hooks.get("order") else None,
     }

@@ -3,7 +3,8 @@
 A hook is a module of `hooks/` with `apply(name, module, context)`. It is called right after the
 module `name` has been executed and before any other code can take a name out of it, and again after
 `importlib.reload`. It returns nothing, reports through `context.receipt`, and imports nothing of
-torch that is not loaded yet. An exception in it becomes one line on stderr (`context.failed`).
+torch or TensorFlow that is not loaded yet. An exception in it becomes one line on stderr
+(`context.failed`).
 """
 
 TARGETS: "dict[str, tuple[str, ...]]" = {
@@ -20,4 +21,8 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torch.nn.parallel.distributed": ("order",),
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
+    "tensorflow.python.eager.context": ("tensorflow",),
+    "tensorflow.python.framework.config": ("tensorflow",),
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function": ("tensorflow",),
+    "tensorflow.python.distribute.mirrored_strategy": ("tensorflow",),
 }

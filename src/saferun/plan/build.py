@@ -39,7 +39,6 @@ NOT_YET = (
     "hooks.guards.",
     "hooks.memory.",
     "hooks.optuna.",
-    "hooks.tensorflow.",
 )
 # Options of the rendezvous with other nodes; --standalone contradicts each of them.
 _RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")

@@ -6,6 +6,7 @@ diagnosis/classify.py draws the conclusions. Nothing here raises for what is mis
 from __future__ import annotations
 
 import os
+import re
 import select
 
 from saferun.diagnosis import log_reader, progress

@@ -41,8 +41,9 @@ def is_users(frame: FrameType) -> bool:
 
 
 def is_torch(name: str) -> bool:
-    """Tell whether a file is one of torch's."""
-    return name.startswith(os.path.dirname(str(sys.modules["torch"].__file__)) + os.sep)
+    """Tell whether a file is one of torch's, where this process has torch."""
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    return file is not None and name.startswith(os.path.dirname(file) + os.sep)
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:

@@ -1,0 +1,63 @@
+"""The Python of TensorFlow's own environment, and runs of saferun whose job it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from interpreters import Interpreters, Ran
+from repo import ROOT
+from runs import Run, run
+
+PROGRAMS = ROOT / "tests" / "programs" / "tensorflow"
+HOOK = {"cross_device_ops": "hierarchical-copy", "memory_growth": True}
+
+
+@pytest.fixture(scope="session")
+def tensorflow_python() -> Path:
+    """TEST_TENSORFLOW names another environment, as for another version of TensorFlow."""
+    place = Path(os.environ.get("TEST_TENSORFLOW", ROOT / ".venv-tensorflow")) / "bin" / "python"
+    if not place.exists():
+        pytest.skip(f"there is no {place} (make test-tensorflow)")
+    return place
+
+
+@pytest.fixture
+def job(tmp_path: Path, tensorflow_python: Path) -> Callable[..., Ran]:
+    """Runs a program of tests/programs/tensorflow with the hook."""
+    interpreters = Interpreters(tmp_path)
+
+    def start(
+        program: str, *words: str, hook: dict[str, object] | None = HOOK, **environ: str
+    ) -> Ran:
+        return interpreters.run(
+            argv=(str(PROGRAMS / program), *words),
+            python=str(tensorflow_python),
+            hooks=None if hook is None else {"tensorflow": hook},
+            TF_CPP_MIN_LOG_LEVEL="3",
+            **environ,
+        )
+
+    return start
+
+
+@pytest.fixture
+def supervised(
+    tmp_path: Path, tensorflow_python: Path
+) -> Callable[..., AbstractContextManager[Run]]:
+    """Runs train.py under saferun, in a shell's environment that finds TensorFlow's Python."""
+    (tmp_path / "state").mkdir()
+
+    @contextmanager
+    def start(fault: str, *options: str) -> Iterator[Run]:
+        settings = ("--profile=tf-rtx5090", "--set=retry.backoff_s=[0, 0]", *options)
+        words = (str(PROGRAMS / "train.py"), fault, str(tmp_path / "state"))
+        path = f"{tensorflow_python.parent}:/usr/sbin:/usr/bin:/sbin:/bin"
+        env = {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        with run(tmp_path, *settings, *words, env=env) as started:
+            yield started
+
+    return start
