@@ -65,6 +65,7 @@ class LaunchOptions(NamedTuple):
     module: bool  # -m
     no_python: bool
     run_path: bool
+    code: bool  # -c, for plain python: SCRIPT is code
     foreign: tuple[str, ...]  # given options that have no meaning for plain python
 
 
@@ -79,6 +80,7 @@ class Request(NamedTuple):
     retries: int | None = None
     run_dir: str | None = None
     dry_run: bool = False
+    python: CommandLine | None = None  # `line` as plain python takes it; None: the same
 
 
 class Gpu(NamedTuple):
@@ -308,11 +310,6 @@ class LaunchPlan(NamedTuple):
     remarks: tuple[str, ...] = ()  # warnings, one line each
     limits: ProcessLimits = ProcessLimits()
     disabled: bool = False  # SAFERUN_DISABLE: torchrun as the user wrote it
-
-    @property
-    def supervised(self) -> bool:
-        """Whether saferun stays beside the job; otherwise the job replaces it by exec."""
-        return not self.disabled and self.settings.retry.attempts > 1
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the job: the user's, overridden by the plan's variables."""

@@ -224,7 +224,7 @@ def test_disabled_means_torchrun_as_the_user_wrote_it():
     options = torchrun_args.launch_options(parsed.line, {})
     asked = Request(line=parsed.line, options=options)
     plan = disabled_plan(asked, Facts(launcher=("/v/bin/torchrun",)))
-    assert not plan.supervised
+    assert plan.disabled
     assert plan.command == ("/v/bin/torchrun", "--nnodes=1", "t.py", "--profile", "x")
     assert plan.env == {}
 

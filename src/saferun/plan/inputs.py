@@ -24,6 +24,8 @@ from saferun.model import (
 from saferun.named_tuple import NamedTuple
 from saferun.plan import torchrun_install
 from saferun.plan.build import build_plan, conditions, disabled_plan
+from saferun.plan.own_variables import is_supervised
+from saferun.plan.torchrun_args import launch_options
 from saferun.profile import files as profiles
 from saferun.profile import settings
 from saferun.profile.merge import Given, is_for_gpus, resolve
@@ -50,7 +52,12 @@ class Gathered(NamedTuple):
     @property
     def supervised(self) -> bool:
         """Whether saferun stays beside the job; otherwise the job replaces it by exec."""
-        return self.profile is not None and self.profile.settings.retry.attempts > 1
+        return self.profile is not None and is_supervised(self.profile.settings)
+
+    @property
+    def starts_python(self) -> bool:
+        """Whether plain python starts the job."""
+        return self.profile is not None and self.profile.launcher == "python"
 
     def plan(self, changes: Changes = NO_CHANGES) -> LaunchPlan:
         """Return the plan of the attempt that `identity` names.
@@ -176,6 +183,9 @@ def assemble(
     """
     chosen, sets, gpus = selection
     launcher = None if _starts_python(selection) else _launcher(environ, starting)
+    if launcher is None:
+        request = for_python(request, environ)
+        sets = [*sets, *_once(request)]
     facts = _facts(launcher, environ, gpus, starting)
     starts_all = chosen.named and _last(chosen.chain, "torchrun.nproc-per-node") is not None
     here = conditions(request, facts, starts_all=starts_all)
@@ -192,6 +202,23 @@ def assemble(
         launcher=launcher,
         remarks=(*chosen.remarks, *([idle] if idle else [])),
     )
+
+
+def _once(request: Request) -> list[Given]:
+    """Return the setting that a script on stdin calls for: a second attempt would find it read."""
+    from_stdin = request.line.script == "-" and not (request.options.module or request.options.code)
+    return [Given("retry.attempts", Leaf(1), "script on stdin")] if from_stdin else []
+
+
+def for_python(request: Request, environ: Mapping[str, str]) -> Request:
+    """Return a request with its command line as plain python takes it.
+
+    Args:
+        request: what the user asked for.
+        environ: what the user exported.
+    """
+    line = request.python or request.line
+    return request._replace(line=line, options=launch_options(line, environ))
 
 
 def _choose(

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from saferun.inject import contract
-from saferun.model import Changes, HookSettings, Identity, LaunchOptions, Profile, Setting, as_tree
+from saferun.model import (
+    Changes,
+    HookSettings,
+    Identity,
+    LaunchOptions,
+    Profile,
+    Setting,
+    Settings,
+    as_tree,
+)
 from saferun.profile.schema import KEYS
 
 # Without it, a restart hangs: the restarted workers find stale keys in the agent's store.
@@ -17,6 +26,11 @@ HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
 # Set only in attempts that saferun supervises; generated scripts leave them out.
 OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED)
+
+
+def is_supervised(settings: Settings) -> bool:
+    """Return whether saferun stays beside the job; otherwise the job replaces it by exec."""
+    return settings.retry.attempts > 1 or settings.workers > 1
 
 
 def for_torchrun(
@@ -44,7 +58,7 @@ def for_torchrun(
         why = "--max-restarts is given: restarted workers hang in the agent's store without it"
         source = "https://github.com/pytorch/pytorch/issues/135712"
         found[SHARE_STORE] = Setting("1", "saferun", why, source)
-    if profile.settings.retry.attempts == 1:
+    if not is_supervised(profile.settings):
         return found
     found[ATTEMPT] = Setting(str(identity.attempt), "saferun", "which attempt of the run this is")
     found[MITIGATIONS] = Setting(",".join(mitigations), "saferun", "the mitigations in force")

@@ -33,13 +33,14 @@ def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
 
     plug_closed_descriptors()  # or a lock file would become the job's output
     assert gathered.profile is not None, "a supervised run has a profile"
-    script = gathered.request.line.script or "no script"
-    request = lock.LockRequest(
+    request = gathered.request
+    script = "-c" if request.options.code else request.line.script or "no script"
+    wanted = lock.LockRequest(
         [gpu.uuid for gpu in gathered.facts.gpu.gpus if gpu.uuid],
         gathered.profile.settings.locks,
         lock_owner.this_process(os.path.basename(script), gathered.identity.run),
     )
-    return lock.acquire(request, gathered.environ, lock.World(say))
+    return lock.acquire(wanted, gathered.environ, lock.World(say))
 
 
 def begin_preflight(

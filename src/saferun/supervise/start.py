@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from saferun.errors import UsageError
 from saferun.model import LaunchPlan
@@ -12,27 +11,29 @@ from saferun.system.stderr import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.model import CommandLine, Request
+    from saferun.model import CommandLine
     from saferun.plan.inputs import Gathered
     from saferun.supervise.loop import Pace
 
 
-def check_script(request: Request, environ: Mapping[str, str], cwd: str) -> None:
+def check_script(gathered: Gathered, cwd: str) -> None:
     """Check that the script exists, before anything is started.
 
-    A module (`-m`) is found by the interpreter, and with PYTHON_EXEC that program interprets the
-    arguments: neither is checked.
+    A module (`-m`) is found by the interpreter, and with PYTHON_EXEC torchrun has that program
+    interpret the arguments: neither is checked. Nor is `-`, from which python reads its script.
 
     Args:
-        request: the arguments of the launch.
-        environ: for PATH and PYTHON_EXEC.
+        gathered: what the plan is computed from.
         cwd: the working directory.
 
     Raises:
         UsageError: there is no such file.
     """
+    request, environ = gathered.request, gathered.environ
     script, options = request.line.script, request.options
-    if script is None or options.module or "PYTHON_EXEC" in environ:
+    if script is None or options.module or options.code:
+        return
+    if script == "-" if gathered.starts_python else "PYTHON_EXEC" in environ:
         return
     if options.no_python and not options.run_path:
         if "/" in script:
@@ -77,7 +78,7 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
         return replace_process(gathered.plan(), environ)
     if inputs.disabled(environ):
         return replace_process(gathered.plan(), environ)
-    check_script(request, environ, cwd)
+    check_script(gathered, cwd)
     if gathered.supervised:
         from saferun.supervise.loop import supervise
 
