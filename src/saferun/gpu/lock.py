@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.errors import BusyError
 from saferun.gpu.lock_claim import Claim, slots_of
-from saferun.gpu.lock_device import VARIABLE, Ancestor, Device, to_lock
+from saferun.gpu.lock_device import VARIABLE, Ancestor, Device, device_name, to_lock
 from saferun.gpu.lock_device import ancestors as ancestors_in
 from saferun.gpu.lock_dir import Place, UnusableError
 from saferun.gpu.lock_owner import Holder, unlink, write
@@ -107,6 +107,25 @@ def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> H
     return held
 
 
+def load(uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, int]:
+    """Return how many runs and workers are on each GPU; none where locks cannot be read.
+
+    Args:
+        uuids: of the GPUs.
+        environ: for TMPDIR.
+    """
+    try:
+        place = Place.find(None, environ)
+    except (UnusableError, OSError):
+        return dict.fromkeys(uuids, 0)
+    try:
+        names = place.names()
+        slots = {uuid: slots_of(device_name(uuid), names) for uuid in uuids}
+        return {u: sum(place.is_held(s, shared=True) for s in slots[u]) for u in uuids}
+    finally:
+        place.close()
+
+
 class Held:
     """What a run holds. `close` gives it back; so does the kernel when its last process ends."""
 
@@ -166,6 +185,11 @@ class Held:
         for descriptor in self.descriptors():
             os.set_inheritable(descriptor, True)
         return self.descriptors()
+
+    def hand_over(self) -> None:
+        """Leave the locks to a child that was forked with them; the record stays until `close`."""
+        if self._claim:
+            self._claim.close()
 
     def close(self) -> None:
         """Give everything back; a second call does nothing.

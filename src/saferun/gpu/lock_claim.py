@@ -89,7 +89,7 @@ class Claim:
         signed.update(file for record in named for file in record.files)
         pids = {pid for file in files - signed for pid in place.locked_by(file)}
         unsigned = [f"pid {pid} ({printable(procfs.comm(pid))})" for pid in sorted(pids)]
-        return [describe_holder(r) for r in named] + unsigned or [
+        return list(dict.fromkeys(map(describe_holder, named))) + unsigned or [
             "a process that has left no record"
         ]
 

@@ -36,8 +36,9 @@ class RunDirectory:
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
-        self._directory = descriptor
+        self._directory = self._of_events = descriptor
         self._events = self._lock = -1
+        self._shared = False  # other processes append to the events, too
         self._torn = False  # the last line has no end: the next one begins with a newline
 
     @classmethod
@@ -70,6 +71,25 @@ class RunDirectory:
         self._hold()
         os.mkdir("receipts", 0o700, dir_fd=self._directory)
         self._open_events()
+
+    def for_worker(self, number: int) -> RunDirectory:
+        """Make the directory of one worker, in a process of its own: the events are shared.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        name = f"worker-{number}"
+        os.mkdir(name, 0o700, dir_fd=self._directory)
+        descriptor = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._directory)
+        made = RunDirectory(os.path.join(self.path, name), descriptor)
+        made._of_events, made._shared = os.dup(self._directory), True
+        os.mkdir("receipts", 0o700, dir_fd=descriptor)
+        made._open_events()
+        return made
+
+    def share(self) -> None:
+        """Prepare for other processes that append to the events."""
+        self._shared = True
 
     def _hold(self) -> None:
         """Take the run's lock; without it, cleaning judges by the journal alone."""
@@ -134,12 +154,12 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close all descriptors; the kernel frees the lock."""
-        for descriptor in (self._events, self._directory, self._lock):
+        for descriptor in {self._events, self._directory, self._of_events, self._lock}:
             close(descriptor)
-        self._events = self._directory = self._lock = -1
+        self._events = self._directory = self._of_events = self._lock = -1
 
     def _open_events(self) -> None:
-        self._events = os.open("events.jsonl", _FILE | os.O_APPEND, 0o600, dir_fd=self._directory)
+        self._events = os.open("events.jsonl", _FILE | os.O_APPEND, 0o600, dir_fd=self._of_events)
         status = os.fstat(self._events)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             close(self._events)
@@ -147,7 +167,10 @@ class RunDirectory:
             raise OSError(errno.EEXIST, "something else was put in its place")
 
     def _take_back(self, size: int) -> None:
-        """Cut off the part of a line that was written."""
+        """Cut off the part of a line that was written, unless others may have written after it."""
+        if self._shared:
+            self._torn = True
+            return
         try:
             os.ftruncate(self._events, size)
         except OSError:

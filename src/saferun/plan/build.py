@@ -32,9 +32,7 @@ from saferun.profile.schema import KEYS
 # Keys that are read and checked but have no effect yet. A launch that sets one prints a remark.
 NOT_YET = (
     "retry.rejoin_s",
-    "locks.slot_memory_gib",
     "watch.",
-    "workers",
     "hooks.shards",
     "hooks.guards.",
     "hooks.memory.",

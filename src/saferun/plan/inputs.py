@@ -184,8 +184,7 @@ def assemble(
     chosen, sets, gpus = selection
     launcher = None if _starts_python(selection) else _launcher(environ, starting)
     if launcher is None:
-        request = for_python(request, environ)
-        sets = [*sets, *_once(request)]
+        request, sets = _for_python(request, sets, environ)
     facts = _facts(launcher, environ, gpus, starting)
     starts_all = chosen.named and _last(chosen.chain, "torchrun.nproc-per-node") is not None
     here = conditions(request, facts, starts_all=starts_all)
@@ -204,21 +203,18 @@ def assemble(
     )
 
 
-def _once(request: Request) -> list[Given]:
-    """Return the setting that a script on stdin calls for: a second attempt would find it read."""
-    from_stdin = request.line.script == "-" and not (request.options.module or request.options.code)
-    return [Given("retry.attempts", Leaf(1), "script on stdin")] if from_stdin else []
+def _for_python(
+    request: Request, sets: Sequence[Given], environ: Mapping[str, str]
+) -> tuple[Request, Sequence[Given]]:
+    """Return a request with its command line as plain python takes it, and the settings over it.
 
-
-def for_python(request: Request, environ: Mapping[str, str]) -> Request:
-    """Return a request with its command line as plain python takes it.
-
-    Args:
-        request: what the user asked for.
-        environ: what the user exported.
+    A script on stdin is tried once: a second attempt would find it read.
     """
     line = request.python or request.line
-    return request._replace(line=line, options=launch_options(line, environ))
+    options = launch_options(line, environ)
+    if line.script == "-" and not (options.module or options.code or options.no_python):
+        sets = [*sets, Given("retry.attempts", Leaf(1), "script on stdin")]
+    return request._replace(line=line, options=options), sets
 
 
 def _choose(

@@ -24,8 +24,10 @@ SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 HANDLED = "PET_SIGNALS_TO_HANDLE"
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
+WORKER = "SAFERUN_WORKER"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Set only in attempts that saferun supervises; generated scripts leave them out.
-OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED)
+OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED, WORKER)
 
 
 def is_supervised(settings: Settings) -> bool:
@@ -62,9 +64,21 @@ def for_torchrun(
         return found
     found[ATTEMPT] = Setting(str(identity.attempt), "saferun", "which attempt of the run this is")
     found[MITIGATIONS] = Setting(",".join(mitigations), "saferun", "the mitigations in force")
+    if not torchrun:
+        found.update(_for_worker(identity, profile.settings.workers))
     if torchrun and not options.handles_signals:
         why = "SIGUSR1 and SIGUSR2 would kill torchrun and leave its workers behind"
         found[HANDLED] = Setting(HANDLED_SIGNALS, "saferun", why)
+    return found
+
+
+def _for_worker(identity: Identity, workers: int) -> dict[str, Setting]:
+    if identity.worker is None and workers > 1:
+        return {}  # the plan of all of them
+    found = {WORKER: Setting(str(identity.worker or 0), "saferun", "which worker this is")}
+    if identity.visible is not None:
+        why = "one GPU for each of several workers"
+        found[VISIBLE] = Setting(identity.visible, "saferun", why)
     return found
 
 

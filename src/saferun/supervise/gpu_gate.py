@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.gpu.lock import Held
     from saferun.gpu.preflight_gate import Clearance
-    from saferun.model import Finding
+    from saferun.model import Finding, Request
 
 # Takes whether the GPUs are granted, and what was found.
 Report = Callable[[bool, "tuple[Finding, ...]"], None]
@@ -33,14 +33,18 @@ def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
 
     plug_closed_descriptors()  # or a lock file would become the job's output
     assert gathered.profile is not None, "a supervised run has a profile"
-    request = gathered.request
-    script = "-c" if request.options.code else request.line.script or "no script"
     wanted = lock.LockRequest(
         [gpu.uuid for gpu in gathered.facts.gpu.gpus if gpu.uuid],
         gathered.profile.settings.locks,
-        lock_owner.this_process(os.path.basename(script), gathered.identity.run),
+        lock_owner.this_process(command(gathered.request), gathered.identity.run),
     )
     return lock.acquire(wanted, gathered.environ, lock.World(say))
+
+
+def command(request: Request) -> str:
+    """Return what a run's record says that it runs; every user of the machine may read it."""
+    script = "-c" if request.options.code else request.line.script
+    return os.path.basename(script or "no script")
 
 
 def begin_preflight(

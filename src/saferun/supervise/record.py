@@ -6,7 +6,7 @@ The journal is a convenience: a failure to write stops or slows no job (see jour
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from saferun.plan.view import as_json
 from saferun.system.procfs import this_process
@@ -34,7 +34,7 @@ class Record:
     @property
     def path(self) -> str | None:
         """The run's directory; None where nothing can be written."""
-        return self._journal.path
+        return self._journal.run_path
 
     @property
     def takes_receipts(self) -> bool:
@@ -144,18 +144,23 @@ def begin(gathered: Gathered, say: Callable[[str], None]) -> tuple[Gathered, Jou
     request = gathered.request
     masker = Masker(gathered.environ, (*request.line.args, *(text for _, text, _ in request.sets)))
     journal = Journal.begin(gathered.runs, gathered.identity.run, masker, say=say)
-    identity = gathered.identity._replace(receipts=journal.receipts())
-    if gathered.launcher is None:  # plain python
-        identity = identity._replace(state=journal.state())
     if journal.path:  # another run may have had the name
-        identity = identity._replace(run=os.path.basename(journal.path))
-    return gathered._replace(identity=identity), journal
+        identity = gathered.identity._replace(run=os.path.basename(journal.path))
+        gathered = gathered._replace(identity=identity)
+    return with_places(gathered, journal), journal
 
 
-def leave_verdict(gathered: Gathered, last: Try | None) -> None:
+def with_places(gathered: Gathered, journal: Journal) -> Gathered:
+    """Return `gathered` with the directories that a journal has for the job's processes."""
+    receipts = journal.receipts()
+    state = journal.state() if gathered.starts_python else None
+    identity = gathered.identity._replace(receipts=receipts, state=state)
+    return gathered._replace(identity=identity)
+
+
+def leave_verdict(environ: Mapping[str, str], verdict: str) -> None:
     """Write the verdict of a failed run to the file that `SAFERUN_VERDICT_FILE` names."""
-    path = gathered.environ.get(VERDICT_FILE)
-    if path and last and last.exit_code and not last.asked:
+    if path := environ.get(VERDICT_FILE):
         from saferun.system import paths
 
-        paths.write_private(os.path.abspath(path), last.verdict.encode() + b"\n")
+        paths.write_private(os.path.abspath(path), verdict.encode() + b"\n")

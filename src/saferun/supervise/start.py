@@ -55,6 +55,21 @@ def _suggest(script: str) -> str:
     return "check the path, or use -m for a module"
 
 
+def refuse_workers(gathered: Gathered) -> None:
+    """Refuse a generated script that would run several workers: its steps are those of one job.
+
+    Raises:
+        UsageError: there are several.
+    """
+    assert gathered.profile is not None, "a generated script has a profile"
+    if (count := gathered.profile.settings.workers) > 1:
+        raise UsageError(
+            f"a generated script runs one worker, and {count} are asked for",
+            where="workers",
+            fix="start the script once for each of them, with --set workers=1, or use saferun",
+        )
+
+
 def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
     """Start a run.
 
@@ -79,6 +94,12 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
     if inputs.disabled(environ):
         return replace_process(gathered.plan(), environ)
     check_script(gathered, cwd)
+    if gathered.profile is not None and gathered.profile.settings.workers > 1:
+        if pace is not None:
+            refuse_workers(gathered)
+        from saferun.supervise import workers
+
+        return workers.supervise(gathered, say)
     if gathered.supervised:
         from saferun.supervise.loop import supervise
 
