@@ -21,6 +21,7 @@ class Claim:
         self.records = records
         self.files: dict[str, int] = {}  # name -> descriptor
         self.clashes: dict[str, list[str]] = {}  # device -> the files that others hold
+        self.others: dict[str, int] = {}  # device -> slots that others hold
 
     @classmethod
     def make(cls, place: Place, devices: tuple[Device, ...], slots: int) -> Claim:
@@ -47,6 +48,7 @@ class Claim:
             if self.slots == 1:
                 self._take(place, f"{name}.lock", alone=False)  # whoever resets it must see us
         others = [slot for slot in slots_of(name, names) if place.is_held(slot, shared=True)]
+        self.others[name] = len(others)
         signed = [r.slots for r in self.records if r.alive and name in r.devices]
         if len(others) >= min([self.slots, SLOTS, *signed]):
             met += others

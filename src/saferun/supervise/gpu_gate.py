@@ -119,12 +119,14 @@ class GpuCare:
             kind: of its failure.
             again: another attempt follows; else only what the next run would need is done.
         """
-        from saferun.gpu.cuda_errors import AFTER, RESET
+        from saferun.gpu.cuda_errors import AFTER, DRAIN, RESET
 
         self.recovered = ()
         asks = AFTER.get(kind, frozenset())
         if not again:
             asks = asks & {RESET}
+        if plan.settings.locks.slots > 1:
+            asks = asks - {DRAIN}  # others use the GPU, and their memory stays
         if not asks or not plan.gpus.gpus:
             return
         from saferun.gpu import preflight_gate

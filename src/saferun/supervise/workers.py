@@ -106,12 +106,14 @@ class _Workers:
         self._count = gathered.profile.settings.workers
         self._policy: LockPolicy = gathered.profile.settings.locks
         command = gpu_gate.command(gathered.request)
+        world = lock.World(_Once(say))
+        memory = lock.slot_memory(self._policy, gathered.environ, world)
         self._slots = Slots(
             gathered.facts.gpu.gpus,
             self._policy,
             lock_owner.this_process(command, gathered.identity.run),
             gathered.environ,
-            lock.World(_Once(say)),
+            world._replace(memory=memory),
         )
         self._ready: dict[int, Slot] = {}  # have a slot, and are not started
         self._waiting: list[int] = []
