@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,36 @@ def test_several_workers_read_no_script_from_stdin(tmp_path):
     with run(tmp_path, *WORKERS, "--set=workers=2", "-") as job:
         assert job.end() == 2
         assert len(job.messages()) == 1
+
+
+def test_a_worker_for_which_there_is_no_process_is_said_and_the_others_go_on(tmp_path):
+    (tmp_path / "few.py").write_text(
+        "import os, sys\n"
+        "from saferun.__main__ import main\n"
+        "fork, left, here = os.fork, [1], os.getpid()\n"
+        "def few():\n"
+        "    if os.getpid() == here and not left: raise BlockingIOError(11, os.strerror(11))\n"
+        "    os.getpid() == here and left.pop()\n"
+        "    return fork()\n"
+        "os.fork = few\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, str(tmp_path / "few.py")]
+    with run(tmp_path, *asked(2, "print(worker)\n"), command=command) as job:
+        assert job.end() == 69
+        assert job.out == "0\n"
+        assert ends(job) == {0: 0, 1: 69, None: 69}
+    assert "saferun: worker 1: it was never started: Resource temporarily unavailable" in job.err
+
+
+def test_workers_run_without_a_journal_where_none_can_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    nowhere = {"SAFERUN_RUN_DIR": str(tmp_path / "file" / "runs")}
+    code = "worker == attempt == 1 and os.kill(os.getpid(), 9)\nprint(f'{worker}.{attempt}')\n"
+    with run(tmp_path, *asked(2, code), env=nowhere) as job:
+        assert job.end() == 0, job.err
+        assert sorted(job.out.split()) == ["0.1", "1.2"]
+        assert len([line for line in job.messages() if "no journal is kept" in line]) == 1
 
 
 def test_a_program_that_cannot_be_started_is_said_by_each_worker(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from saferun.errors import UsageError
 from saferun.model import LaunchPlan
@@ -100,7 +101,7 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
         from saferun.supervise import workers
 
         return workers.supervise(gathered, say)
-    if gathered.supervised:
+    if gathered.supervised or "IPython" in sys.modules:  # else a notebook's kernel were replaced
         from saferun.supervise.loop import supervise
 
         return supervise(gathered, say, pace)

@@ -3,23 +3,18 @@
     saferun -> supervisor of a worker (loop.py) -> keeper -> python
             -> supervisor of another            -> keeper -> python
 
-A supervisor is a fork of saferun from before it has a second thread. It runs the attempts of its
-worker alone: one worker's failure leaves the others alone. The kernel ends it when saferun ends,
-and its keeper ends the job. saferun gives each worker its slot of a GPU, passes signals on, and
-waits.
+saferun gives each worker its slot of a GPU, forks a supervisor for it (worker.py), passes signals
+on, and waits. One worker's failure leaves the others alone.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import select
 import signal
-import sys
 import time
 
-from saferun.errors import EXIT_BUSY, EXIT_SOFTWARE, BusyError, SaferunError, UsageError
+from saferun.errors import EXIT_BUSY, EXIT_UNAVAILABLE, BusyError, UsageError
 from saferun.gpu import lock, lock_owner
 from saferun.gpu.slots import Slot, Slots
 from saferun.keeper import process_tree
@@ -29,7 +24,7 @@ from saferun.plan.inputs import Gathered
 from saferun.plan.own_variables import VISIBLE
 from saferun.plan.view import announcement, as_json
 from saferun.supervise import gpu_gate, record
-from saferun.supervise.loop import Ground, Pace, pause, run
+from saferun.supervise.worker import Part, be_supervisor, last_words, prefixed
 from saferun.system import gpus, procfs
 from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.signalfd import Signals
@@ -37,18 +32,14 @@ from saferun.system.signalfd import Signals
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
 
-    from saferun.diagnosis.retry_policy import Try
     from saferun.journal.writer import Journal
     from saferun.model import LockPolicy
     from saferun.supervise.loop import Say
 
 _USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-_SET_PDEATHSIG = 1  # linux/prctl.h
 _KEEPER_S = 5.0  # for the keeper of a supervisor that was killed to end its job
 _POLL_S = (0.05, 1.0)  # first and longest pause between two looks for a free slot
-_REPORT_BYTES = 4096  # PIPE_BUF: written at once
 
 
 class _Running(NamedTuple):
@@ -80,7 +71,8 @@ def supervise(gathered: Gathered, say: Say) -> int:
     if VISIBLE in plan.env:  # by the profile or --set: the run sees less than what was exported
         seen = gpus.detect(plan.environment(gathered.environ))
         gathered = gathered._replace(facts=gathered.facts._replace(gpu=seen))
-    run_of_all = _Workers(gathered, journal, say)
+    exported = plan.environment(gathered.environ).get(VISIBLE)
+    run_of_all = _Workers(gathered, journal, say, exported)
     try:
         run_of_all.take_slots()
     except BaseException:
@@ -98,11 +90,15 @@ class _Workers:
         gathered: what the plan of every attempt is computed from.
         journal: of the run.
         say: takes lines for people.
+        exported: CUDA_VISIBLE_DEVICES of the whole run; None where it is not set.
     """
 
-    def __init__(self, gathered: Gathered, journal: Journal, say: Say) -> None:
+    def __init__(
+        self, gathered: Gathered, journal: Journal, say: Say, exported: str | None
+    ) -> None:
         assert gathered.profile is not None, "a run with workers has a profile"
         self._gathered, self._journal, self._say = gathered, journal, say
+        self._exported = exported
         self._count = gathered.profile.settings.workers
         self._policy: LockPolicy = gathered.profile.settings.locks
         command = gpu_gate.command(gathered.request)
@@ -163,7 +159,7 @@ class _Workers:
             waited = f"waited {self._policy.wait_s:g} s (locks.gpus: wait)"
             for number in self._waiting:
                 self._say(f"worker {number} was never started: {self._slots.message}; {waited}")
-                self._end(number, EXIT_BUSY, f"no slot was free: {waited}")
+                self._never(number, EXIT_BUSY, f"no slot was free: {waited}")
             self._waiting.clear()
 
     # --- the run ---------------------------------------------------------------------------
@@ -232,72 +228,32 @@ class _Workers:
     # --- one worker ------------------------------------------------------------------------
 
     def _start(self, number: int, slot: Slot) -> None:
-        """Start the supervisor of a worker."""
+        """Start the supervisor of a worker; where that fails the others go on."""
         reading, writing = os.pipe()
-        saferun = os.getpid()
-        pid = os.fork()
+        part = Part(number, slot, self._slots.visible(slot, self._exported), writing, os.getpid())
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(reading)
+            os.close(writing)
+            reason = f"it was never started: {error.strerror}"
+            prefixed(self._say, number)(reason)
+            self._slots.give_back(slot)
+            self._never(number, EXIT_UNAVAILABLE, reason)
+            return
         if not pid:
-            self._be(number, slot, writing, saferun)
+            be_supervisor(part, self._gathered, self._journal, self._say, self._leave)
         os.close(writing)
         slot.held.hand_over()
         self._running[number] = _Running(pid, slot, reading)
         gpu = slot.gpu.uuid if slot.gpu else None
         self._journal.event("worker", worker=number, supervisor=pid, gpu=gpu)
 
-    def _be(self, number: int, slot: Slot, report: int, saferun: int) -> NoReturn:
-        """Be the supervisor of a worker."""
-        status = EXIT_SOFTWARE
-        try:
-            process_tree.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-            for other in self._ready.values():  # or we would hold their locks, too
-                other.held.hand_over()
-            if os.getppid() == saferun:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                self._signals.__exit__()
-                status = self._work(number, slot, report)
-        except KeyboardInterrupt:
-            status = 130
-        except SaferunError as error:
-            self._prefixed(number)(str(error))
-            status = error.code
-        except BaseException as error:
-            import traceback
-
-            traceback.print_exception(error)
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                if stream is not None:
-                    stream.flush()
-            os._exit(status)
-
-    def _work(self, number: int, slot: Slot, report: int) -> int:
-        """Run the attempts of a worker; return its exit status."""
-        say = self._prefixed(number)
-        gathered = self._gathered
-        exported = gathered.plan().environment(gathered.environ).get(VISIBLE)
-        visible = self._slots.visible(slot, exported)
-        identity = gathered.identity._replace(worker=number, visible=visible)
-        facts = gathered.facts
-        if visible is not None and slot.gpu is not None:
-            facts = facts._replace(gpu=facts.gpu._replace(gpus=(slot.gpu,)))
-        gathered = gathered._replace(identity=identity, facts=facts)
-        journal = self._journal.for_worker(number, say)
-        gathered = record.with_places(gathered, journal)
-
-        def over(reason: str, last: Try | None) -> None:
-            verdict = last.verdict if last and last.exit_code and not last.asked else ""
-            words = json.dumps([reason[:1000], verdict]).encode()
-            os.write(report, words[:_REPORT_BYTES])
-
-        with slot.held:
-            return run(gathered, Ground(slot.held, journal, say, Pace(pause), over, worker=True))
-
-    def _prefixed(self, number: int) -> Say:
-        def say(text: str) -> None:
-            lines = text.splitlines()
-            self._say("\n".join(f"worker {number}: {line}" if line else "" for line in lines))
-
-        return say
+    def _leave(self) -> None:
+        """Give up, in a supervisor that was just forked, what is saferun's alone."""
+        self._signals.__exit__()
+        for other in self._ready.values():  # or it would hold their locks, too
+            other.held.hand_over()
 
     def _reap(self) -> None:
         """Note the workers that have ended."""
@@ -306,7 +262,7 @@ class _Workers:
             if not pid:
                 continue
             del self._running[number]
-            reason, verdict = _last_words(one.report)
+            reason, verdict = last_words(one.report)
             if os.WIFSIGNALED(wait_status):
                 status, reason = self._killed(number, os.WTERMSIG(wait_status))
             else:
@@ -320,9 +276,14 @@ class _Workers:
         self._end_orphans()
         reason = "asked to end" if self._asked else f"its supervisor was killed (signal {signum})"
         if not self._asked:
-            self._say(f"worker {number}: {reason}")
+            prefixed(self._say, number)(reason)
         self._journal.event("end", worker=number, status=128 + signum, reason=reason)
         return 128 + signum, reason
+
+    def _never(self, number: int, status: int, reason: str) -> None:
+        """Note a worker that never started."""
+        self._journal.event("end", worker=number, status=status, reason=reason)
+        self._end(number, status, reason)
 
     def _end(self, number: int, status: int, reason: str, verdict: str = "") -> None:
         if status and self._failed is None:
@@ -365,18 +326,6 @@ class _Once:
         if text not in self._said:
             self._said.add(text)
             self._say(text)
-
-
-def _last_words(report: int) -> tuple[str, str]:
-    """Return the reason and the verdict that a worker's supervisor left; closes the pipe."""
-    with open(report, "rb") as pipe:
-        os.set_blocking(report, False)
-        content = pipe.read() or b""
-    try:
-        reason, verdict = json.loads(content)
-    except ValueError:
-        return "", ""
-    return str(reason), str(verdict)
 
 
 def _named(numbers: Sequence[int]) -> str:
