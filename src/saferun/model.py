@@ -65,6 +65,7 @@ class LaunchOptions(NamedTuple):
     module: bool  # -m
     no_python: bool
     run_path: bool
+    code: bool  # -c, for plain python: SCRIPT is code
     foreign: tuple[str, ...]  # given options that have no meaning for plain python
 
 
@@ -79,6 +80,7 @@ class Request(NamedTuple):
     retries: int | None = None
     run_dir: str | None = None
     dry_run: bool = False
+    python: CommandLine | None = None  # `line` as plain python takes it; None: the same
 
 
 class Gpu(NamedTuple):
@@ -283,6 +285,9 @@ class Identity(NamedTuple):
     run: str = ""
     attempt: int = 1
     receipts: str | None = None  # directory; None if it is not writable
+    state: str | None = None  # directory that the run's processes share; None for none
+    worker: int | None = None  # of several workers (launcher: python), from 0 on
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES of that worker; None: as the run has it
 
 
 class LaunchPlan(NamedTuple):
@@ -307,11 +312,6 @@ class LaunchPlan(NamedTuple):
     remarks: tuple[str, ...] = ()  # warnings, one line each
     limits: ProcessLimits = ProcessLimits()
     disabled: bool = False  # SAFERUN_DISABLE: torchrun as the user wrote it
-
-    @property
-    def supervised(self) -> bool:
-        """Whether saferun stays beside the job; otherwise the job replaces it by exec."""
-        return not self.disabled and self.settings.retry.attempts > 1
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the job: the user's, overridden by the plan's variables."""

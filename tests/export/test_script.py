@@ -60,7 +60,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_torchrun_gets_the_same_from_a_script_and_from_saferun(machine, profile, exported):
     fragment = (GPUS.get(profile) or ["H100"])[0]
     machine.gpus(2, f"NVIDIA {fragment} of some size")
-    line = LINE[1:] if profile.startswith("tf-") else LINE  # launcher: python
+    line = LINE[1:] if profile in ("hpo", "tf-rtx5090") else LINE  # launcher: python
     environ = {**NO_TRIAL, **EXPORTED[exported]}
     script = machine.script("--profile", profile, "--", *line)
     ours = machine.run([*SAFERUN, "--profile", profile, *line], "live", **environ)

@@ -10,6 +10,7 @@ import re
 import select
 import signal
 import struct
+import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -143,6 +144,22 @@ def test_interrupt_key_reaches_a_command_in_our_own_group_once(typed, launcher):
     run.terminal.expect(rb"READY\$ ")
     assert run.status() == 131
     assert len(run.members("SIGINT")) == 1
+
+
+def test_interrupt_key_reaches_each_of_several_workers_once(typed, tmp_path):
+    code = COMMON + "n = []; signal.signal(2, lambda *_: (n.append(1), join('heard')))\n"
+    code += "join('worker')\nwhile not n: time.sleep(0.01)\ntime.sleep(0.5)\n"
+    saferun = [sys.executable, "-m", "saferun", "--profile=cpu", "--set=launcher=python"]
+    environment = {"SAFERUN_RUN_DIR": str(tmp_path / "runs")}
+    run = typed(
+        [*python(code)[1:]], plain=[*saferun, "--set=workers=3"], popen={"env": environment}
+    )
+    run.arrived(worker=3)
+    run.terminal.type("\x03")
+    run.terminal.expect(rb"READY\$ ")
+    assert run.status() == 0
+    assert len(run.members("heard")) == 3
+    assert set(living(run.mark)) == {run.terminal.pid}
 
 
 def test_job_stops_and_goes_on_as_under_torchrun(typed):

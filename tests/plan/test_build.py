@@ -13,7 +13,7 @@ from saferun.inject import contract
 from saferun.model import Facts, Gpu, GpuFacts, HookSettings, Identity, Request, Setting, as_tree
 from saferun.plan import torchrun_args, view
 from saferun.plan.build import build_plan, conditions, disabled_plan
-from saferun.plan.own_variables import OF_ATTEMPT, SHARE_STORE, any_hook
+from saferun.plan.own_variables import OF_ATTEMPT, SHARE_STORE, WORKER, any_hook
 from saferun.profile.merge import Conditions, resolve
 from saferun.profile.schema import KEYS, Doc, Leaf
 
@@ -131,7 +131,7 @@ ALL_OFF = {
 
 
 def test_nothing_is_injected_where_no_hook_does_anything():
-    assert set(planned("t.py", leaves=ALL_OFF).env) == set(OF_ATTEMPT)
+    assert set(planned("t.py", leaves=ALL_OFF).env) == set(OF_ATTEMPT) - {WORKER}
 
 
 def switches() -> list[tuple[str, object]]:
@@ -224,7 +224,7 @@ def test_disabled_means_torchrun_as_the_user_wrote_it():
     options = torchrun_args.launch_options(parsed.line, {})
     asked = Request(line=parsed.line, options=options)
     plan = disabled_plan(asked, Facts(launcher=("/v/bin/torchrun",)))
-    assert not plan.supervised
+    assert plan.disabled
     assert plan.command == ("/v/bin/torchrun", "--nnodes=1", "t.py", "--profile", "x")
     assert plan.env == {}
 

@@ -165,6 +165,7 @@ def plain(env: Mapping[str, str]) -> dict[str, str]:
         contract = json.loads(env["SAFERUN_INJECT"])
         receipts, run = contract.pop("receipts"), contract.pop("run")
         assert receipts is None or receipts.endswith(f"/{run}/receipts")
+        assert contract.pop("state", f"/{run}/state").endswith(f"/{run}/state")
         env["SAFERUN_INJECT"] = json.dumps(contract, sort_keys=True)
         site, _, rest = env["PYTHONPATH"].partition(":")
         assert os.path.basename(site) == "site"

@@ -30,6 +30,8 @@ def script_text(line: CommandLine, cwd: str) -> str:
     """Return the text of the script; "" for a module, and for what cannot be read as a file."""
     if line.script is None or "module" in line.given:
         return ""
+    if "command" in line.given:
+        return line.script
     return _read(os.path.join(cwd, line.script))
 
 
@@ -64,7 +66,7 @@ def search(names: Collection[str], line: CommandLine, cwd: str) -> Search:
 
 def _home(line: CommandLine, cwd: str) -> list[str]:
     """Return the script and its directory, or a module's; empty where they are not below `cwd`."""
-    if line.script is None:
+    if line.script is None or "command" in line.given:
         return []
     if "module" in line.given:
         top = os.path.join(cwd, line.script.partition(".")[0])

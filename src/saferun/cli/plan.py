@@ -46,10 +46,10 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     from saferun.plan import view
     from saferun.plan.torchrun_args import launch_only
 
-    line = request.line
-    if line.refusal is not None:
-        raise UsageError(f"torchrun would refuse this: {line.refusal}", fix=launch_only(line) or "")
     gathered = inputs.look(request, environ, cwd)
+    line = gathered.request.line
+    if line.refusal is not None and not gathered.starts_python:
+        raise UsageError(f"torchrun would refuse this: {line.refusal}", fix=launch_only(line) or "")
     plan = gathered.plan()
     if as_json:
         click.echo(json.dumps(view.as_json(plan), indent=2))

@@ -184,7 +184,9 @@ def _attempt(attempt: Attempt, *, running: bool, now_s: float) -> list[str]:
         since = now_s - (attempt.started_at or now_s)
         lived = f"runs since {seconds(max(0.0, since))}" if running else "its end is not known"
     status = "" if attempt.status is None else f", status {attempt.status}"
-    lines = [f"attempt {attempt.number}: {_moment(attempt.started_at)}, {lived}{status}"]
+    worker = "" if attempt.worker is None else f"worker {attempt.worker}, "
+    head = f"{worker}attempt {attempt.number}"
+    lines = [f"{head}: {_moment(attempt.started_at)}, {lived}{status}"]
     rank = "" if attempt.rank is None else f" on rank {attempt.rank}"
     labelled = [
         ("failure", f"{attempt.kind}{rank}" if attempt.kind else ""),

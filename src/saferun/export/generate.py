@@ -19,6 +19,7 @@ from saferun.plan.request import read as read_request
 from saferun.plan.request import read_torchrun
 from saferun.profile.files import Chosen
 from saferun.profile.merge import Given
+from saferun.supervise.start import refuse_workers
 from saferun.system.secret_names import is_secret
 
 OWN = {**sbatch.OPTIONS, "-o": "FILE", "--check": "FILE"}  # before torchrun's arguments
@@ -125,7 +126,9 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
     selection = inputs.choose(wanted.request, environ, cwd)
     request = read_torchrun(wanted.args or ("SCRIPT",), environ)._replace(sets=wanted.request.sets)
     if request.line.refusal is None:  # else the job's script is given when this one is run
-        inputs.assemble(request, selection, environ, cwd, starting=False).plan()
+        gathered = inputs.assemble(request, selection, environ, cwd, starting=False)
+        refuse_workers(gathered)
+        gathered.plan()
     sheet = _sheet(selection.chosen, selection.sets)
     made_by = shell_script.Maker(__version__, wanted.command, bundle.template())
     whole = bool(wanted.args) and request.line.refusal is None

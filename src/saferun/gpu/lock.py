@@ -36,13 +36,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.errors import BusyError
 from saferun.gpu.lock_claim import Claim, slots_of
-from saferun.gpu.lock_device import VARIABLE, Ancestor, Device, to_lock
+from saferun.gpu.lock_device import VARIABLE, Ancestor, Device, device_name, to_lock
 from saferun.gpu.lock_device import ancestors as ancestors_in
 from saferun.gpu.lock_dir import BlockedError, Place, UnusableError
 from saferun.gpu.lock_owner import Holder, unlink, write
 from saferun.model import LockPolicy
 from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.gpu.slot_memory import SlotMemory
 
 GATE_S = 5.0  # the most seconds that `admission` is waited for: a loaded machine is slow
 POLL_S = (0.05, 1.0)  # first and longest pause between two looks of a run that waits
@@ -64,6 +68,7 @@ class World(NamedTuple):
     say: Callable[[str], None]  # takes one line for people
     clock: Callable[[], float] = time.monotonic  # s
     sleep: Callable[[float], None] = time.sleep  # takes seconds
+    memory: SlotMemory | None = None  # None: made for this request, where slots need memory
 
 
 class _Attempt(NamedTuple):
@@ -74,6 +79,7 @@ class _Attempt(NamedTuple):
     policy: LockPolicy
     owner: Holder
     world: World
+    memory: SlotMemory | None
 
 
 def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> Held:
@@ -100,7 +106,8 @@ def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> H
         return Held(ancestors, "an ancestor holds the GPUs" if ancestors else "no GPU to lock")
     try:
         place = Place.find(request.directory, environ)
-        held = _enter(_Attempt(place, wanted, policy, request.owner, world))
+        memory = world.memory or slot_memory(policy, environ, world)
+        held = _enter(_Attempt(place, wanted, policy, request.owner, world, memory))
     except (UnusableError, OSError) as trouble:
         if isinstance(trouble, BlockedError) and policy.gpus in ("refuse", "wait"):
             raise _blocked(trouble, policy) from None
@@ -108,6 +115,40 @@ def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> H
         return Held(ancestors, f"locks are off: {trouble}")
     held.ancestors = ancestors
     return held
+
+
+def slot_memory(policy: LockPolicy, environ: Mapping[str, str], world: World) -> SlotMemory | None:
+    """Return what knows the GPUs' free memory; None where slots need none.
+
+    Args:
+        policy: the profile's `locks`.
+        environ: PATH finds nvidia-smi.
+        world: takes messages and tells the time.
+    """
+    if policy.slot_memory_gib is None:
+        return None
+    from saferun.gpu.slot_memory import SlotMemory
+
+    return SlotMemory(policy.slot_memory_gib, environ, world.say, world.clock)
+
+
+def load(uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, int]:
+    """Return how many runs and workers are on each GPU; none where locks cannot be read.
+
+    Args:
+        uuids: of the GPUs.
+        environ: for TMPDIR.
+    """
+    try:
+        place = Place.find(None, environ)
+    except (UnusableError, OSError):
+        return dict.fromkeys(uuids, 0)
+    try:
+        names = place.names()
+        slots = {uuid: slots_of(device_name(uuid), names) for uuid in uuids}
+        return {u: sum(place.is_held(s, shared=True) for s in slots[u]) for u in uuids}
+    finally:
+        place.close()
 
 
 class Held:
@@ -170,6 +211,11 @@ class Held:
             os.set_inheritable(descriptor, True)
         return self.descriptors()
 
+    def hand_over(self) -> None:
+        """Leave the locks to a child that was forked with them; the record stays until `close`."""
+        if self._claim:
+            self._claim.close()
+
     def close(self) -> None:
         """Give everything back; a second call does nothing.
 
@@ -226,12 +272,16 @@ def _enter(attempt: _Attempt) -> Held:
 def _try(attempt: _Attempt) -> tuple[Held | None, str]:
     """Take all, or nothing where another run is there (but for `warn`); return it and a message."""
     place, policy = attempt.place, attempt.policy
+    if attempt.memory:
+        attempt.memory.look()  # before others are kept out
     with _Gate(place, attempt.world):
         claim = Claim.make(place, attempt.wanted, policy.slots)
-        if not claim.clashes:
+        beside = tuple(claim.holders(place)) if claim.clashes else ()
+        message = in_use(list(claim.clashes), beside) if claim.clashes else ""
+        if attempt.memory and not message:
+            message = attempt.memory.shortage(claim)
+        if not message:
             return _sign(place, claim, policy.slots, attempt.owner)
-        beside = tuple(claim.holders(place))
-        message = in_use(list(claim.clashes), beside)
         if policy.gpus != "warn":
             claim.close()
             return None, message

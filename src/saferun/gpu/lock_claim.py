@@ -21,6 +21,7 @@ class Claim:
         self.records = records
         self.files: dict[str, int] = {}  # name -> descriptor
         self.clashes: dict[str, list[str]] = {}  # device -> the files that others hold
+        self.others: dict[str, int] = {}  # device -> slots that others hold
 
     @classmethod
     def make(cls, place: Place, devices: tuple[Device, ...], slots: int) -> Claim:
@@ -47,6 +48,7 @@ class Claim:
             if self.slots == 1:
                 self._take(place, f"{name}.lock", alone=False)  # whoever resets it must see us
         others = [slot for slot in slots_of(name, names) if place.is_held(slot, shared=True)]
+        self.others[name] = len(others)
         signed = [r.slots for r in self.records if r.alive and name in r.devices]
         if len(others) >= min([self.slots, SLOTS, *signed]):
             met += others
@@ -89,7 +91,7 @@ class Claim:
         signed.update(file for record in named for file in record.files)
         pids = {pid for file in files - signed for pid in place.locked_by(file)}
         unsigned = [f"pid {pid} ({printable(procfs.comm(pid))})" for pid in sorted(pids)]
-        return [describe_holder(r) for r in named] + unsigned or [
+        return list(dict.fromkeys(map(describe_holder, named))) + unsigned or [
             "a process that has left no record"
         ]
 

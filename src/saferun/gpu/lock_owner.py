@@ -61,7 +61,7 @@ def this_process(command: str, run: str, *, since: float | None = None) -> Holde
         pid=pid,
         start=procfs.start(pid) or 0,
         host=os.uname().nodename,
-        user=_user(os.geteuid()),
+        user=user_name(os.geteuid()),
         command=command,
         since=time.time() if since is None else since,
         run=run,
@@ -72,7 +72,7 @@ def describe_holder(record: Record) -> str:
     """Return a holder for people; the user is the file's owner, not what the file claims."""
     holder = record.holder
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-    text = f"pid {holder.pid} of user {_user(record.uid)} ({holder.command}, since {since}"
+    text = f"pid {holder.pid} of user {user_name(record.uid)} ({holder.command}, since {since}"
     text += f", run {holder.run})" if holder.run else ")"
     return text if record.alive else f"what {text}, now ended, has left running"
 
@@ -188,7 +188,8 @@ def _lives(holder: Holder) -> bool:
     return False
 
 
-def _user(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the number where the machine has no name for it."""
     import pwd
 
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.inject import contract
 from saferun.journal import events, receipts
@@ -20,6 +20,7 @@ class Attempt(NamedTuple):
     """One attempt of a run."""
 
     number: int
+    worker: int | None = None  # of several
     started_at: float | None = None  # seconds since the epoch
     lived_s: float | None = None
     status: int | None = None
@@ -40,11 +41,25 @@ class Attempt(NamedTuple):
 
 
 def attempts(run: Run) -> list[Attempt]:
-    """Return the attempts of a run, in order, with what they left on the disk."""
+    """Return the attempts of a run, in order, with what they left on the disk.
+
+    Those of each worker stand together.
+    """
+    log = events.read(run.path)
+    workers = sorted({event.worker for event in log if event.worker is not None})
+    if not workers:
+        return _attempts(run.path, log, None)
+    parts = ([event for event in log if event.worker == worker] for worker in workers)
+    pairs = zip(workers, parts, strict=True)
+    return [one for w, part in pairs for one in _attempts(f"{run.path}/worker-{w}", part, w)]
+
+
+def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attempt]:
+    """Return the attempts whose files lie in one directory."""
     found: dict[int, Attempt] = {}
-    plan = before = read_plan(run.path)
+    plan = before = read_plan(path)
     number = 0
-    for event in events.read(run.path):
+    for event in log:
         facts = event.facts
         if isinstance(facts, PlanChanged):
             before, plan = plan, facts.plan
@@ -52,16 +67,16 @@ def attempts(run: Run) -> list[Attempt]:
             number = event.attempt or 0
             changed = changes(before, plan)
             found[number] = Attempt(
-                number, event.at, mitigations=facts.mitigations, changed=changed
+                number, worker, event.at, mitigations=facts.mitigations, changed=changed
             )
             before = plan
         elif event.name == "started" and number in found:
             found[number] = found[number]._replace(started_at=event.at)
         elif isinstance(facts, AttemptEnded):
             number = event.attempt or 0
-            found[number] = _ended(found.get(number) or Attempt(number), event, facts)
+            found[number] = _ended(found.get(number) or Attempt(number, worker), event, facts)
     injected = contract.VARIABLE in events.mapping(plan.get("env"))
-    return [_with_files(run.path, found[number], injected) for number in sorted(found)]
+    return [_with_files(path, found[number], injected) for number in sorted(found)]
 
 
 def _ended(attempt: Attempt, event: Event, facts: AttemptEnded) -> Attempt:

@@ -24,7 +24,7 @@ _MAX_AT = 253_402_214_400.0  # the year 9999: later times cannot be shown
 
 
 class AttemptBegun(NamedTuple):
-    """The event `attempt`: an attempt is about to start."""
+    """The event `attempt`: an attempt is about to start; or `workers`: the workers are."""
 
     mitigations: tuple[str, ...]
     by: dict[str, Any] | None  # procfs.this_process() of saferun; None where it is missing
@@ -64,6 +64,7 @@ class Event(NamedTuple):
     status: int | None  # exit status
     reason: str
     lost: int  # events before it that the disk did not take
+    worker: int | None  # of several; None for what concerns the whole run
     facts: Facts | None  # of the events that have more to say than the above
 
 
@@ -81,12 +82,13 @@ def _typed(raw: Mapping[str, Any]) -> Event:
         status=count(raw.get("status")),
         reason=text(raw.get("reason")),
         lost=count(raw.get("lost")) or 0,
+        worker=count(raw.get("worker")),
         facts=_facts(raw),
     )
 
 
 def _facts(raw: Mapping[str, Any]) -> Facts | None:
-    if raw["event"] == "attempt":
+    if raw["event"] in ("attempt", "workers"):
         by = raw.get("by")
         return AttemptBegun(words(raw.get("mitigations")), by if isinstance(by, dict) else None)
     if raw["event"] == "ended":

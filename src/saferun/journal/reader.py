@@ -158,8 +158,9 @@ def read(base: str, name: str, now_s: float) -> Run | None:
     heard = [event.at for event in log if event.at is not None]
     last_at = max(heard, default=_changed_at(path))
     started_at = heard[0] if heard else None
-    outcome, ended = _outcome(log, now_s - last_at)
-    begun = _last_begun(log)
+    whole = [event for event in log if event.worker is None]
+    outcome, ended = _outcome(whole, now_s - last_at)
+    begun = _last_begun(whole)
     return Run(
         id=name,
         path=path,
@@ -170,13 +171,21 @@ def read(base: str, name: str, now_s: float) -> Run | None:
         started_at=started_at,
         took_s=_took_s(outcome, ended, started_at, now_s),
         last_at=last_at,
-        attempts=max((event.attempt or 0 for event in log), default=0),
+        attempts=_attempts(log),
         mitigations=begun.mitigations,
         script=events.text(plan.get("script")),
         script_args=events.words(plan.get("script_args")),
         process=begun.by or {},
         lost=sum(event.lost for event in log),
     )
+
+
+def _attempts(log: Sequence[Event]) -> int:
+    """Return how many attempts there were, those of all workers together."""
+    last: dict[int | None, int] = {}
+    for event in log:
+        last[event.worker] = max(last.get(event.worker, 0), event.attempt or 0)
+    return sum(last.values())
 
 
 def is_run(path: str) -> bool:
@@ -227,8 +236,14 @@ def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:
     return {True: RUNNING, False: INTERRUPTED, None: UNKNOWN}[lives], None
 
 
+def _failed_for_good(event: Event) -> bool:
+    stopped = isinstance(event.facts, AttemptEnded) and event.facts.action == retry_policy.STOP
+    return stopped and event.status != 0
+
+
 def _kind(log: Sequence[Event]) -> str:
-    last, end = _last(log, "ended"), _last(log, "end")
+    end = _last([event for event in log if event.worker is None], "end")
+    last = next((event for event in log if _failed_for_good(event)), _last(log, "ended"))
     if last is not None and isinstance(last.facts, AttemptEnded) and last.facts.kind:
         return last.facts.kind
     if _last(log, "fault"):
@@ -251,7 +266,7 @@ def _last(log: Sequence[Event], name: str) -> Event | None:
 
 
 def _last_begun(log: Sequence[Event]) -> AttemptBegun:
-    last = _last(log, "attempt")
+    last = _last(log, "attempt") or _last(log, "workers")
     facts = last.facts if last else None
     return facts if isinstance(facts, AttemptBegun) else AttemptBegun((), None)
 

@@ -37,8 +37,9 @@ class RunDirectory:
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
-        self._directory = descriptor
+        self._directory = self._of_events = descriptor
         self._events = self._lock = self._alive = -1
+        self._shared = False  # other processes append to the events, too
         self._torn = False  # the last line has no end: the next one begins with a newline
 
     @classmethod
@@ -71,6 +72,25 @@ class RunDirectory:
         self._hold()
         os.mkdir("receipts", 0o700, dir_fd=self._directory)
         self._open_events()
+
+    def for_worker(self, number: int) -> RunDirectory:
+        """Make the directory of one worker, in a process of its own: the events are shared.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        name = f"worker-{number}"
+        os.mkdir(name, 0o700, dir_fd=self._directory)
+        descriptor = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._directory)
+        made = RunDirectory(os.path.join(self.path, name), descriptor)
+        made._of_events, made._shared = os.dup(self._directory), True
+        os.mkdir("receipts", 0o700, dir_fd=descriptor)
+        made._open_events()
+        return made
+
+    def share(self) -> None:
+        """Prepare for other processes that append to the events."""
+        self._shared = True
 
     def _hold(self) -> None:
         """Take the run's lock; without it, cleaning judges by the journal alone."""
@@ -136,14 +156,19 @@ class RunDirectory:
         if not stat.S_ISDIR(ours.st_mode) or not os.path.samestat(ours, by_path):
             raise OSError(errno.ESTALE, "another directory was put in its place")
 
+    def make_state(self) -> None:
+        """Make the directory that the processes of the run share."""
+        os.mkdir("state", 0o700, dir_fd=self._directory)
+
     def close(self) -> None:
         """Close all descriptors; the kernel frees the lock."""
-        for descriptor in (self._events, self._directory, self._lock, self._alive):
+        own = {self._events, self._directory, self._of_events, self._lock, self._alive}
+        for descriptor in own:
             close(descriptor)
-        self._events = self._directory = self._lock = self._alive = -1
+        self._events = self._directory = self._of_events = self._lock = self._alive = -1
 
     def _open_events(self) -> None:
-        self._events = os.open("events.jsonl", _FILE | os.O_APPEND, 0o600, dir_fd=self._directory)
+        self._events = os.open("events.jsonl", _FILE | os.O_APPEND, 0o600, dir_fd=self._of_events)
         status = os.fstat(self._events)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             close(self._events)
@@ -151,7 +176,10 @@ class RunDirectory:
             raise OSError(errno.EEXIST, "something else was put in its place")
 
     def _take_back(self, size: int) -> None:
-        """Cut off the part of a line that was written."""
+        """Cut off the part of a line that was written, unless others may have written after it."""
+        if self._shared:
+            self._torn = True
+            return
         try:
             os.ftruncate(self._events, size)
         except OSError:

@@ -6,9 +6,12 @@
     attempt-N.stderr
     receipts/           what ranks report about themselves (written by them)
     alive               when the run last lived
+    state/              what processes under plain python keep for those that replace them
     run.lock            held while the run lives (run_directory.py)
+    worker-K/           the same for one of several workers, whose events have "worker": K
 
-All of it is masked (system/redact.py), 0700 or 0600, and written by one process.
+All of it is masked (system/redact.py), 0700 or 0600, and written by one process; each worker's
+supervisor writes its own directory and appends whole lines to the events.
 
 The disk may be full, read-only, gone, or a network file system whose server is dead: one line says
 so for the whole run, and each later write tries again (disk.py bounds the time).
@@ -53,6 +56,7 @@ class Journal:
         self._mask, self._say, self._now, self._clock = masker, say, now, clock
         self._began = clock()
         self._files: RunDirectory | None = None
+        self._worker: int | None = None
         self._lost = 0  # events that the disk did not take
         self._planned = self._complained = False
         self._disk, self._syncing = BoundedDisk(), BoundedDisk()
@@ -85,6 +89,31 @@ class Journal:
             journal._complain(journal.path or base, problem)
         return journal
 
+    def for_worker(self, number: int, say: Callable[[str], None]) -> Journal:
+        """Return the journal of one of several workers; call it in the worker's own process.
+
+        Args:
+            number: of the worker.
+            say: writes one line for people; called at most once.
+        """
+        journal = Journal(self._mask, say, self._now, self._clock)
+        journal._began, journal._worker = self._began, number
+        if self.path is not None:
+            problem = journal._disk.do(lambda: journal._make_part(self._directory()), BEGIN_S)
+            if problem:
+                journal._complain(self.path, problem)
+        return journal
+
+    def share(self) -> None:
+        """Prepare for workers' journals; call it before their processes begin."""
+        if self.path is not None:
+            self._directory().share()
+
+    @property
+    def run_path(self) -> str | None:
+        """The run's directory, also for the journal of a worker."""
+        return os.path.dirname(self.path) if self.path and self._worker is not None else self.path
+
     def plan(self, document: Mapping[str, Any]) -> None:
         """Write plan.json, once: what a later attempt has for a plan is an event.
 
@@ -110,6 +139,7 @@ class Journal:
         import json
 
         head = {"at": round(self._now(), 3), "s": round(self._clock() - self._began, 3)}
+        facts = facts if self._worker is None else {"worker": self._worker, **facts}
         lost = {"lost": self._lost} if self._lost else {}
         clean = {key: self._clean(fact) for key, fact in facts.items() if key not in _HEAD}
         line = json.dumps({**head, "event": name, **lost, **clean}).encode() + b"\n"
@@ -148,6 +178,12 @@ class Journal:
             return None
         return os.path.join(self.path, "receipts")
 
+    def state(self) -> str | None:
+        """Make the directory that the run's processes share, 0700; None where that fails."""
+        if self.path is None or self._disk.do(self._directory().make_state, WRITE_S):
+            return None
+        return os.path.join(self.path, "state")
+
     def took_receipts(self) -> bool:
         """Return whether the disk will have taken what ranks wrote: it took all else."""
         return not self._complained and self.receipts() is not None
@@ -170,6 +206,11 @@ class Journal:
         files = self._files = RunDirectory.make(base, run)
         self.path = files.path
         files.prepare()
+
+    def _make_part(self, whole: RunDirectory) -> None:
+        assert self._worker is not None, "a worker's journal has its number"
+        self._files = whole.for_worker(self._worker)
+        self.path = self._files.path
 
     def _directory(self) -> RunDirectory:
         assert self._files is not None, "a journal with a path has a directory"

@@ -11,7 +11,7 @@ saferun is the next subreaper and does the same with the same code.
 It also carries the job's output (output_relay.py), because that must go on while saferun is
 stopped by Ctrl-Z: torchrun's ranks go on then, too.
 
-    under_saferun(IN, OUT)   commands come in on IN, reports go out on OUT (protocol.py)
+    under_saferun(False, IN, OUT)   commands come in on IN, reports go out on OUT (protocol.py)
 
 Standard library only: it is a process of its own without site-packages. Only this room is imported
 there.
@@ -379,10 +379,11 @@ def _no_op(number: int, frame: object) -> None:
     """Be a handler: the number arrives through the wake-up descriptor."""
 
 
-def under_saferun(commands: int, reports: int, *held: int) -> None:
+def under_saferun(shared: bool, commands: int, reports: int, *held: int) -> None:
     """Run the attempt that comes in on `commands`, to its end; the process ends with it.
 
     Args:
+        shared: other jobs write to the same output.
         commands: descriptor to read commands from.
         reports: descriptor to write reports to.
         held: descriptors that stay open here, and only here, until nothing of the job lives.
@@ -394,5 +395,5 @@ def under_saferun(commands: int, reports: int, *held: int) -> None:
 
     inbox = protocol.Inbox(commands)
     if inbox.wait():
-        Keeper(output_relay.Streams(0, notify), inbox, reports, held, wake).serve()
+        Keeper(output_relay.Streams(0, notify, shared), inbox, reports, held, wake).serve()
     os._exit(0)  # with carriers that may be stuck in a write

@@ -30,6 +30,7 @@ _TIOCGDEV = 0x80045432  # which terminal stands behind /dev/tty or /dev/console
 _FLUSH_BYTES = 4 << 20  # after so much a channel is flushed although somebody goes on writing
 # A read of a terminal returns 4 KiB at most: after one of this size there is probably more.
 _FULL_READ_BYTES, _GATHER_BYTES = 2048, 1 << 16
+LINE_S, LINE_BYTES = 0.2, 1 << 16  # how long, and how much, of a line is waited for
 _READER_GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 TERMINAL, PIPE, FILE, DEVICE = "terminal", "pipe", "file", "device"
@@ -132,14 +133,17 @@ class Channel:
         outer: a terminal or a pipe.
         tail_bytes: how much of the end to keep.
         notify: a descriptor that gets a zero byte when this is flushed or done.
+        shared: other jobs write there, too: lines that come within LINE_S stay whole.
 
     Raises:
         OSError: no pipe or pseudo-terminal can be had.
     """
 
-    def __init__(self, outer: int, tail_bytes: int, notify: int) -> None:
+    def __init__(self, outer: int, tail_bytes: int, notify: int, shared: bool = False) -> None:
         self.outer = outer
         self._notify = notify
+        self._shared = shared
+        self._rest = b""  # of a shared output: the beginning of a line
         self.tail = Tail(tail_bytes)
         self.is_terminal = kind(outer) == TERMINAL
         self._ours, self.inner = _pty(outer) if self.is_terminal else _pipe(outer)
@@ -167,7 +171,10 @@ class Channel:
 
     def _run(self) -> None:
         try:
-            self._carry()
+            try:
+                self._carry()
+            finally:
+                self._pass_rest()
         except OSError:
             return  # EIO: the job closed its last terminal descriptor; EPIPE: our reader is gone
         finally:
@@ -194,7 +201,23 @@ class Channel:
                 return
             if self.is_terminal:
                 count = self._gather(view, count)
-            self._deliver(view[:count])
+            self._pass_on(view[:count])
+
+    def _pass_on(self, chunk: memoryview) -> None:
+        """Deliver a chunk; of a shared output only as far as the last end of a line."""
+        if not self._shared:
+            self._deliver(chunk)
+            return
+        data = self._rest + bytes(chunk)
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        self._rest = data[end:]
+        if len(self._rest) > LINE_BYTES:
+            end, self._rest = len(data), b""
+        self._deliver(memoryview(data)[:end])
+
+    def _pass_rest(self) -> None:
+        rest, self._rest = self._rest, b""
+        self._deliver(memoryview(rest))
 
     def _gather(self, view: memoryview, count: int) -> int:
         """Read on while a terminal returns full reads; return how many bytes are in `view`."""
@@ -209,7 +232,9 @@ class Channel:
 
     def _wait(self, poller: select.poll) -> bool:
         """Wait for the job to write; return whether there is still a reader."""
-        ready = dict(poller.poll())
+        ready = dict(poller.poll(LINE_S * 1000 if self._rest else None))
+        if self._rest and self._ours not in ready:
+            self._pass_rest()
         if ready.get(self.outer, 0) & _READER_GONE:
             return False
         if self._wake in ready and self._ours not in ready:
@@ -241,10 +266,12 @@ class Streams:
     Args:
         tail_bytes: how much of the end of each stream to keep.
         notify: a descriptor that gets a zero byte when a channel is flushed or done.
+        shared: other jobs write to the same output.
     """
 
-    def __init__(self, tail_bytes: int, notify: int) -> None:
+    def __init__(self, tail_bytes: int, notify: int, shared: bool = False) -> None:
         self._notify = notify
+        self._shared = shared
         self._started = False
         self.merged = same(1, 2)
         self.channels: list[Channel] = []
@@ -257,9 +284,9 @@ class Streams:
 
     def _open(self, place: int, fd: int, tail_bytes: int) -> None:
         what = kind(fd)
-        if what in (TERMINAL, PIPE):
+        if what in (TERMINAL, PIPE) or (what == FILE and self._shared):
             try:
-                channel = Channel(fd, tail_bytes, self._notify)
+                channel = Channel(fd, tail_bytes, self._notify, self._shared)
             except OSError:  # no pseudo-terminal left: a job without a kept tail beats none
                 return
             self.channels.append(channel)

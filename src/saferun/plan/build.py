@@ -32,9 +32,7 @@ from saferun.profile.schema import KEYS
 # Keys that are read and checked but have no effect yet. A launch that sets one prints a remark.
 NOT_YET = (
     "retry.rejoin_s",
-    "locks.slot_memory_gib",
     "watch.",
-    "workers",
     "hooks.shards",
     "hooks.guards.",
     "hooks.memory.",
@@ -120,7 +118,7 @@ def _plan(
     return LaunchPlan(
         profile=profile.name,
         launcher=profile.launcher,
-        command=_command(line, profile, facts, args),
+        command=_command(line, options, profile, facts, args),
         torchrun_args=args,
         script=line.script,
         script_args=line.script_args,
@@ -219,22 +217,41 @@ def _changed_env(
 
 
 def _command(
-    line: CommandLine, profile: Profile, facts: Facts, args: tuple[str, ...]
+    line: CommandLine,
+    options: LaunchOptions,
+    profile: Profile,
+    facts: Facts,
+    args: tuple[str, ...],
 ) -> tuple[str, ...]:
     if profile.launcher == "torchrun":
         return (*facts.launcher, *args)
-    if foreign := sorted(set(line.given) - {"module", "no_python"}):
-        option = "--" + foreign[0].replace("_", "-")
+    if options.foreign:
+        option = "--" + options.foreign[0].replace("_", "-")
         raise UsageError(
             f"{option} is torchrun's, and profile {profile.name} starts plain python",
             where=f"launcher: python ({profile.origin})",
             fix=f"leave {option} out, or add --set launcher=torchrun",
         )
-    script = () if line.script is None else (line.script,)
-    if "no_python" in line.given:
-        return (*script, *line.script_args)
-    module = ("-m",) if "module" in line.given else ()
-    return (facts.python, *module, *script, *line.script_args)
+    if line.script is None:
+        raise _without_script(line)
+    if options.no_python:
+        return (line.script, *line.script_args)
+    way = ("-m",) if options.module else ("-c",) if options.code else ()
+    return (facts.python, *way, line.script, *line.script_args)
+
+
+def _without_script(line: CommandLine) -> UsageError:
+    unknown = (line.refusal or "").removeprefix("unrecognized arguments: ").split()
+    if line.refusal and line.refusal.startswith("unrecognized") and unknown:
+        return UsageError(
+            f"there is no option {unknown[0]}",
+            where="before the script; launcher: python",
+            fix="an option of python's own goes into a variable, as PYTHONUNBUFFERED=1 for -u",
+        )
+    what = line.refusal or ""
+    if not what or what.startswith("the following arguments are required"):
+        what = "no script is given"
+    return UsageError(what, where="launcher: python", fix="saferun [OPTIONS] SCRIPT [ARGS]...")
 
 
 def _hint(request: Request, profile: Profile, facts: Facts) -> str:

@@ -24,6 +24,8 @@ from saferun.model import (
 from saferun.named_tuple import NamedTuple
 from saferun.plan import torchrun_install
 from saferun.plan.build import build_plan, conditions, disabled_plan
+from saferun.plan.own_variables import is_supervised
+from saferun.plan.torchrun_args import launch_options
 from saferun.profile import files as profiles
 from saferun.profile import settings
 from saferun.profile.merge import Given, is_for_gpus, resolve
@@ -50,7 +52,12 @@ class Gathered(NamedTuple):
     @property
     def supervised(self) -> bool:
         """Whether saferun stays beside the job; otherwise the job replaces it by exec."""
-        return self.profile is not None and self.profile.settings.retry.attempts > 1
+        return self.profile is not None and is_supervised(self.profile.settings)
+
+    @property
+    def starts_python(self) -> bool:
+        """Whether plain python starts the job."""
+        return self.profile is not None and self.profile.launcher == "python"
 
     def plan(self, changes: Changes = NO_CHANGES) -> LaunchPlan:
         """Return the plan of the attempt that `identity` names.
@@ -176,6 +183,8 @@ def assemble(
     """
     chosen, sets, gpus = selection
     launcher = None if _starts_python(selection) else _launcher(environ, starting)
+    if launcher is None:
+        request, sets = _for_python(request, sets, environ)
     facts = _facts(launcher, environ, gpus, starting)
     starts_all = chosen.named and _last(chosen.chain, "torchrun.nproc-per-node") is not None
     here = conditions(request, facts, starts_all=starts_all)
@@ -192,6 +201,20 @@ def assemble(
         launcher=launcher,
         remarks=tuple(filter(None, (paths.foreign_home(environ), *chosen.remarks, idle))),
     )
+
+
+def _for_python(
+    request: Request, sets: Sequence[Given], environ: Mapping[str, str]
+) -> tuple[Request, Sequence[Given]]:
+    """Return a request with its command line as plain python takes it, and the settings over it.
+
+    A script on stdin is tried once: a second attempt would find it read.
+    """
+    line = request.python or request.line
+    options = launch_options(line, environ)
+    if line.script == "-" and not (options.module or options.code or options.no_python):
+        sets = [*sets, Given("retry.attempts", Leaf(1), "script on stdin")]
+    return request._replace(line=line, options=options), sets
 
 
 def _choose(

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from saferun.inject import contract
-from saferun.model import Changes, HookSettings, Identity, LaunchOptions, Profile, Setting, as_tree
+from saferun.model import (
+    Changes,
+    HookSettings,
+    Identity,
+    LaunchOptions,
+    Profile,
+    Setting,
+    Settings,
+    as_tree,
+)
 from saferun.profile.schema import KEYS
 
 # Without it, a restart hangs: the restarted workers find stale keys in the agent's store.
@@ -15,8 +24,15 @@ SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 HANDLED = "PET_SIGNALS_TO_HANDLE"
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
+WORKER = "SAFERUN_WORKER"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Set only in attempts that saferun supervises; `saferun env` leaves them out.
-OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED)
+OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED, WORKER)
+
+
+def is_supervised(settings: Settings) -> bool:
+    """Return whether saferun stays beside the job; otherwise the job replaces it by exec."""
+    return settings.retry.attempts > 1 or settings.workers > 1
 
 
 def for_torchrun(
@@ -44,13 +60,25 @@ def for_torchrun(
         why = "--max-restarts is given: restarted workers hang in the agent's store without it"
         source = "https://github.com/pytorch/pytorch/issues/135712"
         found[SHARE_STORE] = Setting("1", "saferun", why, source)
-    if profile.settings.retry.attempts == 1:
+    if not is_supervised(profile.settings):
         return found
     found[ATTEMPT] = Setting(str(identity.attempt), "saferun", "which attempt of the run this is")
     found[MITIGATIONS] = Setting(",".join(mitigations), "saferun", "the mitigations in force")
+    if not torchrun:
+        found.update(_for_worker(identity, profile.settings.workers))
     if torchrun and not options.handles_signals:
         why = "SIGUSR1 and SIGUSR2 would kill torchrun and leave its workers behind"
         found[HANDLED] = Setting(HANDLED_SIGNALS, "saferun", why)
+    return found
+
+
+def _for_worker(identity: Identity, workers: int) -> dict[str, Setting]:
+    if identity.worker is None and workers > 1:
+        return {}  # the plan of all of them
+    found = {WORKER: Setting(str(identity.worker or 0), "saferun", "which worker this is")}
+    if identity.visible is not None:
+        why = "one GPU for each of several workers"
+        found[VISIBLE] = Setting(identity.visible, "saferun", why)
     return found
 
 
@@ -81,6 +109,7 @@ def for_hooks(
         hooks=as_tree(hooks),
         mitigations=changes.names,
         receipts=identity.receipts,
+        state=identity.state,
     )
     base = env["PYTHONPATH"].value if "PYTHONPATH" in env else environ.get("PYTHONPATH")
     others = [path for path in (base or "").split(":") if path != identity.site] if base else []

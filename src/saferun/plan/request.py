@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from saferun.errors import UnavailableError, UsageError
 from saferun.knowledge.torchrun_options import TABLE_TORCH
 from saferun.model import Option, Request
-from saferun.plan import torchrun_args, torchrun_install, torchrun_probe
+from saferun.plan import python_args, torchrun_args, torchrun_install, torchrun_probe
 from saferun.system import paths
 
 COMMAND_OPTIONS = {"--json": None}  # options that `saferun plan` has and a launch has not
@@ -23,12 +23,21 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         UsageError: a mistake in saferun's own options; torchrun's own errors are in
             `line.refusal`.
     """
-    return _request(_parse(argv, environ, torchrun_args.OWN), environ)
+    return _read(argv, environ, torchrun_args.OWN)[1]
 
 
 def read_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Read a command line for torchrun alone; saferun's options come from the environment only."""
-    return _request(_parse(argv, environ, {}), environ)
+    return _read(argv, environ, {})[1]
+
+
+def _read(
+    argv: Sequence[str], environ: Mapping[str, str], own: Mapping[str, str | None]
+) -> tuple[torchrun_args.Parsed, Request]:
+    parsed = _parse(argv, environ, own)
+    python = python_args.read(argv, parsed, own)
+    parsed = parsed._replace(own=python.own)
+    return parsed, _request(parsed, environ)._replace(python=python.line)
 
 
 def _parse(
@@ -46,8 +55,8 @@ def _parse(
 def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, Request]:
     """Read the arguments of `saferun plan`: those of a launch, and --json before the script."""
     own = {**torchrun_args.OWN, **COMMAND_OPTIONS}
-    parsed = _parse(argv, environ, own)
-    return any(name == "--json" for name, _ in parsed.own), _request(parsed, environ)
+    parsed, request = _read(argv, environ, own)
+    return any(name == "--json" for name, _ in parsed.own), request
 
 
 def _installed_options(environ: Mapping[str, str]) -> Sequence[Option] | None:

@@ -129,7 +129,8 @@ def launch_options(line: CommandLine, environ: Mapping[str, str]) -> LaunchOptio
         module="module" in line.given,
         no_python="no_python" in line.given,
         run_path="run_path" in line.given,
-        foreign=tuple(sorted(set(line.given) - {"module", "no_python"})),
+        code="command" in line.given,
+        foreign=tuple(sorted(set(line.given) - {"module", "no_python", "command"})),
     )
 
 

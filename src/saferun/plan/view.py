@@ -59,6 +59,8 @@ def headline(plan: LaunchPlan) -> str:
     origin = plan.profile_origin
     who = f"detected: {_gpus(plan)}" if origin == "detected" else f"from {origin}"
     parts = [f"profile {plan.profile} ({who})"]
+    if plan.settings.workers > 1:
+        parts.append(f"{plan.settings.workers} workers")
     hidden = ("PYTHONPATH", "SAFERUN_INJECT", *OF_ATTEMPT)
     shown = [name for name in plan.env if name not in hidden]
     if shown:
@@ -119,6 +121,8 @@ def _top(plan: LaunchPlan) -> list[str]:
     origin = plan.profile_origin
     lines = [f"profile   {plan.profile} ({origin}; {_gpus(plan)} visible)"]
     lines += _wrapped("command", plan.command)
+    if plan.settings.workers > 1:
+        lines.append(f"workers   {plan.settings.workers}, each with a number in SAFERUN_WORKER")
     if plan.hint:
         lines.append(f"hint      {plan.hint}")
     return lines

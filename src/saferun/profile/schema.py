@@ -132,9 +132,14 @@ KEYS: dict[str, Key] = {
         "warn", "refuse", "wait", "off", doc="What happens when another run has the GPUs."
     ),
     "locks.wait_s": _seconds(0.0, "How long `wait` waits."),
-    "locks.slots": _int(1, 1, "Runs that may share one GPU."),
+    "locks.slots": _int(1, 1, "Runs, or workers of runs, that may share one GPU."),
     "locks.slot_memory_gib": Key(
-        "number", None, "GPU memory that one slot needs.", nullable=True, least=0, unit="GiB"
+        "number",
+        None,
+        "GPU memory that must be free for a slot.",
+        nullable=True,
+        least=0,
+        unit="GiB",
     ),
     "workers": _int(1, 1, "Processes to start (launcher: python only)."),
     "watch.silence_s": _seconds(

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.gpu.lock import Held
     from saferun.gpu.preflight_gate import Clearance
-    from saferun.model import Finding
+    from saferun.model import Finding, Request
 
 # Takes whether the GPUs are granted, and what was found.
 Report = Callable[[bool, "tuple[Finding, ...]"], None]
@@ -33,13 +33,18 @@ def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
 
     plug_closed_descriptors()  # or a lock file would become the job's output
     assert gathered.profile is not None, "a supervised run has a profile"
-    script = gathered.request.line.script or "no script"
-    request = lock.LockRequest(
+    wanted = lock.LockRequest(
         [gpu.uuid for gpu in gathered.facts.gpu.gpus if gpu.uuid],
         gathered.profile.settings.locks,
-        lock_owner.this_process(os.path.basename(script), gathered.identity.run),
+        lock_owner.this_process(command(gathered.request), gathered.identity.run),
     )
-    return lock.acquire(request, gathered.environ, lock.World(say))
+    return lock.acquire(wanted, gathered.environ, lock.World(say))
+
+
+def command(request: Request) -> str:
+    """Return what a run's record says that it runs; every user of the machine may read it."""
+    script = "-c" if request.options.code else request.line.script
+    return os.path.basename(script or "no script")
 
 
 def begin_preflight(
@@ -114,12 +119,14 @@ class GpuCare:
             kind: of its failure.
             again: another attempt follows; else only what the next run would need is done.
         """
-        from saferun.gpu.cuda_errors import AFTER, RESET
+        from saferun.gpu.cuda_errors import AFTER, DRAIN, RESET
 
         self.recovered = ()
         asks = AFTER.get(kind, frozenset())
         if not again:
             asks = asks & {RESET}
+        if plan.settings.locks.slots > 1:
+            asks = asks - {DRAIN}  # others use the GPU, and their memory stays
         if not asks or not plan.gpus.gpus:
             return
         from saferun.gpu import preflight_gate

@@ -32,7 +32,7 @@ END_S = 5.0  # that a keeper that is not needed has to end
 # saferun comes last in sys.path, so that no file there shadows the standard library.
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from saferun.keeper import keeper; "
-    "keeper.under_saferun(*map(int, sys.argv[2:]))"
+    "keeper.under_saferun(bool(sys.argv[2]), *map(int, sys.argv[3:]))"
 )
 
 
@@ -44,9 +44,10 @@ class Standby(NamedTuple):
     reports: int  # descriptor to read reports from
     hold: tuple[int, ...] = ()  # descriptors that it keeps open while the attempt lives
     warm: WarmStart | None = None  # the agent that it prepares
+    shared: bool = False  # others write to the same output
 
 
-def start_keeper(hold: Sequence[int] = ()) -> Standby:
+def start_keeper(hold: Sequence[int] = (), *, shared: bool = False) -> Standby:
     """Start a keeper for one `run_attempt`. It needs 20 ms to be ready: start it early.
 
     A keeper that is not used ends when its `commands` is closed, or with this process.
@@ -54,6 +55,8 @@ def start_keeper(hold: Sequence[int] = ()) -> Standby:
     Args:
         hold: descriptors (locks on what the job uses) that the keeper, but no process of the job,
             keeps open until no process of the attempt lives, even if this process dies.
+        shared: other jobs write to the same output: lines are kept whole, and a file is not
+            handed to the job, since its end would be theirs, too.
 
     Raises:
         OSError: no process can be started.
@@ -67,7 +70,8 @@ def start_keeper(hold: Sequence[int] = ()) -> Standby:
     passed = [commands_in, reports_out, *(os.dup(fd) for fd in hold)]
     for fd in passed:
         os.set_inheritable(fd, True)
-    argv = [sys.executable, "-I", "-S", "-c", _BOOT, place, *map(str, passed)]
+    words = [place, "shared" if shared else "", *map(str, passed)]
+    argv = [sys.executable, "-I", "-S", "-c", _BOOT, *words]
     try:
         # Signals are blocked before the first instruction, so that none ends it: it shares our
         # group until it has one of its own.
@@ -75,7 +79,7 @@ def start_keeper(hold: Sequence[int] = ()) -> Standby:
     finally:
         for fd in passed:
             os.close(fd)
-    return Standby(pid, commands, reports, tuple(hold))
+    return Standby(pid, commands, reports, tuple(hold), shared=shared)
 
 
 def prepare(standby: Standby, warm: WarmStart) -> Standby:
@@ -107,7 +111,7 @@ def fit(standby: Standby, *, own_group: bool) -> Standby:
             return standby  # else it has left our group, where the command must stay
     for fd in (standby.commands, standby.reports):
         os.close(fd)
-    return start_keeper(standby.hold)
+    return start_keeper(standby.hold, shared=standby.shared)
 
 
 def ignored_signals() -> list[int]:
@@ -123,10 +127,14 @@ class KeeperPool:
     Args:
         launcher: the torchrun that warm agents would be; None where there are to be none.
         hold: descriptors that keepers hold for as long as their attempt lives.
+        shared: other jobs write to the same output.
     """
 
-    def __init__(self, launcher: Launcher | None, hold: Sequence[int]) -> None:
+    def __init__(
+        self, launcher: Launcher | None, hold: Sequence[int], *, shared: bool = False
+    ) -> None:
         self._launcher = launcher
+        self._shared = shared
         self._hold = tuple(hold)
         self._standby: Standby | None = None
 
@@ -137,7 +145,7 @@ class KeeperPool:
             OSError: no process can be started.
         """
         if self._standby is None:
-            self._standby = start_keeper(hold=self._hold)
+            self._standby = start_keeper(hold=self._hold, shared=self._shared)
 
     def prepare_warm_agent(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start a warm agent for a command that is likely to come, where there is memory for it.

@@ -33,6 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.gpu.lock import Held
+    from saferun.journal.writer import Journal
 
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
 ALIVE_S = 30.0  # between two notes in the journal that the run lives
@@ -50,15 +51,25 @@ class Pace(NamedTuple):
     care: Callable[[Gathered, LaunchPlan, Held, Say], GpuCare] = GpuCare
 
 
+class Ground(NamedTuple):
+    """What a run, or one worker of it, stands on."""
+
+    held: Held  # its locks
+    journal: Journal
+    say: Say
+    pace: Pace
+    # Called at the end with the reason and the last attempt.
+    over: Callable[[str, retry_policy.Try | None], None]
+    worker: bool = False  # others write to the same output; the run has been announced
+
+
 class Means(NamedTuple):
     """What a run works with."""
 
-    held: Held  # its locks
+    ground: Ground
     keepers: KeeperPool  # for the next attempt
     care: GpuCare
     record: Record
-    before: Before
-    say: Say
 
 
 def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
@@ -78,7 +89,6 @@ def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
     """
     if gathered.launcher is not None:
         _restore_interrupts()
-    pace = pace or Pace(_pause)
     plug_closed_descriptors()  # or the journal's descriptor would become the job's output
     gathered, journal = record.begin(gathered, say)
     try:
@@ -86,20 +96,41 @@ def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
     except BusyError:
         journal.discard()
         raise
+
+    def over(reason: str, last: retry_policy.Try | None) -> None:
+        if last and last.exit_code and not last.asked:
+            record.leave_verdict(gathered.environ, last.verdict)
+
     with held:
-        plan = gathered.plan()
-        care = pace.care(gathered, plan, held, say)
-        # With --no-python a warm agent could not become the launcher.
-        no_python = gathered.request.options.no_python
-        keepers = KeeperPool(None if no_python else gathered.launcher, held.descriptors())
-        try:
-            keepers.start_keeper()
-        except OSError as error:
-            journal.discard()
-            return _unsupervised(gathered, plan, held, care, error)
-        say(announcement(plan))
-        means = Means(held, keepers, care, Record(journal), pace.before, say)
-        return _Run(gathered, plan, means).go()
+        return run(gathered, Ground(held, journal, say, pace or Pace(pause), over))
+
+
+def run(gathered: Gathered, ground: Ground) -> int:
+    """Run attempts under locks that are held, with a journal that has begun.
+
+    Args:
+        gathered: what the plan of every attempt is computed from.
+        ground: what the run stands on.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UnavailableError: the launcher cannot be started.
+    """
+    held, plan = ground.held, gathered.plan()
+    care = ground.pace.care(gathered, plan, held, ground.say)
+    # With --no-python a warm agent could not become the launcher.
+    launcher = None if gathered.request.options.no_python else gathered.launcher
+    keepers = KeeperPool(launcher, held.descriptors(), shared=ground.worker)
+    try:
+        keepers.start_keeper()
+    except OSError as error:
+        ground.journal.discard()
+        return _unsupervised(gathered, plan, held, care, error)
+    if not ground.worker:
+        ground.say(announcement(plan))
+    return _Run(gathered, plan, Means(ground, keepers, care, Record(ground.journal))).go()
 
 
 def _unsupervised(
@@ -176,7 +207,7 @@ class _Run:
         delay_s = 0.0
         while True:
             with self._requests.raised():
-                self._means.before(len(self._history) + 1, delay_s)
+                self._means.ground.pace.before(len(self._history) + 1, delay_s)
                 cleared = self._cleared()
             if not cleared:
                 return self._over(EXIT_UNAVAILABLE, "the GPUs failed their trial")
@@ -193,17 +224,17 @@ class _Run:
     def _over(self, status: int, reason: str) -> int:
         self._record.end(status, reason)
         last = self._history[-1] if self._history else None
-        self._record.harmlessly(lambda: record.leave_verdict(self._gathered, last))
+        self._record.harmlessly(lambda: self._means.ground.over(reason, last))
         return status
 
     def _recall(self) -> None:
         """Put what helped this script here before in force and report it; a failure is reported."""
         try:
             if line := self._mitigations.recall(self._gathered):
-                self._means.say(line)
+                self._means.ground.say(line)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            self._means.say(f"what helped before could not be read ({what})")
+            self._means.ground.say(f"what helped before could not be read ({what})")
 
     def _cleared(self) -> bool:
         """Have the GPUs tried; meanwhile the torchrun of attempt 1 imports torch."""
@@ -242,7 +273,7 @@ class _Run:
         return run_attempt(spec, observer, self._means.keepers.take())
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
-        return {**plan.environment(self._gathered.environ), **self._means.held.environ()}
+        return {**plan.environment(self._gathered.environ), **self._means.ground.held.environ()}
 
     def _following(self) -> Gathered:
         """What the plan of the attempt after the running one is computed from."""
@@ -281,7 +312,7 @@ class _Run:
             import traceback
 
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._means.say(
+            self._means.ground.say(
                 f"what the attempt's end means could not be decided, a fault of ours ({what})"
             )
             self._record.fault(error, traceback=traceback.format_exc())
@@ -295,7 +326,10 @@ class _Run:
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         diagnosis = None
         last = self._watch.as_try(ended, time.monotonic() - self._began)
-        if ended.exit_code:
+        if last.replaced:
+            assert self._watch.request is not None, "it has said why"
+            self._record.recycled(last.number, self._watch.request)
+        elif ended.exit_code:
             last, diagnosis = self._watch.diagnosed(last, ended)
             self._diagnoses.append(diagnosis)
         self._history.append(last)
@@ -324,7 +358,7 @@ class _Run:
         change = self._mitigations.describe([decision.add] if decision.add else [])
         path = self._record.path
         lines = report.attempt_lines(self._history, self._diagnoses, decision, change, path)
-        report.show(self._means.say, ended, [*problems, *lines])
+        report.show(self._means.ground.say, ended, [*problems, *lines])
 
     def _recover(self, plan: LaunchPlan, decision: retry_policy.Decision) -> None:
         """Do for the GPUs what the failure calls for.
@@ -333,7 +367,7 @@ class _Run:
             EndRequestedError: a signal came meanwhile.
         """
         last = self._history[-1] if self._history else None
-        if last is None or last.asked or decision.action == retry_policy.DONE:
+        if last is None or last.asked or last.replaced or decision.action == retry_policy.DONE:
             return
         care, again = self._means.care, decision.action == retry_policy.AGAIN
         try:
@@ -346,7 +380,7 @@ class _Run:
             self._record.recovery(care.recovered)
 
 
-def _pause(number: int, delay_s: float) -> None:
+def pause(number: int, delay_s: float) -> None:
     """Wait before an attempt; see `Before`."""
     time.sleep(delay_s)
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from saferun.model import LaunchPlan
+from saferun.model import LaunchOptions, LaunchPlan
 from saferun.plan import mitigation_catalog, mitigation_overlay
 from saferun.plan.inputs import Gathered
 
@@ -199,14 +199,21 @@ class RunMitigations:
         from saferun.system.gpus import driver_version
 
         line = gathered.request.line
-        script = line.script or ""
-        module = gathered.request.options.module
         return Key(
-            script=f"-m {script}" if module else os.path.realpath(script),
+            script=_script(line.script or "", gathered.request.options),
             gpu=", ".join(sorted({gpu.name for gpu in gathered.facts.gpu.gpus})),
             torch=gathered.facts.torch or "",
             driver=driver_version(),
         )
+
+
+def _script(script: str, options: LaunchOptions) -> str:
+    """Return the name under which a script is remembered; code itself is not kept."""
+    if options.code:
+        from zlib import crc32
+
+        return f"-c {crc32(script.encode(errors='surrogateescape')):08x}"
+    return f"-m {script}" if options.module else os.path.realpath(script)
 
 
 def _day(at_s: float) -> str:

@@ -6,7 +6,7 @@ The journal is a convenience: a failure to write stops or slows no job (see jour
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from saferun.plan.view import as_json
 from saferun.system.procfs import this_process
@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.diagnosis.retry_policy import Decision, Try
+    from saferun.journal.recycling import Request
     from saferun.journal.writer import Journal
     from saferun.model import Finding, LaunchPlan
     from saferun.plan.inputs import Gathered
@@ -33,7 +34,7 @@ class Record:
     @property
     def path(self) -> str | None:
         """The run's directory; None where nothing can be written."""
-        return self._journal.path
+        return self._journal.run_path
 
     @property
     def takes_receipts(self) -> bool:
@@ -94,6 +95,12 @@ class Record:
             add=decision.add,
         )
         self._tails = (last.number, ended.stdout_tail, ended.stderr_tail)
+        if last.replaced:
+            self._tails = None  # nothing in it asks to be read
+
+    def recycled(self, number: int, request: Request) -> None:
+        """Record that the process of an attempt is replaced, as it asked."""
+        self._journal.event("recycled", attempt=number, **request._asdict())
 
     def keep_tails(self) -> None:
         """Write the end of the last attempt's output; called while the next one starts."""
@@ -150,16 +157,23 @@ def begin(gathered: Gathered, say: Callable[[str], None]) -> tuple[Gathered, Jou
         given += [f"{name}={setting.value}" for name, setting in gathered.profile.env.items()]
     masker = Masker(gathered.environ, (*request.line.args, *given))
     journal = Journal.begin(gathered.runs, gathered.identity.run, masker, say=say)
-    identity = gathered.identity._replace(receipts=journal.receipts())
     if journal.path:  # another run may have had the name
-        identity = identity._replace(run=os.path.basename(journal.path))
-    return gathered._replace(identity=identity), journal
+        identity = gathered.identity._replace(run=os.path.basename(journal.path))
+        gathered = gathered._replace(identity=identity)
+    return with_places(gathered, journal), journal
 
 
-def leave_verdict(gathered: Gathered, last: Try | None) -> None:
+def with_places(gathered: Gathered, journal: Journal) -> Gathered:
+    """Return `gathered` with the directories that a journal has for the job's processes."""
+    receipts = journal.receipts()
+    state = journal.state() if gathered.starts_python else None
+    identity = gathered.identity._replace(receipts=receipts, state=state)
+    return gathered._replace(identity=identity)
+
+
+def leave_verdict(environ: Mapping[str, str], verdict: str) -> None:
     """Write the verdict of a failed run to the file that `SAFERUN_VERDICT_FILE` names."""
-    path = gathered.environ.get(VERDICT_FILE)
-    if path and last and last.exit_code and not last.asked:
+    if path := environ.get(VERDICT_FILE):
         from saferun.system import paths
 
-        paths.write_private(os.path.abspath(path), last.verdict.encode() + b"\n")
+        paths.write_private(os.path.abspath(path), verdict.encode() + b"\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
 
 from saferun.errors import UsageError
 from saferun.model import LaunchPlan
@@ -12,27 +12,29 @@ from saferun.system.stderr import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.model import CommandLine, Request
+    from saferun.model import CommandLine
     from saferun.plan.inputs import Gathered
     from saferun.supervise.loop import Pace
 
 
-def check_script(request: Request, environ: Mapping[str, str], cwd: str) -> None:
+def check_script(gathered: Gathered, cwd: str) -> None:
     """Check that the script exists, before anything is started.
 
-    A module (`-m`) is found by the interpreter, and with PYTHON_EXEC that program interprets the
-    arguments: neither is checked.
+    A module (`-m`) is found by the interpreter, and with PYTHON_EXEC torchrun has that program
+    interpret the arguments: neither is checked. Nor is `-`, from which python reads its script.
 
     Args:
-        request: the arguments of the launch.
-        environ: for PATH and PYTHON_EXEC.
+        gathered: what the plan is computed from.
         cwd: the working directory.
 
     Raises:
         UsageError: there is no such file.
     """
+    request, environ = gathered.request, gathered.environ
     script, options = request.line.script, request.options
-    if script is None or options.module or "PYTHON_EXEC" in environ:
+    if script is None or options.module or options.code:
+        return
+    if script == "-" if gathered.starts_python else "PYTHON_EXEC" in environ:
         return
     if options.no_python and not options.run_path:
         if "/" in script:
@@ -52,6 +54,21 @@ def _suggest(script: str) -> str:
     if script in COMMANDS:
         return f"for the command, put it first: saferun {script} …"
     return "check the path, or use -m for a module"
+
+
+def refuse_workers(gathered: Gathered) -> None:
+    """Refuse a generated script that would run several workers: its steps are those of one job.
+
+    Raises:
+        UsageError: there are several.
+    """
+    assert gathered.profile is not None, "a generated script has a profile"
+    if (count := gathered.profile.settings.workers) > 1:
+        raise UsageError(
+            f"a generated script runs one worker, and {count} are asked for",
+            where="workers",
+            fix="start the script once for each of them, with --set workers=1, or use saferun",
+        )
 
 
 def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
@@ -77,8 +94,14 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
         return replace_process(gathered.plan(), environ)
     if inputs.disabled(environ):
         return replace_process(gathered.plan(), environ)
-    check_script(request, environ, cwd)
-    if gathered.supervised:
+    check_script(gathered, cwd)
+    if gathered.profile is not None and gathered.profile.settings.workers > 1:
+        if pace is not None:
+            refuse_workers(gathered)
+        from saferun.supervise import workers
+
+        return workers.supervise(gathered, say)
+    if gathered.supervised or "IPython" in sys.modules:  # else a notebook's kernel were replaced
         from saferun.supervise.loop import supervise
 
         return supervise(gathered, say, pace)
