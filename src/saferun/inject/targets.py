@@ -21,3 +21,13 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
 }
+
+# The targets that a setting of a hook needs: where one was missed, the setting did not hold.
+NEEDS: "dict[str, tuple[str, ...]]" = {
+    "compile.enabled": ("torch",),
+    "compile.autotune": ("torch._inductor.compile_fx", "torch._inductor.runtime.triton_heuristics"),
+    "compile.cudagraphs": ("torch._inductor.compile_fx", "torch._dynamo.backends.cudagraphs"),
+    "compile.fallback": ("torch._dynamo.convert_frame",),
+}
+NEEDS_ASSIGN = ("torch._dynamo.convert_frame",)  # a setting of torch that the compile hook assigns
+NEEDS_DIRECTORIES = ("torch",)  # a cache directory for each rank

@@ -283,6 +283,7 @@ class _Run:
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         diagnosis = None
         last = self._watch.as_try(ended, time.monotonic() - self._began)
+        last = last._replace(mitigations=self._mitigations.in_force)
         if ended.exit_code:
             last, diagnosis = self._watch.diagnosed(last, ended)
             self._diagnoses.append(diagnosis)

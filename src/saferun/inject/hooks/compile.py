@@ -20,7 +20,7 @@ import functools
 import os
 import sys
 
-from .. import contract, rank
+from .. import contract, rank, trace
 from . import compile_mitigations
 
 TYPE_CHECKING = False
@@ -174,8 +174,12 @@ def _hold_inductor(module: ModuleType, settings: CompileSettings, context: Conte
         bound.arguments["config_patches"] = patches
         with module.config.patch(patches):  # a cached graph is not lowered: read it back here too
             _observe(context, "entry", module.config)
-        with _non_lazy_backward(settings):
-            return original(*bound.args, **bound.kwargs)
+        try:
+            with _non_lazy_backward(settings):
+                return original(*bound.args, **bound.kwargs)
+        except BaseException as error:
+            trace.hide_this_frame(error)
+            raise
 
     module.compile_fx = compile_fx  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="inductor")
@@ -215,7 +219,13 @@ def _watched(inner: Callable[..., Any], config: ModuleType, context: Context) ->
     @functools.wraps(inner)
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
         _observe(context, "backward" if kwargs.get("is_backward") else "forward", config)
-        return inner(*args, **kwargs)
+        try:
+            made = inner(*args, **kwargs)
+        except BaseException as error:
+            trace.hide_this_frame(error)
+            raise
+        context.look()  # the generated code has loaded modules of inductor
+        return made
 
     setattr(inner_compile, _MARK, True)
     return inner_compile
@@ -251,7 +261,24 @@ def _hold_launchers(module: ModuleType, settings: CompileSettings, context: Cont
             _keep_first(self)
 
     setattr(tuner, step, one_launcher)
+    _hold_timing(tuner)
     context.receipt(_HOOK, contract.APPLIED, part="launchers")
+
+
+def _hold_timing(tuner: Any) -> None:
+    """Time nothing at the first run of a kernel that was made before this hook was in place."""
+    timing = getattr(tuner, "autotune_to_one_config", None)
+    if timing is None:
+        return
+
+    @functools.wraps(timing)
+    def autotune_to_one_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "custom_kernel", False):
+            return timing(self, *args, **kwargs)
+        _keep_first(self)
+        return None
+
+    tuner.autotune_to_one_config = autotune_to_one_config
 
 
 def _keep_first(tuner: Any) -> None:
