@@ -85,7 +85,7 @@ class Loader:
         try:
             self._saferun_inner.exec_module(module)
         except BaseException as error:
-            trace.hide_this_frame(error)
+            trace.hide(error)
             raise
         try:
             from . import context

@@ -4,26 +4,42 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
+    from typing import Any
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def hide_this_frame(error: BaseException) -> None:
-    """Take the caller's frame, which is the outermost so far, off an exception's traceback.
+def hide(error: BaseException) -> None:
+    """Take our frames off the outer end of an exception's traceback, which so far ends here.
 
     For an `except BaseException as error:` that ends with a plain `raise`, which adds no new entry.
-    Python 3.9 and 3.10 put the entry back; there `hide_ours` takes it off what ends the process.
+    Python 3.9 and 3.10 put the entry back; there `hide_all` takes it off what ends the process.
     """
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next
+    error.__traceback__ = trace
 
 
-def hide_ours(error: BaseException) -> None:
-    """Take all frames of ours off an exception's traceback and those of what led to it.
+def hidden(function: "Callable[..., Any]") -> "Callable[..., Any]":
+    """Return a wrapper whose frame and `function`'s own are in no traceback."""
+    import functools
 
-    A traceback that consists of such frames alone is left as it is: it is of an error of ours.
-    """
+    @functools.wraps(function)
+    def wrapper(*args: "Any", **kwargs: "Any") -> "Any":
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
+
+    return wrapper
+
+
+def hide_all(error: BaseException) -> None:
+    """Take all frames of ours off an exception's traceback and those of what led to it."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
@@ -36,23 +52,15 @@ def hide_ours(error: BaseException) -> None:
 
 
 def without_ours(trace: "TracebackType | None") -> "TracebackType | None":
-    """Unlink the entries of our files from a traceback, except where one is the last.
-
-    Args:
-        trace: it is changed in place.
-
-    Returns:
-        Its first entry now.
-    """
-    while trace is not None and _is_ours(trace) and trace.tb_next is not None:
+    """Unlink the entries of our files from a traceback, and return its first entry then."""
+    while trace is not None and _is_ours(trace):
         trace = trace.tb_next
     entry = trace
     while entry is not None and entry.tb_next is not None:
-        following = entry.tb_next
-        if _is_ours(following) and following.tb_next is not None:
-            entry.tb_next = following.tb_next
+        if _is_ours(entry.tb_next):
+            entry.tb_next = entry.tb_next.tb_next
         else:
-            entry = following
+            entry = entry.tb_next
     return trace
 
 

@@ -178,7 +178,7 @@ def _hold_inductor(module: ModuleType, settings: CompileSettings, context: Conte
             with _non_lazy_backward(settings):
                 return original(*bound.args, **bound.kwargs)
         except BaseException as error:
-            trace.hide_this_frame(error)
+            trace.hide(error)
             raise
 
     module.compile_fx = compile_fx  # type: ignore[attr-defined]  # torch's own is replaced
@@ -222,7 +222,7 @@ def _watched(inner: Callable[..., Any], config: ModuleType, context: Context) ->
         try:
             made = inner(*args, **kwargs)
         except BaseException as error:
-            trace.hide_this_frame(error)
+            trace.hide(error)
             raise
         context.look()  # the generated code has loaded modules of inductor
         return made
@@ -260,7 +260,7 @@ def _hold_launchers(module: ModuleType, settings: CompileSettings, context: Cont
         if not getattr(self, "custom_kernel", False):  # a user's own @triton.autotune is theirs
             _keep_first(self)
 
-    setattr(tuner, step, one_launcher)
+    setattr(tuner, step, trace.hidden(one_launcher))
     _hold_timing(tuner)
     context.receipt(_HOOK, contract.APPLIED, part="launchers")
 
@@ -278,7 +278,7 @@ def _hold_timing(tuner: Any) -> None:
         _keep_first(self)
         return None
 
-    tuner.autotune_to_one_config = autotune_to_one_config
+    tuner.autotune_to_one_config = trace.hidden(autotune_to_one_config)
 
 
 def _keep_first(tuner: Any) -> None:
@@ -315,7 +315,7 @@ def _hold_cudagraphs_backend(
 
         return lookup_backend("aot_eager")(model, inputs)
 
-    module.cudagraphs = cudagraphs  # type: ignore[attr-defined]  # torch's own is replaced
+    module.cudagraphs = trace.hidden(cudagraphs)  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="cudagraphs backend")
 
 
@@ -347,5 +347,5 @@ def _hold_frames(module: ModuleType, settings: CompileSettings, context: Context
         config.suppress_errors = True
         return original(self, *args, **kwargs)
 
-    module.ConvertFrame.__call__ = convert
+    module.ConvertFrame.__call__ = trace.hidden(convert)
     context.receipt(_HOOK, contract.APPLIED, part="fallback")
