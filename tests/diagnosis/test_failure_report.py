@@ -94,3 +94,11 @@ def test_a_run_that_was_asked_to_end_has_nothing_to_explain():
 
 def test_what_the_job_printed_cannot_move_the_terminal():
     assert "\x1b" not in "\n".join(failure([attempt()], root_line="\x1b[2Jgone\r"))
+
+
+def test_the_stack_of_a_crash_stands_below_its_line():
+    stack = ('File "train.py", line 7 in step', 'File "train.py", line 20 in main')
+    lines = failure_report.failure(
+        [attempt()], [diagnosis(stack=stack)], Decision(STOP, "over"), host="h", journal=None
+    )
+    assert lines[1:4] == ["  Fatal Python error: Segmentation fault", *(f"    {s}" for s in stack)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import run, small_torchrun
+from runs import PROGRAMS, run, small_torchrun
 
 HUNGRY = "files = [open('/dev/null') for _ in range(400)]; print('opened')\n"
 # The message is torch's; only a GPU makes torch write it by itself.
@@ -88,3 +88,22 @@ def test_a_stray_access_is_tried_again_only_where_many_steps_went_well(tmp_path,
     with run(tmp_path, script, env=small_torchrun(tmp_path)) as job:
         assert job.end() == (0 if attempts == 2 else 1), job.err
         assert len(job.events("ended")) == attempts
+
+
+BYPASSED = {
+    "1": ["attempt 1 with", "attempt 2 with compile-off"],
+    "2": ["attempt 1 with", "attempt 2 with autotune-off", "attempt 3 with compile-off"],
+}
+
+
+@pytest.mark.parametrize("since", BYPASSED)
+def test_a_mitigation_whose_hook_is_bypassed_is_not_taken_for_tried(tmp_path, since):
+    script = str(PROGRAMS / "past_the_hooks.py")
+    with run(tmp_path, script, since, env=small_torchrun(tmp_path)) as job:
+        assert job.end() == 0, job.err
+    assert job.out.splitlines() == BYPASSED[since]
+    past = "triton_heuristics: loaded past saferun, or changed by the script, in rank 0"
+    assert job.err.count(past) == int(since == "2"), job.err
+    history = job.home / ".local" / "state" / "saferun" / "mitigations.json"
+    helped = json.loads(history.read_text())["mitigations"]
+    assert [entry["mitigation"] for entry in helped] == ["compile-off"]

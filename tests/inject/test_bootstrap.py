@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from interpreters import SITE, Interpreters
 
 from saferun.inject import bootstrap, contract
+from saferun.inject.targets import TARGETS
 
 ARMED = """
-import sys
-print("armed" if any(type(f).__module__ == "_saferun_inject.finder" for f in sys.meta_path)
-      else "not armed")
+import sys, _frozen_importlib
+print("armed" if "saferun" in _frozen_importlib._find_spec.__module__ else "not armed")
 """
 NEUTRAL = {"excepthook": "on"}
 
@@ -91,11 +91,13 @@ def test_arming_starts_no_thread(interpreters: Interpreters) -> None:
 
 def test_the_site_directory_twice_on_the_path_arms_once(interpreters: Interpreters) -> None:
     ran = interpreters.run(
-        "import sys; print([type(f).__name__ for f in sys.meta_path].count('Finder'))",
+        "import _frozen_importlib as i; first = i._find_spec\n"
+        "print(sum(c.cell_contents.__name__ == '_find_spec' for c in first.__closure__ "
+        "if callable(c.cell_contents) and 'saferun' in c.cell_contents.__module__))",
         hooks=NEUTRAL,
         PYTHONPATH=both(SITE, SITE, f"{SITE}/"),
     )
-    assert ran.out == "1\n"
+    assert ran.out == "0\n"  # ours wraps importlib's own, not ours once more
 
 
 def test_sys_path_is_what_it_would_be_without_us(interpreters: Interpreters) -> None:
@@ -134,9 +136,9 @@ def test_children_of_the_job_are_armed_through_the_environment(interpreters: Int
 
 
 MULTIPROCESSING = """
-import multiprocessing, sys
+import multiprocessing, _frozen_importlib
 def look(queue):
-    queue.put(any(type(f).__module__ == "_saferun_inject.finder" for f in sys.meta_path))
+    queue.put("saferun" in _frozen_importlib._find_spec.__module__)
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -324,24 +326,120 @@ except Exception as error:
     assert interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake)).out == bare.out
 
 
-@pytest.mark.parametrize("place", ["0", "len(sys.meta_path)"], ids=["before ours", "after ours"])
-def test_no_other_finder_is_starved(interpreters: Interpreters, place: str) -> None:
-    fake = fake_torch(interpreters.folder)
-    script = f"""
-import sys
-asked = []
+OTHERS = {
+    "one in front that finds nothing": """
+class Other:
+    def find_spec(self, name, path=None, target=None): asked.append(name)
+sys.meta_path.insert(0, Other())
+""",
+    "one at the end": """
+class Other:
+    def find_spec(self, name, path=None, target=None): asked.append(name)
+sys.meta_path.append(Other()); asked.append("torch")
+""",
+    "one in front that finds everything": """
+from importlib.machinery import PathFinder
 class Other:
     def find_spec(self, name, path=None, target=None):
+        asked.append(name); return PathFinder.find_spec(name, path, target)
+sys.meta_path.insert(0, Other())
+""",
+    "one in front that asks the others": """
+import importlib.util
+class Other:
+    asking = False
+    def find_spec(self, name, path=None, target=None):
         asked.append(name)
-sys.meta_path.insert({place}, Other())
-(ordinary,) = (f for f in sys.meta_path if getattr(f, "__name__", "") == "PathFinder")
-sys.meta_path.remove(ordinary); sys.meta_path.append(ordinary)
-import torch
-print("torch" in asked, type(torch.__loader__).__name__, torch.compile is len)
-"""
+        if self.asking: return None
+        self.asking = True
+        try: return importlib.util.find_spec(name)
+        finally: self.asking = False
+sys.meta_path.insert(0, Other())
+""",
+    "all replaced": """
+sys.meta_path = list(sys.meta_path)[-3:]; asked.append("torch")
+""",
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("how", ["import torch", "torch = importlib.import_module('torch')"])
+def test_a_module_is_hooked_whichever_finder_finds_it_and_none_is_starved(
+    interpreters: Interpreters, other: str, how: str
+) -> None:
+    fake = fake_torch(interpreters.folder)
+    before = "import importlib, sys\nasked = []\n" + other
+    after = "\nprint('torch' in asked, type(torch.__loader__).__name__, torch.compile is len)\n"
+    wrapped = "print(hasattr(torch.compile.__wrapped__, '__wrapped__'))"
     hooks = {"compile": {"enabled": "off"}}
-    ran = interpreters.run(script, hooks=hooks, PYTHONPATH=both(SITE, fake))
-    assert ran.out == "True SourceFileLoader False\n", ran.err
+    ran = interpreters.run(before + how + after + wrapped, hooks=hooks, PYTHONPATH=both(SITE, fake))
+    assert ran.out == "True SourceFileLoader False\nFalse\n", ran.err
+
+
+def test_the_finders_stay_as_they_are(interpreters: Interpreters) -> None:
+    show = "import sys; print([*map(type, sys.meta_path)], type(sys.meta_path))"
+    assert interpreters.run(show, hooks=NEUTRAL).out == interpreters.run(show).out
+
+
+def test_what_a_sitecustomize_imported_is_hooked_too_with_the_names_taken_from_it(
+    interpreters: Interpreters,
+) -> None:
+    fake = fake_torch(interpreters.folder, "def compile(model): return 'compiled'\n")
+    (interpreters.folder / "taker.py").write_text("from torch import compile as taken")
+    # Before ours: a .pth file, or a sitecustomize of the interpreter's own.
+    import_first = (
+        "import taker, runpy\n"
+        f"try: runpy.run_path({str(SITE / 'sitecustomize.py')!r})\n"
+        "except ImportError: pass  # there is no other sitecustomize\n"
+    )
+    script = (
+        import_first + "import torch; print(torch.compile is taker.taken, taker.taken.__name__)"
+    )
+    script += "; print(hasattr(torch.compile, '__wrapped__'))"
+    environ = interpreters.environ(
+        {"compile": {"enabled": "off"}}, PYTHONPATH=both(fake, interpreters.folder)
+    )
+    ran = interpreters.run(argv=("-c", script), environ=environ)
+    assert ran.out == "True compile\nTrue\n", ran.err
+
+
+BY_HAND = """
+import importlib.util, sys
+found = importlib.util.find_spec("torch")
+sys.modules["torch"] = torch = type(sys)("torch")
+torch.__spec__ = found
+exec(open(found.origin).read(), torch.__dict__)
+"""
+ACTIVE = """
+import os
+from _saferun_inject.context import current
+current(os.environ["SAFERUN_INJECT"]).activate()
+"""
+STATES = {
+    "plain": (ACTIVE + "import torch", "applied"),
+    "none": (ACTIVE, "not imported"),
+    "by hand, before the process is active": (BY_HAND + ACTIVE, "applied"),
+    "by hand, and never seen again": (ACTIVE + BY_HAND, "missed"),
+    "replaced": (ACTIVE + "import torch; torch.compile = len", "missed"),
+    "wrapped": (
+        ACTIVE + "import torch; old = torch.compile; torch.compile = lambda *a: old(*a)",
+        "applied",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "state"), STATES.values(), ids=STATES)
+def test_a_receipt_tells_what_became_of_each_target(
+    interpreters: Interpreters, script: str, state: str
+) -> None:
+    fake = fake_torch(interpreters.folder)
+    hooks = {"compile": {"enabled": "off"}}
+    ran = interpreters.run(script, hooks=hooks, PYTHONPATH=both(SITE, fake), RANK="0")
+    first, *later = [line["targets"] for line in ran.by("targets")]
+    assert set(first) == set(TARGETS), ran.err
+    told = {name: found for line in (first, *later) for name, found in line.items()}
+    assert told == {**dict.fromkeys(TARGETS, "not imported"), "torch": state}
+    assert (ran.code, ran.err) == (0, "")
 
 
 # honesty
@@ -534,7 +632,7 @@ def test_a_ranks_start_needs_neither_json_nor_re(
     ran = interpreters.run(show, environ=environ)
     assert bool(ran.receipts) == where
     more = {m for m in set(ran.out.split()) - bare if not m.startswith("_saferun_inject")}
-    assert more == {"_ctypes"}
+    assert more == {"_ctypes", "atexit"}  # both built in or there already; atexit costs nothing
 
 
 ODD_CONTRACTS = [

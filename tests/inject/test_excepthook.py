@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,47 @@ def test_faulthandler_is_on_in_a_rank(
     script = "import torch, faulthandler; print(faulthandler.is_enabled())"
     ran = rank(interpreters, script, hooks, PYTHONPATH=f"{SITE}:{fake}")
     assert ran.out == f"{enabled}\n", ran.err
+
+
+GROUP = "raise ExceptionGroup('two', [ExceptionGroup('in', [ValueError('leaf')]), OSError('b')])"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no exception groups")
+def test_the_message_of_a_group_has_its_first_exception(interpreters: Interpreters) -> None:
+    ran = rank(interpreters, GROUP)
+    message = recorded(interpreters)
+    assert message is not None
+    assert message["message"].startswith("ExceptionGroup: two (2 sub-exceptions): ")
+    assert message["message"].endswith(": ValueError: leaf")
+    assert "OSError: b" in message["extraInfo"]["py_callstack"]
+    assert ran.err.count("ValueError: leaf") == 1
+
+
+THREAD = """
+import threading, torch
+from _saferun_inject.context import current
+current("").activate()
+def work(): raise KeyError("in the thread")
+mine = threading.Thread(target=work, name="loader-3")
+mine.start(); mine.join()
+"""
+
+
+@pytest.mark.parametrize(("setting", "told"), [("on", 1), ("off", 0)])
+def test_what_ends_a_thread_is_in_the_receipt_and_printed_as_without_us(
+    interpreters: Interpreters, setting: str, told: int
+) -> None:
+    fake = interpreters.folder / "fake"
+    fake.mkdir()
+    (fake / "torch.py").write_text("compile = len")
+    ran = rank(interpreters, THREAD, {"excepthook": setting}, PYTHONPATH=f"{SITE}:{fake}")
+    assert ran.err.count("Exception in thread loader-3:") == 1
+    assert "inject" not in ran.err
+    found = [line for line in ran.by("excepthook") if "thread" in line]
+    assert len(found) == told
+    for line in found:
+        assert (line["thread"], line["error"]) == ("loader-3", "KeyError: 'in the thread'")
+        assert "in work" in line["traceback"]
 
 
 # real torchrun

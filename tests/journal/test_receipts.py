@@ -301,3 +301,40 @@ def test_python_dash_i_in_one_rank_is_found_out_by_name(tmp_path: Path) -> None:
     found = torchrun(tmp_path, PYTHON_EXEC=python_exec(tmp_path, body))
     (said,) = judge(found, **KNOWN)
     assert said.startswith("the hooks did not run in rank 1, though in others")
+
+
+# modules that were loaded past the hooks
+
+KERNELS = "torch._inductor.runtime.triton_heuristics"
+
+
+def told(rank: int | None, state: str, restart: int = 0) -> Receipt:
+    found = Receipt(100 + (rank or 0), rank, restart, 2.0, "targets", "observed", {})
+    return found._replace(facts={"targets": {KERNELS: state, "torch": "applied"}})
+
+
+@pytest.mark.parametrize(
+    ("receipts_", "expected"),
+    [
+        ([told(0, "applied"), told(1, "not imported")], {}),
+        ([told(0, "missed"), told(2, "missed")], {KERNELS: {0, 2}}),
+        ([told(None, "missed")], {KERNELS: set()}),
+        ([told(0, "not imported"), told(0, "missed")], {KERNELS: {0}}),
+        ([told(0, "missed"), told(0, "applied")], {}),
+        ([told(0, "missed"), told(0, "applied", restart=1)], {}),
+        ([left(0, "targets", "observed", targets=["missed"])], {}),
+        ([left(0, "targets", "observed", targets={"os": "missed"})], {}),
+    ],
+    ids=["none", "two", "no rank", "later", "hooked later", "restart", "odd", "not ours"],
+)
+def test_what_was_missed_is_the_last_state_of_each_process(
+    receipts_: list[Receipt], expected: dict[str, set[int]]
+) -> None:
+    assert receipts.missed(receipts_) == expected
+
+
+@pytest.mark.parametrize("needed", [{KERNELS}, set()])
+def test_a_missed_module_is_reported_where_a_setting_needs_it(needed: set[str]) -> None:
+    found = [started(0, size=1), told(0, "missed")]
+    lines = judge(found, **KNOWN, needed=needed)
+    assert [KERNELS in line and "rank 0" in line for line in lines] == [True] * len(needed)

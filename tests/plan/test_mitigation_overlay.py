@@ -88,6 +88,22 @@ def here(
     return mitigation_overlay.situation(base, environ or {}, facts.pop("torch"), **facts)
 
 
+@pytest.mark.parametrize(
+    ("name", "past", "usable"),
+    [
+        ("autotune-off", "torch._inductor.runtime.triton_heuristics", False),
+        ("compile-off", "torch._inductor.runtime.triton_heuristics", True),
+        ("compile-off", "torch", False),
+        ("ddp-optimizer-off", "torch._dynamo.convert_frame", False),
+        ("expandable-segments", "torch", True),
+    ],
+)
+def test_a_mitigation_whose_hook_the_job_bypasses_is_not_tried_again(name, past, usable):
+    situation = here()._replace(missed=frozenset({past}))
+    assert mitigation_overlay.usable(ALL, name, (), situation) is usable
+    assert mitigation_overlay.usable(ALL, name, (), here())
+
+
 # --- the data ------------------------------------------------------------------------------------
 
 

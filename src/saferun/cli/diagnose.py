@@ -100,6 +100,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 def to_json(diagnosis: Diagnosis) -> str:
     """Return the JSON that other programs read."""
     shown = {"schema": classify.SCHEMA, **diagnosis._asdict()}
+    del shown["stack"]  # the keys of this JSON are fixed
     return json.dumps(shown, ensure_ascii=False, indent=2)
 
 
@@ -118,6 +119,7 @@ def to_text(diagnosis: Diagnosis) -> str:
     lines = [f"{diagnosis.kind}{rank}: {_VERDICTS[diagnosis.verdict]}"]
     if diagnosis.root_line:
         lines.append(f"  {diagnosis.root_line}")
+    lines += [f"    {frame}" for frame in diagnosis.stack]
     lines += [diagnosis.explanation, diagnosis.advice]
     if diagnosis.mitigations:
         lines.append(f"mitigations, in this order: {', '.join(diagnosis.mitigations)}")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from saferun.diagnosis import exit_codes, explanations, log_reader, oom_message, root_cause, runs
+from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence, RankFailure
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.root_line import root_line, telling_line
@@ -33,6 +34,7 @@ class Diagnosis(NamedTuple):
     explanation: str
     advice: str
     references: tuple[str, ...]
+    stack: tuple[str, ...] = ()  # of Python, where it crashed in native code; innermost first
 
 
 def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
@@ -65,7 +67,8 @@ def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Di
     ranks = (best.rank, exit_codes.rank_of(best.kind, lines), exits.root_rank)
     rank = next((rank for rank in ranks if rank is not None), None)
     line = telling_line(lines) if best.at < 0 else root_line(best, lines, knowledge)
-    return _diagnosis(best.kind, knowledge, line, rank, best.text)
+    diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text)
+    return diagnosis._replace(stack=crash_stack(evidence.log.lines, rank))
 
 
 def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:

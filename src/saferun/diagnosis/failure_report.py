@@ -70,6 +70,7 @@ def failure(
     lines = [f"the run failed: {what(diagnosis, line=False)}, host {host}"]
     if diagnosis.root_line:
         lines.append(f"  {_cut(diagnosis.root_line)}")
+    lines += [f"    {_cut(frame)}" for frame in diagnosis.stack]
     lines += [text for text in (diagnosis.explanation, diagnosis.advice) if text]
     lines += _tried(history)
     lines.append(f"not tried again: {decision.reason}")

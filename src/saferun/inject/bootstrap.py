@@ -1,9 +1,9 @@
 """Arm this Python: watch for the modules that a hook waits for, and act right after their import.
 
-Arming costs a finder and nothing else (no json, no re, no torch); SAFERUN_INJECT is parsed when a
-watched module is imported. Not armed: torchrun's agent, multiprocessing's resource tracker and fork
-server, inductor's compile workers. Children of `multiprocessing.spawn` are armed, since
-`torch.multiprocessing.spawn` makes ranks of them.
+Arming costs a wrapper in importlib and nothing else (no json, no re, no torch); SAFERUN_INJECT is
+parsed when a watched module is imported. Not armed: torchrun's agent, multiprocessing's resource
+tracker and fork server, inductor's compile workers. Children of
+`multiprocessing.spawn` are armed, since `torch.multiprocessing.spawn` makes ranks of them.
 
 A process that torchrun's agent started as a rank writes one receipt at its start, and the kernel
 ends it when the agent ends.
@@ -12,8 +12,8 @@ ends it when the agent ends.
 import os
 import sys
 
-from . import contract
-from .finder import Finder
+from . import contract, finder
+from .targets import TARGETS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,19 +40,21 @@ def start() -> None:
     kind = kind_of(argv)
     if kind == "agent":
         _start_agent(argv)
-    if kind != "job" or any(isinstance(finder, Finder) for finder in sys.meta_path):
+    if kind != "job":
         return
     if has_rank and agent.started_this_process():
         os.environ.setdefault(contract.RANK_MARK, str(os.getpid()))
-    sys.meta_path.insert(0, Finder(_text))
+    finder.install(_text)
 
 
 def settle() -> None:
-    """Do what must come after the user's own sitecustomize, in rank processes only.
+    """Do what must come after the user's own sitecustomize.
 
-    Write the rank's first receipt, and take sys.excepthook: Ubuntu's sitecustomize replaces it
-    without calling the one before it.
+    Hook what was imported before us. In rank processes: write the rank's first receipt, and take
+    sys.excepthook, which Ubuntu's sitecustomize replaces without calling the one before it.
     """
+    if any(name in sys.modules for name in TARGETS):
+        _look()
     if "RANK" not in os.environ:
         return
     from . import rank, receipts
@@ -60,10 +62,31 @@ def settle() -> None:
     if not rank.is_rank_process():
         return
     receipts.write_bootstrap(_text, contract.APPLIED)
+    import atexit
+
+    atexit.register(_tell_targets)
     if os.environ.get("TORCHELASTIC_ERROR_FILE"):
         from .hooks import excepthook
 
         excepthook.watch(_text)
+
+
+def _look() -> None:
+    from . import context
+
+    found = context.current(_text)
+    if found is not None:
+        found.look()
+
+
+def _tell_targets() -> None:
+    """Say which watched modules this rank loaded past us, even if none came by way of us."""
+    if any(name in sys.modules for name in TARGETS):
+        from . import context, watched
+
+        found = context.current(_text)
+        if found is not None:
+            watched.at_exit(found)
 
 
 def _start_agent(argv: "Sequence[str]") -> None:

@@ -6,10 +6,11 @@ compiled something. A DataLoader worker or a helper that only imports torch writ
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
-from . import contract, rank, receipts, settings
+from . import contract, rank, receipts, settings, watched
 from .targets import TARGETS
 
 TYPE_CHECKING = False
@@ -39,6 +40,7 @@ class Context:
         self._pid = os.getpid()
         self._active = False
         self._pending: list[Entry] = []
+        self._targets = dict.fromkeys(TARGETS, contract.NOT_IMPORTED)
 
     def receipt(self, hook: str, outcome: str, **facts: object) -> None:
         """Append one line to this process's receipt. Never raises: a full disk stops no job.
@@ -84,10 +86,26 @@ class Context:
             return False
         return self._directory is not None
 
+    def look(self) -> None:
+        """Hook the watched modules that were imported past us meanwhile. Never raises."""
+        watched.look(self)
+
+    def set_target(self, name: str, state: str) -> None:
+        """Note what became of a watched module: contract.APPLIED, NOT_IMPORTED or MISSED."""
+        if self._targets.get(name) != state:
+            self._targets[name] = state
+            if self._active:
+                self.receipt(contract.TARGETS, contract.OBSERVED, targets={name: state})
+
     def activate(self) -> None:
         """Declare that this process is a rank or compiles: from now on its receipts are written."""
         try:
             self._notice_fork()
+            if not self._active:
+                self.look()
+                facts: dict[str, object] = {"targets": dict(self._targets)}
+                first = (receipts.now(), contract.TARGETS, contract.OBSERVED, facts)
+                self._pending.insert(0, first)
             self._active = True
             waiting, self._pending = self._pending, []
             if waiting and self._directory:
@@ -143,6 +161,7 @@ def current(text: str) -> Context | None:
     if _context is None and not _is_unusable:
         try:
             _context = Context(text)
+            atexit.register(watched.at_exit, _context)
         except Exception as error:
             _is_unusable = True
             say(f"inject: SAFERUN_INJECT: {error}; the job runs without hooks")
@@ -158,15 +177,8 @@ def run_hooks(text: str, name: str, module: ModuleType) -> None:
         module: the module itself.
     """
     context = current(text)
-    if context is None:
-        return
-    for hook in TARGETS[name]:
-        try:
-            full = f"{__package__}.hooks.{hook}"
-            __import__(full)
-            sys.modules[full].apply(name, module, context)
-        except Exception as error:
-            context.failed(hook, error)
+    if context is not None:
+        watched.hook(context, name, module)
 
 
 def say(text: str) -> None:

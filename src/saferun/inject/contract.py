@@ -12,6 +12,8 @@ process that has done its work.
     receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,
                       "outcome": OUTCOME, …what the hook adds, "effective" among it}
       "bootstrap" adds "local_rank" and "local_world_size" (N or null)
+      "targets" adds "targets": {MODULE: "applied", "not imported" or "missed"}; the first such line
+      of a process has all of them, each later one what has changed
     recycle request  {"why": TEXT, "kind": KIND or "", "progress": N}, beside the receipt
 
 `state` is a directory that all processes of a run (of one worker) share. A process that is to be
@@ -51,12 +53,15 @@ AGENT_MARK = "SAFERUN_AGENT_PID"  # torchrun's agent, whose children are the ran
 VERSION = 1
 
 BOOTSTRAP = "bootstrap"  # the hook of a rank's first line
+TARGETS = "targets"  # the hook of the lines that tell the state of each watched module
 
 APPLIED = "applied"  # the hook is in place, or did its work
 NOT_NEEDED = "not needed"  # nothing to do here (already so, no such thing in this torch)
 OFF = "off"  # the profile says keep or off
 FAILED = "failed"  # our hook failed; the job goes on without it
 OBSERVED = "observed"  # a value read back from torch
+NOT_IMPORTED = "not imported"  # of a target: the job has not loaded the module
+MISSED = "missed"  # of a target: it is loaded, and its hooks do not hold or did not from its start
 FINISHED = "finished"  # of "bootstrap": the script came to its end, without an exception
 
 RECYCLE = ".recycle.json"  # the ending of a recycle request's name

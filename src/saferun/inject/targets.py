@@ -26,3 +26,13 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "tensorflow.python.eager.polymorphic_function.polymorphic_function": ("tensorflow",),
     "tensorflow.python.distribute.mirrored_strategy": ("tensorflow",),
 }
+
+# The targets that a setting of a hook needs: where one was missed, the setting did not hold.
+NEEDS: "dict[str, tuple[str, ...]]" = {
+    "compile.enabled": ("torch",),
+    "compile.autotune": ("torch._inductor.compile_fx", "torch._inductor.runtime.triton_heuristics"),
+    "compile.cudagraphs": ("torch._inductor.compile_fx", "torch._dynamo.backends.cudagraphs"),
+    "compile.fallback": ("torch._dynamo.convert_frame",),
+}
+NEEDS_ASSIGN = ("torch._dynamo.convert_frame",)  # a setting of torch that the compile hook assigns
+NEEDS_DIRECTORIES = ("torch",)  # a cache directory for each rank

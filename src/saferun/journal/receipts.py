@@ -13,9 +13,10 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from saferun.inject import contract
+from saferun.inject.targets import TARGETS
 from saferun.named_tuple import NamedTuple
 
 TYPE_CHECKING = False
@@ -172,8 +173,38 @@ def finished(receipts: Iterable[Receipt]) -> bool:
     return bool(expected) and expected <= done
 
 
+def missed(receipts: Iterable[Receipt]) -> dict[str, set[int]]:
+    """Return the watched modules that ranks of the last restart loaded past their hooks.
+
+    Returns:
+        The ranks by module; the set is empty where only processes without a rank did.
+    """
+    receipts = tuple(receipts)
+    latest = max((receipt.restart for receipt in receipts), default=0)
+    states: dict[tuple[int, str], tuple[object, int | None]] = {}
+    for receipt in receipts:
+        told = receipt.facts.get("targets")
+        if receipt.restart == latest and receipt.hook == contract.TARGETS and _is_map(told):
+            for name, state in told.items():
+                states[receipt.pid, name] = state, receipt.rank
+    found: dict[str, set[int]] = {}
+    for (_, name), (state, rank) in states.items():
+        if state == contract.MISSED and name in TARGETS:
+            found.setdefault(name, set()).update(() if rank is None else (rank,))
+    return found
+
+
+def _is_map(value: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(value, dict)
+
+
 def judge(
-    receipts: Iterable[Receipt], *, expects_hooks: bool, ranks_ran: bool, no_python: bool
+    receipts: Iterable[Receipt],
+    *,
+    expects_hooks: bool,
+    ranks_ran: bool,
+    no_python: bool,
+    needed: Container[str] = (),
 ) -> tuple[str, ...]:
     """Return messages for the user about the hooks of an attempt: at most three lines.
 
@@ -184,11 +215,13 @@ def judge(
             receipts: when one fails at once, torchrun ends those that have not begun yet.
         no_python: the ranks need not be Pythons (--no-python, or another program in PYTHON_EXEC):
             missing receipts are not reported unless some rank left one.
+        needed: the watched modules that a setting in force depends on.
     """
     if not expects_hooks:
         return ()
     receipts = tuple(receipts)
-    lines = (*(_missing(receipts, no_python) if ranks_ran else ()), *_failed(receipts))
+    failed, past = _failed(receipts), _past(receipts, needed)
+    lines = (*(_missing(receipts, no_python) if ranks_ran else ()), *failed, *past)
     if len(lines) <= MAX_REPORTED:
         return lines
     rest = len(lines) - MAX_REPORTED + 1
@@ -237,6 +270,28 @@ def _failed(receipts: tuple[Receipt, ...]) -> tuple[str, ...]:
         ranks = _ranks({receipt.rank for receipt in those if receipt.rank is not None})
         lines.append(f"hook {hook} failed in {ranks} and does not hold there: {error}")
     return tuple(lines)
+
+
+def _past(receipts: tuple[Receipt, ...], needed: Container[str]) -> tuple[str, ...]:
+    """Return one line about modules that were loaded past their hooks; those that failed have one.
+
+    A hook that failed is not named again.
+    """
+    broken = {receipt.hook for receipt in receipts if receipt.outcome == contract.FAILED}
+    found = {
+        name: ranks
+        for name, ranks in missed(receipts).items()
+        if name in needed and not broken.intersection(TARGETS[name])
+    }
+    if not found:
+        return ()
+    hooks = sorted({hook for name in found for hook in TARGETS[name]})
+    line = (
+        f"{', '.join(sorted(found))}: loaded past saferun, or changed by the script, in "
+        f"{_ranks(set().union(*found.values()))}; what the hook {', '.join(hooks)} sets there did "
+        "not hold"
+    )
+    return (line,)
 
 
 def _one_line(text: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from saferun.errors import SaferunError
+from saferun.inject.targets import NEEDS, NEEDS_ASSIGN, NEEDS_DIRECTORIES
 from saferun.model import ProcessLimits
 from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import KEYS, is_range, nearest
@@ -52,6 +53,13 @@ class Mitigation(NamedTuple):
     def needs_hooks(self) -> bool:
         """Whether a hook inside the ranks has to apply it."""
         return bool(self.hooks or self.assign or self.rank_directories)
+
+    @property
+    def targets(self) -> set[str]:
+        """The modules of torch whose hooks have to hold for it."""
+        found = [NEEDS.get(key.removeprefix("hooks."), ()) for key, _ in self.settings]
+        found += [NEEDS_ASSIGN] * bool(self.assign) + [NEEDS_DIRECTORIES] * self.rank_directories
+        return {name for names in found for name in names}
 
     @property
     def settings(self) -> list[tuple[str, str | bool]]:

@@ -46,6 +46,7 @@ class Situation(NamedTuple):
     answers: Mapping[str, str] = {}  # name of a probe -> its value; absent where there is none
     graphs_seen: bool = False  # a rank of an earlier attempt compiled with CUDA graphs
     hooks_run: bool = True  # False: the ranks of an earlier attempt skipped them (-I, -E, -S)
+    missed: frozenset[str] = frozenset()  # modules that an earlier attempt loaded past the hooks
 
     def value(self, name: str) -> str | None:
         """Return the value that the job would see in a variable."""
@@ -149,6 +150,8 @@ def refusal(
         return clash
     if mitigation.needs_hooks and not here.hooks_run:
         return "the ranks skip the hooks that it needs"
+    if past := here.missed.intersection(mitigation.targets):
+        return f"the job loads {min(past)} past the hook that it needs"
     if mitigation.torchrun and (reason := _fixed_rendezvous(here)):
         return reason
     if missing := [need for need in questions(mitigations, [name]) if need not in here.answers]:

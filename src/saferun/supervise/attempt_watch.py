@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 from saferun.diagnosis.retry_policy import Try
 from saferun.inject import contract
+from saferun.inject.targets import NEEDS
 from saferun.journal import recycling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.journal.receipts import Receipt
-    from saferun.model import LaunchPlan
+    from saferun.model import HookSettings, LaunchPlan
     from saferun.plan.inputs import Gathered
     from saferun.supervise.attempt import Ended
     from saferun.supervise.evidence import OutOfMemoryKills, Ranks
@@ -131,6 +134,7 @@ class AttemptWatch:
             expects_hooks=self._injected and self._gathered.identity.receipts is not None,
             ranks_ran=ranks_ran,
             no_python=foreign,
+            needed=_needed(self._plan.settings.hooks),
         )
 
 
@@ -138,6 +142,17 @@ def end_requested(ended: Ended) -> bool:
     """Return whether a signal ended it; after SIGUSR1 or SIGUSR2 ranks may run on."""
     soon = SHUTDOWN_S + MARGIN_S
     return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
+
+
+def _needed(hooks: HookSettings) -> set[str]:
+    """Return the modules of torch whose hooks have to hold for the settings of a plan."""
+    from saferun.profile.schema import KEYS
+
+    found: set[str] = set()
+    for key, targets in NEEDS.items():
+        value: object = functools.reduce(getattr, key.split("."), hooks)
+        found.update(targets if value != KEYS[f"hooks.{key}"].default else ())
+    return found
 
 
 def _first_step(ended: Ended) -> int | None:

@@ -326,6 +326,7 @@ class _Run:
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         diagnosis = None
         last = self._watch.as_try(ended, time.monotonic() - self._began)
+        last = last._replace(mitigations=self._mitigations.in_force)
         if last.replaced:
             assert self._watch.request is not None, "it has said why"
             self._record.recycled(last.number, self._watch.request)

@@ -43,6 +43,7 @@ class RunMitigations:
         self._recalled: dict[str, Entry] = {}
         self._graphs_seen = False  # a rank compiled with CUDA graphs
         self._hooks_run = True  # False: the ranks skipped the hooks
+        self._missed: frozenset[str] = frozenset()  # modules that ranks loaded past the hooks
 
     # --- what is changed ---
 
@@ -80,6 +81,8 @@ class RunMitigations:
     def read_receipts(self, receipts: Sequence[Receipt], *, ranks_seen: bool) -> None:
         """Read from the ranks' receipts what decides whether a mitigation can be used.
 
+        A mitigation in force whose hook was bypassed in a rank is taken out of force.
+
         Args:
             receipts: of one attempt.
             ranks_seen: ranks ran, so that missing receipts mean that the hooks did not.
@@ -87,6 +90,17 @@ class RunMitigations:
         self._graphs_seen |= mitigation_overlay.graphs_seen(receipt.facts for receipt in receipts)
         if ranks_seen:
             self._hooks_run = any(receipt.rank is not None for receipt in receipts)
+        from saferun.journal.receipts import missed
+
+        if past := missed(receipts):
+            self._missed |= past.keys()
+            self._drop_what_did_not_hold()
+
+    def _drop_what_did_not_hold(self) -> None:
+        """Take the mitigations whose hooks were bypassed out of force: they were not tried."""
+        self.in_force = tuple(
+            name for name in self.in_force if not self._missed & self.known()[name].targets
+        )
 
     def describe(self, names: Sequence[str]) -> str:
         """Return what mitigations set and cost, for people."""
@@ -125,7 +139,7 @@ class RunMitigations:
             host=mitigation_overlay.meeting_host(here),
             nodes=here.options.nodes or 0,
         )
-        return here._replace(answers=answers)
+        return here._replace(answers=answers, missed=self._missed)
 
     # --- the history ---
 

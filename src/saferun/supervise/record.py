@@ -89,6 +89,7 @@ class Record:
             fingerprint=last.fingerprint,
             root_rank=diagnosis.root_rank if diagnosis else None,
             root_line=diagnosis.root_line if diagnosis else None,
+            **({"stack": diagnosis.stack} if diagnosis and diagnosis.stack else {}),
             action=decision.action,
             reason=decision.reason,
             delay_s=round(decision.delay_s, 3),

@@ -20,7 +20,7 @@ import functools
 import os
 import sys
 
-from .. import contract, rank
+from .. import contract, rank, trace
 from . import compile_mitigations
 
 TYPE_CHECKING = False
@@ -174,8 +174,12 @@ def _hold_inductor(module: ModuleType, settings: CompileSettings, context: Conte
         bound.arguments["config_patches"] = patches
         with module.config.patch(patches):  # a cached graph is not lowered: read it back here too
             _observe(context, "entry", module.config)
-        with _non_lazy_backward(settings):
-            return original(*bound.args, **bound.kwargs)
+        try:
+            with _non_lazy_backward(settings):
+                return original(*bound.args, **bound.kwargs)
+        except BaseException as error:
+            trace.hide(error)
+            raise
 
     module.compile_fx = compile_fx  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="inductor")
@@ -215,7 +219,13 @@ def _watched(inner: Callable[..., Any], config: ModuleType, context: Context) ->
     @functools.wraps(inner)
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
         _observe(context, "backward" if kwargs.get("is_backward") else "forward", config)
-        return inner(*args, **kwargs)
+        try:
+            made = inner(*args, **kwargs)
+        except BaseException as error:
+            trace.hide(error)
+            raise
+        context.look()  # the generated code has loaded modules of inductor
+        return made
 
     setattr(inner_compile, _MARK, True)
     return inner_compile
@@ -250,8 +260,25 @@ def _hold_launchers(module: ModuleType, settings: CompileSettings, context: Cont
         if not getattr(self, "custom_kernel", False):  # a user's own @triton.autotune is theirs
             _keep_first(self)
 
-    setattr(tuner, step, one_launcher)
+    setattr(tuner, step, trace.hidden(one_launcher))
+    _hold_timing(tuner)
     context.receipt(_HOOK, contract.APPLIED, part="launchers")
+
+
+def _hold_timing(tuner: Any) -> None:
+    """Time nothing at the first run of a kernel that was made before this hook was in place."""
+    timing = getattr(tuner, "autotune_to_one_config", None)
+    if timing is None:
+        return
+
+    @functools.wraps(timing)
+    def autotune_to_one_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "custom_kernel", False):
+            return timing(self, *args, **kwargs)
+        _keep_first(self)
+        return None
+
+    tuner.autotune_to_one_config = trace.hidden(autotune_to_one_config)
 
 
 def _keep_first(tuner: Any) -> None:
@@ -288,7 +315,7 @@ def _hold_cudagraphs_backend(
 
         return lookup_backend("aot_eager")(model, inputs)
 
-    module.cudagraphs = cudagraphs  # type: ignore[attr-defined]  # torch's own is replaced
+    module.cudagraphs = trace.hidden(cudagraphs)  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="cudagraphs backend")
 
 
@@ -320,5 +347,5 @@ def _hold_frames(module: ModuleType, settings: CompileSettings, context: Context
         config.suppress_errors = True
         return original(self, *args, **kwargs)
 
-    module.ConvertFrame.__call__ = convert
+    module.ConvertFrame.__call__ = trace.hidden(convert)
     context.receipt(_HOOK, contract.APPLIED, part="fallback")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 
-from .. import contract
+from .. import contract, trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,5 +70,5 @@ def switch_ddp_optimizer_off(module: ModuleType, context: Context) -> None:
             context.receipt(_HOOK, contract.OBSERVED, part="ddp optimizer", effective=effective)
         return original(self, *args, **kwargs)
 
-    wrapper.__call__ = catch
+    wrapper.__call__ = trace.hidden(catch)
     context.receipt(_HOOK, contract.APPLIED, part="ddp optimizer")

@@ -14,9 +14,11 @@ import os
 import sys
 
 from .. import contract, rank
+from ..trace import hide_all, without_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
     from types import ModuleType, TracebackType
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     ]
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_TRACEBACK_CHARS = 4000  # of a thread's traceback, its end, in the receipt
 _watcher: "Watcher | None" = None
 
 
@@ -48,6 +51,11 @@ class Watcher:
         trace: "TracebackType | None",
     ) -> None:
         """Record the exception, then call the previous hook; the arguments are sys.excepthook's."""
+        try:
+            hide_all(value)
+            trace = without_ours(trace)
+        except Exception:  # an exception of the user's own whose attributes raise
+            pass
         self.record(value, trace)
         self._previous(kind, value, trace)
 
@@ -112,8 +120,51 @@ def apply(name: str, module: "ModuleType", context: "Context") -> None:
     if not rank.is_rank_process():
         context.receipt("excepthook", contract.NOT_NEEDED, why="not started as a rank")
         return
+    _watch_threads(context)
     outcome = contract.APPLIED if _watcher is not None else contract.NOT_NEEDED
     context.receipt("excepthook", outcome, faulthandler=_switch_faulthandler_on())
+
+
+def _watch_threads(context: "Context") -> None:
+    """Put the exception that ends a thread into the receipt: the rank itself goes on."""
+    import threading
+
+    previous = threading.excepthook
+    if getattr(previous, "_saferun_previous", None) is not None:  # torch was reloaded
+        return
+
+    def excepthook(args: "threading.ExceptHookArgs", /) -> object:
+        try:
+            if args.exc_value is not None and args.exc_type is not SystemExit:
+                hide_all(args.exc_value)
+                _note_thread(context, args.exc_value, getattr(args.thread, "name", ""))
+        except Exception:  # what the thread raised is printed all the same
+            pass
+        return previous(args)
+
+    excepthook._saferun_previous = previous  # type: ignore[attr-defined]  # the mark
+    threading.excepthook = excepthook
+
+
+def _note_thread(context: "Context", value: BaseException, thread: str) -> None:
+    import traceback
+
+    text = "".join(traceback.format_exception(type(value), value, value.__traceback__))
+    facts = {"thread": thread, "error": _message(value), "traceback": text[-_TRACEBACK_CHARS:]}
+    context.receipt("excepthook", contract.OBSERVED, **facts)
+
+
+def _message(value: BaseException) -> str:
+    """Return an exception as one line; of a group also the first one that is no group."""
+    try:
+        text = str(value)
+    except Exception:
+        text = "<exception str() failed>"
+    text = f"{type(value).__name__}: {text}"
+    inside = getattr(value, "exceptions", None)
+    if isinstance(inside, tuple) and inside and isinstance(inside[0], BaseException):
+        return f"{text}: {_message(inside[0])}"
+    return text
 
 
 def _switch_faulthandler_on() -> str:
@@ -134,17 +185,13 @@ def _error_file(value: BaseException, trace: "TracebackType | None") -> bytes:
     import time
     import traceback
 
-    try:
-        text = str(value)
-    except Exception:
-        text = "<exception str() failed>"
     now = time.time()
     extra = {
         "py_callstack": "".join(traceback.format_exception(type(value), value, trace)),
         "timestamp": str(int(now)),  # torch reads it with int()
         "time_s": now,  # ours: orders ranks that fail within one second
     }
-    message = {"message": f"{type(value).__name__}: {text}", "extraInfo": extra}
+    message = {"message": _message(value), "extraInfo": extra}
     return json.dumps({"message": message}).encode()
 
 

@@ -21,7 +21,7 @@ import os
 import sys
 import time
 
-from .. import agreement, contract, meeting
+from .. import agreement, contract, meeting, trace
 from . import environment
 
 TYPE_CHECKING = False
@@ -93,7 +93,7 @@ def _wrap(c10d: ModuleType, settings: InitSettings, context: Context) -> Callabl
             step(call.after)
         return result
 
-    return init_process_group
+    return trace.hidden(init_process_group)
 
 
 class RefusalError(Exception):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import sys
 
-from .. import rank
+from .. import rank, trace
 from .order_watch import Watch
 from .wrap_barrier import WrapBarrier, group_of_mesh
 
@@ -76,15 +76,19 @@ def _patch_group(c10d: ModuleType, watch: Watch) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        if c10d.GroupMember.WORLD is not None:
-            if watch.accepts(c10d, signature, args, kwargs):
-                return None
-            return original(*args, **kwargs)
-        finding = watch.guard(watch.early_loader, sys._getframe(1))
-        if finding and watch.mode == "error":
-            raise RuntimeError(finding)
-        result = original(*args, **kwargs)
-        watch.guard(watch.group_made, finding)
+        try:
+            if c10d.GroupMember.WORLD is not None:
+                if watch.accepts(c10d, signature, args, kwargs):
+                    return None
+                return original(*args, **kwargs)
+            finding = watch.guard(watch.early_loader, sys._getframe(1))
+            if finding and watch.mode == "error":
+                raise RuntimeError(finding)
+            result = original(*args, **kwargs)
+            watch.guard(watch.group_made, finding)
+        except BaseException as error:
+            trace.hide(error)
+            raise
         return result
 
     c10d.init_process_group = init_process_group  # type: ignore[attr-defined]  # torch's own is replaced
@@ -97,9 +101,13 @@ def _patch_query(c10d: ModuleType, watch: Watch) -> None:
 
     @functools.wraps(original)
     def is_initialized() -> Any:
-        if c10d.GroupMember.WORLD is None:
-            watch.begin_early(sys._getframe(1))
-        return original()
+        try:
+            if c10d.GroupMember.WORLD is None:
+                watch.begin_early(sys._getframe(1))
+            return original()
+        except BaseException as error:
+            trace.hide(error)
+            raise
 
     c10d.is_initialized = is_initialized  # type: ignore[attr-defined]  # torch's own is replaced
 
@@ -109,12 +117,16 @@ def _patch_loaders(module: ModuleType, watch: Watch) -> None:
 
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        if watch.mode == "fix":
-            watch.begin_early(sys._getframe(1))
-        original(self, *args, **kwargs)
-        finding = watch.guard(watch.saw_loader, self, sys._getframe(1))
-        if finding:
-            watch.report("early-sampler", finding)
+        try:
+            if watch.mode == "fix":
+                watch.begin_early(sys._getframe(1))
+            original(self, *args, **kwargs)
+            finding = watch.guard(watch.saw_loader, self, sys._getframe(1))
+            if finding:
+                watch.report("early-sampler", finding)
+        except BaseException as error:
+            trace.hide(error)
+            raise
 
     module.DataLoader.__init__ = made
     samplers = sys.modules.get("torch.utils.data.sampler")
@@ -128,7 +140,11 @@ def _patch_sampler(cls: Any, watch: Watch) -> None:
 
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+        try:
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            trace.hide(error)
+            raise
         watch.guard(watch.saw_sampler, self, sys._getframe(1))
 
     cls.__init__ = made
@@ -140,8 +156,12 @@ def _patch_ddp(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         model = args[0] if args else kwargs.get("module")
-        watch.before_wrapping("DDP", model, sys._getframe(1))
-        original(self, *args, **kwargs)
+        try:
+            watch.before_wrapping("DDP", model, sys._getframe(1))
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            trace.hide(error)
+            raise
         watch.guard(barrier.wait, getattr(self, "process_group", None))
 
     cls.__init__ = made
@@ -158,12 +178,15 @@ def _patch_fsdp1(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal depth
-        if not depth:
-            model = args[0] if args else kwargs.get("module")
-            watch.before_wrapping("FSDP", model, sys._getframe(1))
         depth += 1
         try:
+            if depth == 1:
+                model = args[0] if args else kwargs.get("module")
+                watch.before_wrapping("FSDP", model, sys._getframe(1))
             original(self, *args, **kwargs)
+        except BaseException as error:
+            trace.hide(error)
+            raise
         finally:
             depth -= 1
         if not depth and not hasattr(self, "_inter_node_pg"):
@@ -183,7 +206,11 @@ def _patch_fsdp2(module: ModuleType, watch: Watch, barrier: WrapBarrier) -> None
 
     @functools.wraps(original)  # `fully_shard.state`, which torch uses, is copied with __dict__
     def fully_shard(target: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(target, *args, **kwargs)
+        try:
+            result = original(target, *args, **kwargs)
+        except BaseException as error:
+            trace.hide(error)
+            raise
         watch.guard(wait, target, kwargs)
         return result
 

@@ -1,0 +1,53 @@
+"""The Python stack of a crash in native code, from what faulthandler writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from saferun.diagnosis import log_reader
+from saferun.diagnosis.crash_stack import MOST, crash_stack
+
+CRASH = """
+import faulthandler, threading
+faulthandler.enable()
+def deep(n):
+    if n: deep(n - 1)
+    else: faulthandler._sigsegv()
+def wait(): threading.Event().wait()
+threading.Thread(target=wait, daemon=True).start()
+deep(MOST)
+"""
+
+
+def test_the_crashed_threads_innermost_frames_are_found(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(CRASH.replace("MOST", str(MOST)))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, check=False)
+    found = crash_stack(log_reader.read((b"step 1\n", done.stderr, b"end\n")).lines, None)
+    assert found == (
+        f'File "{script}", line 6 in deep',
+        *[f'File "{script}", line 5 in deep'] * (MOST - 1),
+    )
+
+
+TWO = b"""[rank1]: Fatal Python error: Aborted
+[rank1]: Current thread 0x00007f (most recent call first):
+[rank1]:   File "other.py", line 3 in other
+[rank0]: Fatal Python error: Segmentation fault
+[rank0]: Thread 0x00007e (most recent call first):
+[rank0]:   File "wait.py", line 2 in wait
+[rank0]: Current thread 0x00007f [python] (most recent call first):
+[rank0]:   File "train.py", line 7 in step
+"""
+
+
+def test_the_stack_is_that_of_the_rank_that_is_asked_for():
+    lines = log_reader.read((TWO,)).lines
+    assert crash_stack(lines, 0) == ('File "train.py", line 7 in step',)
+    assert crash_stack(lines, 1) == ('File "other.py", line 3 in other',)
+
+
+def test_a_log_without_a_crash_has_none():
+    dump = b'Current thread 0x01 (most recent call first):\n  File "a.py", line 1 in f\n'
+    assert crash_stack(log_reader.read((dump,)).lines, None) == ()

@@ -1,0 +1,76 @@
+"""No frame of ours stands in a traceback that a user sees."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from interpreters import SITE, Interpreters
+from ranks import RunRanks
+
+FAULTS = {
+    "DDP": "DDP(torch.nn.Identity())",
+    "a sampler": "torch.utils.data.RandomSampler([])",
+    "a loader": "torch.utils.data.DataLoader([1], batch_size=-1)",
+    "the second group": "dist.init_process_group('gloo')",
+    "fully_shard": "fully_shard(torch.nn.Linear(2, 2), mesh=3)",
+    "FSDP": "FSDP(3)",
+}
+CATCH = """
+import sys, traceback
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    for code in FAULTS:
+        try:
+            exec(code)
+            print("no error:", code)
+        except Exception as error:
+            print(type(error).__name__, "inject" in "".join(traceback.format_exception(error)))
+store = dist.distributed_c10d._get_default_store()
+store.set(f"end{dist.get_rank()}", "")
+store.wait(["end0", "end1"])
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python puts the entry back")
+def test_what_torch_raises_has_no_frame_of_ours(run_ranks: RunRanks) -> None:
+    job = run_ranks(CATCH.replace("FAULTS", repr([*FAULTS.values()])))
+    lines = job.out.splitlines()
+    assert len(lines) == len(FAULTS), job.err
+    assert not [line for line in lines if not line.endswith(" False")]
+
+
+IMPORT = "raise OSError('broken torch')"
+
+
+def test_an_import_that_fails_has_the_traceback_that_it_has_without_us(
+    interpreters: Interpreters,
+) -> None:
+    fake = interpreters.folder / "fake"
+    fake.mkdir()
+    (fake / "torch.py").write_text(IMPORT)
+    script = "import torch"
+    bare = interpreters.run(script, PYTHONPATH=str(fake))
+    ours = interpreters.run(script, hooks={"excepthook": "on"}, PYTHONPATH=f"{SITE}:{fake}")
+    assert ours.err == bare.err
+
+
+@pytest.mark.parametrize("cause", ["", " from ValueError('first')"], ids=["alone", "caused"])
+def test_what_ends_a_rank_is_printed_without_our_frames_in_every_python(
+    interpreters: Interpreters, cause: str
+) -> None:
+    """A wrapper stands for all: 3.9 and 3.10 have its frame until it is printed."""
+    script = f"""
+import _saferun_inject.trace as trace
+def users(): raise KeyError("the error"){cause}
+trace.hidden(users)()
+"""
+    error_file = str(interpreters.folder / "error.json")
+    ran = interpreters.run(
+        script, hooks={"excepthook": "on"}, RANK="0", TORCHELASTIC_ERROR_FILE=error_file
+    )
+    assert "in users" in ran.err
+    assert "inject" not in ran.err
