@@ -175,6 +175,13 @@ class HookSettings(NamedTuple):
     required: bool
 
 
+class ResumePolicy(NamedTuple):
+    """`retry.resume`: how an attempt after the first goes on from a checkpoint."""
+
+    checkpoints: str  # a pattern of glob(7) with placeholders; "" for none
+    args: tuple[str, ...]  # of the script, with placeholders
+
+
 class RetryPolicy(NamedTuple):
     """The `retry` section; names ending in _s are in seconds."""
 
@@ -186,6 +193,7 @@ class RetryPolicy(NamedTuple):
     rejoin_s: float
     debug_last: bool
     resume_args: tuple[str, ...]
+    resume: ResumePolicy
 
 
 class MitigationPolicy(NamedTuple):
@@ -276,6 +284,14 @@ class Profile(NamedTuple):
     origin: str  # "--profile", "SAFERUN_PROFILE", "./saferun.yaml", "detected"
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint that the job has written."""
+
+    path: str  # as the pattern finds it: relative to the job's directory, or absolute
+    step: int  # in its name; -1 without a number
+    at_s: float  # of the last write, in seconds since the epoch
+
+
 class Identity(NamedTuple):
     """The run and attempt of a plan, and the paths that its processes need."""
 
@@ -283,6 +299,7 @@ class Identity(NamedTuple):
     run: str = ""
     attempt: int = 1
     receipts: str | None = None  # directory; None if it is not writable
+    checkpoint: Checkpoint | None = None  # that the attempt goes on from
 
 
 class LaunchPlan(NamedTuple):
@@ -306,6 +323,7 @@ class LaunchPlan(NamedTuple):
     hint: str = ""  # one clause for the headline: what naming the profile would change
     remarks: tuple[str, ...] = ()  # warnings, one line each
     limits: ProcessLimits = ProcessLimits()
+    checkpoint: Checkpoint | None = None  # that the attempt goes on from
     disabled: bool = False  # SAFERUN_DISABLE: torchrun as the user wrote it
 
     @property

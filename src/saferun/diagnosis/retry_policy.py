@@ -45,6 +45,7 @@ class Try(NamedTuple):
     first_step: int | None = None  # the first training step in its output
     last_step: int | None = None  # and the last one
     unkillable: bool = False  # the kernel could not end one of its processes
+    falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
 
 
 class Policies(NamedTuple):
@@ -88,6 +89,8 @@ def decide(
         return Decision(STOP, "it was asked to end")
     if last.unkillable:
         return Decision(STOP, "one of its processes could not be killed")
+    if last.falls_back:
+        return _bounded(history, policy, Decision(AGAIN, "from the checkpoint before"))
     decision = _by_verdict(history, policy, usable)
     if decision.action == STOP:
         return _debug(history, policy, decision)
@@ -206,14 +209,15 @@ def used_up(history: Sequence[Try]) -> int:
     """Return how many attempts of the budget are used; progress starts a new budget.
 
     An attempt made progress if the *first* step in its output is beyond the first steps of all
-    earlier attempts: it resumed from a later checkpoint.
+    earlier attempts: it resumed from a later checkpoint. An attempt that could not load its
+    checkpoint is not counted, where the one before it is tried next.
     """
     since, furthest = 0, 0
     for place, one in enumerate(history):
         if one.first_step is not None and one.first_step > furthest:
             furthest = one.first_step
             since = place if place else since
-    return len(history) - since
+    return sum(not one.falls_back for one in history[since:])
 
 
 def _delay(history: Sequence[Try], policy: Policies, jitter: float) -> float:

@@ -27,6 +27,7 @@ from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.mitigations import RunMitigations
 from saferun.supervise.record import Record
 from saferun.supervise.replace import replace_process
+from saferun.supervise.resumption import Resumption
 from saferun.system.descriptors import plug_closed_descriptors
 
 TYPE_CHECKING = False
@@ -145,6 +146,7 @@ class _Run:
         self._history: list[retry_policy.Try] = []
         self._diagnoses: list[Diagnosis] = []
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
+        self._resumption = Resumption(gathered, first, means.say)
         self._watch = AttemptWatch(gathered, first)
         self._requests = EndRequests()
 
@@ -189,6 +191,9 @@ class _Run:
             delay_s = decision.delay_s
 
     def _over(self, status: int, reason: str) -> int:
+        failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
+        if advice := self._resumption.advice(failed):
+            self._means.say(advice)
         self._record.end(status, reason)
         last = self._history[-1] if self._history else None
         self._record.harmlessly(lambda: record.leave_verdict(self._gathered, last))
@@ -212,7 +217,9 @@ class _Run:
         return self._means.care.cleared(kind, self._record.preflight)
 
     def _begin_attempt(self) -> LaunchPlan:
-        identity = self._gathered.identity._replace(attempt=len(self._history) + 1)
+        number = len(self._history) + 1
+        checkpoint = self._resumption.checkpoint(number)
+        identity = self._gathered.identity._replace(attempt=number, checkpoint=checkpoint)
         self._gathered = self._gathered._replace(identity=identity)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
@@ -286,6 +293,7 @@ class _Run:
         if ended.exit_code:
             last, diagnosis = self._watch.diagnosed(last, ended)
             self._diagnoses.append(diagnosis)
+        last, lost = self._resumption.judged(last, plan, ended)
         self._history.append(last)
         following = self._following()
         decision = retry_policy.decide(
@@ -296,7 +304,7 @@ class _Run:
         )
         if decision.action == retry_policy.DONE:
             self._mitigations.learn(self._gathered, plan)
-        self._record.ended(ended, last, diagnosis, decision)
+        self._record.ended(ended, last, diagnosis, decision, lost)
         # A run that a signal ended may not have had the time to leave receipts.
         problems = (
             () if end_requested(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
