@@ -177,6 +177,13 @@ class HookSettings(NamedTuple):
     required: bool
 
 
+class ResumePolicy(NamedTuple):
+    """`retry.resume`: how an attempt after the first goes on from a checkpoint."""
+
+    checkpoints: str  # a pattern of glob(7) with placeholders; "" for none
+    args: tuple[str, ...]  # of the script, with placeholders
+
+
 class RetryPolicy(NamedTuple):
     """The `retry` section; names ending in _s are in seconds."""
 
@@ -188,6 +195,7 @@ class RetryPolicy(NamedTuple):
     rejoin_s: float
     debug_last: bool
     resume_args: tuple[str, ...]
+    resume: ResumePolicy
 
 
 class MitigationPolicy(NamedTuple):
@@ -278,6 +286,14 @@ class Profile(NamedTuple):
     origin: str  # "--profile", "SAFERUN_PROFILE", "./saferun.yaml", "detected"
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint that the job has written."""
+
+    path: str  # as the pattern finds it: relative to the job's directory, or absolute
+    step: int  # in its name; -1 without a number
+    at_s: float  # of the last write, in seconds since the epoch
+
+
 class Identity(NamedTuple):
     """The run and attempt of a plan, and the paths that its processes need."""
 
@@ -288,6 +304,7 @@ class Identity(NamedTuple):
     state: str | None = None  # directory that the run's processes share; None for none
     worker: int | None = None  # of several workers (launcher: python), from 0 on
     visible: str | None = None  # CUDA_VISIBLE_DEVICES of that worker; None: as the run has it
+    checkpoint: Checkpoint | None = None  # that the attempt goes on from
 
 
 class LaunchPlan(NamedTuple):
@@ -311,6 +328,7 @@ class LaunchPlan(NamedTuple):
     hint: str = ""  # one clause for the headline: what naming the profile would change
     remarks: tuple[str, ...] = ()  # warnings, one line each
     limits: ProcessLimits = ProcessLimits()
+    checkpoint: Checkpoint | None = None  # that the attempt goes on from
     disabled: bool = False  # SAFERUN_DISABLE: torchrun as the user wrote it
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:

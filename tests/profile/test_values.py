@@ -37,6 +37,9 @@ GOOD = [
     ("retry.resume_args", '[a, "b"]', ("a", "b")),
     ("retry.resume_args", '["it\'s", \'say ""\', "on", 3]', ("it's", 'say ""', "on", "3")),
     ("retry.resume_args", "[]", ()),
+    ("retry.resume.checkpoints", "out/step-*", "out/step-*"),
+    ("retry.resume.checkpoints", "'{--out}/[0-9]*'", "{--out}/[0-9]*"),
+    ("retry.resume.checkpoints", "~", ""),
     ("mitigate.never", "[compile-off, split-size]", ("compile-off", "split-size")),
     ("launcher", "python", "python"),
 ]
@@ -131,6 +134,7 @@ def values_of(key: str) -> st.SearchStrategy[Value]:
         "bool": st.booleans(),
         "int": st.integers(int(least), 2**63),
         "number": numbers,
+        "text": st.text(st.characters(exclude_categories=("Cs",))),
         "texts": st.lists(st.text(st.characters(exclude_categories=("Cs",)))).map(tuple),
         "range": st.tuples(numbers, numbers).map(lambda pair: (min(pair), max(pair))),
     }

@@ -45,16 +45,21 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     from saferun.audit import collect
     from saferun.plan import view
     from saferun.plan.torchrun_args import launch_only
+    from saferun.supervise.resumption import resumed_now
 
     gathered = inputs.look(request, environ, cwd)
     line = gathered.request.line
     if line.refusal is not None and not gathered.starts_python:
         raise UsageError(f"torchrun would refuse this: {line.refusal}", fix=launch_only(line) or "")
     plan = gathered.plan()
+    notes: list[str] = []
+    resumed = resumed_now(gathered, notes.append)
     if as_json:
-        click.echo(json.dumps(view.as_json(plan), indent=2))
+        shown = {**view.as_json(plan), "resumed": view.resumed_json(resumed, notes)}
+        click.echo(json.dumps(shown, indent=2))
     elif inputs.disabled(environ):
         click.echo(view.as_text(plan))
     else:
         click.echo(view.as_text(plan, collect.findings(line, gathered.facts, environ, cwd)))
+        click.echo(view.resumed_text(resumed, notes), nl=False)
     return 0

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from saferun.diagnosis.failure_report import seconds
+from saferun.journal import events
 from saferun.journal.attempts import Attempt
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
@@ -194,6 +195,7 @@ def _attempt(attempt: Attempt, *, running: bool, now_s: float) -> list[str]:
         ("with", ", ".join(attempt.mitigations)),
         ("changed", ", ".join(attempt.changed)),
         ("end", ", ".join(_ending_events(attempt))),
+        ("lost", _lost(attempt)),
         ("decision", _decision(attempt)),
         *(("tail", f"{path} ({size_text(size)})") for path, size in attempt.tails),
         *(("hooks", line) for line in attempt.hooks),
@@ -209,6 +211,18 @@ def _ending_events(attempt: Attempt) -> list[str]:
     found += [f"{attempt.killed} processes killed"] if attempt.killed else []
     pids = ", ".join(map(str, attempt.unkillable))
     return found + ([f"not to be killed: {pids}"] if pids else [])
+
+
+def _lost(attempt: Attempt) -> str:
+    """Return the work that the attempt has lost, such as "37 steps, 2 min 3 s, 0.27 GPU-hours"."""
+    spent_s, steps = events.number(attempt.lost.get("s")), events.count(attempt.lost.get("steps"))
+    if spent_s is None:
+        return ""
+    hours = events.number(attempt.lost.get("gpu_hours"))
+    parts = [f"{steps} steps" if steps else "", seconds(spent_s)]
+    parts += [f"{hours:.2f} GPU-hours" if hours else ""]
+    saved = events.text(attempt.lost.get("checkpoint"))
+    return ", ".join(filter(None, parts)) + (f" since {saved}" if saved else "; nothing was saved")
 
 
 def _decision(attempt: Attempt) -> str:

@@ -47,6 +47,7 @@ class Try(NamedTuple):
     unkillable: bool = False  # the kernel could not end one of its processes
     progressed: bool = False  # it did work that counts, such as trials
     replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure
+    falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
 
 
 class Policies(NamedTuple):
@@ -92,6 +93,8 @@ def decide(
         return Decision(STOP, "one of its processes could not be killed")
     if last.replaced:
         return _in_time(last, policy, Decision(AGAIN, last.replaced))
+    if last.falls_back:
+        return _bounded(history, policy, Decision(AGAIN, "from the checkpoint before"))
     decision = _by_verdict(history, policy, usable)
     if decision.action == STOP:
         return _debug(history, policy, decision)
@@ -215,7 +218,8 @@ def used_up(history: Sequence[Try]) -> int:
     """Return how many attempts of the budget are used; progress starts a new budget.
 
     An attempt made progress if the *first* step in its output is beyond the first steps of all
-    earlier attempts (it resumed from a later checkpoint), or if it counted work that it did.
+    earlier attempts (it resumed from a later checkpoint), or if it counted work that it did. One
+    that could not load its checkpoint is not counted, where the one before it is tried next.
     """
     since, furthest = 0, 0
     for place, one in enumerate(history):
@@ -224,7 +228,7 @@ def used_up(history: Sequence[Try]) -> int:
             since = place if place else since
         if one.progressed:
             since = place + bool(one.replaced)
-    return len(history) - since
+    return sum(not one.falls_back for one in history[since:])
 
 
 def _delay(history: Sequence[Try], policy: Policies, jitter: float) -> float:

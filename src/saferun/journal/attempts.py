@@ -36,6 +36,7 @@ class Attempt(NamedTuple):
     signals: tuple[str, ...] = ()  # that were passed on to it
     killed: int = 0  # processes that had to be killed
     unkillable: tuple[int, ...] = ()  # pids
+    lost: Mapping[str, Any] = {}  # the work since the last checkpoint, where it is known
     tails: tuple[tuple[str, int], ...] = ()  # (path, bytes)
     hooks: tuple[str, ...] = ()  # messages about the hooks in it
 

@@ -43,6 +43,7 @@ class AttemptEnded(NamedTuple):
     signals: tuple[str, ...]  # that were passed on to it
     killed: int  # processes that had to be killed
     unkillable: tuple[int, ...]  # pids
+    lost: dict[str, Any]  # the work since the last checkpoint: diagnosis/work_lost.WorkLost
 
 
 class PlanChanged(NamedTuple):
@@ -109,6 +110,7 @@ def _ended(raw: Mapping[str, Any]) -> AttemptEnded:
         signals=words(raw.get("signals")),
         killed=count(raw.get("killed")) or 0,
         unkillable=tuple(p for p in pids if count(p)) if isinstance(pids, list) else (),
+        lost=mapping(raw.get("lost_work")),
     )
 
 

@@ -89,7 +89,7 @@ def build_plan(
     Raises:
         UsageError: an option of torchrun is given and the profile's launcher is plain python.
     """
-    line = _line(request, profile, environ, identity.attempt)
+    line = _line(request, profile, environ, identity)
     hooks = settings.replace(profile.settings.hooks, changes.hooks)
     options = launch_options(line, environ)
     merged = env_merge.merge(profile.env, environ)
@@ -103,6 +103,7 @@ def build_plan(
         kept=merged.kept,
         hint=_hint(request, profile, facts),
         remarks=(*_remarks(request, profile, facts), *merged.remarks),
+        checkpoint=identity.checkpoint,
     )
 
 
@@ -158,16 +159,22 @@ def disabled_plan(request: Request, facts: Facts) -> LaunchPlan:
 
 
 def _line(
-    request: Request, profile: Profile, environ: Mapping[str, str], attempt: int
+    request: Request, profile: Profile, environ: Mapping[str, str], identity: Identity
 ) -> CommandLine:
     """Return the profile's defaults, the user's command line, and the arguments that resume it."""
-    line = request.line
+    line, retry = request.line, profile.settings.retry
     defaults = _defaults(line, profile, environ)
-    resume = profile.settings.retry.resume_args if attempt > 1 else ()
+    script_args = line.script_args
+    if identity.checkpoint is not None:
+        from saferun.plan import resume
+
+        script_args = resume.arguments(script_args, retry.resume, identity.checkpoint, environ)
+    script_args = (*script_args, *(retry.resume_args if identity.attempt > 1 else ()))
+    own = line.args[: len(line.args) - len(line.script_args)]
     return line._replace(
-        args=(*(argument for argument, _, _ in defaults), *line.args, *resume),
+        args=(*(argument for argument, _, _ in defaults), *own, *script_args),
         given={**{dest: value for _, dest, value in defaults}, **line.given},
-        script_args=(*line.script_args, *resume),
+        script_args=script_args,
     )
 
 

@@ -34,6 +34,32 @@ def as_json(plan: LaunchPlan) -> dict[str, Any]:
     }
 
 
+def resumed_json(plan: LaunchPlan | None, notes: Sequence[str]) -> dict[str, Any] | None:
+    """Return what a second attempt would run now; None where `retry.resume` is not set.
+
+    Args:
+        plan: of that attempt.
+        notes: about the checkpoints that were found.
+    """
+    if plan is None:
+        return None
+    checkpoint = plan.checkpoint
+    return {
+        "checkpoint": checkpoint.path if checkpoint else None,
+        "step": checkpoint.step if checkpoint and checkpoint.step >= 0 else None,
+        "command": list(plan.command),
+        "notes": list(notes),
+    }
+
+
+def resumed_text(plan: LaunchPlan | None, notes: Sequence[str]) -> str:
+    """Return the same as text for people; empty where `retry.resume` is not set."""
+    if plan is None:
+        return ""
+    lines = ["", "a second attempt, if it started now", *(f"  {note}" for note in notes)]
+    return "\n".join([*lines, *_wrapped("  command", plan.command), ""])
+
+
 def _policies(plan: LaunchPlan) -> dict[str, Any]:
     """Return hooks, retry and locks as JSON; empty under SAFERUN_DISABLE, which disables them."""
     if plan.disabled:

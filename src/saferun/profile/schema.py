@@ -21,7 +21,7 @@ Value = str | bool | int | float | None | tuple[str, ...] | tuple[float, float]
 
 
 class Key(NamedTuple):
-    """One profile key. `kind`: choice, bool, int, number, texts or range."""
+    """One profile key. `kind`: choice, bool, int, number, text, texts or range."""
 
     kind: str
     default: Value
@@ -123,6 +123,12 @@ KEYS: dict[str, Key] = {
     ),
     "retry.debug_last": _flag(False, "Make the last attempt one that collects diagnostics."),
     "retry.resume_args": Key("texts", (), "Added to the script's arguments from attempt 2 on."),
+    "retry.resume.checkpoints": Key(
+        "text", "", "Where the job's checkpoints are: a glob, in which {--option} has its value."
+    ),
+    "retry.resume.args": Key(
+        "texts", (), "The script's arguments to go on from {checkpoint} or {step}, if there is one."
+    ),
     "mitigate.enabled": _flag(True, "Change settings after a failure that has a mitigation."),
     "mitigate.remember": _flag(True, "Start with a mitigation that helped this script before."),
     "mitigate.never": Key("texts", (), "Names of mitigations that are not to be used."),
@@ -297,6 +303,8 @@ def _plain_schema(spec: Key) -> dict[str, Any]:
     if spec.kind == "range":
         items = {"type": "number", **number}
         return {"type": "array", "items": items, "minItems": 2, "maxItems": 2}
+    if spec.kind == "text":
+        return {"type": "string", "default": spec.default}
     if spec.kind == "texts":
         return {"type": "array", "items": {"type": "string"}, "default": []}
     kind = {"bool": "boolean", "int": "integer", "number": "number"}[spec.kind]

@@ -9,6 +9,7 @@ is text and `off` is false):
     boolean        true, false, yes, no, on, off, in any case
     choice         one of the choices; yes and no mean on and off
     null           null, ~ or the empty text, if the key is nullable
+    text           as it is; null and ~ mean the empty text
     list           [a, "b", 'c'], items as above; anything in quotes is text
 """
 
@@ -71,6 +72,10 @@ def _scalar(spec: Key, given: Text) -> Value:
     if spec.kind in ("texts", "range"):
         raise MisfitError
     low = given.text.lower()
+    if spec.kind == "text":
+        if not given.quoted and low[:1] == "[":  # YAML's list
+            raise MisfitError
+        return "" if not given.quoted and low in NULL else given.text
     if not given.quoted and low in NULL:
         if spec.nullable:
             return None
@@ -253,6 +258,7 @@ def expected(spec: Key) -> str:
         "bool": "true or false",
         "int": "a whole number",
         "number": "a number",
+        "text": "a text, in quotes where it begins with [",
         "texts": 'a list of texts, such as [--resume, "auto"]',
         "range": "two numbers, [first, longest]",
     }[spec.kind]
@@ -268,6 +274,7 @@ def expected(spec: Key) -> str:
 
 def write_value(key: str, value: Value) -> str:
     """Return a value of a profile key as a text from which `read_value` returns the same value."""
-    if key.partition(".")[0] in OPEN or isinstance(value, str):
+    quoted = key in KEYS and KEYS[key].kind == "text"
+    if key.partition(".")[0] in OPEN or (isinstance(value, str) and not quoted):
         return str(value)
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

@@ -160,3 +160,14 @@ def _first_step(ended: Ended) -> int | None:
 
     steps = [step for head in ended.heads if (step := first_step(head)) is not None]
     return max(steps, default=None)
+
+
+def grace_s(plan: LaunchPlan) -> float | None:
+    """Return the seconds that a job has to end after a signal until it is killed; None: no limit.
+
+    torchrun ends its workers within its own limit; plain python has no limit without us either.
+    """
+    if plan.launcher != "torchrun":
+        return None
+    given = plan.options.shutdown_timeout_s
+    return (SHUTDOWN_S if given is None or given < 0 else given) + MARGIN_S

@@ -20,13 +20,14 @@ from saferun.plan.inputs import Gathered
 from saferun.plan.view import announcement
 from saferun.supervise import record
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
-from saferun.supervise.attempt_watch import MARGIN_S, SHUTDOWN_S, AttemptWatch, end_requested
+from saferun.supervise.attempt_watch import AttemptWatch, end_requested, grace_s
 from saferun.supervise.end_requests import EndRequestedError, EndRequests
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.mitigations import RunMitigations
 from saferun.supervise.record import Record
 from saferun.supervise.replace import replace_process
+from saferun.supervise.resumption import Resumption
 from saferun.system.descriptors import plug_closed_descriptors
 
 TYPE_CHECKING = False
@@ -177,6 +178,7 @@ class _Run:
         self._history: list[retry_policy.Try] = []
         self._diagnoses: list[Diagnosis] = []
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
+        self._resumption = Resumption(gathered, first, means.ground.say)
         self._watch = AttemptWatch(gathered, first)
         self._requests = EndRequests()
         self._prepared = 0  # the attempt during which the next one was made ready
@@ -222,6 +224,9 @@ class _Run:
             delay_s = decision.delay_s
 
     def _over(self, status: int, reason: str) -> int:
+        failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
+        if advice := self._resumption.advice(failed):
+            self._means.ground.say(advice)
         self._record.end(status, reason)
         last = self._history[-1] if self._history else None
         self._record.harmlessly(lambda: self._means.ground.over(reason, last))
@@ -245,7 +250,9 @@ class _Run:
         return self._means.care.cleared(kind, self._record.preflight)
 
     def _begin_attempt(self) -> LaunchPlan:
-        identity = self._gathered.identity._replace(attempt=len(self._history) + 1)
+        number = len(self._history) + 1
+        checkpoint = self._resumption.checkpoint(number)
+        identity = self._gathered.identity._replace(attempt=number, checkpoint=checkpoint)
         self._gathered = self._gathered._replace(identity=identity)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
@@ -333,6 +340,7 @@ class _Run:
         elif ended.exit_code:
             last, diagnosis = self._watch.diagnosed(last, ended)
             self._diagnoses.append(diagnosis)
+        last, lost = self._resumption.judged(last, plan, ended)
         self._history.append(last)
         following = self._following()
         decision = retry_policy.decide(
@@ -343,7 +351,7 @@ class _Run:
         )
         if decision.action == retry_policy.DONE:
             self._mitigations.learn(self._gathered, plan)
-        self._record.ended(ended, last, diagnosis, decision)
+        self._record.ended(ended, last, diagnosis, decision, lost)
         # A run that a signal ended may not have had the time to leave receipts.
         problems = (
             () if end_requested(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
@@ -384,17 +392,6 @@ class _Run:
 def pause(number: int, delay_s: float) -> None:
     """Wait before an attempt; see `Before`."""
     time.sleep(delay_s)
-
-
-def grace_s(plan: LaunchPlan) -> float | None:
-    """Return the seconds that a job has to end after a signal until it is killed; None: no limit.
-
-    torchrun ends its workers within its own limit; plain python has no limit without us either.
-    """
-    if plan.launcher != "torchrun":
-        return None
-    given = plan.options.shutdown_timeout_s
-    return (SHUTDOWN_S if given is None or given < 0 else given) + MARGIN_S
 
 
 def _jitter() -> float:

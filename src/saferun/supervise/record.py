@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.diagnosis.retry_policy import Decision, Try
+    from saferun.diagnosis.work_lost import WorkLost
     from saferun.journal.recycling import Request
     from saferun.journal.writer import Journal
     from saferun.model import Finding, LaunchPlan
@@ -66,7 +67,12 @@ class Record:
         self._journal.event("recovery", findings=[finding._asdict() for finding in findings])
 
     def ended(
-        self, ended: Ended, last: Try, diagnosis: Diagnosis | None, decision: Decision
+        self,
+        ended: Ended,
+        last: Try,
+        diagnosis: Diagnosis | None,
+        decision: Decision,
+        lost: WorkLost | None = None,
     ) -> None:
         """Record the end of an attempt.
 
@@ -75,6 +81,7 @@ class Record:
             last: the same, as the decision uses it.
             diagnosis: of its failure; None after a success.
             decision: what happens next.
+            lost: the work since the last checkpoint; None where that is not known.
         """
         self._journal.event(
             "ended",
@@ -94,6 +101,7 @@ class Record:
             reason=decision.reason,
             delay_s=round(decision.delay_s, 3),
             add=decision.add,
+            **({"lost_work": lost._asdict()} if lost else {}),
         )
         self._tails = (last.number, ended.stdout_tail, ended.stderr_tail)
         if last.replaced:

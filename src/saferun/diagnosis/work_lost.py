@@ -1,0 +1,94 @@
+"""Pure: the work that a failure costs, and how often a job should save.
+
+Work is lost between the last complete checkpoint and the failure. The best interval between two
+checkpoints follows from what writing one costs and how often the job fails (Young 1974, Daly 2006:
+https://doi.org/10.1016/j.future.2004.11.016).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+
+from saferun.model import Checkpoint
+from saferun.named_tuple import NamedTuple
+
+ENOUGH = 3  # failures; an interval from fewer would be a guess
+_WORTH = 1.5  # the factor by which the present interval must differ to be worth a line
+
+
+class WorkLost(NamedTuple):
+    """What one failed attempt has to do again."""
+
+    s: float
+    steps: int | None  # None where the steps or the checkpoint's number are unknown
+    gpu_hours: float
+    checkpoint: str  # the newest complete one; "" if there is none
+
+
+def lost(
+    last_step: int | None, began_at: float, lived_s: float, checkpoint: Checkpoint | None, gpus: int
+) -> WorkLost:
+    """Return the work that an attempt has lost.
+
+    Args:
+        last_step: in its output; None without one.
+        began_at: its start, in seconds since the epoch.
+        lived_s: from its start to its end.
+        checkpoint: the newest complete one of the run; None if there is none.
+        gpus: of this machine that it used.
+    """
+    since = lived_s
+    if checkpoint is not None:  # a file server's clock may differ from ours
+        since = min(lived_s, max(0.0, began_at + lived_s - checkpoint.at_s))
+    saved = 0 if checkpoint is None else _step(checkpoint)
+    steps = None
+    if last_step is not None and saved is not None and saved <= last_step:
+        steps = last_step - saved
+    path = checkpoint.path if checkpoint else ""
+    return WorkLost(round(since, 1), steps, round(since * gpus / 3600, 4), path)
+
+
+def _step(checkpoint: Checkpoint) -> int | None:
+    """Return the step in a checkpoint's name; None if the number there counts epochs."""
+    name = checkpoint.path.rpartition("/")[2]
+    epochs = re.search("epoch", name) and not re.search("step|iter", name)
+    return None if epochs or checkpoint.step < 0 else checkpoint.step
+
+
+def interval_s(write_s: float, between_failures_s: float) -> float:
+    """Return the time between checkpoints that loses least, by Daly's estimate of higher order.
+
+    >>> round(interval_s(10.0, 7200.0)), round(interval_s(100.0, 50.0))
+    (372, 50)
+    """
+    if write_s >= 2 * between_failures_s:
+        return between_failures_s
+    ratio = write_s / (2 * between_failures_s)
+    best = math.sqrt(2 * write_s * between_failures_s)
+    return best * (1 + math.sqrt(ratio) / 3 + ratio / 9) - write_s
+
+
+def better_interval_s(
+    lived_s: Sequence[float], write_s: Sequence[float], saved_at: Sequence[float]
+) -> float | None:
+    """Return the interval that the job should save in; None if it is unknown or near the present.
+
+    Args:
+        lived_s: how long each failed attempt lived.
+        write_s: how long it took to write some of the checkpoints.
+        saved_at: when each checkpoint was written, in seconds since the epoch.
+    """
+    times = sorted(saved_at)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    if len(lived_s) < ENOUGH or not write_s or not gaps or min(write_s) <= 0:
+        return None
+    best = interval_s(_median(write_s), sum(lived_s) / len(lived_s))
+    now = _median(gaps)
+    return best if now > best * _WORTH or best > now * _WORTH else None
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]

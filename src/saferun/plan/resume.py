@@ -1,0 +1,148 @@
+"""Pure: where a job's checkpoints are, and the arguments with which its script goes on from one.
+
+Placeholders in both keys of `retry.resume`:
+
+    {--output_dir}        the value that the script's arguments give to this option
+    {--output_dir=out}    the same, `out` where they give none
+    {NANOCHAT_BASE_DIR}   an exported variable; a default as above
+    {checkpoint}, {step}  in `args`: the checkpoint's path, and the number in its name
+
+Dashes and underscores in an option's name mean the same, as with HfArgumentParser and tyro.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from saferun.model import Checkpoint, ResumePolicy
+
+_HOLE = re.compile(r"\{(--?[A-Za-z][\w.-]*|[A-Za-z_]\w*)(?:=([^{}]*))?\}", re.ASCII)
+_SPECIAL = re.compile(r"([*?[])")  # of glob(7)
+_NUMBER = re.compile(r"-(\d|\.\d|$)")
+_BRACES, _HIDDEN = "{}", "\x01\x02"  # a value's own braces are no placeholders
+
+
+class UnknownError(ValueError):
+    """A placeholder has no value; the message is its name."""
+
+
+def pattern(
+    policy: ResumePolicy, script_args: Sequence[str], environ: Mapping[str, str]
+) -> str | None:
+    """Return the pattern of glob(7) that finds the job's checkpoints.
+
+    Args:
+        policy: `retry.resume`.
+        script_args: as the user wrote them.
+        environ: what the user exported.
+
+    Raises:
+        UnknownError: neither an argument nor a variable gives a placeholder its value.
+    """
+
+    def known(name: str) -> str | None:
+        value = _value(name, script_args, environ)
+        return None if value is None else _SPECIAL.sub(r"[\1]", value)
+
+    return _filled(policy.checkpoints, known) or None
+
+
+def arguments(
+    script_args: Sequence[str],
+    policy: ResumePolicy,
+    checkpoint: Checkpoint,
+    environ: Mapping[str, str],
+) -> tuple[str, ...]:
+    """Return the script's arguments with which it goes on from a checkpoint.
+
+    An option that the script has already gets the new value in its old place.
+
+    Args:
+        script_args: as the user wrote them.
+        policy: `retry.resume`.
+        checkpoint: a complete one.
+        environ: what the user exported.
+
+    Raises:
+        UnknownError: a placeholder has no value.
+    """
+    of_checkpoint = {"checkpoint": checkpoint.path}
+    if checkpoint.step >= 0:
+        of_checkpoint["step"] = str(checkpoint.step)
+
+    def known(name: str) -> str | None:
+        return of_checkpoint.get(name) or _value(name, script_args, environ)
+
+    words = tuple(script_args)
+    for option in _options([_filled(word, known) for word in policy.args]):
+        words = _with_option(words, option)
+    return words
+
+
+def _filled(text: str, known: Callable[[str], str | None]) -> str:
+    """Return a text with its placeholders filled, inner ones first."""
+    while hole := _HOLE.search(text):
+        value = known(hole[1])
+        value = hole[2] if value is None else value
+        if value is None:
+            raise UnknownError(hole[1])
+        hidden = value.translate(str.maketrans(_BRACES, _HIDDEN))
+        text = text[: hole.start()] + hidden + text[hole.end() :]
+    return text.translate(str.maketrans(_HIDDEN, _BRACES))
+
+
+def _value(name: str, script_args: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return the value of a variable, or the last one that the arguments give to an option."""
+    if not name.startswith("-"):
+        return environ.get(name)
+    value = None
+    for word, after in zip(script_args, (*script_args[1:], "-"), strict=False):
+        if _name(word) == _name(name):
+            _, equals, own = word.partition("=")
+            if equals or not _is_option(after):
+                value = own if equals else after
+    return value
+
+
+def _options(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return arguments by option, each with the values that follow it."""
+    options: list[tuple[str, ...]] = []
+    for word in words:
+        if options and not _name(word) and _name(options[-1][0]) and "=" not in options[-1][0]:
+            options[-1] += (word,)
+        else:
+            options.append((word,))
+    return options
+
+
+def _with_option(words: tuple[str, ...], option: tuple[str, ...]) -> tuple[str, ...]:
+    """Return arguments with an option in the place where they have it, else at their end."""
+    name = _name(option[0])
+    has_value = len(option) > 1 or "=" in option[0]
+    end = words.index("--") if "--" in words else len(words)
+    made: list[str] = []
+    at, placed = 0, False
+    while at < end:
+        word = words[at]
+        at += 1
+        if not name or _name(word) != name:
+            made.append(word)
+            continue
+        if has_value and "=" not in word and at < end and not _is_option(words[at]):
+            at += 1
+        made += () if placed else option
+        placed = True
+    return (*made, *(() if placed else option), *words[end:])
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not _NUMBER.match(word)
+
+
+def _name(word: str) -> str:
+    """Return the name of an option, "" if the word is none: `--a_b=1` and `++a-b=1` (Hydra)."""
+    head, equals, _ = word.partition("=")
+    if _is_option(word) or (equals and re.match(r"[+~]{0,2}[A-Za-z][\w.@/-]*\Z", head)):
+        return head.lstrip("+~").replace("_", "-")
+    return ""

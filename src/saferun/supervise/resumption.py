@@ -1,0 +1,222 @@
+"""The checkpoint that the next attempt of a run goes on from, and the work that a failure costs.
+
+Only checkpoints that the run itself has written count: one that lay there before may be another
+training's. Where Slurm has queued the job again, an earlier run of the same job wrote them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from saferun.model import Checkpoint, LaunchPlan
+from saferun.plan.inputs import Gathered
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from saferun.diagnosis.retry_policy import Try
+    from saferun.diagnosis.work_lost import WorkLost
+    from saferun.supervise.attempt import Ended
+    from saferun.system.checkpoints import Found, Stamp
+
+    T = TypeVar("T")
+
+# What a checkpoint that cannot be loaded leads to.
+_KINDS = ("checkpoint-corrupt", "checkpoint-mismatch", "state-dict-mismatch")
+_MEASURED = 3  # checkpoints whose time of writing is looked up
+
+
+def requeued(gathered: Gathered) -> bool:
+    """Return whether Slurm runs this job once more (https://slurm.schedmd.com/sbatch.html)."""
+    return gathered.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+
+
+class Resumption:
+    """What one run goes on from.
+
+    Args:
+        gathered: what the plans of the run are computed from.
+        first: the plan of attempt 1.
+        say: takes lines for people.
+    """
+
+    def __init__(self, gathered: Gathered, first: LaunchPlan, say: Callable[[str], None]) -> None:
+        self._gathered, self._first, self._say = gathered, first, say
+        self._policy = first.settings.retry.resume
+        self._requeued = requeued(gathered)
+        self._pattern: str | None = None
+        self._before: dict[str, Stamp] = {}  # path -> of what is not to be used
+        self._said: set[str] = set()
+        self._lost: list[WorkLost] = []
+        if self._policy.checkpoints:
+            self._harmlessly(self._begin)
+
+    def _begin(self) -> None:
+        from saferun.plan import resume
+
+        args, environ = self._gathered.request.line.script_args, self._gathered.environ
+        try:
+            self._pattern = resume.pattern(self._policy, args, environ)
+        except resume.UnknownError as error:
+            self._say(f"retry.resume.checkpoints: {{{error}}} has no value here: nothing resumes")
+        if self._pattern and not self._requeued:
+            self._before = {one.checkpoint.path: one.stamp for one in self._find()}
+
+    def checkpoint(self, number: int) -> Checkpoint | None:
+        """Return the checkpoint that attempt `number` goes on from, and say which it is."""
+        if self._pattern and (number > 1 or self._requeued):
+            return self._harmlessly(lambda: self._announced(number))
+        return None
+
+    def _announced(self, number: int) -> Checkpoint | None:
+        found = self._newest()
+        if found is not None:
+            chosen = found.checkpoint
+            step = f" (step {chosen.step})" if chosen.step >= 0 else ""
+            self._say(f"attempt {number} goes on from {chosen.path}{step}{self._cost()}")
+            return chosen
+        if number > 1:
+            self._say(
+                f"attempt {number} starts as you wrote it: no complete checkpoint of this run is "
+                f"at {self._pattern}"
+            )
+        return None
+
+    def _cost(self) -> str:
+        if not self._lost:
+            return ""
+        from saferun.diagnosis.failure_report import seconds
+
+        last = self._lost[-1]
+        steps = "" if last.steps is None else f"{last.steps} steps, "
+        return f"; {steps}{seconds(last.s)} of work are lost"
+
+    def judged(self, last: Try, plan: LaunchPlan, ended: Ended) -> tuple[Try, WorkLost | None]:
+        """Return a failed attempt with whether an older checkpoint is to be tried; and its costs.
+
+        Args:
+            last: the attempt.
+            plan: of it.
+            ended: how it ended.
+        """
+        if not self._pattern or not ended.exit_code:
+            return last, None
+        judged = self._harmlessly(lambda: self._judged(last, plan, ended))
+        return judged or (last, None)
+
+    def _judged(self, last: Try, plan: LaunchPlan, ended: Ended) -> tuple[Try, WorkLost | None]:
+        from saferun.diagnosis import work_lost
+
+        bad = plan.checkpoint if last.kind in _KINDS and last.first_step is None else None
+        if bad is not None:
+            now = {one.checkpoint.path: one.stamp for one in self._find()}
+            self._before[bad.path] = now.get(bad.path, (0, 0))
+        newest = self._newest()
+        if bad is not None:
+            older = "the one before is tried" if newest else "there is none before it"
+            self._say(f"{bad.path} could not be loaded and is left as it is; {older}")
+            return last._replace(falls_back=newest is not None), None
+        checkpoint = newest.checkpoint if newest else None
+        gpus = len(plan.gpus.gpus)
+        lost = work_lost.lost(last.last_step, ended.started_at, ended.lived_s, checkpoint, gpus)
+        self._lost.append(lost)
+        return last, lost
+
+    def advice(self, lived_s: list[float]) -> str:
+        """Return how often the job should save, as a line for people; "" if that is not known.
+
+        Args:
+            lived_s: how long each failed attempt lived.
+        """
+        advice = self._harmlessly(lambda: self._advice(lived_s)) if self._pattern else None
+        return advice or ""
+
+    def _advice(self, lived_s: list[float]) -> str:
+        from saferun.diagnosis import work_lost
+        from saferun.diagnosis.failure_report import seconds
+        from saferun.system import checkpoints
+
+        if len(lived_s) < work_lost.ENOUGH:
+            return ""
+        written = self._find()
+        environ = self._gathered.environ
+        took = [
+            checkpoints.write_time_s(one.checkpoint.path, environ) for one in written[:_MEASURED]
+        ]
+        times = [one.checkpoint.at_s for one in written]
+        best = work_lost.better_interval_s(lived_s, [t for t in took if t], times)
+        if best is None:
+            return ""
+        lost = seconds(sum(one.s for one in self._lost))
+        return (
+            f"{len(lived_s)} failures cost {lost} of work; with a checkpoint every {seconds(best)} "
+            "they cost least (Young/Daly, from the time that writing one takes)"
+        )
+
+    # --- what is on the disk ---------------------------------------------------------------------
+
+    def _find(self) -> list[Found]:
+        from saferun.system import checkpoints
+
+        return checkpoints.find(self._pattern or "")
+
+    def _newest(self) -> Found | None:
+        """Return the newest complete checkpoint of this run; say which newer ones are not."""
+        for found in self._find():
+            path = found.checkpoint.path
+            if self._before.get(path) == found.stamp:
+                continue
+            reason = self._problem(found.checkpoint)
+            if not reason:
+                return found
+            if (line := f"{path} is passed over: {reason}") not in self._said:
+                self._said.add(line)
+                self._say(line)
+        return None
+
+    def _problem(self, checkpoint: Checkpoint) -> str:
+        from saferun.plan import resume
+        from saferun.system import checkpoints
+
+        args, environ = self._gathered.request.line.script_args, self._gathered.environ
+        try:
+            resume.arguments(args, self._policy, checkpoint, environ)
+        except resume.UnknownError as error:
+            return f"{{{error}}} in retry.resume.args has no value"
+        return checkpoints.problem(checkpoint.path, ranks(self._first))
+
+    def _harmlessly(self, work: Callable[[], T]) -> T | None:
+        try:
+            return work()
+        except Exception as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            self._say(f"the checkpoints could not be looked at, a fault of ours ({what})")
+            return None
+
+
+def resumed_now(gathered: Gathered, say: Callable[[str], None]) -> LaunchPlan | None:
+    """Return the plan of a second attempt that would start now; None without `retry.resume`.
+
+    Args:
+        gathered: what plans are computed from.
+        say: takes lines about checkpoints that are passed over.
+    """
+    plan = gathered.plan()
+    if not plan.settings.retry.resume.checkpoints or plan.disabled:
+        return None
+    again = gathered._replace(environ={**gathered.environ, "SLURM_RESTART_COUNT": "1"})
+    checkpoint = Resumption(again, plan, say).checkpoint(2)
+    identity = gathered.identity._replace(attempt=2, checkpoint=checkpoint)
+    return gathered._replace(identity=identity).plan()
+
+
+def ranks(plan: LaunchPlan) -> int:
+    """Return how many ranks a plan starts on this machine; 1 where that is not known."""
+    if plan.launcher != "torchrun":
+        return 1
+    count = plan.options.processes or ""
+    if count.isdigit():
+        return int(count)
+    return {"gpu": len(plan.gpus.gpus), "cpu": os.cpu_count() or 1}.get(count) or 1

@@ -1,0 +1,346 @@
+"""The checkpoints that a job has written, and whether each is complete; torch is not needed.
+
+A job that is killed while it saves leaves half a checkpoint. It shows in the files: a zip (torch,
+Lightning, numpy) has its directory at its end, a safetensors file says its size at its beginning,
+and the libraries write one file of a directory last. A file in another format counts as complete
+if it is not empty.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from saferun.model import Checkpoint
+from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+    Stamp = tuple[int, int]
+
+_DRAFTS = (".tmp", ".temp", ".part", ".partial", ".incomplete")
+_STEP = re.compile(r"(?:step|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)", re.IGNORECASE)
+_ZIP = b"PK\x03\x04"
+_ZIP_END = b"PK\x05\x06"
+_ZIP_END_BYTES = 22  # of the end record, without the comment
+_HEADER_BYTES = 100_000_000  # the most that safetensors itself reads of a header
+_LEAST = 8  # bytes; less is no file of weights in any format
+_CLOCK_NS = 2_000_000_000  # file systems that round times round them to at most 2 s
+# What each rank writes a file of: nanochat, accelerate, the HF Trainer, DeepSpeed's ZeRO.
+_OF_RANKS = re.compile(
+    r"(optim_\d+_rank|random_states_|rng_state_|zero_pp_rank_)\d+"
+    r"(\.pt|\.pkl|\.pth|_mp_rank_\d+_optim_states\.pt)\Z"
+)
+_NANOCHAT = re.compile(r"meta_(\d+)\.json\Z")
+
+
+class Found(NamedTuple):
+    """One candidate on the disk; `stamp` changes when a job writes to it again."""
+
+    checkpoint: Checkpoint
+    stamp: Stamp
+
+
+def find(pattern: str) -> list[Found]:
+    """Return what matches a pattern of glob(7), with `**` and `~`, the newest first."""
+    found: dict[str, Found] = {}
+    for path in sorted(glob.glob(os.path.expanduser(pattern), recursive=True), key=os.path.islink):
+        path = path.rstrip("/")
+        try:
+            stamp = _stamp(path)
+        except OSError:  # it went meanwhile
+            continue
+        real = os.path.realpath(path)  # `last.ckpt` may be a link to another one
+        if stamp[0] and real not in found and not path.endswith(_DRAFTS):
+            found[real] = Found(Checkpoint(path, step_of(path), stamp[0] / 1e9), stamp)
+    return sorted(found.values(), key=lambda one: (one.stamp[0], one.checkpoint.step), reverse=True)
+
+
+def step_of(path: str) -> int:
+    """Return the step in a checkpoint's name, or the last number in it; -1 without a number.
+
+    >>> step_of("out/epoch=3-step=1200.ckpt"), step_of("d20/meta_000100.json"), step_of("ckpt.pt")
+    (1200, 100, -1)
+    """
+    name = os.path.basename(path)
+    numbers = _STEP.findall(name) or re.findall(r"\d+", os.path.splitext(name)[0])
+    return int(numbers[-1]) if numbers else -1
+
+
+def write_time_s(path: str, environ: Mapping[str, str]) -> float | None:
+    """Return how long it took to write a checkpoint, from the first file's birth to the last write.
+
+    Python has no statx(2) before 3.15, so stat(1) is asked, of `environ`'s PATH. None where the
+    file system does not keep the time of birth.
+    """
+    from saferun.system import command
+
+    files = [path] if os.path.isfile(path) else [file for file, _ in _files(path)]
+    asked = command.run(["stat", "-c", "%.W %.Y", "--", *files[:1000]], environ, 5.0)
+    try:
+        pairs = [tuple(map(float, line.split())) for line in asked.out.splitlines()]
+        births, writes = zip(*pairs, strict=True)
+    except ValueError:
+        return None
+    return max(writes) - min(births) if min(births) > 0 else None
+
+
+def _stamp(path: str) -> Stamp:
+    """Return the time of the last write in ns, and the size in bytes; zeros for an empty folder."""
+    if not os.path.isdir(path):
+        facts = os.stat(path)
+        return facts.st_mtime_ns, facts.st_size
+    facts_of_all = [os.stat(file) for file, _ in _files(path)]
+    times = (facts.st_mtime_ns for facts in facts_of_all)
+    return max(times, default=0), sum(facts.st_size for facts in facts_of_all)
+
+
+def _files(directory: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the name of each file in a directory and below it."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            yield os.path.join(folder, name), name
+
+
+# --- whether one is complete ---------------------------------------------------------------------
+
+
+def problem(path: str, ranks: int = 1) -> str:
+    """Return why a checkpoint is not complete, as a clause for people; "" if it is.
+
+    Args:
+        path: a file or a directory. nanochat's checkpoints are named by their `meta_` file.
+        ranks: on this machine. Where each rank writes a file of its own, there must be as many.
+    """
+    try:
+        if os.path.isdir(path):
+            return _directory_problem(path, ranks)
+        if nanochat := _NANOCHAT.match(os.path.basename(path)):
+            return _nanochat_problem(path, nanochat[1], ranks)
+        return _file_problem(path)
+    except OSError as error:
+        return f"{error.filename or path}: {error.strerror}"
+
+
+def _nanochat_problem(path: str, step: str, ranks: int) -> str:
+    """Judge nanochat's three kinds of files; each rank writes its own optimizer state.
+
+    https://github.com/karpathy/nanochat/blob/master/nanochat/checkpoint_manager.py
+    """
+    folder = os.path.dirname(path) or "."
+    ours = [name for name in os.listdir(folder) if name.startswith(f"optim_{step}_rank")]
+    if missing := _missing_ranks(ours, ranks):
+        return missing
+    if f"optim_{step}_rank0.pt" not in ours:
+        return f"optim_{step}_rank0.pt is missing"
+    whole = (os.path.join(folder, name) for name in (f"model_{step}.pt", *ours))
+    return _first_problem((path, *whole))
+
+
+def _directory_problem(path: str, ranks: int) -> str:
+    files = list(_files(path))
+    if not files:
+        return "it is empty"
+    names = [name for _, name in files]
+    if reason := _trainer_problem(os.path.basename(path), names):
+        return reason
+    for folder in dict.fromkeys([path, *(os.path.dirname(file) for file, _ in files)]):
+        if reason := _library_problem(folder):
+            return reason
+    return _missing_ranks(names, ranks) or _first_problem(file for file, _ in files)
+
+
+def _trainer_problem(name: str, names: Sequence[str]) -> str:
+    """Return which file a trainer writes last and has not written.
+
+    HF Trainer: trainer_state.json (Trainer._save_checkpoint); accelerate: random_states_N.pkl
+    (save_accelerator_state). diffusers' examples call accelerate's checkpoints `checkpoint-N`, too.
+    """
+    if "trainer_state.json" in names:
+        return ""
+    if any(one.startswith("random_states_") for one in names):
+        return ""
+    if "optimizer.bin" in names:
+        return "random_states_0.pkl is missing, which accelerate writes last"
+    if re.fullmatch(r"checkpoint-\d+", name) and not {".metadata", "latest"} & set(names):
+        return "trainer_state.json is missing, which the Trainer writes last"
+    return ""
+
+
+def _library_problem(folder: str) -> str:
+    """Judge one directory by the rules of torch.distributed.checkpoint and of DeepSpeed."""
+    names = os.listdir(folder)
+    if ".metadata" in names or any(name.endswith(".distcp") for name in names):
+        return _dcp_problem(folder, names)
+    if "latest" in names and not os.path.isdir(os.path.join(folder, "latest")):
+        with open(os.path.join(folder, "latest"), encoding="utf-8", errors="replace") as file:
+            tag = file.read(4096).strip()
+        return "" if tag and os.path.isdir(os.path.join(folder, tag)) else f"`{tag}` is missing"
+    if any(name.endswith("_model_states.pt") for name in names):
+        return _deepspeed_problem(folder)
+    return ""
+
+
+def _deepspeed_problem(folder: str) -> str:
+    """Judge one tag: DeepSpeed names it in `latest`, beside it, when every rank has written.
+
+    https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/engine.py
+    """
+    try:
+        with open(os.path.join(os.path.dirname(folder), "latest"), encoding="utf-8") as file:
+            latest = file.read(4096).strip()
+    except OSError:
+        return "no file `latest` names it, which DeepSpeed writes last"
+    return f"`latest` names {latest}" if step_of(latest) < step_of(folder) else ""
+
+
+def _dcp_problem(folder: str, names: Sequence[str]) -> str:
+    """Judge a directory of torch.distributed.checkpoint: `.metadata` comes last and names the rest.
+
+    torch/distributed/checkpoint/filesystem.py. Without coordination each rank writes its own.
+    """
+    heads = [name for name in names if name.endswith(".metadata")]
+    if not heads:
+        return ".metadata is missing, which torch.distributed.checkpoint writes last"
+    sizes: dict[str, int] = {}
+    for head in heads:
+        try:
+            sizes |= _dcp_sizes(os.path.join(folder, head))
+        except (EOFError, pickle.UnpicklingError):
+            return f"{head} was cut"
+    for name, size in sizes.items():
+        if name not in names:
+            return f"{name} is missing"
+        if os.path.getsize(os.path.join(folder, name)) < size:
+            return f"{name} has less than the {size} bytes that .metadata says"
+    written = max(os.stat(os.path.join(folder, head)).st_mtime_ns for head in heads)
+    for name in (name for name in names if name.endswith(".distcp")):
+        if os.stat(os.path.join(folder, name)).st_mtime_ns > written + _CLOCK_NS:
+            return f"{name} is newer than .metadata: another save was not finished"
+    return ""
+
+
+class _Inert:
+    """Stands in for every class of a pickle, so that nothing of it is imported or called."""
+
+    def __init__(self, *arguments: object) -> None:
+        pass
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        if isinstance(state, dict):
+            vars(self).update(state)
+
+    def append(self, item: object) -> None:
+        pass
+
+
+class _InertUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type[_Inert]:
+        return _Inert
+
+    def persistent_load(self, pid: object) -> None:
+        return None
+
+
+def _dcp_sizes(path: str) -> dict[str, int]:
+    """Return the least size of each file that a `.metadata` names; none if it is another format.
+
+    Raises:
+        EOFError, pickle.UnpicklingError: it was cut.
+    """
+    sizes: dict[str, int] = {}
+    try:
+        with open(path, "rb") as file:
+            places = vars(_InertUnpickler(file).load())["storage_data"].values()
+        for place in places:
+            end = place.offset + place.length
+            sizes[place.relative_path] = max(end, sizes.get(place.relative_path, 0))
+    except (TypeError, KeyError, AttributeError):
+        return {}
+    return sizes
+
+
+def _missing_ranks(names: Sequence[str], ranks: int) -> str:
+    families: dict[str, int] = {}
+    for name in names:
+        if family := _OF_RANKS.match(name):
+            families[family[1]] = families.get(family[1], 0) + 1
+    for stem, count in families.items():
+        if count < ranks:
+            return f"{count} of {ranks} files {stem}N are there"
+    return ""
+
+
+def _first_problem(paths: Iterator[str] | Sequence[str]) -> str:
+    for path in paths:
+        if reason := _file_problem(path):
+            return reason
+    return ""
+
+
+def _file_problem(path: str) -> str:
+    name = os.path.basename(path)
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(8)
+        if name.endswith(".json"):
+            return _json_problem(name, path)
+        if name.endswith(".safetensors"):
+            return _safetensors_problem(name, file, head, size)
+        if head[:4] == _ZIP:
+            return _zip_problem(name, file, size)
+    weights = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".distcp")
+    return f"{name} has only {size} bytes" if size < _LEAST and name.endswith(weights) else ""
+
+
+def _json_problem(name: str, path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (ValueError, RecursionError):
+        return f"{name} is not JSON: it was cut"
+    if not name.endswith(".index.json") or not isinstance(content, dict):
+        return ""
+    shards: Mapping[str, Any] = content.get("weight_map") or {}
+    folder = os.path.dirname(path)
+    missing = sorted({s for s in shards.values() if not os.path.exists(os.path.join(folder, s))})
+    return f"{missing[0]} is missing, which {name} names" if missing else ""
+
+
+def _safetensors_problem(name: str, file: BinaryIO, head: bytes, size: int) -> str:
+    """https://huggingface.co/docs/safetensors: the header's length, the header, the tensors."""
+    length = int.from_bytes(head, "little")
+    if len(head) < 8 or length > min(size, _HEADER_BYTES):
+        return f"{name} was cut within its header"
+    try:
+        header = json.loads(file.read(length))
+        ends = [tensor["data_offsets"][1] for k, tensor in header.items() if k != "__metadata__"]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return f"{name} has no header that can be read"
+    whole = 8 + length + max(ends, default=0)
+    return f"{name} has {size} of {whole} bytes" if size < whole else ""
+
+
+def _zip_problem(name: str, file: BinaryIO, size: int) -> str:
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(file) as archive:
+            comment = len(archive.comment)
+            bodies = [entry.header_offset + entry.compress_size for entry in archive.infolist()]
+            whole = max(bodies, default=0) <= archive.start_dir
+        file.seek(size - _ZIP_END_BYTES - comment)
+        if whole and file.read(4) == _ZIP_END:
+            return ""
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
+        pass
+    return f"{name} was cut: its directory cannot be read"

@@ -1,0 +1,120 @@
+"""A later attempt goes on from the newest complete checkpoint, and from nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import Run, program, run
+
+CHECKPOINTS = "retry.resume.checkpoints={--out}/checkpoint-*.zip"
+ARGS = 'retry.resume.args=["--resume={checkpoint}"]'
+
+
+def resumable(folder: Path, *faults: str, resume: str = "none", **env: str):
+    words = ["--profile=cpu", "--set", "launcher=python", "--set", CHECKPOINTS, "--set", ARGS]
+    words += ["--set", "retry.backoff_s=[0, 0]"]  # plain python: its status says the signal
+    words += [program("resumable_job"), f"--resume={resume}", f"--out={folder / 'out'}"]
+    words += [f"--fault={fault}" for fault in faults]
+    return run(folder, *words, env=env)
+
+
+def undisturbed(folder: Path) -> str:
+    command = [sys.executable, program("resumable_job"), f"--out={folder / 'calm'}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout[-30:]
+
+
+def started_from(job: Run) -> list[str]:
+    return [line for line in job.out.splitlines() if line.startswith("resumed")]
+
+
+def test_it_goes_on_from_the_newest_checkpoint_and_ends_as_if_undisturbed(tmp_path):
+    with resumable(tmp_path, "1:12:SIGKILL") as job:
+        assert job.end() == 0, job.err
+    assert started_from(job) == ["resumed at step 10"]
+    assert job.out.endswith(undisturbed(tmp_path))
+    newest = tmp_path / "out" / "checkpoint-10.zip"
+    line = next(m for m in job.messages() if "goes on" in m)
+    assert line.startswith(f"saferun: attempt 2 goes on from {newest} (step 10); 2 steps, ")
+    lost = job.events("ended")[0]["lost_work"]
+    assert (lost["steps"], lost["gpu_hours"], lost["checkpoint"]) == (2, 0.0, str(newest))
+    show = [sys.executable, "-m", "saferun", "runs", "show", job.journal.name]
+    shown = subprocess.run(show, env=job.environ, capture_output=True, text=True, check=True)
+    assert f"since {newest}" in next(x for x in shown.stdout.splitlines() if "lost" in x)
+
+
+def test_a_checkpoint_that_the_crash_cut_in_half_is_passed_over_and_left(tmp_path):
+    with resumable(tmp_path, "1:10:cut") as job:
+        assert job.end() == 0, job.err
+    assert started_from(job) == ["resumed at step 5"]
+    assert job.out.endswith(undisturbed(tmp_path))
+    assert "checkpoint-10.zip is passed over: checkpoint-10.zip was cut" in job.err
+
+
+def test_before_the_first_checkpoint_the_arguments_stay_as_the_user_wrote_them(tmp_path):
+    with resumable(tmp_path, "1:3:SIGKILL") as job:
+        assert job.end() == 0, job.err
+    assert started_from(job) == []
+    assert job.out.endswith(undisturbed(tmp_path))
+    assert "attempt 2 starts as you wrote it: no complete checkpoint" in job.err
+
+
+def test_a_checkpoint_of_an_earlier_training_is_not_taken_for_this_runs(tmp_path):
+    undisturbed(tmp_path)
+    (tmp_path / "calm").rename(tmp_path / "out")
+    with resumable(tmp_path, "1:3:SIGKILL", "2:7:SIGSEGV") as job:
+        assert job.end() == 0, job.err
+    assert started_from(job) == ["resumed at step 5"]  # attempt 2 wrote it again; 20 is old
+
+
+def test_a_checkpoint_that_cannot_be_loaded_leads_to_the_one_before(tmp_path):
+    with resumable(tmp_path, "1:10:garble") as job:
+        assert job.end() == 0, job.err
+    assert started_from(job) == ["resumed at step 5"]
+    assert job.out.endswith(undisturbed(tmp_path))
+    kinds = [e["kind"] for e in job.events("ended")]
+    assert kinds == ["killed-from-outside", "checkpoint-corrupt", "no-failure"]
+    bad = tmp_path / "out" / "checkpoint-10.zip"
+    assert f"{bad} could not be loaded and is left as it is; the one before is tried" in job.err
+
+
+def test_where_there_is_none_before_the_run_ends_and_names_the_bad_one(tmp_path):
+    with resumable(tmp_path, "1:5:garble") as job:
+        assert job.end() == 1
+    assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "checkpoint-corrupt"]
+    assert "checkpoint-5.zip could not be loaded and is left as it is; there is none" in job.err
+
+
+def test_a_job_that_slurm_queued_again_goes_on_in_its_first_attempt(tmp_path):
+    with resumable(tmp_path, "1:12:SIGKILL", SAFERUN_SET="retry.attempts=2") as job:
+        assert job.end() == 0, job.err
+    (tmp_path / "out" / "checkpoint-20.zip").unlink()
+    (tmp_path / "again").mkdir()
+    (tmp_path / "out").rename(tmp_path / "again" / "out")
+    with resumable(tmp_path / "again", SLURM_RESTART_COUNT="1") as job:
+        assert job.end() == 0, job.err
+    assert started_from(job) == ["resumed at step 15"]
+    assert job.out.endswith(undisturbed(tmp_path))
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+def test_plan_shows_what_a_resumed_attempt_would_run_now(tmp_path, as_json):
+    undisturbed(tmp_path)
+    (tmp_path / "calm").rename(tmp_path / "out")
+    words = ["plan", *(["--json"] if as_json else []), "--set", CHECKPOINTS, "--set", ARGS]
+    words += ["train.py", "--out", "out", "--resume", "none", "--x"]
+    with run(tmp_path, *words) as job:
+        assert job.end() == 0, job.err
+    if not as_json:
+        shown = job.out.partition("a second attempt, if it started now")[2]
+        assert "train.py --out out --resume=out/checkpoint-20.zip --x" in shown
+        return
+    made = json.loads(job.out)
+    assert made["script_args"] == ["--out", "out", "--resume", "none", "--x"]
+    resumed = made["resumed"]
+    assert (resumed["checkpoint"], resumed["step"]) == ("out/checkpoint-20.zip", 20)
+    assert resumed["command"][-5:] == ["train.py", "--out", "out", *resumed["command"][-2:]]
+    assert resumed["command"][-2:] == ["--resume=out/checkpoint-20.zip", "--x"]

@@ -1,0 +1,181 @@
+"""What is a complete checkpoint, for what the libraries really write, cut at any place."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from saferun.system import checkpoints
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> dict[str, Path]:
+    """Checkpoints that torch, its distributed.checkpoint, safetensors and accelerate wrote."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from accelerate import Accelerator
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("written")
+    tensors = {"a": torch.rand(200, 300), "b": torch.rand(7)}
+    torch.save({"model": tensors, "step": 3}, folder / "ckpt.pt")
+    save_file(tensors, folder / "model.safetensors")
+    with warnings.catch_warnings(action="ignore"):  # that it is a single process
+        dcp.save({"model": tensors, "step": 7}, checkpoint_id=folder / "step-7")
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model, optimizer)
+    accelerator.save_state(str(folder / "step_20"))
+    trainer = folder / "checkpoint-30"
+    trainer.mkdir()
+    save_file(tensors, trainer / "model.safetensors")
+    torch.save(optimizer.state_dict(), trainer / "optimizer.pt")
+    (trainer / "trainer_state.json").write_text(json.dumps({"global_step": 30}))
+    return {path.name: path for path in folder.iterdir()}
+
+
+NAMES = ("ckpt.pt", "model.safetensors", "step-7", "step_20", "checkpoint-30")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_library_has_written_is_complete(written, name):
+    assert checkpoints.problem(str(written[name])) == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cut_anywhere_in_any_of_its_large_files_it_is_not(written, name):
+    whole = written[name]
+    files = [whole] if whole.is_file() else [f for f in whole.rglob("*") if f.is_file()]
+    for file in files:
+        content, at = file.read_bytes(), file.stat().st_mtime
+        for size in {0, 3, len(content) // 3, len(content) - 30, len(content) - 1}:
+            file.write_bytes(content[: max(0, size)])
+            assert checkpoints.problem(str(whole)), (file.name, size, len(content))
+        file.write_bytes(content)
+        os.utime(file, (at, at))
+    assert checkpoints.problem(str(whole)) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("step-7", ".metadata"),
+        ("step-7", "__0_0.distcp"),
+        ("step_20", "random_states_0.pkl"),
+        ("checkpoint-30", "trainer_state.json"),
+    ],
+)
+def test_without_the_file_that_the_library_writes_last_it_is_not_complete(written, name, last):
+    missing = written[name] / last
+    content = missing.read_bytes()
+    missing.unlink()
+    try:
+        assert last in checkpoints.problem(str(written[name]))
+    finally:
+        missing.write_bytes(content)
+
+
+def test_a_directory_that_is_being_written_over_is_not_complete(written):
+    shard = written["step-7"] / "__0_0.distcp"
+    at = (written["step-7"] / ".metadata").stat().st_mtime
+    os.utime(shard, (at + 60, at + 60))
+    assert "newer than .metadata" in checkpoints.problem(str(written["step-7"]))
+    os.utime(shard, (at, at))
+    assert checkpoints.problem(str(written["step-7"])) == ""
+
+
+def nanochat(folder: Path, whole: Path, ranks: int) -> Path:
+    folder.mkdir(exist_ok=True)
+    meta = folder / "meta_000100.json"
+    meta.write_text("{}")
+    for name in ("model_000100.pt", *(f"optim_000100_rank{rank}.pt" for rank in range(ranks))):
+        (folder / name).write_bytes(whole.read_bytes())
+    return meta
+
+
+def test_nanochats_three_files_must_be_there_for_every_rank(written, tmp_path):
+    meta = nanochat(tmp_path / "d4", written["ckpt.pt"], 2)
+    assert checkpoints.problem(str(meta), ranks=2) == ""
+    assert "2 of 3" in checkpoints.problem(str(meta), ranks=3)
+    for name in ("model_000100.pt", "optim_000100_rank0.pt", "optim_000100_rank1.pt"):
+        (tmp_path / "d4" / name).rename(tmp_path / "aside")
+        assert checkpoints.problem(str(meta), ranks=2), name
+        (tmp_path / "aside").rename(tmp_path / "d4" / name)
+
+
+def test_deepspeeds_tag_counts_once_the_file_latest_names_it_or_a_later_one(written, tmp_path):
+    for tag in ("global_step10", "global_step20"):
+        (tmp_path / tag).mkdir()
+        states = tmp_path / tag / "mp_rank_00_model_states.pt"
+        states.write_bytes(written["ckpt.pt"].read_bytes())
+    ten, twenty = (str(tmp_path / tag) for tag in ("global_step10", "global_step20"))
+    assert "latest" in checkpoints.problem(ten)
+    (tmp_path / "latest").write_text("global_step10")
+    assert checkpoints.problem(ten) == ""
+    assert checkpoints.problem(twenty) == "`latest` names global_step10"
+    (tmp_path / "latest").write_text("global_step20")
+    assert (checkpoints.problem(ten), checkpoints.problem(twenty)) == ("", "")
+
+
+def test_shards_that_an_index_names_must_be_there(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    (tmp_path / "config.json").write_text("{}")
+    assert "model-1.safetensors is missing" in checkpoints.problem(str(tmp_path))
+
+
+def test_an_empty_or_missing_checkpoint_is_not_complete(tmp_path):
+    assert checkpoints.problem(str(tmp_path)) == "it is empty"
+    assert "No such file" in checkpoints.problem(str(tmp_path / "none.pt"))
+    (tmp_path / "a.pt").touch()
+    assert checkpoints.problem(str(tmp_path / "a.pt")) == "a.pt has only 0 bytes"
+
+
+def test_nothing_of_a_checkpoint_is_executed(tmp_path):
+    class Bad:
+        def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+            return os.system, (f"touch {tmp_path / 'executed'}",)
+
+    import pickle
+
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / "__0_0.distcp").write_bytes(b"x")
+    (tmp_path / "step-1" / ".metadata").write_bytes(pickle.dumps(Bad()))
+    checkpoints.problem(str(tmp_path / "step-1"))
+    assert not (tmp_path / "executed").exists()
+
+
+def aged(path: Path, at: int) -> Path:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text("x")
+    os.utime(path, (at, at))
+    return path
+
+
+def test_the_newest_write_comes_first_a_link_counts_as_its_target_and_drafts_do_not(tmp_path):
+    aged(tmp_path / "out" / "checkpoint-9" / "deep" / "a", 3000)
+    aged(tmp_path / "out" / "checkpoint-10" / "a", 2000)
+    aged(tmp_path / "out" / "checkpoint-11.tmp", 4000)
+    (tmp_path / "out" / "checkpoint-last").symlink_to("checkpoint-9")
+    (tmp_path / "out" / "checkpoint-12").mkdir()
+    found = [one.checkpoint for one in checkpoints.find(f"{tmp_path}/out/checkpoint-*")]
+    assert [(Path(one.path).name, one.step, one.at_s) for one in found] == [
+        ("checkpoint-9", 9, 3000.0),
+        ("checkpoint-10", 10, 2000.0),
+    ]
+
+
+def test_the_time_of_writing_is_from_the_first_birth_to_the_last_write(tmp_path):
+    born = os.stat(aged(tmp_path / "c" / "a", 0)).st_ctime
+    later = aged(tmp_path / "c" / "b", int(born) + 100)
+    took = checkpoints.write_time_s(str(later.parent), os.environ)
+    if took is None:
+        pytest.skip("this file system keeps no time of birth")
+    assert 98 <= took <= 102
+    assert checkpoints.write_time_s(str(tmp_path / "none"), os.environ) is None
