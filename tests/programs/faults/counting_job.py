@@ -4,7 +4,8 @@
 
 At that step of this process, in each of those attempts ("1", "1,2", "any"), rank RANK does what
 FAULT says (strike.py) once the other ranks have come as far, and these wait, as they would in a
-collective; with no such rank, all wait. It imports no torch, which costs each rank seconds of a core.
+collective; with no such rank, all wait. It imports no torch, which costs each rank seconds of a
+core.
 """
 
 import os
