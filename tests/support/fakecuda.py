@@ -107,7 +107,9 @@ def card(number: int = 0, holders: Iterable[int] = (), **told: str) -> Card:
         "action": "None",
         **told,
     }
-    state = "{uuid}, {bus}, {used} MiB, {persistence}, {mig}, {pending}, {action}\n"
+    total = 143771
+    known["memory"] = f"{total} MiB, {total - int(known['used'])} MiB, {known['used']} MiB"
+    state = "{uuid}, {bus}, {memory}, {persistence}, {mig}, {pending}, {action}\n"
     apps = "".join(f"{known['uuid']}, {pid}, 70000\n" for pid in holders)
     return Card(state.format(**known), apps)
 

@@ -32,6 +32,8 @@ _NOTHING = ("n/a", "not supported", "none", "", "unknown", "not found", "insuffi
 _ASKED = {
     "GPU UUID": "uuid",
     "PCI/Bus Id": "pci.bus_id",
+    "FB Memory Usage/Total": "memory.total",
+    "FB Memory Usage/Free": "memory.free",
     "FB Memory Usage/Used": "memory.used",
     "Persistence Mode": "persistence_mode",
     "MIG Mode/Current": "mig.mode.current",
