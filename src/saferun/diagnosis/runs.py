@@ -47,7 +47,8 @@ def last_start(lines: Sequence[Line]) -> int:
     if not words:
         return 0
     head = _head(lines)
-    start, ended, reached, steps = 0, False, -1, []
+    steps: list[int] = []
+    start, ended, reached = 0, False, -1
     for at, line in enumerate(lines):
         text = line.text
         telling = any(word in text for word in words)
