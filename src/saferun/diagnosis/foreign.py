@@ -41,6 +41,7 @@ class Thrown(NamedTuple):
     type: str
     text: str  # type and message, in the words of the runtime
     ends: bool  # it ends the process, and not only a thread
+    rows: tuple[int, ...] = ()  # indices of its other lines
 
 
 def find(lines: Sequence[Line]) -> list[Thrown]:
@@ -57,9 +58,9 @@ def find(lines: Sequence[Line]) -> list[Thrown]:
 
 def _thrown(lines: Sequence[Line], at: int, line: Line) -> Iterator[Thrown]:
     if found := _WHAT.match(line.text):
-        kind = _type_above(lines, at)
+        row, kind = _type_above(lines, at)
         head = f"terminate called after throwing an instance of '{kind}'\n"
-        yield Thrown(at, line.rank, kind, head + line.text.strip(), ends=True)
+        yield Thrown(at, line.rank, kind, head + line.text.strip(), ends=True, rows=row)
     elif found := _LIBCXX.search(line.text):
         yield Thrown(at, line.rank, found["type"] or "std::exception", found[0], ends=True)
     elif found := _PANICKED.match(line.text):
@@ -74,12 +75,12 @@ def _thrown(lines: Sequence[Line], at: int, line: Line) -> Iterator[Thrown]:
         yield Thrown(at, line.rank, found["type"], found["type"] + found["text"], ends)
 
 
-def _type_above(lines: Sequence[Line], at: int) -> str:
-    """Return the type that the runtime named above the message of a C++ exception."""
+def _type_above(lines: Sequence[Line], at: int) -> tuple[tuple[int, ...], str]:
+    """Return the line above the message of a C++ exception, and the type that it names."""
     for row in range(at - 1, max(-1, at - _NEAR), -1):
         if lines[row].rank == lines[at].rank and (found := _TERMINATED.search(lines[row].text)):
-            return found["type"]
-    return "std::exception"
+            return (row,), found["type"]
+    return (), "std::exception"
 
 
 def _below(lines: Sequence[Line], at: int) -> Iterator[int]:

@@ -74,9 +74,15 @@ _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _ser
 _PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
 _WARNED = re.compile(r"Warning\b")
 # Where a traceback is cut: the last whole frame that is left, and what may hide below it. Calls to
-# a device, to other ranks or to a server can fail for reasons that are not the script's.
+# a device, to other ranks, to a compiler or to a server can fail for reasons that are not the
+# script's.
 _FRAME = re.compile(r'File "(?P<path>[^"]{1,400})", line \d{1,7}, in (?P<name>.{1,200})$')
-_LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|<frozen |/torch/")
+_BOXED = re.compile(r"(?P<path>/\S{1,400}\.py):\d{1,7} in (?P<name>\S{1,200})$")  # rich's
+_MAY_PASS = re.compile(
+    r"/(?:torch|triton|requests|urllib3|httpx|httpcore|aiohttp|huggingface_hub|datasets|deepspeed"
+    r"|accelerate|lightning\w{0,20}|pytorch_lightning|transformers|megatron|jax|tensorflow|keras|ray"
+    r"|multiprocessing|concurrent|subprocess\.py|socket\.py|ssl\.py|http|asyncio)\b|<frozen "
+)
 _HIDES_MORE = re.compile(
     r"\b(?:backward|barrier|all_?(?:gather|reduce)\w{0,20}|broadcast|init_process_group|synchronize"
     r"|cuda|to|item|from_pretrained|load_dataset|\w{0,20}download\w{0,20}|wait|compile|dist|save)"
@@ -119,9 +125,13 @@ class Raised(NamedTuple):
     def in_the_script(self) -> bool:
         """Whether the last frame is a function of the script's that calls nothing that may pass."""
         rows = [row.strip() for row in self.frames.splitlines()]
-        at = next((n for n in range(len(rows) - 1, -1, -1) if rows[n].startswith("File ")), -1)
-        found = _FRAME.match(rows[at]) if at >= 0 else None
-        if found is None or found["name"] == "<module>" or _LIBRARY.search(found["path"]):
+        frames = [
+            (at, found)
+            for at, row in enumerate(rows)
+            if (found := _FRAME.match(row) or _BOXED.match(row)) or row.startswith("File ")
+        ]
+        at, last = frames[-1] if frames else (0, None)
+        if last is None or last["name"] == "<module>" or _MAY_PASS.search(last["path"]):
             return False
         return not any(_HIDES_MORE.search(row) for row in rows[at + 1 :])
 
@@ -206,7 +216,12 @@ class _Stream:
             self.close()
             self._opened(at, found["type"], headed=False)
             return
-        if 'File "' in text[:16] or _POINTER in text[:6] or self._continues_frames(text):
+        if (
+            'File "' in text[:16]
+            or _POINTER in text[:6]
+            or (text.startswith("  /") and _BOXED.match(text.strip()))
+            or self._continues_frames(text)
+        ):
             self.close()
             self._framed(at, text)
         elif self._rows:
@@ -222,7 +237,8 @@ class _Stream:
         if len(self._frames) >= FRAME_LINES:
             del self._frames[FRAME_LINES // 2]
         self._frames.append(text)
-        self._framed_at = at
+        if "│" not in text or _POINTER in text[:6]:  # of a box, the line that failed
+            self._framed_at = at
         self._reader.framed.add(at)
 
     def end(self) -> None:
@@ -241,7 +257,7 @@ class _Stream:
                 self.close()
                 return
         if self._frames:
-            self._opened(self._framed_at, "", headed=self._headed)
+            self._opened(self._framed_at, "", headed=self._headed or bool(pointed))
             self.close()
 
     def _continue_message(self, at: int, text: str) -> None:
@@ -339,7 +355,7 @@ class _Reader:
             at=thrown.at,
             rank=thrown.rank,
             type=thrown.type,
-            rows=(thrown.at,),
+            rows=(thrown.at, *thrown.rows),
             text=thrown.text,
             frames="",
             chain=self.next_chain(),
