@@ -6,7 +6,7 @@ import os
 
 import click
 
-from saferun.cli.options import HELP
+from saferun.cli.options import HELP, echo
 from saferun.plan import inputs
 from saferun.plan.request import read
 
@@ -30,5 +30,5 @@ def command(profile: str | None, sets: tuple[str, ...]) -> int:
         raise
     click.echo(exports(plan), nl=False)
     for remark in plan.remarks:
-        click.echo(f"saferun: {remark}", err=True)
+        echo(f"saferun: {remark}", err=True)
     return 0

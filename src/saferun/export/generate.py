@@ -23,6 +23,7 @@ from saferun.system.secret_names import is_secret
 
 OWN = {**sbatch.OPTIONS, "-o": "FILE", "--check": "FILE"}  # before torchrun's arguments
 START = ("torchrun", "saferun")  # how a pasted command line may begin
+_MOST_CHARACTERS = 32 << 20  # of a script that is checked; one of ours has 1 million
 
 
 class ScriptRequest(NamedTuple):
@@ -227,7 +228,7 @@ def _lines(text: str) -> list[str]:
 def _read(path: str) -> str | None:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+            return file.read(_MOST_CHARACTERS)
     except FileNotFoundError:
         return None
     except OSError as error:

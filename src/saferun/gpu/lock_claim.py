@@ -6,8 +6,9 @@ import os
 
 from saferun.gpu.lock_device import Device
 from saferun.gpu.lock_dir import Place
-from saferun.gpu.lock_owner import Record, describe_holder, printable, read_all, unlink
+from saferun.gpu.lock_owner import Record, describe_holder, read_all, unlink
 from saferun.system import procfs
+from saferun.system.printable import printable
 
 SLOTS = 64  # runs on one GPU that can be counted
 

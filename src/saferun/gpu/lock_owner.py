@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from saferun.gpu.lock_dir import OPEN, Place, Umask
 from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
+from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 RECORDS = 512  # of other runs that are read; more is a flood
 RECORD_BYTES = 1 << 14
+_TEXT = 200  # characters of what a record says
 
 
 class Holder(NamedTuple):
@@ -75,11 +77,6 @@ def describe_holder(record: Record) -> str:
     text = f"pid {holder.pid} of user {_user(record.uid)} ({holder.command}, since {since}"
     text += f", run {holder.run})" if holder.run else ")"
     return text if record.alive else f"what {text}, now ended, has left running"
-
-
-def printable(text: object, limit: int = 200) -> str:
-    """Return another user's text such that nothing in it moves our terminal's cursor."""
-    return "".join(c if c.isprintable() else "?" for c in str(text)[:limit])
 
 
 def write(
@@ -157,10 +154,10 @@ def parse_record(content: Any, file: str, uid: int) -> Record:
         pid=content["pid"],
         start=content["start"],
         host=content["host"],
-        user=printable(content["user"]),
-        command=printable(content["command"]),
+        user=printable(content["user"], _TEXT),
+        command=printable(content["command"], _TEXT),
         since=since,
-        run=printable(content["run"]),
+        run=printable(content["run"], _TEXT),
     )
     devices, files = (tuple(map(str, content[key])) for key in ("devices", "files"))
     return Record(holder, file, uid, slots, devices, files, alive=False)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 
 from saferun.inject import contract
 from saferun.named_tuple import NamedTuple
+from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def _failed(receipts: tuple[Receipt, ...]) -> tuple[str, ...]:
 def _one_line(text: str) -> str:
     """Return text of a job as one short line without control characters."""
     line = " ".join(text.split())[:_MAX_ERROR]
-    return "".join(letter if letter.isprintable() else "?" for letter in line)
+    return printable(line)
 
 
 def _ranks(ranks: set[int]) -> str:

@@ -30,7 +30,10 @@ _TAG = r"python(\d+\.\d+t?)$"
 _TRAMPOLINE = rb"""'''exec'\s+(?:"([^"$]+)"|'([^']+)'|([^\s"'$]+))((?:\s+-\w+)*)\s+"\$0\""""
 _TRAMPOLINE_BESIDE = rb"""'''exec'\s+"\$\(dirname .*?"\$0"\)"\)"/'?([\w.]+)'?"""
 # A script that starts saferun: the command, outside comments and not within a name, or the import.
-_WRAPS_US = rb"(?m)^(?!\s*#)[^\n]*(?<![\w.$-])saferun(?![\w./=-])|^\s*(?:from|import)\s+saferun\b"
+_WRAPS_US = (
+    rb"(?m)^(?![ \t]*#)[^\n]*(?<![\w.$-])saferun(?![\w./=-])"
+    rb"|^[ \t]*(?:from|import)\s+saferun\b"
+)
 _VERSION = r"(?m)^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]"
 
 
