@@ -183,7 +183,10 @@ def _by_circumstance(match: Match, evidence: Evidence, lines: Sequence[Line]) ->
     if match.kind == "cuda-illegal-access" and _ran_long(evidence, lines[: match.at]):
         return "cuda-illegal-access-sporadic"
     if "killed by signal" in match.text:  # a DataLoader worker: torch knows only the number
-        return _by_machine(match.kind, evidence)
+        kind = _by_machine(match.kind, evidence)
+        if kind == "dataloader-worker-died" and evidence.oom_kills == 0:
+            return "ended-by-signal"  # memory was not short: it need not come again
+        return kind
     return match.kind
 
 
