@@ -48,5 +48,5 @@ def command(argv: tuple[str, ...]) -> int:
     if request.output is None:
         click.echo(script.text, nl=False)
     else:
-        generate.write(request.output, script.text)
+        generate.write(request.output, script.text, private=script.private)
     return 0
