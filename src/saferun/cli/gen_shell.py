@@ -46,7 +46,7 @@ def command(argv: tuple[str, ...]) -> int:
     for remark in script.remarks:
         echo(f"saferun: {remark}", err=True)
     if request.output is None:
-        click.echo(script.text, nl=False)
+        click.echo(script.text, nl=False, color=True)
     else:
         generate.write(request.output, script.text, private=script.private)
     return 0

@@ -48,7 +48,11 @@ class Claim:
             if self.slots == 1:
                 self._take(place, f"{name}.lock", alone=False)  # whoever resets it must see us
         others = [slot for slot in slots_of(name, names) if place.is_held(slot, shared=True)]
-        signed = [r.slots for r in self.records if r.alive and name in r.devices]
+        signed = [
+            r.slots
+            for r in self.records
+            if r.alive and name in r.devices and any(slot in r.files for slot in others)
+        ]
         if len(others) >= min([self.slots, SLOTS, *signed]):
             met += others
         for slot in (f"{name}.slot{k}" for k in range(SLOTS)):

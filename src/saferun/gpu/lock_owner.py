@@ -89,6 +89,7 @@ def write(
     content = {
         "schema": 1,
         **owner._asdict(),
+        "pids": procfs.this_process()["pids"],
         "slots": slots,
         "devices": list(devices),
         "files": sorted(files),
@@ -129,11 +130,14 @@ def _read(place: Place, name: str) -> Record | None:
             os.close(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022 or status.st_nlink != 1:
             return None
-        record = parse_record(json.loads(data), name, status.st_uid)
+        content = json.loads(data)
+        record = parse_record(content, name, status.st_uid)
     except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
     if record.holder.host != os.uname().nodename:
         return None
+    if content.get("pids") not in (None, "", procfs.this_process()["pids"]):
+        return record._replace(alive=True)  # a container's: its pid says nothing here, its locks do
     lives, pid = _lives(record.holder), record.holder.pid
     if lives and procfs.start(pid) and status.st_uid not in procfs.uids(pid):
         return None  # it names somebody else's process
