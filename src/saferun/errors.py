@@ -14,6 +14,9 @@ EXIT_BUSY = os.EX_TEMPFAIL  # 75: a lock is held
 EXIT_CONFIG = os.EX_CONFIG  # 78: bad profile or configuration
 
 
+LONGEST = 500  # characters of what is wrong: it may quote a whole file's one word
+
+
 class SaferunError(Exception):
     """An error that a person can fix.
 
@@ -27,7 +30,7 @@ class SaferunError(Exception):
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(what)
-        self.what = what
+        self.what = what if len(what) <= LONGEST else f"{what[:LONGEST]}…"
         self.where = where
         self.fix = fix
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from job_logs import SUMMARY, TRACEBACK, diagnose
+from repo import ROOT
 
 from saferun.diagnosis.evidence import RankFailure
 
@@ -89,6 +90,10 @@ def test_the_machines_counters_decide_what_a_signal_means(where, code, known, ki
         ("Killed", {"oom_kills": 0}, "killed-from-outside"),
         ("Bus error", {"shm_ample": False}, "dataloader-shm-full"),
         ("Bus error", {"shm_ample": True}, "bus-error"),
+        ("Alarm clock", {"oom_kills": 0}, "ended-by-signal"),
+        ("Aborted", {"oom_kills": 0}, "ended-by-signal"),
+        ("Aborted", {"oom_kills": 1}, "dataloader-worker-died"),
+        ("User defined signal 1", {"oom_kills": 0}, "ended-by-signal"),
     ],
 )
 def test_the_machines_counters_decide_why_a_dataloader_worker_died(signal, known, kind):
@@ -109,3 +114,29 @@ def test_a_killed_rank_is_known_from_its_status_alone():
 )  # fmt: skip
 def test_without_a_log_the_exit_status_is_what_is_known(code, kind):
     assert diagnose("", exit_code=code).kind == kind
+
+
+SIGNALS = {
+    6: ("SIGABRT", "abort-unknown"),
+    3: ("SIGQUIT", "abort-unknown"),
+    15: ("SIGTERM", "sigterm-preempted"),
+    14: ("SIGALRM", "ended-by-signal"),
+    26: ("SIGVTALRM", "ended-by-signal"),
+    34: ("SIGRTMIN", "ended-by-signal"),
+}
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["beside a peer's error", "alone"])
+@pytest.mark.parametrize(("number", "name", "kind"), [(n, *v) for n, v in SIGNALS.items()])
+def test_the_signal_that_the_first_rank_died_of_outweighs_torchruns_own_error(
+    number, name, kind, alone
+):
+    log = (ROOT / "tests" / "records" / "logs" / "abrt.log").read_text()
+    log = log.replace("-6", f"-{number}").replace("SIGABRT", name)
+    log = log.replace("Signal 6", f"Signal {number}")
+    if alone:
+        kept = (line for line in log.splitlines() if not line.startswith("[rank0]"))
+        log = "\n".join(kept)
+    found = diagnose(log, exit_code=1)
+    assert (found.kind, found.verdict, found.root_rank) == (kind, "retry", 1)
+    assert name in found.root_line

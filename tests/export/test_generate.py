@@ -171,6 +171,27 @@ def test_a_profile_of_this_directory_is_named_and_a_secret_warned_of(machine):
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--hf-token", "abcdefgh12"], "--hf-token"),
+        (["--api-key=abcdefgh12"], "--api-key"),
+        (["https://u:abcdefgh12@h/x"], "a secret in argument 2"),
+    ],
+)
+def test_secrets_among_the_arguments_are_warned_of_and_nobody_else_may_read_them(
+    machine, words, told
+):
+    done = machine.gen_shell("-o", "run.sh", "--profile", "cpu", "--", "train.py", *words)
+    assert done.stderr == f"saferun: the script holds {told}: mind who may read it\n"
+    assert (machine.cwd / "run.sh").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_script_without_secrets_has_the_mode_of_the_umask(machine):
+    machine.gen_shell("-o", "run.sh", "--profile", "cpu", "--", "train.py", "--lr=1")
+    assert (machine.cwd / "run.sh").stat().st_mode & 0o077 == 0o055
+
+
 @pytest.mark.parametrize("named", [[], ["--profile", "cpu"]], ids=["detected", "named"])
 def test_a_job_for_other_nodes_whose_profile_is_this_machines_is_remarked(machine, named):
     done = machine.gen_shell("--slurm", "--sbatch=--exclusive", *named, "--", "train.py")

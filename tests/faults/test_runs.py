@@ -36,6 +36,9 @@ def test_a_killed_rank_of_a_real_training_is_survived(tmp_path):
         ("SIGSEGV", "segfault"),
         pytest.param("SIGBUS", "bus-error", marks=pytest.mark.slow),
         pytest.param("SIGABRT", "abort-unknown", marks=pytest.mark.slow),
+        pytest.param("SIGQUIT", "abort-unknown", marks=pytest.mark.slow),
+        pytest.param("SIGTERM", "sigterm-preempted", marks=pytest.mark.slow),
+        pytest.param("SIGALRM", "ended-by-signal", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_dies_of_a_signal_is_survived(tmp_path, fault, kind):

@@ -191,3 +191,23 @@ def test_a_planted_record_of_any_kind_is_passed_over(tmp_path):
     with flock(tmp_path / f"{A}.lock"), pytest.raises(lock.BusyError) as busy:
         take(tmp_path, A)
     assert "forged.py" not in str(busy.value)
+
+
+def put_record(folder, **changes):
+    path = folder / f"holder.{os.geteuid()}.{os.getpid()}.00000000.json"
+    path.write_text(json.dumps({**forged(os.getpid()), "slots": 1, **changes}))
+    path.chmod(0o644)
+
+
+def test_a_holder_in_another_pid_namespace_is_not_called_ended(tmp_path):
+    put_record(tmp_path, pid=4_000_000_000, start=1, pids="pid:[1]")
+    with flock(tmp_path / f"{A}.lock"), pytest.raises(lock.BusyError) as busy:
+        take(tmp_path, A)
+    assert "forged.py" in str(busy.value)
+    assert "now ended" not in str(busy.value)
+
+
+def test_a_record_whose_run_holds_no_slot_counts_against_nobody(tmp_path):
+    put_record(tmp_path, devices=[A], files=[], slots=1)
+    with take(tmp_path, A, slots=3), take(tmp_path, A, slots=3) as second:
+        assert f"{A}.slot1" in second.describe()

@@ -446,6 +446,7 @@ CASES = [
             "segfault",
             "bus-error",
             "abort-unknown",
+            "ended-by-signal",
             "killed-from-outside",
             "peer-lost",
             "nccl-timeout",

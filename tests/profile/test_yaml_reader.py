@@ -185,3 +185,24 @@ def test_aliases_are_allowed_and_cannot_blow_up():
     )
     assert "unknown key `x`" in refusal(bomb)
     assert read("schema: 1\nenv: {A: &v one, B: *v}") == {"env.A": "one", "env.B": "one"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "schema: 1\nextends: [" + "a," * 125_000 + "]\n",
+        "schema: 1\nretry: {backoff_s: [" + "1," * 125_000 + "]}\n",
+        "schema: 1\nx: " + "[" * 120_000,
+    ],
+    ids=["a list", "a list of numbers", "nested"],
+)
+def test_a_file_with_very_many_entries_is_refused_before_it_is_read_whole(text):
+    doc, (error, *_) = yaml_reader.check(text, "x.yaml")
+    assert doc is None
+    assert "more than 20,000 entries" in str(error) or "RecursionError" in str(error)
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '{value: "a\\udfff"}'])
+def test_half_a_character_is_no_value(text):
+    (error, *_) = yaml_reader.check(f"schema: 1\nenv: {{X: {text}}}\n", "x.yaml")[1]
+    assert "lone surrogate" in str(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 MEASURABLE_S = 0.002  # shorter times are not compared
 _ENOUGH_CHARS = 8_000  # a quadratic pattern takes much longer than MEASURABLE_S for these
@@ -57,4 +57,34 @@ def _cpu_s(pattern: re.Pattern[str], unit: str, length: int) -> float:
     began = time.process_time()
     pattern.search(text)
     pattern.match(text)
+    return time.process_time() - began
+
+
+def grows_faster_than_the_text(
+    use: Callable[[str], object], unit: str, most: int = 100_000
+) -> bool:
+    """Return whether four times the text takes a use of a pattern much more than four times.
+
+    Args:
+        use: a method of a pattern, such as `match`.
+        unit: what the text repeats.
+        most: characters of the longest text.
+    """
+    length = 200
+    while length * 4 <= most:
+        once = _seconds(use, unit, length)
+        if once >= MEASURABLE_S / 4:
+            return all(
+                min(_seconds(use, unit, 4 * length) for _ in range(3))
+                > _OVER_LINEAR * min(_seconds(use, unit, length) for _ in range(5))
+                for _ in range(2)
+            )
+        length *= 4
+    return False
+
+
+def _seconds(use: Callable[[str], object], unit: str, length: int) -> float:
+    text = (unit * (length // len(unit) + 1))[:length] + "\0"
+    began = time.process_time()
+    use(text)
     return time.process_time() - began

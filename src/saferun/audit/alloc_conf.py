@@ -66,7 +66,7 @@ def _number(value: str, smallest: int) -> bool:
 
 
 def _fraction(key: str, value: str) -> bool:
-    if not re.fullmatch(r"\d*\.?\d+", value):
+    if not re.fullmatch(r"\d{1,30}(?:\.\d{1,30})?|\.\d{1,30}", value):
         return False
     return 0 < float(value) < 1 or (float(value) == 1 and key == "per_process_memory_fraction")
 

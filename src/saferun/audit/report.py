@@ -20,6 +20,7 @@ from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
 from saferun.named_tuple import NamedTuple
 from saferun.system import redact
+from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _shown(name: str, value: str) -> str:
 
 def _printable(finding: Finding) -> Finding:
     """Return a finding whose text has no character that breaks a line."""
-    what = "".join(letter if letter.isprintable() else "?" for letter in finding.what)
+    what = printable(finding.what)
     return finding._replace(what=what)
 
 

@@ -23,12 +23,14 @@ class Calls(NamedTuple):
 
 
 def read_script(source: str) -> Calls:
-    """Return what a script sets; nothing for a source that is not Python."""
-    calls = Calls({}, {}, {}, {})
+    """Return what a script sets; nothing for a source that is not Python, or is nested too deep."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return calls
+        return _calls(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Calls({}, {}, {}, {})
+
+
+def _calls(tree: ast.AST) -> Calls:
     nodes = list(ast.walk(tree))
     aliases = {alias for node in nodes for alias in _aliases(node)}
     return Calls(

@@ -6,14 +6,13 @@ It reads and prints; diagnosis/classify.py decides.
 from __future__ import annotations
 
 import codecs
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 
 import click
 
-from saferun.cli.options import AS_JSON, HELP
+from saferun.cli.options import AS_JSON, HELP, echo, json_text
 from saferun.diagnosis import classify, log_reader, signatures
 from saferun.diagnosis.classify import Diagnosis
 from saferun.diagnosis.evidence import Evidence
@@ -36,7 +35,7 @@ def command(log: str | None, exit_code: int | None, as_json: bool) -> int:
     if log is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError("no log given", fix="saferun diagnose train.log, or … | saferun diagnose")
     diagnosis = run(log, exit_code, os.environ)
-    click.echo(to_json(diagnosis) if as_json else to_text(diagnosis))
+    echo(to_json(diagnosis) if as_json else to_text(diagnosis))
     return 0
 
 
@@ -101,7 +100,7 @@ def to_json(diagnosis: Diagnosis) -> str:
     """Return the JSON that other programs read."""
     shown = {"schema": classify.SCHEMA, **diagnosis._asdict()}
     del shown["stack"]  # the keys of this JSON are fixed
-    return json.dumps(shown, ensure_ascii=False, indent=2)
+    return json_text(shown)
 
 
 _VERDICTS = {

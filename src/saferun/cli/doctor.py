@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 
 import click
 
-from saferun.cli.options import AS_JSON, HELP
+from saferun.cli.options import AS_JSON, HELP, echo_json
 from saferun.plan import inputs
 
 
@@ -32,7 +31,7 @@ def command(as_json: bool, full: bool, recover: bool) -> int:
         known = examination.measure(known, os.environ)
     if as_json:
         mask = Masker(os.environ, ()).text
-        click.echo(json.dumps(view.as_json(known.findings, known.vitals, mask), indent=2))
+        echo_json(view.as_json(known.findings, known.vitals, mask))
     else:
         # sys.stdout is None where the descriptor is closed.
         at_terminal = sys.stdout is not None and sys.stdout.isatty()

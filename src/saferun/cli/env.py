@@ -6,7 +6,7 @@ import os
 
 import click
 
-from saferun.cli.options import HELP
+from saferun.cli.options import HELP, echo
 from saferun.plan import inputs
 from saferun.plan.request import read
 
@@ -28,7 +28,7 @@ def command(profile: str | None, sets: tuple[str, ...]) -> int:
     except Exception:
         click.echo("false")  # so that the eval fails too
         raise
-    click.echo(exports(plan), nl=False)
+    click.echo(exports(plan), nl=False, color=True)  # else click takes escapes out of values
     for remark in plan.remarks:
-        click.echo(f"saferun: {remark}", err=True)
+        echo(f"saferun: {remark}", err=True)
     return 0

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from saferun.cli.options import TORCHRUN_ARGUMENTS
+from saferun.cli.options import TORCHRUN_ARGUMENTS, echo
 from saferun.plan import inputs
 
 GEN_SHELL = """\
@@ -40,13 +40,13 @@ def command(argv: tuple[str, ...]) -> int:
     request, cwd = generate.read(argv, os.environ), inputs.working_directory()
     if request.check is not None:
         why = generate.stale(request.check, os.environ, cwd, request)
-        click.echo(f"{request.check}: {f'stale: {why}' if why else 'up to date'}")
+        echo(f"{request.check}: {f'stale: {why}' if why else 'up to date'}")
         return 1 if why else 0
     script = generate.make(request, os.environ, cwd)
     for remark in script.remarks:
-        click.echo(f"saferun: {remark}", err=True)
+        echo(f"saferun: {remark}", err=True)
     if request.output is None:
-        click.echo(script.text, nl=False)
+        click.echo(script.text, nl=False, color=True)
     else:
-        generate.write(request.output, script.text)
+        generate.write(request.output, script.text, private=script.private)
     return 0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import click
+
+from saferun.system.printable import printable
 
 # click passes the arguments of a launch on as they are; plan/torchrun_args.py reads them.
 TORCHRUN_ARGUMENTS = {
@@ -14,3 +18,18 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 RUN_DIR = click.option("--run-dir", metavar="DIR", help="Where runs are; else SAFERUN_RUN_DIR.")
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print text for people: logs, journals and profiles that it quotes may be anybody's."""
+    click.echo(printable(text, kept="\n\t"), err=err)
+
+
+def echo_json(document: object) -> None:
+    """Print JSON."""
+    click.echo(json_text(document))
+
+
+def json_text(document: object) -> str:
+    """Return JSON in ASCII, so that no text in it reaches a terminal as a control character."""
+    return json.dumps(document, indent=2).replace("\x7f", "\\u007f")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 
 import click
 
-from saferun.cli.options import TORCHRUN_ARGUMENTS
+from saferun.cli.options import TORCHRUN_ARGUMENTS, echo, echo_json
 from saferun.errors import UsageError
 from saferun.model import Request
 from saferun.plan import inputs
@@ -20,8 +19,8 @@ from saferun.plan.request import read_command
 def command(argv: tuple[str, ...]) -> int:
     """Show what would run; nothing is started. Takes the arguments of a launch, and --json."""
     if argv in (("--help",), ("-h",)):
-        click.echo("Usage: saferun plan [--json] [ARGUMENTS OF A LAUNCH]...\n")
-        click.echo("Show what would run; nothing is started and nothing need exist.")
+        echo("Usage: saferun plan [--json] [ARGUMENTS OF A LAUNCH]...\n")
+        echo("Show what would run; nothing is started and nothing need exist.")
         return 0
     as_json, request = read_command(argv, os.environ)
     return show_plan(request, os.environ, inputs.working_directory(), as_json=as_json)
@@ -56,10 +55,11 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     resumed = resumed_now(gathered, notes.append)
     if as_json:
         shown = {**view.as_json(plan), "resumed": view.resumed_json(resumed, notes)}
-        click.echo(json.dumps(shown, indent=2))
+        echo_json(shown)
     elif inputs.disabled(environ):
-        click.echo(view.as_text(plan))
+        echo(view.as_text(plan))
     else:
-        click.echo(view.as_text(plan, collect.findings(line, gathered.facts, environ, cwd)))
-        click.echo(view.resumed_text(resumed, notes), nl=False)
+        echo(view.as_text(plan, collect.findings(line, gathered.facts, environ, cwd)))
+        if text := view.resumed_text(resumed, notes):
+            echo(text.removesuffix("\n"))
     return 0

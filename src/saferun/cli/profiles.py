@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import click
 
-from saferun.cli.options import HELP
+from saferun.cli.options import HELP, echo, echo_json
 from saferun.plan import inputs
 from saferun.profile import files as profiles
 
@@ -30,10 +29,10 @@ def list_profiles() -> int:
         mark = "*" if doc.path == chosen.chain[-1].path else " "
         shadowed = f" (hidden by the other {found.name})" if found.name in seen else ""
         where = "" if found.shown.startswith("profiles/") else f" [{found.shown}]"
-        click.echo(f"{mark} {found.name:<15} {doc.description}{where}{shadowed}")
+        echo(f"{mark} {found.name:<15} {doc.description}{where}{shadowed}")
         seen.add(found.name)
     if chosen.named:
-        click.echo(f"* {chosen.origin} of this directory is used where no --profile is given")
+        echo(f"* {chosen.origin} of this directory is used where no --profile is given")
     return 0
 
 
@@ -46,21 +45,21 @@ def show_profile(name: str) -> int:
     cwd = inputs.working_directory()
     chain = profiles.chain(profiles.find(name, os.environ, cwd), os.environ, cwd)
     last = chain[-1]
-    click.echo(f"{last.name}: {last.description}\n{last.path}")
+    echo(f"{last.name}: {last.description}\n{last.path}")
     if len(chain) > 1:
-        click.echo("extends " + ", ".join(f"{doc.name} ({doc.path})" for doc in chain[:-1]))
+        echo("extends " + ", ".join(f"{doc.name} ({doc.path})" for doc in chain[:-1]))
     if last.match:
-        click.echo("for GPUs named " + ", ".join(last.match))
+        echo("for GPUs named " + ", ".join(last.match))
     for key in dict.fromkeys(key for doc in chain for key in doc.leaves):
         for doc in (d for d in chain if key in d.leaves):
             leaf = doc.leaves[key]
             when = ", ".join(f"{what} {wanted}" for what, wanted in leaf.when)
             note = f"  when {when}" if when else ""
-            click.echo(f"\n{key} = {leaf.value}{note}  [{doc.path}:{leaf.line}]")
+            echo(f"\n{key} = {leaf.value}{note}  [{doc.path}:{leaf.line}]")
             reason = leaf.why + (f" <{leaf.source}>" if leaf.source else "")
             wrap = textwrap.wrap(reason, 92, break_long_words=False, break_on_hyphens=False)
             for line in wrap:
-                click.echo(f"    {line}")
+                echo(f"    {line}")
     return 0
 
 
@@ -83,8 +82,8 @@ def check_profiles(files: tuple[str, ...]) -> int:
         except ProfileError as mistake:
             errors = [mistake]
         for error in errors:
-            click.echo(str(error), err=True)
-        click.echo(f"{name}: {len(errors) or 'no'} error{'' if len(errors) == 1 else 's'}")
+            echo(str(error), err=True)
+        echo(f"{name}: {len(errors) or 'no'} error{'' if len(errors) == 1 else 's'}")
         bad += len(errors)
     return EXIT_CONFIG if bad else 0
 
@@ -94,5 +93,5 @@ def print_schema() -> int:
     """Print the JSON Schema of a profile, for editors."""
     from saferun.profile.schema import json_schema
 
-    click.echo(json.dumps(json_schema(), indent=2))
+    echo_json(json_schema())
     return 0

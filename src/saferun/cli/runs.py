@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -11,7 +10,7 @@ import time
 import click
 
 from saferun import __version__
-from saferun.cli.options import AS_JSON, HELP, RUN_DIR, TORCHRUN_ARGUMENTS
+from saferun.cli.options import AS_JSON, HELP, RUN_DIR, TORCHRUN_ARGUMENTS, echo, echo_json
 from saferun.errors import UsageError
 from saferun.plan import inputs
 
@@ -34,14 +33,14 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
     found, closed = runs.find(base, now := time.time())
     if as_json:
         shown = [runs_view.as_json(run) for run in found]
-        click.echo(json.dumps({"schema": 1, "runs": shown}, indent=2))
+        echo_json({"schema": 1, "runs": shown})
     elif found:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(runs_view.table(found, now, width))
+        echo(runs_view.table(found, now, width))
     else:
-        click.echo(f"saferun: no runs in {base}", err=True)
+        echo(f"saferun: no runs in {base}", err=True)
     if closed:
-        click.echo(f"saferun: {closed} directories there may not be read", err=True)
+        echo(f"saferun: {closed} directories there may not be read", err=True)
     return 0
 
 
@@ -60,9 +59,9 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool) -> int:
     run = runs.named(base, run_id, now := time.time())
     tried, plan = attempts(run), runs.read_plan(run.path)
     if as_json:
-        click.echo(json.dumps(runs_view.as_json_whole(run, tried, plan), indent=2))
+        echo_json(runs_view.as_json_whole(run, tried, plan))
     else:
-        click.echo(runs_view.as_text(run, tried, plan, now))
+        echo(runs_view.as_text(run, tried, plan, now))
     return 0
 
 
@@ -99,7 +98,7 @@ def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str
 
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     done = cleanup.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
-    click.echo(runs_view.cleaned(done, dry_run=dry_run))
+    echo(runs_view.cleaned(done, dry_run=dry_run))
     cleanup.check_cleaned(done)
     return 0
 
@@ -118,11 +117,11 @@ def list_mitigations(as_json: bool) -> int:
 
     known = mitigation_history.listed(os.environ)
     if as_json:
-        click.echo(json.dumps(runs_view.mitigations_json(known), indent=2))
+        echo_json(runs_view.mitigations_json(known))
     elif known:
-        click.echo(runs_view.mitigations(known, time.time()))
+        echo(runs_view.mitigations(known, time.time()))
     else:
-        click.echo("saferun: the history of mitigations is empty", err=True)
+        echo("saferun: the history of mitigations is empty", err=True)
     return 0
 
 
@@ -134,6 +133,6 @@ def clear_mitigations(script: str | None) -> int:
 
     gone = mitigation_history.clear(os.environ, script, inputs.working_directory())
     for entry in gone:
-        click.echo(f"forgot {entry.mitigation} of {entry.key.script}")
-    click.echo(f"{len(gone)} mitigation{'' if len(gone) == 1 else 's'} forgotten")
+        echo(f"forgot {entry.mitigation} of {entry.key.script}")
+    echo(f"{len(gone)} mitigation{'' if len(gone) == 1 else 's'} forgotten")
     return 0

@@ -16,6 +16,7 @@ from saferun.journal.attempts import Attempt
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
 from saferun.journal.reader import FAILED, FINISHED, INTERRUPTED, RUNNING, UNKNOWN, Run
+from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def size_text(size: int) -> str:
 
 def plain(text: str) -> str:
     """Return text as one line without control characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return printable(text)
 
 
 def _cut(text: str, size: int) -> str:

@@ -79,7 +79,10 @@ class Circumstances:
     def kind_of(self, match: Match) -> str:
         """Return the kind of a match, where circumstances decide between look-alikes."""
         if "killed by signal" in match.text:  # a DataLoader worker: torch knows only the number
-            return by_machine(match.kind, self._evidence)
+            kind = by_machine(match.kind, self._evidence)
+            if kind == "dataloader-worker-died" and self._evidence.oom_kills == 0:
+                return "ended-by-signal"  # memory was not short: it need not come again
+            return kind
         decide = self._decide.get(match.kind)
         if decide is not None:
             return decide(match)

@@ -33,6 +33,11 @@ _BY_SIGNAL = {
     24: ("scheduler-time-limit", 45),
     25: ("disk-full", 45),
 }
+# Any other signal that ends a process, SIGALRM above all. SIGPIPE has a cause that others report.
+_BY_OTHER_SIGNAL = ("ended-by-signal", 21)
+_SIGPIPE, _LAST_SIGNAL = 13, 64
+# Of the rank that failed first: what it died of is the cause, not that torchrun then failed.
+_OF_ROOT = 21
 _BY_CODE = {
     1: ("child-failed-no-root", 15),
     2: ("user-args-error", 14),
@@ -130,7 +135,8 @@ def kind_of(code: int) -> tuple[str, int] | None:
     """Return kind and weight of an exit status (negative or 128+n for a signal)."""
     number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
     if number:
-        return _BY_SIGNAL.get(number)
+        other = code < 0 and number != _SIGPIPE and number <= _LAST_SIGNAL
+        return _BY_SIGNAL.get(number, _BY_OTHER_SIGNAL if other else None)
     return _BY_CODE.get(code, _BY_CODE[1]) if code else None
 
 
@@ -170,6 +176,7 @@ def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
         if known := kind_of(code):
             kind, weight = known
             weight = 40 if _AGENT_SIGNAL.search(text) else weight
+            weight = max(weight, _OF_ROOT) if code < 0 and reader.in_root(at) else weight
             reader.add(ExitSign(kind, weight, at, reader.rank_of(line), code))
     return Exits(tuple(reader.signs), reader.root_rank)
 
@@ -193,7 +200,7 @@ class _Reader:
             text: the line.
             lower: the same in lower case.
         """
-        in_root = self._root is not None and at < self._root + _ROOT_LINES
+        in_root = self.in_root(at)
         if lower.strip() == _LISTED:
             self._summary, self._crashes = at, []
         elif _ROOT in lower:
@@ -209,6 +216,10 @@ class _Reader:
                 self.signs += near
         elif in_root and self.root_rank is None and (found := _RANK.search(lower)):
             self.root_rank = int(found[1])
+
+    def in_root(self, at: int) -> bool:
+        """Return whether a line is of the summary's block on the rank that failed first."""
+        return self._root is not None and at < self._root + _ROOT_LINES
 
     def rank_of(self, line: Line) -> int | None:
         """Return whose sign a line holds: the root's, once the summary has begun its block."""

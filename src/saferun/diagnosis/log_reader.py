@@ -76,7 +76,7 @@ _PREFIX = re.compile(
 _MAX_PREFIXES = 4
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank (\d{1,5})\]")
 _NCCL_DEVICE = re.compile(r"^[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
-_BOX = re.compile(r"^\s{0,4}[│|]\s?|\s{0,200}│\s{0,200}$")
+_BOX = re.compile(r"\s{0,4}[│|]\s?")  # the left side of one
 _DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
 
 
@@ -323,8 +323,17 @@ def strip_prefixes(raw: str) -> tuple[int | None, str]:
             rank = int(named) if named else rank
         text = text[found.end() :]
     if "│" in text:
-        text = _BOX.sub("  ", text)
+        text = _unboxed(text)
     if rank is None:
         inside = _RANK_INSIDE.search(text) or _NCCL_DEVICE.match(text)
         rank = int(inside[1]) if inside else None
     return rank, text
+
+
+def _unboxed(text: str) -> str:
+    """Replace the two sides of a box around a line (rich) by blanks."""
+    left = _BOX.match(text)
+    if left:
+        text = "  " + text[left.end() :]
+    inner = text.rstrip()
+    return f"{inner[:-1].rstrip()}  " if inner.endswith("│") else text

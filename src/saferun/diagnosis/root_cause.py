@@ -19,7 +19,8 @@ _SEPARATE_LINES = 3  # of normal output between a handled exception and the one 
 # How a rank ends without giving a reason: what its peers then see is not the cause.
 _SILENT = ("child-failed-no-root", "user-args-error")
 # The same for the echo `peer-lost`. An abort may follow any other echo, so it explains no other.
-_SILENT_TO_PEERS = (*_SILENT, "abort-unknown", "sigterm-preempted")
+_SIGNALLED = ("abort-unknown", "ended-by-signal", "sigterm-preempted")
+_SILENT_TO_PEERS = (*_SILENT, *_SIGNALLED)
 _COMMUNICATION = ("collective", "rendezvous")  # groups of kinds
 
 
@@ -80,7 +81,7 @@ def _standing(
 
 def _ended(item: Explanation, root_rank: int | None) -> bool:
     """Return whether it is the signal that ended the rank which failed first: that is no echo."""
-    return item.kind == "abort-unknown" and item.raised is None and item.rank == root_rank
+    return item.kind in _SIGNALLED and item.raised is None and item.rank == root_rank
 
 
 def _reported_before(echo: Explanation, found: Sequence[Explanation]) -> Explanation | None:

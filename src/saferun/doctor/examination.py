@@ -25,6 +25,7 @@ from saferun.gpu import nvidia_smi
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
 from saferun.named_tuple import NamedTuple
+from saferun.system.printable import printable
 from saferun.system.redact import Masker
 
 DEADLINE_S = 17.5  # the promise is 20 s; starting and printing take the rest
@@ -225,7 +226,7 @@ def masked(finding: Finding, masker: Masker) -> Finding:
 
 
 def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return printable(" ".join(text.split()))
 
 
 def status(findings: tuple[Finding, ...]) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from saferun.doctor.vitals import InfiniBand, Interface, Network, Port
 from saferun.system import procfs
+from saferun.system.printable import printable
 from saferun.system.redact import Masker
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -101,7 +102,7 @@ def _owner(links: set[str], proc: str) -> int | None:
 def _command(pid: int, masker: Masker, proc: str) -> str:
     argv = procfs.text(f"{proc}/{pid}/cmdline").rstrip("\0").split("\0")
     text = " ".join(masker.words(argv))[:120]
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return printable(text)
 
 
 def infiniband(folder: str = "/sys/class/infiniband") -> tuple[InfiniBand, ...]:

@@ -18,6 +18,7 @@ from saferun.doctor.vitals import Cuda, Files, Smi
 from saferun.gpu import nvidia_smi, orphans
 from saferun.system import command as bounded
 from saferun.system import gpus, paths, procfs
+from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _message(text: str, report: bool) -> str:
         parts = (" ", "=", "GPU 0")
         lines = [line for line in lines if not (line.startswith(parts) or " : " in line)]
     text = " ".join(" ".join(lines).split())[:300]
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return printable(text)
 
 
 def _one_by_one(smi: Smi, environ: Mapping[str, str], buses: Sequence[str], end: float) -> Smi:

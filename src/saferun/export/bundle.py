@@ -25,6 +25,7 @@ FILES = (
     *("__init__.py", "model.py", "errors.py", "named_tuple.py"),
     *("export/__init__.py", "export/bundle_main.py", "export/settings_codec.py"),
 )
+MOST_BYTES = 32 << 20  # of a bundle, packed and unpacked; ours has 2 MB
 LEVEL = 6  # of compression; 9 makes it 1 % smaller and takes twice as long
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
 
@@ -37,9 +38,13 @@ def pack(environ: Mapping[str, str]) -> str:
 
 def unpack(text: str) -> dict[str, str] | None:
     """Return the files of a bundle, path -> text; None if the text is no bundle."""
+    if len(text) > MOST_BYTES:
+        return None
+    unpacking = zlib.decompressobj()
     try:
-        found = json.loads(zlib.decompress(base64.b64decode(text)))
-    except (ValueError, zlib.error):
+        data = unpacking.decompress(base64.b64decode(text), MOST_BYTES)
+        found = json.loads(data) if unpacking.eof else None
+    except (ValueError, zlib.error, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

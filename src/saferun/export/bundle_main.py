@@ -142,6 +142,7 @@ def _is_changed(name: str) -> bool:
 
 def _run(kit: str, name: str, arguments: Sequence[str], pace: Pace) -> int:
     with open(os.path.join(kit, "environ"), "rb") as file:
+        os.unlink(file.name)  # it may hold secrets, and is read only here
         environ = environment(os.environ, file.read())
     with open(os.path.join(kit, "settings"), "rb") as file:
         fields = file.read().split(b"\0")

@@ -6,7 +6,7 @@ Nothing is started. Neither the job's script nor a GPU need exist.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from saferun import __version__
 from saferun.errors import UnavailableError, UsageError
@@ -20,10 +20,12 @@ from saferun.plan.request import read_torchrun
 from saferun.profile.files import Chosen
 from saferun.profile.merge import Given
 from saferun.supervise.start import refuse_workers
+from saferun.system.redact import MASK, Masker
 from saferun.system.secret_names import is_secret
 
 OWN = {**sbatch.OPTIONS, "-o": "FILE", "--check": "FILE"}  # before torchrun's arguments
 START = ("torchrun", "saferun")  # how a pasted command line may begin
+_MOST_CHARACTERS = 32 << 20  # of a script that is checked; one of ours has 1 million
 
 
 class ScriptRequest(NamedTuple):
@@ -53,6 +55,7 @@ class Script(NamedTuple):
 
     text: str
     remarks: tuple[str, ...]
+    private: bool = False  # it holds secrets
 
 
 # --- the arguments -------------------------------------------------------------------------------
@@ -133,16 +136,17 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
     made_by = shell_script.Maker(__version__, wanted.command, bundle.template())
     whole = bool(wanted.args) and request.line.refusal is None
     text = shell_script.render(sheet, wanted.args, made_by, bundle.pack(environ), whole=whole)
-    remarks = (*selection.chosen.remarks, *_secrets(sheet))
+    secrets = _secrets(sheet, wanted.args)
+    remarks = (*selection.chosen.remarks, *secrets)
     if wanted.slurm is None:
-        return Script(text, remarks)
+        return Script(text, remarks, private=bool(secrets))
     if not sheet.named:
         here = f"profile {sheet.profile} is for this machine; name the nodes' own with --profile"
         remarks = (*remarks, here)
     with_torchrun = shell_script.launcher(sheet) != "python"
     part = bundle.template("slurm.sh")
     text = sbatch.render(text, wanted.slurm, request.line, part, torchrun=with_torchrun)
-    return Script(text, (*remarks, *sbatch.remarks(wanted.slurm)))
+    return Script(text, (*remarks, *sbatch.remarks(wanted.slurm)), private=bool(secrets))
 
 
 def _sheet(chosen: Chosen, sets: Sequence[Given]) -> Sheet:
@@ -153,16 +157,32 @@ def _sheet(chosen: Chosen, sets: Sequence[Given]) -> Sheet:
     return Sheet(chosen.chain[-1].name, by, made_for, chosen.chain, over)
 
 
-def _secrets(sheet: Sheet) -> list[str]:
+def _secrets(sheet: Sheet, arguments: Sequence[str]) -> list[str]:
+    """Return a warning where the script will hold secrets, of variables or of arguments."""
     keys = [key for doc in sheet.chain for key in doc.leaves]
     keys += [given.key for given in sheet.sets]
     named = {key.partition(".")[2] for key in keys if key.startswith("env.")}
-    found = ", ".join(sorted(filter(is_secret, named)))
+    found = ", ".join([*sorted(filter(is_secret, named)), *_secret_arguments(arguments)])
     return [f"the script holds {found}: mind who may read it"] if found else []
 
 
-def write(path: str, text: str) -> None:
+def _secret_arguments(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the options whose values are secrets; an argument that is one is told by its place."""
+    masked = Masker({}, ()).words(arguments)
+    for place, (word, shown) in enumerate(zip(arguments, masked, strict=True)):
+        if word != shown:
+            name = shown.partition("=")[0] if shown.endswith(f"={MASK}") else ""
+            before = arguments[place - 1] if place and shown == MASK else ""
+            yield name or before or f"a secret in argument {place + 1}"
+
+
+def write(path: str, text: str, *, private: bool = False) -> None:
     """Write an executable script atomically; a file that is no script of ours is left alone.
+
+    Args:
+        path: of the script.
+        text: its content.
+        private: it holds secrets: nobody else may read it, whatever the umask.
 
     Raises:
         UsageError: there is another file at `path`.
@@ -175,7 +195,9 @@ def write(path: str, text: str) -> None:
     draft = f"{path}.{os.getpid()}.tmp"
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(draft, flags, 0o777), "w", encoding="utf-8") as file:
+        with open(
+            os.open(draft, flags, 0o700 if private else 0o777), "w", encoding="utf-8"
+        ) as file:
             file.write(text)
         os.replace(draft, path)
     except OSError as error:
@@ -230,7 +252,7 @@ def _lines(text: str) -> list[str]:
 def _read(path: str) -> str | None:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+            return file.read(_MOST_CHARACTERS)
     except FileNotFoundError:
         return None
     except OSError as error:

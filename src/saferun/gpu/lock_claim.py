@@ -6,8 +6,9 @@ import os
 
 from saferun.gpu.lock_device import Device
 from saferun.gpu.lock_dir import Place
-from saferun.gpu.lock_owner import Record, describe_holder, printable, read_all, unlink
+from saferun.gpu.lock_owner import Record, describe_holder, read_all, unlink
 from saferun.system import procfs
+from saferun.system.printable import printable
 
 SLOTS = 64  # runs on one GPU that can be counted
 
@@ -49,7 +50,11 @@ class Claim:
                 self._take(place, f"{name}.lock", alone=False)  # whoever resets it must see us
         others = [slot for slot in slots_of(name, names) if place.is_held(slot, shared=True)]
         self.others[name] = len(others)
-        signed = [r.slots for r in self.records if r.alive and name in r.devices]
+        signed = [
+            r.slots
+            for r in self.records
+            if r.alive and name in r.devices and any(slot in r.files for slot in others)
+        ]
         if len(others) >= min([self.slots, SLOTS, *signed]):
             met += others
         for slot in (f"{name}.slot{k}" for k in range(SLOTS)):

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from saferun.gpu.lock_dir import OPEN, Place, Umask
 from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
+from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 RECORDS = 512  # of other runs that are read; more is a flood
 RECORD_BYTES = 1 << 14
+_TEXT = 200  # characters of what a record says
 
 
 class Holder(NamedTuple):
@@ -77,11 +79,6 @@ def describe_holder(record: Record) -> str:
     return text if record.alive else f"what {text}, now ended, has left running"
 
 
-def printable(text: object, limit: int = 200) -> str:
-    """Return another user's text such that nothing in it moves our terminal's cursor."""
-    return "".join(c if c.isprintable() else "?" for c in str(text)[:limit])
-
-
 def write(
     place: Place, owner: Holder, slots: int, devices: Sequence[str], files: Iterable[str]
 ) -> str:
@@ -92,6 +89,7 @@ def write(
     content = {
         "schema": 1,
         **owner._asdict(),
+        "pids": procfs.this_process()["pids"],
         "slots": slots,
         "devices": list(devices),
         "files": sorted(files),
@@ -132,11 +130,14 @@ def _read(place: Place, name: str) -> Record | None:
             os.close(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022 or status.st_nlink != 1:
             return None
-        record = parse_record(json.loads(data), name, status.st_uid)
+        content = json.loads(data)
+        record = parse_record(content, name, status.st_uid)
     except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
     if record.holder.host != os.uname().nodename:
         return None
+    if content.get("pids") not in (None, "", procfs.this_process()["pids"]):
+        return record._replace(alive=True)  # a container's: its pid says nothing here, its locks do
     lives, pid = _lives(record.holder), record.holder.pid
     if lives and procfs.start(pid) and status.st_uid not in procfs.uids(pid):
         return None  # it names somebody else's process
@@ -157,10 +158,10 @@ def parse_record(content: Any, file: str, uid: int) -> Record:
         pid=content["pid"],
         start=content["start"],
         host=content["host"],
-        user=printable(content["user"]),
-        command=printable(content["command"]),
+        user=printable(content["user"], _TEXT),
+        command=printable(content["command"], _TEXT),
         since=since,
-        run=printable(content["run"]),
+        run=printable(content["run"], _TEXT),
     )
     devices, files = (tuple(map(str, content[key])) for key in ("devices", "files"))
     return Record(holder, file, uid, slots, devices, files, alive=False)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from saferun.named_tuple import NamedTuple
+from saferun.system.printable import printable
 
 _BUS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
 _GPU = rf"^GPU ({_BUS})\s*$"
@@ -144,7 +145,7 @@ def parse(text: str, messages: str = "", known: Collection[str] = ()) -> Report:
 
 def _before_processes(text: str) -> str:
     """Return the part of a GPU's report in which no other user's text can stand."""
-    return re.split(r"^\s+Processes\b.*$", text, maxsplit=1, flags=re.MULTILINE)[0]
+    return re.split(r"^[ \t]+Processes\b.*$", text, maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def _once(fields: Iterator[tuple[str, str]]) -> tuple[dict[str, str], str]:
@@ -236,7 +237,7 @@ def _lost(text: str) -> Iterator[Lost]:
 def _strange(text: str) -> str:
     lines = (line.strip() for line in text.splitlines())
     first = next((line for line in lines if line and "NVSMI LOG" not in line), "")
-    return "".join(c if c.isprintable() else "?" for c in first[:160])
+    return printable(first, 160)
 
 
 def parse_capabilities(text: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from saferun.gpu import cuda_errors
 from saferun.gpu.visible_devices import visible_without
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu, GpuFacts
 from saferun.named_tuple import NamedTuple
+from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _card(number: int, report: Mapping[str, Any]) -> Card:
 
 def _text(value: object) -> str:
     """Return a driver's text such that nothing in it moves a terminal's cursor."""
-    return "".join(c if c.isprintable() else "?" for c in str(value or "")[:200])
+    return printable(value or "", 200)
 
 
 def _code(report: Mapping[str, Any]) -> int:

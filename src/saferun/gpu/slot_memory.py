@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.gpu.lock_claim import Claim
 from saferun.gpu.lock_device import device_name
-from saferun.gpu.lock_owner import Record, printable, user_name
+from saferun.gpu.lock_owner import Record, user_name
 from saferun.gpu.nvidia_smi import Card, Process, number
 from saferun.system import procfs
+from saferun.system.printable import printable
 
 FRESH_S = 2.0  # nvidia-smi is asked again after that
 _MIB = 1024  # in a GiB

@@ -18,6 +18,7 @@ from collections.abc import Container, Iterable, Mapping
 from saferun.inject import contract
 from saferun.inject.targets import TARGETS
 from saferun.named_tuple import NamedTuple
+from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -297,7 +298,7 @@ def _past(receipts: tuple[Receipt, ...], needed: Container[str]) -> tuple[str, .
 def _one_line(text: str) -> str:
     """Return text of a job as one short line without control characters."""
     line = " ".join(text.split())[:_MAX_ERROR]
-    return "".join(letter if letter.isprintable() else "?" for letter in line)
+    return printable(line)
 
 
 def _ranks(ranks: set[int]) -> str:

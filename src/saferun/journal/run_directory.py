@@ -53,7 +53,7 @@ class RunDirectory:
         Raises:
             OSError: it cannot be made or written.
         """
-        base = os.path.abspath(base)
+        base = paths.absolute(base)
         parent = _open_base(base)
         try:
             name = _new_directory(parent, _file_name(run))

@@ -30,7 +30,10 @@ _TAG = r"python(\d+\.\d+t?)$"
 _TRAMPOLINE = rb"""'''exec'\s+(?:"([^"$]+)"|'([^']+)'|([^\s"'$]+))((?:\s+-\w+)*)\s+"\$0\""""
 _TRAMPOLINE_BESIDE = rb"""'''exec'\s+"\$\(dirname .*?"\$0"\)"\)"/'?([\w.]+)'?"""
 # A script that starts saferun: the command, outside comments and not within a name, or the import.
-_WRAPS_US = rb"(?m)^(?!\s*#)[^\n]*(?<![\w.$-])saferun(?![\w./=-])|^\s*(?:from|import)\s+saferun\b"
+_WRAPS_US = (
+    rb"(?m)^(?![ \t]*#)[^\n]*(?<![\w.$-])saferun(?![\w./=-])"
+    rb"|^[ \t]*(?:from|import)\s+saferun\b"
+)
 _VERSION = r"(?m)^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]"
 
 
@@ -113,7 +116,7 @@ def _own_programs() -> set[str]:
         os.path.join(os.path.dirname(sys.executable), "saferun"),
         os.path.join(paths.PACKAGE, "__main__.py"),
     ]
-    return {os.path.realpath(name) for name in names if name}
+    return {os.path.realpath(paths.absolute(name)) for name in names if os.path.exists(name)}
 
 
 def _read_head(path: str) -> bytes:
@@ -188,9 +191,9 @@ def _search_path(launcher: Launcher, environ: Mapping[str, str]) -> Iterator[str
         return
     flags = launcher.flags
     if "-m" in launcher.argv and not environ.get("PYTHONSAFEPATH"):
-        yield os.getcwd()
+        yield paths.absolute("")
     if "E" not in flags and "I" not in flags and environ.get("PYTHONPATH"):
-        yield from map(os.path.abspath, environ["PYTHONPATH"].split(os.pathsep))
+        yield from map(paths.absolute, environ["PYTHONPATH"].split(os.pathsep))
     config = _venv_config(launcher.prefix)
     tag = _tag(launcher.interpreter, launcher.prefix, config)
     base = launcher.prefix

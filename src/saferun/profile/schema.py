@@ -209,7 +209,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"known here: {', '.join(known)}" if known else ""
 
 
-_RANGE = re.compile(r"\s*(>=|<=|==|!=|>|<)?\s*(\d+(?:\.\d+)*)\s*\Z")
+# Of one comparison without blanks around it; a version has a few short numbers.
+_RANGE = re.compile(r"(>=|<=|==|!=|>|<)?\s{0,8}(\d{1,9}(?:\.\d{1,9}){0,8})\Z")
 _OPS = {
     ">=": lambda a, b: a >= b,
     "<=": lambda a, b: a <= b,
@@ -222,7 +223,7 @@ _OPS = {
 
 def is_range(text: str) -> bool:
     """Return whether a text is a list of comparisons such as ">=2.8,<2.10"."""
-    return all(_RANGE.match(part) for part in text.split(","))
+    return all(_RANGE.match(part.strip()) for part in text.split(","))
 
 
 def in_range(version: str, wanted: str) -> bool:
@@ -230,12 +231,12 @@ def in_range(version: str, wanted: str) -> bool:
 
     Local and pre-release parts do not count: "2.9.0a0+git1" and "2.9.0+cu130" are both 2.9.0.
     """
-    match = re.match(r"\d+(?:\.\d+)*", version)
+    match = re.match(r"\d{1,9}(?:\.\d{1,9}){0,8}", version)
     if not match:
         return False
     have = [int(n) for n in match.group().split(".")]
     for part in wanted.split(","):
-        comparison = _RANGE.match(part)
+        comparison = _RANGE.match(part.strip())
         assert comparison is not None, f"{wanted!r} was checked by is_range"
         op, number = comparison.groups()
         want = [int(n) for n in number.split(".")]

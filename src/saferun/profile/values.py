@@ -27,9 +27,10 @@ from saferun.profile.schema import KEYS, OPEN, TORCHRUN_FLAGS, Key, Leaf, Value,
 NULL = ("null", "~", "")
 TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
-_NUMBER = r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[-+]?\d+)?\Z"
+_NUMBER = r"[-+]?(\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?\Z"
 # An item of a list between brackets: in double quotes (JSON's escapes), in single ones, or plain.
-_ITEM = r"""\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|([^,\[\]{}"']*))\s*(,|\Z)"""
+_PLAIN = r"""[^,\[\]{}"'\s](?:[^,\[\]{}"']*[^,\[\]{}"'\s])?"""
+_ITEM = rf"""\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|((?:{_PLAIN})?))\s*(,|\Z)"""
 _LEADING = "!&*|>%@`#"  # characters that an unquoted YAML scalar cannot begin with
 
 

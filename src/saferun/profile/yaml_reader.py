@@ -116,7 +116,7 @@ class Reader:
             )
             return None
         try:
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            root = yaml.compose(text, Loader=_bounded_loader())
         except yaml.YAMLError as error:
             self._yaml_error(error)
             return None
@@ -271,6 +271,9 @@ class Reader:
         if "\0" in node.value:
             self.error("a NUL character cannot be in a variable", node, "leave it out", key)
             return None
+        if any("\ud800" <= c <= "\udfff" for c in node.value):
+            self.error("half of a character (a lone surrogate)", node, "write it whole", key)
+            return None
         return str(node.value)
 
     def _annotations(
@@ -326,6 +329,23 @@ class Reader:
             scalars = [n for n in node.value if isinstance(n, yaml.ScalarNode)]
             return [scalar(n) for n in scalars] if len(scalars) == len(node.value) else None
         return scalar(node) if isinstance(node, yaml.ScalarNode) else None
+
+
+def _bounded_loader() -> Any:
+    """Return a YAML loader that gives up beyond MAX_NODES: a list of 130,000 takes 6 s."""
+    import yaml
+
+    class Bounded(yaml.SafeLoader):
+        seen = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.seen += 1
+            if self.seen > MAX_NODES:
+                what = f"more than {MAX_NODES:,} entries"
+                raise yaml.composer.ComposerError(None, None, what, parent and parent.start_mark)
+            return super().compose_node(parent, index)
+
+    return Bounded
 
 
 def _canonical(section: str, name: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from saferun.model import Gpu, GpuFacts
 from saferun.named_tuple import NamedTuple
 from saferun.system import paths
+from saferun.system.printable import printable
 
 # Runs a command with an environment for some seconds: its output, and what went wrong.
 Run = Callable[[tuple[str, ...], Mapping[str, str], float], tuple[str, str]]
@@ -267,7 +268,7 @@ def parse_list(output: str, trouble: str) -> Machine:
             instances[parent] = (*instances.get(parent, ()), uuid.rstrip(")"))
         elif line.strip() and not strange:
             strange = line.strip()[:200]
-    message = "".join(c if c.isprintable() else "?" for c in strange)
+    message = printable(strange)
     doubt = ": ".join(text for text in (trouble, message) if text)
     if not gpus and not doubt:
         doubt = "it printed nothing"

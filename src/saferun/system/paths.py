@@ -99,10 +99,18 @@ def shipped(name: str) -> str:
     return packed if os.path.isdir(packed) else os.path.join(PACKAGE, "..", "..", name)
 
 
+def absolute(path: str) -> str:
+    """Return an absolute path; a relative one as it is where the working directory was deleted."""
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        return path
+
+
 def on_path(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Yield the executable files of this name on PATH, in its order."""
     for entry in environ.get("PATH", os.defpath).split(os.pathsep):
-        path = os.path.join(os.path.abspath(entry), name)
+        path = os.path.join(absolute(entry), name)
         if os.path.isfile(path) and os.access(path, os.X_OK):
             yield path
 

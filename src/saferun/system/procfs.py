@@ -10,6 +10,8 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 
+from saferun.system.printable import printable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -127,7 +129,7 @@ def comm(pid: int) -> str:
         name = read(f"/proc/{pid}/comm").strip()
     except OSError:
         return "ended"
-    return "".join(c if c.isprintable() else "?" for c in name)
+    return printable(name)
 
 
 def read(path: str) -> str:

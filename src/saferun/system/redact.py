@@ -99,7 +99,7 @@ def _is_option(word: str) -> bool:
 
 def _names_secret(name: str) -> bool:
     """Return whether `name=value` in a command line sets a secret: an option, a variable, a key."""
-    return compiled(r"[-+]*[\w.-]+").fullmatch(name) is not None and tells(name, False)
+    return compiled(r"[-+]*(?:[\w.][\w.-]*)?").fullmatch(name) is not None and tells(name, False)
 
 
 def _awaits_secret(option: str) -> bool:

@@ -10,7 +10,13 @@ import re
 from functools import lru_cache
 
 SHORTEST = 8  # characters; a shorter value would be masked inside ordinary words
-_NAME_PATTERNS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
+_NAME_PATTERNS = (
+    *("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL"),
+    *("WEBHOOK", "COOKIE", "AUTH_CONFIG", "CONNECTION_STRING", "NETRC", "PGPASS"),
+    *("JWT", "BEARER"),
+)
+_NAME_ENDINGS = ("_PASS", "_PWD", "_AUTH", "_PAT", "_CREDS", "_DSN", "_SAS")
+_HARMLESS = frozenset(("VAULT_ADDR", "VAULT_NAMESPACE", "VAULT_SKIP_VERIFY", "VAULT_CACERT"))
 STRONG = ("secret", "passw", "passphrase", "credential")  # no harmless word contains one of these
 _NO_TOKEN = ("tokeni", "tokenwise")  # tokenizer, tokenised, …
 _NO_KEY = ("monkey", "turkey", "donkey", "hockey", "jockey", "whiskey", "hotkey")
@@ -42,7 +48,10 @@ _ROOTS = _set(  # where the path in SSH_KEY_FILE or GOOGLE_APPLICATION_CREDENTIA
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret, by the patterns above."""
     upper = name.upper()
-    return any(word in upper for word in _NAME_PATTERNS) or upper.endswith(("_PASS", "_PWD"))
+    if upper in _HARMLESS:
+        return False
+    known = upper.endswith(_NAME_ENDINGS) or upper.startswith("VAULT_")
+    return known or any(word in upper for word in _NAME_PATTERNS)
 
 
 @lru_cache(maxsize=512)
@@ -56,7 +65,7 @@ def tells(name: str, loose: bool) -> bool:
     spread = compiled(r"(?<=[a-z0-9])(?=[A-Z])").sub("_", name)
     parts = [part for part in compiled(r"[^a-z]+").split(spread.lower()) if part]
     for before, part in zip(["", *parts], parts, strict=False):
-        if any(word in part for word in STRONG):
+        if any(word in part for word in STRONG) and not part.startswith("secretar"):
             return True
         if "token" in part and not any(word in part for word in _NO_TOKEN):
             last = part is parts[-1]
@@ -64,6 +73,8 @@ def tells(name: str, loose: bool) -> bool:
                 return True
         if _is_key(before, part, loose):
             return True
+    if not loose and is_secret(name) and not any(w in name.upper() for w in ("KEY", "TOKEN")):
+        return True
     return parts[-1:] in (["pwd"], ["pass"]) and len(parts) > 1
 
 

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from saferun.system.secret_names import STRONG, compiled, is_plain, tells
+from saferun.system.secret_shapes import BEGINNINGS, SURROUNDINGS
 
 Span = tuple[int, int]
 STAR = b"***"  # the mask; what is masked already is not found again
+_KEY_LINES = 200  # of a private key whose first line is lost; RSA with 16384 bits has 195
 
 
 @lru_cache(maxsize=64)
@@ -27,6 +29,7 @@ def find(data: bytes) -> Iterator[Span]:
     yield from _in_urls(data)
     yield from _shapes(data)
     yield from _private_keys(data)
+    yield from _tables(data)
     if any(c in data for c in b"=:-"):
         lower = data.lower()  # ASCII only, so that offsets stay
         yield from _named(data, lower)
@@ -49,57 +52,62 @@ def _in_urls(data: bytes) -> Iterator[Span]:
         yield from _kept(match.span(match.lastindex or 0), data)
 
 
-_SHAPES: tuple[tuple[bytes, bytes], ...] = (  # the beginning of a token, and the whole of it
-    (b"hf_", rb"hf_(?:(?=[A-Za-z]{0,64}[0-9])[A-Za-z0-9]{12,}|[A-Za-z0-9]{30,})"),
-    (b"gh", rb"gh[pousr]_[A-Za-z0-9]{20,}"),
-    (b"github_pat_", rb"github_pat_[A-Za-z0-9_]{20,}"),
-    (b"glpat-", rb"glpat-[A-Za-z0-9_-]{16,}"),
-    (b"sk-", rb"sk-(?=[A-Za-z_-]{0,64}[0-9])[A-Za-z0-9_-]{16,}"),
-    (b"xox", rb"xox[a-z]-[A-Za-z0-9-]{10,}"),
-    (b"AKIA", rb"AKIA[0-9A-Z]{16}(?![0-9A-Za-z])"),
-    (b"ASIA", rb"ASIA[0-9A-Z]{16}(?![0-9A-Za-z])"),
-    (b"AIza", rb"AIza[0-9A-Za-z_-]{30,}"),
-    (b"nvapi-", rb"nvapi-[A-Za-z0-9_-]{20,}"),
-    (b"wandb_v1_", rb"wandb_v1_[A-Za-z0-9_]{20,}"),
-    (b"npm_", rb"npm_[A-Za-z0-9]{30,}"),
-    (b"dckr_pat_", rb"dckr_pat_[A-Za-z0-9_-]{16,}"),
-    (b"eyJ", rb"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"),
-)
-_AFTER_WORDS: tuple[tuple[bytes, bytes], ...] = (  # a word; it and the token (group 1)
-    (b"earer", rb"[Bb]earer[ \t]{1,4}([A-Za-z0-9._~+/-]{16,}=*)"),
-    (
-        b"andb",
-        rb"[Ww]andb[ _-]?(?:login|api|key)[^\n]{0,64}?(?<![0-9a-f])([0-9a-f]{40})(?![0-9a-f])",
-    ),
-)
-
-
 def _shapes(data: bytes) -> Iterator[Span]:
     """Yield tokens that are known by how they begin; not in the middle of a longer word."""
-    for begin, whole in _SHAPES:
+    for begin, whole in BEGINNINGS:
         if begin in data:
             alone = rb"(?<![A-Za-z0-9_-]" + re.escape(begin) + rb")"
             pattern = re.escape(begin) + alone + whole[len(begin) :]
             yield from (match.span() for match in _bytes_pattern(pattern).finditer(data))
-    for word, whole in _AFTER_WORDS:
+    for word, whole in SURROUNDINGS:
         if word in data:
             yield from (match.span(1) for match in _bytes_pattern(whole).finditer(data))
 
 
 def _private_keys(data: bytes) -> Iterator[Span]:
     """Yield what is between the BEGIN and END lines of a private key, or all after BEGIN."""
-    if b"PRIVATE KEY-----" not in data:
+    if b"PRIVATE KEY" not in data:
         return
     done = 0
-    for match in _bytes_pattern(rb"-----BEGIN[ ][A-Z ]{0,32}PRIVATE[ ]KEY-----").finditer(data):
-        if match.start() >= done:
+    line = rb"-----(BEGIN|END)[ ][A-Z ]{0,32}PRIVATE[ ]KEY(?:[ ]BLOCK)?-----"
+    for match in _bytes_pattern(line).finditer(data):
+        if match.start() < done:
+            continue
+        if match[1] == b"END":  # a tail may have lost the first line
+            yield from _kept((_base64_begins(data, match.start(), done), match.start()), data)
+            done = match.end()
+        else:
             end = data.find(b"-----END", match.end())
             done = len(data) if end < 0 else end
             yield from _kept((match.end(), done), data)
 
 
+def _base64_begins(data: bytes, end: int, floor: int) -> int:
+    """Return where the lines of base64 above this place begin; at most _KEY_LINES of them."""
+    begin = end
+    for _ in range(_KEY_LINES):
+        above = max(floor, data.rfind(b"\n", floor, max(floor, begin - 1)) + 1)
+        whole = _bytes_pattern(rb"[A-Za-z0-9+/=]{1,128}\s*").fullmatch(data, above, begin)
+        if above >= begin or not whole:
+            break
+        begin = above
+    return begin
+
+
+def _tables(data: bytes) -> Iterator[Span]:
+    """Yield values of a table: `| HF_TOKEN | … |`; a name in lower case may be a heading."""
+    row = rb"""(?<![A-Z0-9_]) ([A-Z][A-Z0-9_]{2,63}) [ \t]{1,60}
+               (?: \| | \xe2\x94[\x82\x83]) [ \t]{1,60} ([^\s|\xe2]{8,512})"""
+    if b"|" in data or b"\xe2\x94" in data:
+        for match in _bytes_pattern(row).finditer(data):
+            name = match[1].decode("latin-1")
+            if tells(name, False) and not is_plain(match[2].decode("latin-1"), name):
+                yield from _kept(match.span(2), data)
+
+
 _AFTER_NAME = rb"""  # the rest of a name, and what is between it and the value
-    [a-z0-9_.-]{0,40} (?![a-z0-9_.-]) (?:\\{0,3}["'])? \]? [ \t]{0,4} (?:=>?(?!=)|:(?!:)) [ \t]{0,4}
+    [a-z0-9_.-]{0,40} (?![a-z0-9_.-]) (?: \x1b \[ [0-9;]{0,16} m){0,3} (?:\\{0,3}["'])? \]?
+    [ \t]{0,4} (?:=>?(?!=)|:(?!:)) [ \t]{0,4}
 """
 _NO_NUMBER = (
     rb"""(?! [ \t]{0,4} [0-9][0-9.,_]{0,11} (?:[\s;)\]}]|\Z))"""  # tokens=4096 in every line
@@ -150,7 +158,8 @@ def _name_begins(data: bytes, at: int) -> int:
 
 
 def _word(data: bytes, begin: int, end: int) -> str:
-    return data[begin:end].split(b"=")[0].split(b":")[0].strip(b" \t\\\"']").decode("latin-1")
+    name = data[begin:end].split(b"=")[0].split(b":")[0].split(b"\x1b")[0]
+    return name.strip(b" \t\\\"']").decode("latin-1")
 
 
 def _is_loose(name: str) -> bool:

@@ -1,0 +1,71 @@
+"""What others wrote reaches a terminal without anything that moves its cursor."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from saferun.__main__ import main
+from saferun.system.printable import printable
+
+EVIL = "a\x1b[31mb\x9b2Jc\u202ed\u2066e\x7ff\x85g\u2028h\ud800i"
+
+
+@pytest.fixture
+def place(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def is_clean(text):
+    return all(c.isprintable() or c in "\n\t" for c in text)
+
+
+def test_every_character_that_moves_a_cursor_is_replaced():
+    assert printable(EVIL) == "a?[31mb?2Jc?d?e?f?g?h?i"
+    assert printable("a\tb\n", kept="\n") == "a?b\n"
+    assert printable("x" * 9, 3) == "xxx"
+
+
+PROFILE = 'schema: 1\ndescription: "\\e[31m\\u202e\\x9b"\nenv: {X: "\\e[2J\\u202e"}\n'
+WORDS = {
+    "profiles show": ["profiles", "show", "./p.yaml"],
+    "plan": ["plan", "--profile", "./p.yaml", "t.py"],
+    "plan --json": ["plan", "--json", "--profile", "./p.yaml", "t.py"],
+    "diagnose": ["diagnose", "log"],
+    "diagnose --json": ["diagnose", "--json", "log"],
+    "runs show": ["runs", "show", "last"],
+    "runs show --json": ["runs", "show", "--json", "last"],
+    "runs list": ["runs", "list"],
+}
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_no_command_prints_what_others_wrote_as_it_is(place, capsys, words):
+    (place / "p.yaml").write_text(PROFILE)
+    (place / "log").write_text(f"RuntimeError: {EVIL}\n", errors="replace")
+    run = place / "home" / ".local/state/saferun/runs/20260101-000000-1"
+    run.mkdir(parents=True)
+    event = {"at": 1, "event": "ended", "attempt": 1, "root_line": EVIL, "kind": EVIL}
+    (run / "events.jsonl").write_text(json.dumps(event) + "\n")
+    main(words)
+    seen = capsys.readouterr()
+    assert seen.out
+    assert is_clean(seen.out + seen.err), seen
+
+
+@pytest.mark.parametrize("text", [f"{EVIL}: 1", "env: {X: 'a\x1b[2Jb'}", "when\u202e: 1"])
+def test_an_error_in_a_profile_is_printed_clean_and_short(place, capsys, text):
+    (place / "p.yaml").write_text(f"schema: 1\n{text}\n{'k' * 100_000}: 1\n", errors="replace")
+    assert main(["plan", "--profile", "./p.yaml", "t.py"]) == 78
+    seen = capsys.readouterr()
+    assert is_clean(seen.err)
+    assert len(seen.err) < 5000
+
+
+def test_a_fault_of_ours_is_printed_clean(capsys):
+    from saferun.system.stderr import report
+
+    assert report(RuntimeError(EVIL)) == 70
+    assert is_clean(capsys.readouterr().err)

@@ -1,0 +1,195 @@
+"""Which forms of secrets are found in text, and which harmless lines stay: the whole lists.
+
+What is known to pass: a token behind a word and a blank alone (`token …`), and `sig=` outside of an
+address.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.system.redact import MASK, Masker
+from saferun.system.secret_names import is_secret
+
+# Put together here, so that no scanner takes this file for a leak.
+R = "aB3dE5fG7hJ9kL1mN3pQ" + "5rS7tU9vW1xY3zA5bC7"
+MASKER = Masker({}, ())
+SECRETS = [
+    "hvs." + R,
+    "hvb." + R,
+    "SG." + R[:22] + "." + R,
+    "dapi" + "0123456789abcdef" * 2,
+    "ya29." + R,
+    "GOCSPX-" + R[:28],
+    "pypi-AgEIcHlwaS5vcmc" + R,
+    "sk_live_" + R[:24],
+    "rk_test_" + R[:24],
+    "https://hooks.slack.com/services/T0123ABCD/B0123ABCD/" + R[:24],
+    "https://discord.com/api/webhooks/123456789012345678/" + R,
+    "https://api.telegram.org/bot123456789:AA" + R[:33] + "/sendMessage",
+    "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n" + R * 3 + "\n-----END PGP PRIVATE KEY BLOCK-----",
+    (R * 2)[:64] + "\n" + (R[::-1] * 2)[:64] + "\n-----END RSA PRIVATE KEY-----",
+    "curl -u admin:" + R + " https://x",
+    "curl --user admin:" + R + " https://x",
+    "Cookie: sid=" + R + "; b=" + R[::-1],
+    "Set-Cookie: session=" + R + "; Path=/",
+    "| HF_TOKEN | " + R + " |",
+    "│ WANDB_API_KEY │ " + R + " │",
+    "HF_TOKEN=\x1b[32m" + R + "\x1b[0m",
+    "\x1b[1mHF_TOKEN\x1b[0m: " + R,
+    "machine api.x login me password " + R,
+    "db.example.com:5432:prod:me:" + R,
+    "r8_" + R,
+    "gsk_" + R,
+    "xai-" + R,
+    "pplx-" + R,
+    "lin_api_" + R,
+    "shpat_" + "0123456789abcdef" * 2,
+    "dop_v1_" + "0123456789abcdef" * 4,
+    "tskey-auth-" + R,
+    "AGE-SECRET-KEY-1" + R.upper(),
+    "glsa_" + R,
+    "key-" + "0123456789abcdef" * 2,
+    "whsec_" + R,
+    "rpa_" + R.upper(),
+    "xapp-1-A0123-" + R,
+    "ATATT3xFfGF0" + R,
+    "ntn_" + R,
+    "hf_" + R[:34],
+    "ghp_" + R[:36],
+    "sk-ant-api03-" + R,
+    "AKIA0123456789ABCDEF",
+    "Authorization: Basic " + R + "==",
+    "https://u:" + R + "@h/x",
+    "api_key='" + R + "'",
+    '{"password": "' + R + '"}',
+    "--hf-token " + R,
+    "export HF_TOKEN=" + R,
+    "X-Api-Key: " + R,
+    "x-amz-security-token: " + R,
+    "AccountKey=" + R + "==;",
+    "client_secret=" + R,
+    "PRIVATE-TOKEN: " + R,
+]
+HARMLESS = [
+    "tokens/s: 123456",
+    "max_tokens=512",
+    "pad_token: '<pad>'",
+    "KeyError: 'lm_head.weight'",
+    "tokenizer=gpt2",
+    "key: value",
+    "sort_key=name",
+    "primary key: id",
+    "token_ids: [1, 2, 3]",
+    "num_tokens: 4096",
+    "train/tokens 1234567",
+    "seq_len=1024 tokens=4096",
+    "Cookie jar is empty",
+    "auth: none",
+    "auth_method=kubernetes",
+    "author: Jane",
+    "passes: 3",
+    "password: None",
+    "secrets.token_hex",
+    "the token bucket algorithm",
+    "keys: ['a', 'b']",
+    "state_dict key model.layers.0.weight",
+    "missing keys: lm_head.weight",
+    'unexpected key(s) in state_dict: "a.b"',
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "from_pretrained(token=True)",
+    "use_auth_token=False",
+    "loss=2.13 tok/s=123",
+    "monkey=1",
+    "hotkey: ctrl+c",
+    "keyboard interrupt",
+    "key_padding_mask=None",
+    "n_keys=12",
+    "cache_key=abc",
+    "--token-limit 4096",
+    "eos_token='</s>'",
+    "step 100 | loss 3.2 | tok/sec 123456",
+    "| key | value |",
+    "│ loss │ 2.13 │",
+    "-u root",
+    "docker run -u 1000:1000 image",
+    "chown -R user:group",
+    "rsync -e ssh",
+    "PGP signature verified",
+    "git sha: 0123456789abcdef0123456789abcdef01234567",
+    "md5 0123456789abcdef0123456789abcdef",
+    "uuid GPU-14e799be-cee2-7364-1ed2-56588c2c62e3",
+    "port 29500:29500:tcp",
+    "10.0.0.1:29500",
+    "node1:1234:5678 [0] NCCL INFO Bootstrap",
+    "sk-learn 1.2",
+    "https://hooks.example.com/x",
+    "passed: 12",
+    "compass: north",
+    "bypass=1",
+    "secretary: bob",
+    "credential_process",
+    "tokenized dataset at /data/tok",
+    "KeyError: 'api_key'",
+    "RuntimeError: key 'a.b' not found",
+    "weight_key: q_proj",
+    "Bearer of bad news everywhere",
+    "signature: (x, y) -> z",
+    "def f(token: str, key: int)",
+    "sig=inspect",
+    "cookie_policy=lax",
+]
+NAMES = [
+    "GITHUB_PAT",
+    "REGISTRY_AUTH",
+    "BASIC_AUTH",
+    "SLACK_WEBHOOK",
+    "DISCORD_WEBHOOK_URL",
+    "COOKIE",
+    "SESSION_COOKIE",
+    "VAULT_SECRET_ID",
+    "VAULT_ROLE",
+    "DOCKER_AUTH_CONFIG",
+    "NETRC",
+    "PGPASSFILE",
+    "SENTRY_DSN",
+    "AWS_CREDS",
+    "BLOB_SAS",
+    "MY_JWT",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "NPM_AUTH",
+    "HF_TOKEN",
+    "WANDB_API_KEY",
+    "DB_PWD",
+]
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_a_secret_of_this_form_is_masked(text):
+    masked = MASKER.data(text.encode()).decode()
+    left = (R[:20], R[::-1][:20], R.upper()[:20], "0123456789abcdef" * 2, "0123456789ABCDEF")
+    assert not any(part in masked for part in left), masked
+    assert MASK in masked
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_a_harmless_line_stays(text):
+    assert MASKER.data(text.encode()).decode() == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_variable_of_this_name_holds_a_secret(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["VAULT_ADDR", "XAUTHORITY", "SSH_AUTH_SOCK", "GIT_ASKPASS", "PATH", "AUTHOR"]
+)
+def test_a_variable_of_this_name_holds_none(name):
+    assert not is_secret(name)
+
+
+def test_the_other_lines_of_a_private_key_without_its_first_line_stay():
+    text = f"step 1\n{R}\n{R}\n-----END PRIVATE KEY-----\nstep 2\n"
+    assert MASKER.text(text) == f"step 1\n{MASK}-----END PRIVATE KEY-----\nstep 2\n"
