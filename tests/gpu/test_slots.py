@@ -30,6 +30,10 @@ class Gpus:
         self.folder = folder
         self.uuids = [f"GPU-{uuid.uuid4()}" for _ in range(count)]
         self.smi = Smi(folder / "bin")
+        self.smi.behaves(
+            'case "$1" in\n-L) cat "$here/list" ;;\n-q) cat "$here/report" ;;\n'
+            '--query-gpu=uuid,memory.total,memory.free) cat "$here/memory" ;;\nesac'
+        )
         lines = [f"GPU {n}: NVIDIA Fake (UUID: {one})\n" for n, one in enumerate(self.uuids)]
         (self.smi.folder / "list").write_text("".join(lines))
         self.reports(*({} for _ in self.uuids))
@@ -40,6 +44,10 @@ class Gpus:
     def reports(self, *cards: dict) -> None:
         pairs = zip(self.uuids, cards, strict=True)
         self.smi.reports(*(card(n, uuid=u, **one) for n, (u, one) in enumerate(pairs)))
+        pairs = zip(self.uuids, cards, strict=True)
+        rows = [f"{u}, 143771, {143771 - int(one.get('used', 3))}\n" for u, one in pairs]
+        (self.smi.folder / "memory.new").write_text("".join(rows))
+        (self.smi.folder / "memory.new").replace(self.smi.folder / "memory")
 
     def run(self, workers: int, *settings: str, code: str = HERE, **environ: str):
         """Start saferun; each worker ends when there is a file go or go<worker>."""
@@ -180,7 +188,6 @@ def test_a_slot_is_given_only_with_its_memory_and_the_holder_is_named(gpus):
     gpus.reports({"used": "70000", "holders": {os.getpid(): "train"}}, {})
     gpus.go()
     for workers in (1, 2):
-        (gpus.smi.folder / "report").replace(gpus.smi.folder / "empty")
         gpus.reports({"used": "70000", "holders": {os.getpid(): "train"}}, {})
         with gpus.run(workers, *need, **one_gpu(gpus)) as job:
             job.wait_for_message("waiting for" if workers == 1 else "wait for a slot")
@@ -204,7 +211,7 @@ def test_memory_of_slots_that_were_just_given_is_not_given_twice(gpus):
 
 
 def test_unknown_memory_bounds_nothing_and_is_said_once(gpus):
-    (gpus.smi.folder / "report").write_text("")
+    (gpus.smi.folder / "memory").write_text("")
     gpus.go()
     with gpus.run(2, "locks.slots=2", "locks.slot_memory_gib=50", **one_gpu(gpus)) as job:
         assert job.end() == 0

@@ -164,6 +164,20 @@ def parse_capabilities(text: str) -> dict[str, str]:
     }
 
 
+MEMORY_QUERY = ("--query-gpu=uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
+
+
+def parse_memory(text: str) -> dict[str, tuple[int, int]]:
+    """Read what MEMORY_QUERY asks for: (total, free) in MiB by UUID; what is not told is left out.
+
+    >>> parse_memory("GPU-1, 143771, 143150\\nGPU-2, [N/A], [N/A]\\n")
+    {'GPU-1': (143771, 143150)}
+    """
+    rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
+    sizes = {row[0]: (number(row[1]), number(row[2])) for row in rows if len(row) == 3}
+    return {uuid: (a, b) for uuid, (a, b) in sizes.items() if a is not None and b is not None}
+
+
 def parse_peers(text: str) -> dict[tuple[int, int], str]:
     """Read `nvidia-smi topo -p2p r`: what the driver says of each pair (OK, CNS, GNS, TNS, NS)."""
     rows = [line.split() for line in text.splitlines()]
