@@ -102,6 +102,15 @@ def test_what_a_scheduler_gave_is_divided_in_its_words_and_never_widened(gpus):
         assert job.end() == 0, job.err
 
 
+def test_what_the_user_sets_for_the_job_is_divided_like_what_is_exported(gpus):
+    last = gpus.uuids[1]
+    with gpus.run(2, "locks.slots=2", f"env.CUDA_VISIBLE_DEVICES={last}") as job:
+        assert arrivals(job, 2) == {"0": last, "1": last}
+        gpus.go()
+        assert job.end() == 0, job.err
+        assert {event["gpu"] for event in job.events("worker")} == {last}
+
+
 def test_one_worker_sees_all_gpus(gpus):
     gpus.go()
     with gpus.run(1) as job:
