@@ -40,6 +40,10 @@ class Gpus:
     def reports(self, *cards: dict) -> None:
         pairs = zip(self.uuids, cards, strict=True)
         self.smi.reports(*(card(n, uuid=u, **one) for n, (u, one) in enumerate(pairs)))
+        pairs = zip(self.uuids, cards, strict=True)
+        rows = [f"{u}, 143771, {143771 - int(one.get('used', 3))}\n" for u, one in pairs]
+        (self.smi.folder / "memory.new").write_text("".join(rows))
+        (self.smi.folder / "memory.new").replace(self.smi.folder / "memory")
 
     def run(self, workers: int, *settings: str, code: str = HERE, **environ: str):
         """Start saferun; each worker ends when there is a file go or go<worker>."""
@@ -92,6 +96,15 @@ def test_what_a_scheduler_gave_is_divided_in_its_words_and_never_widened(gpus):
         assert arrivals(job, 2) == {"0": "1", "1": "1"}
         gpus.go()
         assert job.end() == 0, job.err
+
+
+def test_what_the_user_sets_for_the_job_is_divided_like_what_is_exported(gpus):
+    last = gpus.uuids[1]
+    with gpus.run(2, "locks.slots=2", f"env.CUDA_VISIBLE_DEVICES={last}") as job:
+        assert arrivals(job, 2) == {"0": last, "1": last}
+        gpus.go()
+        assert job.end() == 0, job.err
+        assert {event["gpu"] for event in job.events("worker")} == {last}
 
 
 def test_one_worker_sees_all_gpus(gpus):
@@ -203,7 +216,7 @@ def test_memory_of_slots_that_were_just_given_is_not_given_twice(gpus):
 
 
 def test_unknown_memory_bounds_nothing_and_is_said_once(gpus):
-    (gpus.smi.folder / "report").write_text("")
+    (gpus.smi.folder / "memory").write_text("")
     gpus.go()
     with gpus.run(2, "locks.slots=2", "locks.slot_memory_gib=50", **one_gpu(gpus)) as job:
         assert job.end() == 0

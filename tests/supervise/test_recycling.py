@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from runs import run
 
+from saferun.cli import runs_view
+from saferun.journal import reader
+from saferun.journal.attempts import attempts
+
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "supervise" / "recycled.py")
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 REPLACED = "saferun: process replaced: one piece is enough"
@@ -27,6 +31,13 @@ def test_replaced_processes_are_no_failures_and_share_a_directory(tmp_path):
         state = job.journal / "state"
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
         assert not list(job.journal.glob("attempt-1.*"))
+        ran = reader.named(str(job.journal.parent), "last", 0.0)
+        tried = attempts(ran)
+        assert [attempt.replaced for attempt in tried] == [True] * 12 + [False]
+        shown = runs_view.as_text(ran, tried, reader.read_plan(ran.path), 0.0)
+        assert "replaced  12 processes, as they asked; not shown" in shown
+        assert "\nattempt 13: " in shown
+        assert "\nattempt 12: " not in shown
 
 
 def test_a_replacement_without_progress_is_a_failure_of_its_kind(tmp_path):

@@ -57,6 +57,7 @@ class Smi:
         self.behaves(
             'case "$1" in\n'
             '-L) cat "$here/list" ;;\n'
+            '--query-gpu=uuid,memory*) cat "$here/memory" ;;\n'
             '--query-gpu*) n=$(cat "$here/looks" 2>/dev/null || echo 0)\n'
             '    echo $((n + 1)) > "$here/looks"; echo "$n" > "$here/look"\n'
             '    cat "$here/report.$n" 2>/dev/null || cat "$here/report" ;;\n'
@@ -107,9 +108,7 @@ def card(number: int = 0, holders: Iterable[int] = (), **told: str) -> Card:
         "action": "None",
         **told,
     }
-    total = 143771
-    known["memory"] = f"{total} MiB, {total - int(known['used'])} MiB, {known['used']} MiB"
-    state = "{uuid}, {bus}, {memory}, {persistence}, {mig}, {pending}, {action}\n"
+    state = "{uuid}, {bus}, {used} MiB, {persistence}, {mig}, {pending}, {action}\n"
     apps = "".join(f"{known['uuid']}, {pid}, 70000\n" for pid in holders)
     return Card(state.format(**known), apps)
 

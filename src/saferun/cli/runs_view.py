@@ -130,7 +130,9 @@ def as_text(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any], now_s: 
     """
     lines = [f"run {plain(run.id)}: {outcome(run)}"]
     lines += _facts(run, plan)
-    for attempt in tried:
+    if replaced := sum(attempt.replaced for attempt in tried):
+        lines.append(_labelled("replaced", f"{replaced} processes, as they asked; not shown"))
+    for attempt in (one for one in tried if not one.replaced):
         lines += ["", *_attempt(attempt, running=run.outcome == RUNNING, now_s=now_s)]
     return "\n".join(lines)
 

@@ -33,8 +33,6 @@ _NOTHING = ("n/a", "not supported", "none", "", "unknown", "not found", "insuffi
 _ASKED = {
     "GPU UUID": "uuid",
     "PCI/Bus Id": "pci.bus_id",
-    "FB Memory Usage/Total": "memory.total",
-    "FB Memory Usage/Free": "memory.free",
     "FB Memory Usage/Used": "memory.used",
     "Persistence Mode": "persistence_mode",
     "MIG Mode/Current": "mig.mode.current",
@@ -248,6 +246,20 @@ def parse_capabilities(text: str) -> dict[str, str]:
         for bus, _, cap in rows
         if _is_bus(bus.strip()) and re.fullmatch(r"\d+\.\d+", cap.strip())
     }
+
+
+MEMORY_QUERY = ("--query-gpu=uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
+
+
+def parse_memory(text: str) -> dict[str, tuple[int, int]]:
+    """Read what MEMORY_QUERY asks for: (total, free) in MiB by UUID; what is not told is left out.
+
+    >>> parse_memory("GPU-1, 143771, 143150\\nGPU-2, [N/A], [N/A]\\n")
+    {'GPU-1': (143771, 143150)}
+    """
+    rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
+    sizes = {row[0]: (number(row[1]), number(row[2])) for row in rows if len(row) == 3}
+    return {uuid: (a, b) for uuid, (a, b) in sizes.items() if a is not None and b is not None}
 
 
 def parse_peers(text: str) -> dict[tuple[int, int], str]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from saferun.gpu import nvidia_smi
 from saferun.gpu.lock_claim import Claim
 from saferun.gpu.lock_device import device_name
 from saferun.gpu.lock_owner import Record, user_name
-from saferun.gpu.nvidia_smi import Card, Process, number
-from saferun.system import procfs
+from saferun.gpu.nvidia_smi import Process
+from saferun.system import command, paths, procfs
 from saferun.system.printable import printable
 
+SMI_S = 5.0  # for nvidia-smi to answer
 FRESH_S = 2.0  # nvidia-smi is asked again after that
 _MIB = 1024  # in a GiB
 _SHOWN = 3  # processes that a message names
@@ -38,29 +40,31 @@ class SlotMemory:
         clock: Callable[[], float],
     ) -> None:
         self._need_gib, self._environ, self._say, self._clock = need_gib, environ, say, clock
-        self._cards: dict[str, Card] = {}
+        self._memory: dict[str, tuple[int, int]] = {}  # total and free MiB by device name
         self._looked_at: float | None = None
+        self._holders: dict[str, str] = {}  # who held the memory when it was first short
         self._unknown: set[str] = set()  # GPUs that were said not to be known
 
     def look(self) -> None:
-        """Ask nvidia-smi, unless it was asked just now; it takes up to 2 s."""
+        """Ask nvidia-smi, unless it was asked just now; it takes 50 ms where all is well."""
         now = self._clock()
         if self._looked_at is not None and now - self._looked_at < FRESH_S:
             return
-        from saferun.gpu import recovery
-
-        report, _ = recovery.look(self._environ, recovery.SMI_S)
-        self._cards = {device_name(card.get("GPU UUID")): card for card in report.cards}
+        program = next(paths.on_path("nvidia-smi", self._environ), None)
+        found = {}
+        if program is not None:
+            answer = command.run((program, *nvidia_smi.MEMORY_QUERY), self._environ, SMI_S)
+            found = nvidia_smi.parse_memory(answer.out)
+        self._memory = {device_name(uuid): sizes for uuid, sizes in found.items()}
         self._looked_at = self._clock()
 
     def shortage(self, claim: Claim) -> str:
         """Return the clause that memory is short on a GPU of a claim, and whose it is; or ""."""
         for device in claim.devices:
-            card = self._cards.get(device.name)
-            total, free = _total_and_free(card)
-            if card is None or total is None or free is None:
+            if device.name not in self._memory:
                 self._say_unknown(device.name)
                 continue
+            total, free = self._memory[device.name]
             others = claim.others.get(device.name, 0)
             left = (total - others * self._need_gib * _MIB) / _MIB
             if left < self._need_gib:
@@ -68,26 +72,25 @@ class SlotMemory:
                 return f"{device.name} has {total / _MIB:.1f} GiB, of which {given}"
             if free / _MIB < self._need_gib:
                 need = f"a slot needs {self._need_gib:g} GiB (locks.slot_memory_gib)"
-                whose = _holders(card.processes, claim.records)
+                whose = self._whose(device.name, claim.records)
                 return f"{device.name} has {free / _MIB:.1f} GiB free, and {need}; {whose}"
         return ""
+
+    def _whose(self, name: str, records: Sequence[Record]) -> str:
+        """Return who holds the memory of a GPU; looked up once, since that takes up to 2 s."""
+        if name not in self._holders:
+            from saferun.gpu import recovery
+
+            report, _ = recovery.look(self._environ, recovery.SMI_S)
+            cards = (card for card in report.cards if device_name(card.get("GPU UUID")) == name)
+            processes = next((card.processes for card in cards), ())
+            self._holders[name] = _holders(processes, records)
+        return self._holders[name]
 
     def _say_unknown(self, name: str) -> None:
         if name not in self._unknown:
             self._unknown.add(name)
             self._say(f"the free memory of {name} is not known; locks.slots alone bounds its slots")
-
-
-def _total_and_free(card: Card | None) -> tuple[int | None, int | None]:
-    """Return the memory of a GPU in MiB; None where it is not told."""
-    if card is None:
-        return None, None
-    total, free, used = (
-        number(card.get(f"FB Memory Usage/{w}")) for w in ("Total", "Free", "Used")
-    )
-    if free is None and total is not None and used is not None:
-        free = total - used
-    return total, free
 
 
 def _holders(processes: Sequence[Process], records: Sequence[Record]) -> str:

@@ -39,6 +39,7 @@ class Attempt(NamedTuple):
     lost: Mapping[str, Any] = {}  # the work since the last checkpoint, where it is known
     tails: tuple[tuple[str, int], ...] = ()  # (path, bytes)
     hooks: tuple[str, ...] = ()  # messages about the hooks in it
+    replaced: bool = False  # its process asked for another one in its place
 
 
 def attempts(run: Run) -> list[Attempt]:
@@ -73,6 +74,8 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             before = plan
         elif event.name == "started" and number in found:
             found[number] = found[number]._replace(started_at=event.at)
+        elif event.name == "recycled" and number in found:
+            found[number] = found[number]._replace(replaced=True)
         elif isinstance(facts, AttemptEnded):
             number = event.attempt or 0
             found[number] = _ended(found.get(number) or Attempt(number, worker), event, facts)

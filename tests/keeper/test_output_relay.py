@@ -1,0 +1,53 @@
+"""An output that several jobs write to: whole lines, but a prompt is not kept back for long."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from saferun.keeper import output_relay
+from saferun.keeper.output_relay import Channel
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """Return the job's end of a shared channel and the reader's, once it has been started."""
+    reading, writing = os.pipe()
+    noticed, notify = os.pipe()
+
+    def start(line_s: float) -> tuple[int, int]:
+        monkeypatch.setattr(output_relay, "LINE_S", line_s)
+        channel = Channel(writing, 100, notify, shared=True)
+        inner = os.dup(channel.inner)
+        channel.start()
+        return inner, reading
+
+    yield start
+    for fd in (reading, writing, noticed, notify):
+        os.close(fd)
+
+
+def test_a_line_is_passed_on_whole(ends):
+    job, reader = ends(600.0)
+    os.write(job, b"one\ntw")
+    assert os.read(reader, 100) == b"one\n"
+    os.write(job, b"o\nthr")
+    assert os.read(reader, 100) == b"two\n"
+    os.close(job)
+    assert os.read(reader, 100) == b"thr"
+
+
+def test_a_line_without_an_end_is_passed_on_when_its_time_is_over(ends):
+    job, reader = ends(0.001)
+    os.write(job, b"prompt? ")
+    assert os.read(reader, 100) == b"prompt? "
+    os.close(job)
+
+
+def test_a_line_without_end_is_bounded(ends, monkeypatch):
+    monkeypatch.setattr(output_relay, "LINE_BYTES", 8)
+    job, reader = ends(600.0)
+    os.write(job, b"x" * 10)
+    assert os.read(reader, 100) == b"x" * 10
+    os.close(job)
