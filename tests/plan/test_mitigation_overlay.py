@@ -202,12 +202,14 @@ VARIABLES = {
         "NCCL_DEBUG": "INFO",
         "TORCH_SHOW_CPP_STACKTRACES": "1",
     },
+    "debug-guards": {},
 }
 HOOKS = {
     "autotune-off": {"autotune": "off"},
     "cudagraphs-off": {"cudagraphs": "off"},
     "compile-fallback": {"fallback": "on"},
     "compile-off": {"enabled": "off"},
+    "debug-guards": {"enabled": "off"},
 }
 OPTIONS = {
     "free-port": ("--master-port=40123",),
@@ -475,6 +477,7 @@ def test_every_mitigation_can_be_used_in_a_plain_job_and_only_once():
     [
         ("no-such", (), here(), "no such mitigation"),
         ("debug-settings", (), here(), "only collects diagnostics"),
+        ("debug-guards", (), here(), "only collects diagnostics"),
         ("expandable-segments", (), here(**GRAPHS), "CUDA graphs"),
         ("expandable-segments", (), here(environ={"TORCHINDUCTOR_CUDAGRAPHS": "1"}), "CUDA graphs"),
         ("split-size", ("expandable-segments",), here(), "together with expandable-segments"),

@@ -37,12 +37,20 @@ if TYPE_CHECKING:
         mode: Literal["warn", "error", "fix", "off"]
         wrap_barrier: bool
 
+    class GuardsSettings(TypedDict):
+        """hooks.guards"""
+
+        labels: OnOrOff
+        logits: OnOrOff
+        embeddings: OnOrOff
+
     class HookSettings(TypedDict):
         """The section `hooks` of a profile, as far as a hook implements it."""
 
         compile: CompileSettings
         cudagraph_markers: WhenDistributed
         excepthook: OnOrOff
+        guards: GuardsSettings
         init: InitSettings | None  # None: torch is left as it is
         order: OrderSettings | None  # None: torch is left as it is
         required: bool
@@ -54,6 +62,7 @@ DEFAULTS: HookSettings = {
     "compile": {"enabled": "keep", "autotune": "keep", "cudagraphs": "keep", "fallback": "off"},
     "cudagraph_markers": "keep",
     "excepthook": "on",
+    "guards": {"labels": "off", "logits": "off", "embeddings": "off"},
     "init": INIT,
     "order": ORDER,
     "required": False,
@@ -67,6 +76,7 @@ def complete(hooks: Mapping[str, Any]) -> HookSettings:
     """
     found: Any = {
         "compile": _group(DEFAULTS["compile"], hooks.get("compile") or {}),
+        "guards": _group(DEFAULTS["guards"], hooks.get("guards") or {}),
         "init": _group(INIT, hooks["init"]) if hooks.get("init") else None,
         "order": _group(ORDER, hooks["order"]) if hooks.get("order") else None,
     }

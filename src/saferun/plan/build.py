@@ -36,7 +36,6 @@ NOT_YET = (
     "watch.",
     "workers",
     "hooks.shards",
-    "hooks.guards.",
     "hooks.memory.",
     "hooks.optuna.",
     "hooks.tensorflow.",
