@@ -10,6 +10,7 @@ from saferun.diagnosis.retry_policy import (
     AGAIN,
     DEBUG,
     DONE,
+    GUARDS,
     STOP,
     Policies,
     Try,
@@ -295,3 +296,11 @@ def test_no_run_goes_on_for_ever(story, jitter):
         assert 0 <= decision.delay_s <= 60
         assert decision.add not in in_force
         in_force += (decision.add,) if decision.add else ()
+
+
+def test_after_a_device_side_assert_the_last_attempt_has_the_guards():
+    last = failed(1, "stop-user", offered=(GUARDS,))
+    assert decide([last], allowing(debug_last=True)).add == GUARDS
+    assert decide([last], allowing()).action == STOP
+    again = failed(2, "stop-user", offered=(GUARDS,), mitigations=(GUARDS,))
+    assert decide([last, again], allowing(debug_last=True)).action == STOP

@@ -112,6 +112,21 @@ SILENT = {
         "loader = DataLoader(torch.utils.data.Subset(data, range(rank, 8, size)))\n"
         "dist.init_process_group('gloo')"
     ),
+    "tensors-dealt-out-by-the-script": (
+        "loader = DataLoader(TensorDataset(torch.arange(8.0)[rank::size]))\n"
+        "dist.init_process_group('gloo')"
+    ),
+    "a-list-dealt-out-by-the-script": (
+        "loader = DataLoader(list(range(8))[rank::size])\ndist.init_process_group('gloo')"
+    ),
+    "files-dealt-out-by-the-script": (
+        "class Files(Dataset):\n"
+        "    def __init__(self): self.files = [f'{n}.bin' for n in range(rank, 8, size)]\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, n): raise OSError('nobody asks for a sample')\n"
+        "loader = DataLoader(Files())\n"
+        "dist.init_process_group('gloo')"
+    ),
     "loader-thrown-away": (
         "mean = sum(x.mean() for x, in DataLoader(data)) / 8\ndist.init_process_group('gloo')"
     ),
@@ -394,12 +409,16 @@ def test_fix_accepts_the_scripts_own_init_once(run_ranks: RunRanks) -> None:
     assert "trying to initialize the default process group twice" in job.err
 
 
-def test_fix_leaves_another_world_to_torchs_own_error(run_ranks: RunRanks) -> None:
-    script = FIX.replace('("gloo")', '("gloo", rank=0, world_size=1)')
+OTHERS = {"world": "'gloo', rank=1 - rank, world_size=3", "backend": "'mpi'"}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_fix_refuses_another_group_than_the_one_it_made(run_ranks: RunRanks, other: str) -> None:
+    script = FIX.replace('("gloo")', f"({other})")
     job = run_ranks(script, order={"mode": "fix"})
     assert job.code == 1
-    assert job.messages("init_process_group asks for another group")
-    assert "trying to initialize the default process group twice" in job.err
+    assert "RuntimeError: init_process_group asks for another group than hooks.order" in job.err
+    assert "set it to warn for this script" in job.err
 
 
 def test_fix_makes_no_group_in_helpers_of_a_rank(run_ranks: RunRanks) -> None:

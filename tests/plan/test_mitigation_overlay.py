@@ -206,13 +206,15 @@ VARIABLES = {
         "NCCL_DEBUG": "INFO",
         "TORCH_SHOW_CPP_STACKTRACES": "1",
     },
+    "debug-guards": {},
 }
-HOOKS = {  # mitigation: hook, setting, value
-    "autotune-off": ("compile", "autotune", "off"),
-    "cudagraphs-off": ("compile", "cudagraphs", "off"),
-    "compile-fallback": ("compile", "fallback", "on"),
-    "compile-off": ("compile", "enabled", "off"),
-    "tf-hierarchical-copy": ("tensorflow", "cross_device_ops", "hierarchical-copy"),
+HOOKS = {
+    "autotune-off": {"compile": {"autotune": "off"}},
+    "cudagraphs-off": {"compile": {"cudagraphs": "off"}},
+    "compile-fallback": {"compile": {"fallback": "on"}},
+    "compile-off": {"compile": {"enabled": "off"}},
+    "debug-guards": {"guards": {"labels": "on", "embeddings": "on"}, "compile": {"enabled": "off"}},
+    "tf-hierarchical-copy": {"tensorflow": {"cross_device_ops": "hierarchical-copy"}},
 }
 OPTIONS = {
     "free-port": ("--master-port=40123",),
@@ -237,9 +239,7 @@ def _changes_what_it_says(name: str) -> None:
         assert (made.origin, made.source) == (f"mitigation {name}", ALL[name].source)
         assert made.why == ALL[name].why
     changed_hooks = before.settings.hooks
-    if name in HOOKS:
-        hook, key, value = HOOKS[name]
-        changed_hooks = replace(changed_hooks, {hook: {key: value}})
+    changed_hooks = replace(changed_hooks, HOOKS.get(name, {}))
     assert after.settings.hooks == changed_hooks
     assert after.torchrun_args == (*OPTIONS.get(name, ()), *before.torchrun_args)
     assert after.command[1:] == after.torchrun_args
@@ -248,9 +248,18 @@ def _changes_what_it_says(name: str) -> None:
     assert contract.decode(after.env[contract.VARIABLE].value)["mitigations"] == [name]
 
 
-@pytest.mark.parametrize("name", HOOKS)
-def test_a_hooks_setting_is_in_force_beneath_any_profile_and_says_where_it_comes_from(name):
-    hook, key, value = HOOKS[name]
+@pytest.mark.parametrize(
+    ("name", "hook", "key", "value"),
+    [
+        (name, hook, key, value)
+        for name, tree in HOOKS.items()
+        for hook, settings in tree.items()
+        for key, value in settings.items()
+    ],
+)
+def test_a_hooks_setting_is_in_force_beneath_any_profile_and_says_where_it_comes_from(
+    name, hook, key, value
+):
     other = next(choice for choice in KEYS[f"hooks.{hook}.{key}"].choices if choice != value)
     plan = planned(name, leaves={f"hooks.{hook}.{key}": Leaf(other)})
     assert getattr(getattr(plan.settings.hooks, hook), key) == value
@@ -484,6 +493,7 @@ def test_every_mitigation_can_be_used_in_a_plain_job_and_only_once():
     [
         ("no-such", (), here(), "no such mitigation"),
         ("debug-settings", (), here(), "only collects diagnostics"),
+        ("debug-guards", (), here(), "only collects diagnostics"),
         ("expandable-segments", (), here(**GRAPHS), "CUDA graphs"),
         ("expandable-segments", (), here(environ={"TORCHINDUCTOR_CUDAGRAPHS": "1"}), "CUDA graphs"),
         ("split-size", ("expandable-segments",), here(), "together with expandable-segments"),

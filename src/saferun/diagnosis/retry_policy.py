@@ -24,6 +24,7 @@ SAME_AGE_S = 5.0
 # takes 1 s with a warm agent and up to a minute from a cold disk or on a busy machine.
 SAME_STEP_S = 60.0
 DEBUG = "debug-settings"  # the mitigation that only collects diagnostics
+GUARDS = "debug-guards"  # one that does so for an index out of range on a GPU
 
 AGAIN, STOP, DONE = "again", "stop", "done"
 
@@ -185,10 +186,12 @@ def same_age(one_s: float, other_s: float, within_s: float = SAME_AGE_S) -> bool
 def _debug(history: Sequence[Try], policy: Policies, decision: Decision) -> Decision:
     """Return a last attempt that collects diagnostics, if the policy wants one and none has run."""
     last = history[-1]
-    wanted = policy.retry.debug_last and (last.verdict == "unknown" or DEBUG in last.offered)
-    if not wanted or DEBUG in policy.mitigate.never or any(DEBUG in t.mitigations for t in history):
+    offered = [name for name in (GUARDS, DEBUG) if name in last.offered]
+    name = offered[0] if offered else DEBUG if last.verdict == "unknown" else ""
+    done = any(other in t.mitigations for t in history for other in (GUARDS, DEBUG))
+    if not (policy.retry.debug_last and name) or name in policy.mitigate.never or done:
         return decision
-    again = Decision(AGAIN, "once more, to learn the reason (retry.debug_last)", add=DEBUG)
+    again = Decision(AGAIN, "once more, to learn the reason (retry.debug_last)", add=name)
     return _bounded(history, policy, again)
 
 

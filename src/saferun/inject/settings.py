@@ -37,6 +37,13 @@ if TYPE_CHECKING:
         mode: Literal["warn", "error", "fix", "off"]
         wrap_barrier: bool
 
+    class GuardsSettings(TypedDict):
+        """hooks.guards"""
+
+        labels: OnOrOff
+        logits: OnOrOff
+        embeddings: OnOrOff
+
     class TensorflowSettings(TypedDict):
         """hooks.tensorflow"""
 
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
         compile: CompileSettings
         cudagraph_markers: WhenDistributed
         excepthook: OnOrOff
+        guards: GuardsSettings
         init: InitSettings | None  # None: torch is left as it is
         order: OrderSettings | None  # None: torch is left as it is
         tensorflow: TensorflowSettings
@@ -61,6 +69,7 @@ DEFAULTS: HookSettings = {
     "compile": {"enabled": "keep", "autotune": "keep", "cudagraphs": "keep", "fallback": "off"},
     "cudagraph_markers": "keep",
     "excepthook": "on",
+    "guards": {"labels": "off", "logits": "off", "embeddings": "off"},
     "init": INIT,
     "order": ORDER,
     "tensorflow": {"cross_device_ops": "keep", "memory_growth": False},
@@ -75,6 +84,7 @@ def complete(hooks: Mapping[str, Any]) -> HookSettings:
     """
     found: Any = {
         "compile": _group(DEFAULTS["compile"], hooks.get("compile") or {}),
+        "guards": _group(DEFAULTS["guards"], hooks.get("guards") or {}),
         "tensorflow": _group(DEFAULTS["tensorflow"], hooks.get("tensorflow") or {}),
         "init": _group(INIT, hooks["init"]) if hooks.get("init") else None,
         "order": _group(ORDER, hooks["order"]) if hooks.get("order") else None,

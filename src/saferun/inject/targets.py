@@ -9,6 +9,7 @@ torch or TensorFlow that is not loaded yet. An exception in it becomes one line 
 
 TARGETS: "dict[str, tuple[str, ...]]" = {
     "torch": ("excepthook", "compile"),
+    "torch.nn.functional": ("guards",),
     "torch.nn.attention.flex_attention": ("compile",),
     "torch._dynamo.convert_frame": ("compile",),
     "torch._dynamo.backends.cudagraphs": ("compile",),
@@ -33,6 +34,9 @@ NEEDS: "dict[str, tuple[str, ...]]" = {
     "compile.autotune": ("torch._inductor.compile_fx", "torch._inductor.runtime.triton_heuristics"),
     "compile.cudagraphs": ("torch._inductor.compile_fx", "torch._dynamo.backends.cudagraphs"),
     "compile.fallback": ("torch._dynamo.convert_frame",),
+    "guards.labels": ("torch.nn.functional",),
+    "guards.logits": ("torch.nn.functional",),
+    "guards.embeddings": ("torch.nn.functional",),
 }
 NEEDS_ASSIGN = ("torch._dynamo.convert_frame",)  # a setting of torch that the compile hook assigns
 NEEDS_DIRECTORIES = ("torch",)  # a cache directory for each rank

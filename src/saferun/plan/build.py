@@ -34,7 +34,6 @@ NOT_YET = (
     "retry.rejoin_s",
     "watch.",
     "hooks.shards",
-    "hooks.guards.",
     "hooks.memory.",
     "hooks.optuna.",
 )

@@ -81,11 +81,11 @@ def _patch_group(c10d: ModuleType, watch: Watch) -> None:
                 if watch.accepts(c10d, signature, args, kwargs):
                     return None
                 return original(*args, **kwargs)
-            finding = watch.guard(watch.early_loader, sys._getframe(1))
-            if finding and watch.mode == "error":
-                raise RuntimeError(finding)
+            early = watch.guard(watch.early_loader, sys._getframe(1))
             result = original(*args, **kwargs)
-            watch.guard(watch.group_made, finding)
+            finding = watch.guard(watch.group_made, early)
+            if finding:
+                watch.report("early-loader", finding)
         except BaseException as error:
             trace.hide(error)
             raise

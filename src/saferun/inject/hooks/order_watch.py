@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import weakref
 
 from .. import contract, rank
+from ..fingerprint import fingerprint
 from . import environment, frames, order_findings
 
 TYPE_CHECKING = False
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
     Made = tuple[weakref.ref[Any], str]  # a loader or sampler, and the script's line
+
+_SHARED_S = 5.0  # under `error`: how long a rank waits for another one with the same data
 
 
 class Watch:
@@ -86,24 +90,31 @@ class Watch:
         if not self._grouped and not by_torch and _is_too_early(os.environ):
             self._samplers.append((weakref.ref(sampler), frames.user_place(frame)))
 
-    def early_loader(self, frame: FrameType) -> str | None:
-        """Return the finding about the first early loader that is still in use, or None."""
+    def early_loader(self, frame: FrameType) -> tuple[str, str] | None:
+        """Return the finding about the first early loader that is still in use, or None.
+
+        With the text comes a fingerprint of its dataset: the script may have dealt the data out.
+        """
         self._by_library = frames.called_by_library(frame)
         if self._by_library:
             return None
         for made, place in self._loaders:
             loader = made()
             if loader is not None and not order_findings.shards_itself(loader):
-                return order_findings.early_text(place, "DataLoader", os.environ.get("WORLD_SIZE"))
+                size = os.environ.get("WORLD_SIZE")
+                return order_findings.early_text(place, "DataLoader", size), _data_of(loader)
         return None
 
-    def group_made(self, finding: str | None) -> None:
-        """Report the finding, now that there is a group to choose the one rank that reports it."""
+    def group_made(self, found: tuple[str, str] | None) -> str | None:
+        """Return the finding if another rank has the same data, now that ranks can compare."""
         self._grouped = True
         self._loaders = []
         self._context.receipt("order", contract.APPLIED, mode=self.mode)
-        if finding:
-            self.report("early-loader", finding)
+        if found is None:
+            return None
+        text, data = found
+        # Who comes second knows that there are two; under `error` all have to know.
+        return text if _is_shared(data, wait=self.mode == "error") else None
 
     # the group that `fix` makes
 
@@ -136,18 +147,23 @@ class Watch:
             signature: of init_process_group.
             args: of the call.
             kwargs: of the call.
+
+        Raises:
+            RuntimeError: the script asks for another group: other ranks, or another backend.
         """
         if not self._ours:
             return False
         self._ours = False
         arguments = self.guard(lambda: signature.bind(*args, **kwargs).arguments) or {}
         world = (c10d.get_rank(), c10d.get_world_size())
-        if environment.world_of(arguments, os.environ) != world:
-            self._context.say(
+        backend = str(arguments.get("backend") or "").lower()
+        backends = str(c10d.get_backend_config())
+        has_backend = all(part in backends for part in backend.split(",") if part)
+        if environment.world_of(arguments, os.environ) != world or not has_backend:
+            raise RuntimeError(
                 "init_process_group asks for another group than hooks.order.mode=fix made early"
-                f" (rank {world[0]} of {world[1]}); set it to warn for this script"
+                f" (rank {world[0]} of {world[1]}, {backends}); set it to warn for this script"
             )
-            return False
         if arguments.get("timeout") is not None and hasattr(c10d, "_set_pg_timeout"):
             self.guard(c10d._set_pg_timeout, arguments["timeout"])
         return True
@@ -183,6 +199,27 @@ def _wrap_findings(what: str, model: Any, frame: FrameType) -> list[tuple[str, s
         text = order_findings.device_text(place, what, local_rank)
         findings.append(("wrap-before-device", text))
     return findings
+
+
+def _data_of(loader: Any) -> str:
+    """Return a fingerprint of what a dataset holds; it is not asked for a sample."""
+    dataset = loader.dataset
+    is_plain = isinstance(dataset, (list, tuple, dict))
+    fields = dataset if is_plain else getattr(dataset, "__dict__", {})
+    try:
+        return fingerprint({"type": type(dataset).__qualname__, "fields": fields}) or "nothing"
+    except Exception:  # a field whose type answers in its own way
+        return "nothing"
+
+
+def _is_shared(data: str, *, wait: bool) -> bool:
+    store, key = sys.modules[rank.C10D]._get_default_store(), "saferun/early/" + data
+    count: int = store.add(key, 1)
+    end = time.monotonic() + _SHARED_S
+    while wait and count < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+        count = store.add(key, 0)
+    return count > 1
 
 
 def _is_first_of_all_ranks(key: str) -> bool:

@@ -1,0 +1,109 @@
+"""What two ranks compare instead of their data: a digest of a batch or of a dataset's own fields.
+
+Nested tensors, arrays, text, bytes and numbers count, from the ends of large ones; of anything else
+only the type. Content that says nothing about where it comes from (one value throughout, as in
+synthetic data) gives no fingerprint.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    class Hash(Protocol):
+        """What hashlib gives."""
+
+        def update(self, data: bytes, /) -> None: ...
+
+
+ENDS = 2048  # elements of a tensor, characters of a text, that count at each end
+ITEMS = 64  # of a list or mapping, at each end
+DEPTH = 6
+
+
+def fingerprint(value: object) -> str | None:
+    """Return a digest that equal values share; None where the value tells nothing.
+
+    Args:
+        value: a batch, or the `vars` of a dataset. It is read and not changed; a tensor on a GPU is
+            waited for.
+    """
+    import hashlib
+
+    walk = _Walk(hashlib.blake2b(digest_size=12))
+    walk.add(value, 0)
+    return walk.hash.hexdigest() if walk.tells else None
+
+
+class _Walk:
+    """Feeds a value to a hash, and notices whether there was anything to compare."""
+
+    def __init__(self, hash_: Any) -> None:
+        self.hash = hash_
+        self.tells = False
+        self._seen: set[int] = set()  # containers on the way: a value may hold itself
+
+    def add(self, value: Any, depth: int) -> None:
+        torch = sys.modules.get("torch")
+        self.hash.update(type(value).__name__.encode() + b"\0")
+        if torch is not None and isinstance(value, torch.Tensor):
+            self._add_tensor(torch, value)
+        elif hasattr(value, "__array_interface__") and hasattr(value, "reshape"):
+            flat = value.reshape(-1)
+            self._add_raw(repr((value.shape, str(value.dtype))), flat[:ENDS], flat[-ENDS:])
+        elif isinstance(value, (str, bytes, bytearray)):
+            text = value.encode("utf-8", "replace") if isinstance(value, str) else bytes(value)
+            self._add_bytes(
+                b"%d" % len(text) + text[:ENDS] + text[-ENDS:], len(set(text[:ENDS])) > 1
+            )
+        elif isinstance(value, (bool, int, float, complex)):
+            self.hash.update(repr(value).encode())
+        elif depth < DEPTH and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._add_container(value, depth)
+
+    def _add_container(self, value: Any, depth: int) -> None:
+        if isinstance(value, dict):
+            items = list(value.items())
+        elif isinstance(value, (list, tuple)):
+            items = list(enumerate(value)) if len(value) <= 2 * ITEMS else _ends(value)
+        elif hasattr(value, "_fields") or hasattr(value, "__dataclass_fields__"):
+            items = list(vars(value).items())
+        else:
+            return
+        self.hash.update(b"%d" % len(value) if hasattr(value, "__len__") else b"")
+        numbers = {item for _, item in items if isinstance(item, (int, float))}
+        self.tells |= len(numbers) > 1
+        for key, item in items[: 2 * ITEMS]:
+            self.hash.update(str(key).encode("utf-8", "replace"))
+            self.add(item, depth + 1)
+
+    def _add_tensor(self, torch: Any, value: Any) -> None:
+        if value.is_meta or value.layout is not torch.strided or value.is_quantized:
+            return
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return
+        flat = value.detach().reshape(-1)
+        ends = torch.cat([flat[:ENDS], flat[-ENDS:]]).cpu()
+        if ends.dtype == torch.bfloat16:
+            ends = ends.float()
+        self.hash.update(repr((tuple(value.shape), str(value.dtype))).encode())
+        content = ends.tolist()
+        self._add_bytes(repr(content).encode(), len(set(content)) > 1)
+
+    def _add_raw(self, head: str, first: Any, last: Any) -> None:
+        content = first.tobytes() + last.tobytes()
+        self._add_bytes(head.encode() + content, len(set(first.tolist())) > 1)
+
+    def _add_bytes(self, content: bytes, tells: bool) -> None:
+        self.hash.update(content)
+        self.tells |= tells
+
+
+def _ends(value: Any) -> list[tuple[int, Any]]:
+    size = len(value)
+    places = (*range(ITEMS), *range(size - ITEMS, size))
+    return [(place, value[place]) for place in places]
