@@ -223,6 +223,7 @@ class LockPolicy(NamedTuple):
 class WatchPolicy(NamedTuple):
     """The `watch` section."""
 
+    mode: str  # off, warn
     silence_s: float | None
 
 

@@ -33,7 +33,6 @@ from saferun.profile.schema import KEYS
 NOT_YET = (
     "retry.rejoin_s",
     "locks.slot_memory_gib",
-    "watch.",
     "workers",
     "hooks.shards",
     "hooks.guards.",

@@ -143,8 +143,13 @@ KEYS: dict[str, Key] = {
         "number", None, "GPU memory that one slot needs.", nullable=True, least=0, unit="GiB"
     ),
     "workers": _int(1, 1, "Processes to start (launcher: python only)."),
+    "watch.mode": _choice(
+        "off", "warn", doc="Say where each rank is when the job shows no sign of work for too long."
+    ),
     "watch.silence_s": _seconds(
-        None, "A job without output for this long is treated as hung.", least=1
+        None,
+        "How long that is; by default ten times the job's longest gap, 600 s or more.",
+        least=1,
     ),
     "recover.gpu_reset": _choice("never", "when-idle", doc="Whether an idle GPU may be reset."),
 }

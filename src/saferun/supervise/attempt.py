@@ -69,6 +69,8 @@ class Observer(NamedTuple):
     # attempt's keeper ready.
     later: Callable[[], object] | None = None
     later_s: float = 0.0
+    # Again and again while the command runs; returns the seconds until the next time.
+    look: Callable[[], float] | None = None
     # Returns the pids of children of ours that are no part of the attempt: they live on should the
     # keeper be killed and its work fall to us.
     spared: Callable[[], Iterable[int]] = tuple

@@ -156,6 +156,7 @@ class AttemptLife(StateMachine):
         self._began = clock()
         self._deadline: float | None = None
         self._later_at: float | None = None
+        self._look_at: float | None = None
         self._first_interrupt_at: float | None = None
         self._asked_at: float | None = None  # the last signal for the job
         self._ended_at: float | None = None
@@ -189,13 +190,18 @@ class AttemptLife(StateMachine):
         if self._later_at is not None and self._clock() >= self._later_at:
             self._later_at = None
             self.step(LATER)
+        if self._look_at is not None and self._clock() >= self._look_at:
+            self._look_at = self._clock() + self._look()
         if self._deadline is not None and self._clock() >= self._deadline:
             self._deadline = None
             self.step(DEADLINE)
 
+    def _look(self) -> float:
+        return 0.0 if self._observer.look is None else self._observer.look()
+
     def left_ms(self) -> float | None:
         """Return the time until something is due; None where nothing is."""
-        times = [at for at in (self._deadline, self._later_at) if at is not None]
+        times = [t for t in (self._deadline, self._later_at, self._look_at) if t is not None]
         return max(0, min(times) - self._clock()) * 1000 if times else None
 
     def asked_s(self) -> float | None:
@@ -212,9 +218,11 @@ class AttemptLife(StateMachine):
         if self._observer.later is not None:
             self._later_at = self._began + self._observer.later_s
         self._observer.started(self._standby.pid, report.launcher)
+        self._look_at = None if self._observer.look is None else self._began
 
     def _exit(self, report: protocol.Exited) -> None:
         self.lived_s, self._ended_at, self._later_at = report.lived_s, self._clock(), None
+        self._look_at = None
 
     def _exit_as_asked(self, report: protocol.Exited) -> None:
         self._exit(report)

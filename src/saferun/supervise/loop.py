@@ -34,6 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.gpu.lock import Held
+    from saferun.supervise.hang_watch import HangWatch
 
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
 
@@ -148,6 +149,7 @@ class _Run:
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
         self._resumption = Resumption(gathered, first, means.say)
         self._watch = AttemptWatch(gathered, first)
+        self._hang_watch: HangWatch | None = None
         self._requests = EndRequests()
 
     def go(self) -> int:
@@ -223,8 +225,17 @@ class _Run:
         self._gathered = self._gathered._replace(identity=identity)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
+        self._hang_watch = self._watched(plan)
         self._record.attempt(identity.attempt, plan)
         return plan
+
+    def _watched(self, plan: LaunchPlan) -> HangWatch | None:
+        if plan.settings.watch.mode == "off":
+            return None
+        from saferun.supervise.hang_watch import HangWatch
+
+        receipts = self._gathered.identity.receipts
+        return HangWatch(plan.settings.watch, receipts, self._record, self._means.say)
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
         """Run one attempt until none of its processes lives."""
@@ -243,6 +254,7 @@ class _Run:
             later=lambda: self._record.harmlessly(self._prepare_next),
             later_s=PREPARE_S,
             spared=self._means.keepers.pids,
+            look=self._hang_watch.look if self._hang_watch else None,
         )
         return run_attempt(spec, observer, self._means.keepers.take())
 
@@ -257,6 +269,8 @@ class _Run:
 
     def _started(self, keeper: int, launcher: int) -> None:
         self._record.harmlessly(lambda: self._watch.started(launcher))
+        if self._hang_watch:
+            self._hang_watch.started(launcher)
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
     def _prepare_next(self) -> None:

@@ -99,6 +99,11 @@ class Record:
         )
         self._tails = (last.number, ended.stdout_tail, ended.stderr_tail)
 
+    def hang(self, places: list[dict[str, object]], silent_s: float) -> None:
+        """Record where the ranks are in a silence that is too long."""
+        self._journal.event("hang", silent_s=silent_s, ranks=places)
+        self._journal.sync()
+
     def keep_tails(self) -> None:
         """Write the end of the last attempt's output; called while the next one starts."""
         if self._tails is not None:

@@ -1,0 +1,61 @@
+"""A job that hangs is told of, with the rank that is elsewhere; the job is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from helpers import until
+from runs import program, run, small_torchrun, staying
+
+WATCH = ["--set", "watch.mode=warn", "--set", "watch.silence_s=2"]
+
+
+def test_a_stopped_rank_is_named_and_nothing_is_done_to_the_job(tmp_path):
+    with run(tmp_path, *WATCH, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
+        until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
+        stopped = job.ranks()[1]
+        os.kill(stopped, signal.SIGSTOP)
+        job.wait_for_message("<- elsewhere")
+        assert set(job.ranks()) == {0, 1}
+        os.kill(stopped, signal.SIGCONT)
+        job.process.send_signal(signal.SIGTERM)
+        job.end()
+        job.nothing_lives()
+        (event,) = job.events("hang")
+    line = next(line for line in job.messages() if "elsewhere" in line)
+    assert line.startswith(f"saferun:   rank 1 (pid {stopped}) is stopped")
+    assert [place["odd"] for place in event["ranks"]] == [False, True]
+
+
+def test_without_the_watch_nothing_is_said(tmp_path):
+    mode = ["--set", "watch.silence_s=1"]
+    with run(tmp_path, *mode, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
+        until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
+        job.process.send_signal(signal.SIGTERM)
+        job.end()
+    assert "hang" not in job.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "what", "place"),
+    [
+        ("loop", "computes on", " in loop_for_ever"),
+        ("fifo", "waits", "hanging_rank.py:22 in <module>"),
+    ],
+)
+def test_the_line_of_the_rank_that_is_elsewhere_is_shown(tmp_path, fault, what, place):
+    os.mkfifo(tmp_path / "fifo")
+    watch = ["--set", "watch.mode=warn", "--set", "watch.silence_s=8"]
+    words = ["--profile=cpu", "--nproc-per-node=2", program("hanging_rank"), fault]
+    with run(tmp_path, *watch, *words, str(tmp_path / "fifo")) as job:
+        job.wait_for_message("<- elsewhere")
+        job.process.send_signal(signal.SIGTERM)
+        job.end()
+        job.nothing_lives()
+    line = next(line for line in job.messages() if "elsewhere" in line)
+    assert line.startswith("saferun:   rank 1 ")
+    assert what in line
+    assert place in line
