@@ -223,7 +223,7 @@ class LockPolicy(NamedTuple):
 class WatchPolicy(NamedTuple):
     """The `watch` section."""
 
-    mode: str  # off, warn
+    mode: str  # off, warn, end
     silence_s: float | None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.diagnosis.silence import Look, RankSign, Silence, places, report
+from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.silence import Look, RankSign, Silence, cause, places, report
 
 TRAIN = '  File "/w/train.py", line {} in step\n  File "/w/train.py", line 90 in <module>\n'
 REDUCE = '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 2 in all_reduce\n'
@@ -105,6 +106,17 @@ def test_among_several_in_collectives_the_one_at_another_line_is_elsewhere():
     same, other = (stack(REDUCE, TRAIN.format(line)) for line in (33, 40))
     assert odd("SSS", {100: same, 101: other, 102: same})[1] == [1]
     assert odd("SS", {100: same, 101: other})[1] == []  # both are shown, with their lines
+
+
+def test_the_cause_is_the_rank_that_is_elsewhere_or_a_mismatch_of_collectives():
+    found, _ = odd("SST", {})
+    assert cause(found) == Hang("hang", 2, "is stopped, by a signal or a debugger")
+    same, other = (stack(REDUCE, TRAIN.format(line)) for line in (33, 40))
+    mismatch = cause(odd("SS", {100: same, 101: other})[0])
+    assert (mismatch.kind, mismatch.rank) == ("collective-mismatch", None)
+    assert mismatch.line == "rank 0 at /w/train.py:33 in step; rank 1 at /w/train.py:40 in step"
+    together = cause(odd("SS", {100: same, 101: same})[0])
+    assert together == Hang("hang", None, "waits in futex at /w/train.py:33 in step")
 
 
 def test_the_report_has_those_who_are_elsewhere_first_and_is_short():

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from helpers import until
-from runs import program, run, small_torchrun, staying
+from runs import counting, program, run, small_torchrun, staying
 
 WATCH = ["--set", "watch.mode=warn", "--set", "watch.silence_s=2"]
 
@@ -27,6 +27,20 @@ def test_a_stopped_rank_is_named_and_nothing_is_done_to_the_job(tmp_path):
     line = next(line for line in job.messages() if "elsewhere" in line)
     assert line.startswith(f"saferun:   rank 1 (pid {stopped}) is stopped")
     assert [place["odd"] for place in event["ranks"]] == [False, True]
+
+
+def test_a_job_that_hangs_is_ended_and_goes_on(tmp_path):
+    end = ["--set", "watch.mode=end", "--set", "watch.silence_s=2"]
+    words = counting(tmp_path, "SIGSTOP")  # rank 1 stops itself, in the first attempt only
+    with run(tmp_path, *end, *words, env=small_torchrun(tmp_path)) as job:
+        assert job.end() == 0, job.err
+        job.nothing_lives()
+    first, last = job.events("ended")
+    assert (first["kind"], first["root_rank"], first["ended_by"]) == ("hang", 1, "hang")
+    assert "is stopped" in first["root_line"]
+    assert last["kind"] == "no-failure"
+    assert "resumed at step 10" in job.out
+    assert "hang on rank 1" in next(m for m in job.messages() if "attempt 1 failed" in m)
 
 
 def test_without_the_watch_nothing_is_said(tmp_path):

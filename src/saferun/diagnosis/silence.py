@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from saferun.diagnosis.evidence import Hang
 from saferun.named_tuple import NamedTuple
 
 LEAST_S = 600.0  # of the limit, where none is given
@@ -49,6 +50,7 @@ class Place(NamedTuple):
     pid: int
     what: str  # a clause for people
     frame: str = ""  # "train.py:33 in step", of the script's own code where it has any
+    collective: bool = False  # it is in a collective of torch
     odd: bool = False  # it is elsewhere than the others
 
 
@@ -112,9 +114,23 @@ def places(since: Look, now: Look, stacks: Mapping[int, str]) -> list[Place]:
     for old in since.ranks:
         one = current.get(old.pid)
         what = "has ended" if one is None else _what(one, (one.cpu_s - old.cpu_s) / elapsed_s)
-        found.append(Place(old.rank, old.pid, what, _frame(stacks.get(old.pid, ""))))
-    odd = _odd([_kind(place, current, stacks) for place in found])
+        stack = _main_thread(stacks.get(old.pid, ""))
+        together = one is not None and bool(_COLLECTIVE.search(stack))
+        found.append(Place(old.rank, old.pid, what, _frame(stack), together))
+    odd = _odd([_kind(place, current) for place in found])
     return [place._replace(odd=at in odd) for at, place in enumerate(found)]
+
+
+def cause(found: Sequence[Place]) -> Hang:
+    """Return what ends an attempt that hangs: ranks in different collectives, or one elsewhere."""
+    frames = {place.frame for place in found}
+    if len(frames) > 1 and all(place.collective for place in found):
+        lines = "; ".join(f"rank {place.rank} at {place.frame}" for place in found[:4])
+        odd = next((place.rank for place in found if place.odd), None)
+        return Hang("collective-mismatch", odd, lines)
+    first = next((place for place in found if place.odd), found[0])
+    at = f" at {first.frame}" if first.frame else ""
+    return Hang("hang", first.rank if first.odd else None, f"{first.what}{at}")
 
 
 def _what(one: RankSign, cores: float) -> str:
@@ -127,16 +143,13 @@ def _what(one: RankSign, cores: float) -> str:
     return f"computes on {cores:.1f} cores" if computes else f"waits{where}"
 
 
-def _kind(
-    place: Place, current: Mapping[int, RankSign], stacks: Mapping[int, str]
-) -> tuple[int, str]:
+def _kind(place: Place, current: Mapping[int, RankSign]) -> tuple[int, str]:
     """Return how unusual a rank's place is in a hang, and the place: equal for ranks together."""
     one = current.get(place.pid)
     if one is None or one.state in (*STOPPED, *UNINTERRUPTIBLE):
         return 2, place.what
-    stack = stacks.get(place.pid, "")
-    if stack:
-        return (0 if _COLLECTIVE.search(_main_thread(stack)) else 1), place.frame
+    if place.frame:
+        return (0 if place.collective else 1), place.frame
     return 0, re.sub(r"[\d.]+ cores", "", place.what)
 
 
@@ -163,7 +176,7 @@ def _main_thread(stack: str) -> str:
 
 def _frame(stack: str) -> str:
     """Return the innermost frame of the script's own code, else the innermost one."""
-    frames = _FRAME.findall(_main_thread(stack))
+    frames = _FRAME.findall(stack)
     own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
     for path, line, name in (own or frames)[:1]:
         return f"{path}:{line} in {name}"

@@ -144,7 +144,10 @@ KEYS: dict[str, Key] = {
     ),
     "workers": _int(1, 1, "Processes to start (launcher: python only)."),
     "watch.mode": _choice(
-        "off", "warn", doc="Say where each rank is when the job shows no sign of work for too long."
+        "off",
+        "warn",
+        "end",
+        doc="Say where each rank is when the job shows no sign of work for too long; end it then.",
     ),
     "watch.silence_s": _seconds(
         None,

@@ -46,6 +46,7 @@ INTERRUPT_AGAIN = "second interrupt"  # SIGINT, and not the first one repeated
 TERMINATE = "terminate"  # SIGHUP, SIGQUIT, SIGTERM
 LATER = "later"  # the observer's moment
 DEADLINE = "deadline"
+HUNG = "hung"  # the watch has it ended
 
 # (state, event) -> (action, next state). What holds wherever the command's process group is:
 _COMMON: Table = {
@@ -58,6 +59,7 @@ _COMMON: Table = {
     #
     (RUNNING, protocol.Exited): ("exit", DRAINING),
     (RUNNING, LATER): ("call_later", RUNNING),
+    (RUNNING, HUNG): ("kill_hung", KILLING),
     #
     (ENDING, protocol.Exited): ("exit_as_asked", DRAINING),
     (ENDING, LATER): ("call_later", ENDING),
@@ -191,13 +193,16 @@ class AttemptLife(StateMachine):
             self._later_at = None
             self.step(LATER)
         if self._look_at is not None and self._clock() >= self._look_at:
-            self._look_at = self._clock() + self._look()
+            self._look()
         if self._deadline is not None and self._clock() >= self._deadline:
             self._deadline = None
             self.step(DEADLINE)
 
-    def _look(self) -> float:
-        return 0.0 if self._observer.look is None else self._observer.look()
+    def _look(self) -> None:
+        delay_s = None if self._observer.look is None else self._observer.look()
+        self._look_at = None if delay_s is None else self._clock() + delay_s
+        if delay_s is None and self.state == RUNNING:
+            self.step(HUNG)
 
     def left_ms(self) -> float | None:
         """Return the time until something is due; None where nothing is."""
@@ -276,6 +281,9 @@ class AttemptLife(StateMachine):
 
     def _kill_after_grace(self) -> None:
         self._kill("grace")
+
+    def _kill_hung(self) -> None:
+        self._kill("hang")
 
     def _kill_interrupted(self, number: int, sender: str) -> None:
         self._kill("interrupt")

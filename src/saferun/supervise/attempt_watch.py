@@ -8,6 +8,7 @@ from saferun.inject import contract
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
+    from saferun.diagnosis.evidence import Hang
     from saferun.journal.receipts import Receipt
     from saferun.model import LaunchPlan
     from saferun.plan.inputs import Gathered
@@ -65,8 +66,14 @@ class AttemptWatch:
             unkillable=bool(ended.unkillable),
         )
 
-    def diagnosed(self, last: Try, ended: Ended) -> tuple[Try, Diagnosis]:
-        """Return the attempt with its diagnosis; a success imports nothing of this."""
+    def diagnosed(self, last: Try, ended: Ended, hang: Hang | None = None) -> tuple[Try, Diagnosis]:
+        """Return the attempt with its diagnosis; a success imports nothing of this.
+
+        Args:
+            last: the attempt.
+            ended: how it ended.
+            hang: why the watch has ended it, if it has.
+        """
         from saferun.diagnosis import classify, signatures
         from saferun.supervise import evidence
 
@@ -74,7 +81,7 @@ class AttemptWatch:
         kills = self._kills.since() if self._kills else None
         known = signatures.load(self._gathered.environ)
         seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
-        diagnosis = classify.classify(seen, known)
+        diagnosis = classify.classify(seen._replace(hang=hang), known)
         last = last._replace(
             kind=diagnosis.kind,
             verdict=diagnosis.verdict,

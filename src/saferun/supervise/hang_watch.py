@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from saferun.diagnosis.evidence import Hang
     from saferun.diagnosis.silence import Look, Place, Silence
     from saferun.model import WatchPolicy
     from saferun.supervise.record import Record
@@ -41,20 +42,22 @@ class HangWatch:
         self._every_s = min(_EVERY_S, (policy.silence_s or _EVERY_S * 4) / 4)
         self._launcher = 0
         self._asked: tuple[Look, dict[int, tuple[str, int]]] | None = None
+        self._ends = policy.mode == "end"
+        self.cause: Hang | None = None  # why the attempt was ended
 
     def started(self, launcher: int) -> None:
         """Note which command runs."""
         self._launcher = launcher
 
-    def look(self) -> float:
-        """Look at the job; return the seconds until the next look. Never raises."""
+    def look(self) -> float | None:
+        """Look at the job; return the seconds until the next look, None to end it. Never raises."""
         try:
             return self._look()
         except Exception as error:
             self._record.fault(error)
             return self._every_s
 
-    def _look(self) -> float:
+    def _look(self) -> float | None:
         from saferun.supervise import work_signs
 
         now = work_signs.look(self._launcher, time.monotonic())
@@ -63,7 +66,7 @@ class HangWatch:
         if self._asked is not None:
             (since, files), self._asked = self._asked, None
             self._report(since, now, {pid: _tail(*file) for pid, file in files.items()})
-            return self._every_s
+            return self._every_s if self.cause is None else None
         began = self._silence.take(now, self._every_s)
         if began is None:
             return self._every_s
@@ -95,6 +98,8 @@ class HangWatch:
 
         found: list[Place] = silence.places(since, now, stacks)
         self._say("\n".join(silence.report(found, seconds(now.at_s - since.at_s))))
+        if self._ends:
+            self.cause = silence.cause(found)
         self._record.hang([place._asdict() for place in found], round(now.at_s - since.at_s, 1))
 
 

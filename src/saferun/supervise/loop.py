@@ -305,7 +305,8 @@ class _Run:
         diagnosis = None
         last = self._watch.as_try(ended, time.monotonic() - self._began)
         if ended.exit_code:
-            last, diagnosis = self._watch.diagnosed(last, ended)
+            hang = self._hang_watch.cause if self._hang_watch else None
+            last, diagnosis = self._watch.diagnosed(last, ended, hang)
             self._diagnoses.append(diagnosis)
         last, lost = self._resumption.judged(last, plan, ended)
         self._history.append(last)
