@@ -43,13 +43,29 @@ def test_a_job_that_hangs_is_ended_and_goes_on(tmp_path):
     assert "hang on rank 1" in next(m for m in job.messages() if "attempt 1 failed" in m)
 
 
-def test_without_the_watch_nothing_is_said(tmp_path):
-    mode = ["--set", "watch.silence_s=1"]
-    with run(tmp_path, *mode, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
+def test_sigquit_asks_where_the_ranks_are_and_ends_nothing(tmp_path):
+    watch = ["--set", "watch.mode=warn"]
+    with run(tmp_path, *watch, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
         until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
+        ranks = job.ranks()
+        job.process.send_signal(signal.SIGQUIT)
+        job.wait_for_message(f"rank 1 (pid {ranks[1]})")
+        assert job.ranks() == ranks
         job.process.send_signal(signal.SIGTERM)
         job.end()
+        job.nothing_lives()
+    assert "saferun: where the ranks are:" in job.messages()
+    assert "may hang" not in job.err
+
+
+def test_without_the_watch_nothing_is_said(tmp_path):
+    mode = ["--set", "watch.silence_s=1"]  # and SIGQUIT ends the job, as it ends torchrun
+    with run(tmp_path, *mode, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
+        until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
+        job.process.send_signal(signal.SIGQUIT)
+        assert job.end() == 1
     assert "hang" not in job.err
+    assert "where the ranks" not in job.err
 
 
 @pytest.mark.slow

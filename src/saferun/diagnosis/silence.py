@@ -188,10 +188,12 @@ def report(found: Sequence[Place], silent: str, *, most: int = 12) -> list[str]:
 
     Args:
         found: from `places`.
-        silent: the length of the silence, for people.
+        silent: the length of the silence, for people; "" where a person has asked.
         most: of the ranks to show.
     """
-    lines = [f"no output and no input or output of any rank for {silent}: the job may hang"]
+    lines = ["where the ranks are:"]
+    if silent:
+        lines = [f"no output and no input or output of any rank for {silent}: the job may hang"]
     for place in sorted(found, key=lambda place: not place.odd)[:most]:
         name = "the job" if place.rank is None else f"rank {place.rank}"
         at = f", at {place.frame}" if place.frame else ""

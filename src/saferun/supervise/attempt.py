@@ -72,6 +72,9 @@ class Observer(NamedTuple):
     # Again and again while the command runs; returns the seconds until the next time, or None to
     # have the command ended, because it hangs.
     look: Callable[[], float | None] | None = None
+    # At a SIGQUIT, which then does not end the command where it has a group of its own; `look` is
+    # called next.
+    asked: Callable[[], object] | None = None
     # Returns the pids of children of ours that are no part of the attempt: they live on should the
     # keeper be killed and its work fall to us.
     spared: Callable[[], Iterable[int]] = tuple

@@ -176,10 +176,20 @@ class AttemptLife(StateMachine):
             self.step(TERMINAL)
         elif number in USER_SIGNALS:
             self.step(USER, number, sender)
+        elif number == signal.SIGQUIT and self._is_question():
+            self._look_at = self._clock()
         elif number == signal.SIGINT:
             self.step(self._interrupt(), number, sender)
         else:
             self.step(TERMINATE, number, sender)
+
+    def _is_question(self) -> bool:
+        """Pass a SIGQUIT to who wants to know of it; return whether that is all it means."""
+        asked = self._observer.asked
+        if asked is None or self.state != RUNNING or not self._spec.own_group:
+            return False
+        asked()
+        return True
 
     def _interrupt(self) -> str:
         now = self._clock()

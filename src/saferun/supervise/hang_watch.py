@@ -43,11 +43,16 @@ class HangWatch:
         self._launcher = 0
         self._asked: tuple[Look, dict[int, tuple[str, int]]] | None = None
         self._ends = policy.mode == "end"
+        self._is_wanted = False  # a person asked where the ranks are
         self.cause: Hang | None = None  # why the attempt was ended
 
     def started(self, launcher: int) -> None:
         """Note which command runs."""
         self._launcher = launcher
+
+    def ask(self) -> None:
+        """Have the next look followed by a report, however busy the job is."""
+        self._is_wanted = True
 
     def look(self) -> float | None:
         """Look at the job; return the seconds until the next look, None to end it. Never raises."""
@@ -68,12 +73,14 @@ class HangWatch:
             self._report(since, now, {pid: _tail(*file) for pid, file in files.items()})
             return self._every_s if self.cause is None else None
         began = self._silence.take(now, self._every_s)
+        if self._is_wanted:
+            began = now
         if began is None:
             return self._every_s
-        self._asked = began, self._ask(now)
+        self._asked = began, self._ask_ranks(now)
         return _ANSWER_S
 
-    def _ask(self, now: Look) -> dict[int, tuple[str, int]]:
+    def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
         """Ask the ranks for their stacks; return the file of each, and its size before.
 
         A rank without the handler would die of the signal, so it is left alone.
@@ -97,8 +104,10 @@ class HangWatch:
         from saferun.diagnosis.failure_report import seconds
 
         found: list[Place] = silence.places(since, now, stacks)
-        self._say("\n".join(silence.report(found, seconds(now.at_s - since.at_s))))
-        if self._ends:
+        wanted, self._is_wanted = self._is_wanted, False
+        silent = "" if wanted else seconds(now.at_s - since.at_s)
+        self._say("\n".join(silence.report(found, silent)))
+        if self._ends and not wanted:
             self.cause = silence.cause(found)
         self._record.hang([place._asdict() for place in found], round(now.at_s - since.at_s, 1))
 

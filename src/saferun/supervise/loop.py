@@ -255,6 +255,7 @@ class _Run:
             later_s=PREPARE_S,
             spared=self._means.keepers.pids,
             look=self._hang_watch.look if self._hang_watch else None,
+            asked=self._hang_watch.ask if self._hang_watch else None,
         )
         return run_attempt(spec, observer, self._means.keepers.take())
 
