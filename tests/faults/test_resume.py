@@ -88,13 +88,15 @@ def test_where_there_is_none_before_the_run_ends_and_names_the_bad_one(tmp_path)
     assert "checkpoint-5.zip could not be loaded and is left as it is; there is none" in job.err
 
 
-def test_a_job_that_slurm_queued_again_goes_on_in_its_first_attempt(tmp_path):
+@pytest.mark.parametrize("retries", ["2", "0"], ids=["supervised", "exec"])
+def test_a_job_that_slurm_queued_again_goes_on_in_its_first_attempt(tmp_path, retries):
     with resumable(tmp_path, "1:12:SIGKILL", SAFERUN_SET="retry.attempts=2") as job:
         assert job.end() == 0, job.err
     (tmp_path / "out" / "checkpoint-20.zip").unlink()
     (tmp_path / "again").mkdir()
     (tmp_path / "out").rename(tmp_path / "again" / "out")
-    with resumable(tmp_path / "again", SLURM_RESTART_COUNT="1") as job:
+    again = {"SLURM_RESTART_COUNT": "1", "SAFERUN_RETRIES": retries}
+    with resumable(tmp_path / "again", **again) as job:
         assert job.end() == 0, job.err
     assert started_from(job) == ["resumed at step 15"]
     assert job.out.endswith(undisturbed(tmp_path))
