@@ -225,6 +225,7 @@ class LockPolicy(NamedTuple):
 class WatchPolicy(NamedTuple):
     """The `watch` section."""
 
+    mode: str  # off, warn, end
     silence_s: float | None
 
 

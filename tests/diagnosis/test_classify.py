@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from job_logs import KNOWN, TRACEBACK, diagnose, table, wrongly_diagnosed
 
 from saferun.diagnosis import classify, log_reader, root_line, signatures
-from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.evidence import Evidence, Hang
 
 KINDS = table("kinds")
 # What a log alone cannot show.
 NOT_BY_LOG = {
     *("unknown", "no-failure", "gpu-p2p-corrupt", "segfault-environment", "killed-from-outside"),
     *("bus-error", "crash-after-the-end", "process-unkillable", "output-reader-gone"),
+    "hang",
 }
 
 
@@ -98,6 +99,12 @@ def test_a_command_that_succeeded_has_no_failure():
 def test_a_process_that_the_kernel_cannot_end_outweighs_the_log():
     found = diagnose(TRACEBACK + "KeyError: 'a'\n", unkillable=1, exit_code=1)
     assert (found.kind, found.verdict) == ("process-unkillable", "stop-hardware")
+
+
+def test_what_the_watch_saw_outweighs_the_log():
+    found = diagnose(TRACEBACK + "KeyError: 'a'\n", hang=Hang("hang", 3, "waits"), exit_code=137)
+    assert (found.kind, found.verdict, found.root_rank) == ("hang", "retry", 3)
+    assert found.root_line == "waits"
 
 
 def test_a_broken_pipe_is_the_end_where_nobody_reads_and_an_error_like_others_elsewhere():

@@ -88,13 +88,15 @@ def test_where_there_is_none_before_the_run_ends_and_names_the_bad_one(tmp_path)
     assert "checkpoint-5.zip could not be loaded and is left as it is; there is none" in job.err
 
 
-def test_a_job_that_slurm_queued_again_goes_on_in_its_first_attempt(tmp_path):
+@pytest.mark.parametrize("retries", ["2", "0"], ids=["supervised", "exec"])
+def test_a_job_that_slurm_queued_again_goes_on_in_its_first_attempt(tmp_path, retries):
     with resumable(tmp_path, "1:12:SIGKILL", SAFERUN_SET="retry.attempts=2") as job:
         assert job.end() == 0, job.err
     (tmp_path / "out" / "checkpoint-20.zip").unlink()
     (tmp_path / "again").mkdir()
     (tmp_path / "out").rename(tmp_path / "again" / "out")
-    with resumable(tmp_path / "again", SLURM_RESTART_COUNT="1") as job:
+    again = {"SLURM_RESTART_COUNT": "1", "SAFERUN_RETRIES": retries}
+    with resumable(tmp_path / "again", **again) as job:
         assert job.end() == 0, job.err
     assert started_from(job) == ["resumed at step 15"]
     assert job.out.endswith(undisturbed(tmp_path))
@@ -118,3 +120,16 @@ def test_plan_shows_what_a_resumed_attempt_would_run_now(tmp_path, as_json):
     assert (resumed["checkpoint"], resumed["step"]) == ("out/checkpoint-20.zip", 20)
     assert resumed["command"][-5:] == ["train.py", "--out", "out", *resumed["command"][-2:]]
     assert resumed["command"][-2:] == ["--resume=out/checkpoint-20.zip", "--x"]
+
+
+def test_a_generated_script_goes_on_by_the_same_rules(tmp_path):
+    script = tmp_path / "run.sh"
+    words = [sys.executable, "-m", "saferun", "gen-shell", "-o", str(script), "--profile=cpu"]
+    words += ["--set", CHECKPOINTS, "--set", ARGS, "--set", "launcher=python", "--"]
+    words += [program("resumable_job"), f"--out={tmp_path / 'out'}", "--fault=1:10:cut"]
+    subprocess.run(words, check=True, cwd=tmp_path)
+    with run(tmp_path, command=["bash", str(script)]) as job:
+        assert job.end() == 0, job.err
+    assert started_from(job) == ["resumed at step 5"]
+    assert job.out.endswith(undisturbed(tmp_path))
+    assert "checkpoint-10.zip is passed over: checkpoint-10.zip was cut" in job.err

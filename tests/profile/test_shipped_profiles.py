@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,17 @@ from typing import Any
 import yaml
 from cases import check_cases
 
+from saferun.model import Checkpoint, ResumePolicy
+from saferun.plan import resume
+from saferun.system import checkpoints
+
 PROFILES = Path(__file__).parents[2] / "profiles"
 GPUS = {"a100", "h100", "h200", "b200", "rtx4090", "rtx5090"}
 INCIDENTS = {"h100-llava", "h100-nanochat", "hpo", "ddp-safe", "tf-rtx5090", "debug"}
+RESUME = {
+    f"resume-{name}"
+    for name in ("nanogpt", "nanochat", "torchtitan", "hf", "accelerate", "lightning", "deepspeed")
+}
 HEAD = {"schema", "name", "description", "extends", "match"}
 LEAF = {"value", "why", "source", "when"}
 SOURCE = re.compile(
@@ -97,7 +107,7 @@ VALUES = {f"{name}:{key}": (key, leaf) for name in NAMES for key, leaf in leaves
 
 
 def test_the_shipped_profiles_are_those_that_the_design_names() -> None:
-    assert set(NAMES) == {"cpu", "cuda"} | GPUS | INCIDENTS
+    assert set(NAMES) == {"cpu", "cuda"} | GPUS | INCIDENTS | RESUME
 
 
 def test_a_profile_is_named_like_its_file_and_describes_its_purpose() -> None:
@@ -204,6 +214,90 @@ def test_incident_profiles_build_on_a_gpu_profile() -> None:
     for name in sorted(INCIDENTS):
         assert ancestry(name)[0] == "cuda"
         assert "match" not in load(name)
+
+
+def test_a_resume_recipe_is_nothing_else_and_fits_any_other_profile() -> None:
+    for name in sorted(RESUME):
+        values = merged(name)
+        assert values.keys() == {"retry.resume.checkpoints", "retry.resume.args"}
+        assert "extends" not in load(name)
+
+
+# What the real programs take, as people start them.
+RESUMED = {
+    "resume-nanogpt": [
+        (
+            "config/gpt2.py --out_dir=o",
+            "o/ckpt.pt",
+            "config/gpt2.py --out_dir=o --init_from=resume",
+        ),
+        ("--init_from=scratch", "out/ckpt.pt", "--init_from=resume"),
+    ],
+    "resume-nanochat": [
+        (
+            "--depth=12",
+            "/b/base_checkpoints/d12/meta_000100.json",
+            "--depth=12 --resume-from-step=100",
+        ),
+        (
+            "--resume-from-step -1",
+            "/b/base_checkpoints/d20/meta_000100.json",
+            "--resume-from-step=100",
+        ),
+    ],
+    "resume-torchtitan": [
+        (
+            "--job.config_file a.toml",
+            "outputs/checkpoint/step-50",
+            "--job.config_file a.toml --checkpoint.load_step=50",
+        ),
+    ],
+    "resume-hf": [
+        (
+            "--output_dir o --do_train",
+            "o/checkpoint-500",
+            "--output_dir o --do_train --resume_from_checkpoint=o/checkpoint-500",
+        ),
+        (
+            "--output-dir=o --resume-from-checkpoint x",
+            "o/checkpoint-500",
+            "--output-dir=o --resume_from_checkpoint=o/checkpoint-500",
+        ),
+    ],
+    "resume-accelerate": [
+        ("--output_dir o", "o/step_20", "--output_dir o --resume_from_checkpoint=o/step_20"),
+        ("--output_dir o", "o/epoch_1", "--output_dir o --resume_from_checkpoint=o/epoch_1"),
+    ],
+    "resume-lightning": [
+        (
+            "fit --config c.yaml",
+            "./lightning_logs/version_0/checkpoints/epoch=1-step=64.ckpt",
+            "fit --config c.yaml "
+            "'--ckpt_path=./lightning_logs/version_0/checkpoints/epoch=1-step=64.ckpt'",
+        ),
+    ],
+    "resume-deepspeed": [
+        ("--save c --load x", "c/global_step100", "--save c --load=c"),
+    ],
+}
+
+
+def test_a_recipe_finds_what_its_program_writes_and_gives_what_it_takes() -> None:
+    assert RESUMED.keys() == RESUME
+
+    def check(name: str, cases: list[tuple[str, str, str]]) -> None:
+        values = merged(name)
+        args = tuple(values["retry.resume.args"])
+        policy = ResumePolicy(values["retry.resume.checkpoints"], args)
+        for words, path, expected in cases:
+            given = shlex.split(words)
+            pattern = resume.pattern(policy, given, {"NANOCHAT_BASE_DIR": "/b"})
+            assert fnmatch.fnmatch(path, pattern or ""), (path, pattern)
+            found = Checkpoint(path, checkpoints.step_of(path), 0.0)
+            made = resume.arguments(given, policy, found, {})
+            assert made == tuple(shlex.split(expected))
+
+    check_cases(RESUMED.items(), check)
 
 
 def test_markers_are_off_only_where_graphs_are_off_with_them() -> None:

@@ -18,6 +18,14 @@ class RankFailure(NamedTuple):
     traceback: str = ""  # of the error file, complete
 
 
+class Hang(NamedTuple):
+    """Why the watch has ended a silent attempt."""
+
+    kind: str  # "hang", "collective-mismatch"
+    rank: int | None  # that is elsewhere; None where it is not known
+    line: str  # where it is
+
+
 class Evidence(NamedTuple):
     """Everything that is known about a failed attempt."""
 
@@ -31,6 +39,7 @@ class Evidence(NamedTuple):
     unkillable: int = 0  # processes of it that the kernel could not end
     shm_ample: bool | None = None  # /dev/shm is large and mostly free; None where not known
     disk_ample: bool | None = None  # where a file could not be opened is room; None: not known
+    hang: Hang | None = None  # the watch has ended it
     finished: bool = False  # the scripts of all its ranks on this node had reached their end
 
 

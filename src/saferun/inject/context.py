@@ -97,6 +97,19 @@ class Context:
             if self._active:
                 self.receipt(contract.TARGETS, contract.OBSERVED, targets={name: state})
 
+    def open_file(self, ending: str) -> int | None:
+        """Make a file of this process beside its receipt; return its descriptor, None without one.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        if not self._directory:
+            return None
+        receipts.make_directory(self._directory)
+        name = self._file_name()[: -len(".jsonl")] + ending
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(os.path.join(self._directory, name), flags, 0o600)
+
     def activate(self) -> None:
         """Declare that this process is a rank or compiles: from now on its receipts are written."""
         try:

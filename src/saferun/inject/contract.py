@@ -52,6 +52,8 @@ RANK_MARK = "SAFERUN_RANK_PID"  # pid of the Python that is the rank; its helper
 AGENT_MARK = "SAFERUN_AGENT_PID"  # torchrun's agent, whose children are the ranks
 VERSION = 1
 
+STACKS = ".stacks"  # the ending of the file that a rank's stacks go to, beside its receipt
+STACKS_SIGNAL = 53  # a real-time signal (signal(7)) on which faulthandler writes them
 BOOTSTRAP = "bootstrap"  # the hook of a rank's first line
 TARGETS = "targets"  # the hook of the lines that tell the state of each watched module
 

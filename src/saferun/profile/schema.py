@@ -148,8 +148,16 @@ KEYS: dict[str, Key] = {
         unit="GiB",
     ),
     "workers": _int(1, 1, "Processes to start (launcher: python only)."),
+    "watch.mode": _choice(
+        "off",
+        "warn",
+        "end",
+        doc="Say where each rank is when the job shows no sign of work for too long; end it then.",
+    ),
     "watch.silence_s": _seconds(
-        None, "A job without output for this long is treated as hung.", least=1
+        None,
+        "How long that is; by default ten times the job's longest gap, 600 s or more.",
+        least=1,
     ),
     "recover.gpu_reset": _choice("never", "when-idle", doc="Whether an idle GPU may be reset."),
 }

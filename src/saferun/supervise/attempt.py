@@ -69,6 +69,12 @@ class Observer(NamedTuple):
     # attempt's keeper ready. Returns the seconds until it is called again; None: never.
     later: Callable[[], float | None] | None = None
     later_s: float = 0.0
+    # Again and again while the command runs; returns the seconds until the next time, or None to
+    # have the command ended, because it hangs.
+    look: Callable[[], float | None] | None = None
+    # At a SIGQUIT, which then does not end the command where it has a group of its own; `look` is
+    # called next.
+    asked: Callable[[], object] | None = None
     # Returns the pids of children of ours that are no part of the attempt: they live on should the
     # keeper be killed and its work fall to us.
     spared: Callable[[], Iterable[int]] = tuple
@@ -85,7 +91,8 @@ class Ended(NamedTuple):
     merged: bool  # stdout and stderr were one
     forwarded: tuple[str, ...]  # "SIGTERM", in order
     interrupted: bool  # a signal asked us to end
-    ended_by: str  # "job", "interrupt" (a second Ctrl-C), "grace" (out of time), "keeper" (killed)
+    # "job", "interrupt" (a second Ctrl-C), "grace" (out of time), "keeper" (killed), "hang"
+    ended_by: str
     killed: int  # processes that were left over and were killed
     unkillable: tuple[int, ...]  # processes that the kernel would not kill
     heads: tuple[bytes, bytes] = (b"", b"")  # the beginning of stdout and of stderr

@@ -46,6 +46,7 @@ INTERRUPT_AGAIN = "second interrupt"  # SIGINT, and not the first one repeated
 TERMINATE = "terminate"  # SIGHUP, SIGQUIT, SIGTERM
 LATER = "later"  # the observer's moment
 DEADLINE = "deadline"
+HUNG = "hung"  # the watch has it ended
 
 # (state, event) -> (action, next state). What holds wherever the command's process group is:
 _COMMON: Table = {
@@ -58,6 +59,7 @@ _COMMON: Table = {
     #
     (RUNNING, protocol.Exited): ("exit", DRAINING),
     (RUNNING, LATER): ("call_later", RUNNING),
+    (RUNNING, HUNG): ("kill_hung", KILLING),
     #
     (ENDING, protocol.Exited): ("exit_as_asked", DRAINING),
     (ENDING, LATER): ("call_later", ENDING),
@@ -156,6 +158,7 @@ class AttemptLife(StateMachine):
         self._began = clock()
         self._deadline: float | None = None
         self._later_at: float | None = None
+        self._look_at: float | None = None
         self._first_interrupt_at: float | None = None
         self._asked_at: float | None = None  # the last signal for the job
         self._ended_at: float | None = None
@@ -173,10 +176,20 @@ class AttemptLife(StateMachine):
             self.step(TERMINAL)
         elif number in USER_SIGNALS:
             self.step(USER, number, sender)
+        elif number == signal.SIGQUIT and self._is_question():
+            self._look_at = self._clock()
         elif number == signal.SIGINT:
             self.step(self._interrupt(), number, sender)
         else:
             self.step(TERMINATE, number, sender)
+
+    def _is_question(self) -> bool:
+        """Pass a SIGQUIT to who wants to know of it; return whether that is all it means."""
+        asked = self._observer.asked
+        if asked is None or self.state != RUNNING or not self._spec.own_group:
+            return False
+        asked()
+        return True
 
     def _interrupt(self) -> str:
         now = self._clock()
@@ -189,13 +202,21 @@ class AttemptLife(StateMachine):
         if self._later_at is not None and self._clock() >= self._later_at:
             self._later_at = None
             self.step(LATER)
+        if self._look_at is not None and self._clock() >= self._look_at:
+            self._look()
         if self._deadline is not None and self._clock() >= self._deadline:
             self._deadline = None
             self.step(DEADLINE)
 
+    def _look(self) -> None:
+        delay_s = None if self._observer.look is None else self._observer.look()
+        self._look_at = None if delay_s is None else self._clock() + delay_s
+        if delay_s is None and self.state == RUNNING:
+            self.step(HUNG)
+
     def left_ms(self) -> float | None:
         """Return the time until something is due; None where nothing is."""
-        times = [at for at in (self._deadline, self._later_at) if at is not None]
+        times = [t for t in (self._deadline, self._later_at, self._look_at) if t is not None]
         return max(0, min(times) - self._clock()) * 1000 if times else None
 
     def asked_s(self) -> float | None:
@@ -212,9 +233,11 @@ class AttemptLife(StateMachine):
         if self._observer.later is not None:
             self._later_at = self._began + self._observer.later_s
         self._observer.started(self._standby.pid, report.launcher)
+        self._look_at = None if self._observer.look is None else self._began
 
     def _exit(self, report: protocol.Exited) -> None:
         self.lived_s, self._ended_at, self._later_at = report.lived_s, self._clock(), None
+        self._look_at = None
 
     def _exit_as_asked(self, report: protocol.Exited) -> None:
         self._exit(report)
@@ -269,6 +292,9 @@ class AttemptLife(StateMachine):
 
     def _kill_after_grace(self) -> None:
         self._kill("grace")
+
+    def _kill_hung(self) -> None:
+        self._kill("hang")
 
     def _kill_interrupted(self, number: int, sender: str) -> None:
         self._kill("interrupt")

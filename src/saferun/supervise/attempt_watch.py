@@ -12,6 +12,7 @@ from saferun.journal import recycling
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
+    from saferun.diagnosis.evidence import Hang
     from saferun.journal.receipts import Receipt
     from saferun.model import HookSettings, LaunchPlan
     from saferun.plan.inputs import Gathered
@@ -80,8 +81,14 @@ class AttemptWatch:
             replaced=replaced.why if replaced else "",
         )
 
-    def diagnosed(self, last: Try, ended: Ended) -> tuple[Try, Diagnosis]:
-        """Return the attempt with its diagnosis; a success imports nothing of this."""
+    def diagnosed(self, last: Try, ended: Ended, hang: Hang | None = None) -> tuple[Try, Diagnosis]:
+        """Return the attempt with its diagnosis; a success imports nothing of this.
+
+        Args:
+            last: the attempt.
+            ended: how it ended.
+            hang: why the watch has ended it, if it has.
+        """
         from saferun.diagnosis import classify, signatures
         from saferun.supervise import evidence
 
@@ -89,7 +96,7 @@ class AttemptWatch:
         kills = self._kills.since() if self._kills else None
         known = signatures.load(self._gathered.environ)
         seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
-        diagnosis = classify.classify(seen, known)
+        diagnosis = classify.classify(seen._replace(hang=hang), known)
         if self.request is not None:
             diagnosis = classify.as_kind(diagnosis, self.request.kind, known)
         last = last._replace(

@@ -75,3 +75,17 @@ class EndRequests:
 
 def _raise(number: int, frame: FrameType | None) -> NoReturn:
     raise EndRequestedError(number)
+
+
+def restore_interrupts() -> None:
+    """Handle Ctrl-C and Ctrl-\\ where a shell has started us with them ignored, as it does for `&`.
+
+    torchrun handles them there, too (elastic/multiprocessing/api.py). A job that ignored them would
+    live on after the Ctrl-C that ends its script.
+    """
+    for number, action in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, action)

@@ -8,7 +8,6 @@ its processes lives.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable
 
@@ -21,7 +20,7 @@ from saferun.plan.view import announcement
 from saferun.supervise import record
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import AttemptWatch, end_requested, grace_s
-from saferun.supervise.end_requests import EndRequestedError, EndRequests
+from saferun.supervise.end_requests import EndRequestedError, EndRequests, restore_interrupts
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.mitigations import RunMitigations
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.gpu.lock import Held
     from saferun.journal.writer import Journal
+    from saferun.supervise.hang_watch import HangWatch
 
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
 ALIVE_S = 30.0  # between two notes in the journal that the run lives
@@ -89,7 +89,7 @@ def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
         UnavailableError: the launcher cannot be started.
     """
     if gathered.launcher is not None:
-        _restore_interrupts()
+        restore_interrupts()
     plug_closed_descriptors()  # or the journal's descriptor would become the job's output
     gathered, journal = record.begin(gathered, say)
     try:
@@ -147,20 +147,6 @@ def _unsupervised(
     return replace_process(plan, {**gathered.environ, **held.environ()})
 
 
-def _restore_interrupts() -> None:
-    """Handle Ctrl-C and Ctrl-\\ where a shell has started us with them ignored, as it does for `&`.
-
-    torchrun handles them there, too (elastic/multiprocessing/api.py). A job that ignored them would
-    live on after the Ctrl-C that ends its script.
-    """
-    for number, action in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGQUIT, signal.SIG_DFL),
-    ):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, action)
-
-
 class _Run:
     """One run: its attempts so far, and what they share.
 
@@ -180,6 +166,7 @@ class _Run:
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
         self._resumption = Resumption(gathered, first, means.ground.say)
         self._watch = AttemptWatch(gathered, first)
+        self._hang_watch: HangWatch | None = None
         self._requests = EndRequests()
         self._prepared = 0  # the attempt during which the next one was made ready
 
@@ -256,8 +243,17 @@ class _Run:
         self._gathered = self._gathered._replace(identity=identity)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
+        self._hang_watch = self._watched(plan)
         self._record.attempt(identity.attempt, plan)
         return plan
+
+    def _watched(self, plan: LaunchPlan) -> HangWatch | None:
+        if plan.settings.watch.mode == "off":
+            return None
+        from saferun.supervise.hang_watch import HangWatch
+
+        receipts = self._gathered.identity.receipts
+        return HangWatch(plan.settings.watch, receipts, self._record, self._means.ground.say)
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
         """Run one attempt until none of its processes lives."""
@@ -276,6 +272,8 @@ class _Run:
             later=self._later,
             later_s=PREPARE_S,
             spared=self._means.keepers.pids,
+            look=self._hang_watch.look if self._hang_watch else None,
+            asked=self._hang_watch.ask if self._hang_watch else None,
         )
         return run_attempt(spec, observer, self._means.keepers.take())
 
@@ -290,6 +288,8 @@ class _Run:
 
     def _started(self, keeper: int, launcher: int) -> None:
         self._record.harmlessly(lambda: self._watch.started(launcher))
+        if self._hang_watch:
+            self._hang_watch.started(launcher)
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
     def _later(self) -> float:
@@ -338,7 +338,8 @@ class _Run:
             assert self._watch.request is not None, "it has said why"
             self._record.recycled(last.number, self._watch.request)
         elif ended.exit_code:
-            last, diagnosis = self._watch.diagnosed(last, ended)
+            hang = self._hang_watch.cause if self._hang_watch else None
+            last, diagnosis = self._watch.diagnosed(last, ended, hang)
             self._diagnoses.append(diagnosis)
         last, lost = self._resumption.judged(last, plan, ended)
         self._history.append(last)

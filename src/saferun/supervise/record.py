@@ -111,6 +111,11 @@ class Record:
         """Record that the process of an attempt is replaced, as it asked."""
         self._journal.event("recycled", attempt=number, **request._asdict())
 
+    def hang(self, places: list[dict[str, object]], silent_s: float) -> None:
+        """Record where the ranks are in a silence that is too long."""
+        self._journal.event("hang", silent_s=silent_s, ranks=places)
+        self._journal.sync()
+
     def keep_tails(self) -> None:
         """Write the end of the last attempt's output; called while the next one starts."""
         if self._tails is not None:

@@ -212,6 +212,20 @@ def resumed_now(gathered: Gathered, say: Callable[[str], None]) -> LaunchPlan | 
     return gathered._replace(identity=identity).plan()
 
 
+def first_plan(gathered: Gathered, say: Callable[[str], None]) -> LaunchPlan:
+    """Return the plan of a run with a single attempt, which resumes where Slurm runs it once more.
+
+    Args:
+        gathered: what plans are computed from.
+        say: takes lines for people.
+    """
+    plan = gathered.plan()
+    if not plan.settings.retry.resume.checkpoints or not requeued(gathered):
+        return plan
+    checkpoint = Resumption(gathered, plan, say).checkpoint(1)
+    return gathered._replace(identity=gathered.identity._replace(checkpoint=checkpoint)).plan()
+
+
 def ranks(plan: LaunchPlan) -> int:
     """Return how many ranks a plan starts on this machine; 1 where that is not known."""
     if plan.launcher != "torchrun":

@@ -105,7 +105,9 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
         from saferun.supervise.loop import supervise
 
         return supervise(gathered, say, pace)
-    return _become(gathered, gathered.plan())
+    from saferun.supervise.resumption import first_plan
+
+    return _become(gathered, first_plan(gathered, say))
 
 
 def _become(gathered: Gathered, plan: LaunchPlan) -> int:

@@ -122,7 +122,8 @@ def apply(name: str, module: "ModuleType", context: "Context") -> None:
         return
     _watch_threads(context)
     outcome = contract.APPLIED if _watcher is not None else contract.NOT_NEEDED
-    context.receipt("excepthook", outcome, faulthandler=_switch_faulthandler_on())
+    stacks = _write_stacks_on_signal(context)
+    context.receipt("excepthook", outcome, faulthandler=_switch_faulthandler_on(), stacks=stacks)
 
 
 def _watch_threads(context: "Context") -> None:
@@ -178,6 +179,27 @@ def _switch_faulthandler_on() -> str:
     except (AttributeError, OSError, RuntimeError, ValueError):  # it is closed
         return "no stderr"
     return "switched on"
+
+
+def _write_stacks_on_signal(context: "Context") -> str:
+    """Have faulthandler write the stacks of all threads to a file when `watch` asks by a signal.
+
+    It needs no thread, and works while Python code does not run: the handler is written in C. The
+    file stays open for it.
+    """
+    import faulthandler
+    import signal
+
+    try:
+        if signal.getsignal(contract.STACKS_SIGNAL) is not signal.SIG_DFL:
+            return "the script uses the signal"
+        file = context.open_file(contract.STACKS)
+        if file is None:
+            return "no directory"
+        faulthandler.register(contract.STACKS_SIGNAL, file=file, all_threads=True)
+    except (AttributeError, OSError, RuntimeError, ValueError) as error:
+        return f"not armed: {error}"
+    return "armed"
 
 
 def _error_file(value: BaseException, trace: "TracebackType | None") -> bytes:

@@ -1,0 +1,128 @@
+"""When a silent job may hang, and which rank is elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.silence import Look, RankSign, Silence, cause, places, report
+
+TRAIN = '  File "/w/train.py", line {} in step\n  File "/w/train.py", line 90 in <module>\n'
+REDUCE = '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 2 in all_reduce\n'
+
+
+def ranks(*states: str, cpu_s: float = 0.0) -> tuple[RankSign, ...]:
+    return tuple(
+        RankSign(rank, 100 + rank, state, cpu_s, "futex") for rank, state in enumerate(states)
+    )
+
+
+def look(at_s: float, work: int, cpu_s: float = 0.0) -> Look:
+    return Look(at_s, (work,), ranks("S", "S", cpu_s=cpu_s))
+
+
+def first_alarm(silence: Silence, looks: list[Look], every_s: float = 15.0) -> float | None:
+    return next((one.at_s for one in looks if silence.take(one, every_s)), None)
+
+
+def silent(start_s: int, end_s: int, cores: float = 0.0) -> list[Look]:
+    return [look(at, -1, at * cores) for at in range(start_s, end_s, 15)]
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "gap_s", "cores", "alarm_s"),
+    [
+        (20.0, 15, 0.0, 1035),
+        (20.0, 15, 1.0, 1035),  # a given limit: an endless loop uses the CPU, too
+        (None, 15, 0.0, 1605),
+        (None, 15, 1.0, 2805),
+        (None, 150, 0.0, 2505),  # ten times the longest gap between two signs of work
+    ],
+)
+def test_the_limit_is_the_given_one_or_follows_the_job(limit_s, gap_s, cores, alarm_s):
+    silence = Silence(limit_s)
+    working = [look(at, at // gap_s, at * cores) for at in range(0, 1005, 15)]
+    quiet = [w for w in working if limit_s is None or gap_s == 15]
+    assert first_alarm(silence, quiet) is None
+    assert first_alarm(silence, silent(1005, 9000, cores)) == pytest.approx(alarm_s, abs=15)
+
+
+def test_a_silence_is_told_once_and_a_new_one_again():
+    silence = Silence(30.0)
+    looks = [*silent(0, 600), look(600.0, 5), *silent(615, 900)]
+    assert [one.at_s for one in looks if silence.take(one, 15.0)] == [30.0, 645.0]
+
+
+def test_time_in_which_nobody_looked_is_no_silence():
+    silence = Silence(30.0)
+    silence.take(look(0.0, 1), 15.0)
+    assert silence.take(look(900.0, 1), 15.0) is None  # saferun was stopped meanwhile
+    assert silence.take(look(915.0, 1), 15.0) is None
+
+
+def stack(*frames: str) -> str:
+    other = 'Thread 0x01 (most recent call first):\n  File "/w/loader.py", line 1 in run\n\n'
+    return f"{other}Current thread 0x02 (most recent call first):\n{''.join(frames)}"
+
+
+def odd(states: str, stacks: dict[int, str], *, gone: int | None = None, cores: float = 0.0):
+    since = Look(0.0, (), ranks(*states))
+    now = [one for one in ranks(*states) if one.rank != gone]
+    now = [one._replace(cpu_s=60 * cores) if one.rank == 1 else one for one in now]
+    found = places(since, Look(60.0, (), tuple(now)), stacks)
+    return found, [place.rank for place in found if place.odd]
+
+
+def test_a_rank_that_is_stopped_gone_or_in_the_kernel_is_elsewhere():
+    found, elsewhere = odd("STS", {})
+    assert elsewhere == [1]
+    assert "is stopped" in found[1].what
+    found, elsewhere = odd("SSD", {})
+    assert elsewhere == [2]
+    assert found[2].what == "waits in futex, and no signal can end it"
+    found, elsewhere = odd("SSS", {}, gone=0)
+    assert elsewhere == [0]
+    assert found[0].what == "has ended"
+
+
+def test_without_stacks_the_one_that_computes_among_several_is_elsewhere():
+    found, elsewhere = odd("SSSS", {}, cores=1.0)
+    assert elsewhere == [1]
+    assert found[1].what == "computes on 1.0 cores"
+    assert odd("SSSS", {})[1] == []
+
+
+def test_who_is_in_no_collective_is_elsewhere_and_its_own_line_is_shown():
+    stacks = {100: stack(REDUCE, TRAIN.format(33)), 101: stack(TRAIN.format(12))}
+    found, elsewhere = odd("SS", stacks)
+    assert elsewhere == [1]
+    assert [place.frame for place in found] == [
+        "/w/train.py:33 in step",
+        "/w/train.py:12 in step",
+    ]
+
+
+def test_among_several_in_collectives_the_one_at_another_line_is_elsewhere():
+    same, other = (stack(REDUCE, TRAIN.format(line)) for line in (33, 40))
+    assert odd("SSS", {100: same, 101: other, 102: same})[1] == [1]
+    assert odd("SS", {100: same, 101: other})[1] == []  # both are shown, with their lines
+
+
+def test_the_cause_is_the_rank_that_is_elsewhere_or_a_mismatch_of_collectives():
+    found, _ = odd("SST", {})
+    assert cause(found) == Hang("hang", 2, "is stopped, by a signal or a debugger")
+    same, other = (stack(REDUCE, TRAIN.format(line)) for line in (33, 40))
+    mismatch = cause(odd("SS", {100: same, 101: other})[0])
+    assert (mismatch.kind, mismatch.rank) == ("collective-mismatch", None)
+    assert mismatch.line == "rank 0 at /w/train.py:33 in step; rank 1 at /w/train.py:40 in step"
+    together = cause(odd("SS", {100: same, 101: same})[0])
+    assert together == Hang("hang", None, "waits in futex at /w/train.py:33 in step")
+
+
+def test_the_report_has_those_who_are_elsewhere_first_and_is_short():
+    found, _ = odd("S" * 30 + "T", {})
+    lines = report(found, "20 s")
+    assert len(lines) <= 15
+    assert "rank 30 (pid 130) is stopped" in lines[1]
+    assert lines[1].endswith("<- elsewhere")
+    assert lines[-1] == "  and 19 more"

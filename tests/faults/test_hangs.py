@@ -1,0 +1,91 @@
+"""A job that hangs is told of, with the rank that is elsewhere; the job is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from helpers import until
+from runs import counting, program, run, small_torchrun, staying
+
+WATCH = ["--set", "watch.mode=warn", "--set", "watch.silence_s=2"]
+
+
+def test_a_stopped_rank_is_named_and_nothing_is_done_to_the_job(tmp_path):
+    with run(tmp_path, *WATCH, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
+        until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
+        stopped = job.ranks()[1]
+        os.kill(stopped, signal.SIGSTOP)
+        job.wait_for_message("<- elsewhere")
+        assert set(job.ranks()) == {0, 1}
+        os.kill(stopped, signal.SIGCONT)
+        job.process.send_signal(signal.SIGTERM)
+        job.end()
+        job.nothing_lives()
+        (event,) = job.events("hang")
+    line = next(line for line in job.messages() if "elsewhere" in line)
+    assert line.startswith(f"saferun:   rank 1 (pid {stopped}) is stopped")
+    assert [place["odd"] for place in event["ranks"]] == [False, True]
+
+
+def test_a_job_that_hangs_is_ended_and_goes_on(tmp_path):
+    end = ["--set", "watch.mode=end", "--set", "watch.silence_s=2"]
+    words = counting(tmp_path, "SIGSTOP")  # rank 1 stops itself, in the first attempt only
+    with run(tmp_path, *end, *words, env=small_torchrun(tmp_path)) as job:
+        assert job.end() == 0, job.err
+        job.nothing_lives()
+    first, last = job.events("ended")
+    assert (first["kind"], first["root_rank"], first["ended_by"]) == ("hang", 1, "hang")
+    assert "is stopped" in first["root_line"]
+    assert last["kind"] == "no-failure"
+    assert "resumed at step 10" in job.out
+    assert "hang on rank 1" in next(m for m in job.messages() if "attempt 1 failed" in m)
+
+
+def test_sigquit_asks_where_the_ranks_are_and_ends_nothing(tmp_path):
+    watch = ["--set", "watch.mode=warn"]
+    with run(tmp_path, *watch, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
+        until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
+        ranks = job.ranks()
+        job.process.send_signal(signal.SIGQUIT)
+        job.wait_for_message(f"rank 1 (pid {ranks[1]})")
+        assert job.ranks() == ranks
+        job.process.send_signal(signal.SIGTERM)
+        job.end()
+        job.nothing_lives()
+    assert "saferun: where the ranks are:" in job.messages()
+    assert "may hang" not in job.err
+
+
+def test_without_the_watch_nothing_is_said(tmp_path):
+    mode = ["--set", "watch.silence_s=1"]  # and SIGQUIT ends the job, as it ends torchrun
+    with run(tmp_path, *mode, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
+        until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
+        job.process.send_signal(signal.SIGQUIT)
+        assert job.end() == 1
+    assert "hang" not in job.err
+    assert "where the ranks" not in job.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "what", "place"),
+    [
+        ("loop", "computes on", " in loop_for_ever"),
+        ("fifo", "waits", "hanging_rank.py:22 in <module>"),
+    ],
+)
+def test_the_line_of_the_rank_that_is_elsewhere_is_shown(tmp_path, fault, what, place):
+    os.mkfifo(tmp_path / "fifo")
+    watch = ["--set", "watch.mode=warn", "--set", "watch.silence_s=8"]
+    words = ["--profile=cpu", "--nproc-per-node=2", program("hanging_rank"), fault]
+    with run(tmp_path, *watch, *words, str(tmp_path / "fifo")) as job:
+        job.wait_for_message("<- elsewhere")
+        job.process.send_signal(signal.SIGTERM)
+        job.end()
+        job.nothing_lives()
+    line = next(line for line in job.messages() if "elsewhere" in line)
+    assert line.startswith("saferun:   rank 1 ")
+    assert what in line
+    assert place in line
