@@ -58,9 +58,9 @@ def find(lines: Sequence[Line]) -> list[Thrown]:
 
 def _thrown(lines: Sequence[Line], at: int, line: Line) -> Iterator[Thrown]:
     if found := _WHAT.match(line.text):
-        row, kind = _type_above(lines, at)
+        above, kind = _type_above(lines, at)
         head = f"terminate called after throwing an instance of '{kind}'\n"
-        yield Thrown(at, line.rank, kind, head + line.text.strip(), ends=True, rows=row)
+        yield Thrown(at, line.rank, kind, head + line.text.strip(), ends=True, rows=above)
     elif found := _LIBCXX.search(line.text):
         yield Thrown(at, line.rank, found["type"] or "std::exception", found[0], ends=True)
     elif found := _PANICKED.match(line.text):
