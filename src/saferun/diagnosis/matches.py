@@ -23,9 +23,9 @@ _NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 _WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
 # The level of a line that its program does not take for a failure: a logger's, NCCL's, glog's.
 _INFORMATION = re.compile(
-    r".{0,120}?(?<![=\w])(?:INFO|DEBUG|TRACE)\b(?!.{0,40}\b(?:ERROR|CRITICAL|FATAL)\b)"
+    r"\A(?:.{0,120}?(?<![=\w])(?:INFO|DEBUG|TRACE)\b(?!.{0,40}\b(?:ERROR|CRITICAL|FATAL)\b)"
     r"|\[?I\d{4} \d\d:|\S{0,40}\blevel=(?:info|debug)\b"
-    r"|.{0,400}?\"(?:level|levelname|severity)\": ?\"(?:info|debug)\"",
+    r"|.{0,400}?\"(?:level|levelname|severity)\": ?\"(?:info|debug)\")"
 )
 # Lines that say nothing about a failure beside them: torchrun's name of this machine and the link
 # to its manual (no request was sent to either), and a progress bar that reached its end.
@@ -48,6 +48,10 @@ class Match(NamedTuple):
 
 def _is_warning(text: str) -> bool:
     return _WARNING.search(text) is not None
+
+
+def _is_information(line: Line) -> bool:
+    return any(_INFORMATION.match(text) for text in (line.raw, line.text))
 
 
 def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
@@ -194,7 +198,7 @@ def _places(sign: Sign, text: _Text) -> Iterator[int]:
             elif (
                 row not in text.framed
                 and says(needle, text.lower[row])
-                and (sign.states or not _INFORMATION.match(text.lines[row].raw))
+                and (sign.states or not _is_information(text.lines[row]))
             ):
                 yield row
 
