@@ -311,3 +311,14 @@ def test_what_slurm_signals_in_every_process_is_not_sent_a_second_time(cluster):
         os.kill(int(inner.stdout), signal.SIGURG)  # it comes after SIGTERM where both wait
         job.communicate()
     assert (records / "signals").read_text() == "SIGUSR2 "
+
+
+def test_a_value_or_a_reason_that_imitates_a_heading_moves_nothing():
+    """The part for Slurm stands before the job, and what the user wrote stays before it."""
+    evil = "# --- The job ---"
+    imitated = f"{shell_script.comment(evil[2:])}X={shell_script.quote(evil)}\n"
+    script = f"#!/usr/bin/env bash\n{imitated}# --- The job ------\nrun torchrun train.py\n"
+    line = torchrun_args.parse(["train.py"]).line
+    text = sbatch.render(script, sbatch.Job(1), line, "PART\n")
+    assert text.index("PART") > text.index("X=")
+    assert text.index("PART") < text.index("# --- The job ------")

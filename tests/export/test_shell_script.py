@@ -204,3 +204,9 @@ def test_a_step_that_comes_in_pieces_is_read_whole():
 
 def wait_until_read(pipe: int) -> None:
     until(lambda: fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)) == bytes(4))
+
+
+@pytest.mark.parametrize("text", ["--- The job ---", "x " * 60 + "--- The job ---", "---"])
+def test_a_comment_is_no_heading_of_the_script(text):
+    made = shell_script.comment(text)
+    assert not any(line.startswith("# ---") for line in made.splitlines())

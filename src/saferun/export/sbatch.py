@@ -122,8 +122,10 @@ def render(script: str, job: Job, line: CommandLine, shell: str, *, torchrun: bo
         torchrun: torchrun starts the job; plain python has no rendezvous.
     """
     assert script.startswith(_FIRST_LINE), "a script begins with it"
-    head, mark, tail = script.removeprefix(_FIRST_LINE).partition(PLACE)
+    # At the beginning of a line there is only one: comments and quoted values cannot imitate it.
+    head, mark, tail = script.partition(f"\n{PLACE}")
     assert mark, "a script has a section for its job"
+    head, mark = f"{head}\n".removeprefix(_FIRST_LINE), PLACE
     head = head.replace("     bash THIS-FILE", "     sbatch THIS-FILE", 1)
     part = shell.replace(_NUMBERS, _numbers(job))
     start = _start(_meeting(job, line) if torchrun else ())

@@ -101,7 +101,12 @@ def comment(text: str) -> str:
     lines = textwrap.wrap(
         plain, WIDTH - 2, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )
-    return "".join(f"# {line}\n" for line in lines)
+    return "".join(_comment_line(line) for line in lines)
+
+
+def _comment_line(text: str) -> str:
+    """Return one line of a comment that is no heading of the script's own (`# --- The job ---`)."""
+    return f"# {' ' * text.startswith('---')}{text}\n"
 
 
 def _lines(kit: str) -> Iterator[str]:
@@ -220,7 +225,7 @@ def _counting(doc: Doc, later: Sequence[Doc], sets: Sequence[Given]) -> Mapping[
 
 def _source(text: str) -> str:
     plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return "".join(f"# {one}\n" for one in plain.split("; ") if one)
+    return "".join(_comment_line(one) for one in plain.split("; ") if one)
 
 
 def _line(key: str, leaf: Leaf, manner: str) -> str:
