@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         guards: GuardsSettings
         init: InitSettings | None  # None: torch is left as it is
         order: OrderSettings | None  # None: torch is left as it is
+        shards: Literal["off", "warn", "error"]
         required: bool
 
 
@@ -65,6 +66,7 @@ DEFAULTS: HookSettings = {
     "guards": {"labels": "off", "logits": "off", "embeddings": "off"},
     "init": INIT,
     "order": ORDER,
+    "shards": "off",
     "required": False,
 }
 

@@ -35,7 +35,6 @@ NOT_YET = (
     "locks.slot_memory_gib",
     "watch.",
     "workers",
-    "hooks.shards",
     "hooks.memory.",
     "hooks.optuna.",
     "hooks.tensorflow.",
