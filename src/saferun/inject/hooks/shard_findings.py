@@ -73,7 +73,9 @@ def peers(rank: int, size: int) -> list[int]:
 def same(
     texts: Mapping[int, str], meshes: Sequence[Mesh], groups: Sequence[Collection[int]]
 ) -> list[int]:
-    """Return ranks that published the same batches, the largest such set; empty for none.
+    """Return ranks that published the same batches and of which no two may share them.
+
+    The largest such set; empty for none.
 
     Args:
         texts: by rank, as `encode` returned.
@@ -82,11 +84,11 @@ def same(
     """
     best: list[int] = []
     for first in sorted(texts):
-        alike = [
-            other
-            for other in sorted(texts)
-            if texts[other] == texts[first] != "" and not _may_share(first, other, meshes, groups)
-        ]
+        alike: list[int] = []
+        for other in sorted(texts):
+            is_same = texts[other] == texts[first] != ""
+            if is_same and not any(_may_share(one, other, meshes, groups) for one in alike):
+                alike.append(other)
         if len(alike) > max(1, len(best)):
             best = alike
     return best
@@ -95,8 +97,6 @@ def same(
 def _may_share(
     one: int, other: int, meshes: Sequence[Mesh], groups: Sequence[Collection[int]]
 ) -> bool:
-    if one == other:
-        return False
     if any(one in group and other in group for group in groups):
         return True
     for found in meshes:
