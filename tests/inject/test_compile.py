@@ -270,9 +270,63 @@ print(len(tuner.launchers), len(tuner.compile_results), tuner.compile_results[0]
 def test_a_generated_kernel_has_one_launcher(
     run: Run, setting: dict[str, str], custom: bool, left: int
 ) -> None:
-    script = LAUNCHERS.replace("CUSTOM", str(custom))
+    active = "import os; from _saferun_inject.context import current; current('').activate()\n"
+    script = active + LAUNCHERS.replace("CUSTOM", str(custom))
     ran = run(script, setting)
     assert ran.out == f"{left} {left} True\n", ran.err
+    assert bool([line for line in ran.hook("compile") if "kept" in line]) is custom
+
+
+LATE = """
+from torch._inductor.runtime import triton_heuristics as h
+tuner = object.__new__(h.CachingAutotuner)
+tuner.custom_kernel = CUSTOM
+tuner.launchers = [len, max, min]
+tuner.benchmark_all_configs = lambda *a, **k: {one: n for n, one in enumerate((min, len, max))}
+tuner._release_static_launchers_except = tuner._prune_compile_results_to_launcher = id
+tuner.precompile_time_taken_ns = 0
+try: tuner.autotune_to_one_config()
+except AttributeError: pass  # what it logs at its end
+print([one.__name__ for one in tuner.launchers])
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "custom", "left"),
+    [(OFF, False, "len"), (KEEP, False, "min"), (OFF, True, "min")],
+    ids=["off", "keep", "a user's own kernel"],
+)
+def test_a_kernel_that_was_made_before_the_hook_is_not_timed_either(
+    run: Run, setting: dict[str, str], custom: bool, left: str
+) -> None:
+    ran = run(LATE.replace("CUSTOM", str(custom)), setting)
+    assert ran.out == f"['{left}']\n", ran.err
+
+
+ARTIFACTS = (
+    PROBE
+    + """
+import pathlib
+kept = pathlib.Path(os.environ["KEPT"])
+if kept.exists(): torch.compiler.load_cache_artifacts(kept.read_bytes())
+torch.compile(body, mode="max-autotune")(x).backward(dx)
+if not kept.exists(): kept.write_bytes(torch.compiler.save_cache_artifacts()[0])
+print(json.dumps([graph["max_autotune"] for graph in lowered]))
+"""
+)
+
+
+@pytest.mark.slow
+def test_artifacts_that_were_made_without_the_policy_are_not_used_under_it(
+    run: Run, tmp_path: Path
+) -> None:
+    for number, (setting, expected) in enumerate([(KEEP, [True, True]), (OFF, [False, False])]):
+        place = {
+            "KEPT": str(tmp_path / "kept"),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / str(number)),
+        }
+        ran = run(ARTIFACTS, setting, **place)
+        assert json.loads(ran.out) == expected, ran.err
 
 
 # enabled

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         guards: GuardsSettings
         init: InitSettings | None  # None: torch is left as it is
         order: OrderSettings | None  # None: torch is left as it is
+        shards: Literal["off", "warn", "error"]
         tensorflow: TensorflowSettings
         required: bool
 
@@ -72,6 +73,7 @@ DEFAULTS: HookSettings = {
     "guards": {"labels": "off", "logits": "off", "embeddings": "off"},
     "init": INIT,
     "order": ORDER,
+    "shards": "off",
     "tensorflow": {"cross_device_ops": "keep", "memory_growth": False},
     "required": False,
 }

@@ -32,7 +32,6 @@ from saferun.profile.schema import KEYS
 # Keys that are read and checked but have no effect yet. A launch that sets one prints a remark.
 NOT_YET = (
     "retry.rejoin_s",
-    "hooks.shards",
     "hooks.memory.",
     "hooks.optuna.",
 )

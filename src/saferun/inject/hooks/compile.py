@@ -257,12 +257,24 @@ def _hold_launchers(module: ModuleType, settings: CompileSettings, context: Cont
     @functools.wraps(original)
     def one_launcher(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if not getattr(self, "custom_kernel", False):  # a user's own @triton.autotune is theirs
+        if getattr(self, "custom_kernel", False):  # a user's own @triton.autotune is theirs
+            _name_kept(self, context)
+        else:
             _keep_first(self)
 
     setattr(tuner, step, trace.hidden(one_launcher))
     _hold_timing(tuner)
     context.receipt(_HOOK, contract.APPLIED, part="launchers")
+
+
+_kept: set[str] = set()  # names of the user's own kernels that the receipt has
+
+
+def _name_kept(tuner: Any, context: Context) -> None:
+    name = str(getattr(getattr(tuner, "fn", None), "__name__", "a kernel of the script's own"))
+    if len(getattr(tuner, "launchers", None) or ()) > 1 and name not in _kept:
+        _kept.add(name)
+        context.receipt(_HOOK, contract.OBSERVED, part="launchers", kept=name)
 
 
 def _hold_timing(tuner: Any) -> None:

@@ -162,10 +162,9 @@ def _message(value: BaseException) -> str:
     except Exception:
         text = "<exception str() failed>"
     text = f"{type(value).__name__}: {text}"
-    inside = getattr(value, "exceptions", None)
-    if isinstance(inside, tuple) and inside and isinstance(inside[0], BaseException):
-        return f"{text}: {_message(inside[0])}"
-    return text
+    inside = getattr(value, "exceptions", None)  # of a group
+    first = inside[0] if isinstance(inside, tuple) and inside else None
+    return f"{text}: {_message(first)}" if isinstance(first, BaseException) else text
 
 
 def _switch_faulthandler_on() -> str:

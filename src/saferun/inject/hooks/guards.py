@@ -111,7 +111,8 @@ def _guarded(original: Any, checks: list[Check], context: Context) -> Callable[.
 
 def _check_labels(name: str, arguments: Mapping[str, Any]) -> None:
     """Labels lie in 0 … classes-1 or are `ignore_index`; class probabilities have no range."""
-    logits, labels = _pair(arguments, "target")
+    logits: Any = arguments.get("input")
+    labels: Any = arguments.get("target")
     if not (_is_plain(logits) and _is_plain(labels)) or logits.dim() == 0:
         return
     if labels.is_floating_point() or labels.is_complex() or not labels.numel():
@@ -124,7 +125,8 @@ def _check_labels(name: str, arguments: Mapping[str, Any]) -> None:
 
 def _check_indices(name: str, arguments: Mapping[str, Any]) -> None:
     """Indices lie in 0 … rows-1 of the table."""
-    indices, table = _pair(arguments, "weight")
+    indices: Any = arguments.get("input")
+    table: Any = arguments.get("weight")
     if not _is_plain(indices) or not hasattr(table, "shape") or not indices.numel():
         return
     if indices.is_floating_point():  # embedding_bag's older order of arguments: (weight, input)
@@ -136,7 +138,8 @@ def _check_indices(name: str, arguments: Mapping[str, Any]) -> None:
 
 def _check_shapes(name: str, arguments: Mapping[str, Any]) -> None:
     """Logits (N, C, d1, …) go with labels (N, d1, …), or with probabilities of their own shape."""
-    logits, labels = _pair(arguments, "target")
+    logits: Any = arguments.get("input")
+    labels: Any = arguments.get("target")
     if not (_is_plain(logits) and _is_plain(labels)) or logits.dim() == 0:
         return
     shape, found = tuple(logits.shape), tuple(labels.shape)
@@ -147,10 +150,6 @@ def _check_shapes(name: str, arguments: Mapping[str, Any]) -> None:
     if len(shape) > 2 and found == shape[:-1]:
         text += "; the classes come second: logits.transpose(1, -1)"
     raise FindingError(ValueError(text + _on_rank()))
-
-
-def _pair(arguments: Mapping[str, Any], other: str) -> tuple[Any, Any]:
-    return arguments.get("input"), arguments.get(other)
 
 
 def _is_plain(value: Any) -> bool:

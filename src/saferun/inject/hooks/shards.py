@@ -1,0 +1,231 @@
+"""Notice ranks that train on the same data, by fingerprints of each loader's first batches.
+
+Target: torch.utils.data.dataloader, DataLoader.__init__, the iterators' __init__ and __next__;
+torch.distributed.device_mesh, DeviceMesh.__init__. torch >= 2.4.
+Reason: a loader without a DistributedSampler, or an IterableDataset that is not split by rank,
+makes several ranks do the same work without any error.
+Delete when torch reports it itself.
+
+Setting (hooks.shards): off, warn, error. Ranks write their fingerprints into the group's store and
+look, without waiting, a few batches later: no thread, no barrier. Silent where the same data may be
+meant (shard_findings.py), and where no optimizer step came between batches (validation).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import weakref
+
+from .. import contract, rank, trace
+from ..fingerprint import fingerprint
+from . import frames, shard_findings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, ModuleType
+    from typing import Any
+
+    from ..context import Context
+
+_HOOK = "shards"
+BATCHES = 3  # of each loader, that have a fingerprint
+LOOKS = (6, 12, 24, 48)  # the batch before which ranks look at each other's
+
+_meshes: list[shard_findings.Mesh] = []
+
+
+def apply(name: str, module: ModuleType, context: Context) -> None:
+    """Watch the loaders, or note the meshes.
+
+    Args:
+        name: one of the targets.
+        module: that module.
+        context: the process's.
+    """
+    if context.hooks["shards"] == "off":
+        return
+    if name == "torch.distributed.device_mesh":
+        if hasattr(module, "DeviceMesh"):
+            _note_meshes(module.DeviceMesh, context)
+        return
+    watch = Loaders(context)
+    module.DataLoader.__init__ = watch.noting_place(module.DataLoader.__init__)
+    iterators = module._BaseDataLoaderIter
+    iterators.__init__ = watch.noting_loader(iterators.__init__)
+    iterators.__next__ = watch.noting_batches(iterators.__next__)
+    context.receipt(_HOOK, contract.APPLIED, setting=context.hooks["shards"])
+
+
+def _note_meshes(cls: Any, context: Context) -> None:
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            trace.hide(error)
+            raise
+        try:
+            names = self.mesh_dim_names or (None,) * self.mesh.ndim
+            _meshes.append(shard_findings.mesh(self.mesh.tolist(), names))
+        except Exception as error:
+            context.failed(_HOOK, error)
+
+    cls.__init__ = made
+
+
+class Batches:
+    """The first batches of one loader in one process."""
+
+    def __init__(self, place: str, key: str) -> None:
+        self.place = place
+        self.key = key  # the same on every rank
+        self.prints: list[str | None] = []
+        self.count = 0
+        self.steps_before = 0  # optimizer steps when the batch before this one was taken
+        self.trains = False  # a step came between two batches
+
+
+class Loaders:
+    """The loaders of this process, while they are young."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._places: weakref.WeakKeyDictionary[Any, Batches] = weakref.WeakKeyDictionary()
+        self._made: dict[str, int] = {}  # place -> loaders made there
+        self._steps = 0
+        self._handle: Any = None
+        self._failed = False
+
+    # wrappers
+
+    def noting_place(self, original: Any) -> Any:
+        """Wrap DataLoader.__init__."""
+
+        @functools.wraps(original)
+        def made(loader: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                original(loader, *args, **kwargs)
+            except BaseException as error:
+                trace.hide(error)
+                raise
+            self._guard(self._note_place, loader, sys._getframe(1))
+
+        return made
+
+    def noting_loader(self, original: Any) -> Any:
+        """Wrap an iterator's __init__: the first iterator of a loader is watched."""
+
+        @functools.wraps(original)
+        def made(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                original(iterator, loader, *args, **kwargs)
+            except BaseException as error:
+                trace.hide(error)
+                raise
+            iterator._saferun_batches = self._guard(self._places.pop, loader, None)
+
+        return made
+
+    def noting_batches(self, original: Any) -> Any:
+        """Wrap an iterator's __next__."""
+
+        @functools.wraps(original)
+        def following(iterator: Any) -> Any:
+            try:
+                batch = original(iterator)
+                batches = getattr(iterator, "_saferun_batches", None)
+                if batches is not None:
+                    finding = self._guard(self._note_batch, iterator, batches, batch)
+                    if finding:
+                        self._report(finding)
+            except BaseException as error:
+                trace.hide(error)
+                raise
+            return batch
+
+        return following
+
+    def _guard(self, step: Any, *args: Any) -> Any:
+        if self._failed:
+            return None
+        try:
+            return step(*args)
+        except Exception as error:  # a store that went away, a batch of an odd type
+            self._failed = True
+            self._context.failed(_HOOK, error)
+            return None
+
+    # what they note
+
+    def _note_place(self, loader: Any, frame: FrameType) -> None:
+        place = frames.user_place(frame)
+        count = self._made[place] = self._made.get(place, 0) + 1
+        key = hashlib.blake2b(f"{place} {count}".encode(), digest_size=8).hexdigest()
+        self._places[loader] = Batches(place, key)
+
+    def _note_batch(self, iterator: Any, batches: Batches, batch: Any) -> str | None:
+        c10d = sys.modules.get(rank.C10D)
+        if c10d is None or not rank.group_is_initialised() or c10d.get_world_size() < 2:
+            iterator._saferun_batches = None
+            return None
+        self._count_steps()
+        batches.count += 1
+        batches.trains |= batches.count > 1 and self._steps > batches.steps_before
+        batches.steps_before = self._steps
+        if len(batches.prints) < BATCHES:
+            batches.prints.append(fingerprint(batch))
+            if len(batches.prints) == BATCHES:
+                self._publish(c10d, batches)
+        if batches.count not in LOOKS:
+            return None
+        found = self._look(c10d, batches) if batches.trains else None
+        if found is not None or batches.count == LOOKS[-1]:
+            iterator._saferun_batches = None
+            self._stop_counting()
+        return found
+
+    def _publish(self, c10d: Any, batches: Batches) -> None:
+        store, own = c10d._get_default_store(), c10d.get_rank()
+        text = shard_findings.encode(batches.prints)
+        store.set(f"saferun/shards/{batches.key}/{own}", text)
+
+    def _look(self, c10d: Any, batches: Batches) -> str | None:
+        """Return the finding; "" where all ranks are there and differ, None to look again."""
+        store, size = c10d._get_default_store(), c10d.get_world_size()
+        peers = shard_findings.peers(c10d.get_rank(), size)
+        keys = {one: f"saferun/shards/{batches.key}/{one}" for one in peers}
+        there = {one: key for one, key in keys.items() if store.check([key])}
+        texts = {one: store.get(key).decode() for one, key in there.items()}
+        groups = shard_findings.groups(c10d._world, size)
+        same = shard_findings.same(texts, _meshes, groups)
+        if same:
+            return shard_findings.text(batches.place, same, size)
+        return "" if len(there) == len(peers) else None
+
+    # optimizer steps
+
+    def _count_steps(self) -> None:
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+        if self._handle is None and register is not None:
+            self._handle = register(self._stepped)
+
+    def _stepped(self, *_: object) -> None:
+        self._steps += 1
+
+    def _stop_counting(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _report(self, finding: str) -> None:
+        if self._context.hooks["shards"] == "error":
+            raise RuntimeError(finding)
+        self._context.receipt(_HOOK, contract.OBSERVED, finding=finding)
+        store = sys.modules[rank.C10D]._get_default_store()
+        if store.add("saferun/reported/" + finding, 1) == 1:
+            self._context.say(finding)
