@@ -192,14 +192,44 @@ def test_a_step_that_comes_in_pieces_is_read_whole():
     )
     assert program.stdin
     assert program.stdout
-    for byte in b"attempt 12 0.5":
+    for byte in b"attempt 12 0.5 ":
         program.stdin.write(bytes([byte]))
         program.stdin.flush()
         wait_until_read(program.stdin.fileno())
         program.send_signal(signal.SIGUSR1)
         assert program.stdout.readline() == b"trapped\n"  # which is after the read that it ended
-    program.stdin.write(b"\n")
+    program.stdin.write(b".\n")
     assert program.communicate()[0] == b"attempt|12|0.5\n"
+
+
+# Steps in two pieces, the second when the time of a read is just over: STEPS is for Python.
+MANY = """
+eval "$1"
+exec {verdicts}< <(exec "$2" -c "$3")
+for i in {0..1999}; do
+  next_step || exit
+  [[ "$step $number $delay_s" == "attempt $i 5.000" ]] || echo "$i: $step|$number|$delay_s"
+done
+next_step || echo over
+"""
+STEPS = """
+import os, random, time
+for i in range(2000):
+    text = f"attempt {i} 5.000 .\\n".encode()
+    cut = random.choice([random.randrange(1, len(text)), len(text) - 1, len(text) - 2])
+    os.write(1, text[:cut])
+    time.sleep(random.choice([0.0028, 0.003, 0.004]))
+    os.write(1, text[cut:])
+"""
+
+
+def test_of_two_thousand_steps_that_come_when_a_read_gives_up_none_is_misread():
+    text = (ROOT / "shell" / "run.sh").read_text()
+    function = text[text.index("next_step() {") : text.index("order() {")]
+    function = function.replace("-t 1 ", "-t 0.003 ")
+    words = ["bash", "-c", MANY, "-", function, sys.executable, STEPS]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout == "over\n", done.stderr
 
 
 def wait_until_read(pipe: int) -> None:

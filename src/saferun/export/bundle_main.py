@@ -96,13 +96,13 @@ class Script:
 
     def allows(self, step: str) -> bool:
         """Return whether the script orders a step, which has the name of its function."""
-        os.write(self._verdicts, f"{step}\n".encode())
+        os.write(self._verdicts, f"{step} .\n".encode())
         return os.read(self._orders, 64).strip() == GO
 
     def _before(self, number: int, delay_s: float) -> None:
         """Have the script wait and start the attempt; see `Before` in supervise/loop.py."""
         wait = f"{delay_s:.3f}" if delay_s else "0"
-        os.write(self._verdicts, f"attempt {number} {wait}\n".encode())
+        os.write(self._verdicts, f"attempt {number} {wait} .\n".encode())
         os.read(self._orders, 64)
 
 
