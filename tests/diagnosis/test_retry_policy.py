@@ -57,6 +57,16 @@ CASES = {
     "a passing failure is tried again": ([failed(1)], {}, AGAIN),
     "a preemption is the scheduler's to restart": ([failed(1, asked=True)], {}, STOP),
     "nothing starts beside what cannot be killed": ([failed(1, unkillable=True)], {}, STOP),
+    "an older checkpoint is tried, and not counted": (
+        [*attempts(2), failed(3, "stop-user", falls_back=True)],
+        {},
+        AGAIN,
+    ),
+    "but not beyond all attempts": (
+        [failed(n, "stop-user", falls_back=True) for n in range(1, 11)],
+        {},
+        STOP,
+    ),
     "attempts are bounded": (attempts(3), {}, STOP),
     "one more than that is not yet the bound": (attempts(2), {}, AGAIN),
     "all attempts together are bounded": (
