@@ -283,6 +283,7 @@ class Identity(NamedTuple):
     run: str = ""
     attempt: int = 1
     receipts: str | None = None  # directory; None if it is not writable
+    state: str | None = None  # directory that the run's processes share; None for none
 
 
 class LaunchPlan(NamedTuple):

@@ -74,6 +74,32 @@ CASES = {
         {},
         STOP,
     ),
+    "replaced processes are not counted": (
+        [*attempts(30, progressed=True, replaced="50 trials"), *attempts(2)],
+        {},
+        AGAIN,
+    ),
+    "they start a new budget, no more": (
+        [*attempts(2), *attempts(1, progressed=True, replaced="50 trials"), *attempts(3)],
+        {},
+        STOP,
+    ),
+    "a replacement asks for no verdict": (
+        [failed(1, "", progressed=True, replaced="50 trials")],
+        {},
+        AGAIN,
+    ),
+    "a replacement may come too late": (
+        [failed(1, "", progressed=True, replaced="50 trials")],
+        {"deadline_s": 900.0},
+        STOP,
+    ),
+    "counted work renews the budget": (attempts(9, progressed=True), {}, AGAIN),
+    "after counted work the same age means nothing": (
+        attempts(2, lived_s=40.0, progressed=True),
+        {},
+        AGAIN,
+    ),
     "the same failure at the same age would come again": (
         attempts(2, lived_s=40.0),
         {},

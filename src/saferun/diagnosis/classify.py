@@ -59,6 +59,19 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
     return _diagnosis(best.kind, knowledge, line, rank, best.text)
 
 
+def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:
+    """Return the diagnosis of a failure whose kind the job itself has named, if it is known.
+
+    Args:
+        diagnosis: what the output says; its root line stays.
+        name: the kind.
+        knowledge: how failures look.
+    """
+    if name not in knowledge.kinds:
+        return diagnosis
+    return _diagnosis(name, knowledge, diagnosis.root_line, diagnosis.root_rank)
+
+
 def _broken_pipe(evidence: Evidence) -> Line | None:
     """Return the line that reports a broken pipe: the job failed as its output's reader is gone."""
     lines = (*_error_file_lines(evidence.failures), *evidence.log.lines)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from saferun.diagnosis import log_reader
 from saferun.diagnosis.classify import Diagnosis
-from saferun.diagnosis.retry_policy import Decision, Try
+from saferun.diagnosis.retry_policy import AGAIN, Decision, Try
 
 LINE_CHARS = 200  # of a line of the job's output; the journal has it in full
 
@@ -28,9 +28,16 @@ def between(last: Try, diagnosis: Diagnosis, decision: Decision, change: str = "
     )
 
 
+def replaced(last: Try, decision: Decision) -> str:
+    """Return the line about an attempt whose process asked to be replaced."""
+    if decision.action == AGAIN:
+        return f"process replaced: {last.replaced}"
+    return f"the process is not replaced, as it asked ({last.replaced}): {decision.reason}"
+
+
 def success(history: Sequence[Try]) -> list[str]:
-    """Return the last line of a run that succeeded; none after a single attempt."""
-    if len(history) < 2:
+    """Return the last line of a run that succeeded; none where no attempt had failed."""
+    if all(one.replaced for one in history[:-1]):
         return []
     in_force = history[-1].mitigations
     mitigated = f", with {', '.join(in_force)}" if in_force else ""

@@ -41,6 +41,8 @@ class Try(NamedTuple):
     asked: bool = False  # a signal from outside ended it
     first_step: int | None = None  # the first training step in its output
     unkillable: bool = False  # the kernel could not end one of its processes
+    progressed: bool = False  # it did work that counts, such as trials
+    replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure
 
 
 class Policies(NamedTuple):
@@ -84,6 +86,8 @@ def decide(
         return Decision(STOP, "it was asked to end")
     if last.unkillable:
         return Decision(STOP, "one of its processes could not be killed")
+    if last.replaced:
+        return _in_time(last, policy, Decision(AGAIN, last.replaced))
     decision = _by_verdict(history, policy, usable)
     if decision.action == STOP:
         return _debug(history, policy, decision)
@@ -145,12 +149,13 @@ def _unknown(history: Sequence[Try], policy: Policies) -> Decision:
 def _seen_before(history: Sequence[Try]) -> bool:
     """Return whether an earlier attempt with the same settings and start failed so at this age."""
     last = history[-1]
+    begun = max((place + 1 for place, one in enumerate(history) if one.progressed), default=0)
     return any(
         earlier.fingerprint == last.fingerprint
         and earlier.mitigations == last.mitigations
         and earlier.first_step == last.first_step
         and same_age(earlier.lived_s, last.lived_s)
-        for earlier in history[:-1]
+        for earlier in history[begun:-1]
     )
 
 
@@ -176,13 +181,17 @@ def _debug(history: Sequence[Try], policy: Policies, decision: Decision) -> Deci
 
 def _bounded(history: Sequence[Try], policy: Policies, decision: Decision) -> Decision:
     """Return the decision, or a stop if the attempts or the time are used up."""
-    last = history[-1]
-    if len(history) >= policy.retry.attempts_total:
+    if sum(not one.replaced for one in history) >= policy.retry.attempts_total:
         limit = f"retry.attempts_total: {policy.retry.attempts_total}"
         return Decision(STOP, f"no attempts are left ({limit})")
     if used_up(history) >= policy.retry.attempts:
         limit = f"retry.attempts: {policy.retry.attempts}"
         return Decision(STOP, f"no attempts without progress are left ({limit})")
+    return _in_time(history[-1], policy, decision)
+
+
+def _in_time(last: Try, policy: Policies, decision: Decision) -> Decision:
+    """Return the decision, or a stop if the next attempt would start too late."""
     if (
         policy.retry.deadline_s is not None
         and last.ended_s + decision.delay_s > policy.retry.deadline_s
@@ -196,13 +205,15 @@ def used_up(history: Sequence[Try]) -> int:
     """Return how many attempts of the budget are used; progress starts a new budget.
 
     An attempt made progress if the *first* step in its output is beyond the first steps of all
-    earlier attempts: it resumed from a later checkpoint.
+    earlier attempts (it resumed from a later checkpoint), or if it counted work that it did.
     """
     since, furthest = 0, 0
     for place, one in enumerate(history):
         if one.first_step is not None and one.first_step > furthest:
             furthest = one.first_step
             since = place if place else since
+        if one.progressed:
+            since = place + bool(one.replaced)
     return len(history) - since
 
 

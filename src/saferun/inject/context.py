@@ -34,6 +34,7 @@ class Context:
         self.mitigations = found["mitigations"]
         self._attempt = found["attempt"]
         self._directory = found["receipts"]
+        self.state = found["state"]  # a directory that the processes of this run share; or None
         self._reported: set[str] = set()
         self._pid = os.getpid()
         self._active = False
@@ -62,6 +63,26 @@ class Context:
             receipts.make_directory(self._directory)
             name = self._file_name()[: -len(".jsonl")] + ending
             receipts.write_new(os.path.join(self._directory, name), content)
+
+    def recycle(self, why: str, *, kind: str = "", progress: int) -> bool:
+        """Ask the loop to replace this process once it ends with contract.RECYCLE_STATUS.
+
+        Args:
+            why: for people, in one line.
+            kind: of the failure that makes it unusable; "" where none does.
+            progress: pieces of work that this process has done for good, such as trials.
+
+        Returns:
+            Whether the loop will know. Otherwise the process must go on.
+        """
+        import json
+
+        content = json.dumps({"why": why, "kind": kind, "progress": progress}).encode()
+        try:
+            self.write_file(contract.RECYCLE, content)
+        except OSError:
+            return False
+        return self._directory is not None
 
     def activate(self) -> None:
         """Declare that this process is a rank or compiles: from now on its receipts are written."""

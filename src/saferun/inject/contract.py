@@ -8,10 +8,16 @@ process. It writes a second one when its script has ended: what kills the proces
 process that has done its work.
 
     SAFERUN_INJECT   {"v": 1, "run": ID, "attempt": N, "hooks": {…}, "mitigations": […],
-                      "receipts": DIRECTORY or null}
+                      "receipts": DIRECTORY or null, "state": DIRECTORY (launcher: python only)}
     receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,
                       "outcome": OUTCOME, …what the hook adds, "effective" among it}
       "bootstrap" adds "local_rank" and "local_world_size" (N or null)
+    recycle request  {"why": TEXT, "kind": KIND or "", "progress": N}, beside the receipt
+
+`state` is a directory that all processes of a run (of one worker) share. A process that is to be
+replaced writes a recycle request and ends with RECYCLE_STATUS; `progress` counts what it has done
+for good. Its file PROGRESS there has one byte for each such piece of work, so that a process that
+is killed has counted, too.
 
 torchrun's agent sets SAFERUN_AGENT_PID for its ranks: "PID", or "PID NAMESPACE" where every process
 that it starts is a Python (no --no-python, no PYTHON_EXEC). In the second case a Python that finds
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
         hooks: dict[str, Any]
         mitigations: list[str]
         receipts: str | None
+        state: str | None
 
 
 VARIABLE = "SAFERUN_INJECT"
@@ -52,6 +59,10 @@ FAILED = "failed"  # our hook failed; the job goes on without it
 OBSERVED = "observed"  # a value read back from torch
 FINISHED = "finished"  # of "bootstrap": the script came to its end, without an exception
 
+RECYCLE = ".recycle.json"  # the ending of a recycle request's name
+RECYCLE_STATUS = 77  # the exit status of a process that asks to be replaced
+PROGRESS = "progress"
+
 
 def encode(
     *,
@@ -60,6 +71,7 @@ def encode(
     hooks: "Mapping[str, Any]",
     mitigations: "Iterable[str]",
     receipts: "str | None",
+    state: "str | None" = None,
 ) -> str:
     """Return the text of SAFERUN_INJECT. Keys are sorted: the same plan gives the same bytes.
 
@@ -69,16 +81,18 @@ def encode(
         hooks: the profile's section `hooks`.
         mitigations: names of the mitigations in force.
         receipts: directory of the receipts; None where nothing can be written.
+        state: directory that the processes of the run share; None for none.
     """
     import json
 
-    contract: Contract = {
+    contract = {
         "v": VERSION,
         "run": run,
         "attempt": attempt,
         "hooks": dict(hooks),
         "mitigations": list(mitigations),
         "receipts": receipts,
+        **({} if state is None else {"state": state}),
     }
     return json.dumps(contract, sort_keys=True, separators=(",", ":"))
 
@@ -93,7 +107,7 @@ def decode(text: str) -> "Contract":
     missing = [key for key in ("run", "attempt", "hooks", "mitigations") if key not in contract]
     if missing or not isinstance(contract["hooks"], dict):
         raise ValueError("SAFERUN_INJECT lacks " + ", ".join(missing or ["a mapping of hooks"]))
-    known: Contract = {"receipts": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
+    known: Contract = {"receipts": None, "state": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
     return known
 
 

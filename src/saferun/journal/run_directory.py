@@ -128,6 +128,10 @@ class RunDirectory:
         if not stat.S_ISDIR(ours.st_mode) or not os.path.samestat(ours, by_path):
             raise OSError(errno.ESTALE, "another directory was put in its place")
 
+    def make_state(self) -> None:
+        """Make the directory that the processes of the run share."""
+        os.mkdir("state", 0o700, dir_fd=self._directory)
+
     def close(self) -> None:
         """Close all descriptors; the kernel frees the lock."""
         for descriptor in (self._events, self._directory, self._lock):

@@ -5,6 +5,7 @@
     attempt-N.stdout    the tails of an attempt's streams; an empty one leaves no file
     attempt-N.stderr
     receipts/           what ranks report about themselves (written by them)
+    state/              what processes under plain python keep for those that replace them
     run.lock            held while the run lives (run_directory.py)
 
 All of it is masked (system/redact.py), 0700 or 0600, and written by one process.
@@ -138,6 +139,12 @@ class Journal:
         if self.path is None or self._disk.do(self._directory().check_receipts, WRITE_S):
             return None
         return os.path.join(self.path, "receipts")
+
+    def state(self) -> str | None:
+        """Make the directory that the run's processes share, 0700; None where that fails."""
+        if self.path is None or self._disk.do(self._directory().make_state, WRITE_S):
+            return None
+        return os.path.join(self.path, "state")
 
     def took_receipts(self) -> bool:
         """Return whether the disk will have taken what ranks wrote: it took all else."""

@@ -81,6 +81,7 @@ def for_hooks(
         hooks=as_tree(hooks),
         mitigations=changes.names,
         receipts=identity.receipts,
+        state=identity.state,
     )
     base = env["PYTHONPATH"].value if "PYTHONPATH" in env else environ.get("PYTHONPATH")
     others = [path for path in (base or "").split(":") if path != identity.site] if base else []

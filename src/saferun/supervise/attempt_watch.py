@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from saferun.diagnosis.retry_policy import Try
 from saferun.inject import contract
+from saferun.journal import recycling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class AttemptWatch:
         self._kills: OutOfMemoryKills | None = None
         self._launcher = 0
         self._ranks: Ranks | None = None
+        self._progress = recycling.progress(gathered.identity.state)  # before it
+        self.request: recycling.Request | None = None  # its process asked to be replaced
 
     def started(self, launcher: int) -> None:
         """Note that the launcher runs, and how often the kernel has killed for memory so far."""
@@ -54,8 +57,14 @@ class AttemptWatch:
             ended: how it ended.
             ended_s: seconds from the start of the first attempt to its end.
         """
+        identity = self._gathered.identity
+        if ended.exit_code == contract.RECYCLE_STATUS:
+            self.request = recycling.request(identity.receipts, identity.attempt)
+        done = recycling.progress(identity.state) - self._progress
+        progressed = done > 0 or (self.request is not None and self.request.progress > 0)
+        replaced = self.request if progressed else None
         return Try(
-            number=self._gathered.identity.attempt,
+            number=identity.attempt,
             exit_code=ended.exit_code,
             lived_s=ended.lived_s,
             ended_s=ended_s,
@@ -63,6 +72,9 @@ class AttemptWatch:
             asked=end_requested(ended),
             first_step=_first_step(ended),
             unkillable=bool(ended.unkillable),
+            progressed=progressed,
+            kind=replaced.kind or "no-failure" if replaced else "no-failure",
+            replaced=replaced.why if replaced else "",
         )
 
     def diagnosed(self, last: Try, ended: Ended) -> tuple[Try, Diagnosis]:
@@ -75,6 +87,8 @@ class AttemptWatch:
         known = signatures.load(self._gathered.environ)
         seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
         diagnosis = classify.classify(seen, known)
+        if self.request is not None:
+            diagnosis = classify.as_kind(diagnosis, self.request.kind, known)
         last = last._replace(
             kind=diagnosis.kind,
             verdict=diagnosis.verdict,

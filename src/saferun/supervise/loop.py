@@ -283,7 +283,10 @@ class _Run:
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         diagnosis = None
         last = self._watch.as_try(ended, time.monotonic() - self._began)
-        if ended.exit_code:
+        if last.replaced:
+            assert self._watch.request is not None, "it has said why"
+            self._record.recycled(last.number, self._watch.request)
+        elif ended.exit_code:
             last, diagnosis = self._watch.diagnosed(last, ended)
             self._diagnoses.append(diagnosis)
         self._history.append(last)
@@ -321,7 +324,7 @@ class _Run:
             EndRequestedError: a signal came meanwhile.
         """
         last = self._history[-1] if self._history else None
-        if last is None or last.asked or decision.action == retry_policy.DONE:
+        if last is None or last.asked or last.replaced or decision.action == retry_policy.DONE:
             return
         care, again = self._means.care, decision.action == retry_policy.AGAIN
         try:

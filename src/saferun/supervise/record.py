@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.diagnosis.retry_policy import Decision, Try
+    from saferun.journal.recycling import Request
     from saferun.journal.writer import Journal
     from saferun.model import Finding, LaunchPlan
     from saferun.plan.inputs import Gathered
@@ -90,6 +91,12 @@ class Record:
             add=decision.add,
         )
         self._tails = (last.number, ended.stdout_tail, ended.stderr_tail)
+        if last.replaced:
+            self._tails = None  # nothing in it asks to be read
+
+    def recycled(self, number: int, request: Request) -> None:
+        """Record that the process of an attempt is replaced, as it asked."""
+        self._journal.event("recycled", attempt=number, **request._asdict())
 
     def keep_tails(self) -> None:
         """Write the end of the last attempt's output; called while the next one starts."""
@@ -138,6 +145,8 @@ def begin(gathered: Gathered, say: Callable[[str], None]) -> tuple[Gathered, Jou
     masker = Masker(gathered.environ, (*request.line.args, *(text for _, text, _ in request.sets)))
     journal = Journal.begin(gathered.runs, gathered.identity.run, masker, say=say)
     identity = gathered.identity._replace(receipts=journal.receipts())
+    if gathered.launcher is None:  # plain python
+        identity = identity._replace(state=journal.state())
     if journal.path:  # another run may have had the name
         identity = identity._replace(run=os.path.basename(journal.path))
     return gathered._replace(identity=identity), journal

@@ -47,9 +47,14 @@ def attempt_lines(
         change: a description of the mitigation that the next attempt gets; "" for none.
         journal: the run's directory; None where there is none.
     """
+    last = history[-1]
     if decision.action == retry_policy.DONE:
         return failure_report.success(history)
+    if last.replaced and not last.asked:
+        return [failure_report.replaced(last, decision)]
     if decision.action == retry_policy.AGAIN:
-        return [failure_report.between(history[-1], diagnoses[-1], decision, change)]
+        return [failure_report.between(last, diagnoses[-1], decision, change)]
+    if last.asked:
+        return []
     host = os.uname().nodename
     return failure_report.failure(history, diagnoses, decision, host=host, journal=journal)

@@ -1,0 +1,71 @@
+"""A process's request to be replaced, and the progress that it counted: inject/contract.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from saferun.inject import contract
+from saferun.named_tuple import NamedTuple
+from saferun.system import paths
+
+_NAME = r"a(\d{1,9})-r\d{1,9}-rank(?:\d{1,9}|none)-pid\d{1,9}" + re.escape(contract.RECYCLE)
+_FILE_BYTES = 1 << 16
+_WHY_CHARS = 300
+
+
+class Request(NamedTuple):
+    """What a process wrote before it ended with contract.RECYCLE_STATUS."""
+
+    why: str
+    kind: str  # of the failure that made it unusable; "" where none did
+    progress: int  # pieces of work that it has done for good
+
+
+def request(receipts: str | None, attempt: int) -> Request | None:
+    """Return the request that a process of an attempt has left; None where there is none.
+
+    Args:
+        receipts: directory of the receipts; None where nothing could be written.
+        attempt: the number of the attempt.
+    """
+    try:
+        names = sorted(os.listdir(receipts)) if receipts else []
+    except OSError:
+        return None
+    matches = (re.fullmatch(_NAME, name, re.ASCII) for name in names)
+    mine = [match[0] for match in matches if match and int(match[1]) == attempt]
+    found = (_parse(paths.read_private(os.path.join(receipts or "", n), _FILE_BYTES)) for n in mine)
+    return next((one for one in found if one is not None), None)
+
+
+def _parse(content: bytes | None) -> Request | None:
+    import json
+
+    try:
+        entry = json.loads(content or b"")
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict):
+        return None
+    why, kind, progress = (entry.get(key) for key in ("why", "kind", "progress"))
+    if not isinstance(why, str) or not isinstance(kind, str) or type(progress) is not int:
+        return None
+    line = "".join(c if c.isprintable() else " " for c in why[:_WHY_CHARS])
+    return Request(" ".join(line.split()) or "it asked for it", kind, progress)
+
+
+def progress(state: str | None) -> int:
+    """Return how many pieces of work the processes that share a directory have counted.
+
+    Args:
+        state: the directory; None for none.
+    """
+    if state is None:
+        return 0
+    try:
+        status = os.lstat(os.path.join(state, contract.PROGRESS))
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
