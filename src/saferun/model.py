@@ -284,6 +284,7 @@ class Identity(NamedTuple):
     attempt: int = 1
     receipts: str | None = None  # directory; None if it is not writable
     state: str | None = None  # directory that the run's processes share; None for none
+    previous: int | None = None  # exit status of the attempt before, where that failed
 
 
 class LaunchPlan(NamedTuple):

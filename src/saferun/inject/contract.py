@@ -8,7 +8,8 @@ process. It writes a second one when its script has ended: what kills the proces
 process that has done its work.
 
     SAFERUN_INJECT   {"v": 1, "run": ID, "attempt": N, "hooks": {…}, "mitigations": […],
-                      "receipts": DIRECTORY or null, "state": DIRECTORY (launcher: python only)}
+                      "receipts": DIRECTORY or null, "state": DIRECTORY (launcher: python only),
+                      "previous": EXIT STATUS (where the attempt before this one failed)}
     receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,
                       "outcome": OUTCOME, …what the hook adds, "effective" among it}
       "bootstrap" adds "local_rank" and "local_world_size" (N or null)
@@ -43,10 +44,12 @@ if TYPE_CHECKING:
         mitigations: list[str]
         receipts: str | None
         state: str | None
+        previous: int | None
 
 
 VARIABLE = "SAFERUN_INJECT"
 RANK_MARK = "SAFERUN_RANK_PID"  # pid of the Python that is the rank; its helpers inherit it
+MAIN_MARK = "SAFERUN_MAIN_PID"  # pid of the job's first Python that is no rank, for its helpers
 AGENT_MARK = "SAFERUN_AGENT_PID"  # torchrun's agent, whose children are the ranks
 VERSION = 1
 
@@ -71,7 +74,7 @@ def encode(
     hooks: "Mapping[str, Any]",
     mitigations: "Iterable[str]",
     receipts: "str | None",
-    state: "str | None" = None,
+    **plain: "str | int | None",
 ) -> str:
     """Return the text of SAFERUN_INJECT. Keys are sorted: the same plan gives the same bytes.
 
@@ -81,7 +84,9 @@ def encode(
         hooks: the profile's section `hooks`.
         mitigations: names of the mitigations in force.
         receipts: directory of the receipts; None where nothing can be written.
-        state: directory that the processes of the run share; None for none.
+        plain: of a plain Python, left out where None: `state`, the directory that the processes of
+            the run share, and `previous`, the exit status of the attempt before, 128+n for signal
+            n, where that failed.
     """
     import json
 
@@ -92,7 +97,7 @@ def encode(
         "hooks": dict(hooks),
         "mitigations": list(mitigations),
         "receipts": receipts,
-        **({} if state is None else {"state": state}),
+        **{key: value for key, value in plain.items() if value is not None},
     }
     return json.dumps(contract, sort_keys=True, separators=(",", ":"))
 
@@ -107,7 +112,7 @@ def decode(text: str) -> "Contract":
     missing = [key for key in ("run", "attempt", "hooks", "mitigations") if key not in contract]
     if missing or not isinstance(contract["hooks"], dict):
         raise ValueError("SAFERUN_INJECT lacks " + ", ".join(missing or ["a mapping of hooks"]))
-    known: Contract = {"receipts": None, "state": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
+    known: Contract = {"receipts": None, "state": None, "previous": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
     return known
 
 

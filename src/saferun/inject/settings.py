@@ -37,6 +37,17 @@ if TYPE_CHECKING:
         mode: Literal["warn", "error", "fix", "off"]
         wrap_barrier: bool
 
+    class MemorySettings(TypedDict):
+        """hooks.memory"""
+
+        clear_between_trials: bool
+
+    class OptunaSettings(TypedDict):
+        """hooks.optuna"""
+
+        mode: OnOrOff
+        recycle_every: int
+
     class HookSettings(TypedDict):
         """The section `hooks` of a profile, as far as a hook implements it."""
 
@@ -44,6 +55,8 @@ if TYPE_CHECKING:
         cudagraph_markers: WhenDistributed
         excepthook: OnOrOff
         init: InitSettings | None  # None: torch is left as it is
+        memory: MemorySettings
+        optuna: OptunaSettings
         order: OrderSettings | None  # None: torch is left as it is
         required: bool
 
@@ -55,6 +68,8 @@ DEFAULTS: HookSettings = {
     "cudagraph_markers": "keep",
     "excepthook": "on",
     "init": INIT,
+    "memory": {"clear_between_trials": False},
+    "optuna": {"mode": "off", "recycle_every": 50},
     "order": ORDER,
     "required": False,
 }
@@ -68,6 +83,8 @@ def complete(hooks: Mapping[str, Any]) -> HookSettings:
     found: Any = {
         "compile": _group(DEFAULTS["compile"], hooks.get("compile") or {}),
         "init": _group(INIT, hooks["init"]) if hooks.get("init") else None,
+        "memory": _group(DEFAULTS["memory"], hooks.get("memory") or {}),
+        "optuna": _group(DEFAULTS["optuna"], hooks.get("optuna") or {}),
         "order": _group(ORDER, hooks["order"]) if hooks.get("order") else None,
     }
     found.update(_group({k: v for k, v in DEFAULTS.items() if k not in found}, hooks))

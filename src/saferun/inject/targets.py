@@ -18,6 +18,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torch.distributed.rendezvous": ("restarts",),
     "torch.utils.data.dataloader": ("order",),
     "torch.nn.parallel.distributed": ("order",),
+    "optuna.study.study": ("memory", "optuna"),
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
 }

@@ -37,8 +37,6 @@ NOT_YET = (
     "workers",
     "hooks.shards",
     "hooks.guards.",
-    "hooks.memory.",
-    "hooks.optuna.",
     "hooks.tensorflow.",
 )
 # Options of the rendezvous with other nodes; --standalone contradicts each of them.

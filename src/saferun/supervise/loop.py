@@ -212,7 +212,10 @@ class _Run:
         return self._means.care.cleared(kind, self._record.preflight)
 
     def _begin_attempt(self) -> LaunchPlan:
-        identity = self._gathered.identity._replace(attempt=len(self._history) + 1)
+        last = self._history[-1] if self._history else None
+        previous = None if last is None or last.replaced else last.exit_code
+        identity = self._gathered.identity
+        identity = identity._replace(attempt=len(self._history) + 1, previous=previous)
         self._gathered = self._gathered._replace(identity=identity)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)

@@ -33,7 +33,7 @@ class RunMitigations:
 
     def __init__(self, gathered: Gathered, first: LaunchPlan, directory: str) -> None:
         self.in_force: tuple[str, ...] = ()
-        self._base = (gathered.identity.attempt, first)
+        self._base = (gathered.identity, first)
         self._environ = gathered.environ
         self._directory = directory
         self._prefix = gathered.launcher.prefix if gathered.launcher else None
@@ -56,9 +56,8 @@ class RunMitigations:
 
     def _plain(self, gathered: Gathered) -> LaunchPlan:
         """The plan of an attempt without mitigations, computed once for each."""
-        number = gathered.identity.attempt
-        if self._base[0] != number:
-            self._base = (number, gathered.plan())
+        if self._base[0] != gathered.identity:
+            self._base = (gathered.identity, gathered.plan())
         return self._base[1]
 
     def usable(self, gathered: Gathered, name: str, in_force: Sequence[str]) -> bool:
