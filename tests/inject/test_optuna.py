@@ -1,4 +1,4 @@
-"""What the `optuna` and `memory` hooks do in one process: errors, attributes, who may be replaced."""
+"""The `optuna` and `memory` hooks in one process: errors, attributes, who may be replaced."""
 
 from __future__ import annotations
 

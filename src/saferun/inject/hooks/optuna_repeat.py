@@ -3,7 +3,7 @@
 A script creates its study, deletes an old one before that, puts trials into the queue. The process
 that replaces it runs the same lines: the study that this run has created is loaded, and what was
 deleted, copied or added by the same call of an earlier process is not deleted or added again. Calls
-are told apart by study and order.
+are told apart by study and order. A study that another worker of the run has created is loaded.
 """
 
 from __future__ import annotations
@@ -56,6 +56,12 @@ class Once:
         self._made["create " + given] = number + 1
         names = self._created.get(given, [])
         return names[number] if number < len(names) else None
+
+    def created_beside(self, name: str) -> bool:
+        """Tell whether another worker of this run has created a study; it notes that afterwards."""
+        return self._state.wait_beside(
+            _FILE, lambda entry: name in entry.get("created", {}).get(name, [])
+        )
 
     def created(self, given: str, name: str) -> None:
         """Note the study that a call has created."""
@@ -114,7 +120,13 @@ def _create(original: Callable[..., Any], once: Once) -> Callable[..., Any]:
         name = once.created_before(given)
         if name is not None:
             return original(**{**kwargs, "study_name": name, "load_if_exists": True})
-        study = original(**kwargs)
+        try:
+            study = original(**kwargs)
+        except Exception as error:
+            is_there = type(error).__name__ == "DuplicatedStudyError"
+            if not (is_there and given and once.created_beside(given)):
+                raise
+            study = original(**{**kwargs, "load_if_exists": True})
         if not is_in_memory(study._storage):
             once.created(given, study.study_name)
         return study

@@ -10,12 +10,13 @@ Other processes of the job write none of them. A write that fails raises OSError
 from __future__ import annotations
 
 import os
+import time
 
 from .. import contract, receipts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from ..context import Context
@@ -24,6 +25,7 @@ TRIALS = "trials.jsonl"
 _MAX_BYTES = 64 << 20  # of trials.jsonl; 5000 trials take about 2 MB
 _MAX_TEXT = 200  # characters of a parameter's value
 _MAX_PARAMS = 200
+_BESIDE_TRIES, _BESIDE_WAIT_S = 20, 0.1
 _WORKER = os.environ.get("SAFERUN_WORKER", "")  # as it was at the start: a script may clear it
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -39,14 +41,7 @@ class State:
 
     def read(self, name: str) -> dict[str, Any]:
         """Return what was written under a name; empty where there is nothing that can be read."""
-        import json
-
-        try:
-            with open(self._path(name), encoding="utf-8") as file:
-                found = json.load(file)
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return _read(self._path(name))
 
     def write(self, name: str, entry: Mapping[str, Any]) -> None:
         """Replace what is under a name: a reader finds the old or the new, whole."""
@@ -59,6 +54,25 @@ class State:
         finally:
             os.close(file)
         os.replace(draft, self._path(name))
+
+    def wait_beside(self, name: str, holds: Callable[[dict[str, Any]], bool]) -> bool:
+        """Tell whether what another worker of the run has under a name holds, within 2 s.
+
+        Args:
+            name: of the file.
+            holds: what is asked of its content.
+        """
+        own = os.path.dirname(self._directory)
+        if not os.path.basename(own).startswith("worker-"):
+            return False
+        run = os.path.dirname(own)
+        for _ in range(_BESIDE_TRIES):
+            for worker in os.listdir(run):
+                path = os.path.join(run, worker, os.path.basename(self._directory), name)
+                if worker.startswith("worker-") and holds(_read(path)):
+                    return True
+            time.sleep(_BESIDE_WAIT_S)
+        return False
 
     def progress(self) -> None:
         """Count a finished trial for the loop of attempts."""
@@ -79,6 +93,17 @@ class State:
 
     def _path(self, name: str) -> str:
         return os.path.join(self._directory, name)
+
+
+def _read(path: str) -> dict[str, Any]:
+    import json
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def shown(params: Mapping[str, Any]) -> dict[str, object]:
