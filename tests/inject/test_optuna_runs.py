@@ -230,6 +230,33 @@ while len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < 4:
     assert trials[3].params == trials[2].params
 
 
+@pytest.mark.parametrize("place", ["sqlite", "journal"])
+def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -> None:
+    storage = {
+        "sqlite": '"sqlite:///study.db"',
+        "journal": "optuna.storages.JournalStorage("
+        'optuna.storages.journal.JournalFileBackend("study.log"))',
+    }[place]
+    text = f"""
+import time
+def objective(trial):
+    x = trial.suggest_float("x", 0, 1)
+    if trial.number == 1:
+        print("here", flush=True)
+        time.sleep(600)
+    return x
+study = optuna.create_study(study_name="s", storage={storage})
+study.optimize(objective, n_trials=3)
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.process.stdout.readline() == b"here\n"
+        job.process.terminate()
+        assert job.end() == 128 + 15, job.err
+        check_account(stored(folder, place), recorded(job))
+    assert [trial.state.name for trial in stored(folder, place)] == ["COMPLETE", "FAIL"]
+    assert stored(folder, place)[1].user_attrs == {"saferun_cause": "its process ended (SIGTERM)"}
+
+
 def test_a_script_that_deletes_its_storage_begins_anew_and_is_not_replaced(folder: Path) -> None:
     text = """
 if os.path.exists("study.db"):

@@ -24,6 +24,7 @@ from saferun.supervise.attempt_watch import MARGIN_S, SHUTDOWN_S, AttemptWatch, 
 from saferun.supervise.end_requests import EndRequestedError, EndRequests
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.keeper_pool import KeeperPool
+from saferun.supervise.left_trials import fail_left_over
 from saferun.supervise.mitigations import RunMitigations
 from saferun.supervise.record import Record
 from saferun.supervise.replace import replace_process
@@ -189,10 +190,18 @@ class _Run:
             delay_s = decision.delay_s
 
     def _over(self, status: int, reason: str) -> int:
+        self._record.harmlessly(lambda: self._fail_left_trials(status))
         self._record.end(status, reason)
         last = self._history[-1] if self._history else None
         self._record.harmlessly(lambda: record.leave_verdict(self._gathered, last))
         return status
+
+    def _fail_left_trials(self, status: int) -> None:
+        """Leave no trial of a study running in its storage; nearly always there is none."""
+        identity = self._gathered.identity
+        if identity.state is not None and self._history:
+            plan = self._mitigations.plan(self._gathered)
+            fail_left_over(identity.state, plan, self._environment(plan), status, self._means.say)
 
     def _recall(self) -> None:
         """Put what helped this script here before in force and report it; a failure is reported."""

@@ -64,7 +64,7 @@ class Hook:
         self._every = recycle_every
         self._pid = os.getpid()
         self._calls: dict[str, int] = {}
-        self._running: dict[int, Optimization] = {}  # by the id of the study object
+        self._running: dict[int, Optimization | None] = {}  # by the id of the study object
         self._asking: dict[int, Trials] = {}  # by the id of the study object
         self._said: set[str] = set()
         self._last: Optimization | None = None
@@ -95,8 +95,14 @@ class Hook:
                 call = self._begin(self_, arguments)
             except Exception as error:
                 self._context.failed(_HOOK, error)
-                return original(self_, *args, **kwargs)
-            return self._run(call, original)
+                call = None
+            self._running[id(self_)] = call
+            try:
+                return (
+                    original(self_, *args, **kwargs) if call is None else self._run(call, original)
+                )
+            finally:
+                self._running.pop(id(self_), None)
 
         return optimize
 
@@ -111,14 +117,12 @@ class Hook:
         return call
 
     def _run(self, call: Optimization, original: Callable[..., Any]) -> None:
-        study = call.study
-        self._running[id(study)] = self._last = call
+        study, self._last = call.study, call
         before = optuna_storage.watch(study, call.trials)
         try:
             call.run(original, self._original_stop)
         finally:
             optuna_storage.unwatch(study, before)
-            self._running.pop(id(study), None)
 
     def _refusal(self, study: Any) -> str:
         """Return why the process cannot be replaced in the middle of this study; "" if it can."""
@@ -156,8 +160,7 @@ class Hook:
     def _ask(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def ask(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            running = self._running.get(id(self_))
-            if running is not None or rank.is_distributed():
+            if id(self_) in self._running or rank.is_distributed():
                 return original(self_, *args, **kwargs)
             trials = self._asked(self_)
             trial = original(self_, *args, **kwargs)

@@ -12,7 +12,7 @@ import threading
 import time
 
 from . import optuna_sampler as sampler
-from . import optuna_state
+from . import optuna_state, optuna_storage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Ledger:
         self.entry: dict[str, Any] = {
             "study": study.study_name,
             "call": call,
+            "storage": optuna_storage.place_of(study._storage),
             "began": time.monotonic(),
             "done": 0,
             "last": None,  # id of the trial that was accounted for last
@@ -156,8 +157,7 @@ class Ledger:
         if self._draws:
             sampler.restore(self._study.sampler, old["random"])
         notes = self._state.read(self._notes_name).get("running", [])
-        begun = [trial for note in notes if (trial := _of_note(note, by_id)) is not None]
-        begun = [trial for trial in begun if trial._trial_id != old["last"]]
+        begun = [trial for trial in noted(trials, notes) if trial._trial_id != old["last"]]
         for trial in begun:
             if trial.state.is_finished():
                 self._count(trial, trials)
@@ -179,7 +179,7 @@ class Ledger:
 
     def _bury(self, dead: list[Any], trials: list[Any]) -> None:
         """Mark the trials in which the process before this one ended; give up on a bad one."""
-        how = _ending(self._state.previous)
+        how = ending(self._state.previous)
         deaths = [*self.entry["deaths"], how]
         twice = how in _CRASHES and deaths.count(how) >= _CRASHED_TWICE
         hopeless = len(dead) == 1 and (twice or len(deaths) >= _DEATHS)
@@ -261,16 +261,20 @@ def patiently(action: Callable[[], Any]) -> Any:
     return None
 
 
-def _of_note(note: dict[str, Any], by_id: dict[int, Any]) -> Any:
-    if note.get("id") in by_id:
-        return by_id[note["id"]]
-    for trial in by_id.values():
-        if trial.datetime_start and trial.datetime_start.isoformat() == note.get("start"):
-            return trial
-    return None
+def noted(trials: list[Any], notes: list[dict[str, Any]]) -> list[Any]:
+    """Return the trials that notes mean: by id, or by the start time of one without an id yet."""
+    ids = {note["id"] for note in notes if "id" in note}
+    starts = {note["start"] for note in notes if "id" not in note}
+    return [
+        trial
+        for trial in trials
+        if trial._trial_id in ids
+        or (trial.datetime_start is not None and trial.datetime_start.isoformat() in starts)
+    ]
 
 
-def _ending(status: int | None) -> str:
+def ending(status: int | None) -> str:
+    """Return how a process ended, by its exit status: SIGKILL, "status 1", "unknown"."""
     if status is None:
         return "unknown"
     try:

@@ -9,6 +9,7 @@ The methods are replaced in the class: a study that is pickled takes its storage
 from __future__ import annotations
 
 import functools
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,6 +60,31 @@ def unwatch(study: Any, before: Watcher | None) -> None:
 def watcher_of(study: Any) -> Watcher | None:
     """Return who is told about a study's trials."""
     return _watchers.get((id(study._storage), study._study_id))
+
+
+def place_of(storage: Any) -> list[str] | None:
+    """Return what opens a storage again; None where that is not known or holds a password."""
+    backend = getattr(storage, "_backend", storage)
+    url = getattr(backend, "url", None)
+    if isinstance(url, str):
+        scheme, _, rest = url.partition("://")
+        if ":" in rest.partition("@")[0] and "@" in rest:
+            return None
+        if scheme.startswith("sqlite") and rest.startswith("/"):
+            return ["url", f"{scheme}:///{os.path.abspath(rest[1:])}"]
+        return ["url", url]
+    path = getattr(backend, "_file_path", None)  # JournalFileBackend
+    return ["journal", os.path.abspath(path)] if isinstance(path, str) else None
+
+
+def opened(place: list[str]) -> Any:
+    """Return the storage of a place."""
+    if place[0] == "url":
+        return place[1]
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    return JournalStorage(JournalFileBackend(place[1]))
 
 
 def _wrap(storage: Any) -> None:
