@@ -45,7 +45,7 @@ def start() -> None:
     if has_rank and agent.started_this_process():
         os.environ.setdefault(contract.RANK_MARK, str(os.getpid()))
     if not has_rank:
-        os.environ.setdefault(contract.MAIN_MARK, str(os.getpid()))
+        contract.mark_main(_text, os.environ, os.getpid())
     sys.meta_path.insert(0, Finder(_text))
 
 

@@ -31,7 +31,7 @@ rank inherits the variable and so knows that it is not the rank process itself.
 
 TYPE_CHECKING = False  # every Python of a job loads this file: no import, annotations in quotes
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, MutableMapping
     from typing import Any, TypedDict
 
     class Contract(TypedDict):
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "SAFERUN_INJECT"
 RANK_MARK = "SAFERUN_RANK_PID"  # pid of the Python that is the rank; its helpers inherit it
-MAIN_MARK = "SAFERUN_MAIN_PID"  # pid of the job's first Python that is no rank, for its helpers
+MAIN_MARK = "SAFERUN_MAIN_PID"  # the job's first Python that is no rank; its helpers inherit it
 AGENT_MARK = "SAFERUN_AGENT_PID"  # torchrun's agent, whose children are the ranks
 VERSION = 1
 
@@ -114,6 +114,22 @@ def decode(text: str) -> "Contract":
         raise ValueError("SAFERUN_INJECT lacks " + ", ".join(missing or ["a mapping of hooks"]))
     known: Contract = {"receipts": None, "state": None, "previous": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
     return known
+
+
+def mark_main(text: str, environ: "MutableMapping[str, str]", pid: int) -> None:
+    """Note the first Python of a job in its environment; one of an outer job's does not count.
+
+    Args:
+        text: SAFERUN_INJECT.
+        environ: where the note stands.
+        pid: of this process.
+    """
+    try:
+        place = "{1} {0}".format(*receipt_location(text))
+    except ValueError:  # reported when the first hook needs the contract
+        return
+    if not environ.get(MAIN_MARK, "").endswith(" " + place):
+        environ[MAIN_MARK] = f"{pid} {place}"
 
 
 def receipt_location(text: str) -> "tuple[str | None, int]":

@@ -136,7 +136,7 @@ class Hook:
         return ""
 
     def _is_script(self) -> bool:
-        return os.environ.get(contract.MAIN_MARK) == str(os.getpid())
+        return os.environ.get(contract.MAIN_MARK, "").startswith(f"{os.getpid()} ")
 
     def _say_once(self, refusal: str) -> None:
         if refusal and refusal not in self._said:

@@ -165,7 +165,8 @@ class Ledger:
         if dead:
             self._bury(dead, trials)
         for trial_id in self.entry["again"]:
-            self._requeue(by_id[trial_id])
+            if trial_id in by_id:
+                self._requeue(by_id[trial_id])
         self.entry["again"] = []
         return ""
 

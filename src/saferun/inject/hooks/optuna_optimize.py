@@ -147,7 +147,9 @@ class Optimization:
         if self._context.recycle(self._why, kind=kind, progress=done):
             _leaving.append(self._why)
             raise SystemExit(contract.RECYCLE_STATUS)
-        self._context.say(f"optuna: the process cannot be replaced ({self._why}): the disk is full")
+        self._context.say(
+            f"optuna: the process cannot be replaced ({self._why}): its request cannot be written"
+        )
         self._every = 0
         if unusable and unusable[2] is not None:
             raise unusable[2]
