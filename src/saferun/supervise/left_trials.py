@@ -57,7 +57,8 @@ def _is_any_left(state: str) -> bool:
                 json.loads(paths.read_private(os.path.join(state, one), _MAX_BYTES) or b"{}")
                 for one in (name, account)
             )
-            left = [note for note in notes["running"] if note.get("id") != entry.get("last")]
+            known = {entry.get("last"), entry.get("last_start")} - {None}
+            left = [note for note in notes["running"] if not known & set(note.values())]
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
         if left:

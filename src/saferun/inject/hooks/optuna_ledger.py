@@ -45,6 +45,7 @@ class Ledger:
         self._name = optuna_state.file_name(study.study_name, call)
         self._notes_name = optuna_state.file_name(study.study_name, call + "-running")
         self._draws = draws
+        self._keeps_microseconds = not optuna_storage.is_mysql(study._storage)
         self._generators: dict[str, Any] = {}
         self._notes: dict[int, dict[str, Any]] = {}  # by id of the trial, or of its template
         self._lock = threading.RLock()
@@ -96,7 +97,9 @@ class Ledger:
         """Note the id of the trial that a template led to: MySQL keeps whole seconds only."""
         with self._lock:
             note = self._notes.pop(id(template), {})
-            self._note(trial_id, {**note, "id": trial_id})
+            self._notes[trial_id] = {**note, "id": trial_id}
+            if not self._keeps_microseconds:
+                self._write_notes()
 
     def taking(self, trial_id: int) -> None:
         """Note a trial before it is taken out of the queue."""
@@ -116,8 +119,8 @@ class Ledger:
             counts: it is one of `n_trials`; otherwise the next process tries it again.
         """
         with self._lock:
-            self._notes.pop(trial_id, None)
-            self.entry["last"] = trial_id
+            note = self._notes.pop(trial_id, {})
+            self.entry.update(last=trial_id, last_start=note.get("start"))
             if counts:
                 self.entry.update(done=self.entry["done"] + 1, deaths=[])
                 self.entry["random"] = sampler.states(self._generators)

@@ -77,6 +77,11 @@ def place_of(storage: Any) -> list[str] | None:
     return ["journal", os.path.abspath(path)] if isinstance(path, str) else None
 
 
+def is_mysql(storage: Any) -> bool:
+    """Tell whether a storage keeps whole seconds of a trial's start only."""
+    return str(getattr(getattr(storage, "_backend", storage), "url", "")).startswith("mysql")
+
+
 def opened(place: list[str]) -> Any:
     """Return the storage of a place."""
     if place[0] == "url":
