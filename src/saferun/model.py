@@ -306,6 +306,7 @@ class Identity(NamedTuple):
     worker: int | None = None  # of several workers (launcher: python), from 0 on
     visible: str | None = None  # CUDA_VISIBLE_DEVICES of that worker; None: as the run has it
     checkpoint: Checkpoint | None = None  # that the attempt goes on from
+    previous: int | None = None  # exit status of the attempt before, where that failed
 
 
 class LaunchPlan(NamedTuple):

@@ -57,6 +57,7 @@ def test_an_uncaught_exception_that_nothing_knows_is_the_users():
 
 # Kinds that decide although an exception stands before them: the machine reports them, not a rank.
 HARD = {"stale-file-handle", "sigterm-preempted", "nccl-shm-failed", "node-failed"}
+HARD |= {"study-storage-locked", "study-storage-full"}
 
 
 def test_an_own_exception_before_it_stops_what_would_be_retried():

@@ -429,6 +429,19 @@ CASES = [
         ranks=1,
         healthy=server(refusals=0),
     ),
+    *(
+        Case(
+            f"study-storage-{way}",
+            "study_storage.py",
+            (),
+            "searched",
+            "every setting",
+            nothing(args=(way,)),
+            ranks=1,
+            healthy=nothing(args=(way,)),
+        )
+        for way in ("locked", "full")
+    ),
     Case(
         "stale-file-handle",
         "stale_file_handle.py",

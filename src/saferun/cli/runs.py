@@ -48,20 +48,30 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
 @click.argument("run_id", metavar="ID")
 @RUN_DIR
 @AS_JSON
-def show_run(run_id: str, run_dir: str | None, as_json: bool) -> int:
+@click.option("--csv", "as_csv", is_flag=True, help="Print the run's trials, a row each.")
+def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> int:
     """Show a run: ID, the beginning of one, or `last`."""
-    from saferun.cli import runs_view
+    from saferun.cli import runs_view, trials_view
     from saferun.journal import reader as runs
+    from saferun.journal import trials
     from saferun.journal.attempts import attempts
     from saferun.system import paths
 
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
+    searched, replaced = trials.read(run.path), trials.replaced(run.path)
+    if as_csv:
+        click.echo(trials_view.as_csv(searched), nl=False)
+        return 0
     tried, plan = attempts(run), runs.read_plan(run.path)
     if as_json:
-        echo_json(runs_view.as_json_whole(run, tried, plan))
+        shown = runs_view.as_json_whole(run, tried, plan)
+        if searched:
+            shown["trials"] = trials_view.as_json(searched, replaced)
+        echo_json(shown)
     else:
-        echo(runs_view.as_text(run, tried, plan, now))
+        text = runs_view.as_text(run, tried, plan, now)
+        echo("\n".join([text, *trials_view.as_text(searched, replaced)]))
     return 0
 
 

@@ -33,7 +33,7 @@ from saferun.profile import files as profiles
 from saferun.profile.merge import Given, is_for_gpus
 from saferun.profile.values import read_value
 from saferun.supervise.gpu_gate import GpuCare, Report
-from saferun.supervise.loop import Pace
+from saferun.supervise.ground import Pace
 from saferun.supervise.start import carry_out
 from saferun.system import gpus as gpu
 from saferun.system.descriptors import plug_closed_descriptors

@@ -44,6 +44,8 @@ def start() -> None:
         return
     if has_rank and agent.started_this_process():
         os.environ.setdefault(contract.RANK_MARK, str(os.getpid()))
+    if not has_rank:
+        contract.mark_main(_text, os.environ, os.getpid())
     finder.install(_text)
 
 

@@ -33,9 +33,10 @@ class Context:
         found = contract.decode(text)
         self.hooks = settings.complete(found["hooks"])
         self.mitigations = found["mitigations"]
-        self._attempt = found["attempt"]
+        self.attempt = found["attempt"]
         self._directory = found["receipts"]
         self.state = found["state"]  # a directory that the processes of this run share; or None
+        self.previous = found["previous"]  # exit status of the attempt before; None: none failed
         self._reported: set[str] = set()
         self._pid = os.getpid()
         self._active = False
@@ -153,7 +154,7 @@ class Context:
             self._pid, self._active, self._pending = os.getpid(), False, []
 
     def _file_name(self) -> str:
-        return receipts.file_name(self._attempt, self._pid)
+        return receipts.file_name(self.attempt, self._pid)
 
     def _lines(self, entries: list[Entry]) -> list[str]:
         import json

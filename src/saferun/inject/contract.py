@@ -8,7 +8,8 @@ process. It writes a second one when its script has ended: what kills the proces
 process that has done its work.
 
     SAFERUN_INJECT   {"v": 1, "run": ID, "attempt": N, "hooks": {…}, "mitigations": […],
-                      "receipts": DIRECTORY or null, "state": DIRECTORY (launcher: python only)}
+                      "receipts": DIRECTORY or null, "state": DIRECTORY (launcher: python only),
+                      "previous": EXIT STATUS (where the attempt before this one failed)}
     receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,
                       "outcome": OUTCOME, …what the hook adds, "effective" among it}
       "bootstrap" adds "local_rank" and "local_world_size" (N or null)
@@ -32,7 +33,7 @@ rank inherits the variable and so knows that it is not the rank process itself.
 
 TYPE_CHECKING = False  # every Python of a job loads this file: no import, annotations in quotes
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, MutableMapping
     from typing import Any, TypedDict
 
     class Contract(TypedDict):
@@ -45,10 +46,12 @@ if TYPE_CHECKING:
         mitigations: list[str]
         receipts: str | None
         state: str | None
+        previous: int | None
 
 
 VARIABLE = "SAFERUN_INJECT"
 RANK_MARK = "SAFERUN_RANK_PID"  # pid of the Python that is the rank; its helpers inherit it
+MAIN_MARK = "SAFERUN_MAIN_PID"  # the job's first Python that is no rank; its helpers inherit it
 AGENT_MARK = "SAFERUN_AGENT_PID"  # torchrun's agent, whose children are the ranks
 VERSION = 1
 
@@ -78,7 +81,7 @@ def encode(
     hooks: "Mapping[str, Any]",
     mitigations: "Iterable[str]",
     receipts: "str | None",
-    state: "str | None" = None,
+    **plain: "str | int | None",
 ) -> str:
     """Return the text of SAFERUN_INJECT. Keys are sorted: the same plan gives the same bytes.
 
@@ -88,7 +91,9 @@ def encode(
         hooks: the profile's section `hooks`.
         mitigations: names of the mitigations in force.
         receipts: directory of the receipts; None where nothing can be written.
-        state: directory that the processes of the run share; None for none.
+        plain: of a plain Python, left out where None: `state`, the directory that the processes of
+            the run share, and `previous`, the exit status of the attempt before, 128+n for signal
+            n, where that failed.
     """
     import json
 
@@ -99,7 +104,7 @@ def encode(
         "hooks": dict(hooks),
         "mitigations": list(mitigations),
         "receipts": receipts,
-        **({} if state is None else {"state": state}),
+        **{key: value for key, value in plain.items() if value is not None},
     }
     return json.dumps(contract, sort_keys=True, separators=(",", ":"))
 
@@ -114,8 +119,24 @@ def decode(text: str) -> "Contract":
     missing = [key for key in ("run", "attempt", "hooks", "mitigations") if key not in contract]
     if missing or not isinstance(contract["hooks"], dict):
         raise ValueError("SAFERUN_INJECT lacks " + ", ".join(missing or ["a mapping of hooks"]))
-    known: Contract = {"receipts": None, "state": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
+    known: Contract = {"receipts": None, "state": None, "previous": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
     return known
+
+
+def mark_main(text: str, environ: "MutableMapping[str, str]", pid: int) -> None:
+    """Note the first Python of a job in its environment; one of an outer job's does not count.
+
+    Args:
+        text: SAFERUN_INJECT.
+        environ: where the note stands.
+        pid: of this process.
+    """
+    try:
+        place = "{1} {0}".format(*receipt_location(text))
+    except ValueError:  # reported when the first hook needs the contract
+        return
+    if not environ.get(MAIN_MARK, "").endswith(" " + place):
+        environ[MAIN_MARK] = f"{pid} {place}"
 
 
 def receipt_location(text: str) -> "tuple[str | None, int]":

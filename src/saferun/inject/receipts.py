@@ -62,9 +62,16 @@ def append(directory: str, name: str, lines: "Iterable[str]") -> None:
         lines: without their ends.
     """
     make_directory(directory)
-    file = os.open(os.path.join(directory, name), _FLAGS | os.O_APPEND, 0o600)
+    text = "".join(line + "\n" for line in lines)
+    append_bytes(os.path.join(directory, name), text.encode("utf-8", "backslashreplace"))
+
+
+def append_bytes(path: str, content: bytes) -> int:
+    """Append to a file, made with mode 0600; return its size. Raises OSError where that fails."""
+    file = os.open(path, _FLAGS | os.O_APPEND, 0o600)
     try:
-        os.write(file, "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace"))
+        os.write(file, content)
+        return os.fstat(file).st_size
     finally:
         os.close(file)
 

@@ -44,6 +44,17 @@ if TYPE_CHECKING:
         logits: OnOrOff
         embeddings: OnOrOff
 
+    class MemorySettings(TypedDict):
+        """hooks.memory"""
+
+        clear_between_trials: bool
+
+    class OptunaSettings(TypedDict):
+        """hooks.optuna"""
+
+        mode: OnOrOff
+        recycle_every: int
+
     class TensorflowSettings(TypedDict):
         """hooks.tensorflow"""
 
@@ -58,6 +69,8 @@ if TYPE_CHECKING:
         excepthook: OnOrOff
         guards: GuardsSettings
         init: InitSettings | None  # None: torch is left as it is
+        memory: MemorySettings
+        optuna: OptunaSettings
         order: OrderSettings | None  # None: torch is left as it is
         shards: Literal["off", "warn", "error"]
         tensorflow: TensorflowSettings
@@ -72,6 +85,8 @@ DEFAULTS: HookSettings = {
     "excepthook": "on",
     "guards": {"labels": "off", "logits": "off", "embeddings": "off"},
     "init": INIT,
+    "memory": {"clear_between_trials": False},
+    "optuna": {"mode": "off", "recycle_every": 50},
     "order": ORDER,
     "shards": "off",
     "tensorflow": {"cross_device_ops": "keep", "memory_growth": False},
@@ -89,6 +104,8 @@ def complete(hooks: Mapping[str, Any]) -> HookSettings:
         "guards": _group(DEFAULTS["guards"], hooks.get("guards") or {}),
         "tensorflow": _group(DEFAULTS["tensorflow"], hooks.get("tensorflow") or {}),
         "init": _group(INIT, hooks["init"]) if hooks.get("init") else None,
+        "memory": _group(DEFAULTS["memory"], hooks.get("memory") or {}),
+        "optuna": _group(DEFAULTS["optuna"], hooks.get("optuna") or {}),
         "order": _group(ORDER, hooks["order"]) if hooks.get("order") else None,
     }
     found.update(_group({k: v for k, v in DEFAULTS.items() if k not in found}, hooks))

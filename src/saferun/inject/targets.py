@@ -21,6 +21,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torch.distributed.device_mesh": ("shards",),
     "torch.utils.data.dataloader": ("order", "shards"),
     "torch.nn.parallel.distributed": ("order",),
+    "optuna.study.study": ("memory", "optuna"),
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
     "tensorflow.python.eager.context": ("tensorflow",),

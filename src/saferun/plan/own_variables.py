@@ -110,6 +110,7 @@ def for_hooks(
         mitigations=changes.names,
         receipts=identity.receipts,
         state=identity.state,
+        previous=identity.previous,
     )
     base = env["PYTHONPATH"].value if "PYTHONPATH" in env else environ.get("PYTHONPATH")
     others = [path for path in (base or "").split(":") if path != identity.site] if base else []

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 from saferun.diagnosis import retry_policy
 from saferun.errors import EXIT_UNAVAILABLE, BusyError
 from saferun.model import LaunchPlan
-from saferun.named_tuple import NamedTuple
 from saferun.plan.inputs import Gathered
 from saferun.plan.view import announcement
 from saferun.supervise import record
@@ -22,7 +20,9 @@ from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import AttemptWatch, end_requested, grace_s
 from saferun.supervise.end_requests import EndRequestedError, EndRequests, restore_interrupts
 from saferun.supervise.gpu_gate import GpuCare, take_locks
+from saferun.supervise.ground import Ground, Means, Pace, Say, pause
 from saferun.supervise.keeper_pool import KeeperPool
+from saferun.supervise.left_trials import fail_left_over
 from saferun.supervise.mitigations import RunMitigations
 from saferun.supervise.record import Record
 from saferun.supervise.replace import replace_process
@@ -33,44 +33,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.gpu.lock import Held
-    from saferun.journal.writer import Journal
     from saferun.supervise.hang_watch import HangWatch
 
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
 ALIVE_S = 30.0  # between two notes in the journal that the run lives
-
-Say = Callable[[str], None]
-# Called before each attempt with its number and the seconds to wait. A signal that asks the run to
-# end raises EndRequestedError in it.
-Before = Callable[[int, float], object]
-
-
-class Pace(NamedTuple):
-    """What starts attempts and cares for the GPUs; a generated script replaces both."""
-
-    before: Before
-    care: Callable[[Gathered, LaunchPlan, Held, Say], GpuCare] = GpuCare
-
-
-class Ground(NamedTuple):
-    """What a run, or one worker of it, stands on."""
-
-    held: Held  # its locks
-    journal: Journal
-    say: Say
-    pace: Pace
-    # Called at the end with the reason and the last attempt.
-    over: Callable[[str, retry_policy.Try | None], None]
-    worker: bool = False  # others write to the same output; the run has been announced
-
-
-class Means(NamedTuple):
-    """What a run works with."""
-
-    ground: Ground
-    keepers: KeeperPool  # for the next attempt
-    care: GpuCare
-    record: Record
 
 
 def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
@@ -214,10 +180,20 @@ class _Run:
         failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
         if advice := self._resumption.advice(failed):
             self._means.ground.say(advice)
+        self._record.harmlessly(lambda: self._fail_left_trials(status))
         self._record.end(status, reason)
         last = self._history[-1] if self._history else None
         self._record.harmlessly(lambda: self._means.ground.over(reason, last))
         return status
+
+    def _fail_left_trials(self, status: int) -> None:
+        """Leave no trial of a study running in its storage; nearly always there is none."""
+        identity = self._gathered.identity
+        if identity.state is not None and self._history:
+            plan = self._mitigations.plan(self._gathered)
+            fail_left_over(
+                identity.state, plan, self._environment(plan), status, self._means.ground.say
+            )
 
     def _recall(self) -> None:
         """Put what helped this script here before in force and report it; a failure is reported."""
@@ -237,9 +213,13 @@ class _Run:
         return self._means.care.cleared(kind, self._record.preflight)
 
     def _begin_attempt(self) -> LaunchPlan:
+        last = self._history[-1] if self._history else None
         number = len(self._history) + 1
-        checkpoint = self._resumption.checkpoint(number)
-        identity = self._gathered.identity._replace(attempt=number, checkpoint=checkpoint)
+        identity = self._gathered.identity._replace(
+            attempt=number,
+            checkpoint=self._resumption.checkpoint(number),
+            previous=None if last is None or last.replaced else last.exit_code,
+        )
         self._gathered = self._gathered._replace(identity=identity)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
@@ -388,11 +368,6 @@ class _Run:
             return
         if care.recovered:
             self._record.recovery(care.recovered)
-
-
-def pause(number: int, delay_s: float) -> None:
-    """Wait before an attempt; see `Before`."""
-    time.sleep(delay_s)
 
 
 def _jitter() -> float:

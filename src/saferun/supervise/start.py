@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.model import CommandLine
     from saferun.plan.inputs import Gathered
-    from saferun.supervise.loop import Pace
+    from saferun.supervise.ground import Pace
 
 
 def check_script(gathered: Gathered, cwd: str) -> None:

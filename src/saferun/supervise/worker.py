@@ -18,7 +18,8 @@ from saferun.keeper import process_tree
 from saferun.named_tuple import NamedTuple
 from saferun.plan.inputs import Gathered
 from saferun.supervise import record
-from saferun.supervise.loop import Ground, Pace, pause, run
+from saferun.supervise.ground import Ground, Pace, pause
+from saferun.supervise.loop import run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from saferun.diagnosis.retry_policy import Try
     from saferun.journal.writer import Journal
-    from saferun.supervise.loop import Say
+    from saferun.supervise.ground import Say
 
 _SET_PDEATHSIG = 1  # linux/prctl.h
 _REPORT_BYTES = 4096  # PIPE_BUF: written at once

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from saferun.journal.writer import Journal
     from saferun.model import LockPolicy
-    from saferun.supervise.loop import Say
+    from saferun.supervise.ground import Say
 
 _USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _KEEPER_S = 5.0  # for the keeper of a supervisor that was killed to end its job

@@ -1,0 +1,112 @@
+"""What the hook `optuna` costs a trial: paired runs, medians, in milliseconds of wall and CPU time.
+
+    python benchmarks/trials.py [PAIRS] [TRIALS]        (default 7 pairs of 100 trials)
+
+Each pair runs the same search without and with the hook, in turn first, so that a slow moment of
+the machine falls on both. The objective does nothing, the sampler is seeded TPE, and the storage
+lies in memory (/dev/shm), where the disk hides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+SITE = Path(__file__).resolve().parents[1] / "src" / "saferun" / "inject" / "site"
+SEARCH = """
+import sys, time, optuna
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+if sys.argv[1] == "sqlite":
+    storage = "sqlite:///study.db"
+else:
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    storage = JournalStorage(JournalFileBackend("study.log"))
+study = optuna.create_study(storage=storage, sampler=optuna.samplers.TPESampler(seed=1))
+search = lambda trial: trial.suggest_float("x", 0, 1) + trial.suggest_int("n", 1, 9)
+study.optimize(search, n_trials=5)
+cpu, wall = time.process_time(), time.perf_counter()
+study.optimize(search, n_trials=int(sys.argv[2]))
+print(time.perf_counter() - wall, time.process_time() - cpu)
+"""
+START = "import optuna, os; os.write(1, b'.')"
+
+
+def environ(folder: str, *, hooked: bool) -> dict[str, str]:
+    """Return the environment of a search, with a contract where the hook is asked for."""
+    bare = {k: v for k, v in os.environ.items() if not k.startswith(("SAFERUN_", "PYTHON"))}
+    if not hooked:
+        return bare
+    state = os.path.join(folder, "state")
+    os.makedirs(state, exist_ok=True)
+    contract = {
+        **{"v": 1, "run": "b", "attempt": 1, "mitigations": [], "state": state},
+        "hooks": {"optuna": {"mode": "on", "recycle_every": 100000}},
+        "receipts": os.path.join(folder, "receipts"),
+    }
+    return {**bare, "PYTHONPATH": str(SITE), "SAFERUN_INJECT": json.dumps(contract)}
+
+
+def search_ms(kind: str, trials: int, *, hooked: bool) -> tuple[float, float]:
+    """Return the wall and CPU time of one trial."""
+    shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", SEARCH, kind, str(trials)],
+            env=environ(folder, hooked=hooked),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    wall, cpu = map(float, done.stdout.split())
+    return wall * 1e3 / trials, cpu * 1e3 / trials
+
+
+def start_ms(*, hooked: bool) -> tuple[float, float]:
+    """Return the wall and CPU time until a script has imported Optuna."""
+    with tempfile.TemporaryDirectory() as folder:
+        before, begun = os.times(), time.perf_counter()
+        env = environ(folder, hooked=hooked)
+        subprocess.run([sys.executable, "-c", START], env=env, check=True, capture_output=True)
+        wall, after = time.perf_counter() - begun, os.times()
+    cpu = after.children_user + after.children_system
+    return wall * 1e3, (cpu - before.children_user - before.children_system) * 1e3
+
+
+def compare(measure, pairs: int) -> str:
+    """Return a row: without the hook, and the median difference with it, wall and CPU."""
+    plain, differences = [], []
+    for number in range(pairs):
+        found = {}
+        for hooked in (False, True) if number % 2 else (True, False):
+            found[hooked] = measure(hooked=hooked)
+        plain.append(found[False])
+        differences.append([b - a for a, b in zip(found[False], found[True], strict=True)])
+    walls, cpus = zip(*plain, strict=True)
+    more_wall, more_cpu = zip(*differences, strict=True)
+    cells = [walls, more_wall, cpus, more_cpu]
+    return " | ".join(f"{statistics.median(cell):.2f}" for cell in cells)
+
+
+def main() -> None:
+    pairs, trials = (int(word) for word in (*sys.argv[1:3], *("7", "100")[len(sys.argv) - 1 :]))
+    versions = f"Python {platform.python_version()}, optuna {version('optuna')}"
+    print(f"{versions}, {os.cpu_count()} cores, {pairs} pairs of {trials} trials\n")
+    print("| | wall ms | more | CPU ms | more |\n| --- | --- | --- | --- | --- |")
+    for kind in ("sqlite", "journal"):
+        row = compare(lambda kind=kind, **how: search_ms(kind, trials, **how), pairs)
+        print(f"| a trial, {kind} | {row} |", flush=True)
+    print(f"| import optuna | {compare(start_ms, pairs)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The trials of a run as text, JSON and CSV. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+
+from saferun.journal.trials import Region, Trial, by_cause, regions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_STATES = (("completed", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))
+_SHOWN = 10  # regions in the text
+_HEAD = ("PARAMETER", "REGION", "FAILED", "OF", "SHARE", "CAUSES")
+
+
+def as_text(trials: Sequence[Trial], replaced: Mapping[str, int]) -> list[str]:
+    """Return lines about a run's trials; none where it has no trials.
+
+    Args:
+        trials: its trials.
+        replaced: how often its process was replaced, by reason.
+    """
+    if not trials:
+        return []
+    lines = ["", f"trials: {len(trials)}"]
+    for word, state in _STATES:
+        counts = by_cause(trials, state)
+        total = sum(count for _, count in counts)
+        lines += [f"  {word:<10}{total}{_causes(counts)}"] if total else []
+    if replaced:
+        reasons = tuple(sorted(replaced.items(), key=lambda item: -item[1]))
+        lines.append(f"  {'replaced':<10}{sum(replaced.values())} processes{_causes(reasons)}")
+    return lines + _table(regions(trials)[:_SHOWN])
+
+
+def as_json(trials: Sequence[Trial], replaced: Mapping[str, int]) -> dict[str, Any]:
+    """Return the same for programs, with all trials and regions."""
+    return {
+        **{word: dict(by_cause(trials, state)) for word, state in _STATES},
+        "replaced": dict(replaced),
+        "regions": [{**r._asdict(), "causes": dict(r.causes)} for r in regions(trials)],
+        "trials": [{**trial._asdict(), "values": list(trial.values)} for trial in trials],
+    }
+
+
+def as_csv(trials: Sequence[Trial]) -> str:
+    """Return one row a trial; a column `param.NAME` for each parameter."""
+    names = sorted({name for trial in trials for name in trial.params})
+    fixed = ("study", "number", "state", "cause", "values", "seconds", "worker", "attempt")
+    written = io.StringIO()
+    rows = csv.writer(written, lineterminator="\n")
+    rows.writerow([*fixed, *(f"param.{name}" for name in names)])
+    for trial in trials:
+        facts = {**trial._asdict(), "values": " ".join(map(repr, trial.values))}
+        row = [facts[name] for name in fixed] + [trial.params.get(name, "") for name in names]
+        rows.writerow([_cell(value) for value in row])
+    return written.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Return a cell that no spreadsheet takes for a formula."""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value
+    return "" if value is None else value
+
+
+def _causes(counts: Sequence[tuple[str, int]]) -> str:
+    named = [f"{count} {_plain(cause)}" for cause, count in counts if cause]
+    return f": {', '.join(named)}" if named else ""
+
+
+def _table(found: Sequence[Region]) -> list[str]:
+    rows = [_HEAD] if found else []
+    for region in found:
+        place = _plain(region.value) if region.low is None else f"{region.low:g} to {region.high:g}"
+        share = f"{100 * region.failed / region.trials:.0f} %"
+        causes = ", ".join(f"{count} {_plain(cause)}" for cause, count in region.causes)
+        count = (str(region.failed), str(region.trials))
+        rows.append((_plain(region.param), place, *count, share, causes))
+    sizes = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))] if rows else []
+    return [
+        "  " + "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)

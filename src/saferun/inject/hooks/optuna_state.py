@@ -1,0 +1,134 @@
+"""What the processes of one run tell each other about its trials: files in the run's `state`.
+
+    trials.jsonl     one JSON object for each finished trial, appended; `saferun runs show` reads it
+    progress         one byte for each finished trial: see contract.py
+    optuna-*.json    where a study stands; replaced as a whole
+
+Other processes of the job write none of them. A write that fails raises OSError.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from .. import contract, receipts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from ..context import Context
+
+TRIALS = "trials.jsonl"
+_MAX_BYTES = 64 << 20  # of trials.jsonl; 5000 trials take about 2 MB
+_MAX_TEXT = 200  # characters of a parameter's value
+_MAX_PARAMS = 200
+_BESIDE_TRIES, _BESIDE_WAIT_S = 20, 0.1
+_WORKER = os.environ.get("SAFERUN_WORKER", "")  # as it was at the start: a script may clear it
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class State:
+    """The directory of one run and worker, as the process of one attempt uses it."""
+
+    def __init__(self, directory: str, context: Context) -> None:
+        self._directory = directory
+        self.attempt = context.attempt
+        self.previous = context.previous  # exit status of the process before this one, or None
+        self._full = False
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return what was written under a name; empty where there is nothing that can be read."""
+        return _read(self._path(name))
+
+    def write(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Replace what is under a name: a reader finds the old or the new, whole."""
+        import json
+
+        draft = self._path(f".{name}.{os.getpid()}")
+        file = os.open(draft, _FLAGS | os.O_TRUNC, 0o600)
+        try:
+            os.write(file, json.dumps(entry, separators=(",", ":")).encode())
+        finally:
+            os.close(file)
+        os.replace(draft, self._path(name))
+
+    def wait_beside(self, name: str, holds: Callable[[dict[str, Any]], bool]) -> bool:
+        """Tell whether what another worker of the run has under a name holds, within 2 s.
+
+        Args:
+            name: of the file.
+            holds: what is asked of its content.
+        """
+        own = os.path.dirname(self._directory)
+        if not os.path.basename(own).startswith("worker-"):
+            return False
+        run = os.path.dirname(own)
+        for _ in range(_BESIDE_TRIES):
+            for worker in os.listdir(run):
+                path = os.path.join(run, worker, os.path.basename(self._directory), name)
+                if worker.startswith("worker-") and holds(_read(path)):
+                    return True
+            time.sleep(_BESIDE_WAIT_S)
+        return False
+
+    def progress(self) -> None:
+        """Count a finished trial for the loop of attempts."""
+        receipts.append_bytes(self._path(contract.PROGRESS), b".")
+
+    def record(self, trial: Mapping[str, Any]) -> None:
+        """Append a finished trial; the file stops growing at 64 MiB."""
+        import json
+
+        if self._full:
+            return
+        line = json.dumps({"v": 1, "at": receipts.now(), **self._own(), **trial}, default=str)
+        size = receipts.append_bytes(self._path(TRIALS), line.encode() + b"\n")
+        self._full = size > _MAX_BYTES
+
+    def _own(self) -> dict[str, object]:
+        return {"attempt": self.attempt, "worker": _WORKER}
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)
+
+
+def _read(path: str) -> dict[str, Any]:
+    import json
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def shown(params: Mapping[str, Any]) -> dict[str, object]:
+    """Return parameters for the record: short, and without the credentials of an address."""
+    return {str(name): _value(value) for name, value in list(params.items())[:_MAX_PARAMS]}
+
+
+def file_name(study: str, call: str) -> str:
+    """Return the name under which one call of one study is kept.
+
+    Args:
+        study: the study's name.
+        call: which of the script's calls on it.
+    """
+    import hashlib
+
+    digest = hashlib.sha256(study.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"optuna-{digest}-{call}.json"
+
+
+def _value(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = str(value)[:_MAX_TEXT]
+    scheme, found, rest = text.partition("://")
+    if found and "@" in rest:
+        return f"{scheme}://…@{rest.rpartition('@')[2]}"
+    return text

@@ -1,0 +1,139 @@
+"""Tell who runs a study's trials when the storage creates one and when it has a result.
+
+Target: `create_new_trial` and `set_trial_state_values` of the class of a study's storage (the
+interface `optuna.storages.BaseStorage`; Optuna 4.5 to 5.0). A callback of `optimize` would read the
+trial again, which costs SQLite more than a millisecond, and is not called for a trial that raises.
+The methods are replaced in the class: a study that is pickled takes its storage along.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    class Watcher(Protocol):
+        """Who is told about the trials of one study."""
+
+        def creating(self) -> Any:
+            """Return the template of a trial that is about to be created; None for none."""
+
+        def created(self, template: Any, trial_id: int) -> None:
+            """Note that it was created."""
+
+        def taking(self, trial_id: int) -> None:
+            """Note that a trial is about to be taken out of the queue."""
+
+        def left(self, trial_id: int) -> None:
+            """Note that somebody else has taken it."""
+
+        def finished(self, trial_id: int, state: Any, values: Any) -> None:
+            """Note that the storage has a trial's result."""
+
+
+_watchers: dict[tuple[int, int], Watcher] = {}  # by the id of the storage object, and the study's
+_MARK = "_saferun_watched"
+
+
+def watch(study: Any, watcher: Watcher) -> Watcher | None:
+    """Have a watcher told about a study's trials; return the one that was before."""
+    _wrap(type(study._storage))
+    key = (id(study._storage), study._study_id)
+    before = _watchers.get(key)
+    _watchers[key] = watcher
+    return before
+
+
+def unwatch(study: Any, before: Watcher | None) -> None:
+    """Put back the watcher that was before."""
+    key = (id(study._storage), study._study_id)
+    if before is None:
+        _watchers.pop(key, None)
+    else:
+        _watchers[key] = before
+
+
+def watcher_of(study: Any) -> Watcher | None:
+    """Return who is told about a study's trials."""
+    return _watchers.get((id(study._storage), study._study_id))
+
+
+def place_of(storage: Any) -> list[str] | None:
+    """Return what opens a storage again; None where that is not known or holds a password."""
+    backend = getattr(storage, "_backend", storage)
+    url = getattr(backend, "url", None)
+    if isinstance(url, str):
+        scheme, _, rest = url.partition("://")
+        if ":" in rest.partition("@")[0] and "@" in rest:
+            return None
+        if scheme.startswith("sqlite") and rest.startswith("/"):
+            return ["url", f"{scheme}:///{os.path.abspath(rest[1:])}"]
+        return ["url", url]
+    path = getattr(backend, "_file_path", None)  # JournalFileBackend
+    return ["journal", os.path.abspath(path)] if isinstance(path, str) else None
+
+
+def is_mysql(storage: Any) -> bool:
+    """Tell whether a storage keeps whole seconds of a trial's start only."""
+    return str(getattr(getattr(storage, "_backend", storage), "url", "")).startswith("mysql")
+
+
+def opened(place: list[str]) -> Any:
+    """Return the storage of a place."""
+    if place[0] == "url":
+        return place[1]
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    return JournalStorage(JournalFileBackend(place[1]))
+
+
+def _wrap(storage: Any) -> None:
+    if not getattr(storage.create_new_trial, _MARK, False):
+        storage.create_new_trial = _creating(storage.create_new_trial)
+        storage.set_trial_state_values = _setting(storage.set_trial_state_values)
+
+
+def _creating(original: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(original)
+    def create_new_trial(self: Any, study_id: int, template_trial: Any = None) -> int:
+        watcher = _watchers.get((id(self), study_id))
+        template = watcher.creating() if watcher and template_trial is None else None
+        if watcher is None or template is None:
+            return original(self, study_id, template_trial)
+        trial_id = original(self, study_id, template)
+        watcher.created(template, trial_id)
+        return trial_id
+
+    setattr(create_new_trial, _MARK, True)
+    return create_new_trial
+
+
+def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(original)
+    def set_trial_state_values(self: Any, trial_id: int, state: Any, values: Any = None) -> bool:
+        watcher = _of_trial(self, trial_id)
+        if watcher is None:
+            return original(self, trial_id, state, values)
+        taking = state.name == "RUNNING"
+        if taking:
+            watcher.taking(trial_id)
+        done = original(self, trial_id, state, values)
+        if taking and not done:
+            watcher.left(trial_id)
+        elif state.is_finished():
+            watcher.finished(trial_id, state, values)
+        return done
+
+    return set_trial_state_values
+
+
+def _of_trial(storage: Any, trial_id: int) -> Watcher | None:
+    mine = {study: watcher for (of, study), watcher in _watchers.items() if of == id(storage)}
+    if len(mine) < 2:
+        return next(iter(mine.values()), None)
+    return mine.get(storage.get_study_id_from_trial_id(trial_id))

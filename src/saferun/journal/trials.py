@@ -1,0 +1,161 @@
+"""The trials that a run has finished: read from what its processes recorded, and summed up.
+
+The hook `optuna` appends them (inject/hooks/optuna_state.py), so that they are known where the
+study's storage is gone. Lines that are no trial are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from saferun.journal import events
+from saferun.named_tuple import NamedTuple
+from saferun.system import paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FILE = "trials.jsonl"
+_MAX_BYTES = 65 << 20  # the hook stops at 64 MiB
+_BINS = 4  # regions of a parameter that holds many numbers
+_FEW = 8  # numbers, each of which is a region
+_MAX_VALUES = 20  # regions of a parameter that holds words
+_NUMBER = re.compile(r"^\d+ ")
+_LEAST = 2  # failed trials that make a region worth showing
+
+
+class Trial(NamedTuple):
+    """One finished trial."""
+
+    study: str
+    number: int
+    state: str  # COMPLETE, PRUNED, FAIL
+    cause: str  # why it was pruned or failed
+    params: Mapping[str, Any]
+    values: tuple[float, ...]
+    seconds: float | None
+    worker: str
+    attempt: int | None
+
+
+class Region(NamedTuple):
+    """A part of the values of one parameter, and what became of its trials."""
+
+    param: str
+    low: float | None  # of numbers
+    high: float | None
+    value: str  # of words
+    trials: int
+    failed: int  # and pruned for an error
+    causes: tuple[tuple[str, int], ...]
+
+
+def read(run_path: str) -> tuple[Trial, ...]:
+    """Return the trials of a run, in the order in which each of its workers finished them."""
+    found: list[Trial] = []
+    try:
+        workers = sorted(name for name in os.listdir(run_path) if name.startswith("worker-"))
+    except OSError:
+        return ()
+    for part in ("", *workers):
+        directory = os.path.join(run_path, part, "state")
+        content = paths.read_private(os.path.join(directory, FILE), _MAX_BYTES) or b""
+        found += _trials(content.split(b"\n"))
+    return tuple(found)
+
+
+def replaced(run_path: str) -> dict[str, int]:
+    """Return how often a process of the run was replaced, by reason; numbers left out of these."""
+    asked = events.read_raw(os.path.join(run_path, events.FILE))
+    whys = [events.text(raw.get("why")) for raw in asked if raw["event"] == "recycled"]
+    return dict(Counter(_NUMBER.sub("", why.partition(" in trial ")[0]) for why in whys))
+
+
+def _trials(lines: Iterable[bytes]) -> Iterator[Trial]:
+    for line in lines:
+        try:
+            raw = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        number = events.count(raw.get("number")) if isinstance(raw, dict) else None
+        if number is None:
+            continue
+        values = raw.get("values")
+        yield Trial(
+            study=events.text(raw.get("study")),
+            number=number,
+            state=events.text(raw.get("state")),
+            cause=events.text(raw.get("cause")),
+            params=events.mapping(raw.get("params")),
+            values=tuple(v for v in values if _is_number(v)) if isinstance(values, list) else (),
+            seconds=events.number(raw.get("seconds")),
+            worker=events.text(raw.get("worker")),
+            attempt=events.count(raw.get("attempt")),
+        )
+
+
+def by_cause(trials: Iterable[Trial], state: str) -> tuple[tuple[str, int], ...]:
+    """Return how many trials ended in a state, by cause, the most frequent first."""
+    return tuple(Counter(trial.cause for trial in trials if trial.state == state).most_common())
+
+
+def is_bad(trial: Trial) -> bool:
+    """Tell whether an error ended a trial: a pruner's decision is none."""
+    return trial.state == "FAIL" or (trial.state == "PRUNED" and trial.cause != "pruner")
+
+
+def regions(trials: Sequence[Trial]) -> tuple[Region, ...]:
+    """Return the parts of the parameters' values in which trials fail more often than elsewhere.
+
+    A parameter that holds more than eight numbers is cut into four parts with as many trials each.
+
+    Returns:
+        The regions with at least two failed trials, the largest share of failures first.
+    """
+    bad = sum(map(is_bad, trials))
+    usual = bad / len(trials) if trials else 0.0
+    found = []
+    for param in sorted({name for trial in trials for name in trial.params}):
+        having = [trial for trial in trials if param in trial.params]
+        for region in _cut(param, having):
+            if region.failed >= _LEAST and region.failed / region.trials > usual:
+                found.append(region)
+    return tuple(sorted(found, key=lambda r: (-r.failed / r.trials, -r.failed, r.param)))
+
+
+def _cut(param: str, trials: Sequence[Trial]) -> Iterator[Region]:
+    numbers = [trial for trial in trials if _is_number(trial.params[param])]
+    if len(numbers) < len(trials):
+        kept = Counter(str(trial.params[param]) for trial in trials).most_common(_MAX_VALUES)
+        for value, _ in kept:
+            mine = [trial for trial in trials if str(trial.params[param]) == value]
+            yield _region(param, mine)._replace(value=value)
+        return
+    numbers.sort(key=lambda trial: trial.params[param])
+    few = len({trial.params[param] for trial in numbers}) <= _FEW
+    size = 1 if few else -(-len(numbers) // _BINS)
+    start = 0
+    while start < len(numbers):
+        end = start + size
+        # Equal values stay together.
+        while end < len(numbers) and numbers[end].params[param] == numbers[end - 1].params[param]:
+            end += 1
+        part = numbers[start:end]
+        low, high = part[0].params[param], part[-1].params[param]
+        yield _region(param, part)._replace(low=low, high=high)
+        start = end
+
+
+def _region(param: str, trials: Sequence[Trial]) -> Region:
+    bad = [trial for trial in trials if is_bad(trial)]
+    causes = tuple(Counter(trial.cause for trial in bad).most_common())
+    return Region(param, None, None, "", len(trials), len(bad), causes)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value

@@ -1,0 +1,204 @@
+"""The `optuna` and `memory` hooks in one process: errors, attributes, who may be replaced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from interpreters import Interpreters
+
+from saferun.diagnosis import signatures
+from saferun.inject.hooks import cuda_failures
+
+ON = {"optuna": {"mode": "on", "recycle_every": 50}}
+REFUSED = "optuna: the process is not replaced after CUDA errors or trials: "
+# A torch whose CUDA notes what is asked of it, and fails where the script says so.
+HEAD = """
+import json, sys, types
+calls, broken = [], []
+class OutOfMemoryError(RuntimeError):
+    pass
+class AcceleratorError(RuntimeError):
+    pass
+def call(name):
+    def called():
+        calls.append(name)
+        if broken:
+            raise AcceleratorError(broken[0])
+    return called
+OutOfMemoryError.__module__ = AcceleratorError.__module__ = "torch"
+cuda = types.SimpleNamespace(is_initialized=lambda: True, empty_cache=call("empty"),
+                             synchronize=call("sync"))
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+import gc, optuna
+collect = gc.collect
+gc.collect = lambda *a: (calls.append("gc"), collect(*a))[1]
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+def show(study):
+    print(json.dumps([[t.state.name, t.user_attrs] for t in study.trials]))
+"""
+MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB." + " and more" * 100
+
+
+@pytest.mark.parametrize("catch", ["()", "(RuntimeError,)"])
+def test_a_trial_out_of_memory_is_pruned_with_its_error_and_the_cache_cleared_around_gc(
+    interpreters: Interpreters, catch: str
+) -> None:
+    script = f"""
+def objective(trial):
+    if trial.number == 0:
+        raise OutOfMemoryError({MEMORY!r})
+    return 1.0
+study = optuna.create_study()
+study.optimize(objective, n_trials=2, catch={catch})
+print(calls)
+show(study)
+"""
+    ran = interpreters.run(HEAD + script, hooks=ON)
+    called, trials = ran.out.splitlines()
+    attributes = {
+        "cuda_error": True,
+        "cuda_error_type": "OutOfMemoryError",
+        "cuda_error_msg": MEMORY[:500],
+    }
+    assert json.loads(trials) == [["PRUNED", attributes], ["COMPLETE", {}]], ran.err
+    assert called == "['empty', 'gc', 'empty', 'sync']"
+
+
+def test_nothing_of_a_trial_out_of_memory_is_alive_when_the_cache_is_cleared(
+    interpreters: Interpreters,
+) -> None:
+    script = """
+import weakref
+class Tensor: pass
+kept = []
+cuda.empty_cache = lambda: print(kept[0]() is None)
+def objective(trial):
+    tensor = Tensor()
+    kept.append(weakref.ref(tensor))
+    raise OutOfMemoryError("CUDA out of memory")
+optuna.create_study().optimize(objective, n_trials=1)
+"""
+    ran = interpreters.run(HEAD + script, hooks=ON)
+    assert ran.out == "True\nTrue\n", ran.err
+
+
+def test_an_exception_that_is_no_cuda_error_is_the_scripts_own(interpreters: Interpreters) -> None:
+    script = """
+def objective(trial):
+    raise RuntimeError("there is no device-side assert triggered in this sentence")
+study = optuna.create_study()
+study.optimize(objective, n_trials=2, catch=(RuntimeError,))
+show(study)
+study.optimize(objective, n_trials=1)
+"""
+    ran = interpreters.run(HEAD + script, hooks=ON)
+    assert json.loads(ran.out) == [["FAIL", {}]] * 2
+    assert ran.code == 1
+    assert ran.err.rstrip().endswith("there is no device-side assert triggered in this sentence")
+
+
+@pytest.mark.parametrize(
+    ("storage", "why"),
+    [
+        ("None", "the study is in memory"),
+        ("'sqlite:///:memory:'", "the study is in memory"),
+        ("'sqlite:///study.db'", "the trials' state cannot be kept"),
+    ],
+)
+def test_where_the_process_cannot_be_replaced_one_line_says_why_and_the_error_is_the_scripts(
+    interpreters: Interpreters, storage: str, why: str
+) -> None:
+    script = f"""
+def objective(trial):
+    if trial.number == 3:
+        raise AcceleratorError("CUDA error: device-side assert triggered")
+    return 1.0
+study = optuna.create_study(storage={storage})
+try:
+    study.optimize(objective, n_trials=2)
+    study.optimize(objective, n_trials=9)
+finally:
+    show(study)
+"""
+    ran = interpreters.run(HEAD + script, hooks=ON)
+    assert ran.code == 1
+    assert ran.err.count(REFUSED + why) == 1
+    assert "torch.AcceleratorError: CUDA error: device-side assert triggered" in ran.err
+    states = json.loads(ran.out)
+    assert [state for state, _ in states] == ["COMPLETE"] * 3 + ["FAIL"]
+    assert states[3][1]["cuda_error_type"] == "AcceleratorError"
+
+
+def test_without_the_hook_optuna_is_as_it_is(interpreters: Interpreters) -> None:
+    script = """
+def objective(trial):
+    raise OutOfMemoryError("CUDA out of memory")
+optuna.create_study().optimize(objective, n_trials=2)
+"""
+    ran = interpreters.run(HEAD + script, hooks={})
+    assert ran.code == 1
+    assert "CUDA out of memory" in ran.err
+    assert "saferun" not in ran.err
+
+
+def test_between_trials_the_cache_is_cleared_where_the_profile_says_so(
+    interpreters: Interpreters,
+) -> None:
+    script = """
+seen = []
+study = optuna.create_study()
+study.optimize(lambda trial: 1.0, 2, None, 1, (), [lambda s, t: calls.append("own")])
+study.optimize(lambda trial: 1.0, n_trials=1)
+print(calls)
+"""
+    hooks = {"memory": {"clear_between_trials": True}}
+    ran = interpreters.run(HEAD + script, hooks=hooks)
+    cleared = ["empty", "gc", "empty"]
+    assert ran.out == f"{['own', *cleared, 'own', *cleared, *cleared]}\n", ran.err
+
+
+def test_a_trial_of_a_helper_process_is_pruned_and_the_helper_is_not_replaced(
+    interpreters: Interpreters, tmp_path: Path
+) -> None:
+    script = """
+import os
+def objective(trial):
+    raise AcceleratorError("CUDA error: an illegal memory access was encountered")
+def work():
+    study = optuna.load_study(study_name="s", storage="sqlite:///s.db")
+    study.optimize(objective, n_trials=3, catch=(RuntimeError,))
+study = optuna.create_study(study_name="s", storage="sqlite:///s.db")
+child = os.fork()
+if not child:
+    work()
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+show(study)
+"""
+    text = json.loads(interpreters.contract(ON))
+    text["state"] = str(tmp_path)
+    environ = interpreters.environ(None, SAFERUN_INJECT=json.dumps(text))
+    ran = interpreters.run(HEAD + script, environ=environ)
+    status, trials = ran.out.splitlines()
+    assert status == "0", ran.err
+    assert [state for state, _ in json.loads(trials)] == ["FAIL"] * 3
+    assert ran.err.count(REFUSED + "this is a process that the script started") == 1
+
+
+@pytest.mark.parametrize("words", cuda_failures.STICKY)
+def test_the_kinds_of_sticky_errors_are_those_of_the_knowledge(words: str) -> None:
+    from saferun.diagnosis import classify, log_reader
+    from saferun.diagnosis.evidence import Evidence
+
+    log = log_reader.of_text(f"RuntimeError: CUDA error: {words}")
+    found = classify.classify(Evidence(log=log), signatures.load({}))
+    assert found.kind == cuda_failures.STICKY[words]
+
+
+def test_a_sticky_error_counts_where_the_script_has_hidden_it() -> None:
+    hidden = ValueError("this trial is not good")
+    hidden.__context__ = RuntimeError("CUDA error: misaligned address")
+    assert cuda_failures.sticky_kind(hidden) == "cuda-launch-failure"
+    assert not cuda_failures.is_out_of_memory(hidden)

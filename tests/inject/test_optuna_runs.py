@@ -1,0 +1,311 @@
+"""Searches whose processes are replaced or killed, as whole runs: the storage has the truth."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT
+from runs import run
+
+SEARCH = str(ROOT / "tests" / "programs" / "optuna" / "search.py")
+ALL = "memory,assert,crash,kill,term,locked,full"
+HPO = [
+    "--profile=cpu",
+    *("--set=launcher=python", "--set=retry.backoff_s=[0, 0]", "--set=retry.attempts_total=1000"),
+    "--set=hooks.optuna.mode=on",
+]
+QUIET = "import optuna, os, signal, sys\noptuna.logging.set_verbosity(optuna.logging.ERROR)\n"
+STICKY = 'raise RuntimeError("CUDA error: device-side assert triggered")'
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is one: a trial in SQLite waits for the disk ten times."""
+    shared = "/dev/shm" if os.path.isdir("/dev/shm") else str(tmp_path)
+    with tempfile.TemporaryDirectory(dir=shared) as made:
+        yield Path(made)
+
+
+@contextlib.contextmanager
+def hpo(folder: Path, *words: str, every: int = 0, **options: Any) -> Iterator[Any]:
+    with run(folder, *HPO, f"--set=hooks.optuna.recycle_every={every}", *words, **options) as job:
+        yield job
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "tune.py"
+    path.write_text(QUIET + text)
+    return str(path)
+
+
+def stored(folder: Path, kind: str) -> list[Any]:
+    """The trials as the storage has them."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if kind == "sqlite":
+        storage: Any = f"sqlite:///{folder}/study.db"
+    else:
+        storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
+    trials = optuna.load_study(study_name=None, storage=storage).get_trials()
+    if kind == "sqlite":
+        optuna.storages.get_storage(storage).remove_session()
+    return trials
+
+
+def recorded(job: Any) -> list[dict[str, Any]]:
+    lines = (job.journal / "state" / "trials.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def undisturbed(folder: Path, *words: str) -> dict[str, Any]:
+    """What the same search prints without us and without faults."""
+    plain = folder / "plain"
+    plain.mkdir()
+    done = subprocess.run(
+        [sys.executable, SEARCH, *words], cwd=plain, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def check_account(trials: list[Any], records: list[dict[str, Any]]) -> None:
+    """Every trial is finished, has one record, and one that failed says why."""
+    states = collections.Counter(trial.state.name for trial in trials)
+    assert set(states) <= {"COMPLETE", "PRUNED", "FAIL"}, states
+    assert sorted(record["number"] for record in records) == [trial.number for trial in trials]
+    by_number = {record["number"]: record for record in records}
+    assert all(by_number[trial.number]["state"] == trial.state.name for trial in trials)
+    assert all(record["cause"] for record in records if record["state"] != "COMPLETE")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampler", "trials", "every"),
+    [
+        ("journal", "random", 14, 5),
+        pytest.param("sqlite", "tpe", 60, 25, marks=pytest.mark.slow),
+        pytest.param(
+            "sqlite", "random", 500, 50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]
+        ),
+        pytest.param(
+            "journal", "tpe", 500, 50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]
+        ),
+    ],
+)
+def test_a_search_through_all_faults_is_the_undisturbed_one(
+    folder: Path, kind: str, sampler: str, trials: int, every: int
+) -> None:
+    words = (kind, sampler, str(trials))
+    with hpo(folder, SEARCH, *words, ALL, every=every) as job:
+        assert job.end(3500) == 0, job.err
+        found = json.loads(job.out.splitlines()[-1])
+        assert job.events("recycled")
+        records = recorded(job)
+    assert found == undisturbed(folder, *words)
+    check_account(stored(folder, kind), records)
+    again = [r for r in records if r["cause"].startswith(("SIG", "status"))]
+    twice = sum(r["cause"] == "SIGSEGV" for r in again) // 2  # a crash by parameters: tried twice
+    assert len(records) == trials + len(again) - twice
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_three_runs_that_share_a_study_cover_its_grid(folder: Path, kind: str) -> None:
+    """The grid has 504 points; each run may take all, and stops when there are no more."""
+    with contextlib.ExitStack() as stack:
+        jobs = [
+            stack.enter_context(hpo(folder, SEARCH, kind, "grid", "600", ALL, every=50))
+            for _ in range(3)
+        ]
+        for job in jobs:
+            assert job.end(3500) == 0, job.err
+        journals = sorted((folder / "home").rglob("trials.jsonl"))
+    records = [json.loads(line) for path in journals for line in path.read_text().splitlines()]
+    trials = stored(folder, kind)
+    check_account(trials, records)
+    points = {json.dumps(t.params, sort_keys=True) for t in trials if t.state.name != "FAIL"}
+    failed = [json.dumps(t.params, sort_keys=True) for t in trials if t.state.name == "FAIL"]
+    crashed = {point for point in failed if failed.count(point) > 1 and point not in points}
+    assert len(points | crashed) == 504
+    best = min(t.value for t in trials if t.state.name == "COMPLETE")
+    assert best == undisturbed(folder, kind, "grid", "600")["best"]
+
+
+def test_what_a_script_does_once_is_not_done_again(folder: Path) -> None:
+    """Old study deleted, new one made, trials queued, several calls, callbacks that count."""
+    text = f"""
+seen = []
+def objective(trial):
+    x = trial.suggest_float("x", 0, 1)
+    seen.append(trial.number)
+    if trial.number == 3:
+        {STICKY}
+    if trial.number == 6:
+        {KILL}
+    return x
+place = "sqlite:///study.db"
+try:
+    optuna.delete_study(study_name="s", storage=place)
+except KeyError:
+    print("none to delete", flush=True)
+study = optuna.create_study(study_name="s", storage=place, sampler=optuna.samplers.RandomSampler(1))
+for x in (0.25, 0.5):
+    study.enqueue_trial({{"x": x}})
+called = lambda study, trial: print("after", trial.number, flush=True)
+study.optimize(objective, n_trials=5, callbacks=[called])
+study.optimize(objective, n_trials=4, callbacks=[called])
+print("end", len(study.trials), seen)
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 0, job.err
+        lines = job.out.splitlines()
+        assert lines[0] == "none to delete"
+        assert lines[1:-1] == [f"after {number}" for number in (0, 1, 2, 3, 4, 5, 7, 8, 9)]
+        assert lines[-1] == "end 10 [7, 8, 9]"
+        assert [event["kind"] for event in job.events("recycled")] == ["device-side-assert"]
+    trials = stored(folder, "sqlite")
+    assert [trial.params["x"] for trial in trials[:2]] == [0.25, 0.5]
+    assert trials[6].user_attrs == {"saferun_cause": "its process ended (SIGKILL)"}
+    assert trials[7].params == trials[6].params
+    assert trials[3].state.name == "PRUNED"
+    assert trials[3].user_attrs["cuda_error"] is True
+
+
+@pytest.mark.parametrize("catch", ["()", "(Exception,)"])
+def test_threads_end_before_their_process_is_replaced(folder: Path, catch: str) -> None:
+    text = f"""
+import threading
+together = threading.Barrier(2, timeout=60)
+def objective(trial):
+    x = trial.suggest_float("x", 0, 1)
+    if trial.number < 2:
+        together.wait()
+        {STICKY}
+    return x
+study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
+study.optimize(objective, n_trials=6, n_jobs=2, catch={catch})
+print(len(study.trials))
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 0, job.err
+        assert job.out == "7\n"
+        assert len(job.events("recycled")) == 1
+        check_account(stored(folder, "sqlite"), records := recorded(job))
+    states = [trial.state.name for trial in stored(folder, "sqlite")]
+    assert sorted(states[:2]) == ["FAIL", "PRUNED"]
+    assert states[2:] == ["COMPLETE"] * 5
+    assert any(record["cause"].startswith("GPU unusable since trial") for record in records)
+
+
+def test_a_loop_of_ask_and_tell_leaves_no_trial_running(folder: Path) -> None:
+    text = f"""
+study = optuna.create_study(study_name="s", storage="sqlite:///study.db",
+                            sampler=optuna.samplers.RandomSampler(3))
+while len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < 4:
+    trial = study.ask()
+    x = trial.suggest_float("x", 0, 1)
+    if trial.number == 2:
+        {KILL}
+    study.tell(trial, x)
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 0, job.err
+        assert "the script counts its trials itself" in job.err
+        check_account(stored(folder, "sqlite"), recorded(job))
+    trials = stored(folder, "sqlite")
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2 + ["FAIL"] + ["COMPLETE"] * 2
+    assert trials[3].params == trials[2].params
+
+
+@pytest.mark.parametrize("place", ["sqlite", "journal"])
+def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -> None:
+    storage = {
+        "sqlite": '"sqlite:///study.db"',
+        "journal": "optuna.storages.JournalStorage("
+        'optuna.storages.journal.JournalFileBackend("study.log"))',
+    }[place]
+    text = f"""
+import time
+def objective(trial):
+    x = trial.suggest_float("x", 0, 1)
+    if trial.number == 1:
+        print("here", flush=True)
+        time.sleep(600)
+    return x
+study = optuna.create_study(study_name="s", storage={storage})
+study.optimize(objective, n_trials=3)
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.process.stdout.readline() == b"here\n"
+        job.process.terminate()
+        assert job.end() == 128 + 15, job.err
+        check_account(stored(folder, place), recorded(job))
+    assert [trial.state.name for trial in stored(folder, place)] == ["COMPLETE", "FAIL"]
+    assert stored(folder, place)[1].user_attrs == {"saferun_cause": "its process ended (SIGTERM)"}
+
+
+def test_a_script_that_deletes_its_storage_begins_anew_and_is_not_replaced(folder: Path) -> None:
+    text = """
+if os.path.exists("study.db"):
+    os.unlink("study.db")
+study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
+study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=7)
+print(len(study.trials))
+"""
+    with hpo(folder, script(folder, text), every=3) as job:
+        assert job.end() == 0, job.err
+        assert job.out == "7\n"
+        assert len(job.events("recycled")) == 1
+        assert "its storage was deleted or replaced" in job.err
+
+
+def test_the_trials_of_a_run_are_shown_by_cause_and_region(folder: Path) -> None:
+    text = f"""
+def objective(trial):
+    batch = trial.suggest_categorical("batch", [8, 16, 32])
+    trial.suggest_float("lr", 1e-5, 1e-1, log=True)
+    if batch == 32:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    if trial.number == 2:
+        {STICKY}
+    if trial.number == 5:
+        raise optuna.TrialPruned
+    return 1.0
+study = optuna.create_study(study_name="s", storage="sqlite:///study.db",
+                            sampler=optuna.samplers.RandomSampler(5))
+for batch in [8, 16, 16, 32, 32, 8, 32, 16]:
+    study.enqueue_trial({{"batch": batch}})
+study.optimize(objective, n_trials=8)
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 0, job.err
+        command = [sys.executable, "-m", "saferun", "runs", "show", str(job.journal)]
+        shown, as_json, as_csv = (
+            subprocess.run(
+                [*command, *option], env=job.environ, capture_output=True, text=True, check=True
+            ).stdout
+            for option in ((), ("--json",), ("--csv",))
+        )
+    assert "trials: 8\n  completed 3\n" in shown
+    assert "  pruned    5: 3 cuda-oom, 1 device-side-assert, 1 pruner\n" in shown
+    assert "  replaced  1 processes: 1 device-side-assert\n" in shown
+    assert "  batch      32" in shown
+    found = json.loads(as_json)["trials"]
+    assert found["pruned"] == {"cuda-oom": 3, "device-side-assert": 1, "pruner": 1}
+    assert found["regions"][0]["param"] == "batch"
+    assert found["regions"][0]["failed"] == found["regions"][0]["trials"] == 3
+    assert len(as_csv.splitlines()) == 9
+    assert as_csv.startswith("study,number,state,cause,values,seconds,worker,attempt,param.batch")
