@@ -25,6 +25,7 @@ SAME_AGE_S = 5.0
 SAME_STEP_S = 60.0
 DEBUG = "debug-settings"  # the mitigation that only collects diagnostics
 GUARDS = "debug-guards"  # one that does so for an index out of range on a GPU
+_ASSERT = "device-side-assert"  # the kind that such an index has
 
 AGAIN, STOP, DONE = "again", "stop", "done"
 
@@ -186,8 +187,8 @@ def same_age(one_s: float, other_s: float, within_s: float = SAME_AGE_S) -> bool
 def _debug(history: Sequence[Try], policy: Policies, decision: Decision) -> Decision:
     """Return a last attempt that collects diagnostics, if the policy wants one and none has run."""
     last = history[-1]
-    offered = [name for name in (GUARDS, DEBUG) if name in last.offered]
-    name = offered[0] if offered else DEBUG if last.verdict == "unknown" else ""
+    unknown = last.verdict == "unknown" or DEBUG in last.offered
+    name = GUARDS if last.kind == _ASSERT else DEBUG if unknown else ""
     done = any(other in t.mitigations for t in history for other in (GUARDS, DEBUG))
     if not (policy.retry.debug_last and name) or name in policy.mitigate.never or done:
         return decision
