@@ -56,7 +56,7 @@ def test_every_trial_of_a_search_on_a_gpu_is_accounted_for(tmp_path, gpus, worke
     pytest.importorskip("optuna")
     tune = tmp_path / "tune.py"
     tune.write_text(SEARCH)
-    words = ["--profile=hpo", "--set=hooks.optuna.recycle_every=20", f"--set=workers={workers}"]
+    words = ["--profile=hpo", "--set=hooks.optuna.recycle_every=10", f"--set=workers={workers}"]
     words += ["--set=retry.attempts_total=1000", "--set=locks.slot_memory_gib=1"]
     database = tmp_path / "faulty.db"
     with run(tmp_path, *words, str(tune), str(database), str(60 // workers), "faulty") as job:
