@@ -104,11 +104,12 @@ print(json.dumps([[t.state.name, t.params, t.value] for t in study.trials]))
 @pytest.mark.usefixtures("gpus")
 def test_a_search_through_cuda_errors_is_the_undisturbed_one(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("optuna")
-    (tmp_path / "tune.py").write_text(HUNDRED)
     words = ["--profile=cpu", "--set=launcher=python", "--set=hooks.optuna.mode=on"]
     found = {}
     for way in ("plain", "faults"):
-        with run(tmp_path, *words, "tune.py", way) as job:
+        (tmp_path / way).mkdir()
+        (tmp_path / way / "tune.py").write_text(HUNDRED)
+        with run(tmp_path / way, *words, "tune.py", way) as job:
             assert job.end(1200) == 0, job.err
             found[way] = json.loads(job.out.splitlines()[-1])
             kinds = [event["kind"] for event in job.events("recycled")]
