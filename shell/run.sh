@@ -207,13 +207,13 @@ at_terminal() { # whether its keys are for this process group: proc_pid_stat(5),
 }
 
 next_step() { # sets `step`, `number` and `delay_s`; fails when the run is over
-  local status line=''
-  until [[ $line == *' .' ]]; do # not the line's end: a read that gives up may take it along
+  local status=0 line=''
+  while [[ $line != *' .' ]] && ((status == 0 || status > 128)); do
     IFS= read -r -t 1 -u "$verdicts" step
-    status=$? line+=$step # above 128 a second is over, or a signal came: keep what was read so far
-    ((status == 0 || status > 128)) || return "$status"
+    status=$? line+=$step # a read that gives up may take the line's end along: a dot ends a step
   done
   IFS=' ' read -r step number delay_s <<<"${line% .}"
+  [[ $line == *' .' ]]
 }
 
 order() { echo "$1" >&"$orders"; } # go or skip
