@@ -241,6 +241,6 @@ def test_exports_survive_any_characters(tmp_path):
 
 
 def test_what_is_asked_for_and_not_there_yet_is_said():
-    leaves = {"hooks.shards": Leaf("warn"), "retry.attempts": Leaf(1), "locks.wait_s": Leaf(0.0)}
+    leaves = {"retry.rejoin_s": Leaf(5.0), "retry.attempts": Leaf(1), "locks.wait_s": Leaf(0.0)}
     plan = planned("t.py", leaves=leaves)
-    assert plan.remarks == ("asked for, and not in this version: hooks.shards",)
+    assert plan.remarks == ("asked for, and not in this version: retry.rejoin_s",)

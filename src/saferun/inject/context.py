@@ -37,6 +37,7 @@ class Context:
         self._directory = found["receipts"]
         self.state = found["state"]  # a directory that the processes of this run share; or None
         self.previous = found["previous"]  # exit status of the attempt before; None: none failed
+        self.is_watched = bool(found["watch"])  # a watch may ask for the stacks
         self._reported: set[str] = set()
         self._pid = os.getpid()
         self._active = False

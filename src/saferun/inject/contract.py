@@ -9,7 +9,8 @@ process that has done its work.
 
     SAFERUN_INJECT   {"v": 1, "run": ID, "attempt": N, "hooks": {…}, "mitigations": […],
                       "receipts": DIRECTORY or null, "state": DIRECTORY (launcher: python only),
-                      "previous": EXIT STATUS (where the attempt before this one failed)}
+                      "previous": EXIT STATUS (where the attempt before this one failed),
+                      "watch": 1 (where it is on)}
     receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,
                       "outcome": OUTCOME, …what the hook adds, "effective" among it}
       "bootstrap" adds "local_rank" and "local_world_size" (N or null)
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         receipts: str | None
         state: str | None
         previous: int | None
+        watch: int | None
 
 
 VARIABLE = "SAFERUN_INJECT"
@@ -81,7 +83,7 @@ def encode(
     hooks: "Mapping[str, Any]",
     mitigations: "Iterable[str]",
     receipts: "str | None",
-    **plain: "str | int | None",
+    **others: "str | int | None",
 ) -> str:
     """Return the text of SAFERUN_INJECT. Keys are sorted: the same plan gives the same bytes.
 
@@ -91,9 +93,9 @@ def encode(
         hooks: the profile's section `hooks`.
         mitigations: names of the mitigations in force.
         receipts: directory of the receipts; None where nothing can be written.
-        plain: of a plain Python, left out where None: `state`, the directory that the processes of
-            the run share, and `previous`, the exit status of the attempt before, 128+n for signal
-            n, where that failed.
+        others: left out where None: `state`, the directory that the processes of the run share,
+            `previous`, the exit status of the attempt before, 128+n for signal n, where that
+            failed, and `watch`, 1 where a watch may ask the ranks for their stacks.
     """
     import json
 
@@ -104,7 +106,7 @@ def encode(
         "hooks": dict(hooks),
         "mitigations": list(mitigations),
         "receipts": receipts,
-        **{key: value for key, value in plain.items() if value is not None},
+        **{key: value for key, value in others.items() if value is not None},
     }
     return json.dumps(contract, sort_keys=True, separators=(",", ":"))
 
@@ -119,7 +121,7 @@ def decode(text: str) -> "Contract":
     missing = [key for key in ("run", "attempt", "hooks", "mitigations") if key not in contract]
     if missing or not isinstance(contract["hooks"], dict):
         raise ValueError("SAFERUN_INJECT lacks " + ", ".join(missing or ["a mapping of hooks"]))
-    known: Contract = {"receipts": None, "state": None, "previous": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
+    known: Contract = {"receipts": None, "state": None, "previous": None, "watch": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
     return known
 
 

@@ -58,6 +58,10 @@ def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Condition
     return Conditions(facts.torch, gpus, several or (nodes or 2) > 1)
 
 
+def _watched(profile: Profile) -> bool:
+    return profile.settings.watch.mode != "off"
+
+
 def build_plan(
     request: Request,
     profile: Profile,
@@ -80,7 +84,7 @@ def build_plan(
         The command, the environment and the policies of the attempt.
 
     Raises:
-        UsageError: an option of torchrun is given and the profile's launcher is plain python.
+        UsageError: an option of torchrun is given, and the launcher is plain python.
     """
     line = _line(request, profile, environ, identity)
     hooks = settings.replace(profile.settings.hooks, changes.hooks)
@@ -88,7 +92,7 @@ def build_plan(
     merged = env_merge.merge(profile.env, environ)
     ours = {
         **own_variables.for_torchrun(profile, options, identity, environ, changes.names),
-        **own_variables.for_hooks(hooks, merged.env, environ, identity, changes),
+        **own_variables.for_hooks(hooks, merged.env, environ, identity, changes, _watched(profile)),
     }
     return _plan(profile, facts, line, options, changes)._replace(
         env=_changed_env({**merged.env, **ours}, environ, changes),

@@ -88,6 +88,7 @@ def for_hooks(
     environ: Mapping[str, str],
     identity: Identity,
     changes: Changes,
+    watched: bool,
 ) -> dict[str, Setting]:
     """Return the two variables that load the hooks in the job; none if no hook is active.
 
@@ -97,6 +98,7 @@ def for_hooks(
         environ: what the user exported.
         identity: the run and attempt, and the directory of sitecustomize.py.
         changes: what the mitigations in force change.
+        watched: a watch may ask the ranks where they are.
 
     Returns:
         Settings for SAFERUN_INJECT and PYTHONPATH.
@@ -111,6 +113,7 @@ def for_hooks(
         receipts=identity.receipts,
         state=identity.state,
         previous=identity.previous,
+        watch=1 if watched else None,
     )
     base = env["PYTHONPATH"].value if "PYTHONPATH" in env else environ.get("PYTHONPATH")
     others = [path for path in (base or "").split(":") if path != identity.site] if base else []

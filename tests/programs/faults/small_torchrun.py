@@ -29,11 +29,12 @@ options = parser.parse_args()
 for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
     signal.signal(getattr(signal, name), asked)
 command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
+count = options.nproc_per_node
 ranks: list[subprocess.Popen[bytes]] = []
 status = 1
 try:
-    for rank in range(options.nproc_per_node):
-        env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    for rank in range(count):
+        env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
     while ranks:
         pid, ended = os.wait()

@@ -122,7 +122,7 @@ def apply(name: str, module: "ModuleType", context: "Context") -> None:
         return
     _watch_threads(context)
     outcome = contract.APPLIED if _watcher is not None else contract.NOT_NEEDED
-    stacks = _write_stacks_on_signal(context)
+    stacks = _write_stacks_on_signal(context) if context.is_watched else "the watch is off"
     context.receipt("excepthook", outcome, faulthandler=_switch_faulthandler_on(), stacks=stacks)
 
 
