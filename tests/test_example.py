@@ -109,6 +109,7 @@ def trainer(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_two_ranks_under_torchrun_lower_the_loss_and_end_with_one_readable_line(tmp_path):
     printed = train(2, tmp_path, "--steps", "60", "--lr", "1e-2", "--eval-every", "30")
     trajectory = losses(printed)

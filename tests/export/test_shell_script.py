@@ -223,6 +223,7 @@ for i in range(2000):
 """
 
 
+@pytest.mark.slow
 def test_of_two_thousand_steps_that_come_when_a_read_gives_up_none_is_misread():
     text = (ROOT / "shell" / "run.sh").read_text()
     function = text[text.index("next_step() {") : text.index("order() {")]

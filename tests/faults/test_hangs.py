@@ -12,6 +12,7 @@ from runs import counting, program, run, small_torchrun, staying
 WATCH = ["--set", "watch.mode=warn", "--set", "watch.silence_s=2"]
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_and_nothing_is_done_to_the_job(tmp_path):
     with run(tmp_path, *WATCH, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
         until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
@@ -58,6 +59,7 @@ def test_sigquit_asks_where_the_ranks_are_and_ends_nothing(tmp_path):
     assert "may hang" not in job.err
 
 
+@pytest.mark.slow
 def test_without_the_watch_nothing_is_said(tmp_path):
     mode = ["--set", "watch.silence_s=1"]  # and SIGQUIT ends the job, as it ends torchrun
     with run(tmp_path, *mode, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:

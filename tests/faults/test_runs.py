@@ -66,7 +66,10 @@ def open_to_others(home: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [("exit3", "child-failed-no-root"), ("raise", "user-exception")],
+    [
+        pytest.param("exit3", "child-failed-no-root", marks=pytest.mark.slow),
+        ("raise", "user-exception"),
+    ],
 )
 def test_a_fault_of_the_script_is_explained_and_not_tried_again(tmp_path, fault, kind):
     with run(tmp_path, *counting(tmp_path, fault)) as job:
@@ -97,6 +100,7 @@ def test_a_rank_that_crashes_at_its_end_while_another_works_is_survived(tmp_path
         assert [e["kind"] for e in job.events("ended")] == ["segfault", "no-failure"]
 
 
+@pytest.mark.slow
 def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_path):
     with run(tmp_path, *counting(tmp_path, "SIGSEGV", step=3, attempts="any")) as job:
         assert job.end() == 1
@@ -105,7 +109,7 @@ def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_pa
     assert "it would come again" in job.err
 
 
-@pytest.mark.parametrize("who", ["agent", "keeper"])
+@pytest.mark.parametrize("who", [pytest.param("agent", marks=pytest.mark.slow), "keeper"])
 def test_the_death_of_a_process_between_us_and_the_ranks_is_survived(tmp_path, who):
     with run(tmp_path, *staying(tmp_path)) as job:
         first = both_ranks(job, attempt=1)
@@ -194,6 +198,7 @@ def fill(write_end: int) -> None:
     os.set_blocking(write_end, True)
 
 
+@pytest.mark.slow
 def test_no_byte_is_lost_that_is_written_after_a_ranks_death(tmp_path):
     with run(tmp_path, *counting(tmp_path, "orphan-output")) as job:
         assert job.end() == 0
@@ -202,6 +207,7 @@ def test_no_byte_is_lost_that_is_written_after_a_ranks_death(tmp_path):
     assert "done step=20" in job.out
 
 
+@pytest.mark.slow
 def test_several_runs_at_once_keep_journals_apart(tmp_path):
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
@@ -242,6 +248,7 @@ def refusing(folder: Path, module: str) -> dict[str, str]:
     return {"PYTHONPATH": str(place), "REFUSED_MODULE": module}
 
 
+@pytest.mark.slow
 def test_a_broken_hook_stops_no_job(tmp_path):
     (tmp_path / "t.py").write_text("import torch\nprint('done')\n")
     env = refusing(tmp_path, "_saferun_inject.hooks.compile")

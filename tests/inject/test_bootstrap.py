@@ -687,6 +687,7 @@ print(" ".join(sorted(m for m in sys.modules if m.split(".")[0] == "torch")))
 """
 
 
+@pytest.mark.slow
 def test_torch_imports_what_it_imports_without_us(interpreters: Interpreters) -> None:
     bare = interpreters.run(IMPORT_TORCH, PYTHONPATH="").out
     hooks = {

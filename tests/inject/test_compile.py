@@ -213,8 +213,8 @@ print(json.dumps(lowered))
         ("", {}, True),
         (GROUP, {}, False),
         ("", {"RANK": "0", "WORLD_SIZE": "2"}, False),
-        ("", {"RANK": "0", "WORLD_SIZE": "1"}, True),
-        ("", {"WORLD_SIZE": "2"}, True),
+        pytest.param("", {"RANK": "0", "WORLD_SIZE": "1"}, True, marks=pytest.mark.slow),
+        pytest.param("", {"WORLD_SIZE": "2"}, True, marks=pytest.mark.slow),
     ],
     ids=["alone", "in a group", "a rank of two", "a rank of one", "no rank"],
 )
@@ -225,6 +225,7 @@ def test_graphs_go_off_when_distributed_and_only_then(
     assert [graph["triton.cudagraphs"] for graph in found] == [graphs, graphs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("setting", "skips"), [(KEEP, True), (OFF, False)])
 def test_the_cudagraphs_backend_is_held_too(run: Run, setting: dict[str, str], skips: bool) -> None:
     script = """
@@ -358,7 +359,9 @@ for way, code in {COMPILED!r}.items():
 """
 
 
-@pytest.mark.parametrize(("setting", "compiles"), [(KEEP, True), (NOT_AT_ALL, False)])
+@pytest.mark.parametrize(
+    ("setting", "compiles"), [pytest.param(KEEP, True, marks=pytest.mark.slow), (NOT_AT_ALL, False)]
+)
 def test_with_compilation_off_nothing_is_compiled_however_asked_for(
     run: Run, setting: dict[str, str], compiles: bool
 ) -> None:

@@ -53,7 +53,7 @@ def run(forks: Forks, tmp_path: Path) -> Callable[..., Job]:
         pytest.param("keep", 0, 4, marks=pytest.mark.slow),
         pytest.param("keep", 2, 4, marks=pytest.mark.slow),
         pytest.param("off", 0, 0, marks=pytest.mark.slow),
-        ("off", 1, 0),
+        pytest.param("off", 1, 0, marks=pytest.mark.slow),
         ("off-when-distributed", 0, 4),
         ("off-when-distributed", 1, 0),
         ("off-when-distributed", 2, 0),

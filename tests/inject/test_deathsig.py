@@ -217,6 +217,7 @@ print("inner", subprocess.run(inner).returncode, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_torchrun_inside_a_rank_runs_its_own_ranks(tmp_path: Path) -> None:
     inner = tmp_path / "inner.py"
     inner.write_text(ASK + "import os; os.write(1, b'tied by %d\\n' % asked())")

@@ -242,7 +242,13 @@ main()
 
 @pytest.mark.parametrize(
     "record",
-    ["", "from torch.distributed.elastic.multiprocessing.errors import record\n@record"],
+    [
+        "",
+        pytest.param(
+            "from torch.distributed.elastic.multiprocessing.errors import record\n@record",
+            marks=pytest.mark.slow,
+        ),
+    ],
     ids=["bare", "@record"],
 )
 def test_torchruns_own_summary_names_the_root_cause(

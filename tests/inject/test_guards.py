@@ -104,6 +104,7 @@ def test_wrong_labels_and_indices_are_an_error_of_python_that_names_them(
             assert kind == ("ValueError" if name in ("shape", "classes last") else "IndexError")
 
 
+@pytest.mark.slow
 def test_what_is_right_or_cannot_be_looked_at_passes_with_the_same_results(
     interpreters: Interpreters,
 ) -> None:
@@ -137,6 +138,7 @@ print(told.graph_break_count, told.graph_count)
 )
 
 
+@pytest.mark.slow
 def test_compiled_code_has_no_graph_break_and_no_check(interpreters: Interpreters) -> None:
     ran = interpreters.run(COMPILED, hooks={"guards": ALL}, RANK="0")
     assert ran.out == "0 1\n", ran.err

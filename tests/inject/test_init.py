@@ -40,6 +40,7 @@ def test_ranks_that_never_arrive_are_named_within_the_timeout_in_one_line(tmp_pa
     assert job.orphans == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks: RunRanks) -> None:
     script = "import os, time\nif os.environ['RANK'] == '0': time.sleep(600)\n" + PLAIN
     job = run_ranks(script, init={"timeout_s": 2})

@@ -184,7 +184,7 @@ print("end", len(study.trials), seen)
     assert trials[3].user_attrs["cuda_error"] is True
 
 
-@pytest.mark.parametrize("catch", ["()", "(Exception,)"])
+@pytest.mark.parametrize("catch", ["()", pytest.param("(Exception,)", marks=pytest.mark.slow)])
 def test_threads_end_before_their_process_is_replaced(folder: Path, catch: str) -> None:
     text = f"""
 import threading
@@ -210,6 +210,7 @@ print(len(study.trials))
     assert any(record["cause"].startswith("GPU unusable since trial") for record in records)
 
 
+@pytest.mark.slow
 def test_a_loop_of_ask_and_tell_leaves_no_trial_running(folder: Path) -> None:
     text = f"""
 study = optuna.create_study(study_name="s", storage="sqlite:///study.db",
@@ -230,7 +231,7 @@ while len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < 4:
     assert trials[3].params == trials[2].params
 
 
-@pytest.mark.parametrize("place", ["sqlite", "journal"])
+@pytest.mark.parametrize("place", ["sqlite", pytest.param("journal", marks=pytest.mark.slow)])
 def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -> None:
     storage = {
         "sqlite": '"sqlite:///study.db"',
@@ -257,6 +258,7 @@ study.optimize(objective, n_trials=3)
     assert stored(folder, place)[1].user_attrs == {"saferun_cause": "its process ended (SIGTERM)"}
 
 
+@pytest.mark.slow
 def test_a_script_that_deletes_its_storage_begins_anew_and_is_not_replaced(folder: Path) -> None:
     text = """
 if os.path.exists("study.db"):

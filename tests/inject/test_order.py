@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import few
 from ranks import RunRanks, line_of
 
 from saferun.inject.hooks import order_findings
@@ -150,7 +151,7 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("body", SILENT.values(), ids=SILENT)
+@pytest.mark.parametrize("body", few(SILENT, "loader-after-the-group", "loader-with-its-own-ranks"))
 def test_no_other_is_reported(run_ranks: RunRanks, body: str) -> None:
     job = run_ranks(HEAD + body + "\n" + TAIL)
     assert (job.code, job.out.count("done"), job.messages()) == (0, 2, [])

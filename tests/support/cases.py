@@ -36,3 +36,17 @@ def check_cases(
     assert count, "the table is empty"
     if failures:
         pytest.fail(f"{len(failures)} of {count} cases:\n\n" + "\n\n".join(failures), pytrace=False)
+
+
+def few(table: Mapping[str, Any], *names: str) -> list[Any]:
+    """Return the values of a table as parameters; all but those named are slow.
+
+    Args:
+        table: {name: value}.
+        names: of those that `make unit` runs, too.
+    """
+    assert set(names) <= set(table)
+    return [
+        pytest.param(value, id=name, marks=() if name in names else pytest.mark.slow)
+        for name, value in table.items()
+    ]
