@@ -19,13 +19,12 @@ lint: $(READY)
 	$(BIN)/saferun profiles check profiles/*.yaml
 	tools/shell-check
 
-# Six minutes on two idle cores, of which a third process uses what the others leave; what is slower
-# and asserts more is in `make slow`.
+# What is slower than a few seconds and asserts more is in `make slow`.
 unit: $(READY)
-	$(BIN)/pytest -n 3 --dist worksteal -m "not slow and not slurm and not tensorflow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not slurm and not tensorflow"
 
 slow: $(READY)
-	$(BIN)/pytest -n 3 --dist worksteal -m "slow and not slurm and not tensorflow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not slurm and not tensorflow"
 
 # A real TensorFlow on two logical CPU devices: 1.6 GB, in an environment of its own.
 test-tensorflow: $(READY) $(TENSORFLOW)/.ready

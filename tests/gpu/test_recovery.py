@@ -491,6 +491,7 @@ def test_a_reset_that_fails_is_said_with_its_reason(stand):
 # Whatever nvidia-smi does
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["sleep 600", "echo rubbish", "exit 9", "yes", "kill -9 $$"])
 def test_an_nvidia_smi_that_hangs_or_lies_is_said_and_nothing_is_done(stand, script):
     stand.smi.behaves(script)

@@ -123,6 +123,7 @@ def test_without_the_injection_ranks_outlive_their_agent(agents: Callable[..., A
     assert len(agent.left()) == 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_an_agent_itself_takes_its_ranks_along(
     agents: Callable[..., Agent],
 ) -> None:

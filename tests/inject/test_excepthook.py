@@ -271,6 +271,7 @@ def test_without_the_hook_torchruns_summary_does_not(
     assert "ValueError" not in summary
 
 
+@pytest.mark.slow
 def test_the_earlier_of_two_failures_is_the_root(
     interpreters: Interpreters, torchrun: tuple[str, ...]
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks: RunRanks) -
     assert job.code == 1
 
 
+@pytest.mark.slow
 def test_naming_the_missing_adds_no_warning_of_the_store_itself(run_ranks: RunRanks) -> None:
     script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
     job = run_ranks(script, ranks=3, init={"timeout_s": 2})

@@ -349,6 +349,7 @@ def test_a_rank_that_never_shards_costs_one_bounded_wait_and_no_message(
     assert job.out.count("waits 1 ") == 2, job.out
 
 
+@pytest.mark.slow
 def test_fully_shard_keeps_what_torch_hangs_on_it(run_ranks: RunRanks) -> None:
     script = (
         HEAD

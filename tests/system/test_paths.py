@@ -51,6 +51,7 @@ def saferun(place, *words, **more):
     )
 
 
+@pytest.mark.slow
 @root
 @pytest.mark.parametrize("words", [("doctor",), ("--retries=1", "--no-python", "true")])
 def test_root_leaves_nothing_in_a_users_home(place, words):
