@@ -422,10 +422,10 @@ def test_a_machine_without_a_driver_is_refused_by_require(machine, job):
 
 def test_a_hang_is_bounded_by_the_profile_and_named(machine, job):
     ran = machine.run(
-        *words("require", *PYTHON, "--set", "preflight.timeout_s=0.5"), job, FAKE_CUDA_INIT="hang"
+        *words("require", *PYTHON, "--set", "preflight.timeout_s=5"), job, FAKE_CUDA_INIT="hang"
     )
     assert ran.status == 69
-    assert any("the driver does not answer: init took " in line for line in ran.said)
+    assert any("the driver does not answer: init took 5 s" in line for line in ran.said)
 
 
 def test_ctrl_c_ends_a_trial_that_hangs(machine, job):
