@@ -24,6 +24,7 @@ def ends(monkeypatch):
         return inner, reading
 
     yield start
+    os.read(noticed, 1)  # the channel's thread has nothing more to do with these
     for fd in (reading, writing, noticed, notify):
         os.close(fd)
 
