@@ -1,8 +1,8 @@
 """Does the time of a pattern grow faster than the text? Ratios decide it, not a limit in seconds.
 
 Four times the text takes a linear pattern four times as long, a quadratic one sixteen times.
-Times are CPU times of this process, the minimum of several, so that other processes on the machine
-do not count.
+Times are CPU times of this process. One such ratio may still be anything between 3 and 30 on a busy
+machine, so ratios are taken until one verdict leads by `_LEAD`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ MEASURABLE_S = 0.002  # shorter times are not compared
 _ENOUGH_CHARS = 8_000  # a quadratic pattern takes much longer than MEASURABLE_S for these
 _SMALL_CHARS = 512  # up to which a text grows slowly, as an exponential pattern may take minutes
 _OVER_LINEAR = 8.0  # time(4n) / time(n): 4 is linear, 16 quadratic
+_LEAD = 4  # one ratio in twenty is wrong: one lead in a hundred thousand
 _EXPLODES = 8.0  # time(1.25n) / time(n): 1.25 is linear, 1.56 quadratic
 _COUNT = re.compile(r"[{,](\d+)\}")
 
@@ -33,7 +34,10 @@ def runs_away(pattern: re.Pattern[str], unit: str) -> bool:
         if took > _EXPLODES * max(before, MEASURABLE_S):
             return True
         if took >= MEASURABLE_S and length >= bound:
-            return all(_is_over_linear(pattern, unit, length * factor) for factor in (1, 2))
+            return all(
+                _is_over_linear(lambda chars: _cpu_s(pattern, unit, chars), length * factor)
+                for factor in (1, 2)
+            )
         before = took
     return False
 
@@ -45,10 +49,13 @@ def _lengths(last: int) -> Iterator[int]:
         length = length * 5 // 4 if length < _SMALL_CHARS else length * 2
 
 
-def _is_over_linear(pattern: re.Pattern[str], unit: str, length: int) -> bool:
-    once = min(_cpu_s(pattern, unit, length) for _ in range(5))
-    longer = min(_cpu_s(pattern, unit, 4 * length) for _ in range(3))
-    return longer > _OVER_LINEAR * once
+def _is_over_linear(seconds: Callable[[int], float], length: int) -> bool:
+    """Return whether four times the length takes much more than four times the seconds."""
+    lead = 0
+    while abs(lead) < _LEAD:
+        once = min(seconds(length) for _ in range(3))
+        lead += 1 if seconds(4 * length) > _OVER_LINEAR * once else -1
+    return lead > 0
 
 
 def _cpu_s(pattern: re.Pattern[str], unit: str, length: int) -> float:
@@ -72,13 +79,8 @@ def grows_faster_than_the_text(
     """
     length = 200
     while length * 4 <= most:
-        once = _seconds(use, unit, length)
-        if once >= MEASURABLE_S / 4:
-            return all(
-                min(_seconds(use, unit, 4 * length) for _ in range(3))
-                > _OVER_LINEAR * min(_seconds(use, unit, length) for _ in range(5))
-                for _ in range(2)
-            )
+        if _seconds(use, unit, length) >= MEASURABLE_S / 4:
+            return _is_over_linear(lambda chars: _seconds(use, unit, chars), length)
         length *= 4
     return False
 
