@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import sys
 
 import pytest
 
@@ -14,6 +15,11 @@ for _name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_name) is signal.SIG_IGN:
         own = signal.default_int_handler if _name == signal.SIGINT else signal.SIG_DFL
         signal.signal(_name, own)
+
+# What tests start: torch's threads fight for the cores, and Pythons compile what is imported anew.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

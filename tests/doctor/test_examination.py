@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from cases import slow
 from fake_smi import bus, fields, libcuda, machine, program, report, uuid  # noqa: F401 - a fixture too
 
 from saferun.doctor import collect, examination, kernellog, nvidia, together
@@ -204,7 +205,7 @@ def test_a_flood_of_output_is_cut_off(desk):
     assert any("MiB" in f.what for f in desk.examine())
 
 
-@pytest.mark.parametrize("stubborn", ["sleep 600", "trap '' TERM; sleep 600 & wait"])
+@pytest.mark.parametrize("stubborn", ["trap '' TERM; sleep 600 & wait", *slow("sleep 600")])
 def test_a_hanging_nvidia_smi_is_cut_off(desk, stubborn):
     program(desk.bin, {}, stubborn)
     found = desk.examine(deadline_s=4.0)

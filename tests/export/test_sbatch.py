@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import pytest
+from cases import slow
 from scripts import PROGRAMS, Machine, Ran, until
 
 from saferun.errors import UsageError
@@ -196,11 +197,13 @@ MET += ["--rdzv-id", "4711-0"]
     ("made", "given", "environ", "expected"),
     [
         (["t.py", "-x"], ["a b"], {}, [*MET, "t.py", "-x", "a b"]),
-        ([], ["--nproc-per-node", "4", "t.py"], {}, [*MET, "--nproc-per-node", "4", "t.py"]),
-        (["--rdzv-endpoint", "h:1", "t.py"], [], {},
-         [*MET[:4], *MET[6:], "--rdzv-endpoint", "h:1", "t.py"]),
+        *slow(
+            ([], ["--nproc-per-node", "4", "t.py"], {}, [*MET, "--nproc-per-node", "4", "t.py"]),
+            (["--rdzv-endpoint", "h:1", "t.py"], [], {},
+             [*MET[:4], *MET[6:], "--rdzv-endpoint", "h:1", "t.py"]),
+        ),
         (["t.py"], [], {"PET_RDZV_ENDPOINT": "h:1"}, [*MET[:4], *MET[6:], "t.py"]),
-        (["--standalone", "t.py"], [], {}, ["--standalone", "t.py"]),
+        *slow((["--standalone", "t.py"], [], {}, ["--standalone", "t.py"])),
         (["--master-addr", "h", "t.py"], [], {"SLURM_NODEID": "1"},
          ["--nnodes", "2", "--node-rank", "1", "--master-addr", "h", "t.py"]),
         (["t.py"], [], {"SLURM_RESTART_COUNT": "2"}, [*MET[:7], "4711-2", "t.py"]),
@@ -250,13 +253,15 @@ def test_without_slurm_it_explains_how_to_run_it(cluster):
 @pytest.mark.parametrize(
     ("stderr", "environ", "asked", "message"),
     [
-        (ECC, {}, ["requeue 4711", "update JobId=4711 ExcNodeList=n1"], "queued again, without n1"),
+        *slow(
+            (ECC, {}, ["requeue 4711", "update JobId=4711 ExcNodeList=n1"], "again, without n1"),
+        ),
         (ECC, {"EXCLUDED": "n[7-8]"},
          ["requeue 4711", "update JobId=4711 ExcNodeList=n[7-8],n1"], "without n1"),
         (ECC, {"SLURM_ARRAY_JOB_ID": "4710", "SLURM_ARRAY_TASK_ID": "3"},
          ["requeue 4710_3", "update JobId=4710_3 ExcNodeList=n1"], "without n1"),
         (ECC, {"SLURM_RESTART_COUNT": "4"}, [], "4 times queued again is all there is"),
-        (ECC, {"REFUSED": "1"}, ["requeue 4711"], "Slurm does not queue the job again"),
+        *slow((ECC, {"REFUSED": "1"}, ["requeue 4711"], "Slurm does not queue the job again")),
         (MISTAKE, {}, [], "user-exception"),
         ("", {"ENDS": '[{"status": 0}]'}, [], ""),
     ],
@@ -277,7 +282,7 @@ STAYS = [{"program": str(PROGRAMS / "asked_to_end.py")}]
     ("ends", "status", "asked"),
     [
         (True, 1, ["scancel --signal=URG 4711", "scontrol requeue 4711"]),
-        (True, 0, ["scancel --signal=URG 4711"]),
+        *slow((True, 0, ["scancel --signal=URG 4711"])),
         (False, 1, ["scancel --signal=URG 4711", "scontrol requeue 4711"]),
     ],
     ids=["ended", "finished", "goes on"],

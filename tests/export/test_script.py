@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import slow
 from repo import ROOT
 from scripts import NASTY, PROGRAMS, SAFERUN, Machine, Received
 
@@ -42,8 +43,8 @@ GPUS = {
     for path in (ROOT / "profiles").glob("*.yaml")
 }
 GPUS |= {"h100-llava": ["H100"], "h100-nanochat": ["H100"], "tf-rtx5090": ["RTX 5090"]}
-QUICK = {("h100", "nothing"), ("h100-llava", "what profiles set"), ("rtx4090", "nothing")}
-QUICK |= {("cpu", "saferun's"), ("tf-rtx5090", "a scheduler's GPUs"), ("debug", "torchrun's")}
+QUICK = {("h100", "nothing"), ("h100-llava", "what profiles set"), ("cpu", "saferun's")}
+QUICK |= {("tf-rtx5090", "a scheduler's GPUs")}
 PAIRS = [
     pytest.param(p, e, id=f"{p}-{e}", marks=[] if (p, e) in QUICK else pytest.mark.slow)
     for p in PROFILES
@@ -80,14 +81,16 @@ def after_origin(messages: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     "argv",
     [
-        ["train.py"],
         ["--nproc_per_node", "2", "--", "train.py", "--", "-x"],
-        ["-m", "pkg.mod", "--local-addr"],
-        ["--standalone", "--nnodes=1:1", "--rdzv-conf=a=1,b=2", "train.py", "--local"],
-        ["--no-python", "./prog", "--rdzv"],
         ["-t3", "--master_port=0", "train.py", "", " "],
         ["--frobnicate", "train.py"],
-        ["--help"],
+        *slow(
+            ["train.py"],
+            ["-m", "pkg.mod", "--local-addr"],
+            ["--standalone", "--nnodes=1:1", "--rdzv-conf=a=1,b=2", "train.py", "--local"],
+            ["--no-python", "./prog", "--rdzv"],
+            ["--help"],
+        ),
     ],
     ids=" ".join,
 )
@@ -172,11 +175,13 @@ def test_an_edited_setting_counts(machine):
     ("line", "message"),
     [
         ("setting retry.atempts 3", "unknown key `retry.atempts`"),
-        ("setting retry.attempts many", "`many` does not fit here"),
         ("export_default 1X y", "`1X` cannot be a variable's name"),
-        ("export_default SAFERUN_SET y", "saferun's own"),
-        ("when torch~2 setting retry.attempts 3", "`torch~2` is no condition"),
-        ("torchrun_default nproc 3", "unknown torchrun option `nproc`"),
+        *slow(
+            ("setting retry.attempts many", "`many` does not fit here"),
+            ("export_default SAFERUN_SET y", "saferun's own"),
+            ("when torch~2 setting retry.attempts 3", "`torch~2` is no condition"),
+            ("torchrun_default nproc 3", "unknown torchrun option `nproc`"),
+        ),
     ],
 )
 def test_a_setting_that_was_edited_to_nonsense_is_refused_by_name(machine, line, message):
@@ -211,14 +216,16 @@ QUICKLY = {"SAFERUN_SET": "retry.backoff_s='[0, 0]'"}
 @pytest.mark.parametrize(
     ("ends", "attempts"),
     [
-        ([{"stderr": OOM, "status": 1}, {}], 2),
         ([{"stderr": PORT, "status": 1}, {"stderr": OOM, "status": 1}, {}], 3),
-        ([{"stderr": KEY_ERROR, "status": 1}], 1),
-        ([KILL, KILL], 2),
         ([{"stderr": OOM, "status": 3}, {"stderr": KEY_ERROR, "status": 7}], 2),
         ([{"status": 75}], 1),
+        *slow(
+            ([{"stderr": OOM, "status": 1}, {}], 2),
+            ([{"stderr": KEY_ERROR, "status": 1}], 1),
+            ([KILL, KILL], 2),
+        ),
     ],
-    ids=["mitigated", "two-mitigations", "user", "killed-twice", "mitigation-then-user", "75"],
+    ids=["two-mitigations", "mitigation-then-user", "75", "mitigated", "user", "killed-twice"],
 )
 def test_a_sequence_of_faults_makes_the_same_attempts(machine, ends, attempts):
     script = machine.script("--profile", "cpu", "--", *LINE)

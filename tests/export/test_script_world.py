@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import slow
 from repo import ROOT
 from scripts import PROGRAMS, SAFERUN, Machine, until
 
@@ -44,7 +45,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, err
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", *slow("SIGHUP", "SIGQUIT")])
 def test_a_signal_asks_the_job_to_end_once_and_nothing_is_tried_again(machine, name):
     script = machine.script("--profile", "cpu", "--", "train.py")
     job = machine.start(["bash", script], ends=STAYS)
@@ -112,7 +113,7 @@ def pending(pid: int, number: int) -> bool:
     return any(bits >> (number - 1) & 1 for bits in sets)
 
 
-@pytest.mark.parametrize("victim", ["bash", "kit", "keeper", "torchrun"])
+@pytest.mark.parametrize("victim", ["bash", "keeper", *slow("kit", "torchrun")])
 def test_nothing_lives_on_when_one_process_is_killed(machine, victim):
     script = machine.script("--profile", "cpu", "--retries", "0", "--", "train.py")
     # retries 0 would replace the kit by torchrun; two attempts keep it, and the second ends at once
@@ -209,8 +210,14 @@ def test_a_ctrl_c_reaches_the_job_once_and_the_terminal_stays_one(machine, launc
 # --- locks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", ["script", "live"])
-@pytest.mark.parametrize("policy", ["warn", "refuse", "wait"])
+@pytest.mark.parametrize(
+    ("policy", "first"),
+    [
+        ("refuse", "script"),
+        ("wait", "live"),
+        *slow(("warn", "script"), ("warn", "live"), ("refuse", "live"), ("wait", "script")),
+    ],
+)
 def test_a_script_and_a_live_run_see_each_other(machine, first, policy):
     machine.gpus(1)
     script = machine.script("--profile", "h100", "--", "train.py")
@@ -316,7 +323,7 @@ def test_nothing_in_the_kit_is_executable_or_anybody_elses(machine):
     (kit,) = machine.unpacked()
     top = machine.temporary / kit
     assert top.stat().st_mode & 0o777 == 0o700
-    files = [path for path in top.rglob("*") if path.is_file()]
+    files = [path for path in top.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert len(files) > 50
     assert not any(path.stat().st_mode & 0o111 for path in files)
     job.terminate()
@@ -386,7 +393,7 @@ def test_an_old_python_is_refused_by_name(machine, version):
     assert version in ran.err
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", *slow("<&-", ">&-")])
 def test_a_closed_descriptor_is_no_trouble(machine, closed):
     script = machine.script("--profile", "cpu", "--", "train.py")
     ran = machine.run(["bash", "-c", f"bash '{script}' {closed}"])

@@ -128,6 +128,7 @@ def test_leader_that_left_its_threads_behind_is_no_dead_process(tmp_path):
         assert not Path(f"/proc/{run.pid('thread')}").exists()
 
 
+@pytest.mark.slow  # seconds, or minutes for all that runs beside it
 @pytest.mark.parametrize("victim", ["saferun", "keeper", "agent"])
 def test_fork_bomb_is_ended(tmp_path, victim):
     with supervised(tmp_path, program("fork_bomb.py")) as run:

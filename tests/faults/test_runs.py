@@ -133,10 +133,10 @@ def test_nothing_outlives_a_saferun_that_is_killed(tmp_path, stopped):
         job.nothing_lives()
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("SIGHUP", "SIGUSR1")]
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in ("SIGTERM", "SIGHUP", "SIGUSR1")]
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", *SLOW, "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGINT", *SLOW, "SIGUSR2"])
 def test_a_signal_ends_the_run_for_good(tmp_path, name):
     with run(tmp_path, *staying(tmp_path)) as job:
         both_ranks(job, attempt=1)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import slow
 from helpers import living, until
 from runs import Run, executable, run, small_torchrun
 
@@ -225,7 +226,7 @@ def test_nodes_that_come_late_meet_in_a_second_attempt(tmp_path):
 
 
 @pytest.mark.parametrize("retries", ["0", "2"], ids=["exec", "supervised"])
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", *slow("<&-", ">&-")])
 def test_closed_descriptors_are_the_jobs_to_find_and_no_lock_files(tmp_path, gpu, closed, retries):
     text = f"open({str(tmp_path / 'ran')!r}, 'w').write('ran'); print('x', flush=True)"
     words = f"-m saferun --retries {retries} --nproc-per-node=1 {script(tmp_path, text)}"

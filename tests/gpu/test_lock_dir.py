@@ -10,6 +10,7 @@ import subprocess
 
 import filelock
 import pytest
+from cases import slow
 from lock_runs import (
     NOBODY,
     A,
@@ -132,9 +133,9 @@ def plant(path, kind, victim):
 
 
 @root
-@pytest.mark.parametrize("file", [f"{A}.lock", f"{A}.slot0", "admission"])
+@pytest.mark.parametrize("file", [f"{A}.lock", *slow(f"{A}.slot0", "admission")])
 @pytest.mark.parametrize("kind", ["closed", "symlink", "directory", "pipe", "second-name"])
-@pytest.mark.parametrize("policy", ["refuse", "wait"])
+@pytest.mark.parametrize("policy", ["refuse", *slow("wait")])
 def test_where_a_lock_must_hold_a_strangers_file_in_its_place_is_busy(
     shared, outcome, file, kind, policy
 ):

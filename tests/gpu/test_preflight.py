@@ -16,6 +16,7 @@ import uuid as unique
 from pathlib import Path
 
 import pytest
+from cases import slow
 from fakecuda import PROGRAM, ROOT, Machine, card, compiled, try_gpus, uuid
 
 from saferun.gpu import (
@@ -333,7 +334,7 @@ def test_the_holder_of_memory_is_asked_of_nvidia_smi(machine, library):
     assert "held by pid 999999 (ended, 70000 MiB)" in problems(judged)[0].fix
 
 
-@pytest.mark.parametrize("script", ["sleep 600", "echo rubbish; exit 9", "yes"])
+@pytest.mark.parametrize("script", ["yes", *slow("sleep 600", "echo rubbish; exit 9")])
 def test_an_nvidia_smi_that_hangs_or_lies_costs_a_bounded_time(machine, library, script):
     machine.smi.behaves(script)
     path = f"{machine.smi.folder}:/usr/bin:/bin"

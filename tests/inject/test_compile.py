@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import slow
 from interpreters import Interpreters
 from ranks import Forks, Job, runner
 
@@ -433,13 +434,17 @@ print(x.grad is not None)
 """
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize(
-    ("setting", "full", "works"),
+    ("setting", "full", "works", "backward"),
     [
-        pytest.param("on", False, True, id="on"),
-        pytest.param("off", False, False, id="off", marks=pytest.mark.slow),
-        pytest.param("on", True, False, id="fullgraph"),
+        pytest.param("on", False, True, True, id="on, backward"),
+        pytest.param("on", True, False, False, id="fullgraph, forward"),
+        *slow(
+            ("on", False, True, False),
+            ("off", False, False, False),
+            ("off", False, False, True),
+            ("on", True, False, True),
+        ),
     ],
 )
 def test_fallback_runs_eagerly_what_fails_to_compile(

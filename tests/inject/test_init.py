@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import ranks
-from ranks import Job, RunRanks, launch, some
+from cases import few
+from ranks import Job, RunRanks, launch
 
 PLAIN = """
 import os
@@ -31,12 +32,14 @@ def applied(job: Job) -> list[dict[str, Any]]:
 
 
 def test_ranks_that_never_arrive_are_named_within_the_timeout_in_one_line(tmp_path: Path) -> None:
-    script = "import os, sys\nif os.environ['RANK'] in '13': sys.exit(0)\n" + PLAIN
+    once = "os.write(2, f'{kind.__name__}: {error}\\n'.encode())"  # two ranks' prints interleave
+    script = f"import os, sys\nsys.excepthook = lambda kind, error, trace: {once}\n"
+    script += "if os.environ['RANK'] in '13': sys.exit(0)\n" + PLAIN
     job = launch(tmp_path, script, ranks=4, init={"timeout_s": 2})
     text = "ranks 1, 3 of 4 did not reach init_process_group within 2 s"
     assert job.messages() == [f"saferun: {text}"]
     assert job.code == 1
-    assert f"torch.distributed.DistStoreError: {text}" in job.err
+    assert f"\nDistStoreError: {text}\n" in job.err
     assert job.orphans == []
 
 
@@ -55,6 +58,7 @@ def test_naming_the_missing_adds_no_warning_of_the_store_itself(run_ranks: RunRa
     assert "[c10d]" not in job.err
 
 
+@pytest.mark.slow
 def test_a_longer_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
     script = PLAIN.replace('("gloo")', '("gloo", timeout=timedelta(seconds=60))')
     script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(1)\n" + script
@@ -244,7 +248,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("call", some(NAMES, *sorted(NAMES.keys() - {"accelerate"})))
+@pytest.mark.parametrize("call", few(NAMES, "from-import", "distributed_c10d", "init_device_mesh"))
 def test_the_check_in_happens_by_whatever_name(run_ranks: RunRanks, call: str) -> None:
     if "accelerate" in call:
         pytest.importorskip("accelerate")
@@ -253,7 +257,7 @@ def test_the_check_in_happens_by_whatever_name(run_ranks: RunRanks, call: str) -
     assert job.messages() == ["saferun: rank 1 of 2 did not reach init_process_group within 1 s"]
 
 
-@pytest.mark.parametrize("call", some(NAMES, *sorted(NAMES.keys() - {"accelerate"})))
+@pytest.mark.parametrize("call", few(NAMES, "from-import", "distributed_c10d", "init_device_mesh"))
 def test_all_ranks_get_through_in_silence_by_whatever_name(run_ranks: RunRanks, call: str) -> None:
     if "accelerate" in call:
         pytest.importorskip("accelerate")

@@ -114,7 +114,7 @@ def train(run_ranks: RunRanks, body: str, setting: str = "warn") -> Job:
     return run_ranks(HEAD + body + TAIL, more={"shards": setting})
 
 
-@pytest.mark.parametrize("body", few(SAME, "under DDP", "stream that is not split"))
+@pytest.mark.parametrize("body", few(SAME, "under DDP"))
 def test_ranks_with_the_same_data_are_named_once_with_the_loaders_line(
     run_ranks: RunRanks, body: str
 ) -> None:

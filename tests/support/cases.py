@@ -50,3 +50,11 @@ def few(table: Mapping[str, Any], *names: str) -> list[Any]:
         pytest.param(value, id=name, marks=() if name in names else pytest.mark.slow)
         for name, value in table.items()
     ]
+
+
+def slow(*cases: Any) -> list[Any]:
+    """Return cases as parameters that only `make slow` runs; a tuple holds several arguments."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for case in cases
+    ]

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 from saferun.inject import contract
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -252,12 +250,3 @@ def alive(mark: str) -> list[int]:
 def line_of(script: str, text: str) -> int:
     """The number of the line of `script` that holds `text`."""
     return next(n for n, line in enumerate(script.splitlines(), 1) if text in line)
-
-
-def some(cases: dict[str, str], *quick: str) -> list[Any]:
-    """Make a parameter of every case; those that are not named wait for `make slow`."""
-    slow = (pytest.mark.slow,)
-    return [
-        pytest.param(case, id=name, marks=() if name in quick else slow)
-        for name, case in cases.items()
-    ]
