@@ -338,9 +338,10 @@ def test_device_is_the_jobs_own(tmp_path):
 
 def test_job_gets_our_terminal_where_there_are_no_more_to_be_had(tmp_path):
     code = (
-        "import os; from saferun.keeper.output_relay import Streams\n"
+        "import os; from saferun.keeper import output_ends, output_relay\n"
         "def none(): raise OSError('out of pty devices')\n"
-        "os.openpty = none; streams = Streams(100, 2); streams.start()\n"
+        "os.openpty = none; ends = output_ends.make(shared=False)\n"
+        "streams = output_relay.Streams(ends, 100, 2); streams.start()\n"
         "assert streams.files == [1, 2] and streams.done() and streams.tails() == (b'', b'')"
     )
     ours, theirs = _raw_pty()
@@ -380,7 +381,7 @@ def test_unread_output_does_not_keep_a_killed_job_alive(tmp_path):
 
 
 def test_tail_holds_the_last_bytes_whatever_the_pieces():
-    from saferun.keeper.output_relay import Tail
+    from saferun.keeper.output_tail import Tail
 
     tail = Tail(10)
     whole = b""

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from saferun.keeper import output_relay
+from saferun.keeper.output_ends import Ends
 from saferun.keeper.output_relay import Channel
 
 
@@ -18,8 +19,8 @@ def ends(monkeypatch):
 
     def start(line_s: float) -> tuple[int, int]:
         monkeypatch.setattr(output_relay, "LINE_S", line_s)
-        channel = Channel(writing, 100, notify, shared=True)
-        inner = os.dup(channel.inner)
+        ours, inner = os.pipe()
+        channel = Channel(Ends(writing, ours, os.dup(inner)), 100, notify, shared=True)
         channel.start()
         return inner, reading
 

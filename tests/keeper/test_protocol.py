@@ -20,8 +20,9 @@ MESSAGES: list[protocol.Message] = [
     protocol.Signal(15, None),
     protocol.Resize(),
     protocol.Kill(),
-    protocol.Started(7),
-    protocol.Exited(0.5),
+    protocol.Started(7, True),
+    protocol.Released(1),
+    protocol.Exited(0.5, None),
     protocol.Ended(9, 1, [2], b"out", b"err\0", b"o", b"e", True, False),
     protocol.Failed("No such file", "b"),
 ]
@@ -73,7 +74,7 @@ def test_every_command_is_expected_while_there_is_a_job():
 def test_command_that_no_state_expects_is_an_error_of_ours():
     reading, writing = os.pipe()
     null = os.open(os.devnull, os.O_WRONLY)
-    job = Keeper(Streams(0, null), protocol.Inbox(reading), null, (), null)
+    job = Keeper(Streams((), 0, null), protocol.Inbox(reading), null, (), null)
     with pytest.raises(RuntimeError, match="Keeper: no event `Kill` in state `waiting`"):
         job.step(protocol.Kill)
     for fd in (reading, writing, null):
@@ -83,7 +84,7 @@ def test_command_that_no_state_expects_is_an_error_of_ours():
 def test_keeper_loads_neither_typing_nor_anything_of_saferun_but_its_room():
     code = (
         f"import sys; sys.path.append({str(SOURCES)!r}); before = set(sys.modules);"
-        "from saferun.keeper import keeper, output_relay;"
+        "from saferun.keeper import keeper_main, output_relay;"
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run(

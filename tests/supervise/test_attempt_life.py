@@ -16,7 +16,7 @@ from saferun.supervise.attempt_life import AttemptLife
 from saferun.supervise.keeper_pool import Standby
 from saferun.system.signalfd import Signals
 
-STARTED, EXITED = protocol.Started(7), protocol.Exited(2.5)
+STARTED, EXITED = protocol.Started(7, True), protocol.Exited(2.5, 0)
 ENDED = protocol.Ended(0, 0, [], b"", b"", b"", b"", False, False)
 KILL = protocol.Kill()
 
@@ -39,7 +39,7 @@ class Stage:
             later_s=5.0,
         )
         self.keeper = subprocess.Popen(["sleep", "1000"])
-        standby = Standby(self.keeper.pid, commands, -1)
+        standby = Standby(self.keeper.pid, commands, -1, [])
         attempt = AttemptSpec(["job"], {}, **spec)  # type: ignore[arg-type]
         self.life = AttemptLife(standby, attempt, observer, lambda: self.now)
 

@@ -11,22 +11,18 @@ saferun is the next subreaper and does the same with the same code.
 It also carries the job's output (output_relay.py), because that must go on while saferun is
 stopped by Ctrl-Z: torchrun's ranks go on then, too.
 
-    under_saferun(False, IN, OUT)   commands come in on IN, reports go out on OUT (protocol.py)
-
-Standard library only: it is a process of its own without site-packages. Only this room is imported
-there.
+keeper_main.py starts it. Standard library only.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
 import time
 
 from saferun.keeper import process_tree, protocol
-from saferun.keeper.job import KEEPER_IGNORES, program_of, release_inherited, start_program
+from saferun.keeper.job import program_of, release_inherited, start_program
 from saferun.keeper.state_machine import StateMachine
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
@@ -101,7 +97,6 @@ TABLE: Table = {
 }
 
 _HANDOVER_S = 60.0  # for a warm agent to finish its import from a cold disk, before we start afresh
-_SET_NAME = 15  # linux/prctl.h
 
 
 class Keeper(StateMachine):
@@ -135,6 +130,7 @@ class Keeper(StateMachine):
         self._agent: WarmAgent | None = None
         self._own_group = True
         self._gpu_prefix = ""
+        self._released: set[int] = set()  # outputs whose channel has ended
 
     def serve(self) -> None:
         """Handle commands until the job has ended and its output has been carried."""
@@ -148,7 +144,7 @@ class Keeper(StateMachine):
                 self._turn()
             else:
                 self.step(EXIT)
-        self._report(protocol.Exited(time.monotonic() - began))
+        self._report(protocol.Exited(time.monotonic() - began, self._family.status))
         killed, unkillable = self._end_the_rest()
         # Asked before the drain: who writes and ends during it must be waited for, too.
         writers = self._family.reap() and bool(self._family.living())
@@ -176,6 +172,14 @@ class Keeper(StateMachine):
     def _unwatch(self, fd: int) -> None:
         if self._handlers.pop(fd, None):
             self._poller.unregister(fd)
+
+    def _awake(self) -> None:
+        os.read(self._wake, 4096)
+        for channel in self._streams.channels:
+            if channel.done and channel.outer not in self._released:
+                self._released.add(channel.outer)
+                if self.state != LINGERING:
+                    self._report(protocol.Released(channel.outer))
 
     def _read_commands(self) -> None:
         for message in self._inbox.read():
@@ -244,7 +248,7 @@ class Keeper(StateMachine):
             agent.close()
 
     def _start(self, message: protocol.Start) -> None:
-        self._watch(self._wake, lambda: os.read(self._wake, 4096))
+        self._watch(self._wake, self._awake)
         self._watch(self._inbox.fd, self._read_commands)
         self._gpu_prefix, self._own_group = message.gpu_prefix, message.own_group
         try:
@@ -253,7 +257,7 @@ class Keeper(StateMachine):
             self._report(protocol.Failed(error.strerror or str(error), message.argv[0]))
             self.step(FAILED)
             return
-        self._report(protocol.Started(self._family.first))
+        self._report(protocol.Started(self._family.first, self._streams.exact))
         self._streams.start()
         release_inherited()
         self.step(BORN)
@@ -358,42 +362,3 @@ class Keeper(StateMachine):
 
     def _report(self, report: protocol.Report) -> None:
         protocol.send(self._reports, report)
-
-
-def _set_up() -> tuple[int, int]:
-    """Ignore all signals but the end of children; return both ends of the pipe that reports it."""
-    process_tree.prctl(_SET_NAME, ctypes.c_char_p(b"saferun-keeper"))
-    process_tree.become_subreaper()
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    os.set_blocking(reading, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for number in KEEPER_IGNORES:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, _no_op)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    return reading, writing
-
-
-def _no_op(number: int, frame: object) -> None:
-    """Be a handler: the number arrives through the wake-up descriptor."""
-
-
-def under_saferun(shared: bool, commands: int, reports: int, *held: int) -> None:
-    """Run the attempt that comes in on `commands`, to its end; the process ends with it.
-
-    Args:
-        shared: other jobs write to the same output.
-        commands: descriptor to read commands from.
-        reports: descriptor to write reports to.
-        held: descriptors that stay open here, and only here, until nothing of the job lives.
-    """
-    for fd in (commands, reports, *held):
-        os.set_inheritable(fd, False)
-    wake, notify = _set_up()
-    from saferun.keeper import output_relay
-
-    inbox = protocol.Inbox(commands)
-    if inbox.wait():
-        Keeper(output_relay.Streams(0, notify, shared), inbox, reports, held, wake).serve()
-    os._exit(0)  # with carriers that may be stuck in a write

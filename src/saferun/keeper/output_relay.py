@@ -12,147 +12,58 @@ It runs in the keeper: standard library only, and no import that would delay the
 from __future__ import annotations
 
 import _thread
-import fcntl
 import os
 import select
 import stat
-import termios
+
+from saferun.keeper.mover import mover
+from saferun.keeper.output_ends import FILE, TERMINAL, copy_size, kind, same
+from saferun.keeper.output_tail import FileTail, Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
+
+    from saferun.keeper.output_ends import Ends
 
 CHUNK_BYTES = 1 << 20
-HEAD_BYTES = 64 * 1024  # kept of the beginning: it shows from which step a job went on
-PIPE_BYTES = 1 << 20  # the largest that an unprivileged user may ask for by default
-_SET_PIPE_BYTES = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # in fcntl since Python 3.10
-_TIOCGDEV = 0x80045432  # which terminal stands behind /dev/tty or /dev/console
 _FLUSH_BYTES = 4 << 20  # after so much a channel is flushed although somebody goes on writing
 # A read of a terminal returns 4 KiB at most: after one of this size there is probably more.
 _FULL_READ_BYTES, _GATHER_BYTES = 2048, 1 << 16
 LINE_S, LINE_BYTES = 0.2, 1 << 16  # how long, and how much, of a line is waited for
 _READER_GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
-TERMINAL, PIPE, FILE, DEVICE = "terminal", "pipe", "file", "device"
-
-
-def kind(fd: int) -> str:
-    """Return what `fd` is: a terminal, a pipe (or socket, or /dev/null), a file, a device."""
-    mode = os.fstat(fd)
-    if os.isatty(fd):
-        return TERMINAL
-    if stat.S_ISREG(mode.st_mode):
-        return FILE
-    null = stat.S_ISCHR(mode.st_mode) and mode.st_rdev == os.makedev(1, 3)
-    return PIPE if null or stat.S_ISFIFO(mode.st_mode) or stat.S_ISSOCK(mode.st_mode) else DEVICE
-
-
-def same(one: int, other: int) -> bool:
-    """Return whether two descriptors lead to one terminal, pipe or file."""
-    kinds = kind(one), kind(other)
-    if kinds == (TERMINAL, TERMINAL):
-        return _terminal(one) == _terminal(other)
-    return kinds[0] == kinds[1] and os.path.sameopenfile(one, other)
-
-
-def _terminal(fd: int) -> bytes:
-    try:
-        return fcntl.ioctl(fd, _TIOCGDEV, bytes(4))
-    except OSError:
-        return b"%d" % os.fstat(fd).st_rdev
-
-
-class Tail:
-    """The last `limit` bytes of what was added, and the first HEAD_BYTES of it."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._kept = bytearray()
-        self._head = bytearray()
-
-    def add(self, chunk: memoryview) -> None:
-        """Add a chunk; costs a copy of at most `limit` bytes."""
-        if len(self._head) < HEAD_BYTES:
-            self._head += chunk[: HEAD_BYTES - len(self._head)]
-        if self.limit:
-            self._kept += chunk[-self.limit :]
-            if len(self._kept) > 2 * self.limit:
-                del self._kept[: -self.limit]
-
-    def read(self) -> bytes:
-        """Return what was kept."""
-        return bytes(self._kept[-self.limit :]) if self.limit else b""
-
-    def head(self) -> bytes:
-        """Return the first bytes."""
-        return bytes(self._head)
-
-
-class FileTail:
-    """Both ends of what a job wrote to a regular file that it was handed directly."""
-
-    def __init__(self, fd: int, limit: int) -> None:
-        self._fd, self.limit = fd, limit
-        self.begin()
-
-    def begin(self) -> None:
-        """Count only what is written from now on."""
-        self._start = self._end()
-
-    def _end(self) -> int:
-        if fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_APPEND:
-            return os.fstat(self._fd).st_size
-        return os.lseek(self._fd, 0, os.SEEK_CUR)
-
-    def read(self) -> bytes:
-        """Return the last bytes written since the start; none where the file may not be read."""
-        return self._read(lambda start, end: (max(start, end - self.limit), end))
-
-    def head(self) -> bytes:
-        """Return the first bytes written since the start."""
-        return self._read(lambda start, end: (start, min(end, start + HEAD_BYTES)))
-
-    def _read(self, part: Callable[[int, int], tuple[int, int]]) -> bytes:
-        try:
-            end = self._end()
-            start = self._start if self._start <= end else 0  # it was truncated meanwhile
-            start, end = part(start, end)
-            fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return os.pread(fd, end - start, start)
-            finally:
-                os.close(fd)
-        except OSError:
-            return b""
-
 
 class Channel:
-    """Carries what the job writes to `inner` to the descriptor `outer`.
+    """Carries what the job writes to one of our outputs.
 
     Args:
-        outer: a terminal or a pipe.
+        ends: of the pipe or the terminal between them.
         tail_bytes: how much of the end to keep.
         notify: a descriptor that gets a zero byte when this is flushed or done.
         shared: other jobs write there, too: lines that come within LINE_S stay whole.
-
-    Raises:
-        OSError: no pipe or pseudo-terminal can be had.
     """
 
-    def __init__(self, outer: int, tail_bytes: int, notify: int, shared: bool = False) -> None:
-        self.outer = outer
+    def __init__(self, ends: Ends, tail_bytes: int, notify: int, shared: bool = False) -> None:
+        self.outer, self._ours, self.inner = ends.outer, ends.ours, ends.inner
         self._notify = notify
         self._shared = shared
         self._rest = b""  # of a shared output: the beginning of a line
         self.tail = Tail(tail_bytes)
-        self.is_terminal = kind(outer) == TERMINAL
-        self._ours, self.inner = _pty(outer) if self.is_terminal else _pipe(outer)
+        self.is_terminal = kind(self.outer) == TERMINAL
         os.set_blocking(self._ours, False)  # no need to poll while the job is faster than we are
-        self._watch_reader = self.is_terminal or not _named_fifo(outer)
+        self._mover = None if shared else mover(ends)
+        self._buffer = memoryview(b"")
+        self._watch_reader = self.is_terminal or not _named_fifo(self.outer)
         self._wake, self._waker = os.pipe()
         self._flushing = -1  # bytes carried since a flush was asked for; -1: nobody asked
         self.flushed = False
         self.done = False  # the job closed its end, or the reader went away
+
+    @property
+    def exact(self) -> bool:
+        """Whether a death of this process loses nothing."""
+        return self._mover is not None
 
     def start(self) -> None:
         """Carry from now on, in a thread; the job must have `inner` by now, which we close."""
@@ -167,7 +78,7 @@ class Channel:
     def resize(self) -> None:
         """Give the job's terminal the window size of ours."""
         if self.is_terminal and not self.done:
-            _copy_size(self.outer, self._ours)
+            copy_size(self.outer, self._ours)
 
     def _run(self) -> None:
         try:
@@ -183,25 +94,35 @@ class Channel:
             os.write(self._notify, b"\0")
 
     def _carry(self) -> None:
-        buffer = bytearray(CHUNK_BYTES)
-        view = memoryview(buffer)
+        self._buffer = memoryview(bytearray(0 if self._mover else CHUNK_BYTES))
         poller = select.poll()
         poller.register(self._ours, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
         if self._watch_reader:
             poller.register(self.outer, 0)
-        while True:
-            try:
-                count = os.readv(self._ours, [buffer])
-            except BlockingIOError:
-                if not self._wait(poller):
-                    return
-                continue
-            if not count:
-                return
-            if self.is_terminal:
-                count = self._gather(view, count)
-            self._pass_on(view[:count])
+        going_on = True
+        while going_on:
+            chunk = self._next()
+            if chunk is None:
+                going_on = self._wait(poller)
+            elif self._mover:
+                self.tail.add(memoryview(chunk))
+                self._mover.move(len(chunk))
+                self._count(len(chunk))
+                going_on = bool(chunk)
+            else:
+                self._pass_on(memoryview(chunk))
+                going_on = bool(chunk)
+
+    def _next(self) -> bytes | memoryview | None:
+        """Return what the job has written; nothing at the end, None where there is none now."""
+        try:
+            if self._mover:
+                return self._mover.look()
+            count = os.readv(self._ours, [self._buffer])
+        except BlockingIOError:
+            return None
+        return self._buffer[: self._gather(count) if self.is_terminal else count]
 
     def _pass_on(self, chunk: memoryview) -> None:
         """Deliver a chunk; of a shared output only as far as the last end of a line."""
@@ -219,12 +140,12 @@ class Channel:
         rest, self._rest = self._rest, b""
         self._deliver(memoryview(rest))
 
-    def _gather(self, view: memoryview, count: int) -> int:
-        """Read on while a terminal returns full reads; return how many bytes are in `view`."""
+    def _gather(self, count: int) -> int:
+        """Read on while a terminal returns full reads; return how many bytes have been read."""
         last = count
         while last >= _FULL_READ_BYTES and count < _GATHER_BYTES:
             try:
-                last = os.readv(self._ours, [view[count:]])
+                last = os.readv(self._ours, [self._buffer[count:]])
             except OSError:  # nothing more now, or the end: the next read shows which
                 break
             count += last
@@ -250,6 +171,9 @@ class Channel:
                 chunk = chunk[os.write(self.outer, chunk) :]
             except BlockingIOError:  # somebody has made the descriptor non-blocking
                 select.select([], [self.outer], [])
+        self._count(count)
+
+    def _count(self, count: int) -> None:
         if self._flushing >= 0:
             self._flushing += count
             if self._flushing > _FLUSH_BYTES:
@@ -264,35 +188,33 @@ class Streams:
     """What the job gets as descriptors 1 and 2, and the channels behind them.
 
     Args:
+        ends: of the channels.
         tail_bytes: how much of the end of each stream to keep.
         notify: a descriptor that gets a zero byte when a channel is flushed or done.
         shared: other jobs write to the same output.
     """
 
-    def __init__(self, tail_bytes: int, notify: int, shared: bool = False) -> None:
-        self._notify = notify
-        self._shared = shared
+    def __init__(
+        self, ends: Sequence[Ends], tail_bytes: int, notify: int, shared: bool = False
+    ) -> None:
         self._started = False
         self.merged = same(1, 2)
-        self.channels: list[Channel] = []
+        self.channels = [Channel(one, tail_bytes, notify, shared) for one in ends]
         self.files = [1, 2]  # what becomes descriptors 1 and 2 of the job
         self._tails: list[Tail | FileTail | None] = [None, None]
+        for channel in self.channels:
+            self.files[channel.outer - 1] = channel.inner
+            self._tails[channel.outer - 1] = channel.tail
         for place, fd in enumerate((1,) if self.merged else (1, 2)):
-            self._open(place, fd, tail_bytes)
+            if self._tails[place] is None and kind(fd) == FILE:
+                self._tails[place] = FileTail(fd, tail_bytes)
         if self.merged and self.channels:
             self.files[1] = self.files[0]
 
-    def _open(self, place: int, fd: int, tail_bytes: int) -> None:
-        what = kind(fd)
-        if what in (TERMINAL, PIPE) or (what == FILE and self._shared):
-            try:
-                channel = Channel(fd, tail_bytes, self._notify, self._shared)
-            except OSError:  # no pseudo-terminal left: a job without a kept tail beats none
-                return
-            self.channels.append(channel)
-            self.files[place], self._tails[place] = channel.inner, channel.tail
-        elif what == FILE:
-            self._tails[place] = FileTail(fd, tail_bytes)
+    @property
+    def exact(self) -> bool:
+        """Whether a death of this process loses nothing of what the channels carry."""
+        return all(channel.exact for channel in self.channels)
 
     def renew(self, tail_bytes: int) -> None:
         """Update what may have changed since these were made: file offsets, the window's size."""
@@ -337,33 +259,6 @@ class Streams:
         """Return the beginning of stdout and of stderr."""
         one, two = (tail.head() if tail else b"" for tail in self._tails)
         return one, two
-
-
-def _pipe(outer: int) -> tuple[int, int]:
-    ours, inner = os.pipe()
-    for end in (inner, outer):
-        try:
-            fcntl.fcntl(end, _SET_PIPE_BYTES, PIPE_BYTES)
-        except OSError:  # a socket, /dev/null, or this user's share of pipe memory is used up
-            continue
-    return ours, inner
-
-
-def _pty(outer: int) -> tuple[int, int]:
-    ours, inner = os.openpty()
-    modes = termios.tcgetattr(inner)
-    modes[0] = modes[1] = modes[3] = 0  # raw: the real terminal does all processing
-    termios.tcsetattr(inner, termios.TCSANOW, modes)
-    _copy_size(outer, ours)
-    return ours, inner
-
-
-def _copy_size(source: int, target: int) -> None:
-    try:
-        size = fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(8))
-        fcntl.ioctl(target, termios.TIOCSWINSZ, size)
-    except OSError:  # the terminal is gone
-        return
 
 
 def _named_fifo(fd: int) -> bool:

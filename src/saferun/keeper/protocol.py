@@ -2,7 +2,8 @@
 
 saferun sends commands: any number of `Prepare`, one `Start`, then `Signal`, `Resize` and `Kill` as
 they come; when it closes the pipe, or dies, the keeper ends the job. The keeper sends reports:
-`Started`, `Exited`, `Ended`, or `Failed` alone where the command could not be executed.
+`Started`, `Exited`, `Ended`, or `Failed` alone where the command could not be executed, and
+`Released` whenever an output ends.
 
 A message travels as its length in eight bytes and a marshalled list of its type's name and its
 fields. Standard library only.
@@ -73,12 +74,20 @@ class Started(NamedTuple):
     """The command is executed."""
 
     launcher: int  # its pid
+    exact: bool  # no output is lost should the keeper be killed
+
+
+class Released(NamedTuple):
+    """The channel of an output has ended: its reader went away, or all writers closed it."""
+
+    outer: int  # 1 or 2
 
 
 class Exited(NamedTuple):
     """The command has exited, or is about to be killed; what it left is ended after this."""
 
     lived_s: float
+    wait_status: int | None  # as waitpid(2) gives it; None where it has not ended yet
 
 
 class Ended(NamedTuple):
@@ -104,12 +113,12 @@ class Failed(NamedTuple):
 
 if TYPE_CHECKING:
     Command: TypeAlias = Prepare | Start | Signal | Resize | Kill
-    Report: TypeAlias = Started | Exited | Ended | Failed
+    Report: TypeAlias = Started | Released | Exited | Ended | Failed
     Message: TypeAlias = Command | Report
 
 _TYPES: dict[str, Callable[..., Message]] = {
     kind.__name__: kind
-    for kind in (Prepare, Start, Signal, Resize, Kill, Started, Exited, Ended, Failed)
+    for kind in (Prepare, Start, Signal, Resize, Kill, Started, Released, Exited, Ended, Failed)
 }
 
 

@@ -1,8 +1,8 @@
 """Run one attempt of a job under a keeper (keeper/keeper.py), until nothing of it is left.
 
 This side passes signals on, limits the time that a job may take to end, restores the terminal's
-settings, and takes the keeper's place should that be killed (attempt_life.py has the states). The
-keeper's side owns the processes and carries the output.
+settings, and takes the keeper's place should that be killed (keeper_loss.py; attempt_life.py has
+the states). The keeper's side owns the processes and carries the output.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class Ended(NamedTuple):
     unkillable: tuple[int, ...]  # processes that the kernel would not kill
     heads: tuple[bytes, bytes] = (b"", b"")  # the beginning of stdout and of stderr
     asked_s: float | None = None  # from the last signal for the job to its end; None: no signal
+    keeper: str = ""  # what became of the keeper, for people, where that ended the attempt
 
     @property
     def signal(self) -> int | None:
@@ -144,9 +145,9 @@ def run_attempt(
         life = AttemptLife(standby, spec, observer, time.monotonic)
         try:
             _follow(life, standby, _start(spec, standby, signals), signals)
-            report = _last_report(life, standby, observer)
+            report = _last_report(life, standby, observer, signals)
         finally:
-            _close(standby)
+            standby.close()
             modes.restore()
         for number, sender in signals.read():
             life.take_signal(number, sender)
@@ -182,7 +183,8 @@ def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.St
 def _follow(life: AttemptLife, standby: Standby, start: protocol.Start, signals: Signals) -> None:
     """Handle messages and signals until the keeper reports the end of the attempt or dies."""
     from saferun.keeper import process_tree
-    from saferun.supervise.attempt_life import KEEPER_GONE, OVER
+    from saferun.supervise.attempt_life import KEEPER_GONE, KEEPER_STOPPED, OVER
+    from saferun.supervise.keeper_watch import KeeperWatch
 
     process_tree.become_subreaper()
     inbox = protocol.Inbox(standby.reports)
@@ -190,11 +192,15 @@ def _follow(life: AttemptLife, standby: Standby, start: protocol.Start, signals:
     poller = select.poll()
     poller.register(signals.fd, select.POLLIN)
     poller.register(inbox.fd, select.POLLIN)
+    watch = KeeperWatch(standby.pid, time.monotonic)
     while life.state not in OVER:
-        ready = [fd for fd, _ in poller.poll(life.left_ms())]
+        ready = [fd for fd, _ in poller.poll(watch.left_ms(life.left_ms()))]
         if inbox.fd in ready:
             for report in inbox.read():
-                life.step(type(report), report)
+                if isinstance(report, protocol.Released):
+                    standby.release(report.outer)
+                else:
+                    life.step(type(report), report)
             if inbox.closed and life.state not in OVER:
                 life.step(KEEPER_GONE)
         if signals.fd in ready:
@@ -202,9 +208,13 @@ def _follow(life: AttemptLife, standby: Standby, start: protocol.Start, signals:
                 life.take_signal(number, sender)
         if life.state not in OVER:
             life.take_time()
+            if watch.look():
+                life.step(KEEPER_STOPPED)
 
 
-def _last_report(life: AttemptLife, standby: Standby, observer: Observer) -> protocol.Ended:
+def _last_report(
+    life: AttemptLife, standby: Standby, observer: Observer, signals: Signals
+) -> protocol.Ended:
     """Wait for the keeper's own end, and do its work if it was killed.
 
     Raises:
@@ -216,7 +226,9 @@ def _last_report(life: AttemptLife, standby: Standby, observer: Observer) -> pro
         with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
             os.waitpid(standby.pid, 0)
     if report is None:
-        return _take_over(observer)
+        from saferun.supervise import keeper_loss
+
+        return keeper_loss.take_over(life, standby, observer, signals)
     if isinstance(report, protocol.Failed):
         from saferun.errors import UnavailableError
 
@@ -227,31 +239,9 @@ def _last_report(life: AttemptLife, standby: Standby, observer: Observer) -> pro
     return report
 
 
-def _take_over(observer: Observer) -> protocol.Ended:
-    """Do what the keeper would have done: end all that is left of the attempt."""
-    from saferun.keeper import process_tree
-
-    killed, unkillable = process_tree.end_processes(process_tree.Family(observer.spared).living)
-    return protocol.Ended(
-        wait_status=int(signal.SIGKILL),
-        killed=killed,
-        unkillable=unkillable,
-        stdout_tail=b"",
-        stderr_tail=b"",
-        stdout_head=b"",
-        stderr_head=b"",
-        merged=False,
-        lingers=False,
-    )
-
-
-def _close(standby: Standby) -> None:
-    """Let go of the keeper; one that still has a job ends it now."""
-    for fd in (standby.commands, standby.reports):
-        os.close(fd)
-
-
 def _ended(life: AttemptLife, report: protocol.Ended, started_at: float) -> Ended:
+    from saferun.supervise import keeper_loss
+
     return Ended(
         wait_status=report.wait_status,
         started_at=started_at,
@@ -266,4 +256,5 @@ def _ended(life: AttemptLife, report: protocol.Ended, started_at: float) -> Ende
         unkillable=tuple(report.unkillable),
         heads=(report.stdout_head, report.stderr_head),
         asked_s=life.asked_s(),
+        keeper=keeper_loss.sentence(life),
     )

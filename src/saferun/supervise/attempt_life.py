@@ -2,7 +2,7 @@
 
 This side passes signals on and limits the time that the job may take to end. Whatever it does to
 the job it does through commands to the keeper; it touches no process itself, except a keeper that
-is stuck.
+is stopped or stuck.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ TERMINATE = "terminate"  # SIGHUP, SIGQUIT, SIGTERM
 LATER = "later"  # the observer's moment
 DEADLINE = "deadline"
 HUNG = "hung"  # the watch has it ended
+KEEPER_STOPPED = "keeper stopped"  # and does not go on (keeper_watch.py)
 
 # (state, event) -> (action, next state). What holds wherever the command's process group is:
 _COMMON: Table = {
@@ -83,6 +84,7 @@ _COMMON: Table = {
     #
     **{(state, KEEPER_GONE): ("lose", LOST) for state in LIVING},
     (KILLING, KEEPER_GONE): ("lose_killing", LOST),
+    **{(state, KEEPER_STOPPED): ("kill_stopped_keeper", state) for state in LIVING},
     **{(state, TERMINAL): ("resize", state) for state in LIVING},
     **{(state, USER): ("pass_user_signal", state) for state in LIVING},
     # Signals of the last moment: the job got none of them, but they ask the run to end.
@@ -162,6 +164,10 @@ class AttemptLife(StateMachine):
         self._first_interrupt_at: float | None = None
         self._asked_at: float | None = None  # the last signal for the job
         self._ended_at: float | None = None
+        self.keeper_was_stopped = False  # and ended for that
+        self.launcher = 0  # its pid
+        self.exact = True  # no output is lost should the keeper be killed
+        self.status: int | None = None  # of the launcher, once the keeper has reported it
         self.report: protocol.Ended | protocol.Failed | None = None  # the keeper's last
         self.lived_s = 0.0
         self.forwarded: list[str] = []
@@ -230,6 +236,7 @@ class AttemptLife(StateMachine):
 
     def _begin(self, report: protocol.Started) -> None:
         self._began = self._clock()
+        self.launcher, self.exact = report.launcher, report.exact
         if self._observer.later is not None:
             self._later_at = self._began + self._observer.later_s
         self._observer.started(self._standby.pid, report.launcher)
@@ -237,6 +244,7 @@ class AttemptLife(StateMachine):
 
     def _exit(self, report: protocol.Exited) -> None:
         self.lived_s, self._ended_at, self._later_at = report.lived_s, self._clock(), None
+        self.status = report.wait_status
         self._look_at = None
 
     def _exit_as_asked(self, report: protocol.Exited) -> None:
@@ -312,6 +320,10 @@ class AttemptLife(StateMachine):
     def _kill_keeper(self) -> None:
         # It is stopped or stuck; without it we are the next to inherit the job.
         os.kill(self._standby.pid, signal.SIGKILL)
+
+    def _kill_stopped_keeper(self) -> None:
+        self.keeper_was_stopped = True
+        self._kill_keeper()
 
     def _forward(self, number: int, ranks: list[int] | None, sender: str) -> None:
         # What Slurm sends to all processes of our step the job has got, too, once it runs.

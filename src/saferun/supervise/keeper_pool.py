@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from saferun.keeper import protocol
+from saferun.keeper import output_ends, protocol
 from saferun.named_tuple import NamedTuple
 from saferun.supervise import warm_start
 from saferun.system import paths
@@ -22,6 +22,7 @@ from saferun.system.descriptors import plug_closed_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from saferun.keeper.output_ends import Ends
     from saferun.plan.torchrun_install import Launcher
     from saferun.supervise.warm_start import WarmStart
 
@@ -31,8 +32,8 @@ END_S = 5.0  # that a keeper that is not needed has to end
 # An imported keeper uses its cached byte code, which halves the time of its start. The directory of
 # saferun comes last in sys.path, so that no file there shadows the standard library.
 _BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); from saferun.keeper import keeper; "
-    "keeper.under_saferun(bool(sys.argv[2]), *map(int, sys.argv[3:]))"
+    "import sys; sys.path.append(sys.argv[1]); from saferun.keeper import keeper_main; "
+    "keeper_main.under_saferun(sys.argv[2], bool(sys.argv[3]), *map(int, sys.argv[4:]))"
 )
 
 
@@ -42,9 +43,23 @@ class Standby(NamedTuple):
     pid: int
     commands: int  # descriptor to write commands to; when it closes the keeper ends
     reports: int  # descriptor to read reports from
+    outputs: list[Ends]  # where the job's output can be read should the keeper be killed
     hold: tuple[int, ...] = ()  # descriptors that it keeps open while the attempt lives
     warm: WarmStart | None = None  # the agent that it prepares
     shared: bool = False  # others write to the same output
+
+    def close(self) -> None:
+        """Let go of the keeper; one that still has a job ends it now."""
+        for fd in (self.commands, self.reports):
+            os.close(fd)
+        for ends in self.outputs:
+            ends.close()
+
+    def release(self, outer: int) -> None:
+        """Stop holding the reading end of an output: its writers find that nobody reads it."""
+        for ends in [ends for ends in self.outputs if ends.outer == outer]:
+            self.outputs.remove(ends)
+            ends.close()
 
 
 def start_keeper(hold: Sequence[int] = (), *, shared: bool = False) -> Standby:
@@ -68,18 +83,24 @@ def start_keeper(hold: Sequence[int] = (), *, shared: bool = False) -> Standby:
     commands_in, commands = os.pipe()
     reports, reports_out = os.pipe()
     passed = [commands_in, reports_out, *(os.dup(fd) for fd in hold)]
-    for fd in passed:
+    outputs = output_ends.make(shared=shared)
+    for fd in (*passed, *(fd for ends in outputs for fd in ends[1:] if fd >= 0)):
         os.set_inheritable(fd, True)
-    words = [place, "shared" if shared else "", *map(str, passed)]
+    words = [place, output_ends.words(outputs), "shared" if shared else "", *map(str, passed)]
     argv = [sys.executable, "-I", "-S", "-c", _BOOT, *words]
     try:
         # Signals are blocked before the first instruction, so that none ends it: it shares our
         # group until it has one of its own.
         pid = os.posix_spawn(sys.executable, argv, os.environ, setsigmask=range(1, 32))
+    except OSError:
+        for ends in outputs:
+            ends.close()
+        raise
     finally:
         for fd in passed:
             os.close(fd)
-    return Standby(pid, commands, reports, tuple(hold), shared=shared)
+    kept = [ends.kept() for ends in outputs]
+    return Standby(pid, commands, reports, kept, tuple(hold), shared=shared)
 
 
 def prepare(standby: Standby, warm: WarmStart) -> Standby:
@@ -109,8 +130,7 @@ def fit(standby: Standby, *, own_group: bool) -> Standby:
         lives = os.waitpid(standby.pid, os.WNOHANG) == (0, 0)
         if lives and (own_group or standby.warm is None):
             return standby  # else it has left our group, where the command must stay
-    for fd in (standby.commands, standby.reports):
-        os.close(fd)
+    standby.close()
     return start_keeper(standby.hold, shared=standby.shared)
 
 
@@ -182,8 +202,7 @@ class KeeperPool:
         standby, self._standby = self._standby, None
         if standby is None:
             return
-        os.close(standby.commands)
-        os.close(standby.reports)
+        standby.close()
         limit = time.monotonic() + END_S
         with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
             while not os.waitpid(standby.pid, os.WNOHANG)[0]:

@@ -1,0 +1,61 @@
+"""The program of a keeper's process.
+
+    under_saferun(ENDS, False, IN, OUT)   commands come in on IN, reports go out on OUT
+
+Standard library only: it is a process of its own without site-packages. Only this room is imported
+there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+from saferun.keeper import output_ends, process_tree, protocol
+from saferun.keeper.job import KEEPER_IGNORES
+from saferun.keeper.keeper import Keeper
+
+_SET_NAME = 15  # linux/prctl.h
+
+
+def _set_up() -> tuple[int, int]:
+    """Ignore all signals but the end of children; return both ends of the pipe that reports it."""
+    process_tree.prctl(_SET_NAME, ctypes.c_char_p(b"saferun-keeper"))
+    process_tree.become_subreaper()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    os.set_blocking(reading, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in KEEPER_IGNORES:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _no_op)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    return reading, writing
+
+
+def _no_op(number: int, frame: object) -> None:
+    """Be a handler: the number arrives through the wake-up descriptor."""
+
+
+def under_saferun(ends: str, shared: bool, commands: int, reports: int, *held: int) -> None:
+    """Run the attempt that comes in on `commands`, to its end; the process ends with it.
+
+    Args:
+        ends: of what stands between the job and our output (`output_ends.words`).
+        shared: other jobs write to the same output.
+        commands: descriptor to read commands from.
+        reports: descriptor to write reports to.
+        held: descriptors that stay open here, and only here, until nothing of the job lives.
+    """
+    for fd in (commands, reports, *held):
+        os.set_inheritable(fd, False)
+    wake, notify = _set_up()
+    from saferun.keeper import output_relay
+
+    inbox = protocol.Inbox(commands)
+    found = output_ends.read_words(ends)
+    if inbox.wait():
+        streams = output_relay.Streams(found, 0, notify, shared)
+        Keeper(streams, inbox, reports, held, wake).serve()
+    os._exit(0)  # with carriers that may be stuck in a write

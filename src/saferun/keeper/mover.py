@@ -1,0 +1,125 @@
+"""Moving the job's output so that no byte of it is lost, whenever the keeper is killed.
+
+What a process has read and not yet written dies with it. Here the kernel moves the bytes from the
+job's pipe to our output in one step (splice(2)) after a look at them (tee(2)): what has not arrived
+is in the pipe still, which saferun holds, too.
+
+Standard library only: the keeper uses it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from saferun.keeper.output_ends import Ends
+
+_MOST_BYTES = 1 << 20  # that are looked at together; the pipe for it holds less
+_NONBLOCK = 2  # SPLICE_F_NONBLOCK of fcntl.h
+# A read of a terminal returns 4 KiB at most: after one of this size there is probably more.
+_FULL_READ_BYTES, _GATHER_READS = 2048, 8
+_REFUSALS = (errno.EINVAL, errno.ENOSYS, errno.EPERM)
+
+
+class Mover:
+    """Moves what the job writes to our output.
+
+    Args:
+        ends: the job's pipe or terminal, and our output.
+    """
+
+    def __init__(self, ends: Ends) -> None:
+        self._job, self._target = ends.ours, ends.outer
+        self._stage_in = ends.stage_in
+        self._source = ends.ours if ends.stage_out < 0 else ends.stage_out
+        self._seen, self._looking = os.pipe()
+        self._tee = ctypes.CDLL(None, use_errno=True).tee
+
+    def works(self) -> bool:
+        """Return whether the kernel does it for these ends, to which nobody has written yet."""
+        steps = [self._copy, lambda: self._splice(self._source, self._target, 1)]
+        if self._stage_in >= 0:
+            steps.append(self._gather)
+        return not any(_refused(step) for step in steps)
+
+    def close(self) -> None:
+        """Close what this has opened."""
+        for fd in (self._seen, self._looking):
+            os.close(fd)
+
+    def look(self) -> bytes:
+        """Return the bytes that come next; b"" at the end.
+
+        Raises:
+            BlockingIOError: there is nothing now.
+            OSError: the job has closed its terminal.
+        """
+        if self._stage_in >= 0:
+            self._gather()
+        count = self._copy()
+        return os.read(self._seen, count) if count else b""
+
+    def move(self, count: int) -> None:
+        """Move the bytes that were seen; blocks while the reader is slow.
+
+        Raises:
+            OSError: the reader is gone.
+        """
+        while count:
+            try:
+                count -= self._splice(self._source, self._target, count)
+            except BlockingIOError:
+                select.select([], [self._target], [])
+
+    def _copy(self) -> int:
+        count = int(self._tee(self._source, self._looking, ctypes.c_size_t(_MOST_BYTES), _NONBLOCK))
+        if count < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return count
+
+    def _gather(self) -> None:
+        """Fetch what the job's terminal has."""
+        for reads in range(_GATHER_READS):
+            try:
+                count = self._splice(self._job, self._stage_in, 2 * _FULL_READ_BYTES)
+            except OSError:  # nothing more now, or the end: the next call shows which
+                if not reads:
+                    raise
+                return
+            if count < _FULL_READ_BYTES:
+                return
+
+    @staticmethod
+    def _splice(source: int, target: int, count: int) -> int:
+        return os.splice(source, target, count, flags=_NONBLOCK)
+
+
+def mover(ends: Ends) -> Mover | None:
+    """Return what moves a channel's bytes; None where the kernel does not do it.
+
+    Not for a socket: a writer to a pipe could not be killed while the pipe is being emptied to one
+    that takes nothing.
+    """
+    if not hasattr(os, "splice") or stat.S_ISSOCK(os.fstat(ends.outer).st_mode):
+        return None
+    found = Mover(ends)
+    if found.works():
+        return found
+    found.close()
+    return None
+
+
+def _refused(step: Callable[[], object]) -> bool:
+    try:
+        step()
+    except OSError as error:
+        return error.errno in _REFUSALS
+    return False

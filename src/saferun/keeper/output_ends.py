@@ -1,0 +1,157 @@
+"""What the job's output leads to, and the pipes and terminals that the job gets instead.
+
+saferun makes them and keeps the reading ends, too: what a keeper that was killed has left in them
+is not lost, and no writer gets an EPIPE of our making. The keeper carries what comes.
+
+Standard library only: the keeper uses it, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import termios
+
+from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+PIPE_BYTES = 1 << 20  # the largest that an unprivileged user may ask for by default
+_SET_PIPE_BYTES = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # in fcntl since Python 3.10
+_TIOCGDEV = 0x80045432  # which terminal stands behind /dev/tty or /dev/console
+
+TERMINAL, PIPE, FILE, DEVICE = "terminal", "pipe", "file", "device"
+
+
+class Ends(NamedTuple):
+    """The ends of what stands between the job and one of our outputs; -1 for one that is not."""
+
+    outer: int  # our output: 1 or 2
+    ours: int  # what the job writes is read here
+    inner: int  # what the job gets
+    # A pipe between a pseudo-terminal and our terminal, since the kernel moves bytes between pipes
+    # and what is not a pipe, and nothing else, in one step.
+    stage_out: int = -1
+    stage_in: int = -1
+
+    def kept(self) -> Ends:
+        """Close what only the job and the keeper need; return what is left."""
+        for fd in (self.inner, self.stage_in):
+            _close(fd)
+        for fd in (self.ours, self.stage_out):
+            if fd >= 0:
+                os.set_inheritable(fd, False)
+        return self._replace(inner=-1, stage_in=-1)
+
+    def close(self) -> None:
+        """Close what is open, except our output."""
+        for fd in self[1:]:
+            _close(fd)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+def make(*, shared: bool) -> list[Ends]:
+    """Make ends for our stdout and stderr; one for both where they are the same.
+
+    A regular file and a device are the job's own.
+
+    Args:
+        shared: other jobs write there, too: a file is not handed to the job.
+    """
+    kinds = (TERMINAL, PIPE, FILE) if shared else (TERMINAL, PIPE)
+    found = []
+    for fd in (1,) if same(1, 2) else (1, 2):
+        if kind(fd) in kinds:
+            try:
+                found.append(_made(fd))
+            except OSError:  # no pseudo-terminal left: a job without a kept tail beats none
+                continue
+    return found
+
+
+def _made(outer: int) -> Ends:
+    if kind(outer) != TERMINAL:
+        return Ends(outer, *_pipe(outer))
+    stage = os.pipe()
+    try:
+        return Ends(outer, *_pty(outer), *stage)
+    except OSError:
+        for fd in stage:
+            os.close(fd)
+        raise
+
+
+def words(ends: Iterable[Ends]) -> str:
+    """Return ends as one word of a command line."""
+    return ",".join(str(fd) for one in ends for fd in one)
+
+
+def read_words(text: str) -> Sequence[Ends]:
+    """Return the ends that `words` wrote; no program that is started here inherits them."""
+    numbers = [int(word) for word in text.split(",") if word]
+    size = len(Ends._fields)
+    for fd in numbers:
+        if fd > 2:
+            os.set_inheritable(fd, False)
+    return [Ends(*numbers[at : at + size]) for at in range(0, len(numbers), size)]
+
+
+def kind(fd: int) -> str:
+    """Return what `fd` is: a terminal, a pipe (or socket, or /dev/null), a file, a device."""
+    mode = os.fstat(fd)
+    if os.isatty(fd):
+        return TERMINAL
+    if stat.S_ISREG(mode.st_mode):
+        return FILE
+    null = stat.S_ISCHR(mode.st_mode) and mode.st_rdev == os.makedev(1, 3)
+    return PIPE if null or stat.S_ISFIFO(mode.st_mode) or stat.S_ISSOCK(mode.st_mode) else DEVICE
+
+
+def same(one: int, other: int) -> bool:
+    """Return whether two descriptors lead to one terminal, pipe or file."""
+    kinds = kind(one), kind(other)
+    if kinds == (TERMINAL, TERMINAL):
+        return _terminal(one) == _terminal(other)
+    return kinds[0] == kinds[1] and os.path.sameopenfile(one, other)
+
+
+def _terminal(fd: int) -> bytes:
+    try:
+        return fcntl.ioctl(fd, _TIOCGDEV, bytes(4))
+    except OSError:
+        return b"%d" % os.fstat(fd).st_rdev
+
+
+def _pipe(outer: int) -> tuple[int, int]:
+    ours, inner = os.pipe()
+    for end in (inner, outer):
+        try:
+            fcntl.fcntl(end, _SET_PIPE_BYTES, PIPE_BYTES)
+        except OSError:  # a socket, /dev/null, or this user's share of pipe memory is used up
+            continue
+    return ours, inner
+
+
+def _pty(outer: int) -> tuple[int, int]:
+    ours, inner = os.openpty()
+    modes = termios.tcgetattr(inner)
+    modes[0] = modes[1] = modes[3] = 0  # raw: the real terminal does all processing
+    termios.tcsetattr(inner, termios.TCSANOW, modes)
+    copy_size(outer, ours)
+    return ours, inner
+
+
+def copy_size(source: int, target: int) -> None:
+    """Give a terminal the window size of another."""
+    try:
+        size = fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(target, termios.TIOCSWINSZ, size)
+    except OSError:  # the terminal is gone
+        return

@@ -1,0 +1,117 @@
+"""The keeper is killed or stopped: no line that the job has written is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+from helpers import COMMON, living, program, python, supervised, until
+
+MIB = 1 << 20
+ROUNDS = 3
+
+
+class Reader:
+    """Reads descriptors to their ends, each in a thread."""
+
+    def __init__(self, *fds: int) -> None:
+        self.data = [bytearray() for _ in fds]
+        self._threads = [
+            threading.Thread(target=self._read, args=pair)
+            for pair in zip(fds, self.data, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @staticmethod
+    def _read(fd: int, into: bytearray) -> None:
+        while True:
+            try:
+                data = os.read(fd, MIB)
+            except OSError:  # a terminal's end
+                return
+            if not data:
+                return
+            into += data
+
+    def lines(self) -> list[str]:
+        """Wait for the ends and return all lines."""
+        for thread in self._threads:
+            thread.join()
+        # A write that its writer's death has cut is no line.
+        return [line for data in self.data for line in data.decode().split("\n")[:-1]]
+
+
+def assert_all_is_there(lines: list[str], written: int) -> None:
+    """Each stream's lines are there once and in order, at least as many as were written."""
+    for stream in ("out", "err"):
+        found = [line for line in lines if line.startswith(stream)]
+        assert found == [f"{stream} {number}" for number in range(1, len(found) + 1)]
+        assert len(found) >= written
+
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+STEADILY = ("0.001",)
+CASES = [
+    *((KILL, way, STEADILY) for way in ("pipes", "one pipe", "terminal")),
+    (STOP, "pipes", STEADILY),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            *((KILL, way, ()) for way in ("pipes", "one pipe", "terminal")),
+            *((STOP, way, ()) for way in ("one pipe", "terminal")),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("number", "way", "pause"), CASES)
+def test_no_line_is_lost_with_the_keeper(tmp_path, number, way, pause):
+    for turn in range(ROUNDS if number == KILL else 1):
+        count = tmp_path / f"count-{turn}"
+        ends = {"pipes": lambda: (*os.pipe(), *os.pipe()), "one pipe": os.pipe, "terminal": raw_pty}
+        mine, out, *more = ends[way]()
+        err = more[1] if more else out
+        with supervised(
+            tmp_path,
+            program("numbering.py", str(count), *pause),
+            popen={"stdout": out, "stderr": err},
+        ) as run:
+            for fd in {out, err}:
+                os.close(fd)
+            reader = Reader(mine, *more[:1])
+            until_it_has(reader.data[0], 100 * (turn + 1))  # at another moment
+            run.kill("keeper", number)
+            ended = run.ended()
+            assert ended["ended_by"] == "keeper"
+            what = "was killed" if number == KILL else "was stopped and had to be killed"
+            assert ended["keeper"] == f"saferun's keeper {what}"
+            assert living(run.mark) == {}
+        assert_all_is_there(reader.lines(), int.from_bytes(count.read_bytes(), "little"))
+        for fd in (mine, *more[:1]):
+            os.close(fd)
+
+
+def until_it_has(data: bytearray, count: int) -> None:
+    until(lambda: len(data) >= count)
+
+
+def raw_pty() -> tuple[int, int]:
+    import tty
+
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    return ours, theirs
+
+
+def test_a_job_that_ends_well_under_a_stopped_keeper_has_ended_well(tmp_path):
+    go = tmp_path / "go"
+    code = COMMON + f"join('agent'); wait_for({str(go)!r}); os.write(1, b'done')"
+    with supervised(tmp_path, python(code)) as run:
+        run.arrived(agent=1)
+        run.kill("keeper", STOP)
+        go.touch()
+        ended = run.ended()
+        assert (ended["exit_code"], ended["ended_by"], run.out) == (0, "job", b"done")
