@@ -17,7 +17,7 @@ KINDS = table("kinds")
 NOT_BY_LOG = {
     *("unknown", "no-failure", "gpu-p2p-corrupt", "segfault-environment", "killed-from-outside"),
     *("bus-error", "crash-after-the-end", "process-unkillable", "output-reader-gone"),
-    "hang",
+    *("hang", "keeper-killed"),
 }
 
 
@@ -100,6 +100,13 @@ def test_a_command_that_succeeded_has_no_failure():
 def test_a_process_that_the_kernel_cannot_end_outweighs_the_log():
     found = diagnose(TRACEBACK + "KeyError: 'a'\n", unkillable=1, exit_code=1)
     assert (found.kind, found.verdict) == ("process-unkillable", "stop-hardware")
+
+
+def test_our_keepers_death_outweighs_the_output_that_it_cut():
+    log = TRACEBACK + "OSError: [Errno 28] No space left on device\n"
+    found = diagnose(log, keeper="saferun's keeper was killed", exit_code=137)
+    assert (found.kind, found.verdict) == ("keeper-killed", "retry")
+    assert found.root_line == "saferun's keeper was killed"
 
 
 def test_what_the_watch_saw_outweighs_the_log():

@@ -244,6 +244,16 @@ def test_a_mitigation_does_not_wait_and_the_first_retry_neither():
     assert decide([failed(1)], POLICY).delay_s == 0
 
 
+def test_a_death_of_our_keeper_is_tried_again_once_beyond_the_attempts():
+    ours = failed(3, kind="keeper-killed")
+    before = [failed(1, kind="a", fingerprint="a"), failed(2, kind="b", fingerprint="b")]
+    three = allowing(attempts=3, attempts_total=20)
+    assert decide([*before, ours], three).action == AGAIN
+    assert decide([*before, ours, ours._replace(number=4)], three).action == STOP
+    assert decide([ours], allowing(attempts=1)).action == STOP
+    assert decide([*before, ours], allowing(attempts=3, attempts_total=3)).action == STOP
+
+
 @pytest.mark.parametrize(
     ("waits", "count", "whole"),
     [(False, 2, 5.0), (True, 1, 5.0), (True, 2, 10.0), (True, 5, 60.0), (False, 60, 60.0)],

@@ -121,6 +121,12 @@ def test_the_death_of_a_process_between_us_and_the_ranks_is_survived(tmp_path, w
         job.process.terminate()
         assert job.end() == 1
         job.nothing_lives()
+        if who == "keeper":
+            assert job.events("ended")[0]["root_line"] == "saferun's keeper was killed"
+            assert (
+                "keeper-killed (saferun's keeper was killed); the failure is saferun's own"
+                in job.err
+            )
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["agent runs", "agent stopped"])

@@ -12,9 +12,7 @@ import pytest
 
 from saferun.diagnosis import log_reader
 from saferun.supervise import evidence
-from saferun.supervise.attempt import Ended
 
-BROKEN_PIPE = "BrokenPipeError: [Errno 32] Broken pipe"
 REPORT = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "T", "time_s": 5}}}
 
 
@@ -36,21 +34,6 @@ def test_a_broken_error_file_is_a_rank_without_a_message(tmp_path, content):
     write_error_file(tmp_path, "a1-r0-rank4-pid1.error.json", content)
     (found,) = evidence.failures(str(tmp_path), 1)
     assert (found.rank, found.traceback) == (4, "")
-
-
-@pytest.mark.parametrize(
-    ("ended_by", "expected"),
-    [("keeper", ["ValueError: x"]), ("job", ["ValueError: x", BROKEN_PIPE])],
-)
-def test_a_write_that_fails_as_the_keeper_was_killed_is_no_failure_of_the_job(
-    tmp_path, ended_by, expected
-):
-    write_error_file(tmp_path, "a1-r0-rank0-pid1.error.json")
-    lost = json.dumps({"message": {"message": BROKEN_PIPE, "extraInfo": {"py_callstack": "T"}}})
-    write_error_file(tmp_path, "a1-r0-rank1-pid2.error.json", lost)
-    ended = Ended(9, 0.0, 4.0, b"", b"", False, (), False, ended_by, 0, ())
-    found = evidence.evidence(ended, str(tmp_path), 1).failures
-    assert [failure.message for failure in found] == expected
 
 
 @pytest.mark.parametrize("directory", [None, "/nowhere"])

@@ -48,6 +48,8 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
         return _diagnosis("no-failure", knowledge)
     if evidence.unkillable:
         return _diagnosis("process-unkillable", knowledge)
+    if evidence.keeper:  # the job's output is cut, and what its ranks report are echoes
+        return _diagnosis("keeper-killed", knowledge, evidence.keeper)
     if evidence.hang is not None:
         return _diagnosis(evidence.hang.kind, knowledge, evidence.hang.line, evidence.hang.rank)
     if evidence.reader_gone and (broken := _broken_pipe(evidence)):

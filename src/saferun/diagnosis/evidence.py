@@ -40,6 +40,7 @@ class Evidence(NamedTuple):
     shm_ample: bool | None = None  # /dev/shm is large and mostly free; None where not known
     disk_ample: bool | None = None  # where a file could not be opened is room; None: not known
     hang: Hang | None = None  # the watch has ended it
+    keeper: str = ""  # what became of our keeper, where that ended the attempt
     finished: bool = False  # the scripts of all its ranks on this node had reached their end
 
 

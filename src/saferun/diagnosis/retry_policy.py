@@ -25,6 +25,7 @@ SAME_AGE_S = 5.0
 SAME_STEP_S = 60.0
 DEBUG = "debug-settings"  # the mitigation that only collects diagnostics
 GUARDS = "debug-guards"  # one that does so for an index out of range on a GPU
+OURS = "keeper-killed"  # the kind of a failure that is our own
 _ASSERT = "device-side-assert"  # the kind that such an index has
 
 AGAIN, STOP, DONE = "again", "stop", "done"
@@ -97,6 +98,8 @@ def decide(
         return _in_time(last, policy, Decision(AGAIN, last.replaced))
     if last.falls_back:
         return _bounded(history, policy, Decision(AGAIN, "from the checkpoint before"))
+    if _is_ours_once(history) and policy.retry.attempts > 1:
+        return _in_total(history, policy, Decision(AGAIN, "the failure is saferun's own"))
     decision = _by_verdict(history, policy, usable)
     if decision.action == STOP:
         return _debug(history, policy, decision)
@@ -155,6 +158,11 @@ def _unknown(history: Sequence[Try], policy: Policies) -> Decision:
     return Decision(AGAIN, "it is not known, but occurred late")
 
 
+def _is_ours_once(history: Sequence[Try]) -> bool:
+    """Return whether the last attempt, and no other, has ended with our keeper."""
+    return history[-1].kind == OURS and all(one.kind != OURS for one in history[:-1])
+
+
 def _seen_before(history: Sequence[Try]) -> bool:
     """Return whether an earlier attempt with the same settings and start failed so at this age."""
     last = history[-1]
@@ -198,12 +206,19 @@ def _debug(history: Sequence[Try], policy: Policies, decision: Decision) -> Deci
 
 def _bounded(history: Sequence[Try], policy: Policies, decision: Decision) -> Decision:
     """Return the decision, or a stop if the attempts or the time are used up."""
+    if used_up(history) >= policy.retry.attempts:
+        limit = f"retry.attempts: {policy.retry.attempts}"
+        decision = Decision(STOP, f"no attempts without progress are left ({limit})")
+    return _in_total(history, policy, decision)
+
+
+def _in_total(history: Sequence[Try], policy: Policies, decision: Decision) -> Decision:
+    """Return the decision, or a stop if all attempts of a run or its time are used up."""
     if sum(not one.replaced for one in history) >= policy.retry.attempts_total:
         limit = f"retry.attempts_total: {policy.retry.attempts_total}"
         return Decision(STOP, f"no attempts are left ({limit})")
-    if used_up(history) >= policy.retry.attempts:
-        limit = f"retry.attempts: {policy.retry.attempts}"
-        return Decision(STOP, f"no attempts without progress are left ({limit})")
+    if decision.action == STOP:
+        return decision
     return _in_time(history[-1], policy, decision)
 
 

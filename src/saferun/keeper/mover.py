@@ -44,7 +44,10 @@ class Mover:
 
     def works(self) -> bool:
         """Return whether the kernel does it for these ends, to which nobody has written yet."""
-        steps = [self._copy, lambda: self._splice(self._source, self._target, 1)]
+        steps: list[Callable[[], object]] = [
+            self._copy,
+            lambda: self._splice(self._source, self._target, 1),
+        ]
         if self._stage_in >= 0:
             steps.append(self._gather)
         return not any(_refused(step) for step in steps)

@@ -20,8 +20,6 @@ from saferun.system import cgroup, paths
 _ERROR_FILES = 256  # that are read at most; enough for the earliest exceptions of a large job
 _NOT_OPENED = re.compile(r"File (\S{1,4000}) cannot be opened")  # torch.save
 _DISK_BYTES = 1 << 30  # free on a disk where a checkpoint's file can be opened
-# What a write raises once the keeper, which carries the job's output, has been killed.
-_OUTPUT_LOST = ("[Errno 32] Broken pipe", "[Errno 5] Input/output error")
 _SHM_BYTES = 1 << 30  # sixteen times what a container has by default
 
 
@@ -41,7 +39,7 @@ def evidence(
     return Evidence(
         log=log,
         exit_code=ended.exit_code,
-        failures=_own(ended, failures(receipts, attempt)),
+        failures=failures(receipts, attempt),
         age_s=ended.lived_s,
         step=_last_step(ended),
         oom_kills=oom_kills,
@@ -49,6 +47,7 @@ def evidence(
         unkillable=len(ended.unkillable),
         shm_ample=_shm_is_ample(),
         disk_ample=_disk_is_ample(log),
+        keeper=ended.keeper,
         finished=journal_receipts.finished(journal_receipts.read(receipts, attempt)),
     )
 
@@ -56,13 +55,6 @@ def evidence(
 def _last_step(ended: Ended) -> int | None:
     steps = map(progress.last_step, (ended.stdout_tail, ended.stderr_tail))
     return max((step for step in steps if step is not None), default=None)
-
-
-def _own(ended: Ended, found: tuple[RankFailure, ...]) -> tuple[RankFailure, ...]:
-    """Return the exceptions that are the job's own, and not echoes of the keeper's death."""
-    if ended.ended_by != "keeper":
-        return found
-    return tuple(one for one in found if not any(text in one.message for text in _OUTPUT_LOST))
 
 
 def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
