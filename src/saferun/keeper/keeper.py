@@ -228,9 +228,11 @@ class Keeper(StateMachine):
 
     def _prepare(self, message: protocol.Prepare) -> None:
         """Start a warm agent; where it cannot be started the job will start without."""
-        from saferun.keeper import warm_agent  # needed ahead of an attempt only
-
         if self._agent:
+            return
+        try:
+            from saferun.keeper import warm_agent  # needed ahead of an attempt only
+        except ImportError:  # our files are gone
             return
         if os.getsid(0) != os.getpid():
             os.setsid()

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+_kept: dict[str, dict[str, Any]] = {}  # by file name
+
+
+def keep(environ: Mapping[str, str]) -> None:
+    """Have the documents that a run needs in memory from now on; `environ` as for the others."""
+    for name in ("failures.yaml", "mitigations.yaml"):
+        _kept[name] = _document(name, environ)
 
 
 def load_failures(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -59,6 +66,8 @@ def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
     A YAML parser needs 0.3 s for these files, json 2 ms. A bundle has only JSON.
     """
+    if name in _kept:
+        return _kept[name]
     import json
 
     bundled = os.path.join(HERE, name.removesuffix(".yaml") + ".json")

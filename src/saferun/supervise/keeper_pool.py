@@ -22,6 +22,8 @@ from saferun.system.descriptors import plug_closed_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from saferun.keeper.output_ends import Ends
     from saferun.plan.torchrun_install import Launcher
     from saferun.supervise.warm_start import WarmStart
@@ -35,6 +37,8 @@ _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from saferun.keeper import keeper_main; "
     "keeper_main.under_saferun(sys.argv[2], bool(sys.argv[3]), *map(int, sys.argv[4:]))"
 )
+# Returns what to run before that; where our files have changed it holds the keeper's code.
+prologue: Callable[[], str] = str
 
 
 class Standby(NamedTuple):
@@ -87,7 +91,7 @@ def start_keeper(hold: Sequence[int] = (), *, shared: bool = False) -> Standby:
     for fd in (*passed, *(fd for ends in outputs for fd in ends[1:] if fd >= 0)):
         os.set_inheritable(fd, True)
     words = [place, output_ends.words(outputs), "shared" if shared else "", *map(str, passed)]
-    argv = [sys.executable, "-I", "-S", "-c", _BOOT, *words]
+    argv = [sys.executable, "-I", "-S", "-c", prologue() + _BOOT, *words]
     try:
         # Signals are blocked before the first instruction, so that none ends it: it shares our
         # group until it has one of its own.

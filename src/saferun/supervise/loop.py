@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from saferun.gpu.lock import Held
     from saferun.supervise.hang_watch import HangWatch
 
+LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is loaded
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
 ALIVE_S = 30.0  # between two notes in the journal that the run lives
 
@@ -134,6 +135,7 @@ class _Run:
         self._watch = AttemptWatch(gathered, first)
         self._hang_watch: HangWatch | None = None
         self._requests = EndRequests()
+        self._loaded = 0  # the attempt during which our own files were loaded
         self._prepared = 0  # the attempt during which the next one was made ready
 
     def go(self) -> int:
@@ -250,7 +252,7 @@ class _Run:
         observer = Observer(
             started=self._started,
             later=self._later,
-            later_s=PREPARE_S,
+            later_s=LOAD_S,
             spared=self._means.keepers.pids,
             look=self._hang_watch.look if self._hang_watch else None,
             asked=self._hang_watch.ask if self._hang_watch else None,
@@ -273,20 +275,25 @@ class _Run:
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
     def _later(self) -> float:
-        """Make the next attempt ready, the first time; note that the run lives, each time."""
+        """Load what the end needs, make the next attempt ready, then note that the run lives."""
+        attempt = self._gathered.identity.attempt
+        if self._loaded != attempt:
+            self._loaded = attempt
+            self._record.harmlessly(self._load)
+            return PREPARE_S - LOAD_S
         self._record.harmlessly(self._record.alive)
-        if self._prepared != self._gathered.identity.attempt:
-            self._prepared = self._gathered.identity.attempt
+        if self._prepared != attempt:
+            self._prepared = attempt
             self._record.harmlessly(self._prepare_next)
         return ALIVE_S
 
-    def _prepare_next(self) -> None:
-        """Import what a failure needs, and have the next attempt's torchrun import torch."""
-        from saferun.diagnosis import classify, signatures  # noqa: F401 (imported ahead)
-        from saferun.journal import error_files, receipts  # noqa: F401 (imported ahead)
-        from saferun.supervise import report  # noqa: F401 (imported ahead)
+    def _load(self) -> None:
+        from saferun.supervise import own_files
 
-        signatures.load(self._gathered.environ)  # fills its cache, in case of a failure
+        own_files.keep(self._gathered.environ)
+
+    def _prepare_next(self) -> None:
+        """Have the next attempt's torchrun import torch."""
         self._watch.look()
         plan = self._mitigations.plan(self._following())
         self._means.keepers.prepare_warm_agent(plan.command, self._environment(plan))

@@ -1,0 +1,63 @@
+"""Files of ours that vanish while a run lives: it is tried again and explained all the same."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, living, until
+from runs import Run, program, run, small_torchrun
+
+KINDS = ["cuda-launch-failure", "peer-lost", "cuda-launch-failure"]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Return the folder of an installed copy of the package."""
+    place = tmp_path / "site"
+    shutil.copytree(ROOT / "src" / "saferun", place / "saferun")
+    for data in ("profiles", "shell"):
+        shutil.copytree(ROOT / data, place / "saferun" / "data" / data)
+    return place
+
+
+def fail_three_times_without(files: Path, job: Run) -> None:
+    """Take files away in the first of three attempts, and have a rank fail in each of them."""
+    for attempt in (1, 2, 3):
+        until((job.folder / f"here-{attempt}").exists)
+        if attempt == 1:  # the next attempt has been prepared
+            until(lambda: list(living(job.mark).values()).count("saferun-keeper") == 2)
+            files.rename(files.with_name("gone"))
+        (job.folder / f"go-{attempt}").touch()
+    assert job.end() == 1
+    assert [event["kind"] for event in job.events("ended")] == KINDS
+    assert job.events("fault") == []
+    assert "the run failed: cuda-launch-failure" in job.err
+    assert "not tried again: no attempts without progress are left" in job.err
+    assert sum("Traceback" in line for line in job.err.splitlines()) == len(KINDS)  # the ranks'
+    job.nothing_lives()
+
+
+def failing(folder: Path) -> list[str]:
+    return ["--profile=cpu", "--nproc-per-node=1", program("told_to_fail"), str(folder)]
+
+
+def test_a_run_outlives_the_package(tmp_path, package):
+    env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package)}
+    with run(tmp_path, *failing(tmp_path), env=env) as job:
+        fail_three_times_without(package / "saferun", job)
+
+
+def test_a_script_outlives_its_bundle(tmp_path):
+    line = [word for word in failing(tmp_path) if word != "--profile=cpu"]
+    make = [sys.executable, "-m", "saferun", "gen-shell", "--profile=cpu", "-o", "run.sh", "--"]
+    subprocess.run([*make, *line], cwd=tmp_path, check=True)
+    bundles = tmp_path / "tmp"
+    bundles.mkdir()
+    env = {**small_torchrun(tmp_path), "TMPDIR": str(bundles)}
+    with run(tmp_path, command=["bash", str(tmp_path / "run.sh")], env=env) as job:
+        (bundle,) = until(lambda: [path.parent for path in bundles.glob("*/saferun")])
+        fail_three_times_without(bundle, job)
