@@ -128,11 +128,13 @@ def test_end_and_output_are_those_of_a_fresh_launcher(bench, body):
     assert (warmed.out, warmed.err) == (fresh.out, fresh.err)
 
 
-def test_module_launcher_becomes_what_python_m_would_be(bench):
+@pytest.mark.parametrize("flags", ["", "P"] if sys.version_info >= (3, 11) else [""])
+def test_module_launcher_becomes_what_python_m_would_be(bench, flags):
     (bench.torch / "run.py").write_text(FAKE_RUN + 'if __name__ == "__main__": main()\n')
-    command = [sys.executable, "-m", "torch.distributed.run", "train.py"]
+    python = [sys.executable, *(["-" + flags] if flags else [])]
+    command = [*python, "-m", "torch.distributed.run", "train.py"]
     runs = []
-    for ahead in ({}, {"warm_agent": {"imports": 1}}):
+    for ahead in ({}, {"warm_agent": {"imports": 1, "flags": flags}}):
         with bench.run(FACTS, command=command, popen={"cwd": bench.folder}, **ahead) as run:
             run.ended()
             runs.append(json.loads(run.out))

@@ -158,8 +158,35 @@ def test_without_one_our_own_torch_is_the_launcher(tmp_path, monkeypatch):
     torch_in(tmp_path / "site", "2.9.0")
     monkeypatch.setattr(sys, "path", ["/nonexistent.zip", str(tmp_path / "site")])
     launcher = find_launcher(path_of(tmp_path))
-    assert launcher.argv == (sys.executable, "-m", "torch.distributed.run")
+    assert launcher.argv[:1] == (sys.executable,)
     assert launcher.interpreter == sys.executable
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 11)], ids=["3.10", "3.11"])
+def test_our_own_torch_is_started_without_the_working_directory(version, tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    torch_in(site, "2.9.0")
+    package = site / "torch" / "distributed"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "run.py").write_text("import runpy, antigravity_of_ours\n")
+    (site / "antigravity_of_ours.py").write_text("print('site')\n")
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "antigravity_of_ours.py").write_text("print('working directory')\n")
+    monkeypatch.setattr(sys, "path", ["", str(site)])
+    monkeypatch.setattr(sys, "version_info", version)
+    launcher = find_launcher(path_of(tmp_path))
+    environ = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(launcher.argv, cwd=here, env=environ, capture_output=True, text=True)
+    assert done.stdout == "site\n", done.stderr
+
+
+def test_a_torch_in_the_working_directory_is_not_ours(tmp_path, monkeypatch):
+    torch_in(tmp_path, "2.9.0")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "/nonexistent"])
+    with pytest.raises(UnavailableError):
+        find_launcher(path_of(tmp_path))
 
 
 @pytest.mark.usefixtures("no_torch_of_ours")

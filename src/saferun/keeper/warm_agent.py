@@ -94,7 +94,7 @@ class WarmAgent:
         module = prepared.program == "-m"
         takeover = warm_agent_main.Takeover(
             orig_argv=argv if module else [*prepared.python, *argv],
-            argv=["-m", *argv[3:]] if module else argv,
+            argv=["-m", *argv[argv.index("-m") + 2 :]] if module else argv,
             env=start.env,
             born=prepared.env,
         )

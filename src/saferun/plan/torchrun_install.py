@@ -53,7 +53,8 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
         environ: the user's environment; only PATH is read.
 
     Returns:
-        That program; if there is none, `-m torch.distributed.run` of saferun's own interpreter.
+        That program; if there is none, torch.distributed.run under saferun's own interpreter, which
+        imports nothing from the working directory, as torchrun does not.
 
     Raises:
         UnavailableError: there is neither.
@@ -65,9 +66,14 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
             continue
         interpreter, flags = _interpreter(head, path, environ)
         return Launcher((path,), interpreter, flags, _prefix(interpreter))
-    if sys.executable and _has_torch(sys.path):
-        argv = (sys.executable, "-m", "torch.distributed.run")
-        return Launcher(argv, sys.executable, "", _prefix(sys.executable))
+    safe = bool(getattr(sys.flags, "safe_path", False))
+    folder = _torch_in(sys.path if safe else sys.path[1:])  # the first is that of the program
+    if sys.executable and folder:
+        if sys.version_info >= (3, 11):
+            argv = (sys.executable, "-P", "-m", "torch.distributed.run")
+            return Launcher(argv, sys.executable, "P", _prefix(sys.executable))
+        program = os.path.join(folder, "torch", "distributed", "run.py")
+        return Launcher((sys.executable, program), sys.executable, "", _prefix(sys.executable))
     raise UnavailableError(
         "there is no torchrun",
         where=f"PATH, and saferun's own Python ({sys.executable}) has no torch",
@@ -181,8 +187,10 @@ def _prefix(interpreter: str | None) -> str | None:
     return os.path.dirname(os.path.dirname(os.path.realpath(interpreter)))
 
 
-def _has_torch(folders: list[str]) -> bool:
-    return any(os.path.isfile(os.path.join(folder, "torch", "__init__.py")) for folder in folders)
+def _torch_in(folders: list[str]) -> str:
+    """Return the first folder that has torch; "" without one."""
+    found = (f for f in folders if os.path.isfile(os.path.join(f, "torch", "__init__.py")))
+    return next(found, "")
 
 
 def _search_path(launcher: Launcher, environ: Mapping[str, str]) -> Iterator[str]:
@@ -190,8 +198,6 @@ def _search_path(launcher: Launcher, environ: Mapping[str, str]) -> Iterator[str
     if launcher.interpreter is None or launcher.prefix is None:
         return
     flags = launcher.flags
-    if "-m" in launcher.argv and not environ.get("PYTHONSAFEPATH"):
-        yield paths.absolute("")
     if "E" not in flags and "I" not in flags and environ.get("PYTHONPATH"):
         yield from map(paths.absolute, environ["PYTHONPATH"].split(os.pathsep))
     config = _venv_config(launcher.prefix)

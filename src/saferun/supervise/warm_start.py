@@ -53,6 +53,8 @@ def offer(launcher: Launcher, argv: Sequence[str], env: Mapping[str, str]) -> Wa
     """
     if launcher.interpreter is None or tuple(argv[: len(launcher.argv)]) != launcher.argv:
         return None
+    if len(launcher.argv) == 2:  # a Python and the path of torch's own module
+        return None
     if not set(launcher.flags) <= _HARMLESS_FLAGS or _forks_ranks(argv, env):
         return None
     return WarmStart(tuple(argv), dict(env), launcher.interpreter, launcher.flags)
@@ -83,7 +85,7 @@ def command(prepared: WarmStart, ignored: list[int]) -> protocol.Prepare:
     # hand-over.
     env = {name: value for name, value in prepared.env.items() if name != contract.VARIABLE}
     python = [prepared.interpreter, *(["-" + prepared.flags] if prepared.flags else [])]
-    module = _program(prepared.argv)[1:2] == ("-m",)
+    module = "-m" in _program(prepared.argv)
     return protocol.Prepare(
         python=python,
         env=env,
@@ -94,7 +96,17 @@ def command(prepared: WarmStart, ignored: list[int]) -> protocol.Prepare:
 
 
 def _program(argv: Sequence[str]) -> tuple[str, ...]:
-    return tuple(argv[: 3 if tuple(argv[1:2]) == ("-m",) else 1])
+    """Return the launcher's part of a command line: its program, or a Python with torch's module.
+
+    >>> _program(["/v/bin/python", "-P", "-m", "torch.distributed.run", "train.py"])
+    ('/v/bin/python', '-P', '-m', 'torch.distributed.run')
+    >>> _program(["/v/bin/torchrun", "-m", "train"])
+    ('/v/bin/torchrun',)
+    """
+    for at in (1, 2):
+        if list(argv[at : at + 2]) == ["-m", "torch.distributed.run"]:
+            return tuple(argv[: at + 2])
+    return tuple(argv[:1])
 
 
 def _forks_ranks(argv: Sequence[str], env: Mapping[str, str]) -> bool:
