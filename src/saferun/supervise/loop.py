@@ -11,7 +11,7 @@ import os
 import time
 
 from saferun.diagnosis import retry_policy
-from saferun.errors import EXIT_UNAVAILABLE, BusyError
+from saferun.errors import EXIT_UNAVAILABLE, BusyError, UnavailableError
 from saferun.model import LaunchPlan
 from saferun.plan.inputs import Gathered
 from saferun.plan.view import announcement
@@ -25,7 +25,7 @@ from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.left_trials import fail_left_over
 from saferun.supervise.mitigations import RunMitigations
 from saferun.supervise.record import Record
-from saferun.supervise.replace import replace_process
+from saferun.supervise.replace import check_size, replace_process
 from saferun.supervise.resumption import Resumption
 from saferun.system.descriptors import plug_closed_descriptors
 
@@ -53,7 +53,7 @@ def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
 
     Raises:
         BusyError: another run has the GPUs.
-        UnavailableError: the launcher cannot be started.
+        UnavailableError: the launcher cannot be started, or not with this environment.
     """
     if gathered.launcher is not None:
         restore_interrupts()
@@ -87,6 +87,11 @@ def run(gathered: Gathered, ground: Ground) -> int:
         UnavailableError: the launcher cannot be started.
     """
     held, plan = ground.held, gathered.plan()
+    try:
+        check_size(plan, gathered.environ)
+    except UnavailableError:
+        ground.journal.discard()
+        raise
     care = ground.pace.care(gathered, plan, held, ground.say)
     # With --no-python a warm agent could not become the launcher.
     launcher = None if gathered.request.options.no_python else gathered.launcher

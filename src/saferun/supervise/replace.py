@@ -15,6 +15,29 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
+def check_size(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
+    """Check that the kernel will pass the job its environment, before anything is started.
+
+    Raises:
+        UnavailableError: it would not, because of the variables that saferun sets.
+    """
+    from saferun.plan import exec_limit
+
+    env = plan.environment(environ)
+    if exec_limit.size(plan.command, env) + exec_limit.RANK_BYTES <= exec_limit.ALWAYS_BYTES:
+        return
+    import resource
+
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    most = exec_limit.limit(None if stack == resource.RLIM_INFINITY else stack)
+    if found := exec_limit.excess(plan, environ, most):
+        raise UnavailableError(
+            f"the environment is too large: {found}",
+            fix="unset what the job does not need, raise the limit (ulimit -s), or use "
+            "SAFERUN_DISABLE=1",
+        )
+
+
 def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
     """Execute the job in this process; nothing of saferun is left beside it.
 

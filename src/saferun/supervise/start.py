@@ -115,8 +115,9 @@ def _become(gathered: Gathered, plan: LaunchPlan) -> int:
     from saferun.errors import EXIT_UNAVAILABLE
     from saferun.plan.view import announcement
     from saferun.supervise.gpu_gate import begin_preflight, take_locks
-    from saferun.supervise.replace import replace_process
+    from saferun.supervise.replace import check_size, replace_process
 
+    check_size(plan, gathered.environ)
     held = take_locks(gathered, say)
     check = begin_preflight(gathered, plan, held, say)
     say(announcement(plan))
