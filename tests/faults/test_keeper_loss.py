@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 
 import pytest
-from helpers import COMMON, living, program, python, supervised, until
+from helpers import COMMON, DEADLINE_S, living, program, python, supervised, until
 
 MIB = 1 << 20
 ROUNDS = 3
@@ -104,6 +105,45 @@ def raw_pty() -> tuple[int, int]:
     ours, theirs = os.openpty()
     tty.setraw(theirs)
     return ours, theirs
+
+
+def test_output_that_may_be_missing_is_said_to_be(tmp_path):
+    ours, theirs = socket.socketpair()
+    with (
+        ours,
+        supervised(
+            tmp_path,
+            program("numbering.py", str(tmp_path / "count"), *STEADILY),
+            popen={"stdout": theirs},
+        ) as run,
+    ):
+        theirs.close()
+        assert ours.recv(100)
+        run.kill("keeper")
+        lost = "saferun's keeper was killed; the last output may be missing"
+        assert run.ended()["keeper"] == lost
+
+
+def test_what_waits_for_a_slow_reader_is_carried_after_the_keepers_death(tmp_path):
+    size = 3 * MIB // 2  # more than the reader's pipe holds
+    code = COMMON + f"data = bytes({size})\nwhile data: data = data[os.write(1, data):]"
+    with supervised(tmp_path, python(code + "\njoin('wrote'); stay()")) as run:
+        run.arrived(wrote=1)
+        run.kill("keeper")
+        run.nothing_lives(run.process.pid)  # it carries the rest
+        assert run.ended()["ended_by"] == "keeper"
+        assert len(run.out) == size
+
+
+def test_a_reader_that_takes_nothing_holds_nobody_who_wants_an_end(tmp_path):
+    code = COMMON + "join('agent')\nwhile True: os.write(1, bytes(65536))"
+    with supervised(tmp_path, python(code)) as run:
+        run.arrived(agent=1)
+        keeper = run.pid("keeper")
+        run.kill("keeper")
+        until(lambda: set(living(run.mark)) == {run.process.pid} and keeper)
+        run.process.terminate()
+        run.process.wait(DEADLINE_S)
 
 
 def test_a_job_that_ends_well_under_a_stopped_keeper_has_ended_well(tmp_path):

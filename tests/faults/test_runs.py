@@ -109,6 +109,18 @@ def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_pa
     assert "it would come again" in job.err
 
 
+@pytest.mark.slow
+def test_a_keeper_that_is_stopped_is_ended_and_its_attempt_tried_again(tmp_path):
+    with run(tmp_path, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
+        first = both_ranks(job, attempt=1)
+        os.kill(job.keeper(), signal.SIGSTOP)
+        both_ranks(job, attempt=2, but=first)
+        job.process.terminate()
+        assert job.end() == 1
+        job.nothing_lives()
+    assert "keeper-killed (saferun's keeper was stopped and had to be killed)" in job.err
+
+
 @pytest.mark.parametrize("who", [pytest.param("agent", marks=pytest.mark.slow), "keeper"])
 def test_the_death_of_a_process_between_us_and_the_ranks_is_survived(tmp_path, who):
     with run(tmp_path, *staying(tmp_path)) as job:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -75,6 +76,27 @@ def test_pipe_carries_every_byte(tmp_path, blocks):
     with supervised(tmp_path, writer(blocks)) as run:
         assert digest_of(run.process.stdout.fileno()) == expected(blocks)
         assert run.ended()["stdout_tail"] == (bytes(range(256)) * 1024).decode("latin-1")
+
+
+COPIES = "from saferun.keeper import output_relay; output_relay.mover = lambda ends: None; "
+
+
+@pytest.mark.parametrize("way", ["pipe", "terminal"])
+def test_every_byte_is_carried_where_the_kernel_does_not_move_them(tmp_path, way):
+    ours, theirs = {"pipe": os.pipe, "terminal": _raw_pty}[way]()
+    with supervised(tmp_path, writer(5), popen={"stdout": theirs}, in_keeper=COPIES) as run:
+        os.close(theirs)
+        assert digest_of(ours) == expected(5)
+        assert run.ended()["exit_code"] == 0
+    os.close(ours)
+
+
+def test_every_byte_is_carried_to_a_socket(tmp_path):
+    ours, theirs = socket.socketpair()
+    with ours, supervised(tmp_path, writer(5), popen={"stdout": theirs}) as run:
+        theirs.close()
+        assert digest_of(ours.fileno()) == expected(5)
+        assert run.ended()["exit_code"] == 0
 
 
 def test_memory_stays_small_at_any_volume(tmp_path):
