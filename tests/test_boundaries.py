@@ -131,12 +131,37 @@ def test_no_file_has_outgrown_one_sitting():
 def outgrown(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     assert node.end_lineno is not None
     lines = node.end_lineno - node.lineno + 1
-    given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-    parameters = sum(argument.arg not in ("self", "cls") for argument in given)
     if lines > 40:
         yield f"{lines} lines"
-    if parameters > 6:
-        yield f"{parameters} parameters"
+    if parameters(node) > 6:
+        yield f"{parameters(node)} parameters"
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+    return sum(argument.arg not in ("self", "cls") for argument in given)
+
+
+def test_functions_with_three_parameters_say_what_they_are():
+    """Nested functions and click's commands excepted, whose docstrings are their help."""
+    bare = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
+        for path in SOURCE.rglob("*.py")
+        for body in bodies(ast.parse(path.read_text()))
+        for node in body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+        if parameters(node) >= 3 and "command(" not in ast.unparse(node).partition("def ")[0]
+        if (text := ast.get_docstring(node)) is not None and "Args:\n" not in text
+    ]
+    assert bare == []
+
+
+def bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    """Yield the module's own statements and those of its classes."""
+    yield tree.body
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield node.body
 
 
 def test_only_sitecustomize_lies_on_the_childs_path():

@@ -237,7 +237,13 @@ def _decision(attempt: Attempt) -> str:
 
 
 def as_json_whole(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run with its attempts and its first plan, for programs (schema 1)."""
+    """Return a run with its attempts and its first plan, for programs (schema 1).
+
+    Args:
+        run: what its journal tells.
+        tried: its attempts, in order.
+        plan: the decoded plan.json; empty where it cannot be read.
+    """
     shown = [
         {**attempt._asdict(), "tails": [{"path": p, "bytes": size} for p, size in attempt.tails]}
         for attempt in tried

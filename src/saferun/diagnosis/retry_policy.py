@@ -177,6 +177,11 @@ def _is_same_age(one: Try, other: Try) -> bool:
 def same_age(one_s: float, other_s: float, within_s: float = SAME_AGE_S) -> bool:
     """Return whether two durations are equal to within 10 % or `within_s`.
 
+    Args:
+        one_s: seconds.
+        other_s: seconds.
+        within_s: seconds by which they may differ in any case.
+
     >>> same_age(3.0, 7.9), same_age(3600.0, 3900.0), same_age(3600.0, 4100.0)
     (True, True, False)
     """

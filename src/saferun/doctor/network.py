@@ -74,7 +74,13 @@ def resolve(hostname: str) -> tuple[tuple[str, ...], str, float]:
 
 
 def port(number: int, masker: Masker, proc: str = "/proc") -> Port:
-    """Return whether a process listens on a TCP port, and which where that is visible."""
+    """Return whether a process listens on a TCP port, and which where that is visible.
+
+    Args:
+        number: the port.
+        masker: takes secrets out of the process's command line.
+        proc: the directory of processes.
+    """
     sockets = {
         row[9]
         for table in ("tcp", "tcp6")

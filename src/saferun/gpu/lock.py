@@ -164,7 +164,13 @@ class Held:
         self.beside: tuple[str, ...] = ()  # who else is on these GPUs, for the journal
 
     def hold(self, place: Place, claim: Claim, record: str) -> None:
-        """Take over an open directory, the descriptors of a claim and its record."""
+        """Take over an open directory, the descriptors of a claim and its record.
+
+        Args:
+            place: the directory of locks.
+            claim: the locks that were taken.
+            record: the file name of our record in it.
+        """
         self._place, self._claim, self._record = place, claim, record
 
     def __enter__(self) -> Held:

@@ -147,7 +147,13 @@ class Journal:
         self._lost = 0 if written else self._lost + 1
 
     def tails(self, attempt: int, out: bytes, err: bytes) -> None:
-        """Keep the ends of an attempt's two streams, masked; an empty one leaves no file."""
+        """Keep the ends of an attempt's two streams, masked; an empty one leaves no file.
+
+        Args:
+            attempt: its number, from 1.
+            out: the end of stdout.
+            err: the end of stderr.
+        """
         for name, data in (("stdout", out), ("stderr", err)):
             if data and self.path:
                 file, content = f"attempt-{attempt}.{name}", self._mask.data(data)

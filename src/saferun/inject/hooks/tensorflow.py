@@ -122,7 +122,13 @@ class Watch:
         return getattr(reductions, name)()
 
     def made(self, strategy: Any, chosen: Any, frame: FrameType) -> None:
-        """Write the receipt of a strategy, with what it really has; report a second one."""
+        """Write the receipt of a strategy, with what it really has; report a second one.
+
+        Args:
+            strategy: the MirroredStrategy.
+            chosen: the reduction that it was given by us; None: none.
+            frame: the script's, where it was made.
+        """
         place = frames.user_place(frame)
         self._context.activate()
         self._context.receipt(
