@@ -154,7 +154,7 @@ dist.destroy_process_group()
         ("True", ("ddp-optimizer-off",), True),
         ("'ddp_optimizer'", ("ddp-optimizer-off",), True),
     ],
-    ids=["none", "cured", "cured by its other name"],
+    ids=["none", "mitigated", "mitigated by its other name"],
 )
 def test_without_ddps_optimizer_the_graph_stays_whole(mode, names, whole, tmp_path):
     out, receipts = run(tmp_path, DDP.format(mode=mode), *names, ranks=1)
