@@ -107,7 +107,7 @@ def _owner(links: set[str], proc: str) -> int | None:
 
 def _command(pid: int, masker: Masker, proc: str) -> str:
     argv = procfs.text(f"{proc}/{pid}/cmdline").rstrip("\0").split("\0")
-    text = " ".join(masker.words(argv))[:120]
+    text = " ".join(masker.argv(argv))[:120]
     return printable(text)
 
 

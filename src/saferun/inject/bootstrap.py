@@ -134,17 +134,17 @@ def kind_of(argv: "Sequence[str]") -> str:
 
 def _program(argv: "Sequence[str]") -> "tuple[str, str]":
     """Return ("-m", module), ("-c", code) or ("", script) of a Python command line."""
-    words = iter(argv[1:])
-    for word in words:
+    arguments = iter(argv[1:])
+    for word in arguments:
         if word in ("-", "--") or not word.startswith("-"):
             return "", word
         if word.startswith("--"):
             if word == "--check-hash-based-pycs":
-                next(words, "")
+                next(arguments, "")
             continue
         for place, letter in enumerate(word[1:], 2):
             if letter in "mcWX":  # takes a value: the rest of the word, or the next word
-                value = word[place:] or next(words, "")
+                value = word[place:] or next(arguments, "")
                 if letter in "mc":
                     return "-" + letter, value
                 break

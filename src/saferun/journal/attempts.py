@@ -117,8 +117,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, .
     found = [_change(n, *(v.get(n) for v in values)) for n in names]
     trees = [dict(_leaves("hooks", events.mapping(p.get("hooks")))) for p in (before, after)]
     found += [_change(key, *(tree.get(key) for tree in trees)) for key in {**trees[0], **trees[1]}]
-    argv = events.words(before.get("command"))
-    found += [f"argument {w}" for w in events.words(after.get("command")) if w not in argv]
+    argv = events.strings(before.get("command"))
+    found += [f"argument {w}" for w in events.strings(after.get("command")) if w not in argv]
     return tuple(filter(None, found))
 
 

@@ -183,7 +183,7 @@ def read(base: str, name: str, now_s: float) -> Run | None:
         attempts=_attempts(log),
         mitigations=begun.mitigations,
         script=events.text(plan.get("script")),
-        script_args=events.words(plan.get("script_args")),
+        script_args=events.strings(plan.get("script_args")),
         process=begun.by or {},
         lost=sum(event.lost for event in log),
     )

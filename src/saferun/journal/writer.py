@@ -255,7 +255,7 @@ class Journal:
             return {self._mask.text(str(k)): self._fact(k, v, depth) for k, v in value.items()}
         if isinstance(value, (list, tuple)) and depth < _DEPTH:
             if value and all(isinstance(word, str) for word in value):
-                return self._mask.words(value)
+                return self._mask.argv(value)
             return [self._clean(item, depth + 1) for item in value]
         return self._mask.text(repr(value))
 

@@ -320,11 +320,11 @@ class _Once:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def __call__(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._say(text)
 
 

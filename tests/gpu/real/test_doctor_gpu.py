@@ -126,7 +126,7 @@ def test_torch_and_the_driver_fit(examined):
 
 
 def test_the_page_is_80_columns_wide(examined):
-    page = doctor_page.page([Finding(**found) for found in examined[1]["findings"]])
+    page = doctor_page.render([Finding(**found) for found in examined[1]["findings"]])
     keep("page.txt", page)
     words = [line for line in page.splitlines() if len(line) > 80]
     assert all("http" in line or len(line.split()) == 1 for line in words), words
