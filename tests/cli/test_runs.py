@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import pytest
 from command import call
@@ -130,7 +131,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(home, tmp_path) -> Desk:
+def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
     return Desk(home, tmp_path)
 
 
@@ -375,7 +376,7 @@ def test_what_is_no_run_is_not_listed(tmp_path):
 
 
 @pytest.fixture
-def strangers():
+def strangers() -> Iterator[pathlib.Path]:
     """A directory of runs, one of which this process's user may not look into."""
     base = pathlib.Path(tempfile.mkdtemp())
     base.chmod(0o755)

@@ -29,12 +29,12 @@ LOOK = [" ".join(nvidia_smi.QUERY), " ".join(nvidia_smi.APPS)]
 
 
 @pytest.fixture
-def smi(tmp_path) -> Smi:
+def smi(tmp_path: Path) -> Smi:
     return Smi(tmp_path / "bin")
 
 
 @pytest.fixture
-def dev(tmp_path) -> Path:
+def dev(tmp_path: Path) -> Path:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()
     return tmp_path / "dev"
@@ -66,7 +66,7 @@ class Stand:
 
 
 @pytest.fixture
-def stand(smi, dev) -> Stand:
+def stand(smi: Smi, dev: Path) -> Stand:
     return Stand(smi, dev)
 
 
@@ -519,7 +519,7 @@ FULL = (
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("cuda"))
 
 
@@ -573,7 +573,7 @@ def test_gpus_are_tried_again_after_a_failure_that_may_be_theirs(
 
 
 @pytest.fixture
-def machine(tmp_path, library, monkeypatch) -> Machine:
+def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """One whose locks are its own, since the UUIDs are the same in all tests."""
     monkeypatch.setattr(lock_dir, "_directories", lambda environ: [str(tmp_path / "locks")])
     return Machine(tmp_path, library)

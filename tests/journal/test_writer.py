@@ -14,6 +14,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from repo import ROOT
@@ -42,16 +44,16 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def base(tmp_path) -> pathlib.Path:
+def base(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "state" / "runs"
 
 
 @pytest.fixture
-def begin(base, said):
+def begin(base: pathlib.Path, said: list[str]) -> Iterator[Callable[..., Journal]]:
     """Begin a run in `base`, or elsewhere."""
     made = []
 
-    def begin(where=base, run="r", **clocks) -> Journal:
+    def begin(where: pathlib.Path = base, run: str = "r", **clocks: Any) -> Journal:
         made.append(Journal.begin(str(where), run, MASKER, say=said.append, **clocks))
         return made[-1]
 
@@ -61,7 +63,7 @@ def begin(base, said):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A file system of 64 KiB."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount")
@@ -545,7 +547,7 @@ def test_events_that_were_deleted_go_on_in_a_new_file(begin, said):
 
 
 @pytest.fixture
-def hangs(monkeypatch):
+def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Let what the journal's threads do hang until told otherwise, as a dead NFS mount does."""
     monkeypatch.setattr(writer, "BEGIN_S", 0.2)
     monkeypatch.setattr(writer, "WRITE_S", 0.2)
@@ -570,7 +572,7 @@ def hangs(monkeypatch):
 
 
 @pytest.fixture
-def threads(monkeypatch) -> list[object]:
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the journal's disk has started a thread for: each may be waited for once."""
     started: list[object] = []
     real = disk._start

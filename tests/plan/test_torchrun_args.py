@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import check_cases
@@ -77,12 +78,12 @@ class RealParser:
 
 
 @pytest.fixture(scope="session")
-def reals():
+def reals() -> dict[str, RealParser]:
     return {name: RealParser(environ) for name, environ in PET_ENVIRONMENTS.items()}
 
 
 @pytest.fixture(scope="session")
-def real(reals):
+def real(reals: dict[str, RealParser]) -> RealParser:
     return reals["none"]
 
 
@@ -152,7 +153,7 @@ def test_importing_the_grammar_stays_light():
 
 
 @pytest.fixture(scope="module")
-def corpus():
+def corpus() -> dict[str, tuple[Any]]:
     if not COMMANDS.exists():
         pytest.skip(f"no corpus at {COMMANDS} (SAFERUN_CORPUS names another place)")
     records = map(json.loads, COMMANDS.read_text(encoding="utf-8").splitlines())

@@ -45,7 +45,7 @@ def path_of(*folders: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def no_torch_of_ours(monkeypatch):
+def no_torch_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
 
 
@@ -274,7 +274,7 @@ REAL_CASES = {
 
 
 @pytest.fixture(scope="module")
-def real_venv(tmp_path_factory):
+def real_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real environment of this Python, with torches of different versions all around it."""
     root = tmp_path_factory.mktemp("real")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
@@ -441,7 +441,7 @@ class FakeTorch:
 
 
 @pytest.fixture
-def fake_torch(tmp_path):
+def fake_torch(tmp_path: Path) -> FakeTorch:
     return FakeTorch(tmp_path)
 
 
