@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from fakecuda import Machine, Smi, card, compiled, driver_files, uuid
+from repo import source
 
 from saferun.diagnosis.signatures import load as load_failures
 from saferun.gpu import lock_dir, nvidia_smi, orphans, preflight_gate, recovery
@@ -247,24 +248,10 @@ def test_another_user_s_process_is_never_ours(stand):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_an_owner_that_hidepid_hides_is_alive(stand):
     """What /proc does not show may live: only the kernel's ESRCH says that it is gone."""
-    program = """
-import ctypes, os, sys
-sys.path[:0] = sys.argv[2].split(":")
-from saferun.system import procfs, redact
-libc = ctypes.CDLL(None, use_errno=True)
-os.unshare(os.CLONE_NEWNS) if hasattr(os, "unshare") else libc.unshare(0x20000)
-libc.mount(None, b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
-if libc.mount(b"proc", b"/proc", b"proc", 0, b"hidepid=2"):
-    print("no mount"); sys.exit()
-record = procfs.this_process() | {"pid": int(sys.argv[1]), "start": 1}
-os.setgroups([]); os.setgid(12345); os.setuid(12345)
-print(procfs.stat(record["pid"]), procfs.lives(record), procfs.lives(record | {"pid": 4194303}))
-"""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(["sleep", "60"]) as owner:
-        path = os.pathsep.join(sys.path)
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(owner.pid), path], capture_output=True, text=True
-        )
+        code = [sys.executable, "-c", source("gpu/ask_behind_hidepid"), str(owner.pid)]
+        done = subprocess.run(code, env=environ, capture_output=True, text=True)
         owner.kill()
     if "no mount" in done.stdout:
         pytest.skip("this sandbox does not allow it")
