@@ -23,6 +23,7 @@ from command import call
 from helpers import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from repo import source
 
 from saferun.cli import runs_view
 from saferun.errors import SaferunError, UnavailableError, UsageError
@@ -33,20 +34,7 @@ from saferun.journal.attempts import attempts
 from saferun.journal.mitigation_history import Entry, Key
 from saferun.system import procfs
 
-TORCHRUN = """#!{python}
-import json, os, signal, sys
-act = json.loads(os.environ["ACTS"])[int(os.environ["SAFERUN_ATTEMPT"]) - 1]
-if "receipt" in act:
-    place = json.loads(os.environ["SAFERUN_INJECT"])["receipts"]
-    with open(place + "/a1-r0-rank3-pid77.jsonl", "w") as file:
-        file.write(json.dumps(act["receipt"]) + "\\n")
-sys.stderr.write(act.get("says", ""))
-sys.stderr.flush()
-if "wait" in act:
-    os.mkfifo(act["wait"])
-    open(act["wait"]).read()
-sys.exit(act.get("status", 0))
-"""
+TORCHRUN = f"#!{sys.executable}\n{source('cli/acting_torchrun')}"
 NO_SHM = (
     "[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:317, unhandled "
     "system error, NCCL version 2.21.5\n[rank1]: Last error:\n[rank1]: Error while creating shared "
@@ -79,7 +67,7 @@ class Desk:
         self.base = home / ".local/state/saferun/runs"
         program = tmp / "bin" / "torchrun"
         program.parent.mkdir()
-        program.write_text(TORCHRUN.format(python=sys.executable))
+        program.write_text(TORCHRUN)
         program.chmod(0o755)
         self.environ = {
             "HOME": str(home),
