@@ -72,7 +72,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(home, tmp_path) -> Desk:
+def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
     return Desk(home, tmp_path)
 
 

@@ -33,12 +33,12 @@ THREE = GpuFacts(tuple(Gpu(n, uuid(n), "NVIDIA Fake") for n in range(3)), "proc"
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture
-def machine(tmp_path, library) -> Machine:
+def machine(tmp_path: Path, library: Path) -> Machine:
     return Machine(tmp_path, library)
 
 
@@ -346,7 +346,7 @@ def test_an_nvidia_smi_that_hangs_or_lies_costs_a_bounded_time(machine, library,
 
 
 @pytest.fixture
-def job(machine) -> str:
+def job(machine: Machine) -> str:
     (machine.folder / "job.py").write_text("print('the job runs', flush=True)\n")
     return "job.py"
 
