@@ -48,6 +48,10 @@ class Terminal:
         self.seen = self.seen[match.end() :]
         return match
 
+    def has_job(self) -> bool:
+        """Return whether a job of the shell's is in the foreground, which gets the keys."""
+        return os.tcgetpgrp(self.fd) != os.getpgid(self.pid)
+
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
@@ -167,9 +171,11 @@ def test_job_stops_and_goes_on_as_under_torchrun(typed):
     run.terminal.expect(rb"tick 3")
     run.terminal.type("\x1a")
     run.terminal.expect(rb"Stopped")
+    run.terminal.expect(rb"READY\$ ")
     run.terminal.expect(rb"tick (\d+)")  # ranks are sessions of their own: they go on meanwhile
     run.terminal.expect(rb"tick (\d+)")
     run.terminal.type("fg\n")
+    until(run.terminal.has_job)
     run.terminal.expect(rb"tick (\d+)")
     run.terminal.type("\x03")
     run.terminal.expect(rb"READY\$ ")
@@ -184,6 +190,7 @@ def test_plain_python_stops_with_us_and_goes_on_with_us(typed):
     run.terminal.expect(rb"READY\$ ")
     until(lambda: _state(run.pid("agent")) == "T")
     run.terminal.type("fg\n")
+    until(run.terminal.has_job)
     run.terminal.expect(rb"tick (\d+)")
     run.terminal.type("\x03")
     run.terminal.expect(rb"READY\$ ")

@@ -338,7 +338,7 @@ def test_the_holder_of_memory_is_asked_of_nvidia_smi(machine, library):
 def test_an_nvidia_smi_that_hangs_or_lies_costs_a_bounded_time(machine, library, script):
     machine.smi.behaves(script)
     path = f"{machine.smi.folder}:/usr/bin:/bin"
-    judged = examined(library, path=path, timeout_s=1, FAKE_CUDA_BAD="1:memory:2")
+    judged = examined(library, path=path, timeout_s=8, FAKE_CUDA_BAD="1:memory:2")
     assert problems(judged)[0].fix.startswith("end what holds it")
 
 
