@@ -75,7 +75,12 @@ def run(
 def explained(
     path: str | None, exit_code: int | None, environ: Mapping[str, str] | None = None
 ) -> tuple[Diagnosis, Account]:
-    """Diagnose a log, and say which of its lines weighed how much; the arguments are `run`'s.
+    """Diagnose a log, and say which of its lines weighed how much.
+
+    Args:
+        path: as `run` takes it.
+        exit_code: of the command that wrote the log; None if unknown.
+        environ: names the user's cache directory; None for that of this process.
 
     Raises:
         LogError: the file is missing or not readable.

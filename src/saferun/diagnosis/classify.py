@@ -26,7 +26,7 @@ from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.root_line import root_line, telling_line
-from saferun.diagnosis.signatures import WEIGHTS, Kind, Knowledge, says
+from saferun.diagnosis.signatures import Kind, Knowledge, says
 from saferun.named_tuple import NamedTuple
 
 SCHEMA = 1
@@ -149,9 +149,9 @@ def by_machine(
 
 
 def _kind_of(text: str, knowledge: Knowledge) -> str:
-    """Return the kind that a line (lower case) of the machine's states; "" for none."""
-    hard = (sign for sign in knowledge.signs if sign.weight == WEIGHTS["hard"])
-    return next((s.kind for s in hard if any(says(needle, text) for needle in s.says)), "")
+    """Return the kind that a line (lower case) of the machine's states by itself; "" for none."""
+    signs = (sign for sign in knowledge.signs if sign.stands_alone)
+    return next((s.kind for s in signs if any(says(needle, text) for needle in s.says)), "")
 
 
 def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:

@@ -61,8 +61,10 @@ def _facts(best: Explanation, evidence: Evidence) -> Iterator[str]:
 
 
 def known_from(decided_by: Sequence[str]) -> list[str]:
-    """Return the line about the evidence that decided; none where it is the log alone."""
-    return [f"known from: {'; '.join(decided_by)}"] if set(decided_by) - {"log"} else []
+    """Return the line about the evidence that decided; none where the job's own words did."""
+    if all(one.startswith(("log", "error file")) for one in decided_by):
+        return []
+    return [f"known from: {'; '.join(decided_by)}"]
 
 
 def kills(count: int) -> str:

@@ -200,7 +200,13 @@ def _places(sign: Sign, text: Text) -> Iterator[int]:
 
 
 def against(sign: Sign, text: Text, row: int) -> str:
-    """Return the name of the sign's first condition that a place does not meet; "" for none."""
+    """Return the name of the sign's first condition that a place does not meet; "" for none.
+
+    Args:
+        sign: with its conditions.
+        text: of the log.
+        row: the line where its phrase stands.
+    """
     if sign.last and row < len(text.lines) - _LAST_LINES:
         return "last"
     if sign.innermost and not any(word in text.innermost(row) for word in sign.innermost):
