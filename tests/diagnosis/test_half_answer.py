@@ -76,6 +76,12 @@ def test_a_line_that_shares_most_words_of_a_phrase_is_near():
     assert "connection, refused" in found.nearest[0].against
 
 
+def test_the_last_lines_are_compared_without_a_word_of_failure_too():
+    log = "NCCL INFO via P2P\nstep 3\nE: dataset worker stopped unexpectedly, giving up\n"
+    (near,) = diagnose(log).nearest
+    assert (near.kind, near.line) == ("dataloader-worker-died", 3)
+
+
 def test_at_most_two_kinds_are_named_each_once():
     row = "foo {} failed: connection was refused, peer has closed it, timed out at the barrier"
     log = "\n".join(row.format(number) for number in range(9))

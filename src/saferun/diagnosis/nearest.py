@@ -22,7 +22,9 @@ _COMMON = frozenset(
     ("and", "are", "can", "error", "for", "from", "has", "its", "not", "that", "the", "this",
      "was", "with", "your")
 )  # fmt: skip
-_SHARED = 0.5  # of a phrase's words, by how rare they are, that a line shares with it at the least
+_SHARED = 0.34  # of a phrase's words, by how rare they are, that a line shares with it at the least
+_REACH = 1000  # lines from the end of the log, among which such lines are looked for
+_LAST_LINES = 5  # of the log, which are compared without such a word, too
 _LINES = 60  # the last ones with a word of failure, which are compared with all phrases
 
 
@@ -160,8 +162,14 @@ def _alike(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
 
 
 def _telling_rows(text: matches.Text) -> Sequence[int]:
-    rows = [row for row, line in enumerate(text.lower) if row not in text.framed and line]
-    return [row for row in rows if is_of_failure(text.lower[row])][-_LINES:]
+    """Return the last lines with a word of failure, and the last lines; none of information."""
+    begin = max(0, len(text.lower) - _REACH)
+    rows = [
+        row for row, line in enumerate(text.lower[begin:], begin) if line and row not in text.framed
+    ]
+    telling = [row for row in rows if is_of_failure(text.lower[row])]
+    last = {*telling[-_LINES:], *rows[-_LAST_LINES:]}
+    return sorted(row for row in last if not matches.is_information(text.lines[row]))
 
 
 def _words(text: str) -> frozenset[str]:
