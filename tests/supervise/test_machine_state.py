@@ -45,6 +45,13 @@ def test_the_kernels_count_tells_of_a_kill_for_want_of_memory():
     )
 
 
+def test_an_exception_that_passes_a_failure_on_leaves_the_word_to_the_machine():
+    passed_on = "subprocess.CalledProcessError: Command 'prepare' returned non-zero exit status 1."
+    failures = (RankFailure(rank=0, message=passed_on),)
+    assert judged("odd\n", failures=failures).kind == "child-failed-no-root"
+    assert judged("odd\n", failures=failures, oom_kills=1).kind == "host-oom-killed"
+
+
 @pytest.mark.parametrize("kills", [0, None], ids=["none", "no counter"])
 def test_without_any_of_these_it_stays_unknown(kills):
     assert judged("odd\n", oom_kills=kills, exit_code=1).kind == "unknown"

@@ -142,6 +142,8 @@ def by_machine(
     if diagnosis.kind not in _TELLS_NOTHING:
         return diagnosis
     for one in observed:
+        if one.kind == "user-exception" and diagnosis.kind != "unknown":
+            continue  # it has been read, and only passes on what another process reported
         if kind := one.kind or _kind_of(one.text.lower(), knowledge):
             found = _diagnosis(kind, knowledge, one.text, diagnosis.root_rank, one.text)
             return found._replace(decided_by=(one.source,), stack=diagnosis.stack)
