@@ -14,6 +14,7 @@ from runs import Run, executable, run, small_torchrun
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]", "-c"]
 UUID = "GPU-6a6ba0d6-0000-1111-2222-333344445555"
+CGROUPS = Path("/sys/fs/cgroup")
 SILENT = "import sys; print('odd'); sys.exit(1)"
 
 
@@ -70,6 +71,43 @@ def test_a_full_disk_is_seen_where_the_job_does_not_say_why_it_ends(tmp_path, fu
         assert job.end() == 1
     text = f"the disk of {full_disk} is full: 0 KiB free"
     assert decided(job) == ("disk-full", text, ["disk"])
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group that may use 300 MB."""
+    place = next((p for p in (CGROUPS / "memory", CGROUPS) if p.is_dir()), CGROUPS)
+    group = place / f"saferun-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no control group can be made here")
+    limits = [group / name for name in ("memory.max", "memory.limit_in_bytes")]
+    try:
+        limit = next((limit for limit in limits if limit.exists()), None)
+        if limit is None:
+            pytest.skip("memory is not limited by control groups here")
+        limit.write_text("300000000")
+        for name, most in (("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", "300000000")):
+            if (group / name).exists():
+                (group / name).write_text(most)
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_process_that_the_kernel_killed_is_seen_where_the_job_does_not_say_so(
+    tmp_path, small_memory
+):
+    """The job starts a program that takes more than there is, and does not look how it ended."""
+    eats = "import subprocess, sys; subprocess.call([sys.executable, '-c', 'bytearray(9**9)'])"
+    inside = f'echo $$ > {small_memory}/cgroup.procs; exec "$@"'
+    command = ["sh", "-c", inside, "sh", sys.executable, "-m", "saferun"]
+    with run(tmp_path, *PYTHON, f"{eats}; {SILENT}", command=command) as job:
+        assert job.end() == 1
+        job.nothing_lives()
+    text = "kernel: 1 killed for want of memory while it ran"
+    assert decided(job) == ("host-oom-killed", text, ["kernel's count of kills"])
 
 
 @pytest.mark.parametrize(

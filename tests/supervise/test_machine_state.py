@@ -39,10 +39,8 @@ def test_an_error_file_tells_although_no_log_has_the_exception():
 
 def test_the_kernels_count_tells_of_a_kill_for_want_of_memory():
     found = judged("odd\n", oom_kills=2, exit_code=1)
-    assert (found.kind, found.decided_by) == (
-        "host-oom-killed",
-        ("kernel: 2 killed for want of memory while it ran",),
-    )
+    assert (found.kind, found.decided_by) == ("host-oom-killed", ("kernel's count of kills",))
+    assert found.root_line == "kernel: 2 killed for want of memory while it ran"
 
 
 def test_an_exception_that_passes_a_failure_on_leaves_the_word_to_the_machine():

@@ -48,7 +48,7 @@ def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
     yield from _kernels_log(scene)
     if seen.oom_kills:
         text = deciding.kills(seen.oom_kills)
-        yield Observation(text, text, "host-oom-killed")
+        yield Observation("kernel's count of kills", text, "host-oom-killed")
     yield from full_disks(scene.folders)
     yield from _gpus(scene)
     yield from _signal(seen, scene)
