@@ -35,6 +35,7 @@ WORDS = {
     "plan": ["plan", "--profile", "./p.yaml", "t.py"],
     "plan --json": ["plan", "--json", "--profile", "./p.yaml", "t.py"],
     "diagnose": ["diagnose", "log"],
+    "diagnose --explain": ["diagnose", "--explain", "log"],
     "diagnose --json": ["diagnose", "--json", "log"],
     "runs show": ["runs", "show", "last"],
     "runs show --json": ["runs", "show", "--json", "last"],

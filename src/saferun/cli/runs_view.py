@@ -195,6 +195,7 @@ def _attempt(attempt: Attempt, *, running: bool, now_s: float) -> list[str]:
     labelled = [
         ("failure", f"{attempt.kind}{rank}" if attempt.kind else ""),
         ("line", attempt.line),
+        ("from", "; ".join(attempt.decided_by)),
         ("with", ", ".join(attempt.mitigations)),
         ("changed", ", ".join(attempt.changed)),
         ("end", ", ".join(_ending_events(attempt))),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from saferun.diagnosis import log_reader
 from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.deciding import known_from
 from saferun.diagnosis.retry_policy import AGAIN, Decision, Try
 
 LINE_CHARS = 200  # of a line of the job's output; the journal has it in full
@@ -72,10 +73,20 @@ def failure(
         lines.append(f"  {_cut(diagnosis.root_line)}")
     lines += [f"    {_cut(frame)}" for frame in diagnosis.stack]
     lines += [text for text in (diagnosis.explanation, diagnosis.advice) if text]
+    lines += half_answer(diagnosis) + known_from(diagnosis.decided_by)
     lines += _tried(history)
     lines.append(f"not tried again: {decision.reason}")
     if journal:
         lines.append(f"journal: {journal}")
+    return lines
+
+
+def half_answer(diagnosis: Diagnosis) -> list[str]:
+    """Return what is known of an unknown failure: where the user's code was, what it nearly is."""
+    lines = [f"your code was at {_cut(diagnosis.user_frame)}"] if diagnosis.user_frame else []
+    for near in diagnosis.nearest:
+        where = f" (line {near.line})" if near.line else ""
+        lines.append(f"nearest is {near.kind}; against it: {_cut(near.against)}{where}")
     return lines
 
 

@@ -28,6 +28,7 @@ class Attempt(NamedTuple):
     kind: str = ""
     rank: int | None = None  # that failed first
     line: str = ""  # that decided, without its particulars where the journal has no other
+    decided_by: tuple[str, ...] = ()  # the evidence of it
     mitigations: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()  # against the attempt before it
     action: str = ""  # what was decided: "again", "stop", "done"
@@ -86,7 +87,7 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
 def _ended(attempt: Attempt, event: Event, facts: AttemptEnded) -> Attempt:
     known = facts._asdict()
     if event.status == 0 or not facts.kind:  # of a success the kind is "no-failure"
-        known.update(kind="", line="")
+        known.update(kind="", line="", decided_by=())
     return attempt._replace(status=event.status, reason=event.reason, **known)
 
 

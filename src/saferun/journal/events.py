@@ -44,6 +44,7 @@ class AttemptEnded(NamedTuple):
     killed: int  # processes that had to be killed
     unkillable: tuple[int, ...]  # pids
     lost: dict[str, Any]  # the work since the last checkpoint: diagnosis/work_lost.WorkLost
+    decided_by: tuple[str, ...]  # the evidence that decided what failed
 
 
 class PlanChanged(NamedTuple):
@@ -111,6 +112,7 @@ def _ended(raw: Mapping[str, Any]) -> AttemptEnded:
         killed=count(raw.get("killed")) or 0,
         unkillable=tuple(p for p in pids if count(p)) if isinstance(pids, list) else (),
         lost=mapping(raw.get("lost_work")),
+        decided_by=words(raw.get("decided_by")),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 
 from saferun.diagnosis.retry_policy import Try
 from saferun.inject import contract
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from saferun.plan.inputs import Gathered
     from saferun.supervise.attempt import Ended
     from saferun.supervise.evidence import OutOfMemoryKills, Ranks
+    from saferun.supervise.machine_state import Scene
 
 SHUTDOWN_S = 30  # that torchrun itself gives its workers (--shutdown-timeout)
 MARGIN_S = 10.0  # in addition, for torchrun to end
@@ -90,7 +92,7 @@ class AttemptWatch:
             hang: why the watch has ended it, if it has.
         """
         from saferun.diagnosis import classify, signatures
-        from saferun.supervise import evidence
+        from saferun.supervise import evidence, machine_state
 
         identity = self._gathered.identity
         kills = self._kills.since() if self._kills else None
@@ -99,6 +101,8 @@ class AttemptWatch:
         diagnosis = classify.classify(seen._replace(hang=hang), known)
         if self.request is not None:
             diagnosis = classify.as_kind(diagnosis, self.request.kind, known)
+        observed = machine_state.observed(seen, self._scene(ended))
+        diagnosis = classify.by_machine(diagnosis, observed, known)
         last = last._replace(
             kind=diagnosis.kind,
             verdict=diagnosis.verdict,
@@ -108,6 +112,21 @@ class AttemptWatch:
             last_step=seen.step,
         )
         return last, diagnosis
+
+    def _scene(self, ended: Ended) -> Scene:
+        """Return where it ran, and where it wrote as far as that is known."""
+        from saferun.supervise.machine_state import Scene
+
+        environ = self._plan.environment(self._gathered.environ)
+        checkpoints = self._plan.settings.retry.resume.checkpoints
+        folders = (os.path.dirname(checkpoints), ".", environ.get("TMPDIR", "/tmp"), "~")  # noqa: S108 - looked at, not written to
+        return Scene(
+            environ=environ,
+            gpus=self._plan.gpus.gpus,
+            began_s=ended.started_at,
+            folders=tuple(os.path.expanduser(folder) for folder in folders if folder),
+            signal=ended.signal,
+        )
 
     def receipts(self, *, kept: bool) -> tuple[tuple[Receipt, ...], bool]:
         """Return the ranks' receipts, and whether a missing one means that hooks did not run.

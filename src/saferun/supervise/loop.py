@@ -284,7 +284,7 @@ class _Run:
         """Import what a failure needs, and have the next attempt's torchrun import torch."""
         from saferun.diagnosis import classify, signatures  # noqa: F401 (imported ahead)
         from saferun.journal import error_files, receipts  # noqa: F401 (imported ahead)
-        from saferun.supervise import report  # noqa: F401 (imported ahead)
+        from saferun.supervise import machine_state, report  # noqa: F401 (imported ahead)
 
         signatures.load(self._gathered.environ)  # fills its cache, in case of a failure
         self._watch.look()
