@@ -112,7 +112,7 @@ def _ended(raw: Mapping[str, Any]) -> AttemptEnded:
         killed=count(raw.get("killed")) or 0,
         unkillable=tuple(p for p in pids if count(p)) if isinstance(pids, list) else (),
         lost=mapping(raw.get("lost_work")),
-        decided_by=words(raw.get("decided_by")),
+        decided_by=strings(raw.get("decided_by")),
     )
 
 
