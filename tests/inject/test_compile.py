@@ -333,17 +333,7 @@ print(counters["stats"]["unique_graphs"] > 0)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["flex_attention", "create_block_mask"])
 def test_flex_attention_stays_compiled_when_asked_for(run: Run, name: str) -> None:
-    script = f"""
-import torch
-from torch.nn.attention.flex_attention import flex_attention, create_block_mask
-from torch._dynamo.utils import counters
-compiled = torch.compile({name})
-q = torch.randn(1, 1, 128, 16)
-if compiled.__name__ == "flex_attention": compiled(q, q, q)
-else: compiled(lambda b, h, i, j: i >= j, 1, 1, 128, 128, device="cpu")
-print(counters["stats"]["unique_graphs"] > 0)
-"""
-    ran = run(script, NOT_AT_ALL)
+    ran = run(source("inject/compile_flex_attention"), NOT_AT_ALL, NAME=name)
     assert ran.out == "True\n", ran.err
 
 
