@@ -15,7 +15,16 @@ from pathlib import Path
 
 import pytest
 from helpers import living, until
-from runs import Run, counting, example, program, run, small_torchrun, staying
+from runs import (
+    Run,
+    counting,
+    example,
+    program,
+    run,
+    saves_and_goes_on,
+    small_torchrun,
+    staying,
+)
 
 EVENTUALLY_S = 300
 
@@ -133,10 +142,10 @@ def test_nothing_outlives_a_saferun_that_is_killed(tmp_path, stopped):
         job.nothing_lives()
 
 
-SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in ("SIGTERM", "SIGHUP", "SIGUSR1")]
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in ("SIGTERM", "SIGHUP")]
 
 
-@pytest.mark.parametrize("name", ["SIGINT", *SLOW, "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGINT", *SLOW])
 def test_a_signal_ends_the_run_for_good(tmp_path, name):
     with run(tmp_path, *staying(tmp_path)) as job:
         both_ranks(job, attempt=1)
@@ -147,6 +156,24 @@ def test_a_signal_ends_the_run_for_good(tmp_path, name):
     assert ended["signals"] == [name]
     assert ended["reason"] == "it was asked to end"
     assert len(job.messages()) == 1, job.messages()
+
+
+def test_a_rank_saves_at_a_user_signal_for_as_long_as_it_needs_and_the_job_goes_on(tmp_path):
+    argv = ["--profile=cpu", "--nproc-per-node=2", program("saves_at_a_signal"), str(tmp_path)]
+    with run(tmp_path, *argv) as job:
+        saves_and_goes_on(job, tmp_path)
+        assert (len(job.events("ended")), len(job.messages())) == (1, 1)
+
+
+def test_what_fails_soon_after_a_user_signal_is_tried_again_where_it_can_pass(tmp_path):
+    with run(tmp_path, *staying(tmp_path)) as job:
+        first = both_ranks(job, attempt=1)
+        job.process.send_signal(signal.SIGUSR1)
+        os.kill(first[0], signal.SIGKILL)
+        both_ranks(job, attempt=2, but=first)
+        job.process.terminate()
+        assert job.end() == 1
+        assert [e["signals"] for e in job.events("ended")] == [["SIGUSR1"], ["SIGTERM"]]
 
 
 FAILS = """

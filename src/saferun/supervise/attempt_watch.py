@@ -8,6 +8,7 @@ from saferun.diagnosis.retry_policy import Try
 from saferun.inject import contract
 from saferun.inject.targets import NEEDS
 from saferun.journal import recycling
+from saferun.supervise.end_requests import INTERRUPTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class AttemptWatch:
         if self.request is not None:
             diagnosis = classify.as_kind(diagnosis, self.request.kind, known)
         last = last._replace(
+            asked=last.asked and not self._failed_by_itself(ended, diagnosis),
             kind=diagnosis.kind,
             verdict=diagnosis.verdict,
             offered=diagnosis.mitigations,
@@ -108,6 +110,12 @@ class AttemptWatch:
             last_step=seen.step,
         )
         return last, diagnosis
+
+    def _failed_by_itself(self, ended: Ended, diagnosis: Diagnosis) -> bool:
+        """Return whether it failed of what may pass, soon after a signal that only ranks got."""
+        if ended.interrupted or set(ended.forwarded) & set(self._plan.options.handled_signals):
+            return False
+        return diagnosis.verdict in ("retry", "mitigate")
 
     def receipts(self, *, kept: bool) -> tuple[tuple[Receipt, ...], bool]:
         """Return the ranks' receipts, and whether a missing one means that hooks did not run.
@@ -145,8 +153,22 @@ class AttemptWatch:
         )
 
 
+def ended_status(ended: Ended, *, torchrun: bool) -> int:
+    """Return the status of a run that ends with an attempt: 130 after a SIGINT to torchrun.
+
+    torchrun itself has status 1 then; a Python that handles it has one of its own.
+
+    Args:
+        ended: how it ended.
+        torchrun: it started the job.
+    """
+    if torchrun and ended.by_interrupt and ended.exit_code:
+        return INTERRUPTED
+    return ended.exit_code
+
+
 def end_requested(ended: Ended) -> bool:
-    """Return whether a signal ended it; after SIGUSR1 or SIGUSR2 ranks may run on."""
+    """Return whether a signal ended it; after SIGUSR1 or SIGUSR2 most ranks run on."""
     soon = SHUTDOWN_S + MARGIN_S
     return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
 
