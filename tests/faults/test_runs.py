@@ -130,6 +130,8 @@ def test_the_death_of_a_process_between_us_and_the_ranks_is_survived(tmp_path, w
         job.process.terminate()
         assert job.end() == 1
         job.nothing_lives()
+    if who == "agent":
+        assert "(torchrun itself was killed (SIGKILL)); " in job.err
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["agent runs", "agent stopped"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -87,6 +88,7 @@ def test_a_second_run_on_a_gpu_starts_and_names_the_first(tmp_path, gpu):
         with run(tmp_path, "--nproc-per-node=1", "-m", "this", env=gpu) as second:
             assert second.end() == 0, second.err
         in_use = next(line for line in second.messages() if "in use by" in line)
+        assert re.search(r"GPU 0 \(GPU-[0-9a-f]{8}…\) is in use by ", in_use)
         assert f"pid {first.process.pid} of user" in in_use
         assert "train.py" in in_use
 

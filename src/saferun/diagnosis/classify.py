@@ -68,7 +68,8 @@ def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Di
         return _diagnosis("unknown", knowledge, telling_line(lines), exits.root_rank)
     ranks = (best.rank, exit_codes.rank_of(best.kind, lines), exits.root_rank)
     rank = next((rank for rank in ranks if rank is not None), None)
-    line = telling_line(lines) if best.at < 0 else root_line(best, lines, knowledge)
+    # Where only an exit code decides, no line of the output does.
+    line = "" if best.at < 0 else root_line(best, lines, knowledge)
     diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text)
     return diagnosis._replace(stack=crash_stack(evidence.log.lines, rank))
 

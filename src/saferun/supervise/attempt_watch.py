@@ -80,6 +80,7 @@ class AttemptWatch:
             progressed=progressed,
             kind=replaced.kind or "no-failure" if replaced else "no-failure",
             replaced=replaced.why if replaced else "",
+            launcher_end=_launcher_end(ended, self._plan.launcher),
         )
 
     def diagnosed(self, last: Try, ended: Ended, hang: Hang | None = None) -> tuple[Try, Diagnosis]:
@@ -151,6 +152,15 @@ class AttemptWatch:
             no_python=foreign,
             needed=_needed(self._plan.settings.hooks),
         )
+
+
+def _launcher_end(ended: Ended, launcher: str) -> str:
+    """Return how the launcher died of a signal; "" where it did not, or where we ended it."""
+    if ended.signal is None or ended.ended_by != "job" or ended.interrupted:
+        return ""
+    from saferun.diagnosis.process_end import launcher_end
+
+    return launcher_end(ended.signal, torchrun=launcher == "torchrun")
 
 
 def ended_status(ended: Ended, *, torchrun: bool) -> int:
