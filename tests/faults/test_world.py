@@ -190,10 +190,13 @@ def test_a_journal_that_vanishes_in_the_middle_stops_no_job(tmp_path, small):
     text = "import shutil, sys; shutil.rmtree(sys.argv[1]); print('gone')"
     runs = tmp_path / "runs"
     words = ["--run-dir", str(runs), script(tmp_path, text), str(runs)]
-    with run(tmp_path, *words, env=small) as job:
+    # As torchrun sets it: a rank then writes a receipt at its end.
+    own = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
+    with run(tmp_path, *words, env={**small, **own}) as job:
         assert job.end() == 0, job.err
         job.nothing_lives()
     assert job.out == "gone\n"
+    assert not runs.exists()  # nor comes a half of it back
 
 
 # --- the machine -------------------------------------------------------------------------------
