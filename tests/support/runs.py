@@ -202,7 +202,8 @@ def saves_and_goes_on(job: Run, place: Path) -> None:
     until(lambda: {p.name for p in place.glob("up-*")} == {"up-0", "up-1"}, "ranks", LIMIT_S)
     before = set(living(job.mark))
     job.process.send_signal(signal.SIGUSR1)
-    os.kill(job.processes("torchrun")[-1], signal.SIGUSR1)
+    stat = Path(f"/proc/{job.ranks()[0]}/stat").read_text().rpartition(")")[2].split()
+    os.kill(int(stat[1]), signal.SIGUSR1)  # the agent
     until((place / "saving").exists, "rank 0 saves", LIMIT_S)
     (place / "gate").touch()
     until((place / "saved").exists, "rank 0 has saved", LIMIT_S)
