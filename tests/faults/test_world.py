@@ -254,7 +254,7 @@ def test_a_run_in_the_background_of_a_script_can_be_interrupted(tmp_path):
         pid = int(job.process.stdout.readline())
         until(lambda: _handles_sigint(job), "torchrun handles SIGINT", EVENTUALLY_S)
         os.kill(pid, signal.SIGINT)
-        assert job.end() == 1
+        assert job.end() == 128 + signal.SIGINT
         job.nothing_lives()
 
 
