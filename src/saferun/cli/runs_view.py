@@ -158,12 +158,11 @@ def _facts(run: Run, plan: Mapping[str, Any]) -> list[str]:
 def _settings(plan: Mapping[str, Any]) -> list[str]:
     """Return NAME=value for the variables that were set, except those that every run has."""
     env = plan.get("env")
-    usual = ("PYTHONPATH", "PET_SIGNALS_TO_HANDLE")
     names = env if isinstance(env, dict) else {}
     return [
         f"{name}={shlex.quote(str(setting.get('value')))}"
         for name, setting in names.items()
-        if isinstance(setting, dict) and name not in usual and not name.startswith("SAFERUN_")
+        if isinstance(setting, dict) and name != "PYTHONPATH" and not name.startswith("SAFERUN_")
     ]
 
 

@@ -109,10 +109,11 @@ def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Re
     best = steps[-1].taken
     ranks = (best.rank, exit_codes.rank_of(best.kind, lines), root_rank)
     rank = next((rank for rank in ranks if rank is not None), None)
-    line = telling_line(lines) if best.at < 0 else root_line(best, lines, knowledge)
     if best.kind == "unknown":
         found = _diagnosis("unknown", knowledge, telling_line(lines), rank)
         return Reading(collected, steps, _half_answer(found, collected, knowledge))
+    # Where only an exit code decides, no line of the output does.
+    line = "" if best.at < 0 else root_line(best, lines, knowledge)
     diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text)
     stack = crash_stack(evidence.log.lines, rank)
     decided_by = deciding.named(best, lines, evidence)

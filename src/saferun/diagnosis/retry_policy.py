@@ -49,6 +49,7 @@ class Try(NamedTuple):
     unkillable: bool = False  # the kernel could not end one of its processes
     progressed: bool = False  # it did work that counts, such as trials
     replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure
+    launcher_end: str = ""  # how its first process died of a signal, in words
     falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
 
 

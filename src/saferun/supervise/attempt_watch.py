@@ -9,6 +9,7 @@ from saferun.diagnosis.retry_policy import Try
 from saferun.inject import contract
 from saferun.inject.targets import NEEDS
 from saferun.journal import recycling
+from saferun.supervise.end_requests import INTERRUPTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class AttemptWatch:
             progressed=progressed,
             kind=replaced.kind or "no-failure" if replaced else "no-failure",
             replaced=replaced.why if replaced else "",
+            launcher_end=_launcher_end(ended, self._plan.launcher),
         )
 
     def diagnosed(self, last: Try, ended: Ended, hang: Hang | None = None) -> tuple[Try, Diagnosis]:
@@ -104,6 +106,7 @@ class AttemptWatch:
         observed = machine_state.observed(seen, self._scene(ended))
         diagnosis = classify.by_machine(diagnosis, observed, known)
         last = last._replace(
+            asked=last.asked and not self._failed_by_itself(ended, diagnosis),
             kind=diagnosis.kind,
             verdict=diagnosis.verdict,
             offered=diagnosis.mitigations,
@@ -127,6 +130,12 @@ class AttemptWatch:
             folders=tuple(os.path.expanduser(folder) for folder in folders if folder),
             signal=ended.signal,
         )
+
+    def _failed_by_itself(self, ended: Ended, diagnosis: Diagnosis) -> bool:
+        """Return whether it failed of what may pass, soon after a signal that only ranks got."""
+        if ended.interrupted or set(ended.forwarded) & set(self._plan.options.handled_signals):
+            return False
+        return diagnosis.verdict in ("retry", "mitigate")
 
     def receipts(self, *, kept: bool) -> tuple[tuple[Receipt, ...], bool]:
         """Return the ranks' receipts, and whether a missing one means that hooks did not run.
@@ -164,8 +173,31 @@ class AttemptWatch:
         )
 
 
+def _launcher_end(ended: Ended, launcher: str) -> str:
+    """Return how the launcher died of a signal; "" where it did not, or where we ended it."""
+    if ended.signal is None or ended.ended_by != "job" or ended.interrupted:
+        return ""
+    from saferun.diagnosis.process_end import launcher_end
+
+    return launcher_end(ended.signal, torchrun=launcher == "torchrun")
+
+
+def ended_status(ended: Ended, *, torchrun: bool) -> int:
+    """Return the status of a run that ends with an attempt: 130 after a SIGINT to torchrun.
+
+    torchrun itself has status 1 then; a Python that handles it has one of its own.
+
+    Args:
+        ended: how it ended.
+        torchrun: it started the job.
+    """
+    if torchrun and ended.by_interrupt and ended.exit_code:
+        return INTERRUPTED
+    return ended.exit_code
+
+
 def end_requested(ended: Ended) -> bool:
-    """Return whether a signal ended it; after SIGUSR1 or SIGUSR2 ranks may run on."""
+    """Return whether a signal ended it; after SIGUSR1 or SIGUSR2 most ranks run on."""
     soon = SHUTDOWN_S + MARGIN_S
     return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
 
