@@ -66,7 +66,7 @@ verdicts_in() { # DIRECTORY, which the nodes share; sets `verdicts`
 limit_is_near() {
   [[ -z ${limit_near-} ]] || return 0
   limit_near=yes
-  say "the time limit is near: the job is asked to end, and will be queued again"
+  say "the time limit is near: the ranks get SIGUSR2; the job is queued again in $GRACE_S s at most"
   scancel --signal=URG "$slurm_job" || kill -s URG "$step" || true
   trap 'again "it did not end within $GRACE_S s"' USR1
   { sleep "$GRACE_S" && kill -s USR1 "$$"; } &
@@ -80,7 +80,7 @@ after_failure() {
   for file in ${verdicts:+"$verdicts"/*}; do
     [[ -f $file ]] || continue
     case $(<"$file") in
-      stop-user) return 0 ;;
+      stop-user) [[ -n ${limit_near-} ]] || return 0 ;; # else it may be how ranks end once saved
       stop-hardware) bad+=${bad:+,}${file##*/} ;;
     esac
   done
@@ -132,6 +132,8 @@ meet() { # OPTION VALUE...: sets `meeting`
 # same kind would cut torchrun's shutdown short. Where no job runs yet, this shell ends.
 pass_on() { # SIGNAL
   [[ -n ${job-} ]] || exit 143
-  [[ $1 != limit ]] || kill -s USR2 "$job" 2>/dev/null || true
+  [[ $1 == limit ]] || return 0
+  asked=TERM # no further attempt begins
+  tell USR2
 }
 trap 'pass_on limit' URG

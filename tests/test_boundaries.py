@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -131,12 +132,81 @@ def test_no_file_has_outgrown_one_sitting():
 def outgrown(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     assert node.end_lineno is not None
     lines = node.end_lineno - node.lineno + 1
-    given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-    parameters = sum(argument.arg not in ("self", "cls") for argument in given)
     if lines > 40:
         yield f"{lines} lines"
-    if parameters > 6:
-        yield f"{parameters} parameters"
+    if len(arguments(node)) > 6:
+        yield f"{len(arguments(node))} parameters"
+
+
+def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+    return [argument for argument in given if argument.arg not in ("self", "cls")]
+
+
+def test_functions_with_three_parameters_say_what_they_are():
+    """Nested functions and click's commands excepted, whose docstrings are their help."""
+    bare = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
+        for path in SOURCE.rglob("*.py")
+        for body in bodies(ast.parse(path.read_text()))
+        for node in body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+        if len(arguments(node)) >= 3 and "command(" not in ast.unparse(node).partition("def ")[0]
+        if (text := ast.get_docstring(node)) is not None and "Args:\n" not in text
+    ]
+    assert bare == []
+
+
+def bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    """Yield the module's own statements and those of its classes."""
+    yield tree.body
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield node.body
+
+
+def test_fixtures_are_typed_and_a_program_of_twelve_lines_is_a_file():
+    tests = ROOT / "tests"
+    broken = []
+    for path in tests.rglob("*.py"):
+        name = str(path.relative_to(tests))
+        tree = ast.parse(path.read_text())
+        broken += [f"{name}: fixture {fixture}" for fixture in untyped_fixtures(tree)]
+        if not name.startswith("programs/"):
+            broken += [f"{name}:{line} is a program" for line, text in strings(tree) if long(text)]
+    assert broken == []
+
+
+def untyped_fixtures(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            marks = [ast.unparse(mark).partition("(")[0] for mark in node.decorator_list]
+            types = [argument.annotation for argument in arguments(node)]
+            if "pytest.fixture" in marks and not all([*types, node.returns]):
+                yield node.name
+
+
+def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of each string that is no docstring; x for what an f-string fills in."""
+    held = [node for node in ast.walk(tree) if isinstance(node, (ast.Expr, ast.JoinedStr))]
+    parts = {id(part) for node in held for part in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            texts = [p.value if isinstance(p, ast.Constant) else "x" for p in node.values]
+            yield node.lineno, "".join(map(str, texts))
+        elif isinstance(node, ast.Constant) and id(node) not in parts:
+            yield node.lineno, node.value if isinstance(node.value, str) else ""
+
+
+def long(text: str) -> bool:
+    """Whether it is a Python program of twelve lines, and not a log or a bash script."""
+    if len(text.strip().splitlines()) < 12:
+        return False
+    try:
+        body = ast.parse(textwrap.dedent(text)).body
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)) for node in body)
 
 
 def test_only_sitecustomize_lies_on_the_childs_path():

@@ -13,7 +13,7 @@ from repo import ROOT, SRC
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> pathlib.Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     place = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", place, ROOT],
@@ -36,7 +36,7 @@ def test_the_wheel_holds_every_room_profiles_shell_and_types(wheel):
 
 
 @pytest.fixture(scope="module")
-def alone(wheel, tmp_path_factory) -> pathlib.Path:
+def alone(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A fresh environment with the wheel and pyyaml and click, and no torch."""
     place = tmp_path_factory.mktemp("alone") / "env with blank"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run saferun and return its exit status; an unsupervised job replaces it and never returns."""
-    argv = sys.argv[1:] if argv is None else argv
+    ours = argv is None  # and no program's that has imported this
     try:
-        return _dispatch(argv)
+        return _dispatch(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
-        return 130
+        return _die_of_interrupt() if ours else 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # flushing at exit would raise it again
         return 141
@@ -24,6 +24,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         from saferun.system.stderr import report
 
         return report(error)
+
+
+def _die_of_interrupt() -> int:
+    """End as Python does after Ctrl-C, by the signal itself: a shell's loop goes on otherwise."""
+    import signal
+
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    return 130  # it is blocked
 
 
 def _dispatch(argv: Sequence[str]) -> int:

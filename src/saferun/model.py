@@ -61,7 +61,7 @@ class LaunchOptions(NamedTuple):
     conf: str  # of the rendezvous: "store_type=file"
     master_addr: str  # "" if not given
     shutdown_timeout_s: int | None
-    handles_signals: bool  # --signals-to-handle is given
+    handled_signals: tuple[str, ...]  # --signals-to-handle, where it is given
     module: bool  # -m
     no_python: bool
     run_path: bool

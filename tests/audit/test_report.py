@@ -7,7 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from repo import ROOT
@@ -338,7 +338,9 @@ def test_every_variable_of_the_shipped_profiles_has_a_reader():
 
 
 @pytest.fixture
-def place(home, tmp_path):
+def place(
+    home: pathlib.Path, tmp_path: pathlib.Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """A directory with a script, and an environment without any of the variables in question."""
     (tmp_path / "t.py").write_text("print('done')\n")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(judge.FAMILIES)}
@@ -352,7 +354,6 @@ def place(home, tmp_path):
             env={**environ, **extra},
         )
 
-    run.script = tmp_path / "t.py"
     return run
 
 
@@ -367,15 +368,17 @@ def test_a_launch_reports_once_what_has_no_reader(place):
     assert lines[0].startswith("saferun: TORCH_COMPILE_DISABLE_CUDAGRAPHS has no reader in torch")
 
 
-def test_a_launch_does_not_report_what_its_script_reads(place):
-    place.script.write_text("import os; print(os.environ['TORCH_COMPILE_DISABLE_CUDAGRAPHS'])\n")
+def test_a_launch_does_not_report_what_its_script_reads(place, tmp_path):
+    (tmp_path / "t.py").write_text(
+        "import os; print(os.environ['TORCH_COMPILE_DISABLE_CUDAGRAPHS'])\n"
+    )
     done = place(*LAUNCH, TORCH_COMPILE_DISABLE_CUDAGRAPHS="1")
     assert done.stdout == "1\n"
     assert "no reader" not in done.stderr
 
 
-def test_a_launch_does_not_report_what_a_module_beside_its_script_reads(place):
-    (place.script.parent / "model.py").write_text("X = 'NCCL_ALGOS'\n")
+def test_a_launch_does_not_report_what_a_module_beside_its_script_reads(place, tmp_path):
+    (tmp_path / "model.py").write_text("X = 'NCCL_ALGOS'\n")
     done = place(*LAUNCH, NCCL_ALGOS="ring", NCCL_DEUBG="INFO")
     (line,) = [line for line in done.stderr.splitlines() if "no reader" in line]
     assert "saferun: NCCL_DEUBG (NCCL_DEBUG?) has no reader" in line
@@ -425,10 +428,10 @@ def test_a_launch_within_a_saferun_does_not_report_again(place, mark):
     assert "no reader" not in done.stderr
 
 
-def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place):
+def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place, tmp_path):
     words = ("--profile", "cpu", "t.py")
     dead = {"TORCH_COMPILE_DISABLE_CUDAGRAPHS": "1", "NCCL_DEBUG": "INFO"}
-    place.script.write_text("import os\nos.environ['NCCL_DEBUG'] = 'WARN'\n")
+    (tmp_path / "t.py").write_text("import os\nos.environ['NCCL_DEBUG'] = 'WARN'\n")
     page = place("plan", *words, **dead).stdout
     assert "your own settings" in page
     assert "TORCH_COMPILE_DISABLE_CUDAGRAPHS=1 has no reader" in page

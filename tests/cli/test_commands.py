@@ -72,7 +72,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(home, tmp_path) -> Desk:
+def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
     return Desk(home, tmp_path)
 
 
@@ -292,7 +292,7 @@ def test_a_log_is_explained_from_a_file_or_a_pipe(desk):
     (desk.cwd / "train.log").write_text(log)
     told = json.loads(desk.run("diagnose", "--json", "--exit-code", "1", "train.log").stdout)
     keys = "schema kind group verdict mitigations root_line root_rank explanation advice references"
-    assert " ".join(told) == keys
+    assert " ".join(told) == f"{keys} decided_by user_frame nearest"
     assert (told["verdict"], told["root_rank"]) == ("stop-user", 1)
     piped = subprocess.run(
         [sys.executable, "-m", "saferun", "diagnose", "-"],

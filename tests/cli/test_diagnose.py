@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -22,7 +23,7 @@ LOG = (
 )
 KEYS = [
     "schema", "kind", "group", "verdict", "mitigations", "root_line", "root_rank",
-    "explanation", "advice", "references",
+    "explanation", "advice", "references", "decided_by", "user_frame", "nearest",
 ]  # fmt: skip
 
 
@@ -78,6 +79,35 @@ def test_people_read_what_failed_where_and_what_to_do(log):
     assert first.startswith("user-missing-file (rank 2): do not retry")
     assert "träin.bin" in root
     assert "Check the path" in " ".join(rest)
+
+
+def test_explain_shows_what_weighed_as_text_and_as_json(log):
+    run = [sys.executable, "-m", "saferun", "diagnose", "--explain", log]
+    text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^ +\d+  user-missing-file  line 3, rank 2: \[rank2\]: File", text, re.M)
+    shown = json.loads(subprocess.run([*run, "--json"], capture_output=True, check=True).stdout)
+    assert list(shown) == [*KEYS, "explain"]
+    assert list(shown["explain"]) == ["lines", "decision", "near"]
+    assert shown["explain"]["decision"][-1]["kind"] == shown["kind"] == "user-missing-file"
+
+
+def test_a_success_was_not_chosen_among_lines(log):
+    found, account = diagnose.explained(log, 0)
+    assert (found.kind, found.decided_by, account.decision) == (
+        "no-failure",
+        ("exit status 0",),
+        (),
+    )
+
+
+def test_an_unknown_failure_is_half_answered(tmp_path, home):
+    path = tmp_path / "a.log"
+    path.write_text("INFO Failed to open libibverbs.so\n")
+    shown = json.loads(diagnose.to_json(diagnose.run(str(path), None)))
+    assert [near["kind"] for near in shown["nearest"]] == ["nccl-ib-error"]
+    assert "nearest is nccl-ib-error; against it: " in diagnose.to_text(
+        diagnose.run(str(path), None)
+    )
 
 
 def test_people_read_the_mitigations(tmp_path, home):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ EVIL = "a\x1b[31mb\x9b2Jc\u202ed\u2066e\x7ff\x85g\u2028h\ud800i"
 
 
 @pytest.fixture
-def place(home, tmp_path, monkeypatch):
+def place(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -34,6 +35,7 @@ WORDS = {
     "plan": ["plan", "--profile", "./p.yaml", "t.py"],
     "plan --json": ["plan", "--json", "--profile", "./p.yaml", "t.py"],
     "diagnose": ["diagnose", "log"],
+    "diagnose --explain": ["diagnose", "--explain", "log"],
     "diagnose --json": ["diagnose", "--json", "log"],
     "runs show": ["runs", "show", "last"],
     "runs show --json": ["runs", "show", "--json", "last"],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from saferun.__main__ import main
 
 
 @pytest.fixture
-def deleted(home, tmp_path, monkeypatch):
+def deleted(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A working directory that is gone."""
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import pytest
 from command import call
 from helpers import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from repo import source
 
 from saferun.cli import runs_view
 from saferun.errors import SaferunError, UnavailableError, UsageError
@@ -32,20 +34,7 @@ from saferun.journal.attempts import attempts
 from saferun.journal.mitigation_history import Entry, Key
 from saferun.system import procfs
 
-TORCHRUN = """#!{python}
-import json, os, signal, sys
-act = json.loads(os.environ["ACTS"])[int(os.environ["SAFERUN_ATTEMPT"]) - 1]
-if "receipt" in act:
-    place = json.loads(os.environ["SAFERUN_INJECT"])["receipts"]
-    with open(place + "/a1-r0-rank3-pid77.jsonl", "w") as file:
-        file.write(json.dumps(act["receipt"]) + "\\n")
-sys.stderr.write(act.get("says", ""))
-sys.stderr.flush()
-if "wait" in act:
-    os.mkfifo(act["wait"])
-    open(act["wait"]).read()
-sys.exit(act.get("status", 0))
-"""
+TORCHRUN = f"#!{sys.executable}\n{source('cli/acting_torchrun')}"
 NO_SHM = (
     "[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:317, unhandled "
     "system error, NCCL version 2.21.5\n[rank1]: Last error:\n[rank1]: Error while creating shared "
@@ -78,7 +67,7 @@ class Desk:
         self.base = home / ".local/state/saferun/runs"
         program = tmp / "bin" / "torchrun"
         program.parent.mkdir()
-        program.write_text(TORCHRUN.format(python=sys.executable))
+        program.write_text(TORCHRUN)
         program.chmod(0o755)
         self.environ = {
             "HOME": str(home),
@@ -130,7 +119,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(home, tmp_path) -> Desk:
+def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
     return Desk(home, tmp_path)
 
 
@@ -375,7 +364,7 @@ def test_what_is_no_run_is_not_listed(tmp_path):
 
 
 @pytest.fixture
-def strangers():
+def strangers() -> Iterator[pathlib.Path]:
     """A directory of runs, one of which this process's user may not look into."""
     base = pathlib.Path(tempfile.mkdtemp())
     base.chmod(0o755)

@@ -55,6 +55,13 @@ def test_an_uncaught_exception_that_nothing_knows_is_the_users():
     assert verdicts == dict.fromkeys(OWN, "stop-user")
 
 
+@pytest.mark.parametrize("code", [2, 3, 137])
+def test_where_only_an_exit_code_decides_no_line_of_the_job_does(code):
+    """Python has 2 for a script that is not there, argparse for a wrong argument."""
+    found = diagnose("step 7 loss 0.3\nan error was logged here\nbye", exit_code=code)
+    assert (found.kind == "user-args-error", found.root_line) == (False, "")
+
+
 # Kinds that decide although an exception stands before them: the machine reports them, not a rank.
 HARD = {"stale-file-handle", "sigterm-preempted", "nccl-shm-failed", "node-failed"}
 HARD |= {"study-storage-locked", "study-storage-full"}

@@ -5,29 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from repo import PROGRAMS
+
 from saferun.diagnosis import log_reader
 from saferun.diagnosis.crash_stack import MOST, crash_stack
 
-CRASH = """
-import faulthandler, threading
-faulthandler.enable()
-def deep(n):
-    if n: deep(n - 1)
-    else: faulthandler._sigsegv()
-def wait(): threading.Event().wait()
-threading.Thread(target=wait, daemon=True).start()
-deep(MOST)
-"""
+CRASH = str(PROGRAMS / "diagnosis" / "deep_crash.py")
 
 
-def test_the_crashed_threads_innermost_frames_are_found(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(CRASH.replace("MOST", str(MOST)))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, check=False)
+def test_the_crashed_threads_innermost_frames_are_found():
+    done = subprocess.run([sys.executable, CRASH, str(MOST)], capture_output=True, check=False)
     found = crash_stack(log_reader.read((b"step 1\n", done.stderr, b"end\n")).lines, None)
     assert found == (
-        f'File "{script}", line 6 in deep',
-        *[f'File "{script}", line 5 in deep'] * (MOST - 1),
+        f'File "{CRASH}", line 14 in deep',
+        *[f'File "{CRASH}", line 12 in deep'] * (MOST - 1),
     )
 
 

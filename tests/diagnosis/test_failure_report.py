@@ -6,6 +6,7 @@ import pytest
 
 from saferun.diagnosis import failure_report
 from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.process_end import launcher_end
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
 
 
@@ -74,11 +75,38 @@ def test_a_failed_run_says_what_where_what_was_tried_what_to_do_and_where_more_i
         "the run failed: segfault on rank 3, host node7",
         "  Fatal Python error: Segmentation fault",
         "A crash in native code.",
-        "Look at the trace.",
+        "It came twice. Run with `python -X faulthandler` to see where.",
         "tried: attempt 1: segfault after 2 h 7 min; attempt 2: segfault after 2 h 7 min, with a",
         "not tried again: the attempts are used up",
         "journal: /runs/x",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "facts", "shown"),
+    [
+        ("failed (exitcode: -6) local_rank: 0 (pid: 25495) of binary: /usr/bin/python3", {},
+         "rank 3 ended by SIGABRT (pid 25495) and printed no reason"),
+        ("[rank0]:   exitcode  : -11 (pid: 7)", {"stack": ('File "t.py", line 3 in f',)},
+         "rank 3 ended by SIGSEGV (pid 7)"),
+        ("  exitcode  : -14", {"root_rank": None}, "a rank ended by SIGALRM and printed no reason"),
+        ("  exitcode  : 3 (pid: 7)", {}, "exitcode  : 3 (pid: 7)"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_rank_by_a_signal_is_told_in_words(line, facts, shown):
+    assert failure([attempt(kind="abort-unknown")], root_line=line, **facts)[1] == f"  {shown}"
+
+
+@pytest.mark.parametrize(
+    ("number", "torchrun", "words"),
+    [(9, True, "torchrun itself was killed (SIGKILL)"),
+     (11, False, "the script's process ended by SIGSEGV")],
+)  # fmt: skip
+def test_the_launchers_own_end_is_told_and_no_line_of_the_job(number, torchrun, words):
+    ended = attempt(exit_code=128 + number, launcher_end=launcher_end(number, torchrun=torchrun))
+    assert failure([ended])[1] == f"  {words}"
+    line = failure_report.between(ended, diagnosis(), Decision(AGAIN, "it can pass"))
+    assert f"segfault on rank 3 ({words}); it can pass" in line
 
 
 def test_it_stays_short_after_many_attempts_and_long_lines():

@@ -20,9 +20,9 @@ import pytest
 from cases import slow
 from fake_smi import bus, fields, libcuda, machine, program, report, uuid  # noqa: F401 - a fixture too
 
-from saferun.doctor import collect, examination, kernellog, nvidia, together
+from saferun.doctor import collect, examination, nvidia, together
 from saferun.model import NOTE, OK, PROBLEM, Finding
-from saferun.system import gpus
+from saferun.system import gpus, kernellog
 
 
 def free_port() -> int:

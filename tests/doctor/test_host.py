@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import pathlib
 import threading
+import time
 
 import pytest
 
-from saferun.doctor import checks_host, host, kernellog
+from saferun.doctor import checks_host, host
 from saferun.doctor.vitals import Clock, Disk, Limits, Memory, Tools, Torch
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
 from saferun.system import gpus as gpu
+from saferun.system import kernellog
 
 GIB = 1 << 30
 
@@ -348,3 +350,19 @@ def test_this_machines_log_is_read_or_refused():
     read = kernellog.read(os.environ)
     assert read.source or read.trouble
     assert pathlib.Path("/dev/kmsg").exists() or read.source != "/dev/kmsg"
+
+
+def test_only_the_kernels_records_since_a_moment_are_read(tmp_path):
+    log = tmp_path / "kmsg"
+    now_us = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    log.write_text(f"4,1,5,-;NVRM: old\n4,2,{now_us},-;NVRM: new\nNVRM: continued\n")
+    read = kernellog.read({}, str(log), since_s=time.time() - 60)
+    assert read.lines == (f"4,2,{now_us},-;NVRM: new",)
+
+
+def test_journald_is_asked_since_a_moment(tmp_path):
+    program = tmp_path / "journalctl"
+    program.write_text('#!/bin/sh\necho NVRM: "$@"\n')
+    program.chmod(0o755)
+    read = kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"), since_s=1700000000.5)
+    assert read.lines[0].endswith("--since=@1700000000")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fake_smi import bus, libcuda  # noqa: F401 - a fixture too
@@ -26,10 +28,10 @@ PLAIN = Masker({}, ())
 
 
 @pytest.fixture
-def tried(libcuda):  # noqa: F811
+def tried(libcuda: Path) -> Callable[..., Cuda]:  # noqa: F811
     """Try the pairs of a machine of two GPUs whose transfers do what the environment says."""
 
-    def run(timeout_s=20, **environ):
+    def run(timeout_s: float = 20, **environ: str) -> Cuda:
         environ = {"LD_LIBRARY_PATH": str(libcuda), **environ}
         return nvidia.ask_cuda(environ, timeout_s)
 

@@ -17,7 +17,7 @@ SAMPLE = [
 
 
 def test_the_report_has_problems_first_and_fits_80_columns():
-    lines = view.page(SAMPLE).splitlines()
+    lines = view.render(SAMPLE).splitlines()
     assert lines[0] == "1 problem, 1 note, 1 fine"
     titles = [line for line in lines[1:] if line and not line.startswith(" ")]
     assert titles == ["problems", "notes", "fine"]
@@ -27,13 +27,13 @@ def test_the_report_has_problems_first_and_fits_80_columns():
 def test_the_report_fits_a_narrow_terminal_as_far_as_it_can_be_read():
     sample = [Finding(NOTE, "limits", "few files " * 20, "", "more of them " * 9)]
     for columns, width in ((64, 64), (200, 80), (10, 50), (0, 50)):
-        longest = max(map(len, view.page(sample, columns=columns).splitlines()))
+        longest = max(map(len, view.render(sample, columns=columns).splitlines()))
         assert width - 10 < longest <= width
 
 
 def test_a_command_to_copy_is_not_broken():
     fix = "end what runs on this GPU, then as root `nvidia-smi --gpu-reset -i 3`, or reboot"
-    lines = view.page([Finding(PROBLEM, "GPU 3", "it hangs", "", fix)]).splitlines()
+    lines = view.render([Finding(PROBLEM, "GPU 3", "it hangs", "", fix)]).splitlines()
     assert any("`nvidia-smi --gpu-reset -i 3`" in line for line in lines), lines
 
 
@@ -43,12 +43,12 @@ def test_equal_findings_of_several_gpus_are_reported_once():
 
 
 def test_the_report_of_a_machine_without_a_problem_is_short():
-    assert view.page(SAMPLE[:1]).splitlines()[0] == "all 1 checks are fine"
+    assert view.render(SAMPLE[:1]).splitlines()[0] == "all 1 checks are fine"
 
 
 def test_colour_is_for_terminals():
-    assert "\033[" in view.page(SAMPLE, colour=True)
-    assert "\033[" not in view.page(SAMPLE)
+    assert "\033[" in view.render(SAMPLE, colour=True)
+    assert "\033[" not in view.render(SAMPLE)
 
 
 def test_every_fact_becomes_json():

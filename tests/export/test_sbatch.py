@@ -302,7 +302,8 @@ def test_before_its_time_is_over_a_job_is_asked_to_end_and_queued_again(
         _, err = process.communicate()
     assert (records / "signals").read_text() == "SIGUSR2 "
     assert cluster.asked == asked
-    assert process.returncode == (status if ends else 137), err
+    assert process.returncode == (status if ends else 128 + signal.SIGTERM), err
+    assert [path.name for path in records.glob("[0-9]*.json")] == ["1.json"]  # no attempt after it
 
 
 def test_what_slurm_signals_in_every_process_is_not_sent_a_second_time(cluster):

@@ -51,7 +51,8 @@ def test_a_signal_asks_the_job_to_end_once_and_nothing_is_tried_again(machine, n
     job = machine.start(["bash", script], ends=STAYS)
     up(machine)
     job.send_signal(getattr(signal, name))
-    assert end(job)[0] == 9
+    # A shell's loop stops where a command dies of SIGINT itself.
+    assert end(job)[0] == (-signal.SIGINT if name == "SIGINT" else 9)
     assert signals(machine) == name
     assert list(machine.received("x")) == [1]
     assert machine.living() == {}
@@ -202,7 +203,8 @@ def test_a_ctrl_c_reaches_the_job_once_and_the_terminal_stays_one(machine, launc
     status = os.waitpid(pid, 0)[1]
     os.close(fd)
     assert "tty True True" in output
-    assert os.waitstatus_to_exitcode(status) == 9, output
+    own = 9 if launcher == "python" else -signal.SIGINT  # torchrun has 1 whatever its job had
+    assert os.waitstatus_to_exitcode(status) == own, output
     assert signals(machine) == "SIGINT"
     assert machine.living() == {}
 

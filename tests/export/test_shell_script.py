@@ -14,7 +14,7 @@ import pytest
 from helpers import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from repo import ROOT
+from repo import ROOT, source
 from scripts import NASTY
 from shell_text import DUMP, bash, made, settings_in_bash
 
@@ -202,7 +202,7 @@ def test_a_step_that_comes_in_pieces_is_read_whole():
     assert program.communicate()[0] == b"attempt|12|0.5\n"
 
 
-# Steps in two pieces, the second when the time of a read is just over: STEPS is for Python.
+# Steps in two pieces, the second when the time of a read is just over.
 MANY = """
 eval "$1"
 exec {verdicts}< <(exec "$2" -c "$3")
@@ -212,15 +212,6 @@ for i in {0..1999}; do
 done
 next_step || echo over
 """
-STEPS = """
-import os, random, time
-for i in range(2000):
-    text = f"attempt {i} 5.000 .\\n".encode()
-    cut = random.choice([random.randrange(1, len(text)), len(text) - 1, len(text) - 2])
-    os.write(1, text[:cut])
-    time.sleep(random.choice([0.0028, 0.003, 0.004]))
-    os.write(1, text[cut:])
-"""
 
 
 @pytest.mark.slow
@@ -228,7 +219,7 @@ def test_of_two_thousand_steps_that_come_when_a_read_gives_up_none_is_misread():
     text = (ROOT / "shell" / "run.sh").read_text()
     function = text[text.index("next_step() {") : text.index("order() {")]
     function = function.replace("-t 1 ", "-t 0.003 ")
-    words = ["bash", "-c", MANY, "-", function, sys.executable, STEPS]
+    words = ["bash", "-c", MANY, "-", function, sys.executable, source("export/steps_in_pieces")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.stdout == "over\n", done.stderr
 

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,21 +241,48 @@ def test_job_starts_with_no_signal_blocked_or_ignored(tmp_path, launcher):
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
-def test_user_signals_go_to_ranks_that_left_a_receipt_and_never_to_the_agent(tmp_path, name):
-    listening = COMMON + f"note({name!r}); join('rank'); stay()"
+@pytest.mark.parametrize("receipts", ["of one", "of none"])
+def test_user_signals_go_to_the_ranks_alone_once(tmp_path, name, receipts):
+    """Not to the agent, to a helper that has the rank's handler, or to who has a rank's old pid."""
+    listening = COMMON + f"note({name!r}); child('helper'); join('rank'); stay()"
     with supervised(tmp_path, agent(listening), receipts=str(tmp_path)) as run:
         stale = subprocess.Popen(python(listening.replace("rank", "stale")), env=run.environment)
-        run.arrived(rank=2, agent=1, stale=1)
-        chosen = run.members("rank")[0]
-        for pid in (chosen, stale.pid):  # a number that is another's by now
+        run.arrived(rank=2, helper=3, agent=1, stale=1)
+        for pid in (run.members("rank")[0], stale.pid) if receipts == "of one" else ():
             (tmp_path / f"a1-r0-rank0-pid{pid}.jsonl").touch()
         run.kill("saferun", getattr(signal, name))
-        run.arrived(**{name: 1})
+        run.arrived(**{name: 2})
         run.kill("saferun", signal.SIGTERM)
         assert run.ended()["forwarded"] == [name, "SIGTERM"]
+        assert stale.poll() is None
         stale.kill()
         stale.wait()
-        assert run.members(name) == [chosen]
+        assert sorted(run.members(name)) == sorted(run.members("rank"))
+
+
+def test_the_rank_inside_a_wrapper_gets_a_user_signal_once_it_has_joined(tmp_path):
+    inside = COMMON + "note('SIGUSR1'); join('inside'); stay()"
+    code = (
+        COMMON
+        + f"note('SIGUSR1'); join('rank'); subprocess.run([sys.executable, '-c', {inside!r}])"
+    )
+    with supervised(tmp_path, agent(code), receipts=str(tmp_path)) as run:
+        run.arrived(rank=2, inside=2, agent=1)
+        for pid in run.members("inside"):
+            (tmp_path / f"a1-r0-rank0-pid{pid}.jsonl").touch()
+        run.kill("saferun", signal.SIGUSR1)
+        run.arrived(SIGUSR1=2)
+        assert sorted(run.members("SIGUSR1")) == sorted(run.members("inside"))
+
+
+def test_a_rank_that_blocks_a_user_signal_to_ask_for_it_gets_it(tmp_path):
+    block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); join('rank')"
+    ask = "\nwhile signal.SIGUSR1 not in signal.sigpending(): time.sleep(0.01)"
+    code = COMMON + f"{block}{ask}\njoin('SIGUSR1'); stay()"
+    with supervised(tmp_path, agent(code)) as run:
+        run.arrived(rank=2, agent=1)
+        run.kill("saferun", signal.SIGUSR1)
+        run.arrived(SIGUSR1=2)
 
 
 def test_user_signal_kills_no_rank_that_does_not_listen(tmp_path):
@@ -495,10 +522,14 @@ def user_signals(tmp_path: Path) -> Callable[..., Any]:
     receipts.mkdir()
 
     @contextlib.contextmanager
-    def start(how: str, **env: str):
+    def start(how: str, handled: Sequence[str] = (), **env: str):
         command = [str(TORCHRUN), "--nproc-per-node=2", str(script), str(notes), how]
-        options = {"receipts": str(receipts), "grace_s": 40, "popen": {"env": env}}
-        with supervised(tmp_path, command, **options) as run:
+        options = {
+            "receipts": str(receipts),
+            "popen": {"env": env},
+            "handled": handled,
+        }
+        with supervised(tmp_path, command, grace_s=40, **options) as run:
             until(lambda: len(list(tmp_path.glob("notes.*"))) == 2, run)
             for path in tmp_path.glob("notes.*"):
                 (receipts / f"a1-r0-rank0-pid{path.suffix[1:]}.jsonl").touch()
@@ -511,7 +542,7 @@ def user_signals(tmp_path: Path) -> Callable[..., Any]:
 @pytest.mark.slow
 def test_torchrun_that_takes_user_signals_gets_them_and_all_ends(user_signals):
     names = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
-    with user_signals("ends", PET_SIGNALS_TO_HANDLE=names) as run:
+    with user_signals("ends", PET_SIGNALS_TO_HANDLE=names, handled=names.split(",")) as run:
         run.kill("saferun", signal.SIGUSR1)
         ended = run.ended()
         assert (ended["exit_code"], ended["ended_by"]) == (1, "job")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import until
-from runs import example, run, staying
+from runs import example, program, run, saves_and_goes_on, staying
 
 pytestmark = pytest.mark.slow
 
@@ -45,3 +45,9 @@ def test_an_interrupted_script_leaves_no_rank(tmp_path):
         job.process.send_signal(signal.SIGTERM)
         assert job.end() != 0
         job.nothing_lives()
+
+
+def test_a_rank_of_a_script_saves_at_a_user_signal_for_as_long_as_it_needs(tmp_path):
+    argv = ["--profile=cpu", "--nproc-per-node=2", program("saves_at_a_signal"), str(tmp_path)]
+    with run(tmp_path, command=bash_script(tmp_path, argv)) as job:
+        saves_and_goes_on(job, tmp_path)

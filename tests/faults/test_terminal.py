@@ -3,63 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import COMMON, DEADLINE_S, Supervised, agent, living, python, until
+from helpers import COMMON, Supervised, agent, living, python, until
+from terminals import Terminal
 
 TICK = "\nfor i in range(100000): print('tick', i, flush=True); time.sleep(0.05)"
-
-
-class Terminal:
-    """An interactive bash in a pty."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.pid, self.fd = pty.fork()
-        if not self.pid:
-            shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
-            os.execvpe("bash", shell, {**environment, "PS1": "READY$ ", "TERM": "dumb"})
-        self.seen = b""
-        self.expect(rb"READY\$ ")
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def expect(self, pattern: bytes, limit_s: float = DEADLINE_S) -> re.Match[bytes]:
-        """Return the first match in what was not matched before; forget all up to its end."""
-        limit = time.monotonic() + limit_s
-        while not (match := re.search(pattern, self.seen)):
-            left = limit - time.monotonic()
-            assert left > 0, f"no {pattern!r} in {self.seen[-2000:]!r}"
-            if select.select([self.fd], [], [], left)[0]:
-                self.seen += os.read(self.fd, 65536)
-        self.seen = self.seen[match.end() :]
-        return match
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.fd)
-
-    def end(self) -> None:
-        self.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
 
 
 class Typed(Supervised):
@@ -167,9 +124,11 @@ def test_job_stops_and_goes_on_as_under_torchrun(typed):
     run.terminal.expect(rb"tick 3")
     run.terminal.type("\x1a")
     run.terminal.expect(rb"Stopped")
+    run.terminal.expect(rb"READY\$ ")
     run.terminal.expect(rb"tick (\d+)")  # ranks are sessions of their own: they go on meanwhile
     run.terminal.expect(rb"tick (\d+)")
     run.terminal.type("fg\n")
+    until(run.terminal.has_job)
     run.terminal.expect(rb"tick (\d+)")
     run.terminal.type("\x03")
     run.terminal.expect(rb"READY\$ ")
@@ -184,6 +143,7 @@ def test_plain_python_stops_with_us_and_goes_on_with_us(typed):
     run.terminal.expect(rb"READY\$ ")
     until(lambda: _state(run.pid("agent")) == "T")
     run.terminal.type("fg\n")
+    until(run.terminal.has_job)
     run.terminal.expect(rb"tick (\d+)")
     run.terminal.type("\x03")
     run.terminal.expect(rb"READY\$ ")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -87,6 +88,7 @@ def test_a_second_run_on_a_gpu_starts_and_names_the_first(tmp_path, gpu):
         with run(tmp_path, "--nproc-per-node=1", "-m", "this", env=gpu) as second:
             assert second.end() == 0, second.err
         in_use = next(line for line in second.messages() if "in use by" in line)
+        assert re.search(r"GPU 0 \(GPU-[0-9a-f]{8}…\) is in use by ", in_use)
         assert f"pid {first.process.pid} of user" in in_use
         assert "train.py" in in_use
 
@@ -188,10 +190,13 @@ def test_a_journal_that_vanishes_in_the_middle_stops_no_job(tmp_path, small):
     text = "import shutil, sys; shutil.rmtree(sys.argv[1]); print('gone')"
     runs = tmp_path / "runs"
     words = ["--run-dir", str(runs), script(tmp_path, text), str(runs)]
-    with run(tmp_path, *words, env=small) as job:
+    # As torchrun sets it: a rank then writes a receipt at its end.
+    own = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
+    with run(tmp_path, *words, env={**small, **own}) as job:
         assert job.end() == 0, job.err
         job.nothing_lives()
     assert job.out == "gone\n"
+    assert not runs.exists()  # nor comes a half of it back
 
 
 # --- the machine -------------------------------------------------------------------------------
@@ -249,7 +254,7 @@ def test_a_run_in_the_background_of_a_script_can_be_interrupted(tmp_path):
         pid = int(job.process.stdout.readline())
         until(lambda: _handles_sigint(job), "torchrun handles SIGINT", EVENTUALLY_S)
         os.kill(pid, signal.SIGINT)
-        assert job.end() == 1
+        assert job.end() == 128 + signal.SIGINT
         job.nothing_lives()
 
 

@@ -6,13 +6,15 @@ import contextlib
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from lock_runs import DEADLINE_S, Run
 
 
 @pytest.fixture
-def shared():
+def shared() -> Iterator[pathlib.Path]:
     """A directory that every user can reach, as /run/lock is; pytest's own are private."""
     path = pathlib.Path(tempfile.mkdtemp(prefix="saferun-test-"))
     path.chmod(0o755)
@@ -21,11 +23,13 @@ def shared():
 
 
 @pytest.fixture
-def start(shared):
+def start(shared: pathlib.Path) -> Iterator[Callable[..., Run]]:
     """Start runs on one lock directory; all have ended when the test has."""
     runs = []
 
-    def start(*uuids, mode="refuse", directory=None, **options):
+    def start(
+        *uuids: str, mode: str = "refuse", directory: pathlib.Path | None = None, **options: Any
+    ) -> Run:
         runs.append(Run(directory or shared / "lock", uuids, mode, **options))
         return runs[-1]
 
@@ -41,10 +45,10 @@ def start(shared):
 
 
 @pytest.fixture
-def holds(start):
+def holds(start: Callable[..., Run]) -> Callable[..., Run]:
     """Start a run that must get its locks."""
 
-    def holds(*uuids, **options):
+    def holds(*uuids: str, **options: Any) -> Run:
         run = start(*uuids, **options)
         run.first_words = run.answer()
         assert "held" in run.first_words, run.first_words
@@ -54,10 +58,10 @@ def holds(start):
 
 
 @pytest.fixture
-def outcome(start):
+def outcome(start: Callable[..., Run]) -> Callable[..., Any]:
     """Start a run, let it end at once, and return what came of it."""
 
-    def outcome(*uuids, **options):
+    def outcome(*uuids: str, **options: Any) -> Any:
         run = start(*uuids, **options)
         said = run.answer()
         run.end()

@@ -33,12 +33,12 @@ THREE = GpuFacts(tuple(Gpu(n, uuid(n), "NVIDIA Fake") for n in range(3)), "proc"
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture
-def machine(tmp_path, library) -> Machine:
+def machine(tmp_path: Path, library: Path) -> Machine:
     return Machine(tmp_path, library)
 
 
@@ -338,7 +338,7 @@ def test_the_holder_of_memory_is_asked_of_nvidia_smi(machine, library):
 def test_an_nvidia_smi_that_hangs_or_lies_costs_a_bounded_time(machine, library, script):
     machine.smi.behaves(script)
     path = f"{machine.smi.folder}:/usr/bin:/bin"
-    judged = examined(library, path=path, timeout_s=1, FAKE_CUDA_BAD="1:memory:2")
+    judged = examined(library, path=path, timeout_s=8, FAKE_CUDA_BAD="1:memory:2")
     assert problems(judged)[0].fix.startswith("end what holds it")
 
 
@@ -346,7 +346,7 @@ def test_an_nvidia_smi_that_hangs_or_lies_costs_a_bounded_time(machine, library,
 
 
 @pytest.fixture
-def job(machine) -> str:
+def job(machine: Machine) -> str:
     (machine.folder / "job.py").write_text("print('the job runs', flush=True)\n")
     return "job.py"
 

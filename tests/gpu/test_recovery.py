@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from fakecuda import Machine, Smi, card, compiled, driver_files, uuid
+from repo import source
 
 from saferun.diagnosis.signatures import load as load_failures
 from saferun.gpu import lock_dir, nvidia_smi, orphans, preflight_gate, recovery
@@ -29,12 +30,12 @@ LOOK = [" ".join(nvidia_smi.QUERY), " ".join(nvidia_smi.APPS)]
 
 
 @pytest.fixture
-def smi(tmp_path) -> Smi:
+def smi(tmp_path: Path) -> Smi:
     return Smi(tmp_path / "bin")
 
 
 @pytest.fixture
-def dev(tmp_path) -> Path:
+def dev(tmp_path: Path) -> Path:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()
     return tmp_path / "dev"
@@ -66,7 +67,7 @@ class Stand:
 
 
 @pytest.fixture
-def stand(smi, dev) -> Stand:
+def stand(smi: Smi, dev: Path) -> Stand:
     return Stand(smi, dev)
 
 
@@ -247,24 +248,10 @@ def test_another_user_s_process_is_never_ours(stand):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_an_owner_that_hidepid_hides_is_alive(stand):
     """What /proc does not show may live: only the kernel's ESRCH says that it is gone."""
-    program = """
-import ctypes, os, sys
-sys.path[:0] = sys.argv[2].split(":")
-from saferun.system import procfs, redact
-libc = ctypes.CDLL(None, use_errno=True)
-os.unshare(os.CLONE_NEWNS) if hasattr(os, "unshare") else libc.unshare(0x20000)
-libc.mount(None, b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
-if libc.mount(b"proc", b"/proc", b"proc", 0, b"hidepid=2"):
-    print("no mount"); sys.exit()
-record = procfs.this_process() | {"pid": int(sys.argv[1]), "start": 1}
-os.setgroups([]); os.setgid(12345); os.setuid(12345)
-print(procfs.stat(record["pid"]), procfs.lives(record), procfs.lives(record | {"pid": 4194303}))
-"""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(["sleep", "60"]) as owner:
-        path = os.pathsep.join(sys.path)
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(owner.pid), path], capture_output=True, text=True
-        )
+        code = [sys.executable, "-c", source("gpu/ask_behind_hidepid"), str(owner.pid)]
+        done = subprocess.run(code, env=environ, capture_output=True, text=True)
         owner.kill()
     if "no mount" in done.stdout:
         pytest.skip("this sandbox does not allow it")
@@ -519,7 +506,7 @@ FULL = (
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("cuda"))
 
 
@@ -573,7 +560,7 @@ def test_gpus_are_tried_again_after_a_failure_that_may_be_theirs(
 
 
 @pytest.fixture
-def machine(tmp_path, library, monkeypatch) -> Machine:
+def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """One whose locks are its own, since the UUIDs are the same in all tests."""
     monkeypatch.setattr(lock_dir, "_directories", lambda environ: [str(tmp_path / "locks")])
     return Machine(tmp_path, library)

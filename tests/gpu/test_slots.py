@@ -56,7 +56,7 @@ class Gpus:
 
 
 @pytest.fixture
-def gpus(tmp_path) -> Iterator[Gpus]:
+def gpus(tmp_path: Path) -> Iterator[Gpus]:
     machine = Gpus(tmp_path, 2)
     yield machine
     for place in ("/run/lock/saferun", "/tmp/saferun-lock"):

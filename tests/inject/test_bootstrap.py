@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreters import SITE, Interpreters
+from repo import source
 
 from saferun.inject import bootstrap, contract
 from saferun.inject.targets import TARGETS
@@ -135,20 +136,8 @@ def test_children_of_the_job_are_armed_through_the_environment(interpreters: Int
     assert "b'armed" in interpreters.run(script, hooks=NEUTRAL).out
 
 
-MULTIPROCESSING = """
-import multiprocessing, _frozen_importlib
-def look(queue):
-    queue.put("saferun" in _frozen_importlib._find_spec.__module__)
-if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    child = context.Process(target=look, args=(queue,))
-    child.start(); print(queue.get(timeout=60)); child.join()
-"""
-
-
 def test_spawned_children_are_armed(interpreters: Interpreters) -> None:
-    assert interpreters.run(MULTIPROCESSING, hooks=NEUTRAL).out == "True\n"
+    assert interpreters.run(source("inject/spawned_child"), hooks=NEUTRAL).out == "True\n"
 
 
 @pytest.mark.parametrize(
@@ -326,53 +315,27 @@ except Exception as error:
     assert interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake)).out == bare.out
 
 
-OTHERS = {
-    "one in front that finds nothing": """
-class Other:
-    def find_spec(self, name, path=None, target=None): asked.append(name)
-sys.meta_path.insert(0, Other())
-""",
-    "one at the end": """
-class Other:
-    def find_spec(self, name, path=None, target=None): asked.append(name)
-sys.meta_path.append(Other()); asked.append("torch")
-""",
-    "one in front that finds everything": """
-from importlib.machinery import PathFinder
-class Other:
-    def find_spec(self, name, path=None, target=None):
-        asked.append(name); return PathFinder.find_spec(name, path, target)
-sys.meta_path.insert(0, Other())
-""",
-    "one in front that asks the others": """
-import importlib.util
-class Other:
-    asking = False
-    def find_spec(self, name, path=None, target=None):
-        asked.append(name)
-        if self.asking: return None
-        self.asking = True
-        try: return importlib.util.find_spec(name)
-        finally: self.asking = False
-sys.meta_path.insert(0, Other())
-""",
-    "all replaced": """
-sys.meta_path = list(sys.meta_path)[-3:]; asked.append("torch")
-""",
-}
+FINDERS = [
+    "one in front that finds nothing",
+    "one at the end",
+    "one in front that finds everything",
+    "one in front that asks the others",
+    "all replaced",
+]
 
 
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-@pytest.mark.parametrize("how", ["import torch", "torch = importlib.import_module('torch')"])
+@pytest.mark.parametrize("finder", FINDERS)
+@pytest.mark.parametrize("how", ["import", "import_module"])
 def test_a_module_is_hooked_whichever_finder_finds_it_and_none_is_starved(
-    interpreters: Interpreters, other: str, how: str
+    interpreters: Interpreters, finder: str, how: str
 ) -> None:
-    fake = fake_torch(interpreters.folder)
-    before = "import importlib, sys\nasked = []\n" + other
-    after = "\nprint('torch' in asked, type(torch.__loader__).__name__, torch.compile is len)\n"
-    wrapped = "print(hasattr(torch.compile.__wrapped__, '__wrapped__'))"
-    hooks = {"compile": {"enabled": "off"}}
-    ran = interpreters.run(before + how + after + wrapped, hooks=hooks, PYTHONPATH=both(SITE, fake))
+    ran = interpreters.run(
+        source("inject/other_finder"),
+        hooks={"compile": {"enabled": "off"}},
+        PYTHONPATH=both(SITE, fake_torch(interpreters.folder)),
+        FINDER=finder,
+        HOW=how,
+    )
     assert ran.out == "True SourceFileLoader False\nFalse\n", ran.err
 
 
@@ -474,15 +437,7 @@ def test_a_hook_that_cannot_be_applied_ends_the_job_only_where_required(
         assert [line["error"][:14] for line in ran.by("compile", "failed")] == ["AttributeError"]
 
 
-WRITES = """
-import torch, sys
-from _saferun_inject.context import current
-context = current("")  # the one that the hooks of torch use
-context.receipt("test", "applied", n=1)
-print(len(context._pending))
-context.activate()
-context.receipt("test", "observed", odd=object)
-"""
+WRITES = source("inject/write_receipts")
 
 
 def test_the_receipts_of_hooks_wait_until_the_process_is_active(
@@ -698,23 +653,13 @@ def test_torch_imports_what_it_imports_without_us(interpreters: Interpreters) ->
     assert (ours.out, ours.err) == (bare, "")
 
 
-WORKERS = """
-import torch
-from torch.utils.data import DataLoader
-@torch.compile
-def f(x): return x.sin() + 1
-if __name__ == "__main__":
-    for _ in DataLoader(list(range(4)), num_workers=1, multiprocessing_context="{start}"): pass
-    f(torch.ones(3))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_only_the_process_that_compiled_leaves_a_receipt(
     interpreters: Interpreters, start: str
 ) -> None:
-    ran = interpreters.run(WORKERS.format(start=start), hooks=NEUTRAL, RANK="0", LOCAL_RANK="0")
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "START": start}
+    ran = interpreters.run(source("inject/compile_beside_workers"), hooks=NEUTRAL, **rank)
     assert ran.code == 0, ran.err
     assert len(list(interpreters.receipts.iterdir())) == 1
 
@@ -753,15 +698,6 @@ def test_an_agent_does_not_look_for_garbage_when_it_ends(interpreters: Interpret
     folder.mkdir(parents=True)
     for place in (folder, folder.parent):
         (place / "__init__.py").write_text("")
-    (folder / "run.py").write_text(
-        "import atexit, gc, sys\n"
-        "atexit.register(lambda: print('registered, frozen', gc.get_freeze_count()))\n"
-        "class Cycle:\n"
-        "    def __init__(self): self.me = self\n"
-        "    def __del__(self): print('found')\n"
-        "cycle = Cycle()\n"
-        "del cycle\n"
-        "sys.exit(3)\n"
-    )
+    (folder / "run.py").write_text(source("inject/agent_with_a_cycle"))
     ran = interpreters.run(argv=("-m", "torch.distributed.run"), hooks={})
     assert (ran.code, ran.out) == (3, "registered, frozen 0\n")

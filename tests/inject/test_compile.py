@@ -15,6 +15,7 @@ import pytest
 from cases import slow
 from interpreters import Interpreters
 from ranks import Forks, Job, runner
+from repo import source
 
 Run = Callable[..., Job]
 
@@ -26,34 +27,10 @@ KEYS = [
     "triton.autotune_pointwise",
     "triton.cudagraphs",
 ]
-PROBE = f"""
-import json, os, sys
-import torch
-import torch._inductor.config as config
-from torch._inductor.graph import GraphLowering
-lowered = []
-original = GraphLowering.run
-def run(self, *args):
-    values = config.get_config_copy()
-    lowered.append(dict({{k: values[k] for k in {KEYS}}}, backward=bool(self.is_backward)))
-    return original(self, *args)
-GraphLowering.run = run
-weight = torch.randn(8, 8)
-def body(x): return x @ weight  # nothing that inductor must generate C++ for: that costs seconds
-x = torch.randn(8, 8, requires_grad=True)
-dx = torch.ones(8, 8)
-"""
-ALL = {
-    "max_autotune": True,
-    "max_autotune_gemm": True,
-    "max_autotune_pointwise": True,
-    "coordinate_descent_tuning": True,
-    "triton.autotune_pointwise": True,
-    "triton.cudagraphs": True,
-}
+PROBE = source("inject/lowered_graphs")
 WAYS = {
     "mode": "torch.compile(body, mode='max-autotune')(x).backward(dx)",
-    "options": f"torch.compile(body, options={ALL})(x).backward(dx)",
+    "options": "torch.compile(body, options=ALL)(x).backward(dx)",
     "dashed options": "torch.compile(body, options={'max-autotune': True})(x).backward(dx)",
     "decorator": """
 @torch.compile
@@ -71,24 +48,24 @@ class M(torch.nn.Module):
     def forward(self, x): return body(x)
 m = M(); m.compile(mode="max-autotune"); m(x).backward(dx)
 """,
-    "assignment before": f"""
-for key, value in {ALL}.items(): setattr(config, key, value)
+    "assignment before": """
+for key, value in ALL.items(): setattr(config, key, value)
 torch.compile(body)(x).backward(dx)
-assert all(config.get_config_copy()[key] for key in {KEYS}), "the script's own values changed"
+assert all(config.get_config_copy()[key] for key in KEYS), "the script's own values changed"
 """,
-    "assignment between forward and backward": f"""
+    "assignment between forward and backward": """
 config.max_autotune = True
 y = torch.compile(body)(x)
-for key, value in {ALL}.items(): setattr(config, key, value)
+for key, value in ALL.items(): setattr(config, key, value)
 y.backward(dx)
 """,
-    "patch": f"""
-with config.patch({ALL}):
+    "patch": """
+with config.patch(ALL):
     torch.compile(body)(x).backward(dx)
 """,
-    "inductor's own compile": f"""
+    "inductor's own compile": """
 gm = torch.fx.symbolic_trace(lambda x: (x @ x,))
-torch._inductor.compile(gm, [x.detach()], options={ALL})(x.detach())
+torch._inductor.compile(gm, [x.detach()], options=ALL)(x.detach())
 """,
     "names taken before": """
 from torch import compile as mine
@@ -104,7 +81,7 @@ for way, code in {WAYS!r}.items():
     torch._dynamo.reset(); config.load_config(untouched); lowered.clear()
     exec(code, dict(globals()))
     found[way] = list(lowered)
-print(json.dumps(found))
+show(found)
 """
 OFF = {"autotune": "off", "cudagraphs": "off"}
 KEEP: dict[str, str] = {}
@@ -174,7 +151,7 @@ def test_the_receipt_tells_the_values_in_force_for_both_directions(
 def test_the_policy_beats_the_environment(
     interpreters: Interpreters, settings: dict[str, str], value: bool
 ) -> None:
-    script = PROBE + "torch.compile(body)(x).backward(dx); print(json.dumps(lowered))"
+    script = PROBE + "torch.compile(body)(x).backward(dx); show(lowered)"
     ran = interpreters.run(
         script,
         hooks={"compile": settings},
@@ -204,7 +181,7 @@ dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_s
 """
 GRAPHS = """
 torch.compile(body, options={'triton.cudagraphs': True})(x).backward(dx)
-print(json.dumps(lowered))
+show(lowered)
 """
 
 
@@ -242,27 +219,6 @@ print(counters["inductor"]["cudagraph_skips"] > 0)  # on a CPU an attempt is a s
 
 # one launcher
 
-LAUNCHERS = """
-import torch
-from torch._inductor.runtime import triton_heuristics as h
-class Config: pass
-class Result:
-    def __init__(self): self.config = Config()
-    def make_launcher(self):
-        def launcher(): pass
-        launcher.config = self.config
-        return launcher
-tuner = object.__new__(h.CachingAutotuner)
-tuner.launchers = []; tuner.compile_results = [Result(), Result(), Result()]
-tuner.custom_kernel = CUSTOM; tuner.triton_meta = {"device": None}
-import torch._dynamo.device_interface as d, contextlib
-d.DeviceGuard = lambda *a: contextlib.nullcontext()
-tuner.get_device_interface = lambda: None
-first = tuner.compile_results[0]
-tuner._make_launchers()
-print(len(tuner.launchers), len(tuner.compile_results), tuner.compile_results[0] is first)
-"""
-
 
 @pytest.mark.parametrize(
     ("setting", "custom", "left"),
@@ -273,24 +229,9 @@ def test_a_generated_kernel_has_one_launcher(
     run: Run, setting: dict[str, str], custom: bool, left: int
 ) -> None:
     active = "import os; from _saferun_inject.context import current; current('').activate()\n"
-    script = active + LAUNCHERS.replace("CUSTOM", str(custom))
-    ran = run(script, setting)
+    ran = run(active + source("inject/make_launchers"), setting, CUSTOM=str(custom))
     assert ran.out == f"{left} {left} True\n", ran.err
     assert bool([line for line in ran.hook("compile") if "kept" in line]) is custom
-
-
-LATE = """
-from torch._inductor.runtime import triton_heuristics as h
-tuner = object.__new__(h.CachingAutotuner)
-tuner.custom_kernel = CUSTOM
-tuner.launchers = [len, max, min]
-tuner.benchmark_all_configs = lambda *a, **k: {one: n for n, one in enumerate((min, len, max))}
-tuner._release_static_launchers_except = tuner._prune_compile_results_to_launcher = id
-tuner.precompile_time_taken_ns = 0
-try: tuner.autotune_to_one_config()
-except AttributeError: pass  # what it logs at its end
-print([one.__name__ for one in tuner.launchers])
-"""
 
 
 @pytest.mark.parametrize(
@@ -301,19 +242,19 @@ print([one.__name__ for one in tuner.launchers])
 def test_a_kernel_that_was_made_before_the_hook_is_not_timed_either(
     run: Run, setting: dict[str, str], custom: bool, left: str
 ) -> None:
-    ran = run(LATE.replace("CUSTOM", str(custom)), setting)
+    ran = run(source("inject/time_launchers"), setting, CUSTOM=str(custom))
     assert ran.out == f"['{left}']\n", ran.err
 
 
 ARTIFACTS = (
     PROBE
     + """
-import pathlib
+import os, pathlib
 kept = pathlib.Path(os.environ["KEPT"])
 if kept.exists(): torch.compiler.load_cache_artifacts(kept.read_bytes())
 torch.compile(body, mode="max-autotune")(x).backward(dx)
 if not kept.exists(): kept.write_bytes(torch.compiler.save_cache_artifacts()[0])
-print(json.dumps([graph["max_autotune"] for graph in lowered]))
+show([graph["max_autotune"] for graph in lowered])
 """
 )
 
@@ -333,17 +274,7 @@ def test_artifacts_that_were_made_without_the_policy_are_not_used_under_it(
 
 # enabled
 
-EAGER = """
-import torch
-from torch._dynamo.utils import counters
-def body(x): return x @ x
-class M(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Linear(2, 2)
-    def forward(self, x): return body(self.w(x))
-x = torch.ones(2, 2)
-"""
+EAGER = source("inject/matrix_module")
 COMPILED = {
     "function": "torch.compile(body, fullgraph=True)(x)",
     "decorator": "torch.compile()(body)(x)",
@@ -353,6 +284,7 @@ COMPILED = {
     "class": "C = torch.compile(M); C()(x)",
 }
 COUNT = f"""
+from torch._dynamo.utils import counters
 for way, code in {COMPILED!r}.items():
     torch._dynamo.reset(); counters.clear()
     exec(code, dict(globals()))
@@ -401,37 +333,11 @@ print(counters["stats"]["unique_graphs"] > 0)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["flex_attention", "create_block_mask"])
 def test_flex_attention_stays_compiled_when_asked_for(run: Run, name: str) -> None:
-    script = f"""
-import torch
-from torch.nn.attention.flex_attention import flex_attention, create_block_mask
-from torch._dynamo.utils import counters
-compiled = torch.compile({name})
-q = torch.randn(1, 1, 128, 16)
-if compiled.__name__ == "flex_attention": compiled(q, q, q)
-else: compiled(lambda b, h, i, j: i >= j, 1, 1, 128, 128, device="cpu")
-print(counters["stats"]["unique_graphs"] > 0)
-"""
-    ran = run(script, NOT_AT_ALL)
+    ran = run(source("inject/compile_flex_attention"), NOT_AT_ALL, NAME=name)
     assert ran.out == "True\n", ran.err
 
 
 # fallback
-
-FAILS = """
-import torch
-from torch._inductor import graph
-original = graph.GraphLowering.run
-def run(self, *args):
-    if self.is_backward is BACKWARD: raise RuntimeError("the compiler fails")
-    return original(self, *args)
-graph.GraphLowering.run = run
-import torch._dynamo.config
-torch._dynamo.config.suppress_errors = False
-x = torch.randn(4, 4, requires_grad=True)
-weight = torch.randn(4, 4)
-torch.compile(lambda x: x @ weight, fullgraph=FULL)(x).backward(torch.ones(4, 4))
-print(x.grad is not None)
-"""
 
 
 @pytest.mark.parametrize(
@@ -450,7 +356,7 @@ print(x.grad is not None)
 def test_fallback_runs_eagerly_what_fails_to_compile(
     run: Run, setting: str, full: bool, works: bool, backward: bool
 ) -> None:
-    script = FAILS.replace("BACKWARD", str(backward)).replace("FULL", str(full))
-    ran = run(script, {"fallback": setting})
+    asked = {"BACKWARD": str(backward), "FULL": str(full)}
+    ran = run(source("inject/failing_compiler"), {"fallback": setting}, **asked)
     assert (ran.out == "True\n") is works, ran.err
     assert "the compiler fails" in ran.err

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from interpreters import Interpreters
 from ranks import MARK, TORCHRUN, alive, launch
+from repo import source
 
 NEUTRAL = {"excepthook": "on"}
 DEADLINE_S = 60
@@ -136,42 +137,12 @@ def test_a_rank_that_is_an_agent_itself_takes_its_ranks_along(
 
 # whom it must not touch
 
-HELPERS = (
-    ASK
-    + """
-import json, multiprocessing, os, subprocess, sys, threading
-HELPER = "import sys\\n" + open(__file__).read().partition("import json")[0] + '''
-print(asked(), flush=True)
-sys.stdin.readline()
-print("still here", flush=True)
-'''
-def child(queue): queue.put(asked())
-def start():
-    global helper, thread_id
-    pipe = subprocess.PIPE
-    helper = subprocess.Popen([sys.executable, "-c", HELPER], stdin=pipe, stdout=pipe, text=True)
-    thread_id = threading.get_native_id()
-if __name__ == "__main__":
-    thread = threading.Thread(target=start)
-    thread.start(); thread.join()
-    while os.path.exists("/proc/self/task/%d" % thread_id): pass
-    answers = {"rank": asked(), "helper": int(helper.stdout.readline())}
-    answers["later"] = helper.communicate("go on\\n")[0].strip()
-    for method in ("spawn", "fork", "forkserver"):
-        context = multiprocessing.get_context(method)
-        queue = context.Queue()
-        process = context.Process(target=child, args=(queue,))
-        process.start()
-        answers[method] = queue.get(timeout=60)
-        process.join()
-    open(os.environ["ANSWERS"], "w").write(json.dumps(answers))
-"""
-)
-
 
 def test_only_the_rank_itself_is_tied_and_no_process_that_it_starts(tmp_path: Path) -> None:
     answers = tmp_path / "answers"
-    done = launch(tmp_path, HELPERS, ranks=1, environ={"ANSWERS": str(answers)})
+    done = launch(
+        tmp_path, source("inject/tied_and_helpers"), ranks=1, environ={"ANSWERS": str(answers)}
+    )
     assert done.code == 0, done.err
     assert json.loads(answers.read_text()) == {
         "rank": signal.SIGKILL,
@@ -187,23 +158,11 @@ def test_a_rank_without_a_torchrun_of_ours_is_not_tied(interpreters: Interpreter
     assert ran.out == "0\n"
 
 
-RESTARTED = """
-import os, signal, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-rank, turn = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
-if turn == "0" and rank == 1: os.kill(os.getpid(), signal.SIGSEGV)
-total = torch.ones(1)
-dist.all_reduce(total)
-os.write(1, b"turn %d total %d\\n" % (int(turn), int(total)))  # whole lines do not mix
-dist.destroy_process_group()
-"""
-
-
 @pytest.mark.slow
 def test_torchruns_own_restarts_go_on_as_before(tmp_path: Path) -> None:
     launcher = (TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1")
     variable = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = launch(tmp_path, RESTARTED, launcher=launcher, environ=variable)
+    done = launch(tmp_path, source("inject/segv_then_sum"), launcher=launcher, environ=variable)
     assert (done.code, done.out.count("turn 1 total 2"), done.orphans) == (0, 2, [])
     names = {file.name.split("-pid")[0] for file in (tmp_path / "receipts").iterdir()}
     assert names >= {"a1-r1-rank0", "a1-r1-rank1"}
@@ -314,21 +273,11 @@ def test_an_agent_says_where_it_lives_if_all_its_ranks_are_pythons(
     assert said == (f"{pid} {namespace()}" if sure else pid)
 
 
-BETWEEN = """
-import os
-from _saferun_inject import agent
-def tie():
-    os.getppid = lambda: 1
-agent.die_with_parent = tie
-os.environ["SAFERUN_AGENT_PID"] = str(os.getppid())
-agent.tie()
-"""
-
-
 def test_an_agent_that_dies_just_before_the_kernel_knows_takes_the_rank_along(
     interpreters: Interpreters,
 ) -> None:
-    assert interpreters.run(BETWEEN, hooks=NEUTRAL, RANK="0").code == -signal.SIGKILL
+    ran = interpreters.run(source("inject/orphaned_while_tying"), hooks=NEUTRAL, RANK="0")
+    assert ran.code == -signal.SIGKILL
 
 
 # other Pythons, other kernels

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from interpreters import SITE, Interpreters, Ran
+from repo import source
 
 ON = {"excepthook": "on"}
 
@@ -229,32 +230,21 @@ def test_what_ends_a_thread_is_in_the_receipt_and_printed_as_without_us(
 
 # real torchrun
 
-ROOT = """
-import os, time
-{record}
-def main():
-    if os.environ["RANK"] == "1":
-        raise ValueError("the root cause")
-    time.sleep(60)  # ended by torchrun
-main()
-"""
+ROOT = source("inject/root_cause")
 
 
 @pytest.mark.parametrize(
     "record",
     [
         "",
-        pytest.param(
-            "from torch.distributed.elastic.multiprocessing.errors import record\n@record",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("yes", marks=pytest.mark.slow),
     ],
     ids=["bare", "@record"],
 )
 def test_torchruns_own_summary_names_the_root_cause(
     interpreters: Interpreters, torchrun: tuple[str, ...], record: str
 ) -> None:
-    ran = torchrun_two(interpreters, torchrun, ROOT.format(record=record), ON)
+    ran = torchrun_two(interpreters, torchrun, ROOT, ON, RECORD=record)
     assert ran.code == 1
     summary = ran.err[ran.err.index("Root Cause") :]
     assert "rank      : 1" in summary
@@ -265,7 +255,7 @@ def test_torchruns_own_summary_names_the_root_cause(
 def test_without_the_hook_torchruns_summary_does_not(
     interpreters: Interpreters, torchrun: tuple[str, ...]
 ) -> None:
-    ran = torchrun_two(interpreters, torchrun, ROOT.format(record=""), {"excepthook": "off"})
+    ran = torchrun_two(interpreters, torchrun, ROOT, {"excepthook": "off"}, RECORD="")
     summary = ran.err[ran.err.index("Root Cause") :]
     assert "error_file: <N/A>" in summary
     assert "ValueError" not in summary
@@ -275,20 +265,7 @@ def test_without_the_hook_torchruns_summary_does_not(
 def test_the_earlier_of_two_failures_is_the_root(
     interpreters: Interpreters, torchrun: tuple[str, ...]
 ) -> None:
-    script = """
-import os, pathlib, sys, time
-flag, old = pathlib.Path(os.environ["FLAG"]), sys.excepthook
-def slowly(*a):  # the root's process lives on for a while, as with a slow abort
-    old(*a); flag.touch(); time.sleep(3)
-if os.environ["RANK"] == "1":
-    sys.excepthook = slowly
-    raise ValueError("the root cause")
-deadline = time.time() + 60
-while not flag.exists() and time.time() < deadline: time.sleep(0.05)
-wait = time.time() + 1.1  # torch compares whole seconds
-while time.time() < wait: time.sleep(0.05)
-raise RuntimeError("the echo")
-"""
+    script = source("inject/root_cause_and_echo")
     flag = interpreters.folder / "flag"
     ran = torchrun_two(interpreters, torchrun, script, ON, FLAG=str(flag))
     summary = ran.err[ran.err.index("Root Cause") :]
@@ -309,18 +286,8 @@ def test_a_stderr_without_a_descriptor_is_no_fault(
     interpreters: Interpreters, tmp_path: Path
 ) -> None:
     """Scripts put a Tee there before they import torch."""
-    script = """
-import faulthandler, sys
-class Tee:
-    def write(self, text): return len(text)
-    def flush(self): pass
-sys.stderr = Tee()
-import torch
-sys.stderr = sys.__stderr__
-print(faulthandler.is_enabled())
-"""
     ran = interpreters.run(
-        script,
+        source("inject/tee_without_descriptor"),
         hooks={"excepthook": "on"},
         RANK="0",
         WORLD_SIZE="1",
@@ -332,17 +299,7 @@ print(faulthandler.is_enabled())
 def test_an_error_file_appears_whole_or_not_at_all(interpreters: Interpreters) -> None:
     """torchrun ends ranks in the middle of this, and its own parser breaks on half a file."""
     seen = interpreters.folder / "seen"
-    code = (
-        "import os\n"
-        "write = os.write\n"
-        "def slow(file, data):\n"
-        "    there = os.path.exists(os.environ['TORCHELASTIC_ERROR_FILE'])\n"
-        f"    open({str(seen)!r}, 'a').write('y' if there else 'n')\n"
-        "    return write(file, data[:10])\n"
-        "os.write = slow\n"
-        "raise ValueError('x' * 50)\n"
-    )
-    rank(interpreters, code)
+    rank(interpreters, source("inject/slow_error_file"), SEEN=str(seen))
     assert recorded(interpreters)["message"] == "ValueError: " + "x" * 50
     copies = list(interpreters.receipts.glob("a1-r0-rank*.error.json"))
     assert [json.loads(copy.read_text())["message"] for copy in copies] == [recorded(interpreters)]

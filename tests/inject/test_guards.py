@@ -7,24 +7,10 @@ import sys
 
 import pytest
 from interpreters import Interpreters
+from repo import source
 
 ALL = {"labels": "on", "logits": "on", "embeddings": "on"}
-HEAD = """
-import json, traceback
-import torch, torch.nn.functional as F
-from torch.nn.functional import cross_entropy as taken
-torch.manual_seed(0)
-logits, labels = torch.randn(4, 10), torch.tensor([1, 2, 10, 57])
-found = {}
-def attempt(name, call):
-    try:
-        call()
-        found[name] = "fine"
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        ours = any(frame.filename.endswith("guards.py") for frame in frames)
-        found[name] = [type(error).__name__, str(error), ours]
-"""
+HEAD = source("inject/guard_cases")
 WRONG = {
     "function": ("F.cross_entropy(logits, labels)", "labels out of range: 10, 57 (2 of 4"),
     "alias": ("taken(logits, labels)", "there are 10 classes: 0 to 9, or -100"),
@@ -72,19 +58,10 @@ RIGHT = {
     "jit trace": "torch.jit.trace(M(), labels % 5)(labels % 5)",
     "ready-made subclass": "F.cross_entropy(logits.as_subclass(Mine), labels % 10)",
 }
-MODULE = """
-class Mine(torch.Tensor): pass
-class M(torch.nn.Module):
-    def __init__(self):
-        super().__init__(); self.table = torch.nn.Embedding(5, 10)
-    def forward(self, i): return F.cross_entropy(self.table(i), i)
-"""
-RUN = "\nfor name, code in CASES.items(): attempt(name, lambda: exec(code, globals()))\n"
-END = "print(json.dumps(found))"
 
 
 def script(cases: dict[str, str]) -> str:
-    return HEAD + MODULE + RUN.replace("CASES", repr(cases)) + END
+    return f"{HEAD}attempt({cases!r})\n"
 
 
 @pytest.mark.parametrize("setting", ["on", "off"])
@@ -93,7 +70,7 @@ def test_wrong_labels_and_indices_are_an_error_of_python_that_names_them(
 ) -> None:
     cases = {name: code for name, (code, _) in WRONG.items()}
     guards = {**dict.fromkeys(ALL, setting)}
-    ran = interpreters.run(script(cases), hooks={"guards": guards}, RANK="3")
+    ran = interpreters.run(script(cases) + "show()", hooks={"guards": guards}, RANK="3")
     found = json.loads(ran.out)
     for name, (_, text) in WRONG.items():
         kind, message, has_our_frame = found[name]
@@ -108,16 +85,7 @@ def test_wrong_labels_and_indices_are_an_error_of_python_that_names_them(
 def test_what_is_right_or_cannot_be_looked_at_passes_with_the_same_results(
     interpreters: Interpreters,
 ) -> None:
-    losses = """
-import hashlib
-state = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50))
-optimizer = torch.optim.SGD(state.parameters(), 0.1)
-for step in range(5):
-    ids = torch.randint(0, 50, (16,))
-    F.cross_entropy(state(ids), ids).backward(); optimizer.step()
-found["losses"] = [float(p.sum()) for p in state.parameters()]
-"""
-    code = HEAD + MODULE + RUN.replace("CASES", repr(RIGHT)) + losses + END
+    code = script(RIGHT) + "train()\nshow()"
     on = interpreters.run(code, hooks={"guards": ALL}, RANK="0")
     off = interpreters.run(code, hooks={"guards": dict.fromkeys(ALL, "off")}, RANK="0")
     assert json.loads(on.out) == json.loads(off.out)
@@ -127,15 +95,11 @@ found["losses"] = [float(p.sum()) for p in state.parameters()]
     assert "saferun" not in on.err
 
 
-COMPILED = (
-    HEAD
-    + MODULE
-    + """
+COMPILED = f"""{HEAD}
 import torch._dynamo
 told = torch._dynamo.explain(M())(labels % 5)
 print(told.graph_break_count, told.graph_count)
 """
-)
 
 
 @pytest.mark.slow

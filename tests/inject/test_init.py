@@ -11,17 +11,9 @@ import pytest
 import ranks
 from cases import few
 from ranks import Job, RunRanks, launch
+from repo import source
 
-PLAIN = """
-import os
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-one = torch.ones(1)
-dist.all_reduce(one)
-print(f"sum {one.item()}", flush=True)
-dist.destroy_process_group()
-"""
+PLAIN = source("inject/sum_of_ranks")
 
 
 def applied(job: Job) -> list[dict[str, Any]]:
@@ -68,20 +60,7 @@ def test_a_longer_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
 
 
 def test_a_shorter_timeout_of_the_script_wins_too(run_ranks: RunRanks) -> None:
-    script = """
-import os, pathlib, time, torch.distributed as dist
-from datetime import timedelta
-flag, end = pathlib.Path("alone"), time.monotonic() + 60
-if os.environ["RANK"] == "1":
-    while not flag.exists() and time.monotonic() < end: time.sleep(0.01)
-    raise SystemExit
-try:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=1))
-except dist.DistStoreError:
-    flag.touch()
-    print("alone", flush=True)
-"""
-    job = run_ranks(script, init={"timeout_s": 600})
+    job = run_ranks(source("inject/init_alone"), init={"timeout_s": 600})
     assert (job.code, job.out) == (0, "alone\n")
 
 
@@ -98,24 +77,8 @@ def test_ranks_that_a_script_numbers_anew_meet_all_the_same(run_ranks: RunRanks)
 
 def test_an_init_that_waits_for_nobody_stays_so(run_ranks: RunRanks) -> None:
     """With lazy gloo rank 1 may depend on what rank 0 does after its init."""
-    script = """
-import os, pathlib, time
-import torch, torch.distributed as dist
-flag = pathlib.Path(__file__).with_name("flag")
-if os.environ["RANK"] == "1":
-    end = time.monotonic() + 30
-    while not flag.exists() and time.monotonic() < end:
-        time.sleep(0.01)
-seen = os.environ["RANK"] == "0" or flag.exists()
-dist.init_process_group("gloo")
-flag.touch()
-one = torch.ones(1)
-dist.all_reduce(one)
-os.write(1, f"{one.item()} {seen}\\n".encode())  # in one piece: torchrun gives its ranks -u
-dist.destroy_process_group()
-"""
     lazy = {"TORCH_GLOO_LAZY_INIT": "1"}
-    job = run_ranks(script, init={"timeout_s": 60}, environ=lazy)
+    job = run_ranks(source("inject/late_for_init"), init={"timeout_s": 60}, environ=lazy)
     assert (job.code, job.out.splitlines()) == (0, ["2.0 True"] * 2), job.err
 
 
@@ -168,17 +131,6 @@ def test_ranks_that_differ_are_named_by_value(
     assert (job.code, job.out) == (1, "")
 
 
-GPUS = """
-import os, torch
-name = "NVIDIA A100" if os.environ["RANK"] == "2" else "NVIDIA H100"
-torch.cuda.is_initialized = lambda: True
-torch.cuda.get_device_name = lambda: name
-torch.cuda.nccl.version = lambda: (2, 27, 5 + (os.environ["RANK"] == "1"))
-import torch.distributed as dist
-dist.init_process_group()
-"""
-
-
 def test_every_rank_is_refused_when_ranks_differ(run_ranks: RunRanks) -> None:
     refused = PLAIN.replace(
         'dist.init_process_group("gloo")',
@@ -196,7 +148,7 @@ except RuntimeError as error:
 
 
 def test_gpu_types_and_nccl_versions_that_differ_are_named(run_ranks: RunRanks) -> None:
-    job = run_ranks(GPUS, ranks=3)
+    job = run_ranks(source("inject/differing_gpus"), ranks=3)
     assert job.code == 1
     assert "rank 1 has NCCL 2.27.6, ranks 0, 2 have 2.27.5" in job.err
     assert "rank 2 has GPU NVIDIA A100, ranks 0-1 have NVIDIA H100" in job.err
@@ -282,47 +234,6 @@ print(ours.__doc__ == torchs.__doc__, ours.__module__ == torchs.__module__)
 
 # Without an agent's store: agreement afterwards
 
-FILE = """
-import os, torch
-import torch.distributed as dist
-rank = int(os.environ["RANK"])
-if rank == 1: torch.version.cuda = "11.8"
-meet = "file://" + os.getcwd() + "/meet"
-dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
-print("through", flush=True)
-"""
-CUSTOM = """
-import os, torch
-import torch.distributed as dist
-rank = int(os.environ["RANK"])
-if rank == 1: torch.version.cuda = "11.8"
-store = dist.FileStore(os.getcwd() + "/meet", 2)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-print("through", flush=True)
-"""
-HOSTED = """
-import os, torch
-import torch.distributed as dist
-if os.environ["RANK"] == "1": torch.version.cuda = "11.8"
-dist.init_process_group("gloo")
-print("through", flush=True)
-"""
-SPAWNED = """
-import os, torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-def main(rank, port):
-    if rank == 1: torch.version.cuda = "11.8"
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    print("through", flush=True)
-if __name__ == "__main__":
-    import socket
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(main, (port,), nprocs=2)
-"""
-
 
 def free_port() -> str:
     with socket.socket() as probe:
@@ -331,43 +242,45 @@ def free_port() -> str:
 
 
 ELSEWHERE = {
-    "file": (FILE, {}),
-    "custom-store": (CUSTOM, {}),
-    "store-in-rank-0": (HOSTED, {"TORCHELASTIC_USE_AGENT_STORE": "False"}),
+    "file": {},
+    "custom-store": {},
+    "store-in-rank-0": {"TORCHELASTIC_USE_AGENT_STORE": "False"},
 }
 
 
-@pytest.mark.parametrize(("script", "environ"), list(ELSEWHERE.values()), ids=list(ELSEWHERE))
-def test_without_an_agents_store_ranks_agree_afterwards(
-    run_ranks: RunRanks, script: str, environ: dict[str, str]
-) -> None:
-    job = run_ranks(script, environ={**environ, "MASTER_PORT": free_port()})
+def meet_elsewhere(run_ranks: RunRanks, place: str, **cuda: str) -> Job:
+    environ = {**ELSEWHERE[place], "PLACE": place, "MASTER_PORT": free_port(), **cuda}
+    return run_ranks(source("inject/meet_elsewhere"), environ=environ)
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_without_an_agents_store_ranks_agree_afterwards(run_ranks: RunRanks, place: str) -> None:
+    job = meet_elsewhere(run_ranks, place, CUDA="11.8")
     assert job.code == 1
     assert "RuntimeError: ranks differ: rank 1 has CUDA 11.8, rank 0 has none" in job.err
     assert "through" not in job.out
 
 
-@pytest.mark.parametrize(("script", "environ"), list(ELSEWHERE.values()), ids=list(ELSEWHERE))
+@pytest.mark.parametrize("place", ELSEWHERE)
 def test_without_an_agents_store_equal_ranks_run_in_silence(
-    run_ranks: RunRanks, script: str, environ: dict[str, str]
+    run_ranks: RunRanks, place: str
 ) -> None:
-    script = script.replace('"11.8"', "torch.version.cuda")
-    job = run_ranks(script, environ={**environ, "MASTER_PORT": free_port()})
+    job = meet_elsewhere(run_ranks, place)
     assert (job.code, job.out.count("through"), job.messages()) == (0, 2, [])
     assert sorted(line["rank"] for line in applied(job)) == [0, 1]
 
 
 @pytest.mark.slow
 def test_ranks_of_mp_spawn_agree_afterwards(tmp_path: Path) -> None:
-    job = launch(tmp_path, SPAWNED, launcher=(sys.executable,))
+    words = {"launcher": (sys.executable,), "environ": {"CUDA": "11.8"}}
+    job = launch(tmp_path, source("inject/spawned_ranks"), **words)
     assert (job.code, "through" in job.out, job.orphans) == (1, False, [])
     assert "RuntimeError: ranks differ: rank 1 has CUDA 11.8, rank 0 has none" in job.err
 
 
 @pytest.mark.slow
 def test_equal_ranks_of_mp_spawn_run_in_silence(tmp_path: Path) -> None:
-    script = SPAWNED.replace('"11.8"', "torch.version.cuda")
-    job = launch(tmp_path, script, launcher=(sys.executable,))
+    job = launch(tmp_path, source("inject/spawned_ranks"), launcher=(sys.executable,))
     assert (job.code, job.out.count("through"), job.messages()) == (0, 2, [])
     assert sorted(line["rank"] for line in applied(job)) == [0, 1]
 
@@ -397,22 +310,7 @@ if os.environ["RANK"] != "2":
 
 
 def test_torchs_own_complaints_are_unchanged(run_ranks: RunRanks) -> None:
-    script = """
-import inspect
-import torch.distributed as dist
-ours, torchs = dist.init_process_group, inspect.unwrap(dist.init_process_group)
-def complaint(call, **arguments):
-    try:
-        call(**arguments)
-    except Exception as error:
-        return type(error).__name__, str(error)
-nonsense = {"backend": "gloo", "nonsense": 1}
-print(complaint(ours, **nonsense) == complaint(torchs, **nonsense))
-print(complaint(ours, backend="gloo"))
-print(complaint(ours, backend="gloo") == complaint(torchs, backend="gloo"))
-print(complaint(ours, backend="gloo"))
-"""
-    same, first, twice, text = run_ranks(script, ranks=1).out.splitlines()
+    same, first, twice, text = run_ranks(source("inject/wrong_calls"), ranks=1).out.splitlines()
     assert (same, first, twice) == ("True", "None", "True")
     assert "twice" in text
 
@@ -434,40 +332,15 @@ print(dist.get_world_size())
 
 def test_no_rank_gets_through_before_all_are_in(run_ranks: RunRanks, tmp_path: Path) -> None:
     """Rank 1 ends its init only when rank 0 is through, which a barrier makes impossible."""
-    script = """
-import os, pathlib, time
-import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
-through = pathlib.Path("through")
-if os.environ["RANK"] == "1":
-    inner = c10d._new_process_group_helper
-    def slow(*args, **kwargs):
-        made = inner(*args, **kwargs)
-        end = time.monotonic() + WAIT
-        while not through.exists() and time.monotonic() < end: time.sleep(0.01)
-        print("rank 0 is through", through.exists(), flush=True)
-        return made
-    c10d._new_process_group_helper = slow
-dist.init_process_group("gloo")
-through.touch()
-"""
-    assert run_ranks(script.replace("WAIT", "1")).out == "rank 0 is through False\n"
+    script = source("inject/slow_group")
+    assert run_ranks(script, environ={"WAIT": "1"}).out == "rank 0 is through False\n"
     (tmp_path / "through").unlink()
-    job = run_ranks(script.replace("WAIT", "60"), init={"barrier": "off"})
+    job = run_ranks(script, environ={"WAIT": "60"}, init={"barrier": "off"})
     assert job.out == "rank 0 is through True\n", "the barrier is what held rank 0"
 
 
 def test_a_collective_barrier_calls_torchs_own(run_ranks: RunRanks) -> None:
-    script = """
-import torch.distributed.distributed_c10d as c10d
-inner = c10d.barrier
-def barrier(*args, **kwargs):
-    print(f"barrier {kwargs}\\n", end="", flush=True)
-    return inner(*args, **kwargs)
-c10d.barrier = barrier
-c10d.init_process_group("gloo")
-"""
-    job = run_ranks(script, init={"barrier": "collective"})
+    job = run_ranks(source("inject/printed_barrier"), init={"barrier": "collective"})
     assert (job.code, job.out) == (0, "barrier {}\nbarrier {}\n")
 
 
@@ -486,17 +359,13 @@ dist.TCPStore = None
 
 @pytest.mark.slow
 def test_a_restart_in_the_same_agent_meets_afresh(tmp_path: Path) -> None:
-    script = """
-import os, sys, time
-import torch.distributed as dist
-again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
-if again and os.environ["RANK"] == "1":
-    time.sleep(600)
-dist.init_process_group("gloo")
-sys.exit(0 if again else 3)
-"""
     launcher = (ranks.TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1")
-    job = launch(tmp_path, script, launcher=launcher, init={"timeout_s": 20})
+    job = launch(
+        tmp_path,
+        source("inject/missing_after_restart"),
+        launcher=launcher,
+        init={"timeout_s": 20},
+    )
     assert job.code == 1
     assert job.messages() == ["saferun: rank 1 of 2 did not reach init_process_group within 20 s"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repo import source
 
 from saferun.knowledge import loader
 from saferun.model import Facts, Identity, Request
@@ -74,28 +75,6 @@ def run(
     return done.stdout, [json.loads(line) for line in lines]
 
 
-COMPILED = """
-import json, torch
-import torch._inductor.config as config
-from torch._inductor.graph import GraphLowering
-lowered = []
-original = GraphLowering.run
-def run(self, *args):
-    lowered.append([config.max_autotune, config.triton.cudagraphs])
-    return original(self, *args)
-GraphLowering.run = run
-weight = torch.randn(4, 4)
-@torch.compile(mode="max-autotune")
-def f(x): return x @ weight
-f(torch.randn(4, 4))
-def broken(graph, inputs): raise RuntimeError("planted")
-def g(x): return x + 1
-try:
-    fell = torch.compile(g, backend=broken)(torch.zeros(1)).item() == 1
-except Exception as error:
-    fell = type(error).__name__
-print(json.dumps({"lowered": lowered, "broken": fell}))
-"""
 EXPORTED = {
     "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
     "TORCHINDUCTOR_CUDAGRAPHS": "1",
@@ -119,60 +98,24 @@ FAILS = "BackendCompilerFailed"
 def test_the_compiler_obeys_a_mitigation_against_the_script_and_the_exported_variables(
     names, lowered, broken, tmp_path
 ):
-    out, _ = run(tmp_path, COMPILED, *names, **EXPORTED)
+    out, _ = run(tmp_path, source("inject/inductor_and_fallback"), *names, **EXPORTED)
     assert json.loads(out) == {"lowered": lowered, "broken": broken}
-
-
-DDP = """
-import os, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("gloo")
-torch._dynamo.config.optimize_ddp = {mode}
-graphs = []
-def counting(graph, inputs):
-    graphs.append(1)
-    return graph.forward
-dist._DEFAULT_FIRST_BUCKET_BYTES = 1024
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(6))
-    def forward(self, x):
-        for layer in self.layers: x = layer(x)
-        return x
-model = DistributedDataParallel(Model(), bucket_cap_mb=0.02)
-torch.compile(model, backend=counting)(torch.randn(2, 64))
-if dist.get_rank() == 0: print("graphs", len(graphs), torch._dynamo.config.optimize_ddp)
-dist.destroy_process_group()
-"""
 
 
 @pytest.mark.parametrize(
     ("mode", "names", "whole"),
     [
-        ("True", (), False),
-        ("True", ("ddp-optimizer-off",), True),
-        ("'ddp_optimizer'", ("ddp-optimizer-off",), True),
+        ("true", (), False),
+        ("true", ("ddp-optimizer-off",), True),
+        ('"ddp_optimizer"', ("ddp-optimizer-off",), True),
     ],
-    ids=["none", "cured", "cured by its other name"],
+    ids=["none", "mitigated", "mitigated by its other name"],
 )
 def test_without_ddps_optimizer_the_graph_stays_whole(mode, names, whole, tmp_path):
-    out, receipts = run(tmp_path, DDP.format(mode=mode), *names, ranks=1)
+    out, receipts = run(tmp_path, source("inject/count_ddp_graphs"), *names, ranks=1, MODE=mode)
     assert (int(out.split()[1]) == 1) is whole, out
     told = [line for line in receipts if line.get("part") == "ddp optimizer"]
     assert [line["outcome"] for line in told] == (["applied", "observed"] if names else [])
-
-
-CACHES = """
-import os, sys, subprocess, torch
-@torch.compile
-def f(x): return x @ x + 1
-f(torch.randn(4, 4))
-names = ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"]
-code = f"import os, torch; print('helper', *[os.environ[n] for n in {names}])"
-helper = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-sys.stdout.write("rank " + " ".join(os.environ[n] for n in names) + "\\n" + helper)
-"""
 
 
 def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path):
@@ -180,7 +123,8 @@ def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_pat
     answers = asked.ask(["fresh-directory"], 2)
     base = Path(answers["fresh-directory"])
     old = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "old")}
-    out, receipts = run(tmp_path, CACHES, "fresh-compile-cache", ranks=2, answers=answers, **old)
+    script = source("inject/show_caches")
+    out, receipts = run(tmp_path, script, "fresh-compile-cache", ranks=2, answers=answers, **old)
     wanted = {f"{base}/rank{n}/inductor {base}/rank{n}/triton" for n in (0, 1)}
     lines = [line.split(" ", 1) for line in out.splitlines()]
     assert sorted(kind for kind, _ in lines) == ["helper", "helper", "rank", "rank"]

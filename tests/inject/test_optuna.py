@@ -6,38 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from interpreters import Interpreters
+from interpreters import SITE, Interpreters
+from repo import PROGRAMS, source
 
 from saferun.diagnosis import signatures
 from saferun.inject.hooks import cuda_failures
 
 ON = {"optuna": {"mode": "on", "recycle_every": 50}}
 REFUSED = "optuna: the process is not replaced after CUDA errors or trials: "
-# A torch whose CUDA notes what is asked of it, and fails where the script says so.
-HEAD = """
-import json, sys, types
-calls, broken = [], []
-class OutOfMemoryError(RuntimeError):
-    pass
-class AcceleratorError(RuntimeError):
-    pass
-def call(name):
-    def called():
-        calls.append(name)
-        if broken:
-            raise AcceleratorError(broken[0])
-    return called
-OutOfMemoryError.__module__ = AcceleratorError.__module__ = "torch"
-cuda = types.SimpleNamespace(is_initialized=lambda: True, empty_cache=call("empty"),
-                             synchronize=call("sync"))
-sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
-import gc, optuna
-collect = gc.collect
-gc.collect = lambda *a: (calls.append("gc"), collect(*a))[1]
-optuna.logging.set_verbosity(optuna.logging.ERROR)
-def show(study):
-    print(json.dumps([[t.state.name, t.user_attrs] for t in study.trials]))
-"""
+HEAD = source("inject/optuna_without_gpu")
+PATH = f"{SITE}:{PROGRAMS / 'inject'}"  # for programs that import that head
 MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB." + " and more" * 100
 
 
@@ -69,18 +47,7 @@ show(study)
 def test_nothing_of_a_trial_out_of_memory_is_alive_when_the_cache_is_cleared(
     interpreters: Interpreters,
 ) -> None:
-    script = """
-import weakref
-class Tensor: pass
-kept = []
-cuda.empty_cache = lambda: print(kept[0]() is None)
-def objective(trial):
-    tensor = Tensor()
-    kept.append(weakref.ref(tensor))
-    raise OutOfMemoryError("CUDA out of memory")
-optuna.create_study().optimize(objective, n_trials=1)
-"""
-    ran = interpreters.run(HEAD + script, hooks=ON)
+    ran = interpreters.run(source("inject/freed_trial"), hooks=ON, PYTHONPATH=PATH)
     assert ran.out == "True\nTrue\n", ran.err
 
 
@@ -162,25 +129,10 @@ print(calls)
 def test_a_trial_of_a_helper_process_is_pruned_and_the_helper_is_not_replaced(
     interpreters: Interpreters, tmp_path: Path
 ) -> None:
-    script = """
-import os
-def objective(trial):
-    raise AcceleratorError("CUDA error: an illegal memory access was encountered")
-def work():
-    study = optuna.load_study(study_name="s", storage="sqlite:///s.db")
-    study.optimize(objective, n_trials=3, catch=(RuntimeError,))
-study = optuna.create_study(study_name="s", storage="sqlite:///s.db")
-child = os.fork()
-if not child:
-    work()
-    os._exit(0)
-print(os.waitpid(child, 0)[1])
-show(study)
-"""
     text = json.loads(interpreters.contract(ON))
     text["state"] = str(tmp_path)
-    environ = interpreters.environ(None, SAFERUN_INJECT=json.dumps(text))
-    ran = interpreters.run(HEAD + script, environ=environ)
+    environ = interpreters.environ(None, SAFERUN_INJECT=json.dumps(text), PYTHONPATH=PATH)
+    ran = interpreters.run(source("inject/trials_of_a_fork"), environ=environ)
     status, trials = ran.out.splitlines()
     assert status == "0", ran.err
     assert [state for state, _ in json.loads(trials)] == ["FAIL"] * 3

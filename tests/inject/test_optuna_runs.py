@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT
+from repo import PROGRAMS
 from runs import run
 
-SEARCH = str(ROOT / "tests" / "programs" / "optuna" / "search.py")
+SEARCH = str(PROGRAMS / "optuna" / "search.py")
+STAY = str(PROGRAMS / "optuna" / "stay_in_trial.py")
+ONCE = str(PROGRAMS / "optuna" / "once_only.py")
+THREADS = str(PROGRAMS / "optuna" / "failing_threads.py")
+REGION = str(PROGRAMS / "optuna" / "failing_region.py")
 ALL = "memory,assert,crash,kill,term,locked,full"
 HPO = [
     "--profile=cpu",
@@ -25,7 +29,6 @@ HPO = [
     "--set=hooks.optuna.mode=on",
 ]
 QUIET = "import optuna, os, signal, sys\noptuna.logging.set_verbosity(optuna.logging.ERROR)\n"
-STICKY = 'raise RuntimeError("CUDA error: device-side assert triggered")'
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
@@ -146,30 +149,7 @@ def test_three_runs_that_share_a_study_cover_its_grid(folder: Path, kind: str) -
 
 def test_what_a_script_does_once_is_not_done_again(folder: Path) -> None:
     """Old study deleted, new one made, trials queued, several calls, callbacks that count."""
-    text = f"""
-seen = []
-def objective(trial):
-    x = trial.suggest_float("x", 0, 1)
-    seen.append(trial.number)
-    if trial.number == 3:
-        {STICKY}
-    if trial.number == 6:
-        {KILL}
-    return x
-place = "sqlite:///study.db"
-try:
-    optuna.delete_study(study_name="s", storage=place)
-except KeyError:
-    print("none to delete", flush=True)
-study = optuna.create_study(study_name="s", storage=place, sampler=optuna.samplers.RandomSampler(1))
-for x in (0.25, 0.5):
-    study.enqueue_trial({{"x": x}})
-called = lambda study, trial: print("after", trial.number, flush=True)
-study.optimize(objective, n_trials=5, callbacks=[called])
-study.optimize(objective, n_trials=4, callbacks=[called])
-print("end", len(study.trials), seen)
-"""
-    with hpo(folder, script(folder, text)) as job:
+    with hpo(folder, ONCE) as job:
         assert job.end() == 0, job.err
         lines = job.out.splitlines()
         assert lines[0] == "none to delete"
@@ -184,22 +164,9 @@ print("end", len(study.trials), seen)
     assert trials[3].user_attrs["cuda_error"] is True
 
 
-@pytest.mark.parametrize("catch", ["()", pytest.param("(Exception,)", marks=pytest.mark.slow)])
-def test_threads_end_before_their_process_is_replaced(folder: Path, catch: str) -> None:
-    text = f"""
-import threading
-together = threading.Barrier(2, timeout=60)
-def objective(trial):
-    x = trial.suggest_float("x", 0, 1)
-    if trial.number < 2:
-        together.wait()
-        {STICKY}
-    return x
-study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
-study.optimize(objective, n_trials=6, n_jobs=2, catch={catch})
-print(len(study.trials))
-"""
-    with hpo(folder, script(folder, text)) as job:
+@pytest.mark.parametrize("words", [[], pytest.param(["catch"], marks=pytest.mark.slow)])
+def test_threads_end_before_their_process_is_replaced(folder: Path, words: list[str]) -> None:
+    with hpo(folder, THREADS, *words) as job:
         assert job.end() == 0, job.err
         assert job.out == "7\n"
         assert len(job.events("recycled")) == 1
@@ -233,23 +200,7 @@ while len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < 4:
 
 @pytest.mark.parametrize("place", ["sqlite", pytest.param("journal", marks=pytest.mark.slow)])
 def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -> None:
-    storage = {
-        "sqlite": '"sqlite:///study.db"',
-        "journal": "optuna.storages.JournalStorage("
-        'optuna.storages.journal.JournalFileBackend("study.log"))',
-    }[place]
-    text = f"""
-import time
-def objective(trial):
-    x = trial.suggest_float("x", 0, 1)
-    if trial.number == 1:
-        print("here", flush=True)
-        time.sleep(600)
-    return x
-study = optuna.create_study(study_name="s", storage={storage})
-study.optimize(objective, n_trials=3)
-"""
-    with hpo(folder, script(folder, text)) as job:
+    with hpo(folder, STAY, place) as job:
         assert job.process.stdout.readline() == b"here\n"
         job.process.terminate()
         assert job.end() == 128 + 15, job.err
@@ -275,24 +226,7 @@ print(len(study.trials))
 
 
 def test_the_trials_of_a_run_are_shown_by_cause_and_region(folder: Path) -> None:
-    text = f"""
-def objective(trial):
-    batch = trial.suggest_categorical("batch", [8, 16, 32])
-    trial.suggest_float("lr", 1e-5, 1e-1, log=True)
-    if batch == 32:
-        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    if trial.number == 2:
-        {STICKY}
-    if trial.number == 5:
-        raise optuna.TrialPruned
-    return 1.0
-study = optuna.create_study(study_name="s", storage="sqlite:///study.db",
-                            sampler=optuna.samplers.RandomSampler(5))
-for batch in [8, 16, 16, 32, 32, 8, 32, 16]:
-    study.enqueue_trial({{"batch": batch}})
-study.optimize(objective, n_trials=8)
-"""
-    with hpo(folder, script(folder, text)) as job:
+    with hpo(folder, REGION) as job:
         assert job.end() == 0, job.err
         command = [sys.executable, "-m", "saferun", "runs", "show", str(job.journal)]
         shown, as_json, as_csv = (

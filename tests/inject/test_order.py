@@ -7,43 +7,20 @@ from pathlib import Path
 import pytest
 from cases import few
 from ranks import RunRanks, line_of
+from repo import source
 
 from saferun.inject.hooks import order_findings
 
-HEAD = """
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import *
-data = TensorDataset(torch.arange(8.0))
-rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-"""
-# Ranks end together: gloo resets the connection of a rank that is still in its last collective.
-TAIL = """
-import time
-print("done", flush=True)
-if dist.is_initialized():
-    store = dist.distributed_c10d._get_default_store()
-    store.add("end", 1)
-    while store.add("end", 0) < size:
-        time.sleep(0.02)
-"""
-EARLY = (
-    HEAD
-    + """
+HEAD = source("inject/loaders_and_group")
+TAIL = "finish()\n"
+EARLY = f"""{HEAD}
 def make_loader():
     return DataLoader(  # here
-        data,
-        batch_size=2,
-    )
-
+        data, batch_size=2)
 loader = make_loader()
 dist.init_process_group("gloo")
 late = make_loader()
-"""
-    + TAIL
-)
+{TAIL}"""
 
 
 def test_a_loader_made_before_the_group_is_reported_once_with_the_users_line(
@@ -242,38 +219,9 @@ WRAPS = {
     "ddp": "DDP(torch.nn.Linear(2, 2))",
     "fsdp1": "FSDP(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)),"
     " device_id=torch.device('cpu'), auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear}))",
-    "fsdp2": "shard_all(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)))",
+    "fsdp2": "shard_all(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), mesh)",
 }
-WRAP_HEAD = (
-    HEAD
-    + """
-import pathlib, time
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.device_mesh import init_device_mesh
-
-def shard_all(net):
-    for block in net: fully_shard(block)
-    return fully_shard(net)
-
-def slowly(wrap):
-    # Rank 1 ends its wrap when rank 0 has wrapped, for which rank 0 must not wait for rank 1.
-    wrapped, inner = pathlib.Path("wrapped"), meetings.meet
-    def meet(*args, **kwargs):
-        end = time.monotonic() + 1
-        while rank == 1 and not wrapped.exists() and time.monotonic() < end: time.sleep(0.01)
-        if rank == 1: print(f"rank 0 has wrapped: {wrapped.exists()}", flush=True)
-        return inner(*args, **kwargs)
-    meetings.meet = meet
-    net = wrap()
-    wrapped.touch()
-    return net
-
-import sys
-meetings = sys.modules["_saferun_inject.meeting"]
-barriers = sys.modules["_saferun_inject.hooks.wrap_barrier"]
-"""
-)
+WRAP_HEAD = HEAD + source("inject/wrap_and_meet")
 
 
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
@@ -281,8 +229,6 @@ def test_no_rank_leaves_the_wrap_before_all_have_wrapped(run_ranks: RunRanks, wr
     script = WRAP_HEAD + "dist.init_process_group('gloo')\n"
     if "FSDP(" in wrap or "shard_all" in wrap:
         script += "mesh = init_device_mesh('cpu', (size,))\n"
-        script = script.replace("fully_shard(block)", "fully_shard(block, mesh=mesh)")
-        script = script.replace("fully_shard(net)", "fully_shard(net, mesh=mesh)")
     script += f"slowly(lambda: {wrap})\n" + TAIL
     job = run_ranks(script)
     assert (job.code, job.messages()) == (0, [])
@@ -311,16 +257,8 @@ def test_only_the_ranks_of_the_models_own_group_meet(run_ranks: RunRanks) -> Non
 
 def test_a_group_of_the_scripts_own_making_is_left_alone(run_ranks: RunRanks) -> None:
     """As torchft makes them: torch's own tables do not know such a group."""
-    script = HEAD + (
-        "class Mine(dist.ProcessGroup):\n"
-        "    def __init__(self, inner):\n"
-        "        super().__init__(inner.rank(), inner.size()); self.inner = inner\n"
-        "    def getBackendName(self): return 'mine'\n"
-        "    def size(self): return self.inner.size()\n"
-        "    def rank(self): return self.inner.rank()\n"
-        "    def allreduce(self, *a): return self.inner.allreduce(*[x for x in a if x])\n"
-        "    def broadcast(self, *a): return self.inner.broadcast(*[x for x in a if x])\n"
-        "    def allgather(self, *a): return self.inner.allgather(*[x for x in a if x])\n"
+    script = HEAD + source("inject/own_group")
+    script += (
         "dist.init_process_group('gloo')\n"
         "net = DDP(torch.nn.Linear(2, 2), process_group=Mine(dist.group.WORLD))\n" + TAIL
     )
@@ -351,20 +289,14 @@ def test_a_rank_that_never_shards_costs_one_bounded_wait_and_no_message(
 
 @pytest.mark.slow
 def test_fully_shard_keeps_what_torch_hangs_on_it(run_ranks: RunRanks) -> None:
-    script = (
-        HEAD
-        + """
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.device_mesh import init_device_mesh
-net = torch.nn.Sequential(torch.nn.Linear(2, 2))
-mesh = init_device_mesh("cpu", (size,))
-fully_shard(net[0], mesh=mesh); fully_shard(net, mesh=mesh)
-assert fully_shard.state(net) is not None
-net(torch.ones(1, 2)).sum().backward()
-print(f"grad {net[0].weight.grad is not None}", flush=True)
-"""
-        + TAIL
-        + "os._exit(0)\n"  # torch 2.13 sometimes aborts in a gloo group's end (pytorch#190489)
+    script = WRAP_HEAD + (
+        "mesh = init_device_mesh('cpu', (size,))\n"
+        "net = shard_all(torch.nn.Sequential(torch.nn.Linear(2, 2)), mesh)\n"
+        "assert fully_shard.state(net) is not None\n"
+        "net(torch.ones(1, 2)).sum().backward()\n"
+        "print(f'grad {net[0].weight.grad is not None}', flush=True)\n"
+        "finish()\n"
+        "os._exit(0)\n"  # torch 2.13 sometimes aborts in a gloo group's end (pytorch#190489)
     )
     job = run_ranks(script)
     assert (job.code, job.out.count("grad True"), job.messages()) == (0, 2, [])
@@ -372,17 +304,14 @@ print(f"grad {net[0].weight.grad is not None}", flush=True)
 
 # fix
 
-FIX = (
-    HEAD
-    + """
-print(f"asked {dist.is_initialized()}", flush=True)
+ASKS = f"""{HEAD}
+print(f"asked {{dist.is_initialized()}}", flush=True)
 loader = DataLoader(data, sampler=DistributedSampler(data) if dist.is_initialized() else None)
-print(f"batches {len(loader)}", flush=True)
+print(f"batches {{len(loader)}}", flush=True)
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
 """
-    + TAIL
-)
+FIX = ASKS + TAIL
 
 
 def test_fix_makes_the_group_when_it_is_first_asked_for(run_ranks: RunRanks) -> None:
@@ -405,7 +334,7 @@ def test_fix_makes_the_group_at_the_first_loader_too(run_ranks: RunRanks) -> Non
 
 
 def test_fix_accepts_the_scripts_own_init_once(run_ranks: RunRanks) -> None:
-    script = FIX.replace('print("done"', "dist.init_process_group('gloo')\nprint(\"done\"")
+    script = ASKS + "dist.init_process_group('gloo')\n" + TAIL
     job = run_ranks(script, order={"mode": "fix"})
     assert job.code == 1
     assert "trying to initialize the default process group twice" in job.err

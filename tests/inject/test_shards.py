@@ -5,21 +5,11 @@ from __future__ import annotations
 import pytest
 from cases import few
 from ranks import Job, RunRanks, line_of
+from repo import source
 
 from saferun.inject.hooks import shard_findings
 
-HEAD = """
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import *
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(160, 4))
-net = torch.nn.Linear(4, 1)
-"""
+HEAD = source("inject/data_for_ranks")
 TAIL = """
 optimizer = torch.optim.SGD(net.parameters(), 0.01)
 for epoch in range(2):

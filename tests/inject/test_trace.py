@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 from interpreters import SITE, Interpreters
 from ranks import RunRanks
+from repo import source
 
 FAULTS = {
     "DDP": "DDP(torch.nn.Identity())",
@@ -16,28 +18,13 @@ FAULTS = {
     "fully_shard": "fully_shard(torch.nn.Linear(2, 2), mesh=3)",
     "FSDP": "FSDP(3)",
 }
-CATCH = """
-import sys, traceback
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
-dist.init_process_group("gloo")
-if dist.get_rank() == 0:
-    for code in FAULTS:
-        try:
-            exec(code)
-            print("no error:", code)
-        except Exception as error:
-            print(type(error).__name__, "inject" in "".join(traceback.format_exception(error)))
-store = dist.distributed_c10d._get_default_store()
-store.set(f"end{dist.get_rank()}", "")
-store.wait(["end0", "end1"])
-"""
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python puts the entry back")
 def test_what_torch_raises_has_no_frame_of_ours(run_ranks: RunRanks) -> None:
-    job = run_ranks(CATCH.replace("FAULTS", repr([*FAULTS.values()])))
+    job = run_ranks(
+        source("inject/raise_in_torch"), environ={"FAULTS": json.dumps([*FAULTS.values()])}
+    )
     lines = job.out.splitlines()
     assert len(lines) == len(FAULTS), job.err
     assert not [line for line in lines if not line.endswith(" False")]

@@ -31,7 +31,7 @@ def entry(
 
 
 @pytest.fixture
-def environ(home):
+def environ(home: Path) -> dict[str, str]:
     return {"HOME": str(home)}
 
 

@@ -14,9 +14,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from repo import ROOT
+from repo import ROOT, source
 
 from saferun.journal import disk, writer
 from saferun.journal.events import read_raw as read_events
@@ -42,16 +44,16 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def base(tmp_path) -> pathlib.Path:
+def base(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "state" / "runs"
 
 
 @pytest.fixture
-def begin(base, said):
+def begin(base: pathlib.Path, said: list[str]) -> Iterator[Callable[..., Journal]]:
     """Begin a run in `base`, or elsewhere."""
     made = []
 
-    def begin(where=base, run="r", **clocks) -> Journal:
+    def begin(where: pathlib.Path = base, run: str = "r", **clocks: Any) -> Journal:
         made.append(Journal.begin(str(where), run, MASKER, say=said.append, **clocks))
         return made[-1]
 
@@ -61,7 +63,7 @@ def begin(base, said):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A file system of 64 KiB."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount")
@@ -239,25 +241,10 @@ def test_a_run_id_never_leads_out_of_the_base(begin, base, run):
     assert os.path.dirname(begin(run=run).path) == str(base)
 
 
-BEGIN = """
-import sys
-from saferun.journal import writer as journal
-from saferun.journal.writer import Journal
-from saferun.system.redact import Masker
-journal.BEGIN_S = journal.WRITE_S = 60.0  # a slow disk is another test's
-print("ready", flush=True)
-sys.stdin.read(1)
-for n in range(20):
-    j = Journal.begin(sys.argv[1], f"r{n}", Masker({}, []), say=print)
-    j.event(sys.argv[2])
-    print(j.path)
-"""
-
-
 def test_two_processes_that_begin_the_same_run_get_two_directories(base):
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", BEGIN, base, who],
+            [sys.executable, "-c", source("journal/begin_twenty"), base, who],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -404,23 +391,11 @@ def test_a_working_directory_that_vanished_costs_one_line(begin, tmp_path, said,
     assert len(said) == 1
 
 
-AS_NOBODY = """
-import json, os, sys
-from saferun.journal.writer import Journal
-from saferun.system.redact import Masker
-os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
-said = []
-j = Journal.begin(sys.argv[1], "r", Masker({}, []), say=said.append)
-j.plan({}); j.event("x"); j.tails(1, b"a", b"b"); j.sync(); j.close()
-print(j.path, len(said), *said)
-"""
-
-
 @root
 def test_a_home_of_others_costs_one_line():
     with tempfile.TemporaryDirectory() as closed:  # pytest's own lies below a directory of root's
         os.chmod(closed, 0o755)
-        code = [sys.executable, "-c", AS_NOBODY, f"{closed}/runs"]
+        code = [sys.executable, "-c", source("journal/write_as_nobody"), f"{closed}/runs"]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(code, env=environ, capture_output=True, text=True, check=True)
         assert os.listdir(closed) == []
@@ -470,25 +445,9 @@ def test_a_disk_that_is_full_from_the_start_costs_one_line(begin, small_disk, sa
     assert os.strerror(errno.ENOSPC) in said[0]
 
 
-LIMITED = """
-import resource, sys
-from saferun.journal.writer import Journal
-from saferun.system.redact import Masker
-said = []
-j = Journal.begin(sys.argv[1], "r", Masker({}, []), say=said.append)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-for n in range(20):
-    j.event("limited", n=n, text="x" * 100)
-j.tails(1, b"x" * 5000, b"")
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-j.event("free")
-print(len(said), *said)
-"""
-
-
 def test_a_limit_on_the_size_of_files_cuts_no_line_in_two(base):
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = [sys.executable, "-c", LIMITED, str(base)]
+    code = [sys.executable, "-c", source("journal/write_with_file_limit"), str(base)]
     done = subprocess.run(code, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("1 cannot write ")
     lines = (base / "r" / "events.jsonl").read_bytes().splitlines()
@@ -545,7 +504,7 @@ def test_events_that_were_deleted_go_on_in_a_new_file(begin, said):
 
 
 @pytest.fixture
-def hangs(monkeypatch):
+def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Let what the journal's threads do hang until told otherwise, as a dead NFS mount does."""
     monkeypatch.setattr(writer, "BEGIN_S", 0.2)
     monkeypatch.setattr(writer, "WRITE_S", 0.2)
@@ -570,7 +529,7 @@ def hangs(monkeypatch):
 
 
 @pytest.fixture
-def threads(monkeypatch) -> list[object]:
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the journal's disk has started a thread for: each may be waited for once."""
     started: list[object] = []
     real = disk._start

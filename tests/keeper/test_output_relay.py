@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,7 +13,7 @@ from saferun.keeper.output_relay import Channel
 
 
 @pytest.fixture
-def ends(monkeypatch):
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], tuple[int, int]]]:
     """Return the job's end of a shared channel and the reader's, once it has been started."""
     reading, writing = os.pipe()
     noticed, notify = os.pipe()

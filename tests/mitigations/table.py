@@ -509,7 +509,7 @@ CASES = [
 NCCL = "needs NCCL between GPUs"
 NOT_HERE = {
     "cuda-oom-despite-free": "the driver refused memory that it called free; a limit that the "
-    "script sets itself looks the same and is not cured",
+    "script sets itself looks the same and is not mitigated",
     "tf-cudnn-init-failed": "needs TensorFlow and a CUDA GPU",
     "tf-nccl-failed": "needs TensorFlow: shown in tests/tensorflow",
     "tf-xla-failed": "needs TensorFlow: shown in tests/tensorflow",

@@ -5,10 +5,13 @@ The rows are in table.py and gpu_table.py; they run with `-m slow`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import gpu_table
 import pytest
 from table import CASES, NOT_HERE, Case
-from ways import HEALTHY, SUPERVISED, go, missing
+from ways import HEALTHY, SUPERVISED, Outcome, go, missing
 
 from saferun.diagnosis import signatures
 
@@ -25,10 +28,10 @@ def rows(*, stops: bool | None = None):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> Callable[[Case, str], Outcome]:
     """Run a row in a way, where the machine has what it needs."""
 
-    def run(case: Case, way: str):
+    def run(case: Case, way: str) -> Outcome:
         if why := missing(case):
             pytest.skip(f"{case.kind}: {why}")
         return go(case, way, tmp_path)

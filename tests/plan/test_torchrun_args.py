@@ -8,11 +8,13 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import check_cases
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from repo import source
 
 from saferun.errors import UsageError
 from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
@@ -77,12 +79,12 @@ class RealParser:
 
 
 @pytest.fixture(scope="session")
-def reals():
+def reals() -> dict[str, RealParser]:
     return {name: RealParser(environ) for name, environ in PET_ENVIRONMENTS.items()}
 
 
 @pytest.fixture(scope="session")
-def real(reals):
+def real(reals: dict[str, RealParser]) -> RealParser:
     return reals["none"]
 
 
@@ -152,7 +154,7 @@ def test_importing_the_grammar_stays_light():
 
 
 @pytest.fixture(scope="module")
-def corpus():
+def corpus() -> dict[str, tuple[Any]]:
     if not COMMANDS.exists():
         pytest.skip(f"no corpus at {COMMANDS} (SAFERUN_CORPUS names another place)")
     records = map(json.loads, COMMANDS.read_text(encoding="utf-8").splitlines())
@@ -642,33 +644,6 @@ def test_any_arguments_are_read_or_refused_as_torchrun_does(argv, real):
 
 # --- other Pythons' argparse
 
-OTHER_PARSER = """
-import argparse, json, sys
-class Refused(Exception):
-    pass
-def refuse(message="HELP"):
-    raise Refused(message)
-case = json.load(sys.stdin)
-parser = argparse.ArgumentParser(add_help=False)
-parser.error = refuse
-parser.print_help = refuse
-for dest, strings, flag, _ in case["options"]:
-    if dest == "help":
-        parser.add_argument(*strings, action="help")
-    elif flag:
-        parser.add_argument(*strings, action="store_const", const="")
-    else:
-        parser.add_argument(*strings)
-parser.add_argument("training_script")
-parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
-def read(argv):
-    try:
-        return vars(parser.parse_args(argv))
-    except Refused as refused:
-        return str(refused)
-print(json.dumps([[read(argv) for argv in pair] for pair in case["pairs"]]))
-"""
-
 # Versions differ on these: only that the arguments are passed on unchanged can be tested.
 DIFFERS = ("-m=r3", "-1e5", "--nnodes=--", "-=x", "-mm", "-mx")
 
@@ -712,7 +687,7 @@ def test_every_pythons_argparse_reads_the_same(python, minor):
             lines.append((argv, parsed.line))
     case = {"options": OPTIONS, "pairs": [[argv, line.args] for argv, line in lines]}
     out = subprocess.run(
-        [python, "-I", "-c", OTHER_PARSER],
+        [python, "-I", "-c", source("plan/read_with_argparse")],
         input=json.dumps(case),
         capture_output=True,
         text=True,

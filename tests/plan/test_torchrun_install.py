@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import until
+from repo import source
 
 from saferun.errors import UnavailableError
 from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
@@ -45,7 +46,7 @@ def path_of(*folders: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def no_torch_of_ours(monkeypatch):
+def no_torch_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
 
 
@@ -301,7 +302,7 @@ REAL_CASES = {
 
 
 @pytest.fixture(scope="module")
-def real_venv(tmp_path_factory):
+def real_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real environment of this Python, with torches of different versions all around it."""
     root = tmp_path_factory.mktemp("real")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
@@ -403,31 +404,6 @@ def test_nothing_heavy_is_imported_to_find_it():
 
 # --- its options
 
-FAKE_RUN = """
-import argparse, os, sys
-open({starts!r}, "a").write("started\\n")
-print("noise on standard output")
-assert "SAFERUN_INJECT" not in os.environ
-from torch.distributed.argparse_util import check_env, env
-def get_args_parser():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--new-thing", "--new_thing", action=env, default="1")
-    parser.add_argument("--flag", action=check_env)
-    parser.add_argument("--plain")
-    {more}
-    parser.add_argument("training_script")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
-    return parser
-"""
-FAKE_UTIL = """
-import argparse, os
-class env(argparse.Action):
-    def __call__(self, *_): pass
-class check_env(argparse.Action):
-    def __init__(self, dest, **kwargs):
-        int(os.environ.get("PET_" + dest.upper(), 0))
-        super().__init__(dest=dest, nargs=0, **kwargs)
-"""
 FAKE_TABLE = (
     Option("help", ("-h", "--help"), True, None),
     Option("new_thing", ("--new-thing", "--new_thing"), False, "PET_NEW_THING"),
@@ -446,12 +422,10 @@ class FakeTorch:
         self.package.mkdir(parents=True)
         (self.package.parent / "__init__.py").write_text("")
         (self.package / "__init__.py").write_text("")
-        (self.package / "argparse_util.py").write_text(FAKE_UTIL)
-        self.write()
+        (self.package / "argparse_util.py").write_text(source("plan/fake_argparse_util"))
+        (self.package / "run.py").write_text(source("plan/fake_torch_run"))
         self.environ = {"PYTHONPATH": str(root / "site"), "PATH": os.defpath}
-
-    def write(self, more: str = "pass") -> None:
-        (self.package / "run.py").write_text(FAKE_RUN.format(starts=str(self.starts), more=more))
+        self.environ |= {"STARTS": str(self.starts), "MORE": ""}
 
     def table(self, version: str | None = "9.9", **environ: str):
         launcher = Launcher(("/v/bin/torchrun",), sys.executable)
@@ -468,7 +442,7 @@ class FakeTorch:
 
 
 @pytest.fixture
-def fake_torch(tmp_path):
+def fake_torch(tmp_path: Path) -> FakeTorch:
     return FakeTorch(tmp_path)
 
 
@@ -504,19 +478,18 @@ BROKEN = {
 
 @pytest.mark.parametrize("more", list(BROKEN.values()), ids=list(BROKEN))
 def test_a_torch_that_does_not_answer_gives_no_table_and_leaves_none(more, fake_torch):
-    fake_torch.write(more)
-    assert fake_torch.table() is None
+    assert fake_torch.table(MORE=more) is None
     assert list(fake_torch.cache.iterdir()) == []
 
 
 def test_a_hanging_torch_is_ended_with_all_that_it_started(fake_torch, tmp_path, monkeypatch):
     monkeypatch.setattr(torchrun_probe, "OPTION_TABLE_TIMEOUT_S", 3.0)
     pids = tmp_path / "pids"
-    fake_torch.write(
+    more = (
         "import signal, subprocess; child = subprocess.Popen(['sleep', '600']); "
         f"open({str(pids)!r}, 'w').write('%d %d' % (os.getpid(), child.pid)); signal.pause()"
     )
-    assert fake_torch.table() is None
+    assert fake_torch.table(MORE=more) is None
     # On a machine so loaded that it was ended before it could write, nothing was started.
     started = pids.read_text().split() if pids.exists() else []
     until(lambda: not any(map(is_running, started)), f"{started} still live", 300)

@@ -21,7 +21,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 @pytest.fixture
-def place(home, tmp_path):
+def place(home: pathlib.Path, tmp_path: pathlib.Path) -> tuple[pathlib.Path, dict[str, str]]:
     """A working directory and an environment with a fresh home."""
     cwd = tmp_path / "work"
     cwd.mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from users import OTHER, STRANGER, acting_as, open_place, root
@@ -18,7 +19,7 @@ NONE = GpuFacts()
 
 
 @pytest.fixture
-def place():
+def place() -> Iterator[str]:
     with open_place() as path:
         os.mkdir(f"{path}/home")
         yield path

@@ -24,7 +24,7 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if why := missing():
         pytest.skip(why)
     with standing(tmp_path_factory.mktemp("slurm") / "cluster") as stands:
@@ -100,7 +100,7 @@ class User:
 
 
 @pytest.fixture
-def user(cluster, tmp_path) -> Iterator[User]:
+def user(cluster: Cluster, tmp_path: Path) -> Iterator[User]:
     user = User(cluster, tmp_path)
     shutil.copy(HERE / "job.py", user.cwd)
     yield user

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 
 import pytest
+from repo import PROGRAMS
 from runs import run
 
 from saferun.cli import runs_view
 from saferun.journal import reader
 from saferun.journal.attempts import attempts
 
-PROGRAM = str(Path(__file__).parents[1] / "programs" / "supervise" / "recycled.py")
+PROGRAM = str(PROGRAMS / "supervise" / "recycled.py")
+ASKED = str(PROGRAMS / "supervise" / "recycle_when_asked_to_end.py")
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 REPLACED = "saferun: process replaced: one piece is enough"
 
@@ -86,18 +87,7 @@ def test_without_a_journal_no_process_can_ask(tmp_path):
 
 
 def test_a_run_that_was_asked_to_end_is_not_replaced(tmp_path):
-    (tmp_path / "job.py").write_text(
-        "import os, signal, sys\n"
-        "from _saferun_inject import context, contract\n"
-        "here = context.current(os.environ[contract.VARIABLE])\n"
-        "def end(*_):\n"
-        "    here.recycle('why', progress=1)\n"
-        "    sys.exit(77)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
-        "print('ready', flush=True)\n"
-        "signal.pause()\n"
-    )
-    with run(tmp_path, *PYTHON, "job.py") as job:
+    with run(tmp_path, *PYTHON, ASKED) as job:
         assert job.process.stdout.readline() == b"ready\n"
         os.kill(job.process.pid, 15)
         assert job.end() == 77

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -194,6 +195,22 @@ def counting(
 def staying(folder: Path) -> list[str]:
     """Return the arguments of two ranks that count to 2 and then stay until they are ended."""
     return counting(folder, "stay", rank=-1, step=3, attempts="any")
+
+
+def saves_and_goes_on(job: Run, place: Path) -> None:
+    """Send SIGUSR1 to the job and to its agent, as Slurm does; the job's end is a success."""
+    until(lambda: {p.name for p in place.glob("up-*")} == {"up-0", "up-1"}, "ranks", LIMIT_S)
+    before = set(living(job.mark))
+    job.process.send_signal(signal.SIGUSR1)
+    stat = Path(f"/proc/{job.ranks()[0]}/stat").read_text().rpartition(")")[2].split()
+    os.kill(int(stat[1]), signal.SIGUSR1)  # the agent
+    until((place / "saving").exists, "rank 0 saves", LIMIT_S)
+    (place / "gate").touch()
+    until((place / "saved").exists, "rank 0 has saved", LIMIT_S)
+    assert before <= set(living(job.mark))
+    (place / "stop").touch()
+    assert job.end() == 0, job.err
+    assert (place / "saved").read_text() == "0\n"
 
 
 def small_torchrun(folder: Path) -> dict[str, str]:

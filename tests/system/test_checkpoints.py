@@ -14,7 +14,7 @@ from saferun.system import checkpoints
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> dict[str, Path]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints that torch, its distributed.checkpoint, safetensors and accelerate wrote."""
     import torch
     import torch.distributed.checkpoint as dcp

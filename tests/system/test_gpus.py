@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from repo import ROOT
@@ -91,7 +92,7 @@ class FakeMachine:
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(tmp_path: Path) -> FakeMachine:
     return FakeMachine(tmp_path)
 
 
@@ -437,7 +438,7 @@ def test_the_container_runtimes_variable_is_not_cudas(machine):
 
 
 @pytest.fixture
-def mixed(machine):
+def mixed(machine: FakeMachine) -> FakeMachine:
     machine.add("NVIDIA GeForce GTX 1080", A, bus="0000:01:00.0", minor=0)
     machine.add("NVIDIA GeForce RTX 5090", B, bus="0000:02:00.0", minor=1)
     return machine

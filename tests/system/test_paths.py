@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from users import OTHER, STRANGER, acting_as, open_place, root
@@ -15,7 +16,7 @@ from saferun.system import paths
 
 
 @pytest.fixture
-def place():
+def place() -> Iterator[str]:
     with open_place() as path:
         os.mkdir(f"{path}/tmp")
         os.chmod(f"{path}/tmp", 0o1777)

@@ -240,7 +240,7 @@ def test_no_line_of_real_failures_is_changed(corpus):
 def test_a_command_line_is_masked_word_by_word():
     words = "t.py --hf-token abc --token=x -token y --api_key=z HF_TOKEN=q a.api_key=r --lr 3"
     masked = "t.py --hf-token *** --token=*** -token *** --api_key=*** HF_TOKEN=*** a.api_key=***"
-    assert PLAIN.words(words.split()) == [*masked.split(), "--lr", "3"]
+    assert PLAIN.argv(words.split()) == [*masked.split(), "--lr", "3"]
 
 
 @pytest.mark.parametrize(
@@ -255,18 +255,18 @@ def test_a_command_line_is_masked_word_by_word():
     ids=" ".join,
 )
 def test_a_command_line_without_secrets_stays(words):
-    assert PLAIN.words(words) == words
+    assert PLAIN.argv(words) == words
 
 
 def test_a_secret_of_several_words_is_masked_whole():
-    assert PLAIN.words(["--api_key=two words", "a.password=two words"]) == [
+    assert PLAIN.argv(["--api_key=two words", "a.password=two words"]) == [
         "--api_key=***",
         "a.password=***",
     ]
 
 
 def test_a_secret_that_begins_with_a_dash_is_no_option():
-    assert PLAIN.words(["--token", "-x1_random_word"]) == ["--token", MASK]
+    assert PLAIN.argv(["--token", "-x1_random_word"]) == ["--token", MASK]
 
 
 # Laws

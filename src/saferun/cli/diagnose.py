@@ -13,9 +13,12 @@ from collections.abc import Iterator, Mapping
 import click
 
 from saferun.cli.options import AS_JSON, HELP, echo, json_text
-from saferun.diagnosis import classify, log_reader, signatures
+from saferun.diagnosis import classify, failure_report, log_reader, signatures
+from saferun.diagnosis import explain as explanation
 from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.deciding import known_from
 from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.explain import Account
 from saferun.errors import EXIT_UNAVAILABLE, SaferunError, UsageError
 
 TYPE_CHECKING = False
@@ -29,13 +32,17 @@ _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 @click.command(context_settings=HELP)
 @click.argument("log", required=False, metavar="[LOG | -]")
 @click.option("--exit-code", type=int, metavar="N", help="Exit status of what wrote the log.")
+@click.option("--explain", is_flag=True, help="Show which lines weighed how much.")
 @AS_JSON
-def command(log: str | None, exit_code: int | None, as_json: bool) -> int:
+def command(log: str | None, exit_code: int | None, explain: bool, as_json: bool) -> int:
     """Explain a failure from its log: what failed, on which rank, and what to do."""
     if log is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError("no log given", fix="saferun diagnose train.log, or … | saferun diagnose")
-    diagnosis = run(log, exit_code, os.environ)
-    echo(to_json(diagnosis) if as_json else to_text(diagnosis))
+    if explain:
+        diagnosis, account = explained(log, exit_code, os.environ)
+    else:
+        diagnosis, account = run(log, exit_code, os.environ), None
+    echo(to_json(diagnosis, account) if as_json else to_text(diagnosis, account))
     return 0
 
 
@@ -63,6 +70,28 @@ def run(
     """
     known = signatures.load(environ)
     return classify.classify(Evidence(log=read(path), exit_code=exit_code), known)
+
+
+def explained(
+    path: str | None, exit_code: int | None, environ: Mapping[str, str] | None = None
+) -> tuple[Diagnosis, Account]:
+    """Diagnose a log, and say which of its lines weighed how much.
+
+    Args:
+        path: as `run` takes it.
+        exit_code: of the command that wrote the log; None if unknown.
+        environ: names the user's cache directory; None for that of this process.
+
+    Raises:
+        LogError: the file is missing or not readable.
+    """
+    known = signatures.load(environ)
+    evidence = Evidence(log=read(path), exit_code=exit_code)
+    reading = classify.read(evidence, known)
+    account = explanation.account(reading, known)
+    if first := classify.before_reading(evidence, known):
+        return first, account._replace(decision=())
+    return reading.diagnosis, account
 
 
 def read(path: str | None) -> log_reader.Log:
@@ -96,10 +125,13 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
         yield decoder.decode(chunk).encode()
 
 
-def to_json(diagnosis: Diagnosis) -> str:
-    """Return the JSON that other programs read."""
+def to_json(diagnosis: Diagnosis, account: Account | None = None) -> str:
+    """Return the JSON that other programs read; with `explain` where an account is given."""
     shown = {"schema": classify.SCHEMA, **diagnosis._asdict()}
     del shown["stack"]  # the keys of this JSON are fixed
+    shown["nearest"] = [near._asdict() for near in diagnosis.nearest]
+    if account is not None:
+        shown["explain"] = explanation.as_document(account)
     return json_text(shown)
 
 
@@ -112,15 +144,18 @@ _VERDICTS = {
 }
 
 
-def to_text(diagnosis: Diagnosis) -> str:
-    """Return the few lines that people read."""
+def to_text(diagnosis: Diagnosis, account: Account | None = None) -> str:
+    """Return the few lines that people read, and the account of the log's lines below."""
     rank = "" if diagnosis.root_rank is None else f" (rank {diagnosis.root_rank})"
     lines = [f"{diagnosis.kind}{rank}: {_VERDICTS[diagnosis.verdict]}"]
     if diagnosis.root_line:
         lines.append(f"  {diagnosis.root_line}")
     lines += [f"    {frame}" for frame in diagnosis.stack]
     lines += [diagnosis.explanation, diagnosis.advice]
+    lines += failure_report.half_answer(diagnosis) + known_from(diagnosis.decided_by)
     if diagnosis.mitigations:
         lines.append(f"mitigations, in this order: {', '.join(diagnosis.mitigations)}")
     lines += [f"see {reference}" for reference in diagnosis.references]
+    if account is not None:
+        lines += ["", *explanation.as_lines(account)]
     return "\n".join(lines)

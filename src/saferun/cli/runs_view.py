@@ -158,12 +158,11 @@ def _facts(run: Run, plan: Mapping[str, Any]) -> list[str]:
 def _settings(plan: Mapping[str, Any]) -> list[str]:
     """Return NAME=value for the variables that were set, except those that every run has."""
     env = plan.get("env")
-    usual = ("PYTHONPATH", "PET_SIGNALS_TO_HANDLE")
     names = env if isinstance(env, dict) else {}
     return [
         f"{name}={shlex.quote(str(setting.get('value')))}"
         for name, setting in names.items()
-        if isinstance(setting, dict) and name not in usual and not name.startswith("SAFERUN_")
+        if isinstance(setting, dict) and name != "PYTHONPATH" and not name.startswith("SAFERUN_")
     ]
 
 
@@ -195,6 +194,7 @@ def _attempt(attempt: Attempt, *, running: bool, now_s: float) -> list[str]:
     labelled = [
         ("failure", f"{attempt.kind}{rank}" if attempt.kind else ""),
         ("line", attempt.line),
+        ("from", "; ".join(attempt.decided_by)),
         ("with", ", ".join(attempt.mitigations)),
         ("changed", ", ".join(attempt.changed)),
         ("end", ", ".join(_ending_events(attempt))),
@@ -237,7 +237,13 @@ def _decision(attempt: Attempt) -> str:
 
 
 def as_json_whole(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run with its attempts and its first plan, for programs (schema 1)."""
+    """Return a run with its attempts and its first plan, for programs (schema 1).
+
+    Args:
+        run: what its journal tells.
+        tried: its attempts, in order.
+        plan: the decoded plan.json; empty where it cannot be read.
+    """
     shown = [
         {**attempt._asdict(), "tails": [{"path": p, "bytes": size} for p, size in attempt.tails]}
         for attempt in tried

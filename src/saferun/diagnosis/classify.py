@@ -2,23 +2,35 @@
 
 `explanations` collects what every part of the evidence may mean, `root_cause` chooses among these,
 and this file puts the choice into the words of knowledge/failures.yaml. A failure that is known
-only as an exception of the user's own is never retried. What nothing explains is `unknown`.
+only as an exception of the user's own is never retried. What nothing explains is `unknown`, with
+the innermost frame of the user's code and the kinds that are nearest.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from saferun.diagnosis import exit_codes, explanations, log_reader, oom_message, root_cause, runs
+from saferun.diagnosis import (
+    deciding,
+    exit_codes,
+    explanations,
+    log_reader,
+    nearest,
+    oom_message,
+    root_cause,
+    runs,
+    user_frame,
+)
 from saferun.diagnosis.crash_stack import crash_stack
-from saferun.diagnosis.evidence import Evidence, RankFailure
+from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.root_line import root_line, telling_line
-from saferun.diagnosis.signatures import Kind, Knowledge
+from saferun.diagnosis.signatures import Kind, Knowledge, says
 from saferun.named_tuple import NamedTuple
 
 SCHEMA = 1
+_TELLS_NOTHING = ("unknown", "child-failed-no-root")
 _NUMBERS_CHARS = 8000  # of a message, in which its numbers are looked for
 
 
@@ -35,6 +47,17 @@ class Diagnosis(NamedTuple):
     advice: str
     references: tuple[str, ...]
     stack: tuple[str, ...] = ()  # of Python, where it crashed in native code; innermost first
+    decided_by: tuple[str, ...] = ()  # the evidence that decided
+    user_frame: str = ""  # of an unknown failure: the innermost frame of the user's code
+    nearest: tuple[nearest.Near, ...] = ()  # of an unknown failure: kinds that do not fit
+
+
+class Reading(NamedTuple):
+    """What the lines of one run, and the evidence beside them, were found to mean."""
+
+    collected: explanations.Collected
+    steps: tuple[root_cause.Step, ...]  # the way to the root cause; () where there is none
+    diagnosis: Diagnosis
 
 
 def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
@@ -44,35 +67,97 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
         evidence: of one attempt; any part of it may be missing.
         knowledge: how failures look (`signatures.load`).
     """
+    return before_reading(evidence, knowledge) or read(evidence, knowledge).diagnosis
+
+
+def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None:
+    """Return what the evidence means where that is known without the log; else None."""
     if evidence.exit_code == 0 and not evidence.failures:
-        return _diagnosis("no-failure", knowledge)
+        return _diagnosis("no-failure", knowledge)._replace(decided_by=("exit status 0",))
     if evidence.unkillable:
-        return _diagnosis("process-unkillable", knowledge)
+        left = f"processes: {evidence.unkillable} could not be ended"
+        return _diagnosis("process-unkillable", knowledge)._replace(decided_by=(left,))
     if evidence.keeper:  # the job's output is cut, and what its ranks report are echoes
-        return _diagnosis("keeper-killed", knowledge, evidence.keeper)
+        found = _diagnosis("keeper-killed", knowledge, evidence.keeper)
+        return found._replace(decided_by=("the keeper's end",))
     if evidence.hang is not None:
-        return _diagnosis(evidence.hang.kind, knowledge, evidence.hang.line, evidence.hang.rank)
+        found = _diagnosis(evidence.hang.kind, knowledge, evidence.hang.line, evidence.hang.rank)
+        return found._replace(decided_by=("the watch for silence",))
     if evidence.reader_gone and (broken := _broken_pipe(evidence)):
-        return _diagnosis("output-reader-gone", knowledge, broken.raw, broken.rank)
+        found = _diagnosis("output-reader-gone", knowledge, broken.raw, broken.rank)
+        return found._replace(decided_by=("log", "the output's reader: gone"))
+    return None
+
+
+def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
+    """Read the log's last run, with the rest of the evidence; see `classify`."""
     start = runs.last_start(evidence.log.lines)
     last = _of_run(evidence, evidence.log.lines[start:], knowledge)
-    if start and last.verdict == "unknown":  # the run before it may be what the log is about
+    if (
+        start and last.diagnosis.verdict == "unknown"
+    ):  # the run before it may be what the log is about
         return _of_run(evidence, evidence.log.lines, knowledge)
     return last
 
 
-def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Diagnosis:
+def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
     """Return what the lines of one run mean, with the rest of the evidence."""
     lines = (*_error_file_lines(evidence.failures), *exit_codes.with_ranks(log))
-    found, exits = explanations.collect(evidence, lines, knowledge)
-    best = root_cause.choose(found, exits.root_rank, knowledge, lines)
-    if best is None:
-        return _diagnosis("unknown", knowledge, telling_line(lines), exits.root_rank)
-    ranks = (best.rank, exit_codes.rank_of(best.kind, lines), exits.root_rank)
+    collected = explanations.collect(evidence, lines, knowledge)
+    root_rank = collected.exits.root_rank
+    steps = root_cause.choose(collected.found, root_rank, knowledge, lines)
+    if not steps:
+        found = _diagnosis("unknown", knowledge, telling_line(lines), root_rank)
+        return Reading(collected, steps, _half_answer(found, collected, knowledge))
+    best = steps[-1].taken
+    ranks = (best.rank, exit_codes.rank_of(best.kind, lines), root_rank)
     rank = next((rank for rank in ranks if rank is not None), None)
-    line = telling_line(lines) if best.at < 0 else root_line(best, lines, knowledge)
+    if best.kind == "unknown":
+        found = _diagnosis("unknown", knowledge, telling_line(lines), rank)
+        return Reading(collected, steps, _half_answer(found, collected, knowledge))
+    # Where only an exit code decides, no line of the output does.
+    line = "" if best.at < 0 else root_line(best, lines, knowledge)
     diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text)
-    return diagnosis._replace(stack=crash_stack(evidence.log.lines, rank))
+    stack = crash_stack(evidence.log.lines, rank)
+    decided_by = deciding.named(best, lines, evidence)
+    return Reading(collected, steps, diagnosis._replace(stack=stack, decided_by=decided_by))
+
+
+def _half_answer(
+    diagnosis: Diagnosis, collected: explanations.Collected, knowledge: Knowledge
+) -> Diagnosis:
+    """Return a diagnosis that explains nothing with what can be said all the same."""
+    return diagnosis._replace(
+        user_frame=user_frame.innermost(collected.lines),
+        nearest=nearest.closest(collected, knowledge),
+    )
+
+
+def by_machine(
+    diagnosis: Diagnosis, observed: Iterable[Observation], knowledge: Knowledge
+) -> Diagnosis:
+    """Return the diagnosis by what the machine shows, where nothing else told what happened.
+
+    Args:
+        diagnosis: by everything else.
+        observed: in the order in which they count; taken one by one, and none where it is known.
+        knowledge: how failures look.
+    """
+    if diagnosis.kind not in _TELLS_NOTHING:
+        return diagnosis
+    for one in observed:
+        if one.kind == "user-exception" and diagnosis.kind != "unknown":
+            continue  # it has been read, and only passes on what another process reported
+        if kind := one.kind or _kind_of(one.text.lower(), knowledge):
+            found = _diagnosis(kind, knowledge, one.text, diagnosis.root_rank, one.text)
+            return found._replace(decided_by=(one.source,), stack=diagnosis.stack)
+    return diagnosis
+
+
+def _kind_of(text: str, knowledge: Knowledge) -> str:
+    """Return the kind that a line (lower case) of the machine's states by itself; "" for none."""
+    signs = (sign for sign in knowledge.signs if sign.stands_alone)
+    return next((s.kind for s in signs if any(says(needle, text) for needle in s.says)), "")
 
 
 def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:
@@ -85,7 +170,8 @@ def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:
     """
     if name not in knowledge.kinds:
         return diagnosis
-    return _diagnosis(name, knowledge, diagnosis.root_line, diagnosis.root_rank)
+    found = _diagnosis(name, knowledge, diagnosis.root_line, diagnosis.root_rank)
+    return found._replace(decided_by=("the process's own word",))
 
 
 def _broken_pipe(evidence: Evidence) -> Line | None:

@@ -26,6 +26,14 @@ class Hang(NamedTuple):
     line: str  # where it is
 
 
+class Observation(NamedTuple):
+    """What the machine showed after an attempt; it decides where nothing else tells."""
+
+    source: str  # "kernel", "disk", "GPU", "error file of rank 3", "exit status"
+    text: str  # the line to show
+    kind: str = ""  # of the failure; "" where a sign may fit the text
+
+
 class Evidence(NamedTuple):
     """Everything that is known about a failed attempt."""
 

@@ -40,7 +40,7 @@ _SIGPIPE, _LAST_SIGNAL = 13, 64
 _OF_ROOT = 21
 _BY_CODE = {
     1: ("child-failed-no-root", 15),
-    2: ("user-args-error", 14),
+    2: ("child-failed-no-root", 14),  # argparse's, a missing file's and many a script's own
     127: ("user-missing-file", 40),
 }
 _ROOT = "root cause (first observed failure)"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from saferun.diagnosis import circumstances, exit_codes, matches, signatures, tracebacks
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.log_reader import Line
-from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
+from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge, Sign
 from saferun.diagnosis.tracebacks import Raised
 from saferun.named_tuple import NamedTuple
 
@@ -53,11 +53,23 @@ class Explanation(NamedTuple):
     raised: Raised | None = None
     generic: bool = False  # nothing is known but the exception
     explains: frozenset[str] = frozenset()  # kinds that are its consequence
+    source: str = "sign"  # "sign", "exception", "exit code"
+    usual: str = ""  # the kind that it has where nothing else is known; "" where it is the same
+    why: tuple[str, ...] = ()  # what took weight from it
+    sign: Sign | None = None  # that fits the place
 
 
-def collect(
-    evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge
-) -> tuple[list[Explanation], exit_codes.Exits]:
+class Collected(NamedTuple):
+    """What a log and the evidence beside it may mean."""
+
+    lines: Sequence[Line]
+    text: matches.Text
+    found: list[Explanation]
+    exits: exit_codes.Exits
+    left_out: tuple[matches.Match, ...]  # phrases that do not count in a log of this length
+
+
+def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> Collected:
     """Return every explanation of a failure, and how processes ended.
 
     Args:
@@ -67,20 +79,40 @@ def collect(
     """
     exceptions = tracebacks.find(lines)
     exits = exit_codes.find(lines, exceptions.framed)
-    fitting = matches.match(knowledge, lines, exceptions.raised, exceptions.framed)
+    text = matches.Text(lines, exceptions.raised, exceptions.framed)
+    fitting = matches.match(knowledge, text)
     known = circumstances.Circumstances(fitting, evidence, lines)
     brief = evidence.log.line_count <= _BRIEF_LINES
-    found = [
-        Explanation(known.kind_of(m), m.weight, m.at, m.rank, m.text, m.raised, False, m.explains)
+    left_out = tuple(
+        m
         for m in fitting
-        if brief or m.weight != WEIGHTS["bare"] or knowledge.kinds[m.kind].stops
-    ]
+        if not brief and m.weight == WEIGHTS["bare"] and not knowledge.kinds[m.kind].stops
+    )
+    skipped = {id(m) for m in left_out}
+    found = [_of_match(m, known.kind_of(m)) for m in fitting if id(m) not in skipped]
     if (at := known.wrong_values()) is not None:
         found.append(Explanation("gpu-p2p-corrupt", WEIGHTS["hard"], at, None, lines[at].text))
     explained = {m.raised.at for m in fitting if m.raised}
     found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, lines)
     found = _with_survived_weights(found, lines)
-    return [*found, *_of_exits(evidence, exits, lines)], exits
+    found += _of_exits(evidence, exits, lines)
+    return Collected(lines, text, found, exits, left_out)
+
+
+def _of_match(match: matches.Match, kind: str) -> Explanation:
+    """Return the explanation that a match is, under the kind that circumstances give it."""
+    return Explanation(
+        kind,
+        match.weight,
+        match.at,
+        match.rank,
+        match.text,
+        match.raised,
+        explains=match.explains,
+        usual=match.kind if kind != match.kind else "",
+        why=(match.why,) if match.why else (),
+        sign=match.sign,
+    )
 
 
 def _of_exits(
@@ -89,22 +121,36 @@ def _of_exits(
     """Yield what exit codes and signals mean: of the log, of the error files, of the launcher."""
     for sign in exits.signs:
         text = " ".join(line.text for line in lines[sign.at : sign.at + 2])
-        kind = _of_exit(sign.kind, evidence, lines[: sign.at])
-        yield Explanation(kind, sign.weight, sign.at, sign.rank, text)
+        place = (sign.weight, sign.at, sign.rank, text)
+        yield _of_exit(sign.kind, evidence, lines[: sign.at], place)
     for failure in evidence.failures:
         if failure.exit_code is not None and (known := exit_codes.kind_of(failure.exit_code)):
             kind, weight = known
-            kind = _of_exit(kind, evidence, lines)
-            yield Explanation(kind, weight, -1, failure.rank, "")
+            yield _of_exit(kind, evidence, lines, (weight, -1, failure.rank, ""))
     # torchrun returns 1 whatever happened
     if evidence.exit_code not in (None, 1) and (known := exit_codes.kind_of(evidence.exit_code)):
         kind, weight = known
-        yield Explanation(_of_exit(kind, evidence, lines), weight - 2, -1, None, "")
+        yield _of_exit(kind, evidence, lines, (weight - 2, -1, None, ""))
 
 
-def _of_exit(kind: str, evidence: Evidence, before: Sequence[Line]) -> str:
-    """Return what the usual kind of a signal becomes by the machine and by the job's progress."""
-    return circumstances.by_progress(circumstances.by_machine(kind, evidence), "", evidence, before)
+def _of_exit(
+    usual: str,
+    evidence: Evidence,
+    before: Sequence[Line],
+    place: tuple[int, int, int | None, str],
+) -> Explanation:
+    """Return what the usual kind of a signal becomes by the machine and by the job's progress.
+
+    Args:
+        usual: the kind.
+        evidence: of the attempt.
+        before: the lines above it.
+        place: weight, index of the line, rank and text.
+    """
+    kind = circumstances.by_machine(usual, evidence)
+    kind = circumstances.by_progress(kind, "", evidence, before)
+    changed = usual if kind != usual else ""
+    return Explanation(kind, *place, source="exit code", usual=changed)
 
 
 def _of_unknown_exceptions(
@@ -126,9 +172,12 @@ def _of_unknown_exceptions(
             continue
         root = _root_of_chain(chain)
         kind, weight = _by_class(root, knowledge)
+        why: tuple[str, ...] = ()
         if root.background or matches.goes_on(root, lines):
-            weight = WEIGHTS["hint"]
-        yield Explanation(kind, weight, root.at, root.rank, root.text, root, True)
+            weight, why = WEIGHTS["hint"], ("the process went on after it",)
+        yield Explanation(
+            kind, weight, root.at, root.rank, root.text, root, True, source="exception", why=why
+        )
 
 
 def _root_of_chain(chain: Sequence[Raised]) -> Raised:
@@ -175,5 +224,8 @@ def _with_survived_weights(
             far = later - number > _LONG_GAP_LINES
             limit = min(limit, _SURVIVED_LONG if far else _SURVIVED)
         later = number or later
-        weighed.append(item._replace(weight=min(item.weight, limit)))
+        if item.weight > limit:
+            why = (*item.why, "the job lived on: many lines follow")
+            item = item._replace(weight=limit, why=why)
+        weighed.append(item)
     return weighed

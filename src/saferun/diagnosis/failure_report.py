@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.diagnosis import log_reader
+from saferun.diagnosis import log_reader, process_end
 from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.deciding import known_from
 from saferun.diagnosis.retry_policy import AGAIN, Decision, Try
 
 LINE_CHARS = 200  # of a line of the job's output; the journal has it in full
@@ -23,7 +24,8 @@ def between(last: Try, diagnosis: Diagnosis, decision: Decision, change: str = "
     wait = f" in {seconds(decision.delay_s)}" if decision.delay_s >= 1 else ""
     why = f"with {change}" if change else decision.reason
     return (
-        f"attempt {last.number} failed after {seconds(last.lived_s)}: {what(diagnosis)}; "
+        f"attempt {last.number} failed after {seconds(last.lived_s)}: "
+        f"{what(diagnosis, launcher_end=last.launcher_end)}; "
         f"{why}: attempt {last.number + 1} starts{wait}"
     )
 
@@ -68,10 +70,11 @@ def failure(
     if last.asked:
         return []
     lines = [f"the run failed: {what(diagnosis, line=False)}, host {host}"]
-    if diagnosis.root_line:
-        lines.append(f"  {_cut(diagnosis.root_line)}")
+    if shown := last.launcher_end or _root(diagnosis):
+        lines.append(f"  {shown}")
     lines += [f"    {_cut(frame)}" for frame in diagnosis.stack]
-    lines += [text for text in (diagnosis.explanation, diagnosis.advice) if text]
+    lines += [text for text in (diagnosis.explanation, _advice(history, diagnosis)) if text]
+    lines += half_answer(diagnosis) + known_from(diagnosis.decided_by)
     lines += _tried(history)
     lines.append(f"not tried again: {decision.reason}")
     if journal:
@@ -79,11 +82,46 @@ def failure(
     return lines
 
 
-def what(diagnosis: Diagnosis, *, line: bool = True) -> str:
-    """Return the kind of a failure and its rank, and the root line if `line` is set."""
+def half_answer(diagnosis: Diagnosis) -> list[str]:
+    """Return what is known of an unknown failure: where the user's code was, what it nearly is."""
+    lines = [f"your code was at {_cut(diagnosis.user_frame)}"] if diagnosis.user_frame else []
+    for near in diagnosis.nearest:
+        where = f" (line {near.line})" if near.line else ""
+        lines.append(f"nearest is {near.kind}; against it: {_cut(near.against)}{where}")
+    return lines
+
+
+def what(diagnosis: Diagnosis, *, line: bool = True, launcher_end: str = "") -> str:
+    """Return the kind of a failure and its rank, and what stated it.
+
+    Args:
+        diagnosis: of the failure.
+        line: whether to return what stated it: the root line, or the end of a process.
+        launcher_end: see `Try`; it comes before the root line.
+    """
     rank = "" if diagnosis.root_rank is None else f" on rank {diagnosis.root_rank}"
-    line_shown = f" ({_cut(diagnosis.root_line)})" if line and diagnosis.root_line else ""
-    return f"{diagnosis.kind}{rank}{line_shown}"
+    ended = process_end.by_signal(diagnosis.root_line) or _cut(diagnosis.root_line)
+    stated = launcher_end or ended
+    return f"{diagnosis.kind}{rank}{f' ({stated})' if line and stated else ''}"
+
+
+def _root(diagnosis: Diagnosis) -> str:
+    """Return the root line; of a rank that a signal ended, the same in words."""
+    ended = process_end.by_signal(diagnosis.root_line)
+    if not ended:
+        return _cut(diagnosis.root_line)
+    rank = "a rank" if diagnosis.root_rank is None else f"rank {diagnosis.root_rank}"
+    return f"{rank} {ended}{'' if diagnosis.stack else ' and printed no reason'}"
+
+
+def _advice(history: Sequence[Try], diagnosis: Diagnosis) -> str:
+    """Return the advice of a kind, or what is left to do where that has been done."""
+    if diagnosis.kind == "segfault" and not diagnosis.stack:
+        times = sum(one.kind == "segfault" for one in history)
+        if times > 1:
+            often = "twice" if times == 2 else f"{times} times"
+            return f"It came {often}. Run with `python -X faulthandler` to see where."
+    return diagnosis.advice
 
 
 def seconds(value_s: float) -> str:

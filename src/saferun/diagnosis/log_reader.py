@@ -7,6 +7,8 @@ what is kept. A rank that such a prefix names stays with the line.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -312,7 +314,8 @@ def strip_prefixes(raw: str) -> tuple[int | None, str]:
     rank: int | None = None
     text = raw
     if text.startswith('{"log":') and (boxed := _DOCKER_JSON.match(text)):
-        text = boxed[1].replace('\\"', '"').replace("\\u003c", "<").replace("\\u003e", ">")
+        with contextlib.suppress(ValueError):  # as docker escapes <, > and &, others all but ASCII
+            text = json.loads(f'"{boxed[1]}"')
     for _ in range(_MAX_PREFIXES):
         found = _PREFIX.match(text)
         if not found:

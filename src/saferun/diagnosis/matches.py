@@ -44,13 +44,16 @@ class Match(NamedTuple):
     raised: Raised | None
     text: str  # the exception's message, or the line and the ones that follow it
     explains: frozenset[str] = frozenset()  # kinds that are its consequence
+    sign: Sign | None = None
+    why: str = ""  # it weighs less than its sign
 
 
 def _is_warning(text: str) -> bool:
     return _WARNING.search(text) is not None
 
 
-def _is_information(line: Line) -> bool:
+def is_information(line: Line) -> bool:
+    """Return whether a program gives a line the level of information."""
     return any(_INFORMATION.match(text) for text in (line.raw, line.text))
 
 
@@ -64,8 +67,14 @@ def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
     return any(GOES_ON.search(line.text.lower()) for line in lines[item.at : item.at + 2])
 
 
-class _Text:
-    """A log's lines in lower case, searched as one text."""
+class Text:
+    """A log's lines in lower case, searched as one text.
+
+    Args:
+        lines: the log's.
+        raised: the exceptions found in them.
+        framed: indices of lines that are a traceback's frames, which no sign fits.
+    """
 
     def __init__(
         self, lines: Sequence[Line], raised: Sequence[Raised], framed: frozenset[int]
@@ -151,21 +160,8 @@ class _Text:
         return "\n".join(self.lower[max(0, row - _CONTEXT_LINES) : row])
 
 
-def match(
-    knowledge: Knowledge,
-    lines: Sequence[Line],
-    raised: Sequence[Raised],
-    framed: frozenset[int] = frozenset(),
-) -> list[Match]:
-    """Return every place that a sign fits; of several signs at one place the first one.
-
-    Args:
-        knowledge: the signs.
-        lines: the log's.
-        raised: the exceptions found in them.
-        framed: indices of lines that are a traceback's frames, which no sign fits.
-    """
-    text = _Text(lines, raised, framed)
+def match(knowledge: Knowledge, text: Text) -> list[Match]:
+    """Return every place that a sign fits; of several signs at one place the first one."""
     taken: set[tuple[bool, int]] = set()
     found: list[Match] = []
     for sign in knowledge.signs:
@@ -176,14 +172,14 @@ def match(
         for row in _places(sign, text):
             number = text.by_row.get(row)
             key = (number is not None, row if number is None else number)
-            if key not in taken and _fits(sign, text, row):
+            if key not in taken and not against(sign, text, row):
                 found.append(_match(sign, text, row, number))
                 if found[-1].weight != WEIGHTS["bare"]:
                     taken.add(key)
     return found
 
 
-def _places(sign: Sign, text: _Text) -> Iterator[int]:
+def _places(sign: Sign, text: Text) -> Iterator[int]:
     """Yield the lines that hold what a sign says, in no particular order."""
     if sign.types:
         for item in text.raised:
@@ -198,45 +194,63 @@ def _places(sign: Sign, text: _Text) -> Iterator[int]:
             elif (
                 row not in text.framed
                 and says(needle, text.lower[row])
-                and (sign.states or not _is_information(text.lines[row]))
+                and (sign.states or not is_information(text.lines[row]))
             ):
                 yield row
 
 
-def _fits(sign: Sign, text: _Text, row: int) -> bool:
+def against(sign: Sign, text: Text, row: int) -> str:
+    """Return the name of the sign's first condition that a place does not meet; "" for none.
+
+    Args:
+        sign: with its conditions.
+        text: of the log.
+        row: the line where its phrase stands.
+    """
     if sign.last and row < len(text.lines) - _LAST_LINES:
-        return False
+        return "last"
     if sign.innermost and not any(word in text.innermost(row) for word in sign.innermost):
-        return False
+        return "innermost"
     if sign.own and not any(word in text.own(row) for word in sign.own):
-        return False
+        return "own"
     if any(word in text.own(row) for word in sign.not_own):
-        return False
+        return "not_own"
     if any(word in text.above(row) for word in sign.not_above):
-        return False
+        return "not_above"
     if not (sign.near or sign.not_near or sign.doing):
-        return True
+        return ""
     around = text.around(row)
     if sign.doing and not sign.doing.search(around):
-        return False
+        return "doing"
     if sign.near and not any(word in around for word in sign.near):
-        return False
-    return not any(word in around for word in sign.not_near)
+        return "near"
+    return "not_near" if any(word in around for word in sign.not_near) else ""
 
 
-def _match(sign: Sign, text: _Text, row: int, number: int | None) -> Match:
+def _match(sign: Sign, text: Text, row: int, number: int | None) -> Match:
     if number is not None:
         item = text.raised[number]
-        weight = min(sign.weight, WEIGHTS["hint"] + 1) if item.background else sign.weight
+        weight, why = sign.weight, ""
+        if item.background:
+            weight, why = min(weight, WEIGHTS["hint"] + 1), "the process went on after it"
         if goes_on(item, text.lines):
-            weight = min(weight, WEIGHTS["hint"] - 1)
-        return Match(sign.kind, weight, row, item.rank, item, item.text, sign.explains)
-    weight = sign.weight
-    if (_is_warning(text.lower[row]) and not sign.warned) or GOES_ON.search(text.lower[row]):
-        weight = min(weight, WEIGHTS["hint"])
-    elif sign.only == "exception":
-        weight = WEIGHTS["bare"]
-    elif WEIGHTS["echo+"] < weight < WEIGHTS["hard"]:
-        weight -= _PLAIN_LOSS
+            weight, why = min(weight, WEIGHTS["hint"] - 1), "the program says that it goes on"
+        at, rank, body = row, item.rank, item.text
+        return Match(sign.kind, weight, at, rank, item, body, sign.explains, sign, why)
+    weight, why = _of_a_line(sign, text.lower[row])
     body = "".join(line.text for line in text.lines[row : row + 4])
-    return Match(sign.kind, weight, row, text.lines[row].rank, None, body, sign.explains)
+    rank = text.lines[row].rank
+    return Match(sign.kind, weight, row, rank, None, body, sign.explains, sign, why)
+
+
+def _of_a_line(sign: Sign, lower: str) -> tuple[int, str]:
+    """Return what a sign weighs in a line without an exception, and why that is less."""
+    if _is_warning(lower) and not sign.warned:
+        return min(sign.weight, WEIGHTS["hint"]), "a warning"
+    if GOES_ON.search(lower):
+        return min(sign.weight, WEIGHTS["hint"]), "the program says that it goes on"
+    if sign.only == "exception":
+        return WEIGHTS["bare"], "the message stands without its exception"
+    if WEIGHTS["echo+"] < sign.weight < WEIGHTS["hard"]:
+        return sign.weight - _PLAIN_LOSS, "a line outside an exception"
+    return sign.weight, ""

@@ -104,7 +104,13 @@ def step_in(text: str) -> int | None:
 
 
 def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
-    """Return the steps that the lines from index `start` up to `end` report."""
+    """Return the steps that the lines from index `start` up to `end` report.
+
+    Args:
+        lines: of one log.
+        start: index of the first line.
+        end: index after the last one.
+    """
     reported = []
     for at in range(start, end):
         if (number := step_in(lines[at].text)) is not None:

@@ -85,6 +85,7 @@ def _lines(record: dict[str, object]) -> list[str]:
     level = next((str(v).lower() for k, v in record.items() if _OWN_LEVEL.match(k)), "")
     texts = _texts(record, _DEPTH)
     lines = [line for _, text in texts for line in text.splitlines() if line.strip()]
+    lines = [part for line in lines for part in (_unescaped(line) or (None, [line]))[1]]
     if level in _LEVELS and lines and not _NO_SENTENCE.match(lines[0]):
         lines[0] = f"{_LEVELS[level]}: {lines[0]}"
     return lines

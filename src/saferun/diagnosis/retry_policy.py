@@ -50,6 +50,7 @@ class Try(NamedTuple):
     unkillable: bool = False  # the kernel could not end one of its processes
     progressed: bool = False  # it did work that counts, such as trials
     replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure
+    launcher_end: str = ""  # how its first process died of a signal, in words
     falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
 
 
@@ -184,6 +185,11 @@ def _is_same_age(one: Try, other: Try) -> bool:
 
 def same_age(one_s: float, other_s: float, within_s: float = SAME_AGE_S) -> bool:
     """Return whether two durations are equal to within 10 % or `within_s`.
+
+    Args:
+        one_s: seconds.
+        other_s: seconds.
+        within_s: seconds by which they may differ in any case.
 
     >>> same_age(3.0, 7.9), same_age(3600.0, 3900.0), same_age(3600.0, 4100.0)
     (True, True, False)

@@ -13,6 +13,7 @@ from saferun.diagnosis import progress
 from saferun.diagnosis.explanations import Explanation
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
+from saferun.named_tuple import NamedTuple
 
 _MESSAGE_LINES = 8  # of an exception; what follows may be output already
 _SEPARATE_LINES = 3  # of normal output between a handled exception and the one that ended the job
@@ -24,10 +25,17 @@ _SILENT_TO_PEERS = (*_SILENT, *_SIGNALLED)
 _COMMUNICATION = ("collective", "rendezvous")  # groups of kinds
 
 
+class Step(NamedTuple):
+    """An explanation that seemed best, and why."""
+
+    taken: Explanation
+    why: str
+
+
 def choose(
     found: Sequence[Explanation], root_rank: int | None, knowledge: Knowledge, lines: Sequence[Line]
-) -> Explanation | None:
-    """Return the root cause; None where there is no explanation.
+) -> tuple[Step, ...]:
+    """Return the way to the root cause, which is the last step; () without an explanation.
 
     Args:
         found: all explanations (`explanations.collect`).
@@ -36,31 +44,30 @@ def choose(
         lines: the log's.
     """
     if not found:
-        return None
+        return ()
 
     def order(item: Explanation) -> tuple[float, bool, bool, int]:
         elsewhere = root_rank is not None and item.rank is not None and item.rank != root_rank
         return (-item.weight, elsewhere, item.at < 0, item.at)
 
     best = min(found, key=order)
+    steps = [Step(best, "it weighs most, on the rank that failed first, at the earliest place")]
     if best.weight <= WEIGHTS["echo+"] and best.rank not in (None, root_rank):
         kinds = _SILENT_TO_PEERS if best.kind == "peer-lost" else _SILENT
         silent = [item for item in found if item.kind in kinds and item.rank == root_rank]
         best = min(silent, key=order, default=best) if root_rank is not None else best
+        steps.append(Step(best, "the rank that failed first ended without a reason; peers saw it"))
     if WEIGHTS["process"] < best.weight <= WEIGHTS["echo+"] and not _ended(best, root_rank):
         best = _reported_before(best, found) or best
+        steps.append(Step(best, "the log reports it before the echo"))
     if best.weight < WEIGHTS["hard"]:
-        kind = knowledge.kinds[best.kind]
-        communication = kind.group in _COMMUNICATION and not kind.stops
-        own = [
-            item
-            for item in found
-            if _is_own_fault(
-                item, best, lines, after_only=kind.stops, before_communication=communication
-            )
-        ]
-        best = min(_not_survived(own, best, lines), key=order, default=best)
-    return _standing(best, found, lines) or best
+        own = _own_faults(best, found, lines, knowledge)
+        best = min(own, key=order, default=best)
+        steps.append(Step(best, "an exception of the script's own ended the job"))
+    steps.append(Step(_standing(best, found, lines) or best, "the other one is its consequence"))
+    return tuple(
+        step for at, step in enumerate(steps) if not at or step.taken is not steps[at - 1].taken
+    )
 
 
 def _standing(
@@ -97,6 +104,22 @@ def _reported_before(echo: Explanation, found: Sequence[Explanation]) -> Explana
     first = min(earlier, key=lambda item: (item.at, -item.weight), default=echo)
     known = first.weight == WEIGHTS["bare"] and not first.generic
     return first if known or first.kind in _SILENT else None
+
+
+def _own_faults(
+    best: Explanation, found: Sequence[Explanation], lines: Sequence[Line], knowledge: Knowledge
+) -> list[Explanation]:
+    """Return the exceptions of the user's own that ended the job, not what seems best."""
+    kind = knowledge.kinds[best.kind]
+    communication = kind.group in _COMMUNICATION and not kind.stops
+    own = [
+        item
+        for item in found
+        if _is_own_fault(
+            item, best, lines, after_only=kind.stops, before_communication=communication
+        )
+    ]
+    return _not_survived(own, best, lines)
 
 
 def _is_own_fault(

@@ -69,7 +69,12 @@ def telling_line(lines: Sequence[Line]) -> str:
     last = ""
     for line in reversed(lines):
         text = line.raw.strip()
-        if text and any(word in text.lower() for word in _FAILURE_WORDS):
+        if text and is_of_failure(text.lower()):
             return text[:ROOT_CHARS]
         last = last or text
     return last[:ROOT_CHARS]
+
+
+def is_of_failure(lower: str) -> bool:
+    """Return whether a line (lower case) has a word of failure."""
+    return any(word in lower for word in _FAILURE_WORDS)

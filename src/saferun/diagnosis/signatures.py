@@ -74,6 +74,12 @@ class Sign(NamedTuple):
         """Whether it decides in a line of information, too: it states an end, or the last lines."""
         return self.warned or self.last or self.weight >= WEIGHTS["hard"]
 
+    @property
+    def stands_alone(self) -> bool:
+        """Whether a line that it fits needs nothing around it to be the cause."""
+        around = self.near or self.doing or self.own or self.innermost or self.anywhere
+        return self.weight >= WEIGHTS["cause"] and not around and self.only != "exception"
+
 
 class Knowledge(NamedTuple):
     """All that is known about failures."""

@@ -66,7 +66,7 @@ class Silence:
         self._since: Look | None = None  # the last look with a new sign
         self._last_s = 0.0
         self._longest_s = 0.0
-        self._told = False
+        self._reported = False
 
     def take(self, look: Look, every_s: float) -> Look | None:
         """Return the look with which a silence began that is too long by now; each once.
@@ -83,11 +83,11 @@ class Silence:
         if since is None or changed or slept:
             if since is not None and not slept:
                 self._longest_s = max(self._longest_s, look.at_s - since.at_s)
-            self._since, self._told = look, False
+            self._since, self._reported = look, False
             return None
-        if self._told or look.at_s - since.at_s < self.limit_s(since, look):
+        if self._reported or look.at_s - since.at_s < self.limit_s(since, look):
             return None
-        self._told = True
+        self._reported = True
         return since
 
     def limit_s(self, since: Look, now: Look) -> float:

@@ -63,7 +63,13 @@ _STATUS = {
 
 
 def presence(files: Files, smi: Smi, cuda: Cuda) -> Iterator[Finding]:
-    """Check that there is a driver, that nvidia-smi answers, and that every GPU is there."""
+    """Check that there is a driver, that nvidia-smi answers, and that every GPU is there.
+
+    Args:
+        files: what the driver shows in /proc, /dev and /sys.
+        smi: the answer of nvidia-smi.
+        cuda: the answer of the CUDA driver.
+    """
     if not (files.version or smi.program or cuda.devices):
         yield _nothing(files)
         return
@@ -172,7 +178,14 @@ def nodes(files: Files) -> Iterator[Finding]:
 
 
 def versions(files: Files, smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
-    """Check that the driver is new enough for the CUDA that torch was built with."""
+    """Check that the driver is new enough for the CUDA that torch was built with.
+
+    Args:
+        files: what the driver shows in /proc, /dev and /sys.
+        smi: the answer of nvidia-smi.
+        cuda: the answer of the CUDA driver.
+        torch: what the installed torch says of itself.
+    """
     yield from _torch(torch, bool(smi.report.cards or cuda.devices or files.gpus))
     newest = _newest(smi, cuda)
     if not torch.cuda or newest is None:
@@ -229,7 +242,13 @@ def _torch(torch: Torch, gpus: bool) -> Iterator[Finding]:
 
 
 def architectures(smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
-    """Check that this torch has code for these GPUs."""
+    """Check that this torch has code for these GPUs.
+
+    Args:
+        smi: the answer of nvidia-smi.
+        cuda: the answer of the CUDA driver.
+        torch: what the installed torch says of itself.
+    """
     capabilities = _capabilities(smi, cuda)
     if not torch.archs or not capabilities:
         return

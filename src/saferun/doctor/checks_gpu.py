@@ -269,7 +269,13 @@ def persistence(card: Card, area: str) -> Iterator[Finding]:
 
 
 def fabric(card: Card, area: str, manager: bool) -> Iterator[Finding]:
-    """Check the NVLink fabric of NVSwitch systems: until it is set up, cuInit fails with 802."""
+    """Check the NVLink fabric of NVSwitch systems: until it is set up, cuInit fails with 802.
+
+    Args:
+        card: the GPU's part of the report of nvidia-smi.
+        area: the GPU, as findings name it.
+        manager: whether a process of NVIDIA's fabric manager is seen.
+    """
     state, status = card.get("Fabric/State"), card.get("Fabric/Status")
     version = "its version must be the driver's, to the last digit"
     fix = f"`systemctl status nvidia-fabricmanager` on the host; {version} <{FABRIC_DOC}>"

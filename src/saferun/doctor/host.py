@@ -109,7 +109,16 @@ def _cannot_write(folder: str) -> str:
 
 
 def memory(proc: str = "/proc", groups: str = "/sys/fs/cgroup", shm: str = "/dev/shm") -> Memory:  # noqa: S108 - only read
-    """Return memory and processors, and what our control group may use of them."""
+    """Return memory and processors, and what our control group may use of them.
+
+    Args:
+        proc: the directory of processes.
+        groups: the directory of control groups.
+        shm: the file system of shared memory.
+
+    Returns:
+        Sizes in bytes; -1 where one is unknown.
+    """
     fields = {}
     for line in procfs.text(f"{proc}/meminfo").splitlines():
         name, _, value = line.partition(":")

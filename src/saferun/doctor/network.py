@@ -74,7 +74,13 @@ def resolve(hostname: str) -> tuple[tuple[str, ...], str, float]:
 
 
 def port(number: int, masker: Masker, proc: str = "/proc") -> Port:
-    """Return whether a process listens on a TCP port, and which where that is visible."""
+    """Return whether a process listens on a TCP port, and which where that is visible.
+
+    Args:
+        number: the port.
+        masker: takes secrets out of the process's command line.
+        proc: the directory of processes.
+    """
     sockets = {
         row[9]
         for table in ("tcp", "tcp6")
@@ -101,7 +107,7 @@ def _owner(links: set[str], proc: str) -> int | None:
 
 def _command(pid: int, masker: Masker, proc: str) -> str:
     argv = procfs.text(f"{proc}/{pid}/cmdline").rstrip("\0").split("\0")
-    text = " ".join(masker.words(argv))[:120]
+    text = " ".join(masker.argv(argv))[:120]
     return printable(text)
 
 

@@ -38,7 +38,14 @@ def driver_files(
     tasks: str = "/proc",
     pci: str = "/sys/bus/pci/devices",
 ) -> Files:
-    """Return what the driver shows in /proc, /dev and /sys; takes milliseconds, wakes no GPU."""
+    """Return what the driver shows in /proc, /dev and /sys; takes milliseconds, wakes no GPU.
+
+    Args:
+        proc: the driver's directory.
+        dev: the directory of device files.
+        tasks: the directory of processes.
+        pci: the directory of PCI devices.
+    """
     machine = _listed(f"{proc}/gpus")
     version = gpus.driver_version(proc)
     minors = [minor for _, minor in machine.values() if minor]
@@ -115,7 +122,16 @@ def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi
 def listing(
     command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float
 ) -> tuple[str, str]:
-    """Run nvidia-smi for `gpus.detect`, as one of doctor's questions: it is killed with them."""
+    """Run nvidia-smi for `gpus.detect`, as one of doctor's questions: it is killed with them.
+
+    Args:
+        command: the program and its arguments.
+        environ: its environment.
+        timeout_s: seconds after which it is killed.
+
+    Returns:
+        (what it printed, why it did not answer or "").
+    """
     answer = bounded.run(command, environ, timeout_s)
     return f"{answer.out}{answer.err}", answer.trouble
 

@@ -51,7 +51,7 @@ def _key(key: Any) -> str:
     return " to ".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
-def page(findings: Sequence[Finding], *, colour: bool = False, columns: int = WIDTH) -> str:
+def render(findings: Sequence[Finding], *, colour: bool = False, columns: int = WIDTH) -> str:
     """Return the report: problems first, then notes, then what is fine.
 
     Args:

@@ -168,7 +168,7 @@ def _secrets(sheet: Sheet, arguments: Sequence[str]) -> list[str]:
 
 def _secret_arguments(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the options whose values are secrets; an argument that is one is told by its place."""
-    masked = Masker({}, ()).words(arguments)
+    masked = Masker({}, ()).argv(arguments)
     for place, (word, shown) in enumerate(zip(arguments, masked, strict=True)):
         if word != shown:
             name = shown.partition("=")[0] if shown.endswith(f"={MASK}") else ""

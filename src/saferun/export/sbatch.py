@@ -30,8 +30,8 @@ OPTIONS: dict[str, str | None] = {
     "--partition": "P",
     "--sbatch": "LINE",
 }
-# Seconds before the time limit at which Slurm asks the job to end; it may come 60 s earlier still
-# (sbatch(1), --signal). torchrun gives its ranks 30 s (--shutdown-timeout), and saferun 10 s more.
+# Seconds before the time limit at which the ranks get SIGUSR2; it may be 60 s earlier still
+# (sbatch(1), --signal).
 NOTICE_S = 120
 _RESERVE_S = 60  # of the notice, for the requeueing of a job that has not ended
 # Seconds after a node has ended with 0: so long torchrun's agents wait for each other

@@ -60,6 +60,7 @@ class LockRequest(NamedTuple):
     owner: Holder  # whom the record names; see lock_owner.this_process
     parents: Mapping[str, str] = {}  # the GPU of each slice; the old form of a slice's name has it
     directory: str | None = None  # where locks lie; None: the machine's directory
+    numbers: Mapping[str, int] = {}  # the index of each GPU, for messages
 
 
 class World(NamedTuple):
@@ -80,6 +81,7 @@ class _Attempt(NamedTuple):
     owner: Holder
     world: World
     memory: SlotMemory | None
+    shown: Mapping[str, str]  # the name of each device in messages
 
 
 def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> Held:
@@ -107,7 +109,8 @@ def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> H
     try:
         place = Place.find(request.directory, environ)
         memory = world.memory or slot_memory(policy, environ, world)
-        held = _enter(_Attempt(place, wanted, policy, request.owner, world, memory))
+        shown = {device_name(uuid): _shown(uuid, n) for uuid, n in request.numbers.items()}
+        held = _enter(_Attempt(place, wanted, policy, request.owner, world, memory, shown))
     except (UnusableError, OSError) as trouble:
         if isinstance(trouble, BlockedError) and policy.gpus in ("refuse", "wait"):
             raise _blocked(trouble, policy) from None
@@ -164,7 +167,13 @@ class Held:
         self.beside: tuple[str, ...] = ()  # who else is on these GPUs, for the journal
 
     def hold(self, place: Place, claim: Claim, record: str) -> None:
-        """Take over an open directory, the descriptors of a claim and its record."""
+        """Take over an open directory, the descriptors of a claim and its record.
+
+        Args:
+            place: the directory of locks.
+            claim: the locks that were taken.
+            record: the file name of our record in it.
+        """
         self._place, self._claim, self._record = place, claim, record
 
     def __enter__(self) -> Held:
@@ -235,6 +244,15 @@ class Held:
 # Messages (pure)
 
 
+def _shown(uuid: str, number: int) -> str:
+    """Return a GPU as people know it.
+
+    >>> _shown("GPU-c4a0ffff-1234-5678", 0)
+    'GPU 0 (GPU-c4a0ffff…)'
+    """
+    return f"GPU {number} ({uuid[:12]}…)"
+
+
 def in_use(names: Sequence[str], holders: Sequence[str]) -> str:
     """Return the sentence that GPUs are in use, and by whom."""
     what = f"{names[0]} is" if len(names) == 1 else f"{len(names)} GPUs ({', '.join(names)}) are"
@@ -277,7 +295,8 @@ def _try(attempt: _Attempt) -> tuple[Held | None, str]:
     with _Gate(place, attempt.world):
         claim = Claim.make(place, attempt.wanted, policy.slots)
         beside = tuple(claim.holders(place)) if claim.clashes else ()
-        message = in_use(list(claim.clashes), beside) if claim.clashes else ""
+        names = [attempt.shown.get(name, name) for name in claim.clashes]
+        message = in_use(names, beside) if names else ""
         if attempt.memory and not message:
             message = attempt.memory.shortage(claim)
         if not message:

@@ -26,7 +26,13 @@ class Claim:
 
     @classmethod
     def make(cls, place: Place, devices: tuple[Device, ...], slots: int) -> Claim:
-        """Take what is free of all devices, in sorted order, and note what is not."""
+        """Take what is free of all devices, in sorted order, and note what is not.
+
+        Args:
+            place: the directory of locks.
+            devices: to take, sorted.
+            slots: how many runs may share each.
+        """
         names = place.names()
         claim = cls(devices, slots, list(read_all(place, names)))
         try:

@@ -33,7 +33,13 @@ def device_name(uuid: str) -> str:
 
 
 def to_lock(uuids: Sequence[str], parents: Mapping[str, str], held: set[str]) -> tuple[Device, ...]:
-    """Return the devices to lock, sorted, without those that an ancestor holds."""
+    """Return the devices to lock, sorted, without those that an ancestor holds.
+
+    Args:
+        uuids: of the visible GPUs and MIG instances.
+        parents: {UUID of a MIG instance: UUID of its GPU}.
+        held: names of devices that an ancestor process has locked.
+    """
     devices: set[Device] = set()
     for uuid in filter(None, uuids):
         name, parent = device_name(uuid), parents.get(uuid, "")

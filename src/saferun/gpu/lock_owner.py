@@ -82,7 +82,15 @@ def describe_holder(record: Record) -> str:
 def write(
     place: Place, owner: Holder, slots: int, devices: Sequence[str], files: Iterable[str]
 ) -> str:
-    """Write who we are into a new file of our own; return its name."""
+    """Write who we are into a new file of our own; return its name.
+
+    Args:
+        place: the directory of locks.
+        owner: this process.
+        slots: how many runs may share a GPU, as this one has it.
+        devices: the GPUs' names.
+        files: the lock files that it holds.
+    """
     import json
 
     name = f"holder.{os.geteuid()}.{owner.pid}.{os.urandom(4).hex()}.json"
@@ -146,6 +154,11 @@ def _read(place: Place, name: str) -> Record | None:
 
 def parse_record(content: Any, file: str, uid: int) -> Record:
     """Make a record of decoded JSON; `alive` is for the caller to find out.
+
+    Args:
+        content: the decoded JSON.
+        file: the record's file name.
+        uid: of the file's owner.
 
     Raises:
         ValueError, TypeError, KeyError, OverflowError: it is none of ours.

@@ -34,7 +34,14 @@ Say = Callable[[str], None]
 
 
 def begin(gathered: Gathered, plan: LaunchPlan, held: Held, say: Say) -> Clearance:
-    """Begin to try the GPUs of a run whose locks are taken."""
+    """Begin to try the GPUs of a run whose locks are taken.
+
+    Args:
+        gathered: what was found out about the machine.
+        plan: of the first attempt.
+        held: the locks.
+        say: writes one line for the user.
+    """
     environ = {**plan.environment(gathered.environ), **held.environ()}
 
     def recovery(asks: Mapping[str, Sequence[str]]) -> Recovered:

@@ -308,9 +308,9 @@ def look(environ: Mapping[str, str], timeout_s: float) -> tuple[nvidia_smi.Repor
         answer = bounded.run((program, *nvidia_smi.OLD_QUERY), environ, timeout_s)
     report = nvidia_smi.parse_query(answer.out)
     if not report.cards:
-        said = report.forged or report.strange or nvidia_smi.parse_query(answer.err).strange
+        reason = report.forged or report.strange or nvidia_smi.parse_query(answer.err).strange
         trouble = answer.trouble or "no GPU in its answer"
-        return report, ": ".join(filter(None, ("nvidia-smi --query-gpu", trouble, said)))
+        return report, ": ".join(filter(None, ("nvidia-smi --query-gpu", trouble, reason)))
     apps = bounded.run((program, *nvidia_smi.APPS), environ, timeout_s)
     trouble = f"nvidia-smi --query-compute-apps: {apps.trouble}" if apps.trouble else ""
     return nvidia_smi.with_processes(report, nvidia_smi.parse_apps(apps.out)), trouble

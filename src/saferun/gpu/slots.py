@@ -110,4 +110,6 @@ class Slots:
         return [place for _, _, place in sorted(loads)]
 
     def _acquire(self, uuids: Sequence[str], policy: LockPolicy) -> Held:
-        return lock.acquire(LockRequest(uuids, policy, self._owner), self._environ, self._world)
+        numbers = {gpu.uuid: gpu.number for gpu in self._gpus if gpu.number is not None}
+        request = LockRequest(uuids, policy, self._owner, numbers=numbers)
+        return lock.acquire(request, self._environ, self._world)

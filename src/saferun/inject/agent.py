@@ -27,6 +27,21 @@ def mark(argv: "Sequence[str]") -> str:
     return f"{os.getpid()} {_namespace()}".rstrip()
 
 
+def outlive_user_signals() -> None:
+    """Let SIGUSR1 and SIGUSR2 do nothing to this agent, which would die of them.
+
+    Whoever signals the whole job (Slurm, pkill) means the ranks. They get the default action back,
+    since a handler, unlike an ignored signal, does not pass exec. torchrun's own handlers, which it
+    sets later for `--signals-to-handle`, replace these.
+    """
+    import _signal  # type: ignore[import-not-found]  # what signal is built on; that takes 2 ms
+
+    for number in (_signal.SIGUSR1, _signal.SIGUSR2):
+        if _signal.getsignal(number) == _signal.SIG_DFL:
+            _signal.signal(number, lambda number, frame: None)
+            _signal.siginterrupt(number, False)
+
+
 def started_this_process() -> bool:
     """Tell whether this process is a child of its agent, or was started by no agent of ours.
 

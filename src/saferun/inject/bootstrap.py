@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _AGENT_FILES = ("torchrun", "torch/distributed/run.py", "torch/distributed/launch.py")
 _HELPER_CODE = ("from multiprocessing.resource_tracker ", "from multiprocessing.forkserver ")
+_ATTEMPT = "SAFERUN_ATTEMPT"  # set only where saferun stays beside the job
 _COMPILE_WORKER = "torch._inductor.compile_worker"
 
 _text = ""  # SAFERUN_INJECT as it was at the start
@@ -105,6 +106,8 @@ def _start_agent(argv: "Sequence[str]") -> None:
     # Its workers are ranks of their own, whatever rank started the agent itself.
     os.environ.pop(contract.RANK_MARK, None)
     os.environ[contract.AGENT_MARK] = agent.mark(argv)
+    if _ATTEMPT in os.environ:  # else torchrun stands for itself (`--retries 0`)
+        agent.outlive_user_signals()
     atexit.register(gc.freeze)
 
 
@@ -134,17 +137,17 @@ def kind_of(argv: "Sequence[str]") -> str:
 
 def _program(argv: "Sequence[str]") -> "tuple[str, str]":
     """Return ("-m", module), ("-c", code) or ("", script) of a Python command line."""
-    words = iter(argv[1:])
-    for word in words:
+    arguments = iter(argv[1:])
+    for word in arguments:
         if word in ("-", "--") or not word.startswith("-"):
             return "", word
         if word.startswith("--"):
             if word == "--check-hash-based-pycs":
-                next(words, "")
+                next(arguments, "")
             continue
         for place, letter in enumerate(word[1:], 2):
             if letter in "mcWX":  # takes a value: the rest of the word, or the next word
-                value = word[place:] or next(words, "")
+                value = word[place:] or next(arguments, "")
                 if letter in "mc":
                     return "-" + letter, value
                 break

@@ -15,8 +15,11 @@ from .targets import TARGETS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
-    from typing import NoReturn
+    from typing import Any, NoReturn, TypeVar
+
+    Result = TypeVar("Result")
 
     Entry = tuple[float, str, str, dict[str, object]]  # Unix seconds, hook, outcome, its facts
 
@@ -148,6 +151,23 @@ class Context:
             "set hooks.required to false to go on without it"
         )
         _refuse()
+
+    def guard(self, hook: str, step: Callable[..., Result], *args: Any) -> Result | None:
+        """Run a step of a hook: an exception in it becomes one line, and the job goes on.
+
+        Args:
+            hook: its name, for the line.
+            step: called with `args`.
+            args: its arguments.
+
+        Returns:
+            What it returned; None where it failed.
+        """
+        try:
+            return step(*args)
+        except Exception as error:
+            self.failed(hook, error)
+            return None
 
     def _notice_fork(self) -> None:
         # A forked child is a process of its own: not active, and its parent writes the rest.

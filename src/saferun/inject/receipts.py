@@ -107,18 +107,7 @@ def write_new(path: str, content: bytes) -> None:
 
 
 def make_directory(path: str) -> None:
-    """Make a directory and its missing parents, all 0700: os.makedirs leaves parents to umask."""
-    try:
-        _make_one(path)
-    except FileNotFoundError:
-        parent = os.path.dirname(path)
-        if parent in ("", path):
-            raise
-        make_directory(parent)
-        _make_one(path)
-
-
-def _make_one(path: str) -> None:
+    """Make a directory, 0700, but no parent: a run's directory that was deleted stays so."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:  # another rank may have made it meanwhile

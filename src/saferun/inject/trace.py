@@ -38,6 +38,27 @@ def hidden(function: "Callable[..., Any]") -> "Callable[..., Any]":
     return wrapper
 
 
+def followed(function: "Callable[..., Any]", step: "Callable[..., object]") -> "Callable[..., Any]":
+    """Return a wrapper that calls `step(frame, *args, **kwargs)` after each call that returns.
+
+    `frame` is the caller's. The traceback of an exception has no frame of ours; `step` raises none.
+    """
+    import functools
+    import sys
+
+    @functools.wraps(function)
+    def wrapper(*args: "Any", **kwargs: "Any") -> "Any":
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
+        step(sys._getframe(1), *args, **kwargs)
+        return result
+
+    return wrapper
+
+
 def hide_all(error: BaseException) -> None:
     """Take all frames of ours off an exception's traceback and those of what led to it."""
     waiting: list[BaseException | None] = [error]

@@ -28,6 +28,7 @@ class Attempt(NamedTuple):
     kind: str = ""
     rank: int | None = None  # that failed first
     line: str = ""  # that decided, without its particulars where the journal has no other
+    decided_by: tuple[str, ...] = ()  # the evidence of it
     mitigations: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()  # against the attempt before it
     action: str = ""  # what was decided: "again", "stop", "done"
@@ -86,7 +87,7 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
 def _ended(attempt: Attempt, event: Event, facts: AttemptEnded) -> Attempt:
     known = facts._asdict()
     if event.status == 0 or not facts.kind:  # of a success the kind is "no-failure"
-        known.update(kind="", line="")
+        known.update(kind="", line="", decided_by=())
     return attempt._replace(status=event.status, reason=event.reason, **known)
 
 
@@ -117,8 +118,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, .
     found = [_change(n, *(v.get(n) for v in values)) for n in names]
     trees = [dict(_leaves("hooks", events.mapping(p.get("hooks")))) for p in (before, after)]
     found += [_change(key, *(tree.get(key) for tree in trees)) for key in {**trees[0], **trees[1]}]
-    argv = events.words(before.get("command"))
-    found += [f"argument {w}" for w in events.words(after.get("command")) if w not in argv]
+    argv = events.strings(before.get("command"))
+    found += [f"argument {w}" for w in events.strings(after.get("command")) if w not in argv]
     return tuple(filter(None, found))
 
 

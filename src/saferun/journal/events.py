@@ -44,6 +44,7 @@ class AttemptEnded(NamedTuple):
     killed: int  # processes that had to be killed
     unkillable: tuple[int, ...]  # pids
     lost: dict[str, Any]  # the work since the last checkpoint: diagnosis/work_lost.WorkLost
+    decided_by: tuple[str, ...]  # the evidence that decided what failed
 
 
 class PlanChanged(NamedTuple):
@@ -91,7 +92,7 @@ def _typed(raw: Mapping[str, Any]) -> Event:
 def _facts(raw: Mapping[str, Any]) -> Facts | None:
     if raw["event"] in ("attempt", "workers"):
         by = raw.get("by")
-        return AttemptBegun(words(raw.get("mitigations")), by if isinstance(by, dict) else None)
+        return AttemptBegun(strings(raw.get("mitigations")), by if isinstance(by, dict) else None)
     if raw["event"] == "ended":
         return _ended(raw)
     return PlanChanged(mapping(raw.get("plan"))) if raw["event"] == "plan" else None
@@ -107,10 +108,11 @@ def _ended(raw: Mapping[str, Any]) -> AttemptEnded:
         line=_deciding_line(raw),
         action=text(raw.get("action")),
         delay_s=number(raw.get("delay_s")) or 0.0,
-        signals=words(raw.get("signals")),
+        signals=strings(raw.get("signals")),
         killed=count(raw.get("killed")) or 0,
         unkillable=tuple(p for p in pids if count(p)) if isinstance(pids, list) else (),
         lost=mapping(raw.get("lost_work")),
+        decided_by=strings(raw.get("decided_by")),
     )
 
 
@@ -181,7 +183,7 @@ def text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def words(value: object) -> tuple[str, ...]:
+def strings(value: object) -> tuple[str, ...]:
     """Return the texts of a list, else nothing."""
     return tuple(v for v in value if isinstance(v, str)) if isinstance(value, list) else ()
 

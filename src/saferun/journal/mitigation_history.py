@@ -173,7 +173,7 @@ def listed(environ: Mapping[str, str]) -> Entries:
 
     masker = Masker(environ, ())
     return tuple(
-        e if e.arguments is None else e._replace(arguments=tuple(masker.words(e.arguments)))
+        e if e.arguments is None else e._replace(arguments=tuple(masker.argv(e.arguments)))
         for e in load(environ)
     )
 

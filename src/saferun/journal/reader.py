@@ -79,7 +79,11 @@ def find(base: str, now_s: float) -> tuple[list[Run], int]:
 def named(base: str, word: str, now_s: float) -> Run:
     """Return the run with this id, or whose id alone begins so, or the newest for `last`.
 
-    A path leads to the run's own directory: such is what a failed run says last.
+    Args:
+        base: the directory of runs.
+        word: what the user gave. A path leads to the run's own directory: such is what a failed run
+            says last.
+        now_s: Unix seconds.
 
     Raises:
         UsageError: there is none, or more than one.
@@ -147,6 +151,11 @@ def _nearest(word: str, names: Sequence[str]) -> str:
 def read(base: str, name: str, now_s: float) -> Run | None:
     """Return what a run's journal tells; None for a directory that is no run's.
 
+    Args:
+        base: the directory of runs.
+        name: of the run's directory in it.
+        now_s: Unix seconds.
+
     Raises:
         PermissionError: the directory may not be read.
     """
@@ -174,7 +183,7 @@ def read(base: str, name: str, now_s: float) -> Run | None:
         attempts=_attempts(log),
         mitigations=begun.mitigations,
         script=events.text(plan.get("script")),
-        script_args=events.words(plan.get("script_args")),
+        script_args=events.strings(plan.get("script_args")),
         process=begun.by or {},
         lost=sum(event.lost for event in log),
     )

@@ -184,9 +184,9 @@ def missed(receipts: Iterable[Receipt]) -> dict[str, set[int]]:
     latest = max((receipt.restart for receipt in receipts), default=0)
     states: dict[tuple[int, str], tuple[object, int | None]] = {}
     for receipt in receipts:
-        told = receipt.facts.get("targets")
-        if receipt.restart == latest and receipt.hook == contract.TARGETS and _is_map(told):
-            for name, state in told.items():
+        targets = receipt.facts.get("targets")
+        if receipt.restart == latest and receipt.hook == contract.TARGETS and _is_map(targets):
+            for name, state in targets.items():
                 states[receipt.pid, name] = state, receipt.rank
     found: dict[str, set[int]] = {}
     for (_, name), (state, rank) in states.items():

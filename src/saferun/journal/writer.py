@@ -147,7 +147,13 @@ class Journal:
         self._lost = 0 if written else self._lost + 1
 
     def tails(self, attempt: int, out: bytes, err: bytes) -> None:
-        """Keep the ends of an attempt's two streams, masked; an empty one leaves no file."""
+        """Keep the ends of an attempt's two streams, masked; an empty one leaves no file.
+
+        Args:
+            attempt: its number, from 1.
+            out: the end of stdout.
+            err: the end of stderr.
+        """
         for name, data in (("stdout", out), ("stderr", err)):
             if data and self.path:
                 file, content = f"attempt-{attempt}.{name}", self._mask.data(data)
@@ -249,7 +255,7 @@ class Journal:
             return {self._mask.text(str(k)): self._fact(k, v, depth) for k, v in value.items()}
         if isinstance(value, (list, tuple)) and depth < _DEPTH:
             if value and all(isinstance(word, str) for word in value):
-                return self._mask.words(value)
+                return self._mask.argv(value)
             return [self._clean(item, depth + 1) for item in value]
         return self._mask.text(repr(value))
 

@@ -45,7 +45,7 @@ GONE = "gone"  # there is no job
 WITH_JOB = (STARTING, SIGNALLED, RUNNING, EXITED, HURRIED, LINGERING)
 
 # Events, beside the commands of protocol.py.
-SIGNAL_RANKS = "signal for ranks"  # a `Signal` that is not the command's
+SIGNAL_RANKS = "signal for ranks"  # a `Signal` that is for them
 CLOSED = "closed"  # saferun died, or has read all reports that it waits for
 BORN = "born"  # the command runs
 FAILED = "failed"  # the command could not be executed
@@ -190,16 +190,10 @@ class Keeper(StateMachine):
     def _obey(self, message: protocol.Message | None) -> None:
         if message is None:
             self.step(CLOSED)
-        elif isinstance(message, protocol.Signal) and not self._is_for_command(message):
+        elif isinstance(message, protocol.Signal) and message.ranks is not None:
             self.step(SIGNAL_RANKS, message)
         else:
             self.step(type(message), message)
-
-    def _is_for_command(self, message: protocol.Signal) -> bool:
-        # Where ranks are named the command gets it instead if it has a handler itself (torchrun
-        # has one for what `--signals-to-handle` lists, and dies of what it has none for).
-        command = self._family.first
-        return message.ranks is None or process_tree.catches(command, message.number)
 
     # --- actions ---------------------------------------------------------------------------
 
@@ -216,10 +210,11 @@ class Keeper(StateMachine):
             os.kill(self._family.first, message.number)  # not reaped: the number is still its own
 
     def _signal_ranks(self, message: protocol.Signal) -> None:
-        number, ranks = message.number, message.ranks or ()
-        for pid, start in self._family.living().items():
-            if pid in ranks and process_tree.catches(pid, number):
-                process_tree.send_signal(pid, start, number)
+        from saferun.keeper import user_signals  # seldom needed
+
+        living, number = self._family.living(), message.number
+        for pid in user_signals.receivers(self._family.first, living, message.ranks or (), number):
+            process_tree.send_signal(pid, living[pid], number)
 
     def _resize(self, message: protocol.Resize) -> None:
         self._streams.resize()

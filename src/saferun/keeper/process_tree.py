@@ -65,14 +65,23 @@ def opens(pid: int, prefix: str) -> bool:
     return False
 
 
-def catches(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler for a signal."""
+def catches(pid: int, signum: int, *, or_blocks: bool = False) -> bool:
+    """Return whether a process has a handler for a signal.
+
+    Args:
+        pid: its number.
+        signum: the signal.
+        or_blocks: return True also where its main thread blocks the signal, as one that asks for it
+            does (but not while it waits in sigwait(3)).
+    """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
-            line = file.read().partition(b"SigCgt:")[2].split(b"\n", 1)[0]
+            text = file.read()
     except OSError:
         return False
-    return bool(int(line or b"0", 16) >> (signum - 1) & 1)
+    names = (b"SigCgt:", b"SigBlk:")[: 1 + or_blocks]
+    fields = (text.partition(name)[2].split(b"\n", 1)[0] for name in names)
+    return any(int(field or b"0", 16) >> (signum - 1) & 1 for field in fields)
 
 
 def send_signal(pid: int, start: int, signum: int) -> None:

@@ -53,10 +53,10 @@ class Start(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """Pass a signal on: to the command, or to those of `ranks` that have a handler for it."""
+    """Pass a signal on: to the command, or to the ranks that have a handler for it."""
 
     number: int
-    ranks: list[int] | None  # pids; None for the command
+    ranks: list[int] | None  # pids that have left a rank's receipt; None: for the command
 
 
 class Resize(NamedTuple):

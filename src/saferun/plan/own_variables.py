@@ -19,15 +19,11 @@ from saferun.profile.schema import KEYS
 
 # Without it, a restart hangs: the restarted workers find stale keys in the agent's store.
 SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-# Without it, SIGUSR1 and SIGUSR2 kill torchrun and orphan its workers. A torchrun too old for the
-# option ignores the variable.
-HANDLED = "PET_SIGNALS_TO_HANDLE"
-HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
 WORKER = "SAFERUN_WORKER"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Set only in attempts that saferun supervises; `saferun env` leaves them out.
-OF_ATTEMPT = (ATTEMPT, MITIGATIONS, HANDLED, WORKER)
+OF_ATTEMPT = (ATTEMPT, MITIGATIONS, WORKER)
 
 
 def is_supervised(settings: Settings) -> bool:
@@ -66,9 +62,6 @@ def for_torchrun(
     found[MITIGATIONS] = Setting(",".join(mitigations), "saferun", "the mitigations in force")
     if not torchrun:
         found.update(_for_worker(identity, profile.settings.workers))
-    if torchrun and not options.handles_signals:
-        why = "SIGUSR1 and SIGUSR2 would kill torchrun and leave its workers behind"
-        found[HANDLED] = Setting(HANDLED_SIGNALS, "saferun", why)
     return found
 
 

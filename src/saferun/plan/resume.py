@@ -74,10 +74,10 @@ def arguments(
     def known(name: str) -> str | None:
         return of_checkpoint.get(name) or _value(name, script_args, environ)
 
-    words = tuple(script_args)
+    argv = tuple(script_args)
     for option in _options([_filled(word, known) for word in policy.args]):
-        words = _with_option(words, option)
-    return words
+        argv = _with_option(argv, option)
+    return argv
 
 
 def _filled(text: str, known: Callable[[str], str | None]) -> str:
@@ -105,10 +105,10 @@ def _value(name: str, script_args: Sequence[str], environ: Mapping[str, str]) ->
     return value
 
 
-def _options(words: Sequence[str]) -> list[tuple[str, ...]]:
+def _options(argv: Sequence[str]) -> list[tuple[str, ...]]:
     """Return arguments by option, each with the values that follow it."""
     options: list[tuple[str, ...]] = []
-    for word in words:
+    for word in argv:
         if options and not _name(word) and _name(options[-1][0]) and "=" not in options[-1][0]:
             options[-1] += (word,)
         else:
@@ -116,24 +116,24 @@ def _options(words: Sequence[str]) -> list[tuple[str, ...]]:
     return options
 
 
-def _with_option(words: tuple[str, ...], option: tuple[str, ...]) -> tuple[str, ...]:
+def _with_option(argv: tuple[str, ...], option: tuple[str, ...]) -> tuple[str, ...]:
     """Return arguments with an option in the place where they have it, else at their end."""
     name = _name(option[0])
     has_value = len(option) > 1 or "=" in option[0]
-    end = words.index("--") if "--" in words else len(words)
+    end = argv.index("--") if "--" in argv else len(argv)
     made: list[str] = []
     at, placed = 0, False
     while at < end:
-        word = words[at]
+        word = argv[at]
         at += 1
         if not name or _name(word) != name:
             made.append(word)
             continue
-        if has_value and "=" not in word and at < end and not _is_option(words[at]):
+        if has_value and "=" not in word and at < end and not _is_option(argv[at]):
             at += 1
         made += () if placed else option
         placed = True
-    return (*made, *(() if placed else option), *words[end:])
+    return (*made, *(() if placed else option), *argv[end:])
 
 
 def _is_option(word: str) -> bool:

@@ -125,7 +125,7 @@ def launch_options(line: CommandLine, environ: Mapping[str, str]) -> LaunchOptio
         conf=text("rdzv_conf") or "",
         master_addr=text("master_addr") or "",
         shutdown_timeout_s=_int(text("shutdown_timeout") or ""),
-        handles_signals=text("signals_to_handle") is not None,
+        handled_signals=tuple((text("signals_to_handle") or "").replace(" ", "").split(",")),
         module="module" in line.given,
         no_python="no_python" in line.given,
         run_path="run_path" in line.given,

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 def entry(path: str, shown: str, environ: Mapping[str, str]) -> str:
-    """Return the file of a profile's cached form, by its path and its name in messages."""
+    """Return the file of a profile's cached form, by its path and its name in messages.
+
+    Args:
+        path: the profile's file.
+        shown: its name in messages.
+        environ: where the cache's directory is told.
+    """
     from binascii import crc32
 
     key = crc32(f"{path}\0{shown}".encode("utf-8", "surrogateescape"))
@@ -68,7 +74,13 @@ def _leaf(value: Any, why: str, source: str, when: list[list[Any]], line: int) -
 
 
 def write(entry: str, text: str, doc: Doc) -> None:
-    """Keep a parsed profile; a directory that cannot be used is no error."""
+    """Keep a parsed profile; a directory that cannot be used is no error.
+
+    Args:
+        entry: the file, see `entry`.
+        text: the profile's text, by which a changed one is recognised.
+        doc: what was parsed.
+    """
     import json
 
     content = {"format": _format(), "path": doc.path, "text": text, "doc": doc[1:]}

@@ -79,7 +79,14 @@ class Reader:
         self._seen = 0
 
     def error(self, what: str, node: Any = None, fix: str = "", key: str = "") -> None:
-        """Record an error at a node."""
+        """Record an error at a node.
+
+        Args:
+            what: the message.
+            node: of YAML; None where the error is the whole file's.
+            fix: what the user should write.
+            key: the key it stands under.
+        """
         line = f", line {node.start_mark.line + 1}" if node is not None else ""
         inside = f", `{key}`" if key else ""
         self.errors.append(ProfileError(what, where=f"{self.path}{line}{inside}", fix=fix))

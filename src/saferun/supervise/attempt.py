@@ -36,8 +36,8 @@ class AttemptSpec(NamedTuple):
     ours, so that the terminal's keys reach it directly; so does torchrun with `no_python`
     (`--no-python`).
 
-    `receipts` is where ranks leave their receipts: SIGUSR1 and SIGUSR2 go to torchrun if it has a
-    handler for them (`--signals-to-handle`), else to those of these ranks that have one.
+    SIGUSR1 and SIGUSR2 go to the ranks that have a handler for them (keeper/user_signals.py), but
+    to the command where `handled` has them. `receipts` is where ranks leave their receipts.
     """
 
     argv: Sequence[str]  # the first word is looked up in `env`'s PATH
@@ -49,6 +49,7 @@ class AttemptSpec(NamedTuple):
     grace_s: float | None = None
     tail_bytes: int = TAIL_BYTES  # how much of the end of each stream to keep
     receipts: str | None = None
+    handled: Sequence[str] = ()  # the signals of the user's --signals-to-handle
     limits: ProcessLimits = ProcessLimits()  # what a mitigation changes for the process
     # Signals that the caller has blocked for itself: the job does not find them blocked.
     unblocked: frozenset[int] = frozenset()
@@ -75,6 +76,8 @@ class Observer(NamedTuple):
     # At a SIGQUIT, which then does not end the command where it has a group of its own; `look` is
     # called next.
     asked: Callable[[], object] | None = None
+    # At the first SIGINT that asks the job to end, with the seconds until it is killed.
+    interrupted: Callable[[float | None], object] | None = None
     # Returns the pids of children of ours that are no part of the attempt: they live on should the
     # keeper be killed and its work fall to us.
     spared: Callable[[], Iterable[int]] = tuple
@@ -98,6 +101,7 @@ class Ended(NamedTuple):
     heads: tuple[bytes, bytes] = (b"", b"")  # the beginning of stdout and of stderr
     asked_s: float | None = None  # from the last signal for the job to its end; None: no signal
     keeper: str = ""  # what became of the keeper, for people, where that ended the attempt
+    by_interrupt: bool = False  # a SIGINT asked us to end
 
     @property
     def signal(self) -> int | None:
@@ -257,4 +261,5 @@ def _ended(life: AttemptLife, report: protocol.Ended, started_at: float) -> Ende
         heads=(report.stdout_head, report.stderr_head),
         asked_s=life.asked_s(),
         keeper=keeper_loss.sentence(life),
+        by_interrupt=life.interrupted and life.saw_interrupt,
     )

@@ -14,6 +14,7 @@ from saferun.keeper import protocol
 from saferun.keeper.job import DEATH_SIGNALS
 from saferun.keeper.process_tree import UNKILLABLE_S
 from saferun.keeper.state_machine import StateMachine
+from saferun.supervise.end_requests import USER_SIGNALS
 from saferun.system.signalfd import Signals
 
 TYPE_CHECKING = False
@@ -127,7 +128,6 @@ OUR_GROUP: Table = {
     (ENDING, TERMINATE): ("pass_on", ENDING),
 }
 
-USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 TERMINAL_SIGNALS = (signal.SIGWINCH, signal.SIGCONT)  # after `fg` the window may be another
 ALL_SIGNALS = (*DEATH_SIGNALS, *USER_SIGNALS, *TERMINAL_SIGNALS)
 SAME_KEYPRESS_S = 0.1  # wrappers repeat a Ctrl-C that the terminal has sent already
@@ -196,6 +196,11 @@ class AttemptLife(StateMachine):
             return False
         asked()
         return True
+
+    @property
+    def saw_interrupt(self) -> bool:
+        """Whether a SIGINT has come."""
+        return self._first_interrupt_at is not None
 
     def _interrupt(self) -> str:
         now = self._clock()
@@ -272,13 +277,15 @@ class AttemptLife(StateMachine):
             self._later_at = self._clock() + again_s
 
     def _pass_user_signal(self, number: int, sender: str) -> None:
-        ranks = _rank_pids(self._spec.receipts) if self._spec.own_group else None
-        self._forward(number, ranks, sender)
+        handled = signal.Signals(number).name in self._spec.handled
+        self._forward(number, None if handled else _rank_pids(self._spec.receipts), sender)
 
     def _ask(self, number: int, sender: str) -> None:
         self.interrupted = True
         self._forward(number, None, sender)
         self._limit()
+        if number == signal.SIGINT and self._observer.interrupted is not None:
+            self._observer.interrupted(self._spec.grace_s)
 
     def _pass_on(self, number: int, sender: str) -> None:
         self.interrupted = True

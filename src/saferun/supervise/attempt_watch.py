@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 
 from saferun.diagnosis.retry_policy import Try
 from saferun.inject import contract
 from saferun.inject.targets import NEEDS
 from saferun.journal import recycling
+from saferun.supervise.end_requests import INTERRUPTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from saferun.plan.inputs import Gathered
     from saferun.supervise.attempt import Ended
     from saferun.supervise.evidence import OutOfMemoryKills, Ranks
+    from saferun.supervise.machine_state import Scene
 
 SHUTDOWN_S = 30  # that torchrun itself gives its workers (--shutdown-timeout)
 MARGIN_S = 10.0  # in addition, for torchrun to end
@@ -79,6 +82,7 @@ class AttemptWatch:
             progressed=progressed,
             kind=replaced.kind or "no-failure" if replaced else "no-failure",
             replaced=replaced.why if replaced else "",
+            launcher_end=_launcher_end(ended, self._plan.launcher),
         )
 
     def diagnosed(self, last: Try, ended: Ended, hang: Hang | None = None) -> tuple[Try, Diagnosis]:
@@ -90,7 +94,7 @@ class AttemptWatch:
             hang: why the watch has ended it, if it has.
         """
         from saferun.diagnosis import classify, signatures
-        from saferun.supervise import evidence
+        from saferun.supervise import evidence, machine_state
 
         identity = self._gathered.identity
         kills = self._kills.since() if self._kills else None
@@ -99,7 +103,10 @@ class AttemptWatch:
         diagnosis = classify.classify(seen._replace(hang=hang), known)
         if self.request is not None:
             diagnosis = classify.as_kind(diagnosis, self.request.kind, known)
+        observed = machine_state.observed(seen, self._scene(ended))
+        diagnosis = classify.by_machine(diagnosis, observed, known)
         last = last._replace(
+            asked=last.asked and not self._failed_by_itself(ended, diagnosis),
             kind=diagnosis.kind,
             verdict=diagnosis.verdict,
             offered=diagnosis.mitigations,
@@ -108,6 +115,27 @@ class AttemptWatch:
             last_step=seen.step,
         )
         return last, diagnosis
+
+    def _scene(self, ended: Ended) -> Scene:
+        """Return where it ran, and where it wrote as far as that is known."""
+        from saferun.supervise.machine_state import Scene
+
+        environ = self._plan.environment(self._gathered.environ)
+        checkpoints = self._plan.settings.retry.resume.checkpoints
+        folders = (os.path.dirname(checkpoints), ".", environ.get("TMPDIR", "/tmp"), "~")  # noqa: S108 - looked at, not written to
+        return Scene(
+            environ=environ,
+            gpus=self._plan.gpus.gpus,
+            began_s=ended.started_at,
+            folders=tuple(os.path.expanduser(folder) for folder in folders if folder),
+            signal=ended.signal,
+        )
+
+    def _failed_by_itself(self, ended: Ended, diagnosis: Diagnosis) -> bool:
+        """Return whether it failed of what may pass, soon after a signal that only ranks got."""
+        if ended.interrupted or set(ended.forwarded) & set(self._plan.options.handled_signals):
+            return False
+        return diagnosis.verdict in ("retry", "mitigate")
 
     def receipts(self, *, kept: bool) -> tuple[tuple[Receipt, ...], bool]:
         """Return the ranks' receipts, and whether a missing one means that hooks did not run.
@@ -145,8 +173,31 @@ class AttemptWatch:
         )
 
 
+def _launcher_end(ended: Ended, launcher: str) -> str:
+    """Return how the launcher died of a signal; "" where it did not, or where we ended it."""
+    if ended.signal is None or ended.ended_by != "job" or ended.interrupted:
+        return ""
+    from saferun.diagnosis.process_end import launcher_end
+
+    return launcher_end(ended.signal, torchrun=launcher == "torchrun")
+
+
+def ended_status(ended: Ended, *, torchrun: bool) -> int:
+    """Return the status of a run that ends with an attempt: 130 after a SIGINT to torchrun.
+
+    torchrun itself has status 1 then; a Python that handles it has one of its own.
+
+    Args:
+        ended: how it ended.
+        torchrun: it started the job.
+    """
+    if torchrun and ended.by_interrupt and ended.exit_code:
+        return INTERRUPTED
+    return ended.exit_code
+
+
 def end_requested(ended: Ended) -> bool:
-    """Return whether a signal ended it; after SIGUSR1 or SIGUSR2 ranks may run on."""
+    """Return whether a signal ended it; after SIGUSR1 or SIGUSR2 most ranks run on."""
     soon = SHUTDOWN_S + MARGIN_S
     return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
 

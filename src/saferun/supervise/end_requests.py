@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 
+from saferun.keeper.job import DEATH_SIGNALS
 from saferun.system.signalfd import Signals
 
 TYPE_CHECKING = False
@@ -13,10 +15,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
-NUMBERS = (
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
-    *(signal.SIGUSR1, signal.SIGUSR2),
-)
+INTERRUPTED = 128 + signal.SIGINT
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class EndRequestedError(BaseException):
@@ -39,7 +39,7 @@ class EndRequests:
     """
 
     def __init__(self) -> None:
-        self._signals = Signals(NUMBERS)
+        self._signals = Signals(DEATH_SIGNALS)
 
     def __enter__(self) -> EndRequests:
         self._signals.__enter__()
@@ -75,6 +75,34 @@ class EndRequests:
 
 def _raise(number: int, frame: FrameType | None) -> NoReturn:
     raise EndRequestedError(number)
+
+
+def answer(left_s: float | None) -> str:
+    """Return the line after a Ctrl-C that asks the job to end; the terminal has echoed the key.
+
+    Args:
+        left_s: seconds until the job is killed; None for no limit.
+    """
+    limit = "" if left_s is None else f" (up to {left_s:g} s)"
+    return "\n" * os.isatty(2) + f"asked the job to end{limit}; Ctrl-C again kills it"
+
+
+def prepare(*, torchrun: bool) -> None:
+    """Have signals act as a run needs them, before it begins.
+
+    Args:
+        torchrun: it starts the job.
+    """
+    outlive_user_signals()
+    if torchrun:
+        restore_interrupts()
+
+
+def outlive_user_signals() -> None:
+    """Let SIGUSR1 and SIGUSR2, which are for ranks, do nothing to us where no attempt runs."""
+    for number in USER_SIGNALS:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, lambda number, frame: None)
 
 
 def restore_interrupts() -> None:

@@ -33,10 +33,12 @@ def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
 
     plug_closed_descriptors()  # or a lock file would become the job's output
     assert gathered.profile is not None, "a supervised run has a profile"
+    seen = [gpu for gpu in gathered.facts.gpu.gpus if gpu.uuid]
     wanted = lock.LockRequest(
-        [gpu.uuid for gpu in gathered.facts.gpu.gpus if gpu.uuid],
+        [gpu.uuid for gpu in seen],
         gathered.profile.settings.locks,
         lock_owner.this_process(command(gathered.request), gathered.identity.run),
+        numbers={gpu.uuid: gpu.number for gpu in seen if gpu.number is not None},
     )
     return lock.acquire(wanted, gathered.environ, lock.World(say))
 

@@ -7,7 +7,6 @@ its processes lives.
 
 from __future__ import annotations
 
-import os
 import time
 
 from saferun.diagnosis import retry_policy
@@ -15,12 +14,12 @@ from saferun.errors import EXIT_UNAVAILABLE, BusyError, UnavailableError
 from saferun.model import LaunchPlan
 from saferun.plan.inputs import Gathered
 from saferun.plan.view import announcement
-from saferun.supervise import record
+from saferun.supervise import end_requests, record
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
-from saferun.supervise.attempt_watch import AttemptWatch, end_requested, grace_s
-from saferun.supervise.end_requests import EndRequestedError, EndRequests, restore_interrupts
+from saferun.supervise.attempt_watch import AttemptWatch, end_requested, ended_status, grace_s
+from saferun.supervise.end_requests import INTERRUPTED, EndRequestedError, EndRequests, answer
 from saferun.supervise.gpu_gate import GpuCare, take_locks
-from saferun.supervise.ground import Ground, Means, Pace, Say, pause
+from saferun.supervise.ground import Ground, Means, Pace, Say, jitter, pause
 from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.left_trials import fail_left_over
 from saferun.supervise.mitigations import RunMitigations
@@ -54,9 +53,9 @@ def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
     Raises:
         BusyError: another run has the GPUs.
         UnavailableError: the launcher cannot be started, or not with this environment.
+        KeyboardInterrupt: a SIGINT ended the run; all is closed.
     """
-    if gathered.launcher is not None:
-        restore_interrupts()
+    end_requests.prepare(torchrun=gathered.launcher is not None)
     plug_closed_descriptors()  # or the journal's descriptor would become the job's output
     gathered, journal = record.begin(gathered, say)
     try:
@@ -141,15 +140,16 @@ class _Run:
         self._hang_watch: HangWatch | None = None
         self._requests = EndRequests()
         self._loaded = 0  # the attempt during which our own files were loaded
+        self._interrupted = False  # a SIGINT has ended the run
         self._prepared = 0  # the attempt during which the next one was made ready
 
     def go(self) -> int:
         """Run attempt after attempt; return the exit status of the run."""
         with self._requests:
             try:
-                return self._attempts()
+                status = self._attempts()
             except EndRequestedError as request:
-                return self._over(128 + request.number, "asked to end")
+                status = self._asked_between(request.number)
             except Exception as error:
                 self._record.end(None, f"{type(error).__name__}: {error}")
                 raise
@@ -158,6 +158,9 @@ class _Run:
                 self._means.keepers.close()
                 self._mitigations.close()
                 self._record.close()
+        if self._interrupted:
+            raise KeyboardInterrupt  # a shell's loop goes on after any other end than by SIGINT
+        return status
 
     def _attempts(self) -> int:
         """Run attempts; return the exit status of the last one.
@@ -178,10 +181,22 @@ class _Run:
             decision = self._decided(plan, ended)
             self._recover(plan, decision)
             if decision.action != retry_policy.AGAIN:
-                return self._over(ended.exit_code, decision.reason)
+                status = ended_status(ended, torchrun=self._gathered.launcher is not None)
+                self._interrupted = ended.by_interrupt and status == INTERRUPTED
+                return self._over(status, decision.reason)
             if decision.add:
                 self._mitigations.add(decision.add, self._history[-1].kind)
             delay_s = decision.delay_s
+
+    def _asked_between(self, number: int) -> int:
+        """End the run because a signal asks for it while no attempt runs; return its status."""
+        from saferun.supervise import report
+
+        status, path = 128 + number, self._record.path
+        self._interrupted = status == INTERRUPTED
+        lines = report.asked_lines(self._history, self._diagnoses, number, path)
+        self._means.ground.say("\n".join(lines))
+        return self._over(status, "asked to end")
 
     def _over(self, status: int, reason: str) -> int:
         failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
@@ -251,6 +266,7 @@ class _Run:
             no_python=plan.options.no_python,
             grace_s=grace_s(plan),
             receipts=self._gathered.identity.receipts,
+            handled=plan.options.handled_signals,
             limits=plan.limits,
             unblocked=self._requests.blocked,
         )
@@ -261,6 +277,7 @@ class _Run:
             spared=self._means.keepers.pids,
             look=self._hang_watch.look if self._hang_watch else None,
             asked=self._hang_watch.ask if self._hang_watch else None,
+            interrupted=lambda left_s: self._means.ground.say(answer(left_s)),
         )
         return run_attempt(spec, observer, self._means.keepers.take())
 
@@ -340,7 +357,7 @@ class _Run:
             self._history,
             retry_policy.Policies(plan.settings.retry, plan.settings.mitigate),
             usable=lambda name, in_force: self._mitigations.usable(following, name, in_force),
-            jitter=_jitter(),
+            jitter=jitter(),
         )
         if decision.action == retry_policy.DONE:
             self._mitigations.learn(self._gathered, plan)
@@ -380,7 +397,3 @@ class _Run:
             return
         if care.recovered:
             self._record.recovery(care.recovered)
-
-
-def _jitter() -> float:
-    return os.urandom(1)[0] / 255  # `random` costs 5 ms to import

@@ -194,7 +194,7 @@ class RunMitigations:
         from saferun.system.redact import Masker
 
         arguments = gathered.request.line.script_args
-        return tuple(Masker(self._environ, arguments).words(arguments))
+        return tuple(Masker(self._environ, arguments).argv(arguments))
 
     def _recall_message(self) -> str:
         if not self._recalled:

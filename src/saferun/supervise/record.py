@@ -94,9 +94,7 @@ class Record:
             unkillable=ended.unkillable,
             kind=last.kind,
             fingerprint=last.fingerprint,
-            root_rank=diagnosis.root_rank if diagnosis else None,
-            root_line=diagnosis.root_line if diagnosis else None,
-            **({"stack": diagnosis.stack} if diagnosis and diagnosis.stack else {}),
+            **_root(diagnosis),
             action=decision.action,
             reason=decision.reason,
             delay_s=round(decision.delay_s, 3),
@@ -150,6 +148,18 @@ class Record:
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
+
+
+def _root(diagnosis: Diagnosis | None) -> dict[str, object]:
+    """Return what the event of an attempt's end says of the root cause."""
+    if diagnosis is None:
+        return {"root_rank": None, "root_line": None, "decided_by": ()}
+    return {
+        "root_rank": diagnosis.root_rank,
+        "root_line": diagnosis.root_line,
+        "decided_by": diagnosis.decided_by,
+        **({"stack": diagnosis.stack} if diagnosis.stack else {}),
+    }
 
 
 def begin(gathered: Gathered, say: Callable[[str], None]) -> tuple[Gathered, Journal]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 
 from saferun.diagnosis import failure_report, retry_policy
@@ -58,3 +59,25 @@ def attempt_lines(
         return []
     host = os.uname().nodename
     return failure_report.failure(history, diagnoses, decision, host=host, journal=journal)
+
+
+def asked_lines(
+    history: Sequence[retry_policy.Try],
+    diagnoses: Sequence[Diagnosis],
+    number: int,
+    journal: str | None,
+) -> list[str]:
+    """Return the messages of a run that a signal ended while no attempt ran.
+
+    Args:
+        history: all attempts; may be empty.
+        diagnoses: of those that failed.
+        number: of the signal.
+        journal: the run's directory; None where there is none.
+    """
+    reason = f"{signal.Signals(number).name} asked for the end"
+    if history and diagnoses and not history[-1].replaced:
+        decision = retry_policy.Decision(retry_policy.STOP, reason)
+        host = os.uname().nodename
+        return failure_report.failure(history, diagnoses, decision, host=host, journal=journal)
+    return [f"no attempt ran: {reason}", *([f"journal: {journal}"] if journal else [])]

@@ -48,7 +48,7 @@ class Resumption:
         self._requeued = requeued(gathered)
         self._pattern: str | None = None
         self._before: dict[str, Stamp] = {}  # path -> of what is not to be used
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._lost: list[WorkLost] = []
         if self._policy.checkpoints:
             self._harmlessly(self._begin)
@@ -171,8 +171,8 @@ class Resumption:
             reason = self._problem(found.checkpoint)
             if not reason:
                 return found
-            if (line := f"{path} is passed over: {reason}") not in self._said:
-                self._said.add(line)
+            if (line := f"{path} is passed over: {reason}") not in self._reported:
+                self._reported.add(line)
                 self._say(line)
         return None
 

@@ -24,6 +24,7 @@ from saferun.plan.inputs import Gathered
 from saferun.plan.own_variables import VISIBLE
 from saferun.plan.view import announcement, as_json
 from saferun.supervise import gpu_gate, record
+from saferun.supervise.end_requests import INTERRUPTED, USER_SIGNALS, outlive_user_signals
 from saferun.supervise.worker import Part, be_supervisor, last_words, prefixed
 from saferun.system import gpus, procfs
 from saferun.system.descriptors import plug_closed_descriptors
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from saferun.model import LockPolicy
     from saferun.supervise.ground import Say
 
-_USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _KEEPER_S = 5.0  # for the keeper of a supervisor that was killed to end its job
 _POLL_S = (0.05, 1.0)  # first and longest pause between two looks for a free slot
 
@@ -62,7 +62,9 @@ def supervise(gathered: Gathered, say: Say) -> int:
 
     Raises:
         BusyError: not all workers can have a slot of a GPU, and the policy is to refuse.
+        KeyboardInterrupt: a SIGINT ended the run; all is closed.
     """
+    outlive_user_signals()  # also the supervisors, which are forked
     plug_closed_descriptors()
     if gathered.request.line.script == "-" and not gathered.request.options.code:
         raise UsageError("several workers cannot read one script from stdin", fix="name a file")
@@ -80,7 +82,10 @@ def supervise(gathered: Gathered, say: Say) -> int:
         raise
     say(announcement(plan))
     journal.plan(as_json(plan))
-    return run_of_all.go()
+    status = run_of_all.go()
+    if status == run_of_all.asked + 128 == INTERRUPTED:
+        raise KeyboardInterrupt  # as in loop.py
+    return status
 
 
 class _Workers:
@@ -116,7 +121,7 @@ class _Workers:
         self._running: dict[int, _Running] = {}
         self._left: set[int] = set()  # what workers that ended well left on purpose
         self._failed: tuple[int, int, str, str] | None = None  # worker, status, reason, verdict
-        self._asked = 0  # the first signal that asked the run to end
+        self.asked = 0  # the first signal that asked the run to end
         self._signals: Signals  # of `go`
         self._began = time.monotonic()
         self._pause = _POLL_S[0]
@@ -171,7 +176,7 @@ class _Workers:
         by = procfs.this_process()
         self._journal.event("workers", count=self._count, by=by)
         before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, no status would be kept
-        self._signals = Signals((*DEATH_SIGNALS, *_USER_SIGNALS, signal.SIGCHLD))
+        self._signals = Signals((*DEATH_SIGNALS, *USER_SIGNALS, signal.SIGCHLD))
         try:
             with self._signals:
                 try:
@@ -185,15 +190,15 @@ class _Workers:
     def _attend(self) -> None:
         for number in list(self._ready):
             self._take_signals()
-            if not self._asked:
+            if not self.asked:
                 self._start(number, self._ready.pop(number))
         poller = select.poll()
         poller.register(self._signals.fd, select.POLLIN)
-        while self._running or (self._waiting and not self._asked):
+        while self._running or (self._waiting and not self.asked):
             poller.poll(self._pause * 1000 if self._waiting else None)
             self._take_signals()
             self._reap()
-            if self._waiting and not self._asked:
+            if self._waiting and not self.asked:
                 self._look_for_slots()
 
     def _over(self) -> int:
@@ -202,12 +207,12 @@ class _Workers:
         if self._failed is not None:
             number, status, reason, verdict = self._failed
             reason = f"worker {number}: {reason}" if reason else f"worker {number} failed"
-            if not self._asked and verdict:
+            if not self.asked and verdict:
                 record.leave_verdict(self._gathered.environ, verdict)
-        if self._asked:
+        if self.asked:
             reason = "asked to end"
             if self._failed is None and (self._ready or self._waiting):
-                status = 128 + self._asked
+                status = 128 + self.asked
         elif status and self._count > 1:
             self._say(f"the run failed with status {status}, that of worker {number}")
         self._journal.event("end", status=status, reason=reason)
@@ -219,8 +224,8 @@ class _Workers:
         for number, sender in self._signals.read():
             if number == signal.SIGCHLD:
                 continue
-            if number in DEATH_SIGNALS and not self._asked:
-                self._asked = number
+            if number in DEATH_SIGNALS and not self.asked:
+                self.asked = number
             if sender == "":
                 for one in self._running.values():
                     os.kill(one.pid, number)
@@ -274,8 +279,8 @@ class _Workers:
     def _killed(self, number: int, signum: int) -> tuple[int, str]:
         """End what a killed supervisor left; return the worker's status and the reason."""
         self._end_orphans()
-        reason = "asked to end" if self._asked else f"its supervisor was killed (signal {signum})"
-        if not self._asked:
+        reason = "asked to end" if self.asked else f"its supervisor was killed (signal {signum})"
+        if not self.asked:
             prefixed(self._say, number)(reason)
         self._journal.event("end", worker=number, status=128 + signum, reason=reason)
         return 128 + signum, reason
@@ -320,11 +325,11 @@ class _Once:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def __call__(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._say(text)
 
 

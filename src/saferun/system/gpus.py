@@ -91,7 +91,7 @@ def detect(
     if wanted is not None and wanted.strip() in HIDE_ALL:
         return GpuFacts()
     ask = run or _run
-    machine = survey(environ, wanted or "", proc=proc, dev=dev, timeout_s=timeout_s, run=ask)
+    machine = _survey(environ, wanted or "", proc=proc, dev=dev, timeout_s=timeout_s, run=ask)
     if not machine.gpus:
         return GpuFacts(warning=machine.doubt)
     by_bus = environ.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID"
@@ -205,7 +205,7 @@ def _instance(machine: Machine, wanted: str) -> tuple[tuple[Gpu, ...], str]:
 # What the machine says (the edge)
 
 
-def survey(
+def _survey(
     environ: Mapping[str, str], wanted: str, *, proc: str, dev: str, timeout_s: float, run: Run
 ) -> Machine:
     """Return the machine's GPUs: from /proc where that is certain, else from nvidia-smi."""

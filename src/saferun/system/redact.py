@@ -59,7 +59,7 @@ class Masker:
         """Return a variable's value, masked whole where the variable's name is a secret's."""
         return MASK if value and is_secret(name) else self.text(value)
 
-    def words(self, argv: Sequence[str]) -> list[str]:
+    def argv(self, argv: Sequence[str]) -> list[str]:
         """Return a command line without secrets, with as many arguments as before."""
         masked: list[str] = []
         for before, word in zip(["", *argv], argv, strict=False):

@@ -33,6 +33,7 @@ class Signals:
         )
         self.blocked_before: set[int] = set()
         self.fd = -1
+        self._is_interrupted = False  # by a SIGINT that our parent may repeat
 
     def __enter__(self) -> Signals:
         self.blocked_before = set(signal.pthread_sigmask(signal.SIG_BLOCK, self.wanted))
@@ -46,7 +47,8 @@ class Signals:
     def read(self) -> list[tuple[int, str]]:
         """Return number and sender of each signal that has arrived; does not wait.
 
-        The sender is KERNEL, STEP (Slurm: all processes of our step have got it), or "".
+        The sender is KERNEL, STEP (Slurm: all processes of our step have got it), or "". A SIGINT
+        by which our parent repeats one that we have got, as a generated script does, is left out.
         """
         try:
             data = os.read(self.fd, 64 * _RECORD_BYTES)
@@ -54,7 +56,18 @@ class Signals:
             return []
         records = [data[at : at + 16] for at in range(0, len(data), _RECORD_BYTES)]
         fields = [[int.from_bytes(r[i : i + 4], "little") for i in (0, 8, 12)] for r in records]
-        return [(number, self._sender(code, pid)) for number, code, pid in fields]
+        return [
+            (number, self._sender(code, pid))
+            for number, code, pid in fields
+            if number != signal.SIGINT or not self._is_repeated(code, pid)
+        ]
+
+    def _is_repeated(self, code: int, pid: int) -> bool:
+        # A shell's trap does not tell it whether a key has reached the whole group.
+        from_parent = code != _SI_KERNEL and pid == os.getppid()
+        repeated = from_parent and self._is_interrupted
+        self._is_interrupted = not from_parent
+        return repeated
 
     def _sender(self, code: int, pid: int) -> str:
         if code == _SI_KERNEL:

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -30,7 +31,7 @@ def gpus() -> int:
 
 
 @pytest.fixture
-def two_gpus(gpus) -> int:
+def two_gpus(gpus: int) -> int:
     if gpus < 2:
         pytest.skip("needs two GPUs")
     return gpus
@@ -51,7 +52,7 @@ class Result:
 
 
 @pytest.fixture
-def saferun(tmp_path):
+def saferun(tmp_path: pathlib.Path) -> Callable[..., Result]:
     """Run a script text under saferun with the given words before it."""
 
     def run(text: str, *words: str, timeout: float = 240, **environ: str) -> Result:

@@ -3,62 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from repo import source
 
-# Counts what inductor benchmarks: launchers of one kernel against each other, and whole algorithms.
-PROBE = """
-import json, torch
-from torch._inductor.runtime import triton_heuristics as heuristics
-from torch._inductor import select_algorithm
-
-seen = {"kernels": 0, "most_launchers": 0, "benchmarked": 0, "algorithms": 0, "graphs": 0}
-run = heuristics.CachingAutotuner.run
-def counted(self, *args, **kwargs):
-    if not getattr(self, "_seen", False):
-        self._seen = True
-        seen["kernels"] += 1
-        if len(self.launchers) == 0:
-            self.precompile()
-        seen["most_launchers"] = max(seen["most_launchers"], len(self.launchers))
-    return run(self, *args, **kwargs)
-heuristics.CachingAutotuner.run = counted
-benchmark = heuristics.CachingAutotuner.benchmark_all_configs
-def benchmark_counted(self, *args, **kwargs):
-    seen["benchmarked"] += 1
-    return benchmark(self, *args, **kwargs)
-heuristics.CachingAutotuner.benchmark_all_configs = benchmark_counted
-algorithms = select_algorithm.AlgorithmSelectorCache
-choices = algorithms.benchmark_choices
-def choices_counted(*args, **kwargs):
-    seen["algorithms"] += 1
-    return choices(*args, **kwargs)
-algorithms.benchmark_choices = staticmethod(choices_counted)
-capture = torch.cuda.CUDAGraph.capture_begin
-def capture_counted(self, *args, **kwargs):
-    seen["graphs"] += 1
-    return capture(self, *args, **kwargs)
-torch.cuda.CUDAGraph.capture_begin = capture_counted
-
-torch._inductor.config.force_disable_caches = True
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.n = torch.nn.Linear(512, 2048), torch.nn.LayerNorm(2048)
-        self.b = torch.nn.Linear(2048, 512)
-    def forward(self, x):
-        y = torch.nn.functional.gelu(self.n(self.a(x)))
-        return torch.nn.functional.cross_entropy(self.b(y), x[:, 0].long().abs())
-net = Net().cuda()
-"""
-TRAIN = """
-for _ in range(4):
-    torch.compiler.cudagraph_mark_step_begin()
-    x = torch.rand(4096, 512, device="cuda")
-    loss = net(x)
-    loss.backward()
-    net.zero_grad(set_to_none=True)
-torch.cuda.synchronize()
-print(json.dumps(seen), flush=True)
-"""
+PROBE = source("gpu/count_benchmarks")
+NET = "net = Net().cuda()\n"
+TRAIN = "\ntrain(net)\n"
 ASKS = {
     "max-autotune": 'net = torch.compile(net, mode="max-autotune")',
     "options": (
@@ -77,7 +26,7 @@ OFF = ("--set", "hooks.compile.autotune=off", "--set", "hooks.compile.cudagraphs
 
 @pytest.mark.parametrize("ask", ASKS)
 def test_autotune_off_leaves_every_kernel_one_launcher(gpus, saferun, ask):
-    done = saferun(PROBE + ASKS[ask] + TRAIN, *OFF)
+    done = saferun(PROBE + NET + ASKS[ask] + TRAIN, *OFF)
     assert done.code == 0, done.err[-3000:]
     (seen,) = done.told
     assert seen["kernels"] > 2
@@ -86,7 +35,7 @@ def test_autotune_off_leaves_every_kernel_one_launcher(gpus, saferun, ask):
 
 
 def test_without_the_hook_the_same_script_benchmarks_and_records_graphs(gpus, saferun):
-    done = saferun(PROBE + ASKS["max-autotune"] + TRAIN, "--profile", "cpu")
+    done = saferun(PROBE + NET + ASKS["max-autotune"] + TRAIN, "--profile", "cpu")
     assert done.code == 0, done.err[-3000:]
     (seen,) = done.told
     assert seen["most_launchers"] > 1
@@ -95,12 +44,12 @@ def test_without_the_hook_the_same_script_benchmarks_and_records_graphs(gpus, sa
 
 
 def test_plain_compile_without_the_hook_times_pointwise_kernels(gpus, saferun):
-    (seen,) = saferun(PROBE + ASKS["plain"] + TRAIN, "--profile", "cpu").told
+    (seen,) = saferun(PROBE + NET + ASKS["plain"] + TRAIN, "--profile", "cpu").told
     assert seen["benchmarked"] > 0
 
 
 def test_enabled_off_compiles_nothing(gpus, saferun):
-    done = saferun(PROBE + ASKS["max-autotune"] + TRAIN, "--set", "hooks.compile.enabled=off")
+    done = saferun(PROBE + NET + ASKS["max-autotune"] + TRAIN, "--set", "hooks.compile.enabled=off")
     assert done.told[0]["kernels"] == 0, done.err[-3000:]
 
 
@@ -110,7 +59,7 @@ from torch.nn.attention.flex_attention import flex_attention
 q, k, v = (torch.rand(1, 2, 1024, 64, device="cuda", requires_grad=True) for _ in range(3))
 torch.cuda.reset_peak_memory_stats()
 call(q, k, v).sum().backward()
-print(json.dumps(dict(seen, peak=torch.cuda.max_memory_allocated())), flush=True)
+show(peak=torch.cuda.max_memory_allocated())
 """
 
 
@@ -124,23 +73,22 @@ print(json.dumps(dict(seen, peak=torch.cuda.max_memory_allocated())), flush=True
     ids=["compiled", "bare", "inside a compiled function"],
 )
 def test_enabled_off_leaves_flex_attention_compiled(gpus, saferun, how):
-    done = saferun(PROBE + FLEX.format(how=how), "--set", "hooks.compile.enabled=off")
+    done = saferun(PROBE + NET + FLEX.format(how=how), "--set", "hooks.compile.enabled=off")
     assert done.code == 0, done.err[-3000:]
     assert done.told[0]["kernels"] > 0
 
 
-ALONE = "net = net.cuda()"
+ALONE = "net = Net().cuda()"
 TOGETHER = """
 import os, torch.distributed as dist
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
-net = torch.nn.parallel.DistributedDataParallel(net.cuda())
+net = torch.nn.parallel.DistributedDataParallel(Net().cuda())
 """
 
 
 def graphs(place: str) -> str:
-    start = PROBE.replace("net = Net().cuda()", "net = Net()")
-    return start + place + '\nnet = torch.compile(net, mode="reduce-overhead")' + TRAIN
+    return PROBE + place + '\nnet = torch.compile(net, mode="reduce-overhead")' + TRAIN
 
 
 def test_graphs_and_markers_are_kept_alone(gpus, saferun):

@@ -11,8 +11,10 @@ import pathlib
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
+from repo import PROGRAMS
 
 from saferun.doctor import nvidia
 from saferun.doctor import view as doctor_page
@@ -66,12 +68,12 @@ def about(told, area):
 
 
 @pytest.fixture(scope="module")
-def examined():
+def examined() -> tuple[int, dict[str, Any]]:
     return doctor()
 
 
 @pytest.fixture(scope="module")
-def printed():
+def printed() -> dict[str, bounded.Answer]:
     """What nvidia-smi says to each question; kept for records."""
     answers = {n: bounded.run(("nvidia-smi", *w), os.environ, 30) for n, w in QUESTIONS.items()}
     for name, answer in answers.items():
@@ -126,7 +128,7 @@ def test_torch_and_the_driver_fit(examined):
 
 
 def test_the_page_is_80_columns_wide(examined):
-    page = doctor_page.page([Finding(**found) for found in examined[1]["findings"]])
+    page = doctor_page.render([Finding(**found) for found in examined[1]["findings"]])
     keep("page.txt", page)
     words = [line for line in page.splitlines() if len(line) > 80]
     assert all("http" in line or len(line.split()) == 1 for line in words), words
@@ -149,19 +151,6 @@ def test_a_check_leaves_no_memory_taken():
     assert max(used) < 2000, used
 
 
-HOLD = """
-import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-context, memory = ctypes.c_void_p(), ctypes.c_void_p()
-assert cuda.cuInit(0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cuda.cuCtxSetCurrent(context) == 0
-assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(int(sys.argv[1]) << 20)) == 0
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
 def test_memory_that_another_process_holds_is_a_problem_of_that_gpu():
     total = nvidia_smi.number(
         nvidia.ask_smi(os.environ, (), time.monotonic() + 30)
@@ -170,7 +159,7 @@ def test_memory_that_another_process_holds_is_a_problem_of_that_gpu():
     )
     visible = FACTS.gpus[0].uuid
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(total // 4)],
+        [sys.executable, str(PROGRAMS / "gpu" / "hold_memory.py"), str(total // 4)],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": visible},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

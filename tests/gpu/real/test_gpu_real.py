@@ -10,25 +10,13 @@ import subprocess
 import sys
 
 import pytest
+from repo import source
 
 from saferun.system import gpus
 
 FACTS = gpus.detect({"PATH": os.environ.get("PATH", os.defpath)})
 
 pytestmark = pytest.mark.skipif(not FACTS.gpus, reason="no NVIDIA GPU here")
-
-DRIVER = """
-import ctypes
-cuda = ctypes.CDLL("libcuda.so.1")
-count = ctypes.c_int(0)
-if cuda.cuInit(0) == 0:
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-for device in range(count.value):
-    raw = (ctypes.c_ubyte * 16)()
-    cuda.cuDeviceGetUuid_v2(raw, device)
-    h = bytes(raw).hex()
-    print("GPU-" + "-".join([h[:8], h[8:12], h[12:16], h[16:20], h[20:]]))
-"""
 
 TORCH = """
 import torch
@@ -79,7 +67,7 @@ def test_the_driver_files_and_nvidia_smi_give_the_same():
 @pytest.mark.parametrize("visible", values() if FACTS.gpus else [None], ids=repr)
 def test_visible_devices_mean_what_cudas_driver_makes_of_them(visible):
     shown = [found.uuid for found in gpus.detect(environment(visible)).gpus]
-    assert shown == ask(DRIVER, visible)
+    assert shown == ask(source("gpu/uuids_of_cuda"), visible)
 
 
 @pytest.mark.parametrize("visible", [None, "0", ""], ids=repr)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-DEVICE = """
-import json, os, torch, torch.distributed as dist
-dist.init_process_group("nccl")
-x = torch.ones(1, device="cuda")
-dist.all_reduce(x)
-print(json.dumps({"rank": dist.get_rank(), "device": torch.cuda.current_device(),
-                  "sum": x.item()}), flush=True)
-dist.destroy_process_group()
-"""
+from ranks import line_of
+from repo import source
+
+DEVICE = source("gpu/sum_on_devices")
 
 
 def test_each_rank_has_its_own_device_before_nccl_starts(two_gpus, saferun):
@@ -58,18 +53,11 @@ def test_a_rank_with_another_cuda_is_named(two_gpus, saferun):
     assert "rank 1" in done.err
 
 
-WRONG_DEVICE = """
-import torch, torch.distributed as dist
-model = torch.nn.Linear(4, 4).cuda()
-dist.init_process_group("nccl")
-try:
-    torch.nn.parallel.DistributedDataParallel(model)
-except Exception:
-    pass
-"""
+WRONG_DEVICE = source("gpu/wrap_on_wrong_device")
 
 
 def test_ddp_wrapped_before_the_device_is_set_is_said_with_its_line(two_gpus, saferun):
     done = saferun(WRONG_DEVICE, "--nproc-per-node=2")
     said = [line for line in done.err.splitlines() if line.startswith("saferun:")]
-    assert any("job.py:6" in line and "device" in line for line in said), done.err[-3000:]
+    place = f"job.py:{line_of(WRONG_DEVICE, '# here')}"
+    assert any(place in line and "device" in line for line in said), done.err[-3000:]

@@ -12,29 +12,10 @@ import time
 
 import pytest
 from helpers import living, until
+from repo import source
 from runs import run
 
-JOB = """
-import json, os, signal, sys, time
-import torch, torch.distributed as dist
-local, attempt = int(os.environ["LOCAL_RANK"]), os.environ.get("SAFERUN_ATTEMPT", "1")
-free, total = torch.cuda.mem_get_info(local)
-print(json.dumps({"rank": local, "attempt": attempt, "free": free / total}), flush=True)
-torch.cuda.set_device(local)
-dist.init_process_group("nccl")
-hold = torch.ones(20 << 30, dtype=torch.uint8, device=f"cuda:{local}")
-x = torch.ones(1, device=f"cuda:{local}")
-for step in range(1000):
-    dist.all_reduce(x); x.fill_(1)
-    torch.cuda.synchronize()
-    if step == 0: print("up", flush=True)
-    if len(sys.argv) > 1 and attempt == "1" and step == 100 and dist.get_rank() == 1:
-        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-    if attempt != "1" and step == 20: break
-    time.sleep(0.05)
-dist.destroy_process_group()
-print("finished", flush=True)
-"""
+JOB = source("gpu/nccl_job")
 
 
 def script(folder: pathlib.Path, text: str = JOB) -> str:
@@ -154,13 +135,9 @@ def test_a_second_run_on_the_same_gpus_is_told(tmp_path, gpus):
 
 
 def test_torchruns_own_restart_of_an_nccl_job_works_under_saferun(tmp_path, two_gpus):
-    text = JOB.replace('os.environ.get("SAFERUN_ATTEMPT", "1")', restarts())
     words = ["--retries=0", "--max-restarts=1", "--nproc-per-node=2"]
-    with run(tmp_path, *words, script(tmp_path, text), "SIGKILL") as job:
+    counted = ["SIGKILL", "TORCHELASTIC_RESTART_COUNT"]
+    with run(tmp_path, *words, script(tmp_path), *counted) as job:
         assert job.end(120) == 0, job.err
         job.nothing_lives()
     assert job.out.count("finished") == 2
-
-
-def restarts() -> str:
-    return 'str(int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1)'

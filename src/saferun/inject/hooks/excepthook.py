@@ -50,7 +50,13 @@ class Watcher:
         value: BaseException,
         trace: "TracebackType | None",
     ) -> None:
-        """Record the exception, then call the previous hook; the arguments are sys.excepthook's."""
+        """Record the exception, then call the previous hook.
+
+        Args:
+            kind: as sys.excepthook gets it, like the others.
+            value: the exception.
+            trace: where it came from.
+        """
         try:
             hide_all(value)
             trace = without_ours(trace)

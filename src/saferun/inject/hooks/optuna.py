@@ -66,7 +66,7 @@ class Hook:
         self._calls: dict[str, int] = {}
         self._running: dict[int, Optimization | None] = {}  # by the id of the study object
         self._asking: dict[int, Trials] = {}  # by the id of the study object
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._last: Optimization | None = None
         self._state = State(context.state, context) if context.state else None
 
@@ -139,8 +139,8 @@ class Hook:
         return os.environ.get(contract.MAIN_MARK, "").startswith(f"{os.getpid()} ")
 
     def _say_once(self, refusal: str) -> None:
-        if refusal and refusal not in self._said:
-            self._said.add(refusal)
+        if refusal and refusal not in self._reported:
+            self._reported.add(refusal)
             self._context.say(
                 f"optuna: the process is not replaced after CUDA errors or trials: {refusal}"
             )

@@ -220,7 +220,13 @@ class Ledger:
 
 
 def fail(study: Any, trial_id: int, cause: str) -> None:
-    """Mark a trial that nobody runs any more as failed, with its cause as an attribute."""
+    """Mark a trial that nobody runs any more as failed, with its cause as an attribute.
+
+    Args:
+        study: an optuna.Study.
+        trial_id: the storage's number of the trial.
+        cause: for people.
+    """
     import optuna
 
     storage = study._storage

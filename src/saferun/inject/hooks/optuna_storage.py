@@ -32,7 +32,13 @@ if TYPE_CHECKING:
             """Note that somebody else has taken it."""
 
         def finished(self, trial_id: int, state: Any, values: Any) -> None:
-            """Note that the storage has a trial's result."""
+            """Note that the storage has a trial's result.
+
+            Args:
+                trial_id: the storage's number of the trial.
+                state: an optuna.trial.TrialState.
+                values: the objectives' values; None for a failed trial.
+            """
 
 
 _watchers: dict[tuple[int, int], Watcher] = {}  # by the id of the storage object, and the study's

@@ -27,7 +27,7 @@ from .wrap_barrier import WrapBarrier, group_of_mesh
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
+    from types import FrameType, ModuleType
     from typing import Any
 
     from ..context import Context
@@ -136,18 +136,10 @@ def _patch_loaders(module: ModuleType, watch: Watch) -> None:
 
 
 def _patch_sampler(cls: Any, watch: Watch) -> None:
-    original = cls.__init__
+    def made(frame: FrameType, self: Any, *args: Any, **kwargs: Any) -> None:
+        watch.guard(watch.saw_sampler, self, frame)
 
-    @functools.wraps(original)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            original(self, *args, **kwargs)
-        except BaseException as error:
-            trace.hide(error)
-            raise
-        watch.guard(watch.saw_sampler, self, sys._getframe(1))
-
-    cls.__init__ = made
+    cls.__init__ = trace.followed(cls.__init__, made)
 
 
 def _patch_ddp(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:

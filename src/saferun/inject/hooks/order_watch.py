@@ -42,20 +42,8 @@ class Watch:
         self._beginning = False
 
     def guard(self, step: Callable[..., Result], *args: Any) -> Result | None:
-        """Run a step of ours: an exception in it becomes one line, and the job goes on.
-
-        Args:
-            step: called with `args`.
-            args: its arguments.
-
-        Returns:
-            What it returned; None where it failed.
-        """
-        try:
-            return step(*args)
-        except Exception as error:
-            self._context.failed("order", error)
-            return None
+        """Run a step of ours; see `Context.guard`."""
+        return self._context.guard("order", step, *args)
 
     def report(self, key: str, text: str) -> None:
         """Act on a finding: raise under `error`, else report it once in the whole job."""

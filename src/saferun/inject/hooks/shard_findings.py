@@ -23,8 +23,8 @@ def encode(prints: Sequence[str | None]) -> str:
 
     Batches that are all the same, as when one is trained on again and again, tell nothing either.
     """
-    told = [one for one in prints if one is not None]
-    return " ".join(told) if len(told) == len(prints) and len(set(told)) > 1 else ""
+    known = [one for one in prints if one is not None]
+    return " ".join(known) if len(known) == len(prints) and len(set(known)) > 1 else ""
 
 
 def mesh(ranks: Any, names: Sequence[str | None]) -> Mesh:

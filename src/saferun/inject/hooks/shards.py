@@ -59,22 +59,14 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
 
 
 def _note_meshes(cls: Any, context: Context) -> None:
-    original = cls.__init__
+    def note(mesh: Any) -> None:
+        names = mesh.mesh_dim_names or (None,) * mesh.mesh.ndim
+        _meshes.append(shard_findings.mesh(mesh.mesh.tolist(), names))
 
-    @functools.wraps(original)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            original(self, *args, **kwargs)
-        except BaseException as error:
-            trace.hide(error)
-            raise
-        try:
-            names = self.mesh_dim_names or (None,) * self.mesh.ndim
-            _meshes.append(shard_findings.mesh(self.mesh.tolist(), names))
-        except Exception as error:
-            context.failed(_HOOK, error)
+    def made(frame: FrameType, mesh: Any, *args: Any, **kwargs: Any) -> None:
+        context.guard(_HOOK, note, mesh)
 
-    cls.__init__ = made
+    cls.__init__ = trace.followed(cls.__init__, made)
 
 
 class Batches:
@@ -105,30 +97,18 @@ class Loaders:
     def noting_place(self, original: Any) -> Any:
         """Wrap DataLoader.__init__."""
 
-        @functools.wraps(original)
-        def made(loader: Any, *args: Any, **kwargs: Any) -> None:
-            try:
-                original(loader, *args, **kwargs)
-            except BaseException as error:
-                trace.hide(error)
-                raise
-            self._guard(self._note_place, loader, sys._getframe(1))
+        def made(frame: FrameType, loader: Any, *args: Any, **kwargs: Any) -> None:
+            self._guard(self._note_place, loader, frame)
 
-        return made
+        return trace.followed(original, made)
 
     def noting_loader(self, original: Any) -> Any:
         """Wrap an iterator's __init__: the first iterator of a loader is watched."""
 
-        @functools.wraps(original)
-        def made(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            try:
-                original(iterator, loader, *args, **kwargs)
-            except BaseException as error:
-                trace.hide(error)
-                raise
+        def made(frame: FrameType, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
             iterator._saferun_batches = self._guard(self._places.pop, loader, None)
 
-        return made
+        return trace.followed(original, made)
 
     def noting_batches(self, original: Any) -> Any:
         """Wrap an iterator's __next__."""

@@ -20,7 +20,7 @@ import functools
 import os
 import sys
 
-from .. import contract
+from .. import contract, trace
 from . import frames, tensorflow_findings
 from .tensorflow_devices import Devices
 
@@ -83,20 +83,8 @@ class Watch:
         self._ran: set[tuple[int, str]] = set()  # pid and class of each reduction that ran
 
     def guard(self, step: Callable[..., Result], *args: Any) -> Result | None:
-        """Run a step of ours: an exception in it becomes one line, and the job goes on.
-
-        Args:
-            step: called with `args`.
-            args: its arguments.
-
-        Returns:
-            What it returned; None where it failed.
-        """
-        try:
-            return step(*args)
-        except Exception as error:
-            self._context.failed(_HOOK, error)
-            return None
+        """Run a step of ours; see `Context.guard`."""
+        return self._context.guard(_HOOK, step, *args)
 
     def report(self, key: str, text: str) -> None:
         """Report a finding once in this process."""
@@ -134,7 +122,13 @@ class Watch:
         return getattr(reductions, name)()
 
     def made(self, strategy: Any, chosen: Any, frame: FrameType) -> None:
-        """Write the receipt of a strategy, with what it really has; report a second one."""
+        """Write the receipt of a strategy, with what it really has; report a second one.
+
+        Args:
+            strategy: the MirroredStrategy.
+            chosen: the reduction that it was given by us; None: none.
+            frame: the script's, where it was made.
+        """
         place = frames.user_place(frame)
         self._context.activate()
         self._context.receipt(
@@ -205,7 +199,7 @@ def _patch_init(cls: Any, module: ModuleType, watch: Watch) -> None:
 
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        frame = sys._getframe(1)
+        frame = sys._getframe(2)  # `hidden` is between
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError:  # TensorFlow reports what is wrong with the call
@@ -219,7 +213,7 @@ def _patch_init(cls: Any, module: ModuleType, watch: Watch) -> None:
         original(*bound.args, **bound.kwargs)
         watch.guard(watch.made, self, chosen, frame)
 
-    cls.__init__ = made
+    cls.__init__ = trace.hidden(made)
 
 
 def _patch_scope(cls: Any, watch: Watch) -> None:
@@ -227,10 +221,10 @@ def _patch_scope(cls: Any, watch: Watch) -> None:
 
     @functools.wraps(original)
     def scope(self: Any) -> Any:
-        watch.guard(watch.entered, sys._getframe(1))
+        watch.guard(watch.entered, sys._getframe(2))
         return original(self)
 
-    cls.scope = scope
+    cls.scope = trace.hidden(scope)
 
 
 def _patch_reduction(cls: Any, watch: Watch) -> None:

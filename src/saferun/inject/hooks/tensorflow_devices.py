@@ -17,7 +17,7 @@ import functools
 import os
 import sys
 
-from .. import contract
+from .. import contract, trace
 from . import frames, tensorflow_findings
 
 TYPE_CHECKING = False
@@ -122,15 +122,11 @@ class Devices:
 
 def _follow(cls: Any, name: str, step: Callable[..., None], watch: Watch) -> None:
     """Call `step` with the object and the caller's frame after each call of a method."""
-    original = getattr(cls, name)
 
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        watch.guard(step, self, sys._getframe(1))
-        return result
+    def then(frame: FrameType, self: Any, *args: Any, **kwargs: Any) -> None:
+        watch.guard(step, self, frame)
 
-    setattr(cls, name, method)
+    setattr(cls, name, trace.followed(getattr(cls, name), then))
 
 
 def _follow_variables(step: Callable[..., None], watch: Watch) -> None:

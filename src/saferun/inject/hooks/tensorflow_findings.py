@@ -50,7 +50,13 @@ def odd_text(place: str, count: int) -> str:
 
 
 def replaced_text(place: str, given: str, chosen: str) -> str:
-    """Return the remark that the mitigation replaced the script's own reduction."""
+    """Return the remark that the mitigation replaced the script's own reduction.
+
+    Args:
+        place: "file:line" of the script.
+        given: the class that the script asked for.
+        chosen: the class that it gets.
+    """
     return f"{place}: {chosen} instead of the script's {given}, since NCCL failed before"
 
 

@@ -8,6 +8,8 @@ containers forbid it.
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Mapping
 
 from saferun.named_tuple import NamedTuple
@@ -17,6 +19,8 @@ from saferun.system import paths
 _RECORD = 8192  # bytes; the kernel refuses a shorter buffer
 _RECORDS = 100_000
 JOURNAL_S = 4.0
+_TIME = re.compile(r"\d{1,6},\d{1,20},(\d{1,20}),")
+_APART_S = 1.0  # by which the clocks of the kernel's log and of the machine may differ
 
 
 class Log(NamedTuple):
@@ -27,21 +31,40 @@ class Log(NamedTuple):
     trouble: str = ""
 
 
-def read(environ: Mapping[str, str], path: str = "/dev/kmsg") -> Log:
-    """Return the lines that name NVIDIA's driver (NVRM, nvidia-nvswitch)."""
+def read(
+    environ: Mapping[str, str], path: str = "/dev/kmsg", *, since_s: float | None = None
+) -> Log:
+    """Return the lines that name NVIDIA's driver (NVRM, nvidia-nvswitch).
+
+    Args:
+        environ: PATH finds journalctl.
+        path: of the kernel's log.
+        since_s: seconds since the epoch; no older line is returned. None: all of this boot.
+    """
     try:
-        return Log(tuple(filter(_ours, _records(path))), path)
+        records = _records(path)
+        return Log(tuple(r for r in records if _ours(r) and _is_since(r, since_s)), path)
     except OSError as error:
         trouble = f"{path}: {error.strerror}"
     program = next(paths.on_path("journalctl", environ), None)
     if program is None:
         return Log(trouble=trouble)
-    command = (program, "--dmesg", "--boot=0", "--no-pager", "--quiet", "--output=cat")
+    command = [program, "--dmesg", "--boot=0", "--no-pager", "--quiet", "--output=cat"]
+    command += [] if since_s is None else [f"--since=@{int(since_s)}"]
     answer = bounded.run(command, environ, JOURNAL_S)
     # Without permission it prints nothing and exits with 0.
     if answer.trouble or not answer.out.strip():
         return Log(trouble=f"{trouble}; journalctl: {answer.trouble or 'no kernel lines'}")
     return Log(tuple(filter(_ours, answer.out.splitlines())), "journalctl")
+
+
+def _is_since(record: str, since_s: float | None) -> bool:
+    """Return whether a record is not older; its time is in microseconds since the boot."""
+    if since_s is None:
+        return True
+    found = _TIME.match(record)
+    boot_s = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+    return found is not None and boot_s + int(found[1]) / 1e6 >= since_s - _APART_S
 
 
 def _ours(line: str) -> bool:

@@ -1,0 +1,127 @@
+"""Pure: which lines of a log weighed how much, and how the root cause was chosen among them.
+
+For `saferun diagnose --explain`: for people who doubt a diagnosis, and for those who add a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from saferun.diagnosis.classify import Reading
+from saferun.diagnosis.explanations import Explanation
+from saferun.diagnosis.nearest import Near, misses
+from saferun.diagnosis.signatures import Knowledge, says
+from saferun.named_tuple import NamedTuple
+
+LINE_CHARS = 160
+_SHOWN = 30  # lines, and as many near misses
+
+
+class Weighed(NamedTuple):
+    """One line of the log that speaks for a kind."""
+
+    kind: str
+    weight: float
+    line: int  # from 1; 0: an exit status or an error file, not a line of the log
+    rank: int | None
+    text: str
+    by: str  # what recognised it
+    why: tuple[str, ...]  # what changed its weight or its kind
+
+
+class Chosen(NamedTuple):
+    """A step on the way to the root cause."""
+
+    kind: str
+    line: int
+    why: str
+
+
+class Account(NamedTuple):
+    """Why a log means what it is taken for."""
+
+    lines: tuple[Weighed, ...]  # heaviest first
+    decision: tuple[Chosen, ...]  # the last one is the root cause
+    near: tuple[Near, ...]  # signs whose phrase is there, and that do not count
+
+
+def account(reading: Reading, knowledge: Knowledge) -> Account:
+    """Return which lines weighed how much.
+
+    Args:
+        reading: of the log (`classify.read`).
+        knowledge: how failures look.
+    """
+    collected = reading.collected
+    found = sorted(collected.found, key=lambda item: (-item.weight, item.at))
+    return Account(
+        tuple(_weighed(item, reading) for item in found),
+        tuple(Chosen(s.taken.kind, _number(s.taken, reading), s.why) for s in reading.steps),
+        tuple(misses(collected, knowledge)),
+    )
+
+
+def _weighed(item: Explanation, reading: Reading) -> Weighed:
+    text = reading.collected.lines[item.at].raw.strip() if item.at >= 0 else ""
+    changed = (f"its message is that of {item.usual}",) if item.usual else ()
+    return Weighed(
+        kind=item.kind,
+        weight=item.weight,
+        line=_number(item, reading),
+        rank=item.rank,
+        text=text[:LINE_CHARS],
+        by=_by(item),
+        why=(*item.why, *changed),
+    )
+
+
+def _number(item: Explanation, reading: Reading) -> int:
+    return reading.collected.lines[item.at].number if item.at >= 0 else 0
+
+
+def _by(item: Explanation) -> str:
+    if item.sign is None:
+        named = item.raised.name if item.raised else ""
+        return f"exception {named}".rstrip() if item.source == "exception" else item.source
+    text = item.text.lower()
+    phrase = next((needle for needle in item.sign.says if says(needle, text)), None)
+    if phrase is None:
+        return f"sign: exception {item.raised.name}" if item.raised else "sign"
+    return f"sign: {' ... '.join(phrase)}"
+
+
+def as_document(found: Account) -> Mapping[str, object]:
+    """Return an account for JSON."""
+    return {
+        "lines": [one._asdict() for one in found.lines],
+        "decision": [one._asdict() for one in found.decision],
+        "near": [one._asdict() for one in found.near],
+    }
+
+
+def as_lines(found: Account) -> Iterator[str]:
+    """Yield an account for people."""
+    yield "what weighed, the heaviest first:" if found.lines else "nothing in it weighed anything"
+    for one in found.lines[:_SHOWN]:
+        rank = "" if one.rank is None else f", rank {one.rank}"
+        yield f"  {one.weight:>3g}  {one.kind}  {_place(one.line)}{rank}: {one.text}".rstrip(": ")
+        yield f"       {'; '.join((one.by, *one.why))}"
+    yield from _more(found.lines)
+    if found.decision:
+        yield "how it was chosen:"
+    for step in found.decision:
+        yield f"  {step.kind}, {_place(step.line)}: {step.why}"
+    if found.near:
+        yield "what nearly fits:"
+    for near in found.near[:_SHOWN]:
+        yield f"  {near.kind}, {_place(near.line)}: {near.against}"
+    yield from _more(found.near)
+
+
+def _place(line: int) -> str:
+    return f"line {line}" if line else "beside the log"
+
+
+def _more(rows: Sequence[object]) -> Iterator[str]:
+    if len(rows) > _SHOWN:
+        yield f"  … and {len(rows) - _SHOWN} more (all with --json)"

@@ -1,0 +1,62 @@
+"""The evidence that decided is named: the source of the root cause, and what was measured."""
+
+from __future__ import annotations
+
+import pytest
+from job_logs import TRACEBACK, diagnose
+
+from saferun.diagnosis.deciding import known_from
+from saferun.diagnosis.evidence import Hang, RankFailure
+
+ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
+CODES = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\nKeyError: 'x'"
+
+
+@pytest.mark.parametrize(
+    ("log", "facts", "named"),
+    [
+        (f"{TRACEBACK}KeyError: 'x'\n", {}, ("log",)),
+        ("", {"failures": (RankFailure(rank=2, traceback=CODES),)}, ("error file of rank 2",)),
+        ("", {"exit_code": 137}, ("exit status 137",)),
+        (
+            "",
+            {"exit_code": 137, "oom_kills": 2},
+            ("exit status 137", "kernel: 2 killed for want of memory while it ran"),
+        ),
+        (
+            "",
+            {"exit_code": -9, "oom_kills": 0},
+            ("exit status -9", "kernel: no process was killed for want of memory"),
+        ),
+        (
+            "",
+            {"exit_code": -7, "shm_ample": True},
+            ("exit status -7", "shared memory: large and mostly free"),
+        ),
+        (
+            "",
+            {"exit_code": -11, "finished": True},
+            ("exit status -11", "receipts: the scripts of all ranks had reached their end"),
+        ),
+        (
+            f"{TRACEBACK}{ILLEGAL}\n",
+            {"age_s": 7200.0, "step": 900},
+            ("log", "progress up to step 900 in 7200 s"),
+        ),
+        (
+            f"{TRACEBACK}RuntimeError: File /d/a.pt cannot be opened.\n",
+            {"disk_ample": True},
+            ("log", "disk: there is room where the file could not be opened"),
+        ),
+        ("", {"exit_code": 1, "hang": Hang("hang", 1, "x")}, ("the watch for silence",)),
+        ("", {"exit_code": 1, "unkillable": 2}, ("processes: 2 could not be ended",)),
+        ("bye\n", {}, ()),
+    ],
+)
+def test_what_decided_is_named(log, facts, named):
+    assert diagnose(log, **facts).decided_by == named
+
+
+def test_people_are_told_of_what_the_jobs_own_words_do_not_show():
+    assert known_from(("log",)) == known_from(("error file of rank 1",)) == known_from(()) == []
+    assert known_from(("log", "disk: full")) == ["known from: log; disk: full"]

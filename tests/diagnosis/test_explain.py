@@ -1,0 +1,81 @@
+"""The account of a diagnosis: which lines weighed how much, and what nearly fits."""
+
+from __future__ import annotations
+
+from job_logs import FULL_CARD, KNOWN, TIMEOUT, TRACEBACK, output
+
+from saferun.diagnosis import classify, log_reader
+from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.explain import Account, account, as_lines
+
+ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def explained(log: str, exit_code: int | None = None) -> Account:
+    evidence = Evidence(log=log_reader.of_text(log), exit_code=exit_code)
+    return account(classify.read(evidence, KNOWN), KNOWN)
+
+
+def test_each_line_that_speaks_for_a_kind_is_shown_with_its_weight_the_heaviest_first():
+    found = explained(f"{TIMEOUT}\n{TRACEBACK}KeyError: 'label'\n").lines
+    assert [(one.kind, one.weight, one.line, one.by) for one in found] == [
+        ("user-exception", 50, 5, "exception KeyError"),
+        ("nccl-timeout", 30, 1, "sign: watchdog caught collective operation timeout"),
+    ]
+
+
+def test_what_takes_weight_from_a_line_is_said():
+    log = (
+        f"{TRACEBACK}OSError: [Errno 28] No space left on device\n{output(500)}"
+        f"{TRACEBACK}KeyError: 'label'\nWARNING: stale file handle\n"
+    )
+    why = {one.kind: (one.weight, one.why) for one in explained(log).lines}
+    assert why["stale-file-handle"] == (10, ("a warning",))
+    assert why["disk-full"] == (40, ("the job lived on: many lines follow",))
+    assert why["user-exception"] == (50, ())
+
+
+def test_a_kind_that_numbers_decided_names_the_one_that_its_message_has():
+    log = FULL_CARD.replace("has 22.53 GiB", "has 0.53 GiB").replace("21.70 GiB", "0.40 GiB")
+    (one,) = explained(log).lines
+    assert one.kind == "cuda-oom-other-process"
+    assert one.why == ("its message is that of cuda-oom",)
+
+
+def test_each_step_to_the_root_cause_is_said():
+    log = f"{TRACEBACK}ValueError: bad batch\n\n{TRACEBACK}RuntimeError: Address already in use\n"
+    steps = explained(log).decision
+    assert [step.kind for step in steps] == ["port-in-use", "user-exception"]
+    assert steps[-1].why == "an exception of the script's own ended the job"
+
+
+def test_a_sign_that_does_not_count_says_which_condition_is_not_met():
+    near = explained("INFO NCCL Failed to open libibverbs.so[.1]\nbye\n").near
+    assert [(one.kind, one.line) for one in near] == [("nccl-ib-error", 1)]
+    assert near[0].against.endswith("but as information, not as a failure")
+
+
+def test_a_place_that_a_sign_above_has_taken_is_said():
+    near = {one.kind: one.against for one in explained(f"{TRACEBACK}{ILLEGAL}\n").near}
+    assert near["cuda-error-other"] == (
+        "`cuda error:` is there, but the sign of cuda-illegal-access, which stands above its own, "
+        "fits as well"
+    )
+    assert "have not `autotune_to_one_config` or " in near["inductor-autotune-error"]
+
+
+def test_an_exit_status_weighs_beside_the_log():
+    found = explained("hello\n", exit_code=-11)
+    assert [(one.kind, one.line, one.by) for one in found.lines] == [("segfault", 0, "exit code")]
+    assert "beside the log" in "\n".join(as_lines(found))
+
+
+def test_a_log_without_any_failure_says_so():
+    assert list(as_lines(explained("all is well\n"))) == ["nothing in it weighed anything"]
+
+
+def test_what_people_read_is_bounded():
+    log = "".join(f"ValueError: bad {'x' * n}\nthen\n" for n in range(200))
+    shown = list(as_lines(explained(log)))
+    assert len(shown) < 100
+    assert any("more (all with --json)" in line for line in shown)

@@ -1,0 +1,155 @@
+"""Ctrl-C: answered at once, and the end of what a shell does, live and as a generated script."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import MARK, living, until
+from runs import program, run, small_torchrun
+from terminals import Terminal
+
+OPTIONS = ["--profile=cpu", "--set=preflight.mode=off"]
+ANSWER = rb"saferun: asked the job to end \(up to 40 s\); Ctrl-C again kills it\r\n"
+
+
+class Person(Terminal):
+    """Who types commands in a directory; the job is `saves_when_asked`, under a small torchrun."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = os.urandom(8).hex()
+        home = folder / "home"
+        home.mkdir()
+        self.environment = {"HOME": str(home), MARK: self.mark, **small_torchrun(folder)}
+        super().__init__(self.environment)
+        self.type(f"cd {folder}\n")
+        self.expect(rb"READY\$ ")
+
+    def job(self, how: str) -> str:
+        """Return the command that runs the job."""
+        line = [program("saves_when_asked"), str(self.folder)]
+        saferun = [sys.executable, "-m", "saferun"]
+        if how == "live":
+            return " ".join([*saferun, *OPTIONS, *line])
+        made = [*saferun, "gen-shell", *OPTIONS, "-o", "run.sh", "--", *line]
+        subprocess.run(made, cwd=self.folder, check=True, env=self.environment)
+        return "bash run.sh"
+
+    def sees(self, name: str) -> str:
+        """Wait for a file of the job's; return its lines."""
+        until((self.folder / name).exists, name)
+        return (self.folder / name).read_text()
+
+    def lets_it_end(self) -> None:
+        (self.folder / "gate").touch()
+
+    def leave(self) -> None:
+        for pid in living(self.mark):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.end()
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Iterator[Person]:
+    one = Person(tmp_path)
+    yield one
+    one.leave()
+
+
+@pytest.mark.parametrize("loop", ["typed", "script"])
+@pytest.mark.parametrize("how", ["live", "generated"])
+def test_ctrl_c_is_answered_lets_the_job_end_and_stops_a_shells_loop(person, how, loop):
+    line = f"for i in 1 2 3; do {person.job(how)}; echo went-$i; done"
+    if loop == "script":
+        (person.folder / "loop.sh").write_text(line + "\n")
+        line = "bash loop.sh"
+    person.type(line + "\n")
+    person.sees("up")
+    person.type("\x03")
+    person.expect(ANSWER)
+    person.sees("asked")
+    person.lets_it_end()
+    seen = person.expect(rb"(?s)(.*)READY\$ ")[1]
+    assert len(person.sees("up").splitlines()) == 1
+    assert b"went-1" not in seen
+    person.type("echo status=$?\n")
+    person.expect(rb"status=130")
+    assert person.sees("saved") == person.sees("up")
+
+
+def test_a_second_ctrl_c_kills_the_job(person):
+    person.type(person.job("live") + "\n")
+    person.sees("up")
+    person.type("\x03")
+    person.expect(ANSWER)
+    person.sees("asked")
+    time.sleep(0.2)  # not the same key
+    person.type("\x03")
+    person.expect(rb"READY\$ ")
+    assert not (person.folder / "saved").exists()
+
+
+def test_kill_int_ends_a_generated_script_in_the_foreground(person):
+    person.type(person.job("generated") + "\n")
+    person.sees("up")
+    os.kill(script_of(person), signal.SIGINT)
+    person.expect(ANSWER)
+    person.sees("asked")
+    person.lets_it_end()
+    person.expect(rb"READY\$ ")
+    assert person.sees("saved") == person.sees("up")
+
+
+def script_of(person: Person) -> int:
+    (pid,) = [pid for pid in living(person.mark) if command(pid) == ["bash", "run.sh"]]
+    return pid
+
+
+def command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def status_field(pid: int, name: str) -> str:
+    with open(f"/proc/{pid}/status") as file:
+        return next(line.split()[1] for line in file if line.startswith(f"{name}:"))
+
+
+def waits(pid: int, number: int) -> bool:
+    return any(int(status_field(pid, n), 16) >> (number - 1) & 1 for n in ("SigPnd", "ShdPnd"))
+
+
+FAILS = """
+import sys
+print("huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Service Unavailable")
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_in_a_backoff_ends_the_run_with_last_words_and_sigusr1_does_not(tmp_path, name):
+    (tmp_path / "t.py").write_text(FAILS)
+    argv = [*OPTIONS, "--set=retry.backoff_s=[600, 600]", str(tmp_path / "t.py")]
+    with run(tmp_path, *argv, env=small_torchrun(tmp_path)) as job:
+        job.wait_for_message("attempt 2 starts in")
+        job.process.send_signal(signal.SIGUSR1)
+        until(lambda: not waits(job.process.pid, signal.SIGUSR1), "it is handled")
+        job.process.send_signal(getattr(signal, name))
+        status = job.end()
+        assert status == (-signal.SIGINT if name == "SIGINT" else 128 + signal.SIGTERM)
+        assert job.events("end")[0]["status"] == 128 + getattr(signal, name)
+        messages = job.messages()
+        assert any("the run failed: " in line for line in messages), job.err
+        assert f"saferun: not tried again: {name} asked for the end" in messages
+        assert messages[-1] == f"saferun: journal: {job.journal}"

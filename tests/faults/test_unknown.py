@@ -1,0 +1,128 @@
+"""Failures of which the output says nothing: what the machine shows decides, and is named."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runs import Run, executable, run, small_torchrun
+
+PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]", "-c"]
+UUID = "GPU-6a6ba0d6-0000-1111-2222-333344445555"
+CGROUPS = Path("/sys/fs/cgroup")
+SILENT = "import sys; print('odd'); sys.exit(1)"
+
+
+def decided(job: Run) -> tuple[str, str, list[str]]:
+    """The kind of the first attempt's failure, its line, and the evidence that decided."""
+    event = job.events("ended")[0]
+    return event["kind"], event["root_line"], event["decided_by"]
+
+
+def test_a_signal_that_nothing_else_reports_is_known_from_the_exit_status(tmp_path):
+    code = "import signal; signal.setitimer(signal.ITIMER_REAL, 0.01); signal.pause()"
+    with run(tmp_path, *PYTHON, code) as job:
+        assert job.end() == 142
+    assert decided(job) == ("ended-by-signal", "ended by SIGALRM", ["exit status 142"])
+    assert "saferun: known from: exit status 142" in job.messages()
+    show = [sys.executable, "-m", "saferun", "runs", "show", "last"]
+    shown = subprocess.run(show, env=job.environ, capture_output=True, text=True, check=True)
+    assert re.search(r"^  from +exit status 142$", shown.stdout, re.MULTILINE)
+
+
+def test_what_the_job_itself_said_is_named_in_the_journal_alone(tmp_path):
+    with run(tmp_path, *PYTHON, "1 / 0") as job:
+        assert job.end() == 1
+    kind, _, evidence = decided(job)
+    assert (kind, evidence) == ("user-exception", ["log"])
+    assert not [line for line in job.messages() if "known from" in line]
+
+
+def test_an_unknown_end_is_half_answered_in_the_last_words(tmp_path):
+    code = "import sys; print('INFO NCCL Failed to open libibverbs.so'); sys.exit(1)"
+    with run(tmp_path, *PYTHON, code) as job:
+        assert job.end() == 1
+    assert decided(job)[0] == "unknown"
+    assert any("nearest is nccl-ib-error; against it: " in line for line in job.messages())
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("tmpfs cannot be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_seen_where_the_job_does_not_say_why_it_ends(tmp_path, full_disk):
+    code = "import os\ntry: open(os.environ['TMPDIR'] + '/x', 'wb', 0).write(b'0' * 4194304)\n"
+    code += f"except OSError: pass\n{SILENT}"
+    with run(tmp_path, *PYTHON, code, env={"TMPDIR": str(full_disk)}) as job:
+        assert job.end() == 1
+    text = f"the disk of {full_disk} is full: 0 KiB free"
+    assert decided(job) == ("disk-full", text, ["disk"])
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group that may use 300 MB."""
+    place = next((p for p in (CGROUPS / "memory", CGROUPS) if p.is_dir()), CGROUPS)
+    group = place / f"saferun-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no control group can be made here")
+    limits = [group / name for name in ("memory.max", "memory.limit_in_bytes")]
+    try:
+        limit = next((limit for limit in limits if limit.exists()), None)
+        if limit is None:
+            pytest.skip("memory is not limited by control groups here")
+        limit.write_text("300000000")
+        for name, most in (("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", "300000000")):
+            if (group / name).exists():
+                (group / name).write_text(most)
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_process_that_the_kernel_killed_is_seen_where_the_job_does_not_say_so(
+    tmp_path, small_memory
+):
+    """The job starts a program that takes more than there is, and does not look how it ended."""
+    eats = "import subprocess, sys; subprocess.call([sys.executable, '-c', 'bytearray(9**9)'])"
+    inside = f'echo $$ > {small_memory}/cgroup.procs; exec "$@"'
+    command = ["sh", "-c", inside, "sh", sys.executable, "-m", "saferun"]
+    with run(tmp_path, *PYTHON, f"{eats}; {SILENT}", command=command) as job:
+        assert job.end() == 1
+        job.nothing_lives()
+    text = "kernel: 1 killed for want of memory while it ran"
+    assert decided(job) == ("host-oom-killed", text, ["kernel's count of kills"])
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [("None", "unknown"), ("Reset", "gpu-lost"), ("Drain P2P", "gpu-link-failed")],
+)
+def test_a_gpu_that_its_driver_wants_reset_is_seen(tmp_path, action, expected):
+    environ = small_torchrun(tmp_path)
+    card = f"{UUID}, 00000000:44:00.0, 0 MiB, Enabled, [N/A], [N/A], {action}"
+    answers = f"-L) echo 'GPU 0: NVIDIA H100 (UUID: {UUID})';; --query-gpu*) echo '{card}';;"
+    executable(tmp_path / "bin" / "nvidia-smi", f'#!/bin/sh\ncase "$1" in {answers} esac\n')
+    (tmp_path / "train.py").write_text(SILENT)
+    with run(tmp_path, "--set=locks.gpus=off", "train.py", env=environ) as job:
+        assert job.end() == 1, os.fspath(tmp_path)
+    kind, line, evidence = decided(job)
+    assert kind == expected, job.err
+    if expected != "unknown":
+        assert (line, evidence) == (f"GPU 0: GPU Recovery Action: {action}", ["nvidia-smi"])

@@ -1,0 +1,20 @@
+"""Stands for torch.distributed.run: it leaves a cycle and what it registered for its end."""
+
+import atexit
+import gc
+import sys
+
+atexit.register(lambda: print("registered, frozen", gc.get_freeze_count()))
+
+
+class Cycle:
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        print("found")
+
+
+cycle = Cycle()
+del cycle
+sys.exit(3)

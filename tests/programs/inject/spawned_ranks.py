@@ -1,0 +1,22 @@
+"""mp.spawn starts two ranks; rank 1 has another CUDA, where it is given."""
+
+import os
+import socket
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def main(rank, port):
+    if rank == 1:
+        torch.version.cuda = os.environ.get("CUDA", torch.version.cuda)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    print("through", flush=True)
+
+
+if __name__ == "__main__":
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(main, (port,), nprocs=2)

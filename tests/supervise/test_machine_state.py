@@ -1,0 +1,177 @@
+"""What the machine shows after an attempt whose output says nothing."""
+
+from __future__ import annotations
+
+import os
+import types
+from typing import Any
+
+import pytest
+from job_logs import KNOWN
+
+from saferun.diagnosis import classify, log_reader
+from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
+from saferun.model import Gpu
+from saferun.supervise import machine_state
+from saferun.supervise.machine_state import Scene
+from saferun.system import gpus, kernellog
+
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+XID = "NVRM: Xid (PCI:0000:c1:00): 79, pid=1, GPU has fallen off the bus."
+
+
+def scene(**facts: Any) -> Scene:
+    usual: dict[str, Any] = {"environ": {}, "gpus": (), "began_s": 100.0, "folders": ()}
+    return Scene(**{**usual, **facts})
+
+
+def judged(log: str, *, where: Scene | None = None, **facts: Any) -> classify.Diagnosis:
+    seen = Evidence(log=log_reader.of_text(log), **facts)
+    observed = machine_state.observed(seen, where or scene())
+    return classify.by_machine(classify.classify(seen, KNOWN), observed, KNOWN)
+
+
+def test_an_error_file_tells_although_no_log_has_the_exception():
+    found = judged("", failures=(RankFailure(rank=3, message="Boom: bad batch"),), exit_code=1)
+    assert (found.kind, found.root_line) == ("user-exception", "Boom: bad batch")
+    assert found.decided_by == ("error file of rank 3",)
+
+
+def test_the_kernels_count_tells_of_a_kill_for_want_of_memory():
+    found = judged("odd\n", oom_kills=2, exit_code=1)
+    assert (found.kind, found.decided_by) == ("host-oom-killed", ("kernel's count of kills",))
+    assert found.root_line == "kernel: 2 killed for want of memory while it ran"
+
+
+def test_an_exception_that_passes_a_failure_on_leaves_the_word_to_the_machine():
+    passed_on = "subprocess.CalledProcessError: Command 'prepare' returned non-zero exit status 1."
+    failures = (RankFailure(rank=0, message=passed_on),)
+    assert judged("odd\n", failures=failures).kind == "child-failed-no-root"
+    assert judged("odd\n", failures=failures, oom_kills=1).kind == "host-oom-killed"
+
+
+@pytest.mark.parametrize("kills", [0, None], ids=["none", "no counter"])
+def test_without_any_of_these_it_stays_unknown(kills):
+    assert judged("odd\n", oom_kills=kills, exit_code=1).kind == "unknown"
+
+
+def test_what_the_log_says_is_not_asked_of_the_machine():
+    def fails() -> Any:
+        raise AssertionError("nothing is looked at")
+        yield
+
+    found = classify.classify(Evidence(log=log_reader.of_text("KeyError: 'x'\n")), KNOWN)
+    assert classify.by_machine(found, fails(), KNOWN) == found
+
+
+def test_a_launchers_summary_without_a_reason_is_explained_by_the_machine():
+    summary = "train.py FAILED\nRoot Cause (first observed failure):\n  exitcode  : 1 (pid: 11)\n"
+    assert judged(summary).kind == "child-failed-no-root"
+    assert judged(summary, oom_kills=1).kind == "host-oom-killed"
+
+
+@pytest.mark.parametrize(
+    ("status", "signal", "gone", "kind"),
+    [
+        (142, 14, False, "ended-by-signal"),
+        (142, None, False, "ended-by-signal"),  # as a shell says so of its script
+        (141, 13, True, "output-reader-gone"),
+        (141, 13, False, "ended-by-signal"),
+        (1, None, True, "unknown"),
+    ],
+)
+def test_a_signal_tells_by_itself(status, signal, gone, kind):
+    where = scene(signal=signal)
+    assert judged("odd\n", where=where, exit_code=status, reader_gone=gone).kind == kind
+
+
+# --- disks ---------------------------------------------------------------------------------------
+
+
+def disk(**changed: int) -> types.SimpleNamespace:
+    room = {"f_bavail": 9**9, "f_bfree": 9**9, "f_blocks": 9**9, "f_frsize": 4096}
+    inodes = {"f_files": 9**6, "f_favail": 9**5, "f_flag": 0}
+    return types.SimpleNamespace(**{**room, **inodes, **changed})
+
+
+NO_ROOM = {"f_bavail": 3, "f_bfree": 3}
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (disk(), None),
+        (disk(**NO_ROOM), "12 KiB free"),
+        (disk(f_favail=0), "no inodes free"),
+        (disk(f_favail=0, f_files=0), None),  # btrfs counts none
+        (disk(**NO_ROOM, f_flag=os.ST_RDONLY), None),  # an image: full, and nobody writes there
+        (disk(f_bavail=0, f_bfree=0, f_blocks=0), None),  # /proc
+    ],
+    ids=["room", "full", "no inodes", "without inodes", "read-only", "no disk"],
+)
+def test_a_disk_is_full_where_nothing_more_can_be_written(tmp_path, monkeypatch, found, text):
+    monkeypatch.setattr(os, "statvfs", lambda folder: found)
+    seen = list(machine_state.full_disks([str(tmp_path), str(tmp_path), "/no/such/folder"]))
+    wanted = f"the disk of {tmp_path} is full: {text}"
+    assert seen == ([Observation("disk", wanted, "disk-full")] if text else [])
+
+
+# --- the kernel's log ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A machine without nvidia-smi whose kernel has written an Xid of the GPU on bus c1."""
+    monkeypatch.setattr(
+        kernellog, "read", lambda environ, *, since_s: kernellog.Log((f"4,2,6,-;{XID}",), "x")
+    )
+    return scene(gpus=(Gpu(0, UUID, "NVIDIA H100"),))
+
+
+def test_an_xid_of_the_jobs_gpu_tells(machine, monkeypatch):
+    monkeypatch.setattr(gpus, "addresses", lambda: {UUID: "0000:c1:00.0"})
+    found = judged("odd\n", where=machine)
+    assert (found.kind, found.root_line, found.decided_by) == ("gpu-lost", XID, ("kernel's log",))
+
+
+def test_an_xid_of_anothers_gpu_does_not(machine, monkeypatch):
+    monkeypatch.setattr(gpus, "addresses", lambda: {UUID: "0000:44:00.0"})
+    assert judged("odd\n", where=machine).kind == "unknown"
+
+
+def test_where_no_address_is_known_an_xid_may_be_the_jobs(machine, monkeypatch):
+    monkeypatch.setattr(gpus, "addresses", dict)
+    assert judged("odd\n", where=machine).kind == "gpu-lost"
+
+
+def test_a_job_without_gpus_asks_nothing_of_them(machine):
+    assert judged("odd\n", where=scene()).kind == "unknown"
+
+
+# --- nvidia-smi ----------------------------------------------------------------------------------
+
+
+OTHER = UUID.replace("0000", "9999")
+LOST = "Unable to determine the device handle for GPU0000:25:00.0: GPU is lost."
+ROW = "{}, 00000000:44:00.0, {}, Enabled, [N/A], [N/A], None"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (LOST, "gpu-lost"),
+        (ROW.format(OTHER, "0 MiB"), "gpu-lost"),
+        (ROW.format(UUID, "[GPU requires reset]"), "gpu-lost"),
+        (ROW.format(UUID, "0 MiB"), "unknown"),
+        ("Failed to initialize NVML: Driver/library version mismatch", "nvml-version-mismatch"),
+        ("", "unknown"),
+    ],
+    ids=["lost", "not listed", "sick", "well", "driver", "nothing"],
+)
+def test_a_gpu_that_does_not_answer_tells(tmp_path, monkeypatch, answer, kind):
+    monkeypatch.setattr(kernellog, "read", lambda environ, *, since_s: kernellog.Log())
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\ncase "$1" in --query-gpu*) echo "{answer}";; esac\n')
+    program.chmod(0o755)
+    where = scene(environ={"PATH": str(tmp_path)}, gpus=(Gpu(0, UUID, "NVIDIA H100"),))
+    assert judged("odd\n", where=where).kind == kind

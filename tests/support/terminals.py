@@ -1,0 +1,59 @@
+"""A terminal with a person at it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import termios
+import time
+
+from helpers import DEADLINE_S
+
+
+class Terminal:
+    """An interactive bash in a pty."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.pid, self.fd = pty.fork()
+        if not self.pid:
+            shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+            os.execvpe("bash", shell, {**environment, "PS1": "READY$ ", "TERM": "dumb"})
+        self.seen = b""
+        self.expect(rb"READY\$ ")
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def expect(self, pattern: bytes, limit_s: float = DEADLINE_S) -> re.Match[bytes]:
+        """Return the first match in what was not matched before; forget all up to its end."""
+        limit = time.monotonic() + limit_s
+        while not (match := re.search(pattern, self.seen)):
+            left = limit - time.monotonic()
+            assert left > 0, f"no {pattern!r} in {self.seen[-2000:]!r}"
+            if select.select([self.fd], [], [], left)[0]:
+                self.seen += os.read(self.fd, 65536)
+        self.seen = self.seen[match.end() :]
+        return match
+
+    def has_job(self) -> bool:
+        """Return whether a job of the shell's is in the foreground, which gets the keys."""
+        return os.tcgetpgrp(self.fd) != os.getpgid(self.pid)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+    def end(self) -> None:
+        self.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
