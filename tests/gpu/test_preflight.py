@@ -434,7 +434,7 @@ def test_ctrl_c_ends_a_trial_that_hangs(machine, job):
     process = machine.start(*words("require", *PYTHON), job, FAKE_CUDA_INIT="hang", MARK=mark)
     until(lambda: any("--touch" in line(pid) for pid in processes_with(mark)))
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=200)
     assert process.returncode == 130
     until(lambda: not processes_with(mark))
 

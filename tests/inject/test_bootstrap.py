@@ -679,7 +679,7 @@ def test_a_python_that_a_shell_runs_on_the_way_is_not_the_rank(
     shell.chmod(0o755)
     environ = interpreters.environ(NEUTRAL)
     words = [*torchrun, "--standalone", "--no-python", str(shell)]
-    subprocess.run(words, env=environ, check=True, capture_output=True, timeout=120)
+    subprocess.run(words, env=environ, check=True, capture_output=True, timeout=500)
     assert [Path(f"{told}.{n}").read_text() for n in (1, 2)] == ["False\n", "True\n"]
 
 

@@ -268,7 +268,7 @@ def torchrun(tmp_path: Path, *words: str, **extra: str) -> tuple[Receipt, ...]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     environ = {**kept, "PYTHONPATH": str(SITE), "SAFERUN_INJECT": text, "OMP_NUM_THREADS": "1"}
     command = [TORCHRUN, "--standalone", "--nproc-per-node=2", *words, str(tmp_path / "train.py")]
-    subprocess.run(command, env={**environ, **extra}, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, env={**environ, **extra}, check=True, capture_output=True, timeout=500)
     return read(str(tmp_path / "receipts"), 1)
 
 

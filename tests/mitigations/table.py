@@ -259,7 +259,7 @@ def run_to_the_end(command: list[str], env: dict[str, str]) -> None:
     """Run what happened before the job."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SAFERUN", "PET_"))}
     environ = {**inherited, "OMP_NUM_THREADS": "1", **env}
-    done = subprocess.run(command, env=environ, capture_output=True, timeout=120)
+    done = subprocess.run(command, env=environ, capture_output=True, timeout=500)
     assert done.returncode == 0, done.stderr.decode()
 
 

@@ -138,7 +138,7 @@ class Cluster:
             capture_output=True,
             text=True,
             input=text if text is not None else "",
-            timeout=60,
+            timeout=300,
             check=False,
         )
 

@@ -41,7 +41,7 @@ def try_gpus(library: Path | str, timeout_s: float = 20, **behaviour: str) -> di
         env={"LD_LIBRARY_PATH": str(library), **behaviour},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert not done.stderr, done.stderr
     return {**json.loads(done.stdout), "status": done.returncode}
@@ -156,7 +156,7 @@ class Machine:
 
     def run(self, *words: str, **behaviour: str) -> Ran:
         with self.start(*words, **behaviour) as process:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=300)
         return Ran(process.returncode, out, err, self)
 
 

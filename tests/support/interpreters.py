@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 INJECT = Path(__file__).resolve().parents[2] / "src" / "saferun" / "inject"
 SITE = INJECT / "site"
-DEADLINE_S = 150
+DEADLINE_S = 500
 _OURS = ("SAFERUN_", "TORCHELASTIC_", "PYTHON", "TORCH", "COV_")
 _GROUP = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 

@@ -21,7 +21,7 @@ B = "GPU-e533a614-68dd-10bf-5cbb-1d78bacbb601"
 SLICE_1 = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"
 SLICE_2 = "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d"
 CUT = {SLICE_1: A, SLICE_2: A}
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 NOBODY = 65534
 PROGRAM = ROOT / "tests/programs/gpu/hold_locks.py"
 
