@@ -435,7 +435,7 @@ def test_ctrl_c_ends_a_trial_that_hangs(machine, job):
     until(lambda: any("--touch" in line(pid) for pid in processes_with(mark)))
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=200)
-    assert process.returncode == 130
+    assert process.returncode == -signal.SIGINT
     until(lambda: not processes_with(mark))
 
 

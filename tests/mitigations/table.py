@@ -515,6 +515,7 @@ NOT_HERE = {
     "tf-xla-failed": "needs TensorFlow: shown in tests/tensorflow",
     "cuda-devices-busy": "needs a GPU in exclusive mode, which not every machine may be put in",
     "hang": "only the watch sees it, and no setting avoids it: tests/faults/test_hangs.py",
+    "keeper-killed": "saferun's own failure: shown in tests/faults/test_keeper_loss.py",
     "node-failed": "needs Slurm and a node that fails",
     "triton-compile-error": "needs a GPU and a fault of the compiler's own",
     "nccl-unhandled-cuda-error": NCCL + " and a driver that refuses one of its calls",

@@ -214,8 +214,8 @@ preflight() { order go; }
 # Before an attempt: wait, unless a signal ends the run meanwhile, and have torchrun started. Nothing
 # is ever written to the pipe while this waits; it closes when the kit ends.
 attempt() { # NUMBER SECONDS
-  # A terminal key that came before the kit could handle signals is sent again.
-  [[ $1 != 1 || -z ${asked-} ]] || tell "$asked"
+  # A signal that came before the kit could handle it is sent again.
+  [[ -z ${asked-} ]] || tell "$asked"
   [[ $2 == 0 ]] || read -r -t "$2" -u "$verdicts" || true
   order go
 }
@@ -275,8 +275,9 @@ start() {
 }
 
 pass_on() { # SIGNAL
-  asked=$1
-  if [[ $1 == @(INT|QUIT) ]] && at_terminal; then return; fi # the kit has got it, too
+  [[ $1 == USR? ]] || asked=$1
+  # The kit has got the terminal's keys, too; an INT that repeats one of them does nothing there.
+  if [[ $1 == QUIT ]] && at_terminal; then return; fi
   [[ -z ${job-} ]] || tell "$1"
 }
 
@@ -308,6 +309,10 @@ finish() { # with the job's exit status
   done
   status=0
   wait "$job" || status=$?
+  if [[ ${asked-} == INT && $status == 130 ]]; then
+    trap - INT # a shell that runs this in a loop stops only where this dies of the signal itself
+    kill -s INT "$$"
+  fi
   exit "$status"
 }
 
