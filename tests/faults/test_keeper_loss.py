@@ -146,6 +146,7 @@ def test_a_reader_that_takes_nothing_holds_nobody_who_wants_an_end(tmp_path):
         run.process.wait(DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_well_under_a_stopped_keeper_has_ended_well(tmp_path):
     go = tmp_path / "go"
     code = COMMON + f"join('agent'); wait_for({str(go)!r}); os.write(1, b'done')"

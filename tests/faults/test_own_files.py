@@ -51,6 +51,7 @@ def test_a_run_outlives_the_package(tmp_path, package):
         fail_three_times_without(package / "saferun", job)
 
 
+@pytest.mark.slow
 def test_a_script_outlives_its_bundle(tmp_path):
     line = [word for word in failing(tmp_path) if word != "--profile=cpu"]
     make = [sys.executable, "-m", "saferun", "gen-shell", "--profile=cpu", "-o", "run.sh", "--"]

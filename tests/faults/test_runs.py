@@ -185,6 +185,7 @@ def test_a_rank_saves_at_a_user_signal_for_as_long_as_it_needs_and_the_job_goes_
         assert (len(job.events("ended")), len(job.messages())) == (1, 1)
 
 
+@pytest.mark.slow
 def test_what_fails_soon_after_a_user_signal_is_tried_again_where_it_can_pass(tmp_path):
     with run(tmp_path, *staying(tmp_path)) as job:
         first = both_ranks(job, attempt=1)

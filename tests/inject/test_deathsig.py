@@ -115,6 +115,7 @@ def test_ranks_end_with_their_agent_whatever_they_do(agents: Callable[..., Agent
     assert until(lambda: not agent.left()), agent.left()
 
 
+@pytest.mark.slow
 def test_without_the_injection_ranks_outlive_their_agent(agents: Callable[..., Agent]) -> None:
     """What torchrun does by itself, and how the test above would fail."""
     agent = agents(READY + SIT["waiting"], injected=False)

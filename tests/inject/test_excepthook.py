@@ -252,6 +252,7 @@ def test_torchruns_own_summary_names_the_root_cause(
     assert "error_file: <N/A>" not in summary
 
 
+@pytest.mark.slow
 def test_without_the_hook_torchruns_summary_does_not(
     interpreters: Interpreters, torchrun: tuple[str, ...]
 ) -> None:

@@ -115,9 +115,7 @@ def test_ranks_with_the_same_data_are_named_once_with_the_loaders_line(
     assert (job.code, job.out.count("done")) == (0, 2), job.err
 
 
-@pytest.mark.parametrize(
-    "body", few({**DIFFERENT, **MEANT}, "distributed sampler", "tensor parallel")
-)
+@pytest.mark.parametrize("body", few({**DIFFERENT, **MEANT}, "distributed sampler"))
 def test_no_other_is(run_ranks: RunRanks, body: str) -> None:
     job = train(run_ranks, body)
     assert (job.messages(), job.code, job.out.count("done")) == ([], 0, 2), job.err

@@ -289,6 +289,7 @@ def test_both_ranks_of_a_real_job_leave_their_word(tmp_path: Path) -> None:
     assert judge(found, **KNOWN) == ()
 
 
+@pytest.mark.slow
 def test_python_dash_i_in_every_rank_is_found_out(tmp_path: Path) -> None:
     isolated = python_exec(tmp_path, f'exec {sys.executable} -I "$@"')
     found = torchrun(tmp_path, PYTHON_EXEC=isolated)
