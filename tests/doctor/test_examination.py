@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from cases import slow
-from fake_smi import bus, fields, libcuda, machine, program, report, uuid  # noqa: F401 - a fixture too
+from fake_smi import bus, fields, machine, program, report, uuid
 
 from saferun.doctor import collect, examination, nvidia, together
 from saferun.model import NOTE, OK, PROBLEM, Finding
@@ -73,7 +73,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(home: pathlib.Path, tmp_path: pathlib.Path, libcuda: pathlib.Path) -> Desk:  # noqa: F811
+def desk(home: pathlib.Path, tmp_path: pathlib.Path, libcuda: pathlib.Path) -> Desk:
     return Desk(home, tmp_path, libcuda)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_smi import bus, libcuda  # noqa: F401 - a fixture too
+from fake_smi import bus
 
 from saferun.doctor import checks_links, checks_network, network, nvidia
 from saferun.doctor.vitals import Cuda, InfiniBand, Interface, Limits, Network, Port, Smi
@@ -28,7 +28,7 @@ PLAIN = Masker({}, ())
 
 
 @pytest.fixture
-def tried(libcuda: Path) -> Callable[..., Cuda]:  # noqa: F811
+def tried(libcuda: Path) -> Callable[..., Cuda]:
     """Try the pairs of a machine of two GPUs whose transfers do what the environment says."""
 
     def run(timeout_s: float = 20, **environ: str) -> Cuda:

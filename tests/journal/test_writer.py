@@ -221,7 +221,10 @@ def test_signals_reach_the_thread_that_waits_and_not_the_journals(begin):
 
     masks = []
     journal = begin()
-    work = lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))  # noqa: E731
+
+    def work():
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     journal._disk.do(work, 5.0)
     assert {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD} <= masks[0]

@@ -303,16 +303,11 @@ next_step() { # sets `step`, `number` and `delay_s`; fails when the run is over
 order() { echo "$1" >&"$orders"; } # go or skip
 
 finish() { # with the job's exit status
-  local status
-  while [[ $(jobs -pr) ]]; do
-    wait "$job" || true # a signal interrupts it
-  done
-  status=0
+  local status=0
+  while [[ $(jobs -pr) ]]; do wait "$job" || true; done # a signal interrupts it
   wait "$job" || status=$?
-  if [[ ${asked-} == INT && $status == 130 ]]; then
-    trap - INT # a shell that runs this in a loop stops only where this dies of the signal itself
-    kill -s INT "$$"
-  fi
+  # A shell that runs this in a loop stops only where this dies of the signal itself.
+  if [[ ${asked-} == INT && $status == 130 ]]; then trap - INT && kill -s INT "$$"; fi
   exit "$status"
 }
 

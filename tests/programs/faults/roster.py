@@ -7,7 +7,7 @@ group, and one that left everything.
 import os
 import signal
 import subprocess  # noqa: F401 - for those who import all
-import sys  # noqa: F401
+import sys  # noqa: F401 - likewise
 import time
 
 ROSTER = os.environ["ROSTER"]

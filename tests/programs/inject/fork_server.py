@@ -91,8 +91,8 @@ def become(job: dict[str, Any], rank: int, port: int) -> int:
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - open as long as the process lives
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - open as long as the process lives
     settle(job)
     return execute(job["script"], job["argv"])
 

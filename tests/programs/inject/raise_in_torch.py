@@ -6,8 +6,8 @@ import traceback
 
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP  # noqa: F401, N817 - faults use it
-from torch.distributed.fsdp import fully_shard  # noqa: F401
-from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: F401, N817
+from torch.distributed.fsdp import fully_shard  # noqa: F401 - faults use it
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: F401, N817 - faults use it
 
 dist.init_process_group("gloo")
 if dist.get_rank() == 0:
