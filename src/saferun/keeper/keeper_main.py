@@ -42,7 +42,7 @@ def under_saferun(ends: str, shared: bool, commands: int, reports: int, *held: i
     """Run the attempt that comes in on `commands`, to its end; the process ends with it.
 
     Args:
-        ends: of what stands between the job and our output (`output_ends.words`).
+        ends: of what stands between the job and our output (`output_ends.encode`).
         shared: other jobs write to the same output.
         commands: descriptor to read commands from.
         reports: descriptor to write reports to.
@@ -54,7 +54,7 @@ def under_saferun(ends: str, shared: bool, commands: int, reports: int, *held: i
     from saferun.keeper import output_relay
 
     inbox = protocol.Inbox(commands)
-    found = output_ends.read_words(ends)
+    found = output_ends.decode(ends)
     if inbox.wait():
         streams = output_relay.Streams(found, 0, notify, shared)
         Keeper(streams, inbox, reports, held, wake).serve()

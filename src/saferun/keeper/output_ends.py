@@ -88,13 +88,13 @@ def _made(outer: int) -> Ends:
         raise
 
 
-def words(ends: Iterable[Ends]) -> str:
-    """Return ends as one word of a command line."""
+def encode(ends: Iterable[Ends]) -> str:
+    """Return ends as one argument of a command line."""
     return ",".join(str(fd) for one in ends for fd in one)
 
 
-def read_words(text: str) -> Sequence[Ends]:
-    """Return the ends that `words` wrote; no program that is started here inherits them."""
+def decode(text: str) -> Sequence[Ends]:
+    """Return the ends that `encode` wrote; no program that is started here inherits them."""
     numbers = [int(word) for word in text.split(",") if word]
     size = len(Ends._fields)
     for fd in numbers:

@@ -90,8 +90,8 @@ def start_keeper(hold: Sequence[int] = (), *, shared: bool = False) -> Standby:
     outputs = output_ends.make(shared=shared)
     for fd in (*passed, *(fd for ends in outputs for fd in ends[1:] if fd >= 0)):
         os.set_inheritable(fd, True)
-    words = [place, output_ends.words(outputs), "shared" if shared else "", *map(str, passed)]
-    argv = [sys.executable, "-I", "-S", "-c", prologue() + _BOOT, *words]
+    arguments = [place, output_ends.encode(outputs), "shared" if shared else "", *map(str, passed)]
+    argv = [sys.executable, "-I", "-S", "-c", prologue() + _BOOT, *arguments]
     try:
         # Signals are blocked before the first instruction, so that none ends it: it shares our
         # group until it has one of its own.
