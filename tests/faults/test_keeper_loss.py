@@ -135,14 +135,20 @@ def test_what_waits_for_a_slow_reader_is_carried_after_the_keepers_death(tmp_pat
         assert len(run.out) == size
 
 
-def test_a_reader_that_takes_nothing_holds_nobody_who_wants_an_end(tmp_path):
+@pytest.mark.parametrize("asked", ["before the loss is seen", "while the rest is carried"])
+def test_a_reader_that_takes_nothing_holds_nobody_who_wants_an_end(tmp_path, asked):
     code = COMMON + "join('agent')\nwhile True: os.write(1, bytes(65536))"
     with supervised(tmp_path, python(code)) as run:
         run.arrived(agent=1)
-        keeper = run.pid("keeper")
-        run.kill("keeper")
-        until(lambda: set(living(run.mark)) == {run.process.pid} and keeper)
-        run.process.terminate()
+        if asked == "before the loss is seen":
+            run.process.send_signal(STOP)
+            run.kill("keeper")
+            run.process.terminate()
+            run.process.send_signal(signal.SIGCONT)
+        else:
+            run.kill("keeper")
+            until(lambda: set(living(run.mark)) == {run.process.pid})
+            run.process.terminate()
         run.process.wait(DEADLINE_S)
 
 

@@ -316,10 +316,11 @@ except BrokenPipeError: sys.exit(9)
     )
     with supervised(tmp_path, python(code)) as run:
         run.arrived(agent=1)
+        keeper = run.pid("keeper")
+        until(lambda: _count_threads(keeper) == 3)  # a carrier for each stream
         run.process.stdout.close()
         run.process.stdout = None
-        keeper = run.pid("keeper")
-        until(lambda: _count_threads(keeper) == 2)  # stdout's carrier has seen it and left
+        until(lambda: _count_threads(keeper) == 2)  # stdout's has seen it and left
         run.kill("agent", signal.SIGUSR1)
         assert run.ended()["exit_code"] == 9
 

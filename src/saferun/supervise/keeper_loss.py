@@ -77,7 +77,8 @@ class _Carrying:
     def __init__(self, life: AttemptLife, signals: Signals) -> None:
         self._life = life
         self._signals = signals
-        self._limit: float | None = None  # once somebody wants an end
+        self._limit: float | None = None  # once somebody wants an end, which may have been before
+        self._limit_wait()
 
     def carry(self, ends: Ends) -> bytes:
         """Write what is left to our output; return the end of it."""
@@ -114,6 +115,9 @@ class _Carrying:
     def _take_signals(self) -> None:
         for number, sender in self._signals.read():
             self._life.take_signal(number, sender)
+        self._limit_wait()
+
+    def _limit_wait(self) -> None:
         if self._life.interrupted and self._limit is None:
             self._limit = time.monotonic() + protocol.HURRIED_DRAIN_S
 
