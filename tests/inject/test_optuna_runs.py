@@ -151,6 +151,53 @@ def test_three_runs_that_share_a_study_cover_its_grid(folder: Path, kind: str) -
     assert best == undisturbed(folder, kind, "grid", "600")["best"]
 
 
+QUEUE = """
+study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
+study.enqueue_trial({"x": 0.25})
+study.enqueue_trial({"x": 0.5})
+def objective(trial):
+    x = trial.suggest_float("x", 0, 1)
+    name = f"struck-{x}-{len([1 for one in os.listdir() if one.startswith(f'struck-{x}-')])}"
+    if BAD:
+        open(name, "x")
+        os.kill(os.getpid(), signal.NUMBER)
+    return x
+study.optimize(objective, n_trials=3)
+"""
+
+
+def test_crashes_of_two_trials_are_told_apart(folder: Path) -> None:
+    """Each of the queued trials crashes once; the second one before the first is tried again."""
+    text = QUEUE.replace("BAD", "trial.number < 2").replace("NUMBER", "SIGSEGV")
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 0, job.err
+        check_account(stored(folder, "sqlite"), recorded(job))
+    trials = stored(folder, "sqlite")
+    assert [trial.state.name for trial in trials] == ["FAIL"] * 2 + ["COMPLETE"] * 3
+    assert [trial.params["x"] for trial in trials[:4]] == [0.25, 0.5, 0.25, 0.5]
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_killed_each_time_is_given_up_at_the_fifth(folder: Path) -> None:
+    text = QUEUE.replace("BAD", "x == 0.25").replace("NUMBER", "SIGKILL")
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 0, job.err
+        check_account(stored(folder, "sqlite"), recorded(job))
+    trials = stored(folder, "sqlite")
+    assert [t.state.name for t in trials if t.params["x"] == 0.25] == ["FAIL"] * 5
+    assert [t.state.name for t in trials if t.params["x"] != 0.25] == ["COMPLETE"] * 2
+
+
+@pytest.mark.slow
+def test_a_search_whose_processes_always_end_is_not_started_for_ever(folder: Path) -> None:
+    text = (
+        QUEUE.replace("BAD", "True").replace("NUMBER", "SIGKILL").replace("_trials=3", "_trials=99")
+    )
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 128 + 9
+    assert len(stored(folder, "sqlite")) < 20
+
+
 def test_what_a_script_does_once_is_not_done_again(folder: Path) -> None:
     """Old study deleted, new one made, trials queued, several calls, callbacks that count."""
     with hpo(folder, ONCE) as job:

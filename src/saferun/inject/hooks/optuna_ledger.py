@@ -25,7 +25,7 @@ CAUSE = "saferun_cause"  # user attribute of a trial whose process ended
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")  # a trial's own doing, most likely
 _CRASHED_TWICE = 2
 _DEATHS = 5  # of whatever kind, of the same trial
-ROW = 10  # trials in a row that end a process for good: it is not their parameters
+ROW = 10  # processes in a row that end in a trial: it is not the trials' parameters
 _LOCKED_TRIES, _LOCKED_WAIT_S = 5, 0.2
 
 
@@ -56,7 +56,7 @@ class Ledger:
             "began": time.monotonic(),
             "done": 0,
             "last": None,  # id of the trial that was accounted for last
-            "deaths": [],  # how processes ended in the trial that is tried again
+            "deaths": [],  # [trial, how its process ended] of those that are tried again
             "row": 0,
             "again": [],  # ids of trials that failed with their process and are not counted
             "closed": False,
@@ -122,11 +122,11 @@ class Ledger:
             note = self._notes.pop(trial_id, {})
             self.entry.update(last=trial_id, last_start=note.get("start"))
             if counts:
-                self.entry.update(done=self.entry["done"] + 1, deaths=[])
+                self._done(trial["params"])
                 self.entry["random"] = sampler.states(self._generators)
             else:
                 self.entry["again"].append(trial_id)
-                self.entry["deaths"].append(trial["cause"])
+                self.entry["deaths"].append([_identity(trial["params"]), trial["cause"]])
             self.save()
             if not self._draws:
                 self._write_notes()
@@ -175,7 +175,8 @@ class Ledger:
 
     def _count(self, trial: Any, trials: list[Any]) -> None:
         """Count a trial that was committed just before its process ended."""
-        self.entry.update(done=self.entry["done"] + 1, deaths=[], last=trial._trial_id)
+        self._done(optuna_state.shown(trial.params))
+        self.entry["last"] = trial._trial_id
         if self._draws:
             sampler.advance(self._study, trials, trial)
         self._state.progress()
@@ -184,21 +185,33 @@ class Ledger:
     def _bury(self, dead: list[Any], trials: list[Any]) -> None:
         """Mark the trials in which the process before this one ended; give up on a bad one."""
         how = ending(self._state.previous)
-        deaths = [*self.entry["deaths"], how]
-        twice = how in _CRASHES and deaths.count(how) >= _CRASHED_TWICE
-        hopeless = len(dead) == 1 and (twice or len(deaths) >= _DEATHS)
-        self.entry["deaths"] = [] if hopeless else deaths
+        hopeless = len(dead) == 1 and self._is_hopeless(dead[0], how)
         for trial in dead:
             fail(self._study, trial._trial_id, f"its process ended ({how})")
             self._state.record(recorded(self._study, trial, how, "FAIL"))
+            self.entry["deaths"].append([_identity(optuna_state.shown(trial.params)), how])
             if not hopeless:
                 self._requeue(trial)
         if hopeless:
-            self.entry.update(done=self.entry["done"] + 1, row=self.entry["row"] + 1)
+            self._done(optuna_state.shown(dead[0].params))
             if self._draws:
                 sampler.advance(self._study, trials, dead[0])
-            if self.entry["row"] < ROW:
-                self._state.progress()
+        self.entry["row"] += 1
+        if self.entry["row"] < ROW:
+            self._state.progress()
+
+    def _done(self, params: dict[str, Any]) -> None:
+        """Count a trial, and forget its deaths; those without parameters could be anybody's."""
+        over = (_identity(params), _identity({}))
+        deaths = [one for one in self.entry["deaths"] if one[0] not in over]
+        self.entry.update(done=self.entry["done"] + 1, deaths=deaths)
+
+    def _is_hopeless(self, trial: Any, how: str) -> bool:
+        """Return whether a trial has ended its process so often that it is not tried again."""
+        own = _identity(optuna_state.shown(trial.params))
+        deaths = [one for identity, one in self.entry["deaths"] if identity == own]
+        twice = how in _CRASHES and deaths.count(how) + 1 >= _CRASHED_TWICE
+        return twice or len(deaths) + 1 >= _DEATHS
 
     def _requeue(self, trial: Any) -> None:
         """Put a trial back into the queue where its sampler would not come to it again."""
@@ -256,6 +269,11 @@ def recorded(study: Any, trial: Any, cause: str, state: str = "") -> dict[str, A
         "values": trial.values,
         "seconds": (ended - trial.datetime_start).total_seconds() if ended else None,
     }
+
+
+def _identity(params: dict[str, Any]) -> str:
+    """Return what a trial has in common with the one that tries it again: its parameters."""
+    return repr(sorted(params.items()))
 
 
 def patiently(action: Callable[[], Any]) -> Any:
