@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 from helpers import until
@@ -91,3 +92,25 @@ def test_the_line_of_the_rank_that_is_elsewhere_is_shown(tmp_path, fault, what, 
     assert line.startswith("saferun:   rank 1 ")
     assert what in line
     assert place in line
+
+
+@pytest.mark.slow
+def test_py_spy_shows_a_rank_that_answers_no_signal(tmp_path):
+    """Its hooks are off, so that it could not be asked; the stacks hold no secret of its words."""
+    watch = ["--set", "watch.mode=warn", "--set", "watch.silence_s=8"]
+    words = ["--profile=cpu", "--set", "hooks.excepthook=off", "--nproc-per-node=2"]
+    script = [program("hanging_rank"), "loop", "--password=hunter22hunter22"]
+    env = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    with run(tmp_path, *watch, *words, *script, env=env) as job:
+        job.wait_for_message("all stacks")
+        job.process.send_signal(signal.SIGTERM)
+        job.end()
+        job.nothing_lives()
+        (event,) = job.events("hang")
+        stacks = (job.journal / event["stacks"]).read_text()
+    line = next(line for line in job.messages() if "elsewhere" in line)
+    assert "hanging_rank.py" in line
+    assert " in loop_for_ever" in line
+    assert "loop_for_ever" in stacks
+    assert "libtorch" in stacks
+    assert "hunter22" not in stacks

@@ -21,6 +21,7 @@ _CORES = 0.1  # above this a rank computes
 STOPPED, UNINTERRUPTIBLE = "Tt", "D"
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_SPIED = re.compile(r"^    (.+) \((.+\.py):(\d+)\)$", re.MULTILINE)
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|<frozen ")
 _COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 
@@ -131,6 +132,15 @@ def cause(found: Sequence[Place]) -> Hang:
     first = next((place for place in found if place.odd), found[0])
     at = f" at {first.frame}" if first.frame else ""
     return Hang("hang", first.rank if first.odd else None, f"{first.what}{at}")
+
+
+def from_py_spy(text: str) -> str:
+    """Return the main thread's Python frames of a `py-spy dump` as faulthandler writes them."""
+    threads = re.split(r"^(?=Thread )", text, flags=re.MULTILINE)
+    main = next((one for one in threads if '"MainThread"' in one.partition("\n")[0]), "")
+    return "".join(
+        f'  File "{path}", line {n} in {name}\n' for name, path, n in _SPIED.findall(main)
+    )
 
 
 def _what(one: RankSign, cores: float) -> str:

@@ -58,6 +58,7 @@ class Journal:
         self._files: RunDirectory | None = None
         self._worker: int | None = None
         self._lost = 0  # events that the disk did not take
+        self._hangs = 0  # of which stacks were kept
         self._planned = self._complained = False
         self._disk, self._syncing = BoundedDisk(), BoundedDisk()
 
@@ -158,6 +159,21 @@ class Journal:
             if data and self.path:
                 file, content = f"attempt-{attempt}.{name}", self._mask.data(data)
                 self._try(file, _later(self._directory().put, file, content))
+
+    def stacks(self, text: str) -> str | None:
+        """Keep the stacks of the ranks of a job that hangs, masked.
+
+        Args:
+            text: as py-spy prints it.
+
+        Returns:
+            The file's name in the run's directory; None where it could not be written.
+        """
+        self._hangs += 1
+        file = f"hang-{self._hangs}.txt"
+        content = self._mask.data(text.encode("utf-8", "replace"))
+        written = self._try(file, lambda: self._directory().put(file, content))
+        return file if written else None
 
     def masked(self, text: str) -> str:
         """Return a text without secrets."""

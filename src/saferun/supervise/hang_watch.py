@@ -1,24 +1,27 @@
 """Watch a running attempt for a hang: look at it now and then, and say where its ranks are.
 
 It looks at /proc alone (work_signs.py). Only where a silence is too long are the ranks asked, by a
-signal, for their stacks, which faulthandler writes to a file of each (inject/hooks/excepthook.py).
+signal, for their stacks, which faulthandler writes to a file of each (inject/hooks/excepthook.py),
+and py-spy for those of C++ beside them, where it is installed (native_stacks.py).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.evidence import Hang
     from saferun.diagnosis.silence import Look, Place, Silence
     from saferun.model import WatchPolicy
+    from saferun.supervise.native_stacks import NativeStacks
     from saferun.supervise.record import Record
 
 _EVERY_S = 15.0  # between looks
 _ANSWER_S = 2.0  # for the ranks to write their stacks
+_AGAIN_S = 0.5  # between looks for py-spy's answers
 _STACK_BYTES = 256 * 1024  # of each that are read
 
 Say = Callable[[str], None]
@@ -32,16 +35,25 @@ class HangWatch:
         receipts: the directory of the ranks' receipts; None where there is none.
         record: the run's journal.
         say: takes lines for people.
+        environ: of the user.
     """
 
-    def __init__(self, policy: WatchPolicy, receipts: str | None, record: Record, say: Say) -> None:
+    def __init__(
+        self,
+        policy: WatchPolicy,
+        receipts: str | None,
+        record: Record,
+        say: Say,
+        environ: Mapping[str, str],
+    ) -> None:
         from saferun.diagnosis.silence import Silence
 
         self._receipts, self._record, self._say = receipts, record, say
+        self._environ = environ
         self._silence: Silence = Silence(policy.silence_s)
         self._every_s = min(_EVERY_S, (policy.silence_s or _EVERY_S * 4) / 4)
         self._launcher = 0
-        self._asked: tuple[Look, dict[int, tuple[str, int]]] | None = None
+        self._asked: tuple[Look, dict[int, tuple[str, int]], NativeStacks] | None = None
         self._ends = policy.mode == "end"
         self._is_wanted = False  # a person asked where the ranks are
         self.cause: Hang | None = None  # why the attempt was ended
@@ -69,15 +81,21 @@ class HangWatch:
         if now is None:
             return self._every_s
         if self._asked is not None:
-            (since, files), self._asked = self._asked, None
-            self._report(since, now, {pid: _tail(*file) for pid, file in files.items()})
+            since, files, native = self._asked
+            if not native.are_ready(now.at_s):
+                return _AGAIN_S
+            self._asked = None
+            self._report(since, now, {pid: _tail(*f) for pid, f in files.items()}, native.take())
             return self._every_s if self.cause is None else None
         began = self._silence.take(now, self._every_s)
         if self._is_wanted:
             began = now
         if began is None:
             return self._every_s
-        self._asked = began, self._ask_ranks(now)
+        from saferun.supervise.native_stacks import NativeStacks
+
+        pids = [one.pid for one in now.ranks]
+        self._asked = began, self._ask_ranks(now), NativeStacks(pids, self._environ, now.at_s)
         return _ANSWER_S
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
@@ -99,17 +117,23 @@ class HangWatch:
                     os.kill(one.pid, contract.STACKS_SIGNAL)
         return files
 
-    def _report(self, since: Look, now: Look, stacks: dict[int, str]) -> None:
+    def _report(
+        self, since: Look, now: Look, stacks: dict[int, str], native: dict[int, str]
+    ) -> None:
         from saferun.diagnosis import silence
         from saferun.diagnosis.failure_report import seconds
 
-        found: list[Place] = silence.places(since, now, stacks)
+        written = {pid: stack for pid, stack in stacks.items() if stack}
+        by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}
+        found: list[Place] = silence.places(since, now, {**by_py_spy, **written})
         wanted, self._is_wanted = self._is_wanted, False
         silent = "" if wanted else seconds(now.at_s - since.at_s)
         self._say("\n".join(silence.report(found, silent)))
         if self._ends and not wanted:
             self.cause = silence.cause(found)
-        self._record.hang([place._asdict() for place in found], round(now.at_s - since.at_s, 1))
+        places = [place._asdict() for place in found]
+        if path := self._record.hang(places, round(now.at_s - since.at_s, 1), native):
+            self._say(f"  all stacks, those of C++ too: {path}")
 
 
 def _tail(path: str, before: int) -> str:

@@ -254,8 +254,9 @@ class _Run:
             return None
         from saferun.supervise.hang_watch import HangWatch
 
-        receipts = self._gathered.identity.receipts
-        return HangWatch(plan.settings.watch, receipts, self._record, self._means.ground.say)
+        gathered, say = self._gathered, self._means.ground.say
+        receipts = gathered.identity.receipts
+        return HangWatch(plan.settings.watch, receipts, self._record, say, gathered.environ)
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
         """Run one attempt until none of its processes lives."""

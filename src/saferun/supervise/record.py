@@ -109,10 +109,24 @@ class Record:
         """Record that the process of an attempt is replaced, as it asked."""
         self._journal.event("recycled", attempt=number, **request._asdict())
 
-    def hang(self, places: list[dict[str, object]], silent_s: float) -> None:
-        """Record where the ranks are in a silence that is too long."""
-        self._journal.event("hang", silent_s=silent_s, ranks=places)
+    def hang(
+        self, places: list[dict[str, object]], silent_s: float, stacks: Mapping[int, str]
+    ) -> str | None:
+        """Record where the ranks are in a silence that is too long.
+
+        Args:
+            places: of each rank, as for JSON.
+            silent_s: the length of the silence.
+            stacks: pid -> its stacks, for those that py-spy could read.
+
+        Returns:
+            The file that has the stacks; None where there is none.
+        """
+        text = "\n".join(stacks.values())
+        file = self._journal.stacks(text) if text else None
+        self._journal.event("hang", silent_s=silent_s, ranks=places, stacks=file)
         self._journal.sync()
+        return file and os.path.join(self._journal.path or "", file)
 
     def keep_tails(self) -> None:
         """Write the end of the last attempt's output; called while the next one starts."""

@@ -1,0 +1,76 @@
+"""The Python and native stacks of ranks by py-spy (https://github.com/benfred/py-spy).
+
+It reads a process from outside, so that it also shows ranks that answer no signal and the calls of
+C++ below Python's. It is used where it is installed and the kernel allows it: ptrace(2) of another
+user's process, or below Yama's ptrace_scope, is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+
+LIMIT_S = 8.0  # for all of them; a rank of torch takes about one second
+_MOST_BYTES = 256 * 1024  # of each that are read
+_MOST_RANKS = 64  # that are looked at
+
+
+class NativeStacks:
+    """What py-spy says of some processes; it runs meanwhile, and nobody waits for it.
+
+    Args:
+        pids: of the processes.
+        environ: of the user, for PATH.
+        at_s: now, by any clock that does not jump.
+    """
+
+    def __init__(self, pids: Iterable[int], environ: Mapping[str, str], at_s: float) -> None:
+        self._until_s = at_s + LIMIT_S
+        self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
+        if program := _program(environ):
+            for pid in list(pids)[:_MOST_RANKS]:
+                self._start(program, pid)
+
+    def are_ready(self, at_s: float) -> bool:
+        """Return whether nothing more will come; what takes too long is ended."""
+        if at_s >= self._until_s:
+            for process, _ in self._running.values():
+                process.kill()
+            return True
+        return all(process.poll() is not None for process, _ in self._running.values())
+
+    def take(self) -> dict[int, str]:
+        """Return pid -> its stacks, of those that could be read; call it once."""
+        found = {}
+        for pid, (process, file) in self._running.items():
+            text = os.pread(file, _MOST_BYTES, 0).decode("utf-8", "replace")
+            os.close(file)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
+                if process.wait(0.2) == 0:
+                    found[pid] = text
+        self._running.clear()
+        return found
+
+    def _start(self, program: str, pid: int) -> None:
+        file = os.memfd_create("saferun-stacks", os.MFD_CLOEXEC)
+        try:
+            process = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
+                (program, "dump", "--native", "--full-filenames", "--pid", str(pid)),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(file)
+            return
+        self._running[pid] = process, file
+
+
+def _program(environ: Mapping[str, str]) -> str | None:
+    beside = os.path.dirname(sys.executable)
+    return shutil.which("py-spy", path=os.pathsep.join((environ.get("PATH", os.defpath), beside)))
