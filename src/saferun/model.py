@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """One environment variable's value and where it came from."""
+    """One value of a variable, an option or a profile key, with where it is from and why."""
 
     value: str
     origin: str  # "profiles/h100.yaml", "--set", "exported + profiles/h100.yaml", "saferun"
@@ -310,7 +310,10 @@ class Identity(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """Everything about one attempt; whatever starts or prints one uses only this."""
+    """What one attempt runs, with its settings.
+
+    Whatever starts it adds what only a run has: the exported variables, locks, receipts directory.
+    """
 
     profile: str
     launcher: str

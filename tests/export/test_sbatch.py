@@ -170,7 +170,7 @@ WHOLE = ["--gpus-per-node=2", "--time=5", "--sbatch=--output=my logs/x.out", "--
 @pytest.mark.parametrize("words", [WHOLE, ["--", "--standalone", "t.py"]], ids=["all", "alone"])
 def test_the_file_pleases_shellcheck_and_its_header_makes_it_again(cluster, words):
     file = cluster.job(*words)
-    file.write_text(shell_script.without_kit(text := file.read_text()))
+    file.write_text(shell_script.without_bundle(text := file.read_text()))
     tools = pathlib.Path(sys.executable).parent
     for tool in (["shellcheck"], ["shfmt", "-i", "2", "-ci", "-d"]):
         if not (tools / tool[0]).exists():

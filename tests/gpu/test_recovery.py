@@ -121,7 +121,7 @@ def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
     stand.smi.reports(card())
     with holder(stand.dev, **left_by(stand, ended_owner())) as process:
         done = stand.recover(LEFTOVERS)
-        assert process.wait(10) == -9
+        assert process.wait(300) == -9
     assert done.acted
     (finding,) = done.findings
     assert finding.level == OK
@@ -173,7 +173,7 @@ def test_the_journal_of_another_directory_is_found_by_its_receipts(stand):
     stand.runs = Path("/nowhere")
     with holder(stand.dev, **environ) as process:
         assert stand.recover(LEFTOVERS).acted
-        assert process.wait(10) == -9
+        assert process.wait(300) == -9
 
 
 def without(environ: dict[str, str], *names: str) -> dict[str, str]:
@@ -532,7 +532,7 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
         machine.smi.reports(card(0), card(1))
         options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]
         ran = machine.run("--profile", "h100", *options, "job.py")
-        assert process.wait(10) == -9
+        assert process.wait(300) == -9
     assert (ran.status, ran.out) == (0, "done\n"), ran.err
     assert any("ended what an earlier run had left on the GPUs" in line for line in ran.said)
     assert [f["level"] for event in ran.events("recovery") for f in event["findings"]] == [OK]

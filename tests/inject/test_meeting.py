@@ -40,7 +40,7 @@ def results(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     return list(found.values())
 
 

@@ -520,7 +520,7 @@ def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     def slow(name):
         def call(*args, **kwargs):
             if threading.get_ident() != main:
-                answers.wait(30)
+                answers.wait(300)
             return real[name](*args, **kwargs)
 
         return call
@@ -573,7 +573,7 @@ def test_a_slow_sync_costs_no_event_and_no_word(begin, said, monkeypatch):
     journal = begin()
     answers, asked = threading.Event(), []
     monkeypatch.setattr(writer, "SYNC_S", 0.2)
-    monkeypatch.setattr(os, "fsync", lambda fd: (asked.append(fd), answers.wait(30)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (asked.append(fd), answers.wait(300)))
     for _ in range(20):
         journal.sync()
         journal.event("goes on")

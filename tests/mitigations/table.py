@@ -276,7 +276,7 @@ def store(port: int, after_s: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
             serving.kill()
 
 
-def until_listening(port: int, limit_s: float = 30.0) -> None:
+def until_listening(port: int, limit_s: float = 300.0) -> None:
     """Wait until somebody listens on a port of this machine."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:

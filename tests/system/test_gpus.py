@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import with_limits
 from repo import ROOT
 
 from saferun.model import Gpu, GpuFacts
@@ -84,7 +85,7 @@ class FakeMachine:
         (self.bin / "answer").write_text(text)
         self.nvidia_smi(f'cat "$(dirname "$0")/answer"; exit {status}')
 
-    def detect(self, visible=None, timeout_s=5.0, **environ):
+    def detect(self, visible=None, timeout_s=300.0, **environ):
         environ["PATH"] = str(self.bin)
         if visible is not None:
             environ["CUDA_VISIBLE_DEVICES"] = visible
@@ -279,9 +280,10 @@ HANGS = {
 @pytest.mark.parametrize("script", HANGS.values(), ids=HANGS)
 def test_a_hanging_nvidia_smi_is_cut_off_and_killed_with_its_children(machine, script):
     machine.nvidia_smi(f"echo $$ >{machine.bin}/pid; {script}")
-    facts = machine.detect(timeout_s=0.6)
+    begun = machine.bin / "pid"
+    facts = with_limits(lambda s: machine.detect(timeout_s=s), lambda _: begun.exists())
     assert facts.gpus == ()
-    assert "did not end within 0.6 s" in facts.warning
+    assert "did not end within" in facts.warning
     for pid in (machine.bin / "pid").read_text().split():
         wait_until(lambda pid=pid: not alive(pid), f"process {pid} of the fake nvidia-smi is gone")
 

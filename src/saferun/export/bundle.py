@@ -61,7 +61,7 @@ def files(environ: Mapping[str, str]) -> dict[str, str]:
         found[f"saferun/{name}"] = _read(os.path.join(paths.PACKAGE, name))
     for room in ROOMS:
         found.update(_room(room))
-    for name, document in loader.load_for_kit(environ).items():
+    for name, document in loader.load_for_bundle(environ).items():
         text = json.dumps(document, separators=(",", ":"))
         found[f"saferun/knowledge/{name}.json"] = text
     return found

@@ -246,7 +246,7 @@ def _without_ours(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _lines(text: str) -> list[str]:
-    return shell_script.without_kit(text).splitlines()
+    return shell_script.without_bundle(text).splitlines()
 
 
 def _read(path: str) -> str | None:

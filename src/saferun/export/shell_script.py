@@ -162,7 +162,7 @@ def packed(text: str) -> str:
     return "".join(line[len(_PACKED) :] for line in text.splitlines() if line.startswith(_PACKED))
 
 
-def without_kit(text: str) -> str:
+def without_bundle(text: str) -> str:
     """Return the part of a script that people read."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_PACKED))
 

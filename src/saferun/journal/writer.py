@@ -10,8 +10,9 @@
     run.lock            held while the run lives (run_directory.py)
     worker-K/           the same for one of several workers, whose events have "worker": K
 
-All of it is masked (system/redact.py), 0700 or 0600, and written by one process; each worker's
-supervisor writes its own directory and appends whole lines to the events.
+All of it is masked (system/redact.py), 0700 or 0600. One process writes it, but for the receipts,
+which are masked when the attempt has ended (error_files.py). Each worker's supervisor writes a
+directory of its own and appends whole lines to the events.
 
 The disk may be full, read-only, gone, or a network file system whose server is dead: one line says
 so for the whole run, and each later write tries again (disk.py bounds the time).

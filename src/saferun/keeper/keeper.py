@@ -2,11 +2,11 @@
 
     saferun -> keeper -> torchrun -> ranks -> DataLoader workers, compile workers, …
 
-The keeper is a session of its own and a *subreaper*: whatever the job leaves without a parent
+The keeper leads a session of its own and a *subreaper*: whatever the job leaves without a parent
 becomes the keeper's child, also what has changed its session or its group. When the job ends, or
 when the pipe from saferun closes because saferun died, the keeper freezes all descendants (a
 frozen process makes no new ones), kills them, and reports. Should the keeper itself be killed,
-saferun is the next subreaper and does the same with the same code.
+saferun is the next subreaper and does the same (supervise/keeper_loss.py).
 
 It also carries the job's output (output_relay.py), because that must go on while saferun is
 stopped by Ctrl-Z: torchrun's ranks go on then, too.
@@ -50,7 +50,7 @@ CLOSED = "closed"  # saferun died, or has read all reports that it waits for
 BORN = "born"  # the command runs
 FAILED = "failed"  # the command could not be executed
 EXIT = "exit"  # the command has exited
-LINGER = "linger"
+LINGER = "linger"  # only output of detached processes is left to carry
 
 # (state, event) -> (action, next state). Commands may be late: what saferun has sent before it
 # read a report is still taken in the state after that report.
@@ -79,14 +79,14 @@ TABLE: Table = {
     (EXITED, protocol.Signal): ("", EXITED),
     (EXITED, protocol.Kill): ("", HURRIED),
     (EXITED, CLOSED): ("close_inbox", HURRIED),
-    (EXITED, LINGER): ("close_reports", LINGERING),
+    (EXITED, LINGER): ("release_pipe_and_held", LINGERING),
     #
     (HURRIED, protocol.Signal): ("signal_command", HURRIED),
     (HURRIED, protocol.Kill): ("", HURRIED),
     (HURRIED, CLOSED): ("close_inbox", HURRIED),
     (HURRIED, BORN): ("", HURRIED),
     (HURRIED, FAILED): ("", GONE),
-    (HURRIED, LINGER): ("close_reports", LINGERING),
+    (HURRIED, LINGER): ("release_pipe_and_held", LINGERING),
     #
     (LINGERING, protocol.Signal): ("", LINGERING),
     (LINGERING, protocol.Kill): ("", LINGERING),
@@ -200,8 +200,8 @@ class Keeper(StateMachine):
     def _close_inbox(self) -> None:
         self._unwatch(self._inbox.fd)
 
-    def _close_reports(self) -> None:
-        """Keep nobody waiting for us while we carry what the job's detached processes write."""
+    def _release_pipe_and_held(self) -> None:
+        """Close the report pipe and the held descriptors: from here on only output is carried."""
         for fd in (self._reports, *self._held):
             os.close(fd)
 

@@ -56,7 +56,7 @@ def variables_text() -> str:
         return ""
 
 
-def load_for_kit(environ: Mapping[str, str]) -> Mapping[str, Any]:
+def load_for_bundle(environ: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the documents that a run needs, by name, for a machine without a YAML parser."""
     return {name: _document(f"{name}.yaml", environ) for name in ("failures", "mitigations")}
 

@@ -55,6 +55,7 @@ def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Condition
         several = int(count) > 1
     else:
         several = count == "cpu" or gpus > 1
+    # An --nnodes that says no number (1:4) may mean several nodes.
     return Conditions(facts.torch, gpus, several or (nodes or 2) > 1)
 
 
@@ -158,7 +159,7 @@ def disabled_plan(request: Request, facts: Facts) -> LaunchPlan:
 def _line(
     request: Request, profile: Profile, environ: Mapping[str, str], identity: Identity
 ) -> CommandLine:
-    """Return the profile's defaults, the user's command line, and the arguments that resume it."""
+    """Return the attempt's command line: profile defaults, the user's words, resume arguments."""
     line, retry = request.line, profile.settings.retry
     defaults = _defaults(line, profile, environ)
     script_args = line.script_args
