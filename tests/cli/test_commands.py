@@ -188,6 +188,9 @@ def test_a_values_characters_reach_the_job_unchanged(desk):
         (["--set", "nonsense", "train.py"], 2, ["takes KEY=VALUE"]),
         (["--retries", "x", "train.py"], 2, ["takes a whole number"]),
         (["--retries", "-1", "train.py"], 2, ["--retries takes a whole number"]),
+        (["--retries", "9" * 5000, "train.py"], 2, ["--retries takes a whole number"]),
+        (["--set", "retry.attempts=0x" + "f" * 6000, "train.py"], 78, ["whole number"]),
+        (["gen-shell", "--slurm", "--nodes", "9" * 5000, "train.py"], 2, ["number of nodes"]),
         (["missing.py"], 2, ["no script `missing.py`", "in "]),
         (["--no-python", "missing-program"], 2, ["no program `missing-program`"]),
         (["--profile", "cpu", "plan", "train.py"], 2, ["no script `plan`", "saferun plan"]),
@@ -201,7 +204,7 @@ def test_a_values_characters_reach_the_job_unchanged(desk):
         (["env", "--profile", "nope"], 78, ["unknown profile `nope`"]),
         ([], 2, ["Usage: saferun"]),
     ],
-    ids=lambda v: " ".join(v) if isinstance(v, list) else None,
+    ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else None,
 )
 def test_a_mistake_is_said_with_its_fix_and_nothing_starts(desk, words, status, parts):
     said = desk.refused(*words, status=status)

@@ -21,6 +21,7 @@ SEARCH = str(PROGRAMS / "optuna" / "search.py")
 STAY = str(PROGRAMS / "optuna" / "stay_in_trial.py")
 ONCE = str(PROGRAMS / "optuna" / "once_only.py")
 THREADS = str(PROGRAMS / "optuna" / "failing_threads.py")
+QUEUED = str(PROGRAMS / "optuna" / "queued_trials.py")
 REGION = str(PROGRAMS / "optuna" / "failing_region.py")
 ALL = "memory,assert,crash,kill,term,locked,full"
 HPO = [
@@ -151,25 +152,9 @@ def test_three_runs_that_share_a_study_cover_its_grid(folder: Path, kind: str) -
     assert best == undisturbed(folder, kind, "grid", "600")["best"]
 
 
-QUEUE = """
-study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
-study.enqueue_trial({"x": 0.25})
-study.enqueue_trial({"x": 0.5})
-def objective(trial):
-    x = trial.suggest_float("x", 0, 1)
-    name = f"struck-{x}-{len([1 for one in os.listdir() if one.startswith(f'struck-{x}-')])}"
-    if BAD:
-        open(name, "x")
-        os.kill(os.getpid(), signal.NUMBER)
-    return x
-study.optimize(objective, n_trials=3)
-"""
-
-
 def test_crashes_of_two_trials_are_told_apart(folder: Path) -> None:
     """Each of the queued trials crashes once; the second one before the first is tried again."""
-    text = QUEUE.replace("BAD", "trial.number < 2").replace("NUMBER", "SIGSEGV")
-    with hpo(folder, script(folder, text)) as job:
+    with hpo(folder, QUEUED, "trial.number < 2", "SIGSEGV", "3") as job:
         assert job.end() == 0, job.err
         check_account(stored(folder, "sqlite"), recorded(job))
     trials = stored(folder, "sqlite")
@@ -179,8 +164,7 @@ def test_crashes_of_two_trials_are_told_apart(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trial_that_is_killed_each_time_is_given_up_at_the_fifth(folder: Path) -> None:
-    text = QUEUE.replace("BAD", "x == 0.25").replace("NUMBER", "SIGKILL")
-    with hpo(folder, script(folder, text)) as job:
+    with hpo(folder, QUEUED, "x == 0.25", "SIGKILL", "3") as job:
         assert job.end() == 0, job.err
         check_account(stored(folder, "sqlite"), recorded(job))
     trials = stored(folder, "sqlite")
@@ -190,10 +174,7 @@ def test_a_trial_that_is_killed_each_time_is_given_up_at_the_fifth(folder: Path)
 
 @pytest.mark.slow
 def test_a_search_whose_processes_always_end_is_not_started_for_ever(folder: Path) -> None:
-    text = (
-        QUEUE.replace("BAD", "True").replace("NUMBER", "SIGKILL").replace("_trials=3", "_trials=99")
-    )
-    with hpo(folder, script(folder, text)) as job:
+    with hpo(folder, QUEUED, "True", "SIGKILL", "99") as job:
         assert job.end() == 128 + 9
     assert len(stored(folder, "sqlite")) < 20
 

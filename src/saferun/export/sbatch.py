@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 from saferun.errors import UsageError
 from saferun.model import CommandLine
 from saferun.named_tuple import NamedTuple
+from saferun.plan.torchrun_args import whole
 from saferun.profile.schema import KEYS
 
 # gen-shell's options for Slurm, with what stands for their value.
@@ -86,8 +87,8 @@ def read(own: Sequence[tuple[str, str]]) -> Job | None:
         name = next(iter(given))
         raise UsageError(f"{name} is for Slurm", fix=f"saferun gen-shell --slurm {name} …")
     nodes = given.get("--nodes", "1")
-    if not (nodes.isascii() and nodes.isdigit() and int(nodes)):
-        raise UsageError(f"--nodes takes a number of nodes, not `{nodes}`", fix="such as 2")
+    if not whole(nodes):
+        raise UsageError(f"--nodes takes a number of nodes, not `{nodes[:40]}`", fix="such as 2")
     for name, text in own:
         if name in OPTIONS and not text.isprintable():
             raise UsageError(f"{name} takes one line, not {text!r}", fix="one option a line")
@@ -216,7 +217,7 @@ def _meeting(job: Job, line: CommandLine) -> tuple[tuple[str, str], ...]:
     if any(name in given for name in _STATIC):
         wanted = {"nnodes": wanted["nnodes"], "node_rank": '"$SLURM_NODEID"'}
     count = (job.gpus or "").rpartition(":")[2]
-    if count.isascii() and count.isdigit():
+    if whole(count) is not None:
         wanted["nproc_per_node"] = count
     return tuple((f"--{n.replace('_', '-')}", t) for n, t in wanted.items() if n not in given)
 

@@ -4,9 +4,9 @@ For what is written rarely and off the launch path (importing filelock takes 25 
 is installed filelock is, too (torch depends on it), so the generated bash script may rely on it. On
 Linux a FileLock is an exclusive flock(2), which also holds between the nodes of an NFS mount. Where
 the file system has no flock(2) (Lustre mounted without `-o flock`: ENOSYS), the existence of a file
-with pid and host is the lock (SoftFileLock): filelock 4 changes over by itself, older releases
-raise NotImplementedError. A SoftFileLock is only broken on proof, by its own host; where a machine
-went down with it, its file has to be removed by hand, and the error says so.
+with pid and host is the lock (SoftFileLock). filelock 4 breaks one on proof, by its own host; where
+a machine went down with it, or with an older filelock, the file has to be removed by hand, and the
+error says so.
 
 The GPU locks (gpu/lock.py) and the claims on compile caches (gpu/orphans.py) have reasons of their
 own for using flock(2) directly; they stand there.
@@ -16,8 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import os
 import warnings
 from collections.abc import Iterator
+
+from saferun.journal.run_directory import NO_FLOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,16 +54,27 @@ def exclusive(path: str, wait_s: float) -> Iterator[None]:
 def _acquire(path: str, wait_s: float) -> BaseFileLock:
     from filelock import FileLock, SoftFileLock, Timeout
 
+    # A FileLock without flock(2) would empty what is there before it says so.
+    kind = FileLock if _has_flock(os.path.dirname(path) or ".") else SoftFileLock
+    lock = kind(path, timeout=wait_s, mode=0o600)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that filelock changes over to a SoftFileLock
+        warnings.simplefilter("ignore")  # of a lock that filelock breaks
         try:
-            lock: BaseFileLock = FileLock(path, timeout=wait_s, mode=0o600)
-            try:
-                lock.acquire()
-            except NotImplementedError:  # filelock 3: no flock(2) here
-                path += ".soft"  # its FileLock has left an empty file under the path itself
-                lock = SoftFileLock(path, timeout=wait_s, mode=0o600)
-                lock.acquire()
+            lock.acquire()
         except Timeout:
             raise HeldError(errno.EAGAIN, f"another process holds {path}", path) from None
     return lock
+
+
+def _has_flock(directory: str) -> bool:
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return True  # the lock itself says what is wrong
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in NO_FLOCK
+    finally:
+        os.close(descriptor)
+    return True

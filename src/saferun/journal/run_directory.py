@@ -8,7 +8,7 @@ The run holds LOCK_FILE in its directory as long as it lives, so that `saferun r
 Cleaning takes that lock with filelock's FileLock, which on Linux is an exclusive flock(2) on the
 file (filelock 4.2, `_unix.py`); the run takes the same flock(2) itself, since importing filelock
 costs 25 of the 60 ms that a launch may take. Where the file system has no flock(2), the file names
-pid and host in the form of filelock's SoftFileLock, which FileLock falls back to there.
+pid and host in the form of filelock's SoftFileLock, which file_lock.py uses there.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from saferun.system import paths, procfs
 
 LOCK_FILE = "run.lock"
 ALIVE_FILE = "alive"  # when the run last lived, in clock ticks since boot (procfs.now)
+NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # where a file system has none
 NAMES = 1000  # directories tried for one run id
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class RunDirectory:
@@ -100,7 +100,7 @@ class RunDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in _NO_FLOCK:
+            if error.errno in NO_FLOCK:
                 write_all(self._lock, f"{os.getpid()}\n{os.uname().nodename}\n".encode())
 
     def append(self, line: bytes) -> None:

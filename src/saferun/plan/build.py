@@ -24,7 +24,7 @@ from saferun.model import (
     Setting,
 )
 from saferun.plan import env_merge, own_variables
-from saferun.plan.torchrun_args import launch_options, value_of
+from saferun.plan.torchrun_args import launch_options, value_of, whole
 from saferun.profile import settings
 from saferun.profile.merge import Conditions
 from saferun.profile.schema import KEYS
@@ -51,8 +51,8 @@ def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Condition
     nodes, count = request.options.nodes, request.options.processes
     if count is None:
         several = starts_all and gpus > 1 and nodes == 1
-    elif count.isdigit():
-        several = int(count) > 1
+    elif (number := whole(count)) is not None:
+        several = number > 1
     else:
         several = count == "cpu" or gpus > 1
     # An --nnodes that says no number (1:4) may mean several nodes.

@@ -118,6 +118,9 @@ def _retries(given: Mapping[str, str], environ: Mapping[str, str]) -> int | None
     text = given.get("--retries") or environ.get("SAFERUN_RETRIES") or ""
     if not text:
         return None
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{origin} takes a whole number, not `{text}`", fix="0 means no retry")
-    return int(text)
+    number = torchrun_args.whole(text)
+    if number is None:
+        raise UsageError(
+            f"{origin} takes a whole number, not `{text[:40]}`", fix="0 means no retry"
+        )
+    return number

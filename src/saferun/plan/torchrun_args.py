@@ -104,6 +104,11 @@ def launch_only(line: CommandLine) -> str | None:
     return next((advice for option, advice in LAUNCH_ONLY.items() if option in refused), None)
 
 
+def whole(text: str | None) -> int | None:
+    """Return a count as a user writes one, in digits; None for anything else, or an absurd one."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
 def launch_options(line: CommandLine, environ: Mapping[str, str]) -> LaunchOptions:
     """Return the typed values of torchrun's options, from a command line or from `PET_<OPTION>`.
 

@@ -24,6 +24,7 @@ from saferun.errors import ProfileError
 from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import KEYS, OPEN, TORCHRUN_FLAGS, Key, Leaf, Value, groups, nearest
 
+_MOST = 2**63  # of a whole number; Python refuses to print one of 4,300 digits and more
 NULL = ("null", "~", "")
 TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
@@ -102,7 +103,7 @@ def _whole(spec: Key, given: Text) -> int:
         value = int(given.text, 0)
     except ValueError:
         raise MisfitError from None
-    if spec.least is not None and value < spec.least:
+    if abs(value) > _MOST or (spec.least is not None and value < spec.least):
         raise MisfitError
     return value
 

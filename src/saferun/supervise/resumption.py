@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from saferun.model import Checkpoint, LaunchPlan
 from saferun.plan.inputs import Gathered
+from saferun.plan.torchrun_args import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -231,6 +232,5 @@ def ranks(plan: LaunchPlan) -> int:
     if plan.launcher != "torchrun":
         return 1
     count = plan.options.processes or ""
-    if count.isdigit():
-        return int(count)
-    return {"gpu": len(plan.gpus.gpus), "cpu": os.cpu_count() or 1}.get(count) or 1
+    named = {"gpu": len(plan.gpus.gpus), "cpu": os.cpu_count() or 1}
+    return whole(count) or named.get(count) or 1
