@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from repo import ROOT
+from requested import requested
 
 from saferun.audit import alloc_conf, collect, judge, script_ast
 from saferun.audit import report as audit
 from saferun.knowledge import loader
-from saferun.model import CommandLine, Facts, Gpu, GpuFacts, Setting
+from saferun.model import Facts, Gpu, GpuFacts, Setting
 
 TEXT = loader.variables_text()
 TORCH = "2.13.0+cpu"
@@ -385,9 +386,9 @@ def test_a_launch_does_not_report_what_a_module_beside_its_script_reads(place, t
 
 
 def test_a_launch_of_code_that_is_not_here_reports_only_what_no_code_could_mean():
-    line = CommandLine((), {"module": "1"}, "torchtitan.train", ())
+    request = requested("torchtitan.train", module="1")
     exported = {"TORCHINDUCTOR_NOBODYS": "1", "NCCL_DEUBG": "INFO"}
-    remark = collect.remark(line, {}, Facts(torch=TORCH), exported, "/nonexistent")
+    remark = collect.remark(request, {}, Facts(torch=TORCH), exported, "/nonexistent")
     assert remark == "NCCL_DEUBG (NCCL_DEBUG?) has no reader in torch 2.13.0 (see: saferun doctor)"
 
 
@@ -403,8 +404,8 @@ def test_a_launch_of_code_that_is_not_here_reports_only_what_no_code_could_mean(
 @pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT", "TORCH_NCCL_OUR_TIMEOUT"])
 def test_a_plan_knows_what_the_jobs_code_reads_itself(tmp_path, script, level, name):
     (tmp_path / "t.py").write_text(script.format(name))
-    line, exported = CommandLine((), {}, "t.py", ()), {name: "1800"}
-    (one,) = collect.findings(line, Facts(torch=TORCH), exported, str(tmp_path))
+    request, exported = requested("t.py"), {name: "1800"}
+    (one,) = collect.findings(request, Facts(torch=TORCH), exported, str(tmp_path))
     assert one.level == level
 
 
@@ -416,8 +417,8 @@ def test_a_plan_knows_what_the_jobs_code_reads_itself(tmp_path, script, level, n
 def test_a_launch_does_not_report_what_saferun_sets_too(ours, silent):
     """Under torch 2.8 PYTORCH_ALLOC_CONF does work once a profile takes it into its own name."""
     set_by_profile = {ours: Setting("x", "profiles/h100.yaml")}
-    line, exported = CommandLine((), {}, None, ()), {"PYTORCH_ALLOC_CONF": "max_split_size_mb:99"}
-    remark = collect.remark(line, set_by_profile, Facts(torch="2.8.0"), exported, ".")
+    request, exported = requested(None), {"PYTORCH_ALLOC_CONF": "max_split_size_mb:99"}
+    remark = collect.remark(request, set_by_profile, Facts(torch="2.8.0"), exported, ".")
     assert (remark == "") is silent
 
 

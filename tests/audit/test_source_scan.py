@@ -6,16 +6,17 @@ import os
 import pathlib
 
 import pytest
+from requested import requested
 
 from saferun.audit import source_scan
-from saferun.model import CommandLine
+from saferun.model import Request
 
 NAME = "TORCHINDUCTOR_OUR_SWITCH"
 READS = f"import os\nos.environ.get({NAME!r})\n"
 
 
-def line(script: str | None, module: bool = False) -> CommandLine:
-    return CommandLine((), {"module": "x"} if module else {}, script, ())
+def line(script: str | None, module: bool = False) -> Request:
+    return requested(script, **({"module": "x"} if module else {}))
 
 
 def write(root: pathlib.Path, files: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from saferun.audit import judge, source_scan
 from saferun.knowledge import loader
 from saferun.knowledge.variable_names import OTHER_NAME
-from saferun.model import CommandLine, Facts, Setting
+from saferun.model import Facts, Request, Setting
 
 TYPE_CHECKING = False  # importing typing for it would cost a launch 4 ms
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def remark(
-    line: CommandLine,
+    request: Request,
     ours: Mapping[str, Setting],
     facts: Facts,
     environ: Mapping[str, str],
@@ -24,7 +24,7 @@ def remark(
     """Return a launch's line about exported settings that certainly have no effect.
 
     Args:
-        line: the user's command line, to find the job's code: it may read a variable of its own.
+        request: the user's command line, to find the job's code: it may read a variable of its own.
         ours: what the profile sets; these variables are no longer the user's alone.
         facts: for torch's release.
         environ: the user's own.
@@ -45,7 +45,7 @@ def remark(
     idle = judge.idle(theirs, facts.torch, loader.variables_text())
     if not idle:
         return ""
-    found = source_scan.search(idle, line, cwd)
+    found = source_scan.search(idle, request, cwd)
     certain = {
         name: reading
         for name, reading in idle.items()
@@ -55,12 +55,12 @@ def remark(
 
 
 def findings(
-    line: CommandLine, facts: Facts, environ: Mapping[str, str], cwd: str
+    request: Request, facts: Facts, environ: Mapping[str, str], cwd: str
 ) -> tuple[Finding, ...]:
     """Return what `saferun plan` shows about the user's settings, including the script's own.
 
     Args:
-        line: the user's command line, to find the job's code.
+        request: the user's command line, to find the job's code.
         facts: for torch's release and the GPUs.
         environ: the user's own.
         cwd: where the script's path starts.
@@ -70,6 +70,6 @@ def findings(
     """
     from saferun.audit import report, script_ast
 
-    found = source_scan.search(judge.audited(environ), line, cwd)
-    calls = script_ast.read_script(source_scan.script_text(line, cwd))
+    found = source_scan.search(judge.audited(environ), request, cwd)
+    calls = script_ast.read_script(source_scan.script_text(request, cwd))
     return report.findings(environ, facts, calls, found.names)

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 
-from saferun.model import CommandLine
+from saferun.model import Request
 from saferun.named_tuple import NamedTuple
 
 SECONDS = 0.15  # that a search may take
@@ -26,16 +26,15 @@ class Search(NamedTuple):
     complete: bool  # whether all of the code was searched
 
 
-def script_text(line: CommandLine, cwd: str) -> str:
+def script_text(request: Request, cwd: str) -> str:
     """Return the text of the script; "" for a module, and for what cannot be read as a file."""
-    if line.script is None or "module" in line.given:
+    script, options = request.line.script, request.options
+    if script is None or options.module:
         return ""
-    if "command" in line.given:
-        return line.script
-    return _read(os.path.join(cwd, line.script))
+    return script if options.code else _read(os.path.join(cwd, script))
 
 
-def search(names: Collection[str], line: CommandLine, cwd: str) -> Search:
+def search(names: Collection[str], request: Request, cwd: str) -> Search:
     """Search the job's code for names of variables, for `SECONDS` at most.
 
     The code is the script, and the Python files below its directory and below the working
@@ -43,14 +42,14 @@ def search(names: Collection[str], line: CommandLine, cwd: str) -> Search:
 
     Args:
         names: of variables.
-        line: the user's command line.
+        request: the user's command line.
         cwd: where the job starts.
 
     Returns:
         The names that were found. The search is complete as well where it ended early because all
         of them were found.
     """
-    home = _home(line, cwd)
+    home = _home(request, cwd)
     if not home:
         return Search(frozenset(), False)
     left, until = set(names), time.monotonic() + SECONDS
@@ -64,14 +63,15 @@ def search(names: Collection[str], line: CommandLine, cwd: str) -> Search:
     return Search(frozenset(names) - left, not left)
 
 
-def _home(line: CommandLine, cwd: str) -> list[str]:
+def _home(request: Request, cwd: str) -> list[str]:
     """Return the script and its directory, or a module's; empty where they are not below `cwd`."""
-    if line.script is None or "command" in line.given:
+    script, options = request.line.script, request.options
+    if script is None or options.code:
         return []
-    if "module" in line.given:
-        top = os.path.join(cwd, line.script.partition(".")[0])
+    if options.module:
+        top = os.path.join(cwd, script.partition(".")[0])
         return [found for found in (top, f"{top}.py") if os.path.exists(found)]
-    path = os.path.join(cwd, line.script)
+    path = os.path.join(cwd, script)
     return [path, os.path.dirname(path)] if os.path.isfile(path) else []
 
 

@@ -59,7 +59,7 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     elif inputs.disabled(environ):
         echo(view.as_text(plan))
     else:
-        echo(view.as_text(plan, collect.findings(line, gathered.facts, environ, cwd)))
+        echo(view.as_text(plan, collect.findings(gathered.request, gathered.facts, environ, cwd)))
         if text := view.resumed_text(resumed, notes):
             echo(text.removesuffix("\n"))
     return 0

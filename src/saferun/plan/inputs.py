@@ -190,7 +190,7 @@ def assemble(
     here = conditions(request, facts, starts_all=starts_all)
     profile = resolve(chosen.chain, sets, here, named=chosen.named, origin=chosen.origin)
     runs = paths.runs_dir(request.run_dir, environ, cwd)
-    idle = collect.remark(request.line, profile.env, facts, environ, cwd) if starting else ""
+    idle = collect.remark(request, profile.env, facts, environ, cwd) if starting else ""
     return Gathered(
         request,
         profile,

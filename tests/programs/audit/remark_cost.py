@@ -4,7 +4,8 @@ import json
 import sys
 
 from saferun.audit import collect
-from saferun.model import CommandLine, Facts
+from saferun.model import CommandLine, Facts, Request
+from saferun.plan.torchrun_args import launch_options
 
 environ = json.loads(sys.argv[1])
 opened: list[str] = []
@@ -19,7 +20,9 @@ def count(event: str, arguments: tuple[object, ...]) -> None:
 
 sys.addaudithook(count)
 counted = True
-line = collect.remark(CommandLine((), {}, None, ()), {}, Facts(torch="2.13.0"), environ, ".")
+words = CommandLine((), {}, None, ())
+request = Request(words, launch_options(words, {}))
+line = collect.remark(request, {}, Facts(torch="2.13.0"), environ, ".")
 counted = False
 heavy = {"yaml", "difflib", "ast", "saferun.diagnosis.signatures"} & set(sys.modules)
 print(json.dumps({"line": line, "heavy": sorted(heavy), "opened": opened}))
