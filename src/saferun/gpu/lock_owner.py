@@ -146,7 +146,8 @@ def _read(place: Place, name: str) -> Record | None:
         return None
     if content.get("pids") not in (None, "", procfs.this_process()["pids"]):
         return record._replace(alive=True)  # a container's: its pid says nothing here, its locks do
-    lives, pid = _lives(record.holder), record.holder.pid
+    pid = record.holder.pid
+    lives = procfs.lives_since(pid, record.holder.start) is True
     if lives and procfs.start(pid) and status.st_uid not in procfs.uids(pid):
         return None  # it names somebody else's process
     return record._replace(alive=lives)
@@ -186,20 +187,6 @@ def unlink(place: Place, name: str) -> None:
         os.unlink(name, dir_fd=place.descriptor)
     except OSError:
         pass
-
-
-def _lives(holder: Holder) -> bool:
-    """Return whether the holder's process lives and began when the record says."""
-    start = procfs.start(holder.pid)
-    if start is not None:
-        return start == holder.start
-    try:
-        os.kill(holder.pid, 0)
-    except PermissionError:
-        return True  # another user's, hidden by hidepid: no more can be known
-    except (OSError, OverflowError):
-        return False
-    return False
 
 
 def user_name(uid: int) -> str:

@@ -48,6 +48,16 @@ def lives(record: Mapping[str, Any]) -> bool | None:
         return False if record.get("host") == os.uname().nodename else None
     if record.get("pids") != _namespace() or not _is_our_proc():
         return None
+    return lives_since(pid, started)
+
+
+def lives_since(pid: int, started: int) -> bool | None:
+    """Return whether the process that began then lives on this machine; None if it may.
+
+    Args:
+        pid: its number, which another process may have by now.
+        started: when it began, in clock ticks since boot.
+    """
     seen = start(pid)
     return seen == started if seen is not None else _hidden(pid)
 
