@@ -177,7 +177,7 @@ def _texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _phrases(body: Mapping[str, Any]) -> Sequence[str]:
-    """Return what a sign says, whoever prints it: a list, or lists by the releases that print it."""
+    """Return what a sign says: of a list, or of lists by the releases that print them."""
     says = body.get("says", ())
     groups = says.values() if isinstance(says, Mapping) else (says,)
     return [str(text) for group in groups for text in group]
