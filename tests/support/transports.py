@@ -13,6 +13,7 @@ TRANSPORTS: dict[str, Callable[[str], str]] = {
     "mpirun --tag-output": lambda line: f"[1,3]<stderr>:{line}",
     "docker logs --timestamps": lambda line: f"2025-05-01T10:00:00.123456789Z {line}",
     "kubectl logs --timestamps": lambda line: f"2025-05-01T10:00:00.123456789Z stderr F {line}",
+    "torchx": lambda line: f"\x1b[32mi.pretrain/0\x1b[0m {line}",
     "docker compose": lambda line: f"trainer-1  | {line}",
     "journald": lambda line: f"May 01 10:00:00 node-7 train[812]: {line}",
     "ray": lambda line: f"\x1b[36m(main pid=812)\x1b[0m {line}",

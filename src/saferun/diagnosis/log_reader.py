@@ -69,6 +69,8 @@ _PREFIX = re.compile(
     | \[[a-z][a-z0-9]{0,30}(?:-[a-z0-9]{1,30}){0,6}-\d{1,5}\][ ]   # the name of a worker
     | E\d{4}[ ]\d\d:\d\d:\d\d\.\d{1,9}[ ]\d{1,9}[ ][\w./-]{1,160}:\d{1,6}\]
       (?:[ ]\[\d{1,4}/\d{1,4}\])?(?:[ ]|$)             # torch's own loggers, errors only
+    | (?!(?:global_?)?(?:step|epoch|iter|iteration|batch|train|val)s?/)
+      [a-z][\w.-]{0,60}/\d{1,5}[ ]                       # torchx, NeMo-Run: role and replica
     | >[ ](?:ERROR|INFO|WARNING)[ ]{1,4}
     | (?:\w{1,20}=(?:"[^"\\]{0,80}"|[^\s"]{1,80})[ ]){1,6}(?:msg|message|err|error)="   # logfmt
     | (?:ERROR|CRITICAL)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d{1,6}\](?:[ ]|$)   # vLLM
