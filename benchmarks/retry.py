@@ -29,10 +29,11 @@ BOUND_MS = 50.0
 READY_S = 6.0  # an attempt of this age finds the diagnosis loaded
 TIMED = """
 import json, os, sys, time
-from saferun import __main__; from saferun.supervise import loop as supervise
+from saferun import __main__
+from saferun.supervise import attempt_watch, loop
 
-def timed(name):
-    original = getattr(supervise._Run, name)
+def timed(owner, name):
+    original = getattr(owner, name)
     def run(self, *args, **kwargs):
         began, used = time.perf_counter(), time.process_time()
         try:
@@ -41,10 +42,10 @@ def timed(name):
             spans = (time.perf_counter() - began, time.process_time() - used)
             with open(os.environ["TIMES"], "a") as file:
                 file.write(json.dumps([name, [span * 1000 for span in spans]]) + "\\n")
-    setattr(supervise._Run, name, run)
+    setattr(owner, name, run)
 
-timed("_diagnosed")
-timed("_judge")
+timed(attempt_watch.AttemptWatch, "diagnosed")
+timed(loop._Run, "_decide")
 sys.exit(__main__.main(sys.argv[1:]))
 """
 JOB = '''
@@ -98,7 +99,7 @@ def one(size: int, age_s: float) -> Sample:
             raise SystemExit(f"the job was not cured:\n{done.stderr[-2000:]}")
         told = [json.loads(line) for line in times.read_text().splitlines()]
     first = dict(reversed(told))
-    return Sample(*first["_diagnosed"], *first["_judge"])
+    return Sample(*first["diagnosed"], *first["_decide"])
 
 
 def row(name: str, samples: list[Sample]) -> str:

@@ -34,6 +34,8 @@ else:
             Raises:
                 TypeError: a field is missing, given twice or unknown.
             """
+            if len(values) == len(cls._fields) and not named:
+                return tuple.__new__(cls, values)
             rest = cls._fields[len(values) :]
             if rest or named:
                 found = {**cls._field_defaults, **named}

@@ -23,6 +23,8 @@ SOURCES: dict[str, tuple[str | bytes, int | None]] = {
     "torch": (prefixed("[rank3]: "), 3),
     "torchrun --tee": (prefixed("[default12]:"), 12),
     "torchx": (prefixed("[trainer0|6]:"), 0),
+    "torchx and NeMo-Run": (prefixed("i.pretrain/0 "), None),
+    "torchx and torch": (prefixed("trainer/1 [rank4]: "), 4),
     "srun": (prefixed("7: "), 7),
     "srun and torch": (prefixed("2: [rank17]: "), 17),
     "mpirun": (prefixed("[1,5]<stderr>:"), 5),

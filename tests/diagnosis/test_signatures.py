@@ -80,6 +80,13 @@ def test_what_the_document_may_not_hold_is_refused(kind, sign, wrong):
         signatures.parse(document)
 
 
+def test_phrases_in_groups_by_who_prints_them_all_count():
+    says = {"torch 2.4..2.9": ["Rank ... lost"], "elsewhere": ["gone"]}
+    sign = {"kind": "a", "says": says}
+    document = {"kinds": {"a": KIND}, "signs": [sign], "classes": {}, "phrases": {}}
+    assert signatures.parse(document).signs[0].says == (("rank", "lost"), ("gone",))
+
+
 def test_the_knowledge_is_parsed_once_per_content(tmp_path, monkeypatch):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     first = signatures.load(environ)

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-
 import pytest
 from cases import check_cases
 from job_logs import diagnose, table
+from transports import TRANSPORTS
 
-TRANSPORTS: dict[str, Callable[[str], str]] = {
-    "srun --label": lambda line: f"3: {line}",
-    "torchrun --tee": lambda line: f"[train3]:{line}",
-    "mpirun --tag-output": lambda line: f"[1,3]<stderr>:{line}",
-    "docker logs --timestamps": lambda line: f"2025-05-01T10:00:00.123456789Z {line}",
-    "kubectl logs --timestamps": lambda line: f"2025-05-01T10:00:00.123456789Z stderr F {line}",
-    "docker compose": lambda line: f"trainer-1  | {line}",
-    "journald": lambda line: f"May 01 10:00:00 node-7 train[812]: {line}",
-    "ray": lambda line: f"\x1b[36m(main pid=812)\x1b[0m {line}",
-    "a logger": lambda line: f"[2025-05-01 10:00:00,123][ERROR][launch.py:12] {line}",
-    "a screen": lambda line: f"{line}\r",
-    "docker's files": lambda line: json.dumps({"log": f"{line}\n", "stream": "stderr"}),
-    "a JSON logger": lambda line: json.dumps({"ts": "10:00", "level": "error", "message": line}),
-    "a collector": lambda line: json.dumps({"severity": "INFO", "textPayload": line, "ts": 1}),
-    "a cluster's collector": lambda line: json.dumps(
-        {"stream": "stderr", "log": line, "kubernetes": {"pod_name": "train-0"}}
-    ),
-}
 # what the failed rank is cannot be told where each line names another one
 ROWS = [row for row in table("kinds") + table("reading") if row.get("reads") != "ranks"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from saferun.diagnosis import forms
 from saferun.diagnosis.log_reader import Line
 from saferun.named_tuple import NamedTuple
 
@@ -120,6 +121,8 @@ def with_ranks(lines: Sequence[Line]) -> tuple[Line, ...]:
 
     The summary repeats every rank's traceback: an echo there is another rank's, not the root's.
     """
+    if not any("(local_rank: " in line.text for line in lines):
+        return tuple(lines)
     ranked: list[Line] = []
     rank: int | None = None
     for line in lines:
@@ -155,16 +158,22 @@ def rank_of(kind: str, lines: Sequence[Line]) -> int | None:
     return ranks.pop() if len(ranks) == 1 else None
 
 
-def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
+def find(
+    lines: Sequence[Line], skip: Iterable[int] = (), alike: Sequence[str] | None = None
+) -> Exits:
     """Return what a log reports of exit codes and signals.
 
     Args:
         lines: the log's.
         skip: indices of lines that hold no such report (the frames of tracebacks).
+        alike: the lines' forms, where they are known (`forms.of`).
     """
     reader, skipped = _Reader(summary=len(lines)), frozenset(skip)
     killing = -_KILLING_LINES  # the line where a launcher began to end the remaining ranks
+    telling = forms.which(forms.of(lines) if alike is None else alike, _may_tell)
     for at, line in enumerate(lines):
+        if not (telling[at] or reader.in_root(at)):
+            continue
         text = line.text.lower()
         reader.read_summary(at, line.text, text)
         if at in skipped or not _may_report(text):
@@ -230,6 +239,12 @@ class _Reader:
         self.signs.append(sign)
         if sign.code < 0 and sign.weight > _ECHO:
             self._crashes.append((sign, self._moment))
+
+
+def _may_tell(text: str) -> bool:
+    """Return whether a line may report an exit code, or be one of torchrun's summary."""
+    lower = text.lower()
+    return _may_report(lower) or _LISTED in lower or _ROOT in lower or "time " in lower
 
 
 def _may_report(text: str) -> bool:

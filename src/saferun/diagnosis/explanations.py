@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from saferun.diagnosis import circumstances, exit_codes, matches, signatures, tracebacks
+from saferun.diagnosis import (
+    circumstances,
+    exit_codes,
+    forms,
+    matches,
+    signatures,
+    tracebacks,
+    user_frame,
+)
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge, Sign
@@ -77,9 +85,10 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
         lines: its error files' tracebacks, then its log.
         knowledge: how failures look.
     """
-    exceptions = tracebacks.find(lines)
-    exits = exit_codes.find(lines, exceptions.framed)
-    text = matches.Text(lines, exceptions.raised, exceptions.framed)
+    alike = forms.of(lines)
+    exceptions = tracebacks.find(lines, alike)
+    exits = exit_codes.find(lines, exceptions.framed, alike)
+    text = matches.Text(lines, exceptions, alike)
     fitting = matches.match(knowledge, text)
     known = circumstances.Circumstances(fitting, evidence, lines)
     brief = evidence.log.line_count <= _BRIEF_LINES
@@ -196,7 +205,7 @@ def _is_wrapper(item: Raised) -> bool:
 def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
     """Return kind and weight of an exception by its class, else by a phrase of its message."""
     if not item.type:  # a traceback that is cut before its last line
-        own = item.in_the_script
+        own = user_frame.is_last(item.frames)
         return ("user-exception", WEIGHTS["process"]) if own else ("unknown", WEIGHTS["hint"])
     if _is_wrapper(item):
         return "child-failed-no-root", WEIGHTS["hint"] + 3

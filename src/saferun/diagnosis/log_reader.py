@@ -69,6 +69,8 @@ _PREFIX = re.compile(
     | \[[a-z][a-z0-9]{0,30}(?:-[a-z0-9]{1,30}){0,6}-\d{1,5}\][ ]   # the name of a worker
     | E\d{4}[ ]\d\d:\d\d:\d\d\.\d{1,9}[ ]\d{1,9}[ ][\w./-]{1,160}:\d{1,6}\]
       (?:[ ]\[\d{1,4}/\d{1,4}\])?(?:[ ]|$)             # torch's own loggers, errors only
+    | (?!(?:global_?)?(?:step|epoch|iter|iteration|batch|train|val)s?/)
+      [a-z][\w.-]{0,60}/\d{1,5}[ ]                       # torchx, NeMo-Run: role and replica
     | >[ ](?:ERROR|INFO|WARNING)[ ]{1,4}
     | (?:\w{1,20}=(?:"[^"\\]{0,80}"|[^\s"]{1,80})[ ]){1,6}(?:msg|message|err|error)="   # logfmt
     | (?:ERROR|CRITICAL)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d{1,6}\](?:[ ]|$)   # vLLM
@@ -76,8 +78,13 @@ _PREFIX = re.compile(
     re.VERBOSE,
 )
 _MAX_PREFIXES = 4
+_OF_THE_JOB = ("rank", "cluster")  # groups of it that name a rank of the whole job, and
+_OF_A_NODE = ("tee", "mpi", "srun")  # those whose number may be one of a node
+_NOWHERE = (0, 0)
+_DOCKER = b'{"log":'
+_FORM = bytes.maketrans(b"123456789", b"0" * 9)
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank (\d{1,5})\]")
-_NCCL_DEVICE = re.compile(r"^[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
+_NCCL_DEVICE = re.compile(r"[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
 _BOX = re.compile(r"\s{0,4}[│|]\s?")  # the left side of one
 _DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
 
@@ -89,6 +96,17 @@ class Line(NamedTuple):
     rank: int | None  # from a prefix
     text: str  # without prefixes, for the rules
     raw: str  # as printed, without colours, for people
+
+
+class _Prefixes(NamedTuple):
+    """Where a line's prefixes end, and where the rank stands that they name."""
+
+    end: int
+    rank_from: int
+    rank_to: int  # 0 where they name none
+
+
+_NOT_PLAIN = _Prefixes(-1, 0, 0)
 
 
 class Log(NamedTuple):
@@ -248,19 +266,42 @@ def _lines(piece: _Piece) -> Iterator[Line]:
     data = piece.data.replace(b"\r\n", b"\n")
     if b"\x1b" in data:
         data = _ANSI.sub(b"", data)
-    plain = len(data.translate(None, _UNPRINTED)) == len(data)  # as in most logs: the fast path
-    joined = any(sign in data for sign in _JOINED_LINES)
-    for number, row in enumerate(data.split(b"\n"), piece.number):
-        if (b"\\n" in row or row.endswith(b"}")) and (unpacked := _unpacked(number, row)):
-            yield from unpacked
-            continue
-        if plain and len(row) <= LINE_CHARS and not (joined and len(_split_behind_bar(row)) > 1):
+    known: dict[bytes, _Prefixes] = {}  # of rows that are alike but for their digits, as many are
+    rows = zip(data.split(b"\n"), data.translate(_FORM).split(b"\n"), strict=True)
+    for number, (row, form) in enumerate(rows, piece.number):
+        found = known.get(form)
+        if found is None:
             raw = row.decode("utf-8", "replace").rstrip()
-            yield Line(number, *strip_prefixes(raw), raw)
+            found = known[form] = _prefixes(raw) if _is_plain(row) else _NOT_PLAIN
+        if found is _NOT_PLAIN:
+            yield from _of_row(number, row)
             continue
-        row = row.lstrip(b"\0")  # the hole in a file that was truncated while it was written
-        for part in _parts(row):
-            yield from _clean(number, part)
+        raw = row.decode("utf-8", "replace").rstrip()
+        end, rank_from, rank_to = found
+        yield Line(number, int(raw[rank_from:rank_to]) if rank_to else None, raw[end:], raw)
+
+
+def _is_plain(row: bytes) -> bool:
+    """Return whether a row is one line with nothing but prefixes before it; no digit decides."""
+    return not (
+        b"\\n" in row
+        or row.endswith(b"}")
+        or row.startswith(_DOCKER)
+        or len(row) > LINE_CHARS
+        or "│".encode() in row
+        or len(row.translate(None, _UNPRINTED)) < len(row)
+        or len(_split_behind_bar(row)) > 1
+    )
+
+
+def _of_row(number: int, row: bytes) -> Iterator[Line]:
+    """Yield the lines of a row: of a record, a progress bar, or without control characters."""
+    if (b"\\n" in row or row.endswith(b"}")) and (unpacked := _unpacked(number, row)):
+        yield from unpacked
+        return
+    row = row.lstrip(b"\0")  # the hole in a file that was truncated while it was written
+    for part in _parts(row):
+        yield from _clean(number, part)
 
 
 def _unpacked(number: int, row: bytes) -> list[Line]:
@@ -311,26 +352,32 @@ def strip_prefixes(raw: str) -> tuple[int | None, str]:
     Returns:
         The rank that a prefix named (None where none did), and the rest of the line.
     """
-    rank: int | None = None
     text = raw
     if text.startswith('{"log":') and (boxed := _DOCKER_JSON.match(text)):
         with contextlib.suppress(ValueError):  # as docker escapes <, > and &, others all but ASCII
             text = json.loads(f'"{boxed[1]}"')
+    end, rank_from, rank_to = _prefixes(text)
+    rank = int(text[rank_from:rank_to]) if rank_to else None
+    rest = text[end:]
+    return rank, _unboxed(rest) if "│" in rest else rest
+
+
+def _prefixes(text: str) -> _Prefixes:
+    """Return where a line's prefixes are; no digit decides that."""
+    end, rank = 0, _NOWHERE
     for _ in range(_MAX_PREFIXES):
-        found = _PREFIX.match(text)
+        found = _PREFIX.match(text, end)
         if not found:
             break
-        named = found["rank"] or found["cluster"]  # of the whole job; others may be of a node
-        if named or rank is None:
-            named = named or found["tee"] or found["mpi"] or found["srun"]
-            rank = int(named) if named else rank
-        text = text[found.end() :]
-    if "│" in text:
-        text = _unboxed(text)
-    if rank is None:
-        inside = _RANK_INSIDE.search(text) or _NCCL_DEVICE.match(text)
-        rank = int(inside[1]) if inside else None
-    return rank, text
+        for name in _OF_THE_JOB if rank is not _NOWHERE else (*_OF_THE_JOB, *_OF_A_NODE):
+            if found[name]:
+                rank = found.span(name)
+                break
+        end = found.end()
+    if rank is _NOWHERE:
+        inside = _RANK_INSIDE.search(text, end) or _NCCL_DEVICE.match(text, end)
+        rank = inside.span(1) if inside else rank
+    return _Prefixes(end, *rank)
 
 
 def _unboxed(text: str) -> str:

@@ -10,16 +10,16 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from saferun.diagnosis import forms
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign, says
-from saferun.diagnosis.tracebacks import GOES_ON, Raised
+from saferun.diagnosis.tracebacks import GOES_ON, Raised, Tracebacks
 from saferun.named_tuple import NamedTuple
 
 _PLAIN_LOSS = 6  # weight that a line loses which is not part of an exception
 _CONTEXT_LINES = 25  # above a line, and below it
 _HITS = 60  # lines with one phrase that are examined: the first ones, and as many of the last
 _LAST_LINES = 3  # of a log, for a sign with `last`
-_NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 _WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
 # The level of a line that its program does not take for a failure: a logger's, NCCL's, glog's.
 _INFORMATION = re.compile(
@@ -72,26 +72,25 @@ class Text:
 
     Args:
         lines: the log's.
-        raised: the exceptions found in them.
-        framed: indices of lines that are a traceback's frames, which no sign fits.
+        exceptions: that were found in them; no sign fits the frames of their tracebacks.
+        alike: the lines' forms (`forms.of`).
     """
 
-    def __init__(
-        self, lines: Sequence[Line], raised: Sequence[Raised], framed: frozenset[int]
-    ) -> None:
-        self.lower = [line.text.lower() for line in lines]
-        self.whole = "\n".join(self.lower)
+    def __init__(self, lines: Sequence[Line], exceptions: Tracebacks, alike: Sequence[str]) -> None:
+        self.whole = "\n".join([line.text for line in lines]).lower()
+        self.lower = self.whole.split("\n")
         self.lines = lines
-        self.framed = framed
-        self.raised = raised
-        self.by_row = {row: number for number, item in enumerate(raised) for row in item.rows}
-        self.messages = [item.text.lower() for item in raised]
-        alike: dict[str, list[int]] = {}  # lines that differ only in digits, as steps do
-        for row, shape in enumerate(self.whole.translate(_NO_DIGITS).split("\n")):
-            alike.setdefault(shape, []).append(row)
-        self._shapes = "\n".join(alike)
-        self._alike = list(alike.values())
-        self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in alike)]
+        self.framed = exceptions.framed
+        self.raised = exceptions.raised
+        self.by_row = {row: number for number, item in enumerate(self.raised) for row in item.rows}
+        self.messages = [item.text.lower() for item in self.raised]
+        rows: dict[str, list[int]] = {}  # of lines that differ only in digits, as steps do
+        for row, form in enumerate(alike):
+            rows.setdefault(form, []).append(row)
+        self._alike = list(rows.values())
+        shapes = [form.lower() for form in rows]
+        self._shapes = "\n".join(shapes)
+        self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in shapes)]
         self._launcher_rows = self._frames_of_launchers()
         self._around: dict[int, str] = {}
         self._rows: dict[str, tuple[int, ...]] = {}
@@ -103,14 +102,14 @@ class Text:
         return self._rows[word]
 
     def _search(self, word: str) -> tuple[int, ...]:
-        bare = word.translate(_NO_DIGITS)
+        bare = word.translate(forms.DIGITS)
         rows = sorted(itertools.chain.from_iterable(self._of_shapes_with(bare)))
         if bare != word:
             rows = [row for row in rows if word in self.lower[row]]
         return tuple(rows if len(rows) <= 2 * _HITS else rows[:_HITS] + rows[-_HITS:])
 
     def _of_shapes_with(self, bare: str) -> Iterator[list[int]]:
-        """Yield the lines of every shape that holds a phrase without its digits."""
+        """Yield the lines of every form that holds a phrase whose digits are 0."""
         at = self._shapes.find(bare)
         while at >= 0:
             shape = bisect_right(self._starts, at) - 1

@@ -49,6 +49,7 @@ _ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
 # A loss that is not a number, or is above ten thousand, leads to indices outside every table.
 _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
 _NUMBERS = re.compile(r"\d+", re.ASCII)
+_FORM = dict.fromkeys(map(ord, "123456789"), "0")
 _LINE_ENDS = re.compile(r"[\r\n]+")
 
 
@@ -82,15 +83,28 @@ def last_step(tail: bytes) -> int | None:
 def _series(output: bytes) -> Iterator[tuple[int, int]]:
     """Return the first and the largest number of each series that counts upwards."""
     ends: dict[str, tuple[int, int]] = {}
-    for line in _LINE_ENDS.split(output.decode("latin-1")):
-        found = _STEP.search(line[:_START_CHARS])
-        if found is None:
+    known: dict[str, tuple[int, int, str] | None] = {}  # of lines alike but for their digits
+    text = output.decode("latin-1")
+    alike = zip(_LINE_ENDS.split(text), _LINE_ENDS.split(text.translate(_FORM)), strict=True)
+    for line, form in alike:
+        if form not in known:
+            known[form] = _counter(form[:_START_CHARS])
+        if (counter := known[form]) is None:
             continue
-        number = _number(found)
-        form = _NUMBERS.sub("#", line[: found.start(found.lastgroup or 0)][-200:])
-        first, last = ends.get(form, (number, number))
-        ends[form] = (first, max(last, number))
+        begin, end, series = counter
+        number = int(line[begin:end])
+        first, last = ends.get(series, (number, number))
+        ends[series] = (first, max(last, number))
     return (pair for pair in ends.values() if pair[1] > pair[0])
+
+
+def _counter(line: str) -> tuple[int, int, str] | None:
+    """Return where a line has its step, and what comes before it; no digit decides that."""
+    found = _STEP.search(line)
+    if found is None:
+        return None
+    begin, end = found.span("count" if found["count"] else "position")
+    return begin, end, _NUMBERS.sub("#", line[: found.start(found.lastgroup or 0)][-200:])
 
 
 def _number(found: re.Match[str]) -> int:

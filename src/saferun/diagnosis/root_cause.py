@@ -20,7 +20,7 @@ _SEPARATE_LINES = 3  # of normal output between a handled exception and the one 
 # How a rank ends without giving a reason: what its peers then see is not the cause.
 _SILENT = ("child-failed-no-root", "user-args-error")
 # The same for the echo `peer-lost`. An abort may follow any other echo, so it explains no other.
-_SIGNALLED = ("abort-unknown", "ended-by-signal", "sigterm-preempted")
+_SIGNALLED = ("abort-unknown", "ended-by-signal", "interrupted", "sigterm-preempted")
 _SILENT_TO_PEERS = (*_SILENT, *_SIGNALLED)
 _COMMUNICATION = ("collective", "rendezvous")  # groups of kinds
 

@@ -46,7 +46,7 @@ def last_start(lines: Sequence[Line]) -> int:
     words = [word for word in _WORDS if word in whole]
     if not words:
         return 0
-    head = _head(lines)
+    head: frozenset[str] = frozenset()  # forms of the first run's first lines
     steps: list[int] = []  # lines
     start, ended, reached = 0, False, -1
     for at, line in enumerate(lines):
@@ -56,6 +56,7 @@ def last_start(lines: Sequence[Line]) -> int:
             start, ended = at + 1, False
         elif telling and _ENDED.search(text):
             ended, reached, steps = True, -1, []
+            head = head or _head(lines[:at])
         elif ended and (_STARTED.search(text) or _shape(text) in head):
             start, ended = at, False
         elif ended and (step := progress.step_in(text)) is not None and step > reached:

@@ -141,7 +141,7 @@ def _sign(body: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Sign:
     _check_keys(body, Sign._fields, where)
     return Sign(
         kind=kind,
-        says=tuple(_needle(text) for text in _texts(body, "says")),
+        says=tuple(_needle(text) for text in _phrases(body)),
         types=frozenset(_texts(body, "types")),
         near=_lower_texts(body, "near"),
         doing=_doing(_lower_texts(body, "doing")),
@@ -174,6 +174,13 @@ def _text(body: Mapping[str, Any], key: str, where: str) -> str:
 
 def _texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(str(text) for text in body.get(key, ()))
+
+
+def _phrases(body: Mapping[str, Any]) -> Sequence[str]:
+    """Return what a sign says: of a list, or of lists by the releases that print them."""
+    says = body.get("says", ())
+    groups = says.values() if isinstance(says, Mapping) else (says,)
+    return [str(text) for group in groups for text in group]
 
 
 def _lower_texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:

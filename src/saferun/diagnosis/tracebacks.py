@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from saferun.diagnosis import foreign
+from saferun.diagnosis import foreign, forms
 from saferun.diagnosis.log_reader import Line
 from saferun.named_tuple import NamedTuple
 
@@ -73,21 +73,7 @@ _BESIDE_LINES = 2  # of other processes between such a line and its traceback
 _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _serve\b")
 _PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
 _WARNED = re.compile(r"Warning\b")
-# Where a traceback is cut: the last whole frame that is left, and what may hide below it. Calls to
-# a device, to other ranks, to a compiler or to a server can fail for reasons that are not the
-# script's.
-_FRAME = re.compile(r'File "(?P<path>[^"]{1,400})", line \d{1,7}, in (?P<name>.{1,200})$')
-_BOXED = re.compile(r"(?P<path>/\S{1,400}\.py):\d{1,7} in (?P<name>\S{1,200})$")  # rich's
-_MAY_PASS = re.compile(
-    r"/(?:torch|triton|requests|urllib3|httpx|httpcore|aiohttp|huggingface_hub|datasets|deepspeed"
-    r"|accelerate|lightning\w{0,20}|pytorch_lightning|transformers|megatron|jax|tensorflow|keras|ray"
-    r"|multiprocessing|concurrent|subprocess\.py|socket\.py|ssl\.py|http|asyncio)\b|<frozen "
-)
-_HIDES_MORE = re.compile(
-    r"\b(?:backward|barrier|all_?(?:gather|reduce)\w{0,20}|broadcast|init_process_group|synchronize"
-    r"|cuda|to|item|from_pretrained|load_dataset|\w{0,20}download\w{0,20}|wait|compile|dist|save)"
-    r"[.(]|requests\.|urlopen"
-)
+_BOXED = re.compile(r"/\S{1,400}\.py:\d{1,7} in \S{1,200}$")  # a frame of rich's
 _NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
 
 
@@ -121,20 +107,6 @@ class Raised(NamedTuple):
         """The type without its module."""
         return self.type.rsplit(".", 1)[-1]
 
-    @property
-    def in_the_script(self) -> bool:
-        """Whether the last frame is a function of the script's that calls nothing that may pass."""
-        rows = [row.strip() for row in self.frames.splitlines()]
-        frames = [
-            (at, found)
-            for at, row in enumerate(rows)
-            if (found := _FRAME.match(row) or _BOXED.match(row)) or row.startswith("File ")
-        ]
-        at, last = frames[-1] if frames else (0, None)
-        if last is None or last["name"] == "<module>" or _MAY_PASS.search(last["path"]):
-            return False
-        return not any(_HIDES_MORE.search(row) for row in rows[at + 1 :])
-
 
 class Tracebacks(NamedTuple):
     """The exceptions of a log, and which lines are only their tracebacks' frames."""
@@ -167,6 +139,11 @@ class _Stream:
         self._background = 0  # lines within which a background traceback begins
         self._framed_at = 0
         self._headed = False  # the head of a traceback, whose exception was not read so far
+
+    @property
+    def idle(self) -> bool:
+        """Whether no exception is being read, nor a traceback."""
+        return not (self._inside or self._rows or self._frames or self._background)
 
     def read(self, at: int, text: str) -> None:
         """Read one line of the rank's.
@@ -226,7 +203,7 @@ class _Stream:
             self._framed(at, text)
         elif self._rows:
             self._continue_message(at, text)
-        elif (quoted := _QUOTED_EXCEPTION.search(text)) and not _NOT_RAISED.search(text):
+        elif (quoted := _quoted(text)) and not _NOT_RAISED.search(text):
             self._opened(at, quoted["type"], headed=False)
 
     def _continues_frames(self, text: str) -> bool:
@@ -316,6 +293,27 @@ class _Stream:
         self._open, self._rows, self._link, self._background = None, [], "", 0
 
 
+def _quoted(text: str) -> re.Match[str] | None:
+    """Return the exception that a line quotes."""
+    may = "Error(" in text or "Exception(" in text or "Caught " in text  # cheap, for every line
+    return _QUOTED_EXCEPTION.search(text) if may else None
+
+
+def _is_ordinary(text: str) -> bool:
+    """Return whether a line has nothing of an exception: between two of them it says nothing."""
+    return not (
+        _TRACEBACK in text
+        or _DIRECT in text
+        or _DURING in text
+        or text.startswith((*_BACKGROUND, "  /"))
+        or _EXIT_BARRIER in text
+        or ("r" in text and _RAISED.match(text.lstrip()))
+        or 'File "' in text
+        or _POINTER in text
+        or _quoted(text)
+    )
+
+
 def _looks_raised(found: re.Match[str]) -> bool:
     """Return whether a match is an exception's line and not prose that begins with such a word."""
     groups = found.groupdict()
@@ -330,8 +328,9 @@ def _looks_raised(found: re.Match[str]) -> bool:
 class _Reader:
     """Reads a log, each rank's lines in a stream of their own."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[Line], alike: Sequence[str]) -> None:
         self._lines = lines
+        self._alike = alike
         self._streams: dict[int | None, _Stream] = {}
         self._chains = 0
         self.raised: list[Raised] = []
@@ -366,11 +365,13 @@ class _Reader:
 
     def run(self) -> Tracebacks:
         """Read all lines."""
+        ordinary = forms.which(self._alike, _is_ordinary)
         for at, line in enumerate(self._lines):
             stream = self._streams.get(line.rank)
             if stream is None:
                 stream = self._streams[line.rank] = _Stream(self, line.rank)
-            stream.read(at, line.text)
+            if not (ordinary[at] and stream.idle):
+                stream.read(at, line.text)
         for stream in self._streams.values():
             stream.end()
         self.raised += [self._of_another_language(thrown) for thrown in foreign.find(self._lines)]
@@ -380,6 +381,11 @@ class _Reader:
         return Tracebacks(tuple(raised), frozenset(self.framed))
 
 
-def find(lines: Sequence[Line]) -> Tracebacks:
-    """Return the exceptions in a log's lines, in the order of their lines."""
-    return _Reader(lines).run()
+def find(lines: Sequence[Line], alike: Sequence[str] | None = None) -> Tracebacks:
+    """Return the exceptions in a log's lines, in the order of their lines.
+
+    Args:
+        lines: the log's.
+        alike: their forms, where they are known (`forms.of`).
+    """
+    return _Reader(lines, forms.of(lines) if alike is None else alike).run()

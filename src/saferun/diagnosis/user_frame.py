@@ -15,6 +15,18 @@ _BOXED = re.compile(r"(?P<path>/\S{1,400}\.py):(?P<line>\d{1,9}) in (?P<name>\S{
 _OTHERS = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|saferun_inject|/saferun/inject/"
 )
+# What may hide below the last whole frame of a traceback that is cut. Calls to a device, to other
+# ranks, to a compiler or to a server can fail for reasons that are not the script's.
+_MAY_PASS = re.compile(
+    r"/(?:torch|triton|requests|urllib3|httpx|httpcore|aiohttp|huggingface_hub|datasets|deepspeed"
+    r"|accelerate|lightning\w{0,20}|pytorch_lightning|transformers|megatron|jax|tensorflow|keras|ray"
+    r"|multiprocessing|concurrent|subprocess\.py|socket\.py|ssl\.py|http|asyncio)\b|<frozen "
+)
+_HIDES_MORE = re.compile(
+    r"\b(?:backward|barrier|all_?(?:gather|reduce)\w{0,20}|broadcast|init_process_group|synchronize"
+    r"|cuda|to|item|from_pretrained|load_dataset|\w{0,20}download\w{0,20}|wait|compile|dist|save)"
+    r"[.(]|requests\.|urlopen"
+)
 _FIRST, _LAST = "most recent call first", "most recent call last"
 
 
@@ -49,3 +61,21 @@ def _users(text: str) -> str:
     if found is None or _OTHERS.search(found["path"]):
         return ""
     return f'File "{found["path"]}", line {found["line"]}, in {found["name"]}'
+
+
+def is_last(traceback: str) -> bool:
+    """Return whether the last frame is a function of the script's that calls nothing that may pass.
+
+    Args:
+        traceback: lines of a traceback that is cut before its exception.
+    """
+    rows = [row.strip() for row in traceback.splitlines()]
+    frames = [
+        (at, found)
+        for at, row in enumerate(rows)
+        if (found := _FRAME.match(row) or _BOXED.match(row)) or row.startswith("File ")
+    ]
+    at, last = frames[-1] if frames else (0, None)
+    if last is None or last["name"] == "<module>" or _MAY_PASS.search(last["path"]):
+        return False
+    return not any(_HIDES_MORE.search(row) for row in rows[at + 1 :])

@@ -1,0 +1,59 @@
+"""Failures that were provoked: their whole logs are read right, and however they travel.
+
+tools/record_logs.py has recorded them; another torch may print them in other words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cases import check_cases
+from job_logs import diagnose
+from provoked import FAILURES, LOGS, TABLE, Provoked, lines
+from transports import LOGS as WAYS
+
+RECORDED = {path.stem for path in LOGS.iterdir()}
+ROWS = {  # of the mitigation table
+    name: Provoked(name, name.removeprefix(f"{TABLE}-"), "", None, "", ())
+    for name in sorted(RECORDED)
+    if name.startswith(TABLE)
+}
+PROVOKED = {one.name: one for one in FAILURES} | ROWS
+# What a live run knows beside its output, where the output alone means something else.
+BESIDE: dict[str, dict[str, Any]] = {
+    "bus-error": {"shm_ample": True},
+    "killed-from-outside": {"oom_kills": 0},
+}
+
+
+def is_known(one: Provoked, way: str) -> None:
+    log = "\n".join(WAYS[way](lines(LOGS / f"{one.name}.log")))
+    found = diagnose(log, **BESIDE.get(one.kind, {}))
+    assert found.kind == one.kind, found.root_line
+    if way == "as it was printed":
+        assert one.root in found.root_line
+        assert one.rank in (None, found.root_rank)
+
+
+def test_every_failure_of_the_table_is_recorded():
+    assert set(PROVOKED) == RECORDED
+
+
+def test_every_provoked_failure_is_recognised_from_its_whole_log():
+    check_cases({name: (one, "as it was printed") for name, one in PROVOKED.items()}, is_known)
+
+
+def test_each_is_recognised_in_one_more_way():
+    ways = list(WAYS)[1:]
+    cases = {
+        f"{name}, {ways[at % len(ways)]}": (one, ways[at % len(ways)])
+        for at, (name, one) in enumerate(PROVOKED.items())
+    }
+    check_cases(cases, is_known)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_each_is_recognised_in_every_way(way):
+    check_cases({name: (one, way) for name, one in PROVOKED.items()}, is_known)
