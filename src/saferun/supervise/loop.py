@@ -339,6 +339,7 @@ class _Run:
         identity = self._gathered.identity
         self._record.mask_errors(identity.receipts, identity.attempt)
         found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
+        self._record.clear_torchelastic(found)
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         diagnosis = None
         last = self._watch.as_try(ended, time.monotonic() - self._began)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.diagnosis.retry_policy import Decision, Try
     from saferun.diagnosis.work_lost import WorkLost
+    from saferun.journal.receipts import Receipt
     from saferun.journal.recycling import Request
     from saferun.journal.writer import Journal
     from saferun.model import Finding, LaunchPlan
@@ -131,6 +132,12 @@ class Record:
         from saferun.journal import error_files
 
         error_files.mask(receipts, attempt, self._journal.masked)
+
+    def clear_torchelastic(self, found: tuple[Receipt, ...]) -> None:
+        """Remove what an attempt left in torchrun's temporary directory; its receipts name it."""
+        from saferun.journal import torchelastic_dirs
+
+        self.harmlessly(lambda: torchelastic_dirs.remove(found))
 
     def harmlessly(self, work: Callable[[], None]) -> None:
         """Do work that the running job does not need; a fault there goes only to the journal."""
