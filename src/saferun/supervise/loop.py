@@ -337,7 +337,7 @@ class _Run:
     def _decide(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Gather what happened, decide, record and report it."""
         identity = self._gathered.identity
-        self._record.mask_errors(identity.receipts, identity.attempt)
+        self._record.mask_ranks(identity)
         found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
         self._record.clear_torchelastic(found)
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
