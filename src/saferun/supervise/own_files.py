@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.knowledge import loader
 from saferun.supervise import keeper_pool
-from saferun.system import paths
+from saferun.system import paths, trust
 from saferun.system.paths import PACKAGE
 
 TYPE_CHECKING = False
@@ -97,6 +97,8 @@ class OwnFiles:
             run_path: the run's directory, where the hooks are written if they are gone or changed.
         """
         if run_path is None or not os.path.isdir(run_path) or self._is_unchanged(_HOOKS):
+            return site
+        if trust.can_be_replaced(run_path):  # the ranks would run what is put there
             return site
         place = os.path.join(run_path, _HOOKS_PLACE)
         paths.private_dir(place)
