@@ -714,3 +714,21 @@ def test_an_agent_does_not_look_for_garbage_when_it_ends(interpreters: Interpret
     (folder / "run.py").write_text(source("inject/agent_with_a_cycle"))
     ran = interpreters.run(argv=("-m", "torch.distributed.run"), hooks={})
     assert (ran.code, ran.out) == (3, "registered, frozen 0\n")
+
+
+@pytest.mark.parametrize(("then", "status"), [("print('done')", 0), ("raise KeyError('x')", 1)])
+def test_hooks_that_vanish_while_a_rank_runs_cost_lines_and_nothing_else(
+    interpreters: Interpreters, then: str, status: int
+) -> None:
+    hooks, fake = interpreters.folder / "inject", fake_torch(interpreters.folder)
+    shutil.copytree(Path(SITE).parent, hooks)
+    script = f"import shutil; shutil.rmtree({str(hooks)!r}); import torch; " + then
+    path = both(hooks / "site", fake)
+    ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=path, RANK="0")
+    assert ran.code == status
+    assert ran.out == ("done\n" if status == 0 else "")
+    own = [line for line in ran.err.splitlines() if "saferun" in line]
+    assert own
+    assert all(line.startswith("saferun: inject: ") for line in own), ran.err
+    assert ran.err.count("Traceback") == status
+    assert ("KeyError: 'x'" in ran.err) == bool(status)

@@ -89,7 +89,7 @@ class Trial:
         self.fault = chance.choice(faults())
         self.as_script = self.fault.whom == "bundle" or chance.random() < 0.4
         # A job that is to be ended must not end by itself before the signal has passed through.
-        self.steps = 3000 if self.fault.promise in (ENDS, ASKED) else 60
+        self.steps = 3000 if self.fault.promise in (ENDS, ASKED) else 150
         self.strike_at = chance.randrange(1, 55)
         self.rank = chance.randrange(2)
         self.uuid = f"GPU-{number:08x}-{os.getpid():08x}-random-fault"
@@ -204,7 +204,7 @@ class Trial:
 
     def _check(self, job: Run, status: int, readers: list[Reader]) -> None:
         job.err = readers[1].data.decode("utf-8", "replace")
-        attempts = len(list(self.folder.glob("count-*-0")))
+        attempts = len({path.name.split("-")[1] for path in self.folder.glob("pids-*")})
         expected = {
             RETURNS: (status == 0, attempts == 1),
             # Without its keeper a job may come to its end before it is ended.
