@@ -92,13 +92,13 @@ unpack() { # sets `kit`; nothing in it need be executable
     trap "exit $((128 + $(kill -l "$signal")))" "$signal"
   done
   for place in "${TMPDIR:-/tmp}" "${XDG_RUNTIME_DIR:-}" "${HOME:-}/.cache"; do
-    [[ $place == /* && $place != *:* ]] || continue # a colon would split PYTHONPATH
-    [[ -d $place || $place != */.cache ]] || mkdir -m 700 "$place" 2>/dev/null || continue
+    # A colon would split PYTHONPATH; what root makes in a user's HOME locks the user out.
+    [[ $place == /* && $place != *:* && ($place != */.cache || -O ${HOME:-/}) ]] || continue
+    [[ -d $place || $place != */.cache ]] || mkdir "$place" 2>/dev/null || continue
     kit=$(mktemp -d "$place/saferun-kit.XXXXXX" 2>/dev/null) || continue
-    (trap '' INT QUIT && exec "$python" -I -c "$UNPACK" "$self" "$kit" "$$") && return
+    (trap '' INT QUIT && umask 077 && exec "$python" -I -c "$UNPACK" "$self" "$kit" "$$") && return
     rm -rf -- "$kit"
   done
-  kit=
   give_up 69 "no place for temporary files: \$TMPDIR or /tmp, \$XDG_RUNTIME_DIR, ~/.cache"
 }
 
@@ -178,7 +178,7 @@ export_own() { # the variables that this script uses itself, as you had exported
 # with the run's exit status.
 start() {
   local signal
-  printf '%s\0' "${SETTINGS[@]}" >"$kit/settings"
+  (umask 077 && printf '%s\0' "${SETTINGS[@]}" >"$kit/settings")
   mkfifo -m 600 "$kit/verdicts" "$kit/orders"
   exec {told}<>"$kit/verdicts" {orders}<>"$kit/orders"
   for signal in HUP INT QUIT TERM USR1 USR2; do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_o_writes_an_executable_file_and_replaces_only_its_own(machine):
     path.write_text("#!/bin/sh\necho mine\n")
     done = machine.command(*argv)
     assert (done.returncode, path.read_text()) == (2, "#!/bin/sh\necho mine\n")
-    assert "no script of gen-shell's" in done.stderr
+    assert "no script of gen-shell's" in done.stdout + done.stderr
     assert [p.name for p in machine.cwd.iterdir() if ".tmp" in p.name] == []
 
 
@@ -203,3 +204,12 @@ def test_help_shows_both_forms(machine):
     out = machine.gen_shell("--help").stdout
     assert "-o FILE" in out
     assert "--check FILE" in out
+
+
+@pytest.mark.parametrize("option", ["-o", "--check"])
+def test_a_fifo_in_a_scripts_place_is_not_waited_for(machine, option):
+    os.mkfifo(machine.cwd / "run.sh")
+    done = machine.gen_shell("--profile", "cpu", option, "run.sh")
+    assert done.returncode in (1, 2)
+    assert "no script of gen-shell's" in done.stdout + done.stderr
+    assert stat.S_ISFIFO((machine.cwd / "run.sh").stat().st_mode)

@@ -16,6 +16,7 @@ import pytest
 from cases import slow
 from repo import ROOT
 from scripts import PROGRAMS, SAFERUN, Machine, until
+from users import OTHER, root
 
 from saferun.export.bundle_main import OF_SCRIPT
 
@@ -300,6 +301,19 @@ def test_it_needs_no_programs_but_cores_and_python(machine):
     ran = machine.run(["bash", script], PATH=f"{machine.bin}:{tools}")
     assert ran.status == 0, ran.err
     assert list(ran.received) == [1]
+
+
+@root
+def test_the_kit_does_not_go_to_a_home_of_somebody_else(machine):
+    """A ~/.cache that root makes there would lock the user out of it."""
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    home = machine.tmp / "theirs"
+    home.mkdir()
+    os.chown(home, OTHER, OTHER)
+    gone = str(machine.tmp / "not here")
+    ran = machine.run(["bash", script], TMPDIR=gone, XDG_RUNTIME_DIR=gone, HOME=str(home))
+    assert ran.status == 69
+    assert list(home.iterdir()) == []
 
 
 @pytest.mark.parametrize("usable", ["TMPDIR", "XDG_RUNTIME_DIR", "HOME", "nothing"])

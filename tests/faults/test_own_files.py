@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,9 @@ def fail_three_times_without(files: Path, job: Run) -> None:
     assert "the run failed: cuda-launch-failure" in job.err
     assert "not tried again: no attempts without progress are left" in job.err
     assert sum("Traceback" in line for line in job.err.splitlines()) == len(KINDS)  # the ranks'
+    for attempt in (1, 2, 3):  # the hooks ran in each
+        assert list(job.journal.glob(f"receipts/a{attempt}-r0-rank0-pid*.jsonl"))
+    assert (job.journal / "hooks").stat().st_mode & 0o777 == 0o700
     job.nothing_lives()
 
 
@@ -49,6 +53,55 @@ def test_a_run_outlives_the_package(tmp_path, package):
     env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package)}
     with run(tmp_path, *failing(tmp_path), env=env) as job:
         fail_three_times_without(package / "saferun", job)
+
+
+GONE = """
+import os
+if os.path.exists({here!r}):
+    os.rename({here!r}, {there!r})
+"""
+FAILS = "raise ValueError('of the script')"
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "kind"),
+    [("print('done')", 0, "no-failure"), (FAILS, 1, "user-exception")],
+    ids=["success", "failure"],
+)
+def test_a_package_that_vanishes_with_the_first_line_costs_nothing(
+    tmp_path, package, then, status, kind
+):
+    here = package / "saferun"
+    gone = GONE.format(here=str(here), there=str(package / "gone"))
+    (tmp_path / "job.py").write_text(gone + then)
+    env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package)}
+    with run(tmp_path, "--profile=cpu", "--nproc-per-node=1", "job.py", env=env) as job:
+        assert job.end() == status, job.err
+        assert [event["kind"] for event in job.events("ended")] == [kind]
+        assert job.events("fault") == []
+        job.nothing_lives()
+    assert "saferun's own" not in job.err
+    assert not here.exists()
+
+
+SAVES = """
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print("saved")))
+open("up", "w").close()
+while True:
+    signal.pause()
+"""
+
+
+def test_a_user_signal_reaches_the_ranks_all_the_same(tmp_path, package):
+    gone = GONE.format(here=str(package / "saferun"), there=str(package / "gone"))
+    (tmp_path / "job.py").write_text(gone + SAVES)
+    env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package)}
+    with run(tmp_path, "--profile=cpu", "--nproc-per-node=1", "job.py", env=env) as job:
+        until((tmp_path / "up").exists)
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.end() == 0, job.err
+    assert job.out == "saved\n"
 
 
 @pytest.mark.slow

@@ -41,6 +41,22 @@ def test_a_run_alone_says_nothing_and_names_what_it_holds(tmp_path):
         assert held.beside == ()
 
 
+@pytest.mark.parametrize("policy", ["refuse", "wait"])
+def test_where_a_lock_must_hold_a_gpu_without_a_uuid_is_busy(tmp_path, policy):
+    with pytest.raises(BusyError) as busy:
+        take(tmp_path / "lock", A, "", mode=policy, wait_s=1, sleep=no_wait)
+    assert "a GPU has no UUID" in busy.value.what
+    assert "--set locks.gpus=warn" in busy.value.fix
+    assert not (tmp_path / "lock").exists()
+
+
+def test_otherwise_a_gpu_without_a_uuid_costs_a_line(tmp_path):
+    said = []
+    with take(tmp_path / "lock", A, "", mode="warn", say=said.append) as held:
+        assert f"{A}.lock" in held.describe()
+    assert said == ["a GPU without a UUID is not locked; other runs will not see this one on it"]
+
+
 def test_the_directory_is_sticky_and_the_files_are_empty_and_everybodys_whatever_the_umask(
     shared, start
 ):
@@ -85,7 +101,7 @@ def test_closing_twice_is_harmless(tmp_path):
 
 @pytest.mark.parametrize(
     ("uuids", "mode"),
-    [((), "refuse"), (("",), "refuse"), ((A,), "off")],
+    [((), "refuse"), (("",), "warn"), ((A,), "off")],
     ids=["no-gpu", "gpu-without-uuid", "off"],
 )
 def test_where_there_is_nothing_to_lock_nothing_is_touched(tmp_path, uuids, mode):

@@ -520,9 +520,12 @@ def test_a_rank_says_at_its_start_that_the_hooks_run(
     before = time.time()
     script = "import os; print(os.getpid())"
     facts = {"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    count = {"TORCHELASTIC_RESTART_COUNT": "2"}
-    ran = interpreters.run(script, hooks=NEUTRAL, python=str(python), **facts, **count)
-    (line,) = ran.receipts
+    agents = {
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_ERROR_FILE": "/tmp/t/\u00e9/error.json",
+    }
+    ran = interpreters.run(script, hooks=NEUTRAL, python=str(python), **facts, **agents)
+    line = ran.receipts[0]
     assert before <= line.pop("at") <= time.time()
     assert line == {
         "v": 1,
@@ -532,10 +535,20 @@ def test_a_rank_says_at_its_start_that_the_hooks_run(
         "outcome": "applied",
         "local_rank": 1,
         "local_world_size": 4,
+        "error_file": "/tmp/t/\u00e9/error.json",
     }
     (file,) = interpreters.receipts.iterdir()
     assert file.name == f"a1-r2-rank5-pid{int(ran.out)}.jsonl"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", os.fsdecode(b"\xff")], ids=range(4))
+def test_a_path_that_json_writes_otherwise_is_left_out(
+    interpreters: Interpreters, name: str
+) -> None:
+    ran = interpreters.run("", hooks=NEUTRAL, RANK="0", TORCHELASTIC_ERROR_FILE=f"/tmp/{name}/e")
+    assert ran.receipts[0]["outcome"] == "applied"
+    assert "error_file" not in ran.receipts[0]
 
 
 def test_the_hooks_go_on_in_the_file_that_the_rank_began(interpreters: Interpreters) -> None:
@@ -701,3 +714,21 @@ def test_an_agent_does_not_look_for_garbage_when_it_ends(interpreters: Interpret
     (folder / "run.py").write_text(source("inject/agent_with_a_cycle"))
     ran = interpreters.run(argv=("-m", "torch.distributed.run"), hooks={})
     assert (ran.code, ran.out) == (3, "registered, frozen 0\n")
+
+
+@pytest.mark.parametrize(("then", "status"), [("print('done')", 0), ("raise KeyError('x')", 1)])
+def test_hooks_that_vanish_while_a_rank_runs_cost_lines_and_nothing_else(
+    interpreters: Interpreters, then: str, status: int
+) -> None:
+    hooks, fake = interpreters.folder / "inject", fake_torch(interpreters.folder)
+    shutil.copytree(Path(SITE).parent, hooks)
+    script = f"import shutil; shutil.rmtree({str(hooks)!r}); import torch; " + then
+    path = both(hooks / "site", fake)
+    ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=path, RANK="0")
+    assert ran.code == status
+    assert ran.out == ("done\n" if status == 0 else "")
+    own = [line for line in ran.err.splitlines() if "saferun" in line]
+    assert own
+    assert all(line.startswith("saferun: inject: ") for line in own), ran.err
+    assert ran.err.count("Traceback") == status
+    assert ("KeyError: 'x'" in ran.err) == bool(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from users import OTHER, STRANGER, acting_as, open_place, root
 from saferun.errors import ProfileError
 from saferun.model import Gpu, GpuFacts
 from saferun.profile import files as profiles
+from saferun.system import trust
 
 HOSTILE = "schema: 1\nenv: {PYTHONPATH: /tmp/evil}\nrecover: {gpu_reset: when-idle}\n"
 NONE = GpuFacts()
@@ -167,3 +169,47 @@ def test_a_fifo_in_place_of_the_local_file_is_not_waited_for(place):
     assert "no regular file" in choose(place).remarks[0]
     with pytest.raises(ProfileError, match="no regular file"):
         choose(place, "./saferun.yaml")
+
+
+def grant(path, uid):
+    """Let a user write to a file by an access control list (linux/posix_acl_xattr.h)."""
+    entries = [(1, 6, -1), (2, 7, uid), (4, 6, -1), (16, 7, -1), (32, 4, -1)]
+    content = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *one) for one in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", content)
+    except OSError:
+        pytest.skip("a file system without access control lists")
+
+
+@root
+@pytest.mark.parametrize("name", ["saferun.yaml", ""], ids=["file", "directory"])
+def test_a_list_that_lets_a_stranger_write_shows_as_the_groups_bits(place, name):
+    put(place, mode=0o664)  # of root's own group, which is trusted without a list
+    assert is_used(choose(place))
+    grant(f"{place}/{name}", STRANGER)
+    chosen = choose(place)
+    assert not is_used(chosen)
+    assert "others can write it" in str(chosen.remarks)
+
+
+@root
+def test_the_owner_of_a_sticky_directory_can_replace_what_a_link_leads_to(place):
+    theirs = f"{place}/theirs"
+    put(theirs, name="real.yaml")
+    os.symlink(f"{theirs}/real.yaml", f"{place}/saferun.yaml")
+    os.chmod(theirs, 0o1777)
+    assert is_used(choose(place))
+    os.chown(theirs, STRANGER, STRANGER)
+    assert not is_used(choose(place))
+
+
+@root
+@pytest.mark.parametrize(
+    ("uid", "mode", "can"),
+    [(0, 0o755, False), (0, 0o1777, False), (0, 0o777, True), (STRANGER, 0o1777, True)],
+)
+def test_who_can_write_above_a_directory_can_replace_it(place, uid, mode, can):
+    os.makedirs(f"{place}/above/run")
+    os.chown(f"{place}/above", uid, uid)
+    os.chmod(f"{place}/above", mode)
+    assert trust.can_be_replaced(f"{place}/above/run") == can

@@ -2,10 +2,10 @@
 
     job.py NAME STEPS [TROUBLE NODE]
 
-NAME.step is the checkpoint: the last step that was done, by rank 0. TROUBLE strikes the rank on
-NODE at step 3 of the first start: `kill` (a signal ends it), `xid` (the driver's words for memory
-that failed, and an end), `raise` (a mistake of its own). With `gloo` in NAME ranks talk at each
-step, which takes torch.
+NAME.step is the checkpoint: the last step that was done, by rank 0; saving because of a signal
+takes SAVE_S seconds, 2 by default. TROUBLE strikes the rank on NODE at step 3 of the first start:
+`kill` (a signal ends it), `xid` (the driver's words for memory that failed, and an end), `raise`
+(a mistake of its own). With `gloo` in NAME ranks talk at each step, which takes torch.
 """
 
 import os
@@ -66,7 +66,7 @@ while step < int(steps):
     if "gloo" in name:
         dist.all_reduce(torch.ones(1))
     if asked:
-        time.sleep(2)  # a checkpoint takes its time
+        time.sleep(float(os.environ.get("SAVE_S", "2")))  # a checkpoint takes its time
         if rank == "0":
             save(step)
         say(f"saved step {step} because of {asked[0]}")

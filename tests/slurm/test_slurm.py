@@ -150,6 +150,24 @@ def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
     assert user.left_behind() == []
 
 
+@pytest.mark.timeout(700)
+@pytest.mark.slow
+def test_a_rank_that_needs_a_minute_to_save_has_it_before_the_limit(user):
+    user.env["SAVE_S"] = "60"  # twice what torchrun gives ranks that it ends
+    # The last minute of the notice is for queueing the job again.
+    user.generates("--time", "5", "--sbatch=--signal=B:USR2@180", "--", "job.py", "long", "9000")
+    job = user.submits("job.sh")
+    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"), within_s=400)
+    saved = int((user.cwd / "long.step").read_text())
+    assert f"saved step {saved} because of SIGUSR2" in user.logs()
+    assert user.logs().count("saved step") == 1
+    (user.cwd / "job.py").write_text((user.cwd / "job.py").read_text().replace("0.1", "0.0001"))
+    user.lets_begin(job)
+    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    assert f"begins at step {saved}\n" in user.logs()
+    assert user.left_behind() == []
+
+
 def test_a_preempted_job_is_queued_again_by_slurm_alone(user):
     user.generates("--nodes", "2", "--", "job.py", "preempted", "300")
     job = user.submits("--nodelist=n[1-2]", "--exclusive", "job.sh")

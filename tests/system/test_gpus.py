@@ -150,10 +150,11 @@ def test_a_uuid_that_the_driver_does_not_know_yet_is_left_empty(machine):
     assert machine.detect().gpus == (Gpu(0, "", "Tesla K80"),)
 
 
-def test_an_unknown_uuid_is_looked_up_when_uuids_are_asked_for(machine):
+@pytest.mark.parametrize(("visible", "found"), [(B, [B]), ("0", [A]), (None, [A, B])])
+def test_an_unknown_uuid_is_looked_up_since_locks_need_it(machine, visible, found):
     machine.add("NVIDIA H200", "GPU-????????-????-????-????-????????????", bus="0:3:0.0", minor=0)
     machine.nvidia_smi_prints(H200_PAIR)
-    assert uuids(machine.detect(visible=B)) == [B]
+    assert uuids(machine.detect(visible=visible)) == found
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root opens every file")

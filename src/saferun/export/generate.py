@@ -251,12 +251,19 @@ def _lines(text: str) -> list[str]:
 
 def _read(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=_opener) as file:
             return file.read(_MOST_CHARACTERS)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _cannot("read", path, error) from None
+
+
+def _opener(path: str, flags: int) -> int:
+    """Open a file without waiting for the writer of a FIFO."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)  # `<(command)` is read to its end
+    return descriptor
 
 
 def _cannot(what: str, path: str, error: OSError) -> UnavailableError:

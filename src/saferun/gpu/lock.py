@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from saferun.gpu.slot_memory import SlotMemory
 
 GATE_S = 5.0  # the most seconds that `admission` is waited for: a loaded machine is slow
+_MUST_HOLD = ("refuse", "wait")  # policies under which no run starts without its locks
 POLL_S = (0.05, 1.0)  # first and longest pause between two looks of a run that waits
 
 
@@ -94,13 +95,15 @@ def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> H
 
     Raises:
         BusyError: `refuse` or `wait`, and another run has a GPU, or somebody has put something in
-            a lock file's place that cannot be locked. Any other trouble with the files is no error:
-            it costs one line, and the run goes on without locks.
+            a lock file's place that cannot be locked, or a GPU has no UUID. Any other trouble with
+            the files is no error: it costs one line, and the run goes on without locks.
     """
     ancestors, policy = tuple(ancestors_in(environ.get(VARIABLE, ""))), request.policy
     if policy.gpus == "off":
         return Held(ancestors, "locks.gpus: off")
     if "" in request.uuids:
+        if policy.gpus in _MUST_HOLD:
+            raise _blocked("a GPU has no UUID", policy, "look at it with `nvidia-smi -L`")
         world.say("a GPU without a UUID is not locked; other runs will not see this one on it")
     held_above = {name for ancestor in ancestors for name in ancestor.devices}
     wanted = to_lock(request.uuids, request.parents, held_above)
@@ -112,8 +115,8 @@ def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> H
         shown = {device_name(uuid): _shown(uuid, n) for uuid, n in request.numbers.items()}
         held = _enter(_Attempt(place, wanted, policy, request.owner, world, memory, shown))
     except (UnusableError, OSError) as trouble:
-        if isinstance(trouble, BlockedError) and policy.gpus in ("refuse", "wait"):
-            raise _blocked(trouble, policy) from None
+        if isinstance(trouble, BlockedError) and policy.gpus in _MUST_HOLD:
+            raise _blocked(trouble, policy, "have its owner or root remove that file") from None
         world.say(f"GPU locks are off for this run, others will not see it: {trouble}")
         return Held(ancestors, f"locks are off: {trouble}")
     held.ancestors = ancestors
@@ -322,12 +325,11 @@ def _sign(place: Place, claim: Claim, slots: int, owner: Holder) -> tuple[Held, 
     return held, trouble
 
 
-def _blocked(trouble: Exception, policy: LockPolicy) -> BusyError:
+def _blocked(trouble: object, policy: LockPolicy, fix: str) -> BusyError:
     return BusyError(
         f"whether another run has the GPUs cannot be known: {trouble}",
         where=f"locks.gpus: {policy.gpus}",
-        fix="have its owner or root remove that file, or start without this lock: "
-        "--set locks.gpus=warn",
+        fix=f"{fix}, or start without this lock: --set locks.gpus=warn",
     )
 
 

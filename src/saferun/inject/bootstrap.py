@@ -85,8 +85,10 @@ def _look() -> None:
 def _tell_targets() -> None:
     """Say which watched modules this rank loaded past us, even if none came by way of us."""
     if any(name in sys.modules for name in TARGETS):
-        from . import context, watched
-
+        try:
+            from . import context, watched
+        except ImportError:  # our files are gone, as the loader has said; no traceback at the end
+            return
         found = context.current(_text)
         if found is not None:
             watched.at_exit(found)

@@ -13,7 +13,8 @@ process that has done its work.
                       "watch": 1 (where it is on)}
     receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,
                       "outcome": OUTCOME, …what the hook adds, "effective" among it}
-      "bootstrap" adds "local_rank" and "local_world_size" (N or null)
+      "bootstrap" adds "local_rank" and "local_world_size" (N or null), and "error_file", where
+      torchrun looks for the rank's exception, if JSON needs no escapes for it
       "targets" adds "targets": {MODULE: "applied", "not imported" or "missed"}; the first such line
       of a process has all of them, each later one what has changed
     recycle request  {"why": TEXT, "kind": KIND or "", "progress": N}, beside the receipt
@@ -60,6 +61,7 @@ VERSION = 1
 STACKS = ".stacks"  # the ending of the file that a rank's stacks go to, beside its receipt
 STACKS_SIGNAL = 53  # a real-time signal (signal(7)) on which faulthandler writes them
 BOOTSTRAP = "bootstrap"  # the hook of a rank's first line
+ERROR_FILE = "error_file"  # what that line calls the file in which torchrun looks for an exception
 TARGETS = "targets"  # the hook of the lines that tell the state of each watched module
 
 APPLIED = "applied"  # the hook is in place, or did its work

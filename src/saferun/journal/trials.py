@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FILE = "trials.jsonl"
-_MAX_BYTES = 65 << 20  # the hook stops at 64 MiB
+MAX_BYTES = 65 << 20  # the hook stops at 64 MiB
 _BINS = 4  # regions of a parameter that holds many numbers
 _FEW = 8  # numbers, each of which is a region
 _MAX_VALUES = 20  # regions of a parameter that holds words
@@ -64,7 +64,7 @@ def read(run_path: str) -> tuple[Trial, ...]:
         return ()
     for part in ("", *workers):
         directory = os.path.join(run_path, part, "state")
-        content = paths.read_private(os.path.join(directory, FILE), _MAX_BYTES) or b""
+        content = paths.read_private(os.path.join(directory, FILE), MAX_BYTES) or b""
         found += _trials(content.split(b"\n"))
     return tuple(found)
 

@@ -21,7 +21,7 @@ import select
 import signal
 import time
 
-from saferun.keeper import process_tree, protocol
+from saferun.keeper import process_tree, protocol, user_signals
 from saferun.keeper.job import program_of, release_inherited, start_program
 from saferun.keeper.state_machine import StateMachine
 
@@ -210,8 +210,6 @@ class Keeper(StateMachine):
             os.kill(self._family.first, message.number)  # not reaped: the number is still its own
 
     def _signal_ranks(self, message: protocol.Signal) -> None:
-        from saferun.keeper import user_signals  # seldom needed
-
         living, number = self._family.living(), message.number
         for pid in user_signals.receivers(self._family.first, living, message.ranks or (), number):
             process_tree.send_signal(pid, living[pid], number)

@@ -50,9 +50,9 @@ def under_saferun(ends: str, shared: bool, commands: int, reports: int, *held: i
     """
     for fd in (commands, reports, *held):
         os.set_inheritable(fd, False)
-    wake, notify = _set_up()
     from saferun.keeper import output_relay
 
+    wake, notify = _set_up()
     inbox = protocol.Inbox(commands)
     found = output_ends.decode(ends)
     if inbox.wait():

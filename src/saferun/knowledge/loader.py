@@ -12,12 +12,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+_OF_A_RUN = ("failures.yaml", "mitigations.yaml")
+_held: dict[str, tuple[str, bool]] = {}  # by file name, what `_read` returned
 _kept: dict[str, dict[str, Any]] = {}  # by file name
 
 
+def hold() -> None:
+    """Have the texts of the documents that a run needs in memory from now on.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
+    _held.update({name: _read(name) for name in _OF_A_RUN})
+
+
 def keep(environ: Mapping[str, str]) -> None:
-    """Have the documents that a run needs in memory from now on; `environ` as for the others."""
-    for name in ("failures.yaml", "mitigations.yaml"):
+    """Have these documents themselves in memory; `environ` as for the others."""
+    for name in _OF_A_RUN:
         _kept[name] = _document(name, environ)
 
 
@@ -70,13 +81,10 @@ def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
         return _kept[name]
     import json
 
-    bundled = os.path.join(HERE, name.removesuffix(".yaml") + ".json")
-    if os.path.exists(bundled):
-        with open(bundled, encoding="utf-8") as file:
-            known: dict[str, Any] = json.load(file)
-            return known
-    with open(os.path.join(HERE, name), encoding="utf-8") as file:
-        text = file.read()
+    text, is_bundled = _held.get(name) or _read(name)
+    if is_bundled:
+        known: dict[str, Any] = json.loads(text)
+        return known
     entry = os.path.join(paths.cache_dir(environ), "knowledge", f"{name}.json")
     cached = _cached(entry, text)
     if cached is not None:
@@ -87,6 +95,14 @@ def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
     document: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 (both loaders are safe)
     paths.write_private(entry, json.dumps({"text": text, "document": document}).encode())
     return document
+
+
+def _read(name: str) -> tuple[str, bool]:
+    """Return the text of a document, and whether it is a bundle's, in JSON."""
+    bundled = os.path.join(HERE, name.removesuffix(".yaml") + ".json")
+    is_bundled = os.path.exists(bundled)
+    with open(bundled if is_bundled else os.path.join(HERE, name), encoding="utf-8") as file:
+        return file.read(), is_bundled
 
 
 def _cached(entry: str, text: str) -> dict[str, Any] | None:

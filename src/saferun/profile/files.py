@@ -333,7 +333,7 @@ def read(path: str, shown: str, *, guarded: bool = False) -> str:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) and not path.startswith(_STREAMS):
                 raise OSError(errno.EINVAL, "no regular file")
-            if guarded and (problem := trust.of_file(status)):
+            if guarded and (problem := trust.of_file(file.fileno())):
                 raise OSError(errno.EPERM, problem)
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:

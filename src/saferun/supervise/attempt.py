@@ -244,8 +244,6 @@ def _last_report(
 
 
 def _ended(life: AttemptLife, report: protocol.Ended, started_at: float) -> Ended:
-    from saferun.supervise import keeper_loss
-
     return Ended(
         wait_status=report.wait_status,
         started_at=started_at,
@@ -260,6 +258,15 @@ def _ended(life: AttemptLife, report: protocol.Ended, started_at: float) -> Ende
         unkillable=tuple(report.unkillable),
         heads=(report.stdout_head, report.stderr_head),
         asked_s=life.asked_s(),
-        keeper=keeper_loss.sentence(life),
+        keeper=_keepers_fate(life),
         by_interrupt=life.interrupted and life.saw_interrupt,
     )
+
+
+def _keepers_fate(life: AttemptLife) -> str:
+    """Return what became of the keeper, for people; "" where it did not fail."""
+    if life.ended_by != "keeper":
+        return ""
+    what = "was stopped and had to be killed" if life.keeper_was_stopped else "was killed"
+    lost = "" if life.exact else "; the last output may be missing"
+    return f"saferun's keeper {what}{lost}"

@@ -11,7 +11,7 @@ import select
 
 from saferun.diagnosis import log_reader, progress
 from saferun.diagnosis.evidence import Evidence, RankFailure, rank_failure
-from saferun.journal import error_files
+from saferun.journal import rank_files
 from saferun.journal import receipts as journal_receipts
 from saferun.named_tuple import NamedTuple
 from saferun.supervise.attempt import Ended
@@ -66,10 +66,10 @@ def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
     """
     found: list[tuple[int, RankFailure]] = []
     for name in _names(directory):
-        match = error_files.NAME.fullmatch(name)
+        match = rank_files.ERROR.fullmatch(name)
         if not match or int(match[1]) != attempt:
             continue
-        content = paths.read_private(os.path.join(directory or "", name), error_files.MAX_BYTES)
+        content = paths.read_private(os.path.join(directory or "", name), rank_files.MAX_BYTES)
         text = None if content is None else content.decode("utf-8", "replace")
         rank = int(match[3]) if match[3].isdigit() else None
         found.append((int(match[2]), rank_failure(rank, None, text)))

@@ -33,7 +33,7 @@ def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
 
     plug_closed_descriptors()  # or a lock file would become the job's output
     assert gathered.profile is not None, "a supervised run has a profile"
-    seen = [gpu for gpu in gathered.facts.gpu.gpus if gpu.uuid]
+    seen = gathered.facts.gpu.gpus
     wanted = lock.LockRequest(
         [gpu.uuid for gpu in seen],
         gathered.profile.settings.locks,

@@ -62,15 +62,6 @@ def take_over(
     )
 
 
-def sentence(life: AttemptLife) -> str:
-    """Return what became of the keeper, for people; "" where it did not fail."""
-    if life.ended_by != "keeper":
-        return ""
-    what = "was stopped and had to be killed" if life.keeper_was_stopped else "was killed"
-    lost = "" if life.exact else "; the last output may be missing"
-    return f"saferun's keeper {what}{lost}"
-
-
 class _Carrying:
     """Carries what a dead keeper has left in the job's pipes, and takes signals meanwhile."""
 

@@ -14,7 +14,7 @@ from saferun.errors import EXIT_UNAVAILABLE, BusyError, UnavailableError
 from saferun.model import LaunchPlan
 from saferun.plan.inputs import Gathered
 from saferun.plan.view import announcement
-from saferun.supervise import end_requests, record
+from saferun.supervise import end_requests, own_files, record
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import AttemptWatch, end_requested, ended_status, grace_s
 from saferun.supervise.end_requests import INTERRUPTED, EndRequestedError, EndRequests, answer
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from saferun.gpu.lock import Held
     from saferun.supervise.hang_watch import HangWatch
 
-LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is loaded
+LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is imported
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
 ALIVE_S = 30.0  # between two notes in the journal that the run lives
 
@@ -238,6 +238,7 @@ class _Run:
         last = self._history[-1] if self._history else None
         number = len(self._history) + 1
         identity = self._gathered.identity._replace(
+            site=own_files.hooks_site(self._gathered.identity.site, self._record.path),
             attempt=number,
             checkpoint=self._resumption.checkpoint(number),
             previous=None if last is None or last.replaced else last.exit_code,
@@ -296,24 +297,20 @@ class _Run:
         if self._hang_watch:
             self._hang_watch.started(launcher)
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
+        self._record.harmlessly(own_files.hold)
 
     def _later(self) -> float:
         """Load what the end needs, make the next attempt ready, then note that the run lives."""
         attempt = self._gathered.identity.attempt
         if self._loaded != attempt:
             self._loaded = attempt
-            self._record.harmlessly(self._load)
+            self._record.harmlessly(lambda: own_files.keep(self._gathered.environ))
             return PREPARE_S - LOAD_S
         self._record.harmlessly(self._record.alive)
         if self._prepared != attempt:
             self._prepared = attempt
             self._record.harmlessly(self._prepare_next)
         return ALIVE_S
-
-    def _load(self) -> None:
-        from saferun.supervise import own_files
-
-        own_files.keep(self._gathered.environ)
 
     def _prepare_next(self) -> None:
         """Have the next attempt's torchrun import torch."""
@@ -338,8 +335,9 @@ class _Run:
     def _decide(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Gather what happened, decide, record and report it."""
         identity = self._gathered.identity
-        self._record.mask_errors(identity.receipts, identity.attempt)
+        self._record.mask_ranks(identity)
         found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
+        self._record.clear_torchelastic(found)
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         diagnosis = None
         last = self._watch.as_try(ended, time.monotonic() - self._began)

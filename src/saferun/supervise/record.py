@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.diagnosis.retry_policy import Decision, Try
     from saferun.diagnosis.work_lost import WorkLost
+    from saferun.journal.receipts import Receipt
     from saferun.journal.recycling import Request
     from saferun.journal.writer import Journal
-    from saferun.model import Finding, LaunchPlan
+    from saferun.model import Finding, Identity, LaunchPlan
     from saferun.plan.inputs import Gathered
     from saferun.supervise.attempt import Ended
 
@@ -31,6 +32,7 @@ class Record:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._tails: tuple[int, bytes, bytes] | None = None  # not written yet
+        self._trials = 0  # bytes of the finished trials that have been masked
 
     @property
     def path(self) -> str | None:
@@ -140,11 +142,19 @@ class Record:
         more = {"traceback": traceback} if traceback else {}
         self._journal.event("fault", what=f"{type(error).__name__}: {error}", **more)
 
-    def mask_errors(self, receipts: str | None, attempt: int) -> None:
+    def mask_ranks(self, identity: Identity) -> None:
         """Take the secrets out of what an attempt's ranks wrote, before anything reads it."""
-        from saferun.journal import error_files
+        from saferun.journal import rank_files
 
-        error_files.mask(receipts, attempt, self._journal.masked)
+        masked = self._journal.masked
+        rank_files.mask(identity.receipts, identity.attempt, masked)
+        self._trials = rank_files.mask_trials(identity.state, masked, self._trials)
+
+    def clear_torchelastic(self, found: tuple[Receipt, ...]) -> None:
+        """Remove what an attempt left in torchrun's temporary directory; its receipts name it."""
+        from saferun.journal import torchelastic_dirs
+
+        self.harmlessly(lambda: torchelastic_dirs.remove(found))
 
     def harmlessly(self, work: Callable[[], None]) -> None:
         """Do work that the running job does not need; a fault there goes only to the journal."""

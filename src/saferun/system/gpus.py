@@ -210,8 +210,7 @@ def _survey(
 ) -> Machine:
     """Return the machine's GPUs: from /proc where that is certain, else from nvidia-smi."""
     files = read_proc(proc, dev)
-    by_uuid = wanted.startswith(("GPU-", "MIG-"))
-    unnamed = by_uuid and not all(gpu.uuid for gpu in files.gpus)
+    unnamed = not all(gpu.uuid for gpu in files.gpus)  # of GPUs that nobody has used since boot
     if files.gpus and not files.doubt and not unnamed and not _has_mig(proc, wanted):
         return files
     program = next(paths.on_path("nvidia-smi", environ), None)

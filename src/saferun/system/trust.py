@@ -20,42 +20,71 @@ def problem(path: str) -> str:
         folder = os.path.dirname(path) or "."
         target = os.path.dirname(os.path.realpath(path)) or "."
         return (
-            of_file(os.stat(path))
-            or _of_directory(os.stat(folder), sticky=False)
-            or _of_directory(os.stat(target), sticky=os.path.islink(path))
+            of_file(path)
+            or _of_directory(folder, sticky=False)
+            or _of_directory(target, sticky=os.path.islink(path))
         )
     except OSError as error:
         return f"it cannot be looked at ({error.strerror})"
 
 
-def of_file(status: os.stat_result) -> str:
-    """Return why an open file cannot be trusted, "" where it can."""
-    if not stat.S_ISREG(status.st_mode):
+def can_be_replaced(path: str) -> bool:
+    """Return whether somebody but us or root can put something else in a directory's place.
+
+    Whoever can write one of those above it can, but where that is sticky and ours or root's.
+    """
+    above = os.path.realpath(path)
+    try:
+        while (above := os.path.dirname(above)) != "/":
+            if _of_directory(above, sticky=True):
+                return True
+    except OSError:
+        return True
+    return False
+
+
+def of_file(file: str | int) -> str:
+    """Return why a file, by its path or open, cannot be trusted; "" where it can.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    if not stat.S_ISREG(os.stat(file).st_mode):
         return "it is no regular file"
-    return _of(status, "it")
+    return _of(file, "it")
 
 
-def _of_directory(status: os.stat_result, *, sticky: bool) -> str:
+def _of_directory(path: str, *, sticky: bool) -> str:
     """Return why a directory cannot be trusted.
 
     Args:
-        status: of the directory.
+        path: of the directory.
         sticky: whether others may write there if they cannot replace our file. Not where a name is
             looked up: there the missing file is theirs to make.
     """
-    if sticky and status.st_mode & stat.S_ISVTX:
+    status = os.stat(path)
+    if sticky and status.st_mode & stat.S_ISVTX and status.st_uid in (0, os.geteuid()):
         return ""
-    return _of(status, "its directory")
+    return _of(path, "its directory")
 
 
-def _of(status: os.stat_result, noun: str) -> str:
+def _of(file: str | int, noun: str) -> str:
+    status = os.stat(file)
     if status.st_uid not in (0, os.geteuid()):
         return f"{noun} belongs to {user(status.st_uid)}"
     if status.st_mode & _WRITABLE and not (
-        status.st_mode & _WRITABLE == 0o020 and _is_private_group(status)
+        status.st_mode & _WRITABLE == 0o020 and _is_private_group(status) and not _names_users(file)
     ):
         return f"others can write {noun} (mode {stat.S_IMODE(status.st_mode):04o})"
     return ""
+
+
+def _names_users(file: str | int) -> bool:
+    """Return whether an access control list is there, whose mask stands in the group's bits."""
+    try:
+        return bool(os.getxattr(file, "system.posix_acl_access"))
+    except OSError:  # none, or a file system without
+        return False
 
 
 def _is_private_group(status: os.stat_result) -> bool:

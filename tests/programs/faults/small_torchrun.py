@@ -1,7 +1,7 @@
 """What of torchrun the tests need that are not about torchrun; it imports no torch.
 
 It starts the ranks of one node as sessions of their own. When one fails, or when it is asked to
-end, it ends them all and exits with 1.
+end, it ends them all and exits with 1. With SMALL_TORCHRUN_REPORTS it says so in torchrun's words.
 """
 
 import argparse
@@ -13,6 +13,11 @@ import sys
 
 class AskedError(Exception):
     """A signal that asks for the end has come."""
+
+
+def report(words: str) -> None:
+    if "SMALL_TORCHRUN_REPORTS" in os.environ:
+        print(words, file=sys.stderr, flush=True)
 
 
 def asked(number: int, frame: object) -> None:
@@ -36,15 +41,19 @@ try:
     for rank in range(count):
         env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
+    started = list(ranks)
     while ranks:
         pid, ended = os.wait()
+        local = next(n for n, rank in enumerate(started) if rank.pid == pid)
         ranks = [rank for rank in ranks if rank.pid != pid]
         if ended:
+            code = os.waitstatus_to_exitcode(ended)
+            report(f"failed (exitcode: {code}) local_rank: {local} (pid: {pid}) of binary: python")
             break
     else:
         status = 0
-except AskedError:
-    pass
+except AskedError as number:
+    report(f"Received {number} death signal, shutting down workers")
 for rank in ranks:
     rank.terminate()
 for rank in ranks:

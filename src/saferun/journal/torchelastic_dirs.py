@@ -1,0 +1,92 @@
+"""torchrun's directories for error files, removed with what saferun's hooks left in them.
+
+Without `--log-dir` torchrun makes `<temporary directory>/torchelastic_XXXXXXXX` and in it
+`<rendezvous id>_XXXXXXXX/attempt_N/RANK` (torch/distributed/elastic/multiprocessing/api.py, 2.4 to
+2.13), and never removes them. A rank names its own in its first receipt. What anybody else left
+there stays: logs of `--redirects` and `--tee`, and what `@record` wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable
+
+from saferun.inject import contract
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.journal.receipts import Receipt
+
+_FILE = re.compile(
+    r"(/(?:[^\0]{1,4000}/)?torchelastic_[a-z0-9_]{8})/[^/]{1,255}/attempt_\d{1,9}/\d{1,9}/error\.json"
+)
+_OWN = b'"time_s"'  # inject/hooks/excepthook.py writes it, torch does not
+_MOST_BYTES = 1 << 20  # of an error file that is read
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def remove(receipts: Iterable[Receipt]) -> None:
+    """Remove what the ranks' receipts name, as far as it is empty but for saferun's own files.
+
+    That of a job which was detached on purpose, and so lives on, stays.
+    """
+    named = [(path, receipt.pid) for receipt in receipts if (path := _place(receipt))]
+    used = {path for path, pid in named if os.path.exists(f"/proc/{pid}")}
+    for path in sorted({path for path, _ in named} - used):
+        with contextlib.suppress(OSError):  # it is gone, or not empty
+            _remove(path)
+
+
+def _place(receipt: Receipt) -> str | None:
+    file = receipt.facts.get(contract.ERROR_FILE) if receipt.hook == contract.BOOTSTRAP else None
+    match = _FILE.fullmatch(file) if isinstance(file, str) else None
+    return match[1] if match else None
+
+
+def _remove(path: str) -> None:
+    """Remove a directory and what is below it.
+
+    Raises:
+        OSError: something of somebody else's is in it, or the directory itself is not ours alone.
+    """
+    parent, name = os.path.split(path)
+    above = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        top = os.open(name, _DIRECTORY, dir_fd=above)
+        try:
+            status = os.fstat(top)
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                return
+            _empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(name, dir_fd=above)
+    finally:
+        os.close(above)
+
+
+def _empty(top: int) -> None:
+    for _, folders, files, folder in os.fwalk(".", topdown=False, dir_fd=top):
+        for name in files:
+            if name == "error.json" and _is_own(name, folder):
+                os.unlink(name, dir_fd=folder)
+        for name in folders:
+            with contextlib.suppress(OSError):  # not empty, or a link
+                os.rmdir(name, dir_fd=folder)
+
+
+def _is_own(name: str, folder: int) -> bool:
+    try:
+        descriptor = os.open(name, _READ, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode) and _OWN in os.read(
+            descriptor, _MOST_BYTES
+        )
+    finally:
+        os.close(descriptor)

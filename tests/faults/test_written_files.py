@@ -1,0 +1,182 @@
+"""Every file that a run writes, with its owner and mode, in eight worlds.
+
+The job lists them while it runs, twice, live and as a bash script, and this process afterwards. A
+user other than root needs a Python that he can start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import subprocess
+import sys
+import sysconfig
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from cases import slow
+from helpers import ROOT
+from runs import LIMIT_S, executable, program, small_torchrun
+from users import OTHER, open_place, root
+
+LOCKS = "/run/lock/saferun"
+PYTHON = f"/usr/bin/python3.{sys.version_info[1]}"
+
+
+class World(NamedTuple):
+    """Who starts saferun, and where."""
+
+    uid: int = OTHER
+    umask: int = 0o022
+    home_uid: int = OTHER
+    home_mode: int = 0o755
+    mount: str = ""  # how HOME is mounted: "full", "read-only"
+
+
+WORLDS = {
+    "umask 000": World(umask=0),
+    "umask 077": World(umask=0o077),
+    "a group's HOME": World(umask=0o002, home_mode=0o2775),
+    "root": World(uid=0, home_uid=0),
+    "root with a user's HOME": World(uid=0),
+    "a user with root's HOME": World(home_uid=0),
+    "full": World(mount="full"),
+    "read-only": World(mount="read-only"),
+}
+DIRECTORY, FILE = stat.S_IFDIR, stat.S_IFREG
+# What lies where: a pattern of the path, type and mode; "umask" are modes that follow it.
+TABLE = (
+    (r"home/\.(cache|config|local)(/state)?", DIRECTORY, "umask 755"),
+    (r"home/\.(cache|local/state)/saferun(/.*)?", DIRECTORY, "700"),
+    (r"home/\.(cache|local/state)/saferun/.*", FILE, "600"),
+    (r"tmp/saferun-\d+(/.*)?", DIRECTORY, "700"),
+    (r"tmp/saferun-\d+/.*", FILE, "600"),
+    (r"tmp/saferun-kit\.\w+", DIRECTORY, "700"),  # the bundle of a script that runs
+    (r"tmp/saferun-kit\.\w+/(verdicts|orders)", stat.S_IFIFO, "600"),
+    (r"tmp/saferun-kit\.\w+/.*/__pycache__", DIRECTORY, "umask 777"),  # Python's own
+    (r"tmp/saferun-kit\.\w+/.*", DIRECTORY, "700"),
+    (r"tmp/saferun-kit\.\w+/.*", FILE, "600"),
+    (r"work/run\.sh", FILE, "umask 777"),
+    (rf"{LOCKS}/.*\.(lock|slot0)", FILE, "666"),
+)
+
+
+@pytest.fixture
+def number() -> Iterator[str]:
+    """Return what stands in the name of a GPU that no other test has."""
+    found = uuid.uuid4().hex
+    yield found
+    for path in Path(LOCKS).glob(f"*{found}*"):
+        path.unlink()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Return a directory that every user may enter, with what a run needs."""
+    with open_place() as found:
+        yield Path(found)
+
+
+@contextlib.contextmanager
+def home(place: Path, world: World) -> Iterator[Path]:
+    """Make the world's HOME."""
+    path = place / "home"
+    path.mkdir()
+    if world.mount:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", path]
+        subprocess.run(mount, check=True)
+    try:
+        os.chown(path, world.home_uid, world.home_uid)
+        path.chmod(world.home_mode)
+        if world.mount == "full":
+            with contextlib.suppress(OSError), (path / "other").open("wb") as file:
+                file.write(bytes(1 << 20))
+        if world.mount == "read-only":
+            subprocess.run(["mount", "-o", "remount,ro", path], check=True)
+        yield path
+    finally:
+        if world.mount:
+            subprocess.run(["umount", "-l", path], check=True)
+
+
+def listed(*places: Path | str) -> Iterator[tuple[int, int, str]]:
+    for path in (path for start in places for path in Path(start).rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # another run's lock
+            status = path.lstat()
+            yield status.st_mode, status.st_uid, str(path)
+
+
+def wrong(entry: tuple[int, int, str], place: Path, world: World) -> str:
+    """Return what is wrong with a file that was listed; "" where it is as the table says."""
+    mode, uid, path = entry
+    name = os.path.relpath(path, place) if Path(path).is_relative_to(place) else path
+    for pattern, kind, allowed in TABLE:
+        if re.fullmatch(pattern, name) and stat.S_IFMT(mode) == kind:
+            umask = world.umask if allowed.startswith("umask") else 0
+            expected = int(allowed.split()[-1], 8) & ~umask
+            is_right = stat.S_IMODE(mode) & ~stat.S_ISGID == expected and uid == world.uid
+            return "" if is_right else f"{mode:o} {uid} {name}, not {expected:o} {world.uid}"
+    return f"{mode:o} {uid} {name} is not in the table"
+
+
+@root
+@pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason=f"there is no {PYTHON}")
+@pytest.mark.parametrize("world", [*list(WORLDS)[:1], *slow(*list(WORLDS)[1:])])
+def test_each_file_that_a_run_writes_has_its_owner_and_mode(place, number, world):
+    world = WORLDS[world]
+    with home(place, world):
+        for name in ("work", "tmp"):
+            (place / name).mkdir()
+            os.chown(place / name, world.uid, world.uid)
+        environ = small_torchrun(place)
+        launcher = place / "bin" / "torchrun"
+        launcher.write_text(launcher.read_text().replace(sys.executable, PYTHON, 1))
+        smi = f"#!/bin/sh\necho 'GPU 0: NVIDIA Fake (UUID: GPU-0000-{number})'\n"
+        executable(place / "bin" / "nvidia-smi", smi)
+        python_path = [ROOT / "src", sysconfig.get_path("purelib")]
+        environ |= {
+            "PATH": f"{place / 'bin'}:/usr/bin:/bin",
+            "PYTHONPATH": os.pathsep.join(map(str, python_path)),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": str(place / "home"),
+            "TMPDIR": str(place / "tmp"),
+            "SMALL_TORCHRUN_REPORTS": "1",
+        }
+        before = set(listed(place))
+
+        def call(*words: str) -> None:
+            done = subprocess.run(
+                words,
+                env=environ,
+                cwd=place / "work",
+                user=world.uid,
+                group=world.uid,
+                extra_groups=[],
+                umask=world.umask,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+
+        saferun, list_file = (PYTHON, "-m", "saferun"), place / "work" / "list"
+        job = ("--nproc-per-node=1", program("list_files"), str(list_file), str(place), LOCKS)
+        call(*saferun, "--profile=cuda", *job)
+        call(*saferun, "gen-shell", "--profile=cuda", "-o", "run.sh", "--", *job)
+        call("bash", "run.sh")
+        lines = [line.split(" ", 2) for line in list_file.read_text().splitlines()]
+        during = {(int(mode, 8), int(uid), path) for mode, uid, path in lines}
+        assert list_file.read_text().count(f"{place}/work\n") == 4  # attempts that listed
+        after = set(listed(place, LOCKS)) - before
+        ours = [entry for entry in during | after if Path(entry[2]).is_relative_to(place)]
+        ours += [entry for entry in during | after if number in entry[2]]
+        own = {str(list_file), *(path for _, _, path in before)}
+        assert "\n".join(w for e in ours if e[2] not in own and (w := wrong(e, place, world))) == ""
+        left = [path for _, _, path in after if "/tmp/saferun-kit." in path or "holder." in path]
+        assert [path for path in left if number in path or str(place) in path] == []

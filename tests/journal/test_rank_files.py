@@ -1,0 +1,154 @@
+"""What ranks wrote holds no secrets after an attempt, and nothing is concluded before."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from runs import run, small_torchrun
+
+from saferun.journal import rank_files
+from saferun.system.redact import Masker
+
+TOKEN = "q7Zk29-vbX-Lw83mTr5"
+NAME = "a1-r0-rank0-pid10.error.json"
+
+
+def masked(folder: Path, content: bytes, attempt: int = 1) -> bytes:
+    (folder / NAME).write_bytes(content)
+    rank_files.mask(str(folder), attempt, Masker({"HF_TOKEN": TOKEN}, ()).text)
+    return (folder / NAME).read_bytes()
+
+
+def error(text: str) -> bytes:
+    return json.dumps({"message": {"message": text, "extraInfo": {"py_callstack": text}}}).encode()
+
+
+def test_every_text_of_an_error_file_is_masked(tmp_path):
+    after = masked(tmp_path, error(f'login "{TOKEN}"\nfailed'))
+    assert TOKEN.encode() not in after
+    assert json.loads(after)["message"]["message"] == 'login "***"\nfailed'
+
+
+def test_a_file_without_secrets_is_left_as_it_is(tmp_path):
+    before = error("ValueError: x \u00e9")
+    assert masked(tmp_path, before) == before
+
+
+@pytest.mark.parametrize("content", [b'{"message": "', b"[" * 100_000, b"\xff"], ids=range(3))
+def test_what_is_no_json_is_masked_as_text_or_removed(tmp_path, content):
+    (tmp_path / NAME).write_bytes(content + TOKEN.encode())
+    rank_files.mask(str(tmp_path), 1, Masker({"HF_TOKEN": TOKEN}, ()).text)
+    left = (tmp_path / NAME).read_bytes() if (tmp_path / NAME).exists() else b""
+    assert TOKEN.encode() not in left
+
+
+def test_a_file_beyond_the_bound_is_cut(tmp_path):
+    after = masked(tmp_path, error("x" * rank_files.MAX_BYTES + TOKEN))
+    assert TOKEN.encode() not in after
+    assert len(after) <= rank_files.MAX_BYTES
+
+
+def test_another_attempts_files_are_left_alone(tmp_path):
+    before = error(TOKEN)
+    assert masked(tmp_path, before, attempt=2) == before
+
+
+def test_a_planted_link_is_removed_and_not_followed(tmp_path):
+    (tmp_path / "mine").write_bytes(error(TOKEN))
+    os.symlink(tmp_path / "mine", tmp_path / NAME)
+    rank_files.mask(str(tmp_path), 1, Masker({"HF_TOKEN": TOKEN}, ()).text)
+    assert not (tmp_path / NAME).is_symlink()
+    assert (tmp_path / "mine").read_bytes() == error(TOKEN)
+
+
+# receipts, requests, trials
+
+MASKER = Masker({"HF_TOKEN": TOKEN}, ())
+LINE = '{"v":1,"pid":7,"hook":"bootstrap"}'  # without blanks, as a rank writes its first
+
+
+@pytest.mark.parametrize("name", ["a1-r0-rank0-pid7.jsonl", "a1-r0-ranknone-pid7.recycle.json"])
+def test_what_a_rank_wrote_is_masked_line_by_line(tmp_path, name):
+    lines = [LINE, json.dumps({"error": f'E: "{TOKEN}"\n'}), LINE, f'{{"cut": "{TOKEN}']
+    (tmp_path / name).write_text("\n".join(lines))
+    rank_files.mask(str(tmp_path), 1, MASKER.text)
+    assert (tmp_path / name).read_text().split("\n") == [
+        LINE,
+        '{"error": "E: \\"***\\"\\n"}',
+        LINE,
+        '{"cut": "***',
+    ]
+
+
+@pytest.mark.parametrize("tail", ["", "\n", '\n{"torn'])
+def test_receipts_without_secrets_are_left_as_they_are(tmp_path, tail):
+    (tmp_path / "a1-r0-rank0-pid7.jsonl").write_text(LINE + tail)
+    rank_files.mask(str(tmp_path), 1, MASKER.text)
+    assert (tmp_path / "a1-r0-rank0-pid7.jsonl").read_text() == LINE + tail
+
+
+def test_each_attempts_trials_are_masked_once(tmp_path):
+    asked = []
+
+    def masked(text: str) -> str:
+        asked.append(text)
+        return MASKER.text(text)
+
+    trials, end = tmp_path / "trials.jsonl", 0
+    for attempt in (1, 2):
+        with trials.open("a") as file:
+            file.write(json.dumps({"attempt": attempt, "cause": f"key {TOKEN}"}) + "\n")
+        end = rank_files.mask_trials(str(tmp_path), masked, end)
+        assert end == trials.stat().st_size
+    expected = [{"attempt": attempt, "cause": "key ***"} for attempt in (1, 2)]
+    assert [json.loads(line) for line in trials.read_text().splitlines()] == expected
+    assert sum(text == f"key {TOKEN}" for text in asked) == 2
+    assert rank_files.mask_trials(str(tmp_path), masked, end) == end
+
+
+@pytest.mark.parametrize("state", [None, "missing"])
+def test_where_there_are_no_trials_nothing_is_masked(tmp_path, state):
+    place = state and str(tmp_path / state)
+    assert rank_files.mask_trials(place, pytest.fail, 0) == 0
+
+
+JOB = """
+import os, threading
+one, two = os.environ["HF_TOKEN"], os.environ["MY_SECRET"]
+def say(): raise OSError("no login with " + one + " and " + two)
+import torch
+import torch.distributed.distributed_c10d
+thread = threading.Thread(target=say)
+thread.start()
+thread.join()
+raise RuntimeError("login failed with " + one + " and " + two)
+"""
+
+
+def test_no_file_of_a_run_holds_a_secret_of_its_ranks(tmp_path):
+    """The one is exported, the other is in a profile, which saferun alone has read."""
+    (tmp_path / "job.py").write_text(JOB)
+    profile = f"schema: 1\nextends: [cpu]\nenv: {{MY_SECRET: {TOKEN[::-1]}}}\n"
+    (tmp_path / "p.yaml").write_text(profile)
+    group = tmp_path / "torch" / "distributed" / "distributed_c10d.py"  # of a rank that joined one
+    group.parent.mkdir(parents=True)
+    for package in group.parents[:2]:
+        (package / "__init__.py").touch()
+    group.write_text("is_initialized = lambda: True\nget_rank = lambda: 0\n")
+    errors = str(tmp_path / "error.json")  # as the real torchrun sets it
+    environ = {**small_torchrun(tmp_path), "HF_TOKEN": TOKEN, "TORCHELASTIC_ERROR_FILE": errors}
+    with run(tmp_path, "--profile=./p.yaml", "job.py", env=environ) as one:
+        assert one.end() == 1
+        assert TOKEN in one.err  # the job's own bytes pass
+        written = {p: p.read_bytes() for p in one.journal.rglob("*") if p.is_file()}
+        assert any(path.name.endswith(".error.json") for path in written)
+        (ended,) = one.events("ended")
+        lines = [text for path, text in written.items() if path.suffix == ".jsonl"]
+        assert b"OSError: no login with ***" in b"".join(lines)
+    assert "RuntimeError: login failed with ***" in ended["root_line"]
+    for path, content in written.items():
+        for secret in (TOKEN, TOKEN[::-1]):
+            assert secret.encode() not in content, path
