@@ -126,17 +126,14 @@ def test_a_search_through_all_faults_is_the_undisturbed_one(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
-def test_three_runs_that_share_a_study_cover_its_grid(folder: Path, kind: str) -> None:
-    """The grid has 504 points; each run may take all, and stops when there are no more."""
-    if kind == "sqlite":  # Optuna cannot make the tables of one file in three processes at once
-        from optuna.storages import RDBStorage
-
-        RDBStorage(f"sqlite:///{folder}/study.db").remove_session()
+@pytest.mark.parametrize(("runs", "workers"), [(3, 1), (1, 3)])
+def test_three_processes_that_share_a_study_cover_its_grid(
+    folder: Path, kind: str, runs: int, workers: int
+) -> None:
+    """The grid has 504 points; each process may take all, and stops when there are no more."""
+    words = [f"--set=workers={workers}", SEARCH, kind, "grid", "600", ALL]
     with contextlib.ExitStack() as stack:
-        jobs = [
-            stack.enter_context(hpo(folder, SEARCH, kind, "grid", "600", ALL, every=50))
-            for _ in range(3)
-        ]
+        jobs = [stack.enter_context(hpo(folder, *words, every=50)) for _ in range(runs)]
         for job in jobs:
             assert job.end(3500) == 0, job.err
         journals = sorted((folder / "home").rglob("trials.jsonl"))

@@ -76,6 +76,7 @@ class Hook:
         study.optimize = self._optimize(study.optimize)
         study.ask = self._ask(study.ask)
         study.stop = self._stop(study.stop)
+        optuna_storage.make_tables_once()
         if self._state is not None and self._is_script():
             once = optuna_repeat.Once(self._state, self._context)
             optuna_repeat.wrap(module, once, lambda one: id(one) in self._running)

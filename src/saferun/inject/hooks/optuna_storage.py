@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +44,37 @@ if TYPE_CHECKING:
 
 _watchers: dict[tuple[int, int], Watcher] = {}  # by the id of the storage object, and the study's
 _MARK = "_saferun_watched"
+_TABLES_TRIES, _TABLES_WAIT_S = 5, 0.2
+_MADE_BESIDE = ("already exists", "unique constraint", "duplicate")  # what databases say of it
+
+
+def make_tables_once() -> None:
+    """Have processes that make the tables of one database at once not fail over each other.
+
+    `RDBStorage` looks for tables and then makes those that are missing (Optuna 4.5 to 5.0). With
+    several workers all look at once, and all but one would fail.
+    """
+    from optuna.storages import RDBStorage
+
+    storage: Any = RDBStorage
+    original = storage.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        for number in range(_TABLES_TRIES):
+            try:
+                return original(self, *args, **kwargs)
+            except Exception as error:
+                text = str(error).lower()
+                is_beside = type(error).__module__.startswith("sqlalchemy") and any(
+                    words in text for words in _MADE_BESIDE
+                )
+                if number == _TABLES_TRIES - 1 or not is_beside:
+                    raise
+            time.sleep(_TABLES_WAIT_S)
+        return None
+
+    storage.__init__ = init
 
 
 def watch(study: Any, watcher: Watcher) -> Watcher | None:
