@@ -257,6 +257,55 @@ def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -
     assert stored(folder, place)[1].user_attrs == {"saferun_cause": "its process ended (SIGTERM)"}
 
 
+HEARTBEAT = f"""
+from optuna.storages import RDBStorage
+retry = getattr(optuna.storages, "RetryHeartbeatStaleTrialCallback", None)
+retry = retry or optuna.storages.RetryFailedTrialCallback
+name = "heartbeat_stale_trial_callback" if hasattr(
+    RDBStorage, "get_heartbeat_stale_trial_callback") else "failed_trial_callback"
+storage = RDBStorage("sqlite:///study.db", heartbeat_interval=60, **{{name: retry()}})
+study = optuna.create_study(study_name="s", storage=storage, load_if_exists=True,
+                            sampler=optuna.samplers.RandomSampler(3))
+study.enqueue_trial({{"x": 0.5}})
+def objective(trial):
+    x = trial.suggest_float("x", 0, 1)
+    trial.report(x, 0)
+    before = retry.retried_trial_number(study.trials[trial.number])
+    print(trial.number, before, flush=True)
+    if trial.number in (2, 3):
+        {KILL}
+    return x
+study.optimize(objective, n_trials=4)
+"""
+
+
+def test_a_script_with_a_callback_for_trials_without_heartbeat_has_it_called_at_once(
+    folder: Path,
+) -> None:
+    """The script's callback puts the killed trial into the queue, and all else stays the same."""
+    with hpo(folder, script(folder, HEARTBEAT)) as job:
+        assert job.end() == 0, job.err
+        lines = ["0 None", "1 None", "2 None", "3 2", "4 2", "5 None"]
+        assert job.out.splitlines() == lines, job.err
+        check_account(stored(folder, "sqlite"), recorded(job))
+    trials = stored(folder, "sqlite")
+    assert [t.state.name for t in trials] == [*["COMPLETE"] * 2, *["FAIL"] * 2, *["COMPLETE"] * 2]
+    assert trials[4].user_attrs == {}
+    again = (trials[0], trials[1], trials[4], trials[5])
+    drawn = undisturbed_values(4)
+    assert [trial.params["x"] for trial in again] == [0.5, *drawn]
+
+
+def undisturbed_values(count: int) -> list[float]:
+    """What the seeded sampler of HEARTBEAT draws after the trial that is queued."""
+    import optuna
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(3))
+    study.enqueue_trial({"x": 0.5})
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=count)
+    return [trial.params["x"] for trial in study.trials[1:]]
+
+
 @pytest.mark.slow
 def test_a_script_that_deletes_its_storage_begins_anew_and_is_not_replaced(folder: Path) -> None:
     text = """

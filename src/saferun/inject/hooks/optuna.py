@@ -92,22 +92,25 @@ class Hook:
             if id(self_) in self._running or rank.is_distributed():
                 return original(self_, *args, **kwargs)
             arguments = signature.bind(self_, *args, **kwargs).arguments
+            self._running[id(self_)] = None
             try:
-                call = self._begin(self_, arguments)
-            except Exception as error:
-                self._context.failed(_HOOK, error)
-                call = None
-            self._running[id(self_)] = call
-            try:
-                return (
-                    original(self_, *args, **kwargs) if call is None else self._run(call, original)
-                )
+                call = self._running[id(self_)] = self._begin(self_, arguments)
+                if call is None:
+                    return original(self_, *args, **kwargs)
+                return self._run(call, original)
             finally:
                 self._running.pop(id(self_), None)
 
         return optimize
 
-    def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization:
+    def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization | None:
+        try:
+            return self._begun(study, arguments)
+        except Exception as error:
+            self._context.failed(_HOOK, error)
+        return None
+
+    def _begun(self, study: Any, arguments: dict[str, Any]) -> Optimization:
         if self._last is not None:
             self._last.close()
         number = self._calls[study.study_name] = self._calls.get(study.study_name, 0) + 1
@@ -176,6 +179,7 @@ class Hook:
         known = self._asking.get(id(study))
         if known is not None or optuna_repeat.is_in_memory(study._storage):
             return known
+        self._running[id(study)] = None
         try:
             trials = Trials(self._context, study, self._state)
             if self._state is not None and self._is_script():
@@ -188,4 +192,6 @@ class Hook:
         except Exception as error:
             self._context.failed(_HOOK, error)
             return None
+        finally:
+            self._running.pop(id(study), None)
         return trials

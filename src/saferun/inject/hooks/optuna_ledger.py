@@ -190,7 +190,7 @@ class Ledger:
             fail(self._study, trial._trial_id, f"its process ended ({how})")
             self._state.record(recorded(self._study, trial, how, "FAIL"))
             self.entry["deaths"].append([_identity(optuna_state.shown(trial.params)), how])
-            if not hopeless:
+            if not hopeless and not self._told(trial, trials):
                 self._requeue(trial)
         if hopeless:
             self._done(optuna_state.shown(dead[0].params))
@@ -212,6 +212,24 @@ class Ledger:
         deaths = [one for identity, one in self.entry["deaths"] if identity == own]
         twice = how in _CRASHES and deaths.count(how) + 1 >= _CRASHED_TWICE
         return twice or len(deaths) + 1 >= _DEATHS
+
+    def _told(self, trial: Any, trials: list[Any]) -> bool:
+        """Call the script's own callback for such a trial, if it has one; it decides what is next.
+
+        Optuna itself would call it only once the trial's heartbeat has been missed for long enough.
+        """
+        import copy
+
+        storage = self._study._storage
+        callback = optuna_storage.heartbeat_callback(storage)
+        if callback is None:
+            return False
+        failed = copy.deepcopy(storage.get_trial(trial._trial_id))
+        failed.user_attrs.pop(CAUSE, None)
+        patiently(lambda: callback(self._study, failed))
+        if self._draws and "failed_trial" not in trial.system_attrs:  # or nothing was drawn for it
+            sampler.advance(self._study, trials, trial)
+        return True
 
     def _requeue(self, trial: Any) -> None:
         """Put a trial back into the queue where its sampler would not come to it again."""

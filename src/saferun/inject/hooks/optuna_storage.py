@@ -120,6 +120,21 @@ def is_mysql(storage: Any) -> bool:
     return str(getattr(getattr(storage, "_backend", storage), "url", "")).startswith("mysql")
 
 
+def heartbeat_callback(storage: Any) -> Callable[[Any, Any], None] | None:
+    """Return what the script wants called for a trial whose process is gone; None for nothing.
+
+    Args:
+        storage: of the study.
+    """
+    if not getattr(storage, "get_heartbeat_interval", lambda: None)():
+        return None
+    for name in ("get_heartbeat_stale_trial_callback", "get_failed_trial_callback"):  # 4.9; before
+        if hasattr(storage, name):
+            callback: Callable[[Any, Any], None] | None = getattr(storage, name)()
+            return callback
+    return None
+
+
 def opened(place: list[str]) -> Any:
     """Return the storage of a place."""
     if place[0] == "url":
