@@ -21,6 +21,7 @@ SEARCH = str(PROGRAMS / "optuna" / "search.py")
 STAY = str(PROGRAMS / "optuna" / "stay_in_trial.py")
 ONCE = str(PROGRAMS / "optuna" / "once_only.py")
 THREADS = str(PROGRAMS / "optuna" / "failing_threads.py")
+HEARTBEAT = str(PROGRAMS / "optuna" / "heartbeat.py")
 REGION = str(PROGRAMS / "optuna" / "failing_region.py")
 ALL = "memory,assert,crash,kill,term,locked,full"
 HPO = [
@@ -257,33 +258,11 @@ def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -
     assert stored(folder, place)[1].user_attrs == {"saferun_cause": "its process ended (SIGTERM)"}
 
 
-HEARTBEAT = f"""
-from optuna.storages import RDBStorage
-retry = getattr(optuna.storages, "RetryHeartbeatStaleTrialCallback", None)
-retry = retry or optuna.storages.RetryFailedTrialCallback
-name = "heartbeat_stale_trial_callback" if hasattr(
-    RDBStorage, "get_heartbeat_stale_trial_callback") else "failed_trial_callback"
-storage = RDBStorage("sqlite:///study.db", heartbeat_interval=60, **{{name: retry()}})
-study = optuna.create_study(study_name="s", storage=storage, load_if_exists=True,
-                            sampler=optuna.samplers.RandomSampler(3))
-study.enqueue_trial({{"x": 0.5}})
-def objective(trial):
-    x = trial.suggest_float("x", 0, 1)
-    trial.report(x, 0)
-    before = retry.retried_trial_number(study.trials[trial.number])
-    print(trial.number, before, flush=True)
-    if trial.number in (2, 3):
-        {KILL}
-    return x
-study.optimize(objective, n_trials=4)
-"""
-
-
 def test_a_script_with_a_callback_for_trials_without_heartbeat_has_it_called_at_once(
     folder: Path,
 ) -> None:
     """The script's callback puts the killed trial into the queue, and all else stays the same."""
-    with hpo(folder, script(folder, HEARTBEAT)) as job:
+    with hpo(folder, HEARTBEAT) as job:
         assert job.end() == 0, job.err
         lines = ["0 None", "1 None", "2 None", "3 2", "4 2", "5 None"]
         assert job.out.splitlines() == lines, job.err
