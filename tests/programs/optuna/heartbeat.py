@@ -1,4 +1,4 @@
-"""Trials 2 and 3 are killed; the storage has a callback that tries a trial without heartbeat again."""
+"""Trials 2 and 3 are killed; a callback of the storage tries a trial without heartbeat again."""
 
 import os
 import signal
