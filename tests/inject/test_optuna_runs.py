@@ -226,6 +226,16 @@ def test_threads_end_before_their_process_is_replaced(folder: Path, words: list[
     assert any(record["cause"].startswith("GPU unusable since trial") for record in records)
 
 
+def test_a_grid_is_not_over_while_points_of_killed_trials_wait(folder: Path) -> None:
+    """For the sampler a failed trial is one that was made: it stops the study at the next."""
+    with hpo(folder, str(PROGRAMS / "optuna" / "last_points.py")) as job:
+        assert job.end() == 0, job.err
+        check_account(stored(folder, "sqlite"), recorded(job))
+    trials = stored(folder, "sqlite")
+    assert [trial.state.name for trial in trials] == ["FAIL"] * 2 + ["COMPLETE"] * 2
+    assert sorted(trial.params["x"] for trial in trials[2:]) == [1, 2]
+
+
 @pytest.mark.slow
 def test_a_loop_of_ask_and_tell_leaves_no_trial_running(folder: Path) -> None:
     text = f"""

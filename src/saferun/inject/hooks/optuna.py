@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 
 from .. import contract, rank
 from . import optuna_repeat, optuna_storage
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ..context import Context
 
 _HOOK = "optuna"
+_AFTER_TRIAL = "after_trial"  # of a sampler that has no more points: it stops the study
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -156,7 +158,9 @@ class Hook:
         def stop(self_: Any) -> None:
             original(self_)
             call = self._running.get(id(self_))
-            if call is not None:
+            if call is not None and sys._getframe(1).f_code.co_name == _AFTER_TRIAL:
+                call.is_exhausted = True
+            elif call is not None:
                 call.is_stopped = True
 
         return stop

@@ -58,6 +58,7 @@ class Ledger:
             "last": None,  # id of the trial that was accounted for last
             "deaths": [],  # [trial, how its process ended] of those that are tried again
             "row": 0,
+            "queued": [],  # ids of trials that are tried again, as they were put into the queue
             "again": [],  # ids of trials that failed with their process and are not counted
             "closed": False,
             "random": {},
@@ -247,7 +248,18 @@ class Ledger:
             system_attrs=trial.system_attrs,
         )
         storage = self._study._storage
-        patiently(lambda: storage.create_new_trial(self._study._study_id, again))
+        made = patiently(lambda: storage.create_new_trial(self._study._study_id, again))
+        self.entry["queued"].append(made)
+
+    def is_any_queued(self) -> bool:
+        """Return whether a trial that is tried again has not been taken out of the queue yet."""
+        import optuna
+
+        if not self.entry["queued"]:
+            return False
+        waiting = (optuna.trial.TrialState.WAITING,)
+        left = self._study.get_trials(deepcopy=False, states=waiting)
+        return any(trial._trial_id in self.entry["queued"] for trial in left)
 
 
 def fail(study: Any, trial_id: int, cause: str) -> None:
