@@ -25,7 +25,10 @@ from optuna.storages.journal import JournalFileBackend
 
 kind, sampler, trials = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ways = sys.argv[4].split(",") if len(sys.argv) > 4 else []
-ONCE = ("kill", "kill", "kill", "term", "term", "locked", "full")  # each a hundredth
+ONCE = (  # each a hundredth
+    *("kill", "kill", "full", "locked", "kill", "term"),
+    *("term", "term", "term", "locked", "locked", "full"),
+)
 POINTS = range(21)
 held = []  # a lock on the database, until the process ends
 optuna.logging.set_verbosity(optuna.logging.ERROR)
