@@ -15,7 +15,6 @@ import pytest
 from repo import PROGRAMS, source
 from runs import run
 
-
 TRIALS = 99  # of all workers
 
 
