@@ -295,6 +295,32 @@ def undisturbed_values(count: int) -> list[float]:
     return [trial.params["x"] for trial in study.trials[1:]]
 
 
+def test_a_study_whose_database_is_deleted_in_a_trial_is_said_and_none_is_made(
+    folder: Path,
+) -> None:
+    text = """
+study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
+def objective(trial):
+    if trial.number == 2:
+        os.unlink("study.db")
+    return trial.suggest_float("x", 0, 1)
+study.optimize(objective, n_trials=4)
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 1
+        assert [event["kind"] for event in job.events("ended")] == ["study-storage-gone"]
+        assert job.err.count("was deleted, moved or made read-only while the study ran") == 1
+        assert "may still be marked as running" not in job.err
+    assert not (folder / "study.db").exists()
+
+
+def test_a_script_without_a_study_is_as_without_us(folder: Path) -> None:
+    with hpo(folder, script(folder, "print('none')")) as job:
+        assert job.end() == 0
+        assert job.out == "none\n"
+        assert len(job.err.splitlines()) == 1  # which profile
+
+
 @pytest.mark.slow
 def test_a_script_that_deletes_its_storage_begins_anew_and_is_not_replaced(folder: Path) -> None:
     text = """

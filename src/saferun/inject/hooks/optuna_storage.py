@@ -135,6 +135,18 @@ def heartbeat_callback(storage: Any) -> Callable[[Any, Any], None] | None:
     return None
 
 
+def is_gone(place: list[str]) -> bool:
+    """Tell whether the file of a storage was deleted: to open it would make an empty one.
+
+    Args:
+        place: as place_of returns it.
+    """
+    path = place[1]
+    if place[0] == "url":
+        path = path.partition("sqlite:///")[2].partition("?")[0]
+    return bool(path) and not os.path.exists(path)
+
+
 def opened(place: list[str]) -> Any:
     """Return the storage of a place."""
     if place[0] == "url":
