@@ -63,7 +63,8 @@ def make_tables_once() -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         for number in range(_TABLES_TRIES):
             try:
-                return original(self, *args, **kwargs)
+                original(self, *args, **kwargs)
+                return
             except Exception as error:
                 text = str(error).lower()
                 is_beside = type(error).__module__.startswith("sqlalchemy") and any(
@@ -72,7 +73,6 @@ def make_tables_once() -> None:
                 if number == _TABLES_TRIES - 1 or not is_beside:
                     raise
             time.sleep(_TABLES_WAIT_S)
-        return None
 
     storage.__init__ = init
 
