@@ -5,6 +5,9 @@
 Each pair runs the same search without and with the hook, in turn first, so that a slow moment of
 the machine falls on both. The objective does nothing, the sampler is seeded TPE, and the storage
 lies in memory (/dev/shm), where the disk hides nothing.
+
+The last rows are the start of a search until its first trial, alone and where saferun replaces the
+process after each trial: from the end of one trial to the beginning of the next process's first.
 """
 
 from __future__ import annotations
@@ -36,6 +39,24 @@ study.optimize(search, n_trials=5)
 cpu, wall = time.process_time(), time.perf_counter()
 study.optimize(search, n_trials=int(sys.argv[2]))
 print(time.perf_counter() - wall, time.process_time() - cpu)
+"""
+REPLACED = """
+import sys, time
+print("start", time.time_ns(), flush=True)
+import optuna
+if sys.argv[1] == "torch":
+    import torch
+print("imported", time.time_ns(), flush=True)
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+storage = JournalStorage(JournalFileBackend("study.log"))
+def objective(trial):
+    print("begin", time.time_ns(), flush=True)
+    print("end", time.time_ns(), flush=True)
+    return trial.suggest_float("x", 0, 1)
+study = optuna.create_study(study_name="s", storage=storage)
+study.optimize(objective, n_trials=int(sys.argv[2]))
 """
 START = "import optuna, os; os.write(1, b'.')"
 
@@ -82,6 +103,56 @@ def start_ms(*, hooked: bool) -> tuple[float, float]:
     return wall * 1e3, (cpu - before.children_user - before.children_system) * 1e3
 
 
+def replaced_ms(imports: str, count: int) -> tuple[list[float], list[float], list[float]]:
+    """Return, for each of a search's processes but the first: from trial to trial, start, imports.
+
+    Args:
+        imports: "torch" or "optuna".
+        count: trials, one a process.
+    """
+    words = [sys.executable, "-m", "saferun", "--profile=cpu", "--set=launcher=python"]
+    words += ["--set=hooks.optuna.mode=on", "--set=hooks.optuna.recycle_every=1"]
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "HOME": folder, "SAFERUN_RUN_DIR": os.path.join(folder, "runs")}
+        env["PATH"] = f"{os.path.dirname(sys.executable)}:{env['PATH']}"
+        words += ["-c", REPLACED, imports, str(count)]
+        done = subprocess.run(
+            words, env=env, cwd=folder, capture_output=True, text=True, check=True
+        )
+    at: dict[str, list[int]] = {"start": [], "imported": [], "begin": [], "end": []}
+    for line in done.stdout.splitlines():
+        what, moment = line.split()
+        at[what].append(int(moment))
+
+    def gaps(first: list[int], second: list[int]) -> list[float]:
+        return [(b - a) / 1e6 for a, b in zip(first, second, strict=False)]
+
+    start = gaps(at["start"][1:], at["begin"][1:])
+    return gaps(at["end"], at["begin"][1:]), start, gaps(at["start"][1:], at["imported"][1:])
+
+
+def alone_ms(imports: str) -> float:
+    """Return the time from the start of a plain process of the search to its first trial."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.time_ns()
+        done = subprocess.run(
+            [sys.executable, "-c", REPLACED, imports, "1"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    return (int(done.stdout.split("begin ")[1].split()[0]) - began) / 1e6
+
+
+def replacing(imports: str, pairs: int) -> str:
+    """Return a row: a start alone, from trial to trial, and what of that is imports."""
+    alone = [alone_ms(imports) for _ in range(pairs)]
+    gap, start, imported = replaced_ms(imports, pairs + 1)
+    cells = (alone, gap, start, imported)
+    return " | ".join(f"{statistics.median(cell):.0f}" for cell in cells)
+
+
 def compare(measure, pairs: int) -> str:
     """Return a row: without the hook, and the median difference with it, wall and CPU."""
     plain, differences = [], []
@@ -106,6 +177,10 @@ def main() -> None:
         row = compare(lambda kind=kind, **how: search_ms(kind, trials, **how), pairs)
         print(f"| a trial, {kind} | {row} |", flush=True)
     print(f"| import optuna | {compare(start_ms, pairs)} |")
+    print("\n| | alone ms | replaced ms | from its start | of it imports |")
+    print("| --- | --- | --- | --- | --- |")
+    for imports in ("optuna", "torch"):
+        print(f"| until the first trial, {imports} | {replacing(imports, pairs)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def test_where_only_an_exit_code_decides_no_line_of_the_job_does(code):
 
 # Kinds that decide although an exception stands before them: the machine reports them, not a rank.
 HARD = {"stale-file-handle", "sigterm-preempted", "nccl-shm-failed", "node-failed"}
-HARD |= {"study-storage-locked", "study-storage-full"}
+HARD |= {"study-storage-locked", "study-storage-full", "study-storage-unreachable"}
 
 
 def test_an_own_exception_before_it_stops_what_would_be_retried():

@@ -139,6 +139,27 @@ def test_a_trial_of_a_helper_process_is_pruned_and_the_helper_is_not_replaced(
     assert ran.err.count(REFUSED + "this is a process that the script started") == 1
 
 
+@pytest.mark.parametrize(("hooks", "made"), [(ON, "made\n"), ({}, "")])
+def test_tables_that_another_process_makes_at_the_same_time_are_no_failure(
+    interpreters: Interpreters, hooks: dict[str, object], made: str
+) -> None:
+    """The other process makes them when this one has seen that there are none."""
+    script = """
+import os, subprocess, sys, sqlalchemy
+from optuna.storages._rdb import models
+make = "import optuna; optuna.storages.RDBStorage('sqlite:///study.db')"
+def other(*_, **__):
+    bare = {name: value for name, value in os.environ.items() if name != "SAFERUN_INJECT"}
+    subprocess.run([sys.executable, "-c", make], env=bare, check=True)
+sqlalchemy.event.listen(models.BaseModel.metadata, "before_create", other, once=True)
+optuna.storages.RDBStorage("sqlite:///study.db")
+print("made")
+"""
+    ran = interpreters.run(HEAD + script, hooks=hooks)
+    assert ran.out == made, ran.err
+    assert ("already exists" in ran.err) is (not made)
+
+
 @pytest.mark.parametrize("words", cuda_failures.STICKY)
 def test_the_kinds_of_sticky_errors_are_those_of_the_knowledge(words: str) -> None:
     from saferun.diagnosis import classify, log_reader

@@ -22,6 +22,7 @@ STAY = str(PROGRAMS / "optuna" / "stay_in_trial.py")
 ONCE = str(PROGRAMS / "optuna" / "once_only.py")
 THREADS = str(PROGRAMS / "optuna" / "failing_threads.py")
 QUEUED = str(PROGRAMS / "optuna" / "queued_trials.py")
+HEARTBEAT = str(PROGRAMS / "optuna" / "heartbeat.py")
 REGION = str(PROGRAMS / "optuna" / "failing_region.py")
 ALL = "memory,assert,crash,kill,term,locked,full"
 HPO = [
@@ -127,17 +128,14 @@ def test_a_search_through_all_faults_is_the_undisturbed_one(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
-def test_three_runs_that_share_a_study_cover_its_grid(folder: Path, kind: str) -> None:
-    """The grid has 504 points; each run may take all, and stops when there are no more."""
-    if kind == "sqlite":  # Optuna cannot make the tables of one file in three processes at once
-        from optuna.storages import RDBStorage
-
-        RDBStorage(f"sqlite:///{folder}/study.db").remove_session()
+@pytest.mark.parametrize(("runs", "workers"), [(3, 1), (1, 3)])
+def test_three_processes_that_share_a_study_cover_its_grid(
+    folder: Path, kind: str, runs: int, workers: int
+) -> None:
+    """The grid has 504 points; each process may take all, and stops when there are no more."""
+    words = [f"--set=workers={workers}", SEARCH, kind, "grid", "600", ALL]
     with contextlib.ExitStack() as stack:
-        jobs = [
-            stack.enter_context(hpo(folder, SEARCH, kind, "grid", "600", ALL, every=50))
-            for _ in range(3)
-        ]
+        jobs = [stack.enter_context(hpo(folder, *words, every=50)) for _ in range(runs)]
         for job in jobs:
             assert job.end(3500) == 0, job.err
         journals = sorted((folder / "home").rglob("trials.jsonl"))
@@ -209,6 +207,16 @@ def test_threads_end_before_their_process_is_replaced(folder: Path, words: list[
     assert any(record["cause"].startswith("GPU unusable since trial") for record in records)
 
 
+def test_a_grid_is_not_over_while_points_of_killed_trials_wait(folder: Path) -> None:
+    """For the sampler a failed trial is one that was made: it stops the study at the next."""
+    with hpo(folder, str(PROGRAMS / "optuna" / "last_points.py")) as job:
+        assert job.end() == 0, job.err
+        check_account(stored(folder, "sqlite"), recorded(job))
+    trials = stored(folder, "sqlite")
+    assert [trial.state.name for trial in trials] == ["FAIL"] * 2 + ["COMPLETE"] * 2
+    assert sorted(trial.params["x"] for trial in trials[2:]) == [1, 2]
+
+
 @pytest.mark.slow
 def test_a_loop_of_ask_and_tell_leaves_no_trial_running(folder: Path) -> None:
     text = f"""
@@ -239,6 +247,59 @@ def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -
         check_account(stored(folder, place), recorded(job))
     assert [trial.state.name for trial in stored(folder, place)] == ["COMPLETE", "FAIL"]
     assert stored(folder, place)[1].user_attrs == {"saferun_cause": "its process ended (SIGTERM)"}
+
+
+def test_a_script_with_a_callback_for_trials_without_heartbeat_has_it_called_at_once(
+    folder: Path,
+) -> None:
+    """The script's callback puts the killed trial into the queue, and all else stays the same."""
+    with hpo(folder, HEARTBEAT) as job:
+        assert job.end() == 0, job.err
+        lines = ["0 None", "1 None", "2 None", "3 2", "4 2", "5 None"]
+        assert job.out.splitlines() == lines, job.err
+        check_account(stored(folder, "sqlite"), recorded(job))
+    trials = stored(folder, "sqlite")
+    assert [t.state.name for t in trials] == [*["COMPLETE"] * 2, *["FAIL"] * 2, *["COMPLETE"] * 2]
+    assert trials[4].user_attrs == {}
+    again = (trials[0], trials[1], trials[4], trials[5])
+    drawn = undisturbed_values(4)
+    assert [trial.params["x"] for trial in again] == [0.5, *drawn]
+
+
+def undisturbed_values(count: int) -> list[float]:
+    """What the seeded sampler of HEARTBEAT draws after the trial that is queued."""
+    import optuna
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(3))
+    study.enqueue_trial({"x": 0.5})
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=count)
+    return [trial.params["x"] for trial in study.trials[1:]]
+
+
+def test_a_study_whose_database_is_deleted_in_a_trial_is_said_and_none_is_made(
+    folder: Path,
+) -> None:
+    text = """
+study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
+def objective(trial):
+    if trial.number == 2:
+        os.unlink("study.db")
+    return trial.suggest_float("x", 0, 1)
+study.optimize(objective, n_trials=4)
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 1
+        assert [event["kind"] for event in job.events("ended")] == ["study-storage-gone"]
+        assert job.err.count("was deleted, moved or made read-only while the study ran") == 1
+        assert "may still be marked as running" not in job.err
+    assert not (folder / "study.db").exists()
+
+
+def test_a_script_without_a_study_is_as_without_us(folder: Path) -> None:
+    with hpo(folder, script(folder, "print('none')")) as job:
+        assert job.end() == 0
+        assert job.out == "none\n"
+        assert len(job.err.splitlines()) == 1  # which profile
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""A search on a real GPU: out of memory, a device-side assert and SIGKILL lose no trial."""
+"""A search on a real GPU: no trial is lost by errors of CUDA and by signals.
+
+Four minutes on one H100 or H200: `pytest -n 0 -s tests/gpu/real/test_trials_gpu.py -k accounted`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import sys
 import pytest
 from repo import PROGRAMS, source
 from runs import run
+
+TRIALS = 99  # of all workers
 
 
 def stored(database: pathlib.Path) -> list:
@@ -25,9 +30,10 @@ def test_every_trial_of_a_search_on_a_gpu_is_accounted_for(tmp_path, gpus, worke
     tune = PROGRAMS / "gpu" / "search_with_faults.py"
     words = ["--profile=hpo", "--set=hooks.optuna.recycle_every=10", f"--set=workers={workers}"]
     words += ["--set=retry.attempts_total=1000", "--set=locks.slot_memory_gib=1"]
+    words += ["--set=retry.backoff_s=[0, 0]"]
     database = tmp_path / "faulty.db"
-    with run(tmp_path, *words, str(tune), str(database), str(60 // workers), "faulty") as job:
-        assert job.end(400) == 0, job.err
+    with run(tmp_path, *words, str(tune), str(database), str(TRIALS // workers), "faulty") as job:
+        assert job.end(900) == 0, job.err
         recycled = job.events("recycled")
     trials = stored(database)
     states = collections.Counter(trial.state.name for trial in trials)
@@ -36,9 +42,9 @@ def test_every_trial_of_a_search_on_a_gpu_is_accounted_for(tmp_path, gpus, worke
     assert recycled
     killed = len(list(tmp_path.rglob("struck-*")))
     assert states["FAIL"] == killed > 0
-    assert len(trials) == 60 + killed
+    assert len(trials) == TRIALS + killed
     if workers == 1:
-        plain = [sys.executable, str(tune), str(tmp_path / "plain.db"), "60"]
+        plain = [sys.executable, str(tune), str(tmp_path / "plain.db"), str(TRIALS)]
         best = subprocess.run(plain, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert float(best.stdout) == min(t.value for t in trials if t.value is not None)
 

@@ -32,8 +32,9 @@ def objective(trial):
             torch.nn.functional.embedding(torch.tensor([70], device="cuda"), table)
             torch.cuda.synchronize()
         raise optuna.TrialPruned
-    if way == 7 and faulty and is_first(x):
-        os.kill(os.getpid(), signal.SIGKILL)
+    ends = {7: signal.SIGKILL, 9: signal.SIGSEGV, 11: signal.SIGTERM}
+    if way in ends and faulty and is_first(x):
+        os.kill(os.getpid(), ends[way])
     return ((table * x - 1) ** 2).mean().item()
 
 

@@ -2,7 +2,8 @@
 
     search.py STORAGE SAMPLER TRIALS [WAYS]
 
-STORAGE is `sqlite` or `journal`, in the working directory. WAYS are the faults, by default none.
+STORAGE is `sqlite` or `journal`, in the working directory, or the address of a PostgreSQL database,
+where `full` is a connection that the server ends. WAYS are the faults, by default none.
 `memory`, `assert` and `crash` belong to regions of the parameters and come whenever these are
 sampled; without such a fault a trial of that region ends as it is meant to end in the storage. The
 others strike a trial once: `kill` and `term` the process, `locked` and `full` the storage. At the
@@ -18,12 +19,16 @@ import sqlite3
 import sys
 
 import optuna
+import sqlalchemy
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 kind, sampler, trials = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ways = sys.argv[4].split(",") if len(sys.argv) > 4 else []
-ONCE = ("kill", "kill", "kill", "term", "term", "locked", "full")  # each a hundredth
+ONCE = (  # each a hundredth
+    *("kill", "kill", "full", "locked", "kill", "term"),
+    *("term", "term", "term", "locked", "locked", "full"),
+)
 POINTS = range(21)
 held = []  # a lock on the database, until the process ends
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -76,9 +81,23 @@ def strike(trial: optuna.Trial) -> None:
             connection.exec_driver_sql("PRAGMA busy_timeout = 1")
         held.append(sqlite3.connect("study.db", timeout=60))
         held[-1].execute("BEGIN EXCLUSIVE")
+    elif "://" in kind:
+        strike_server(trial.storage._backend.engine, way)
     else:  # no file of this process grows any more
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def strike_server(engine: sqlalchemy.Engine, way: str) -> None:
+    own = engine.connect()
+    if way == "locked":
+        own.exec_driver_sql("LOCK TABLE trials IN ACCESS EXCLUSIVE MODE")
+        held.append(own)
+        sqlalchemy.event.listen(engine, "begin", lambda c: c.exec_driver_sql("SET lock_timeout=99"))
+        return
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()"
+    own.exec_driver_sql(f"{others} AND application_name = '{os.getpid()}'")
+    own.close()
 
 
 def objective(trial: optuna.Trial) -> float:
@@ -92,6 +111,9 @@ def objective(trial: optuna.Trial) -> float:
 def storage() -> object:
     if kind == "sqlite":
         return RDBStorage("sqlite:///study.db", engine_kwargs={"connect_args": {"timeout": 60}})
+    if "://" in kind:
+        named = {"connect_args": {"application_name": str(os.getpid())}}
+        return RDBStorage(kind, engine_kwargs=named)
     return JournalStorage(JournalFileBackend("study.log"))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 
 from .. import contract, rank
 from . import optuna_repeat, optuna_storage
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ..context import Context
 
 _HOOK = "optuna"
+_AFTER_TRIAL = "after_trial"  # of a sampler that has no more points: it stops the study
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -76,6 +78,7 @@ class Hook:
         study.optimize = self._optimize(study.optimize)
         study.ask = self._ask(study.ask)
         study.stop = self._stop(study.stop)
+        optuna_storage.make_tables_once()
         if self._state is not None and self._is_script():
             once = optuna_repeat.Once(self._state, self._context)
             optuna_repeat.wrap(module, once, lambda one: id(one) in self._running)
@@ -91,22 +94,25 @@ class Hook:
             if id(self_) in self._running or rank.is_distributed():
                 return original(self_, *args, **kwargs)
             arguments = signature.bind(self_, *args, **kwargs).arguments
+            self._running[id(self_)] = None
             try:
-                call = self._begin(self_, arguments)
-            except Exception as error:
-                self._context.failed(_HOOK, error)
-                call = None
-            self._running[id(self_)] = call
-            try:
-                return (
-                    original(self_, *args, **kwargs) if call is None else self._run(call, original)
-                )
+                call = self._running[id(self_)] = self._begin(self_, arguments)
+                if call is None:
+                    return original(self_, *args, **kwargs)
+                return self._run(call, original)
             finally:
                 self._running.pop(id(self_), None)
 
         return optimize
 
-    def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization:
+    def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization | None:
+        try:
+            return self._begun(study, arguments)
+        except Exception as error:
+            self._context.failed(_HOOK, error)
+        return None
+
+    def _begun(self, study: Any, arguments: dict[str, Any]) -> Optimization:
         if self._last is not None:
             self._last.close()
         number = self._calls[study.study_name] = self._calls.get(study.study_name, 0) + 1
@@ -152,7 +158,9 @@ class Hook:
         def stop(self_: Any) -> None:
             original(self_)
             call = self._running.get(id(self_))
-            if call is not None:
+            if call is not None and sys._getframe(1).f_code.co_name == _AFTER_TRIAL:
+                call.is_exhausted = True
+            elif call is not None:
                 call.is_stopped = True
 
         return stop
@@ -175,6 +183,7 @@ class Hook:
         known = self._asking.get(id(study))
         if known is not None or optuna_repeat.is_in_memory(study._storage):
             return known
+        self._running[id(study)] = None
         try:
             trials = Trials(self._context, study, self._state)
             if self._state is not None and self._is_script():
@@ -187,4 +196,6 @@ class Hook:
         except Exception as error:
             self._context.failed(_HOOK, error)
             return None
+        finally:
+            self._running.pop(id(study), None)
         return trials

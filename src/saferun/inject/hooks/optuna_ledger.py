@@ -58,6 +58,7 @@ class Ledger:
             "last": None,  # id of the trial that was accounted for last
             "deaths": [],  # [trial, how its process ended] of those that are tried again
             "row": 0,
+            "queued": [],  # ids of trials that are tried again, as they were put into the queue
             "again": [],  # ids of trials that failed with their process and are not counted
             "closed": False,
             "random": {},
@@ -190,7 +191,7 @@ class Ledger:
             fail(self._study, trial._trial_id, f"its process ended ({how})")
             self._state.record(recorded(self._study, trial, how, "FAIL"))
             self.entry["deaths"].append([_identity(optuna_state.shown(trial.params)), how])
-            if not hopeless:
+            if not hopeless and not self._told(trial, trials):
                 self._requeue(trial)
         if hopeless:
             self._done(optuna_state.shown(dead[0].params))
@@ -213,6 +214,24 @@ class Ledger:
         twice = how in _CRASHES and deaths.count(how) + 1 >= _CRASHED_TWICE
         return twice or len(deaths) + 1 >= _DEATHS
 
+    def _told(self, trial: Any, trials: list[Any]) -> bool:
+        """Call the script's own callback for such a trial, if it has one; it decides what is next.
+
+        Optuna itself would call it only once the trial's heartbeat has been missed for long enough.
+        """
+        import copy
+
+        storage = self._study._storage
+        callback = optuna_storage.heartbeat_callback(storage)
+        if callback is None:
+            return False
+        failed = copy.deepcopy(storage.get_trial(trial._trial_id))
+        failed.user_attrs.pop(CAUSE, None)
+        patiently(lambda: callback(self._study, failed))
+        if self._draws and "failed_trial" not in trial.system_attrs:  # or nothing was drawn for it
+            sampler.advance(self._study, trials, trial)
+        return True
+
     def _requeue(self, trial: Any) -> None:
         """Put a trial back into the queue where its sampler would not come to it again."""
         import optuna
@@ -229,7 +248,18 @@ class Ledger:
             system_attrs=trial.system_attrs,
         )
         storage = self._study._storage
-        patiently(lambda: storage.create_new_trial(self._study._study_id, again))
+        made = patiently(lambda: storage.create_new_trial(self._study._study_id, again))
+        self.entry["queued"].append(made)
+
+    def is_any_queued(self) -> bool:
+        """Return whether a trial that is tried again has not been taken out of the queue yet."""
+        import optuna
+
+        if not self.entry["queued"]:
+            return False
+        waiting = (optuna.trial.TrialState.WAITING,)
+        left = self._study.get_trials(deepcopy=False, states=waiting)
+        return any(trial._trial_id in self.entry["queued"] for trial in left)
 
 
 def fail(study: Any, trial_id: int, cause: str) -> None:

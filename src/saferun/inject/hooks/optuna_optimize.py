@@ -46,6 +46,7 @@ class Optimization:
         self._ledger: Ledger | None = None
         self._why = ""  # it is to be replaced
         self.is_stopped = False  # by the script
+        self.is_exhausted = False  # the sampler has stopped the study
         self.trials: Trials
         self._objective: Objective
 
@@ -85,16 +86,19 @@ class Optimization:
         """
         self._stop = stop
         while not self._is_over():
-            self._why = ""
+            self._why, self.is_exhausted = "", False
             try:
                 original(**{**self._arguments, "func": self._objective, **self._limits()})
             except BaseException as error:
                 if self._why and isinstance(error, Exception) and self._objective.unusable:
                     self._leave()
                 raise
+            is_at_end = self.is_stopped or (self.is_exhausted and not self._is_any_queued())
+            if not self._why and self.is_exhausted and not is_at_end:
+                continue
             if not self._why:
                 break
-            if self.is_stopped or self._is_over():
+            if is_at_end or self._is_over():
                 self.close()
                 if self._objective.unusable is None:
                     return
@@ -126,6 +130,9 @@ class Optimization:
 
         waiting = (optuna.trial.TrialState.WAITING,)
         return not self.study.get_trials(deepcopy=False, states=waiting)
+
+    def _is_any_queued(self) -> bool:
+        return self._ledger is not None and self._ledger.is_any_queued()
 
     def _after_trial(self) -> None:
         """Stop the study where the process is to be replaced; runs once the storage has a trial."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +44,37 @@ if TYPE_CHECKING:
 
 _watchers: dict[tuple[int, int], Watcher] = {}  # by the id of the storage object, and the study's
 _MARK = "_saferun_watched"
+_TABLES_TRIES, _TABLES_WAIT_S = 5, 0.2
+_MADE_BESIDE = ("already exists", "unique constraint", "duplicate")  # what databases say of it
+
+
+def make_tables_once() -> None:
+    """Have processes that make the tables of one database at once not fail over each other.
+
+    `RDBStorage` looks for tables and then makes those that are missing (Optuna 4.5 to 5.0). With
+    several workers all look at once, and all but one would fail.
+    """
+    from optuna.storages import RDBStorage
+
+    storage: Any = RDBStorage
+    original = storage.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        for number in range(_TABLES_TRIES):
+            try:
+                original(self, *args, **kwargs)
+                return
+            except Exception as error:
+                text = str(error).lower()
+                is_beside = type(error).__module__.startswith("sqlalchemy") and any(
+                    words in text for words in _MADE_BESIDE
+                )
+                if number == _TABLES_TRIES - 1 or not is_beside:
+                    raise
+            time.sleep(_TABLES_WAIT_S)
+
+    storage.__init__ = init
 
 
 def watch(study: Any, watcher: Watcher) -> Watcher | None:
@@ -86,6 +118,33 @@ def place_of(storage: Any) -> list[str] | None:
 def is_mysql(storage: Any) -> bool:
     """Tell whether a storage keeps whole seconds of a trial's start only."""
     return str(getattr(getattr(storage, "_backend", storage), "url", "")).startswith("mysql")
+
+
+def heartbeat_callback(storage: Any) -> Callable[[Any, Any], None] | None:
+    """Return what the script wants called for a trial whose process is gone; None for nothing.
+
+    Args:
+        storage: of the study.
+    """
+    if not getattr(storage, "get_heartbeat_interval", lambda: None)():
+        return None
+    for name in ("get_heartbeat_stale_trial_callback", "get_failed_trial_callback"):  # 4.9; before
+        if hasattr(storage, name):
+            callback: Callable[[Any, Any], None] | None = getattr(storage, name)()
+            return callback
+    return None
+
+
+def is_gone(place: list[str]) -> bool:
+    """Tell whether the file of a storage was deleted: to open it would make an empty one.
+
+    Args:
+        place: as place_of returns it.
+    """
+    path = place[1]
+    if place[0] == "url":
+        path = path.partition("sqlite:///")[2].partition("?")[0]
+    return bool(path) and not os.path.exists(path)
 
 
 def opened(place: list[str]) -> Any:

@@ -35,7 +35,7 @@ def _sweep(state: optuna_state.State, notes: dict[str, Any], entry: dict[str, An
     import optuna
 
     place = entry.get("storage")
-    if not notes.get("running") or place is None:
+    if not notes.get("running") or place is None or optuna_storage.is_gone(place):
         return
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     study = optuna.load_study(study_name=entry["study"], storage=optuna_storage.opened(place))

@@ -1,0 +1,127 @@
+"""Searches in a real PostgreSQL: the same promises as in SQLite, and a server that goes away.
+
+Needs a PostgreSQL (Debian: `apt-get install postgresql`) and `psycopg` beside Optuna.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repo import PROGRAMS
+from runs import run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+SEARCH = PROGRAMS / "optuna" / "search.py"
+WAIT = PROGRAMS / "optuna" / "wait_in_trial.py"
+HPO = [
+    *("--profile=cpu", "--set=launcher=python", "--set=hooks.optuna.mode=on"),
+    *("--set=retry.backoff_s=[0, 0]", "--set=retry.attempts_total=1000"),
+]
+ALL = "memory,assert,crash,kill,term,locked,full"
+
+
+class Server:
+    """A PostgreSQL of this test's own, run by a user who is not root."""
+
+    def __init__(self, folder: Path, programs: Path, port: int) -> None:
+        self.user = "nobody" if os.geteuid() == 0 else None
+        self._control = [str(programs / "pg_ctl"), "-D", str(folder / "data"), "-w"]
+        self._options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        self._log = str(folder / "log")
+        self.address = f"postgresql+psycopg://tester@127.0.0.1:{port}/postgres"
+        if self.user:
+            shutil.chown(folder, self.user)
+        self.do(str(programs / "initdb"), "-D", str(folder / "data"), "-A", "trust", "-U", "tester")
+
+    def do(self, *words: str) -> None:
+        where = {"cwd": "/", "stdout": subprocess.DEVNULL, "user": self.user}
+        subprocess.run(words, check=True, **where)  # type: ignore[call-overload]  # one shape
+
+    def start(self) -> None:
+        self.do(*self._control, "-o", self._options, "-l", self._log, "start")
+
+    def stop(self) -> None:
+        self.do(*self._control, "-m", "immediate", "stop")
+
+    def trials(self) -> list[Any]:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        storage = optuna.storages.RDBStorage(self.address)
+        trials = optuna.load_study(study_name=None, storage=storage).get_trials()
+        storage.engine.dispose()
+        return trials
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    pytest.importorskip("psycopg")
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        pytest.skip("there is no PostgreSQL in /usr/lib/postgresql")
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        one = Server(Path(folder), found[-1].parent, port)
+        one.start()
+        yield one
+        one.stop()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_search_in_postgresql_through_all_faults_loses_no_trial(
+    tmp_path: Path, server: Server, workers: int
+) -> None:
+    """One worker's is the undisturbed search; three cover the grid of 504 points."""
+    sampler, count = ("random", "150") if workers == 1 else ("grid", "600")
+    words = (str(SEARCH), server.address, sampler, count, ALL)
+    with run(tmp_path, *HPO, f"--set=workers={workers}", *words) as job:
+        assert job.end(1700) == 0, job.err
+        places = sorted(job.journal.rglob("trials.jsonl"))
+        kinds = {event.get("kind") for event in job.events("ended")}
+        out = job.out
+    assert {"study-storage-locked", "study-storage-unreachable"} <= kinds
+    trials = server.trials()
+    records = [json.loads(line) for place in places for line in place.read_text().splitlines()]
+    assert sorted(record["number"] for record in records) == [trial.number for trial in trials]
+    states = collections.Counter(trial.state.name for trial in trials)
+    assert set(states) <= {"COMPLETE", "PRUNED", "FAIL"}, states
+    plain = [sys.executable, str(SEARCH), "journal", sampler, count]
+    done = subprocess.run(plain, cwd=tmp_path, capture_output=True, text=True, check=True)
+    if workers == 1:
+        assert json.loads(out.splitlines()[-1]) == json.loads(done.stdout)
+    points = [json.dumps(t.params, sort_keys=True) for t in trials if t.state.name != "FAIL"]
+    failed = [json.dumps(t.params, sort_keys=True) for t in trials if t.state.name == "FAIL"]
+    assert not {point for point in failed if failed.count(point) == 1} - set(points)
+    assert workers == 1 or len({*points, *failed}) == 504
+    best = min(t.value for t in trials if t.state.name == "COMPLETE")
+    assert best == json.loads(done.stdout)["best"]
+
+
+def test_a_server_that_is_restarted_in_a_trial_loses_nothing(
+    tmp_path: Path, server: Server
+) -> None:
+    with run(tmp_path, *HPO, str(WAIT), server.address, stdin=subprocess.PIPE) as job:
+        assert job.process.stdout.readline() == b"here\n"
+        server.stop()
+        server.start()
+        assert job.process.stdin is not None
+        job.process.stdin.write(b"\n")
+        job.process.stdin.close()
+        job.process.stdin = None
+        assert job.end() == 0, job.err
+        assert job.events("ended")[0]["kind"] == "study-storage-unreachable"
+    states = [trial.state.name for trial in server.trials()]
+    assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
