@@ -109,6 +109,14 @@ class Record:
         """Record that the process of an attempt is replaced, as it asked."""
         self._journal.event("recycled", attempt=number, **request._asdict())
 
+    def nodes(self, number: int, agreement: Mapping[str, object]) -> None:
+        """Record what the nodes of the run agreed on before an attempt."""
+        self._journal.event("nodes", **{**agreement, "attempt": number})
+
+    def masked(self, text: str) -> str:
+        """Return a text without secrets."""
+        return self._journal.masked(text)
+
     def hang(self, places: list[dict[str, object]], silent_s: float) -> None:
         """Record where the ranks are in a silence that is too long."""
         self._journal.event("hang", silent_s=silent_s, ranks=places)
