@@ -97,6 +97,15 @@ class Host:
         """Run a command on the host, as root, and wait for it."""
         subprocess.run([*self._inside(), *words], check=True)
 
+    def ask(self, *words: str) -> int:
+        """Run a command on the host and return its exit status."""
+        done = subprocess.run([*self._inside(), *words], capture_output=True, check=False)
+        return done.returncode
+
+    def popen(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a command on the host."""
+        return subprocess.Popen([*self._inside(), *words], **options)
+
     def start(self, *argv: str, **options: Any) -> Run:
         """Start saferun with these arguments; `command` and `env` are as in `runs.Run`."""
         command = options.pop("command", [sys.executable, "-m", "saferun"])

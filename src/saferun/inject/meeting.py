@@ -83,7 +83,13 @@ def leave(store: Store, rank: int, size: int) -> None:
 
 
 def poll(store: Store, key: str, timeout_s: float) -> bool:
-    """Return whether `key` appeared within `timeout_s`; looks seldom, and never logs."""
+    """Return whether a key appeared in time; looks seldom, and never logs.
+
+    Args:
+        store: where it may appear.
+        key: its name.
+        timeout_s: how long to look.
+    """
     start = time.monotonic()
     while not store.check([key]):
         waited_s = time.monotonic() - start

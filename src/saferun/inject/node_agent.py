@@ -13,7 +13,8 @@ Active only where SAFERUN_NODES is set, which saferun does for attempts of sever
 
     SAFERUN_NODES   {"facts": Facts of nodes.py, "directory": where the outcome goes or null,
                      "rejoin_s": seconds}
-    outcome         DIRECTORY/nodes-aN.json: {"agreement": Agreement, "node": N, "at": UNIX SECONDS}
+    outcome         DIRECTORY/nodes-aN.json: {"agreement": Agreement, "node": N, "at": UNIX
+                    SECONDS}, or {"alone": TEXT} where the others did not come back
     loss            DIRECTORY/nodes-lost-aN.json: {"why": TEXT, "nodes": [N, …]}
 """
 
@@ -25,18 +26,19 @@ import os
 import sys
 import time
 
-from . import meeting, node_watch, nodes, receipts
+from . import meeting, node_joining, node_watch, nodes, receipts
+from .node_joining import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
-    from typing import Any
+    from typing import Any, NoReturn
 
 VARIABLE = "SAFERUN_NODES"
 AGENT_API = "torch.distributed.elastic.agent.server.api"
 REGISTRY = "torch.distributed.elastic.rendezvous.registry"
-MEET_S = 20.0  # all nodes have just left the same rendezvous
+MEET_S = 15.0  # all nodes have just left the same rendezvous
 LEAVE_S = 5.0  # the store goes with its host: all read the result first
 AGAIN_S = 1.0  # between two tries to join
 
@@ -91,6 +93,7 @@ class Party:
         self._rejoin_s: float = given["rejoin_s"]
         self._make: Callable[[Any], Any] | None = None  # torch's get_rendezvous_handler
         self._parameters: Any = None  # that it was called with
+        self._joining = node_joining.Joining(self._facts, self._refuse)
         self._watch: node_watch.NodeWatch | None = None
         self._is_ending = False
         self._began = False  # ranks were started in this agent
@@ -109,6 +112,7 @@ class Party:
                 if params.backend == "static":
                     limit = int(params.config.get("timeout", self._rejoin_s))
                     params.config["timeout"] = min(limit, int(self._rejoin_s))
+            self._joining.begin(str(params.endpoint), say)
             return self._handler(time.monotonic() + self._rejoin_s)
 
         registry.get_rendezvous_handler = get_rendezvous_handler  # type: ignore[attr-defined]  # torch's own is replaced
@@ -127,10 +131,12 @@ class Party:
         assert self._make is not None
         while True:
             try:
-                return self._make(self._parameters)
+                handler = self._make(self._parameters)
+                self._joining.watch(handler, self._parameters.run_id)
+                return handler
             except Exception as error:
                 if time.monotonic() > limit or not self._may_come_back(error):
-                    raise
+                    self._give_up(error, {})
                 time.sleep(AGAIN_S)
 
     # --- the beginning ---
@@ -144,6 +150,7 @@ class Party:
         if self._watch is not None:
             self._watch.stop()
         self._join(original, agent, *rest)
+        self._joining.end()
         group = agent._worker_group
         rank, size = group.group_rank, group.group_world_size
         store = _prefixed(agent._store)
@@ -172,9 +179,25 @@ class Party:
             except Exception as caught:
                 error = caught
             if time.monotonic() > limit or not self._may_come_back(error):
-                raise error
+                self._give_up(error, _names(agent._worker_group.spec.rdzv_handler))
             time.sleep(AGAIN_S)
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
+
+    def _give_up(self, error: Exception, here: dict[int, str]) -> NoReturn:
+        """End the agent; from the second attempt on the supervisor says it in a sentence."""
+        if self._attempt == 1 or self._directory is None:
+            raise error
+        where = getattr(self._parameters, "endpoint", "")
+        text = f"the rendezvous at {where} could not be reached again"
+        if type(error).__name__ == "RendezvousTimeoutError":
+            text = f"only {', '.join(sorted(here.values()))} came back"
+        self._write(outcome_name(self._attempt), {"alone": text})
+        raise SystemExit(nodes.REGROUP_STATUS)
+
+    def _refuse(self, agreement: nodes.Agreement) -> None:
+        self._joining.end()
+        self._write(outcome_name(self._attempt), {"agreement": agreement, "node": 0})
+        raise SystemExit(nodes.REGROUP_STATUS)
 
     def _may_come_back(self, error: Exception) -> bool:
         """Tell whether the rendezvous that failed was one of the attempt before."""
@@ -200,7 +223,7 @@ class Party:
             rank_of = root["diagnosis"]["root_rank"]
             where = f"host {root['host']}" + ("" if rank_of is None else f", rank {rank_of}")
             kind = root["diagnosis"]["kind"]
-            _say(f"attempt {root['attempt']} failed first on {where}: {kind}")
+            say(f"attempt {root['attempt']} failed first on {where}: {kind}")
 
     def _begin(self, store: Any, rank: int, agreement: nodes.Agreement, agent: Any) -> None:
         hosts = {int(node): host for node, host in agreement["hosts"].items()}
@@ -211,7 +234,7 @@ class Party:
             names = ", ".join(f"node {node} ({hosts[node]})" for node in lost)
             text = f"{names}: {why}" if names else why
             self._write(loss_name(self._attempt), {"why": text, "nodes": lost})
-            _say(f"{text}; the attempt ends on {self._facts['host']}")
+            say(f"{text}; the attempt ends on {self._facts['host']}")
             node_watch.end_process(lambda: self._is_ending, lambda: _pids(agent))
 
         self._began = True
@@ -271,7 +294,7 @@ class Party:
                 os.unlink(path)
             receipts.write_new(path, json.dumps({**content, "at": time.time()}).encode())
         except OSError as error:
-            _say(f"{name} could not be written: {error.strerror}")
+            say(f"{name} could not be written: {error.strerror}")
 
 
 def _names(handler: Any) -> dict[int, str]:
@@ -324,11 +347,3 @@ def _leave(store: Any, size: int) -> None:
 def _pids(agent: Any) -> list[int]:
     context = getattr(agent, "_pcontext", None)
     return [] if context is None else list(context.pids().values())
-
-
-def _say(text: str) -> None:
-    try:
-        sys.stderr.write(f"saferun: {text}\n")
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):
-        return

@@ -89,6 +89,19 @@ def agree(facts: Mapping[int, Facts]) -> Agreement:
     }
 
 
+def refusal(hosts: dict[str, str], why: str) -> Agreement:
+    """Return that nodes do not fit, for a reason of which facts say nothing."""
+    return {
+        "action": REFUSE,
+        "attempt": 1,
+        "mitigations": [],
+        "root": None,
+        "why": why,
+        "hosts": hosts,
+        "shared": "",
+    }
+
+
 def root_report(reports: list[Report | None]) -> Report | None:
     """Return the report of the node where the failure began; None where there is none."""
     given = [report for report in reports if report is not None]

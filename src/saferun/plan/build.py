@@ -30,7 +30,7 @@ from saferun.profile.merge import Conditions
 from saferun.profile.schema import KEYS
 
 # Keys that are read and checked but have no effect yet. A launch that sets one prints a remark.
-NOT_YET = ("retry.rejoin_s",)
+NOT_YET: tuple[str, ...] = ()
 # Options of the rendezvous with other nodes; --standalone contradicts each of them.
 _RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
 _DESTS = {"m": "module", "t": "tee", "r": "redirects"}  # of torchrun's one-letter options

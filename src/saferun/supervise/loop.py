@@ -156,7 +156,7 @@ class _Run:
         Raises:
             EndRequestedError: a signal came between two attempts, or before the first one.
         """
-        self._recall()
+        self._mitigations.put_in_force(self._gathered, self._means.ground.say)
         delay_s = 0.0
         while True:
             with self._requests.raised():
@@ -206,15 +206,6 @@ class _Run:
             fail_left_over(
                 identity.state, plan, self._environment(plan), status, self._means.ground.say
             )
-
-    def _recall(self) -> None:
-        """Put what helped this script here before in force and report it; a failure is reported."""
-        try:
-            if line := self._mitigations.recall(self._gathered):
-                self._means.ground.say(line)
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            self._means.ground.say(f"what helped before could not be read ({what})")
 
     def _cleared(self) -> bool:
         """Have the GPUs tried; meanwhile the torchrun of attempt 1 imports torch."""
@@ -404,11 +395,6 @@ class _Run:
         if last.number != self._gathered.identity.attempt:
             return  # the nodes met, and began no attempt
         care, again = self._means.care, decision.action == retry_policy.AGAIN
-        try:
-            with self._requests.raised():
-                care.recover(plan, last.kind, again=again)
-        except Exception as error:
-            self._record.fault(error)
-            return
-        if care.recovered:
-            self._record.recovery(care.recovered)
+        with self._requests.raised():
+            self._record.harmlessly(lambda: care.recover(plan, last.kind, again=again))
+        self._record.recovery(care.recovered)

@@ -91,27 +91,33 @@ class Nodes:
             What follows where no rank was started; None where ranks ran, or may have.
         """
         outcome = self._outcome = self._read(node_agent.outcome_name(self.number))
-        if ended.exit_code == 0 or end_requested(ended):
-            return None
-        if outcome is None:
-            return None if self._report is None else self._not_met(plan)
+        ends = ended.exit_code == 0 or end_requested(ended)
+        if outcome is None or "alone" in outcome:
+            return None if ends or self._report is None else self._not_met(plan, outcome)
         agreement: nodes.Agreement = outcome["agreement"]
         self._hosts = agreement["hosts"]
         self._record.nodes(self.number, agreement)
         self._take_root(agreement["root"])
         self._report = None
-        if agreement["action"] == nodes.BEGIN:
+        if agreement["action"] == nodes.BEGIN or ends:
             self._regroups, self._own = 0, Decision(AGAIN, "")
             return None
         return self._without_ranks(agreement)
 
-    def _not_met(self, plan: LaunchPlan) -> Decision:
+    def _not_met(self, plan: LaunchPlan, outcome: Any) -> Decision:
         """Return the end of a run whose nodes did not come back together."""
+        from saferun.diagnosis import classify, signatures
+
         self.status = self._history[-1].exit_code
         if self._own.action == STOP:
             return self._own
         here = self._facts["host"]
         others = ", ".join(host for host in self._hosts.values() if host != here)
+        known = signatures.load(self._gathered.environ)
+        lost = f"of the nodes {here}, {others}: {outcome['alone']}" if outcome else f"no {others}"
+        self._diagnoses[-1] = found = classify.by_nodes(self._diagnoses[-1], lost, known)
+        if found.kind == "node-lost":
+            self.host = others
         limit = f"retry.rejoin_s: {plan.settings.retry.rejoin_s:g} s"
         return Decision(STOP, f"not all of the other nodes ({others}) came back in time ({limit})")
 
@@ -215,12 +221,13 @@ def _facts(gathered: Gathered) -> nodes.Facts:
 
     line, profile = gathered.request.line, gathered.profile
     assert profile is not None, "a supervised run has one"
+    least, _, most = (value_of(line, gathered.environ, "nnodes") or "").partition(":")
     strict = profile.settings.hooks.init.agree == "error"
     return {
         "host": os.uname().nodename,
         "saferun": __version__,
         "torch": gathered.facts.torch or "" if strict else "",
-        "nnodes": value_of(line, gathered.environ, "nnodes") or "",
+        "nnodes": least if least == most or not most else f"{least}:{most}",
         "script": os.path.basename(line.script or ""),
     }
 

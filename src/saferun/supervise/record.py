@@ -63,7 +63,9 @@ class Record:
         self._journal.event("preflight", granted=granted, findings=shown)
 
     def recovery(self, findings: tuple[Finding, ...]) -> None:
-        """Record what was done for the GPUs after a failure."""
+        """Record what was done for the GPUs after a failure, if anything."""
+        if not findings:
+            return
         self._journal.event("recovery", findings=[finding._asdict() for finding in findings])
 
     def ended(
