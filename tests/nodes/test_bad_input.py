@@ -86,7 +86,7 @@ def test_a_clock_that_is_off_is_named_on_every_node(pair: list[Host], tmp_path: 
         "class Late(datetime.datetime):",
         "    @classmethod",
         "    def now(cls, zone=None):",
-        "        return super().now(zone) - datetime.timedelta(hours=1)",
+        "        return datetime.datetime.now(zone) - datetime.timedelta(hours=1)",
         "rendezvous.datetime = Late",
         "from torch.distributed.run import main",
         "sys.exit(main())",

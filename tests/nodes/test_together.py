@@ -107,6 +107,18 @@ def test_all_nodes_end_with_the_same_words(pair: list[Host], tmp_path: Path, ran
 
 
 @pytest.mark.slow
+def test_through_a_shared_directory_all_decide_at_once(pair: list[Host], tmp_path: Path):
+    """No agent is started to tell the others of the end."""
+    shared = f"--run-dir={tmp_path / 'runs'}"
+    runs = start(pair, add_up(tmp_path, "raise", "1", "6", "any"), C10D, shared)
+    assert end_all(runs) == [1, 1], [run.err for run in runs]
+    assert last_words(runs[0]) == last_words(runs[1])
+    journals = list((tmp_path / "runs").glob("*/events.jsonl"))
+    assert [path.read_text().count('"event":"started"') for path in journals] == [1, 1]
+    clean(runs)
+
+
+@pytest.mark.slow
 def test_one_mitigation_is_that_of_all(pair: list[Host], tmp_path: Path):
     """The other node sees a lost peer, for which there is no mitigation."""
     job = tmp_path / "train.py"

@@ -3,7 +3,7 @@
 A host is one process that reads a pipe; when the pipe closes, the kernel ends all of the host. Its
 `eth0` is one end of a veth pair whose other end is at a bridge in a namespace of its own, so links
 can be cut, slowed and made lossy. The hosts share all files, as over a network file system, but for
-`/etc/hosts` and their users' homes.
+`/etc/hosts` and their users' homes, which the other hosts do not see.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Namespaces:
 class Host:
     """One host: its name, its address, what runs on it, and its link."""
 
-    def __init__(self, number: int, bridge: Namespaces, folder: Path) -> None:
+    def __init__(self, number: int, count: int, bridge: Namespaces, folder: Path) -> None:
+        self._others = [folder / f"h{n}" for n in range(1, count + 1) if n != number]
         self.name, self.address = f"h{number}", f"10.77.0.{number}"
         self.folder = folder / self.name
         self.folder.mkdir(exist_ok=True)
@@ -89,6 +90,9 @@ class Host:
         subprocess.run([*at_bridge, "master", "br0", "up"], check=True)
         self.do("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
         self.do("ip", "link", "set", "eth0", "up")
+        for other in self._others:
+            other.mkdir(exist_ok=True)
+            self.do("mount", "-t", "tmpfs", "none", str(other))
 
     def _inside(self) -> list[str]:
         return ["nsenter", "-t", str(self._own.pid), "--net", "--uts", "--mount", "--pid"]
@@ -181,7 +185,7 @@ def standing(folder: Path, count: int) -> Iterator[list[Host]]:
         subprocess.run([*inside, "add", "br0", "type", "bridge"], check=True)
         subprocess.run([*inside, "set", "br0", "up"], check=True)
         for number in range(1, count + 1):
-            hosts.append(Host(number, bridge, folder))
+            hosts.append(Host(number, count, bridge, folder))
         yield hosts
     finally:
         for host in hosts:

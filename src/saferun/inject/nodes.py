@@ -13,7 +13,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any, TypedDict
 
     class Report(TypedDict):
@@ -102,7 +102,7 @@ def refusal(hosts: dict[str, str], why: str) -> Agreement:
     }
 
 
-def root_report(reports: list[Report | None]) -> Report | None:
+def root_report(reports: Sequence[Report | None]) -> Report | None:
     """Return the report of the node where the failure began; None where there is none."""
     given = [report for report in reports if report is not None]
     latest = max((report["attempt"] for report in given), default=0)

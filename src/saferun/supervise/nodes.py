@@ -1,9 +1,11 @@
 """The other nodes of a run: each has a saferun of its own, and all do the same.
 
-Before an attempt the agents meet in their store (inject/node_agent.py): each brings the attempt's
-number, the mitigations in force and its report of the attempt before. All get one agreement. A node
-whose own decision is to stop attends that meeting, too, so that all learn why; its agent leaves
-before a rank is started. A node that never met the others (a wrong endpoint) decides alone.
+After a failure the nodes exchange their reports through a directory that all of them see, where
+there is one (shared_reports.py). Before an attempt the agents meet in their store
+(inject/node_agent.py): each brings the attempt's number, the mitigations in force and, where it has
+not been exchanged, its report of the attempt before. All get one agreement. A node whose own
+decision is to stop attends that meeting, too, so that all learn why; its agent leaves before a rank
+is started. A node that never met the others (a wrong endpoint) decides alone.
 
 Runs of one node never come here.
 """
@@ -18,6 +20,7 @@ from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
 from saferun.inject import node_agent, nodes
 from saferun.model import LaunchPlan, as_tree
 from saferun.plan.inputs import Gathered
+from saferun.supervise import shared_reports
 from saferun.supervise.attempt_watch import end_requested
 
 TYPE_CHECKING = False
@@ -54,8 +57,14 @@ class Nodes:
     ) -> None:
         self._gathered, self._record = gathered, record
         self._history, self._diagnoses, self._mitigations = history, diagnoses, mitigations
-        self._facts = _facts(gathered)
+        self._facts: nodes.Facts = {
+            **_facts(gathered),
+            "shared": shared_reports.offer(record.path),
+        }
         self._report: nodes.Report | None = None  # of the last attempt here, for the meeting
+        self._comes_back = False  # the nodes have met, and an attempt has failed since
+        self._shared = ""  # what node 0 offered
+        self._lost: list[str] = []  # the nodes that went silent in the last attempt
         self._own = Decision(AGAIN, "")  # what this node alone would do after it
         self._hosts: dict[str, str] = {}  # of the last meeting, by node rank
         self._regroups = 0
@@ -93,14 +102,14 @@ class Nodes:
         outcome = self._outcome = self._read(node_agent.outcome_name(self.number))
         ends = ended.exit_code == 0 or end_requested(ended)
         if outcome is None or "alone" in outcome:
-            return None if ends or self._report is None else self._not_met(plan, outcome)
+            return self._not_met(plan, outcome) if self._comes_back and not ends else None
         agreement: nodes.Agreement = outcome["agreement"]
-        self._hosts = agreement["hosts"]
+        self._hosts, self._shared = agreement["hosts"], agreement["shared"]
         self._record.nodes(self.number, agreement)
         self._take_root(agreement["root"])
         self._report = None
         if agreement["action"] == nodes.BEGIN or ends:
-            self._regroups, self._own = 0, Decision(AGAIN, "")
+            self._regroups, self._comes_back, self._own = 0, False, Decision(AGAIN, "")
             return None
         return self._without_ranks(agreement)
 
@@ -109,6 +118,11 @@ class Nodes:
         from saferun.diagnosis import classify, signatures
 
         self.status = self._history[-1].exit_code
+        last = self._history[-1].number
+        if root := nodes.root_report(shared_reports.read(self._shared, last, self._hosts)):
+            decision = self._decided_by(root)  # it came too late for the others to wait
+            if decision.action == STOP:
+                return decision
         if self._own.action == STOP:
             return self._own
         here = self._facts["host"]
@@ -156,6 +170,7 @@ class Nodes:
     def lost(self) -> str:
         """Return what the agent lost of the other nodes in its last attempt; "" for nothing."""
         loss = self._read(node_agent.loss_name(self.number))
+        self._lost = [] if loss is None else [str(node) for node in loss["nodes"]]
         return "" if loss is None else str(loss["why"])
 
     def share(self, ended: Ended, decision: Decision) -> Decision:
@@ -187,8 +202,22 @@ class Nodes:
             "facts": {key: getattr(last, key) for key in _SHARED},
             "decision": decision._asdict(),
         }
+        self._comes_back = True
+        others = self._hosts.keys() - self._lost
+        reports = shared_reports.exchange(self._shared, self._report, others)
+        if root := nodes.root_report(reports):
+            return self._decided_by(root)
         delay_s = decision.delay_s if decision.action == AGAIN else 0.0
         return Decision(AGAIN, decision.reason, delay_s, decision.add)
+
+    def _decided_by(self, root: nodes.Report) -> Decision:
+        """Return the decision of the node where the failure began, which all have read."""
+        self._take_root(root)
+        self._report, self._own = None, Decision(AGAIN, "")
+        decision = Decision(**root["decision"])
+        if decision.add in self._mitigations.in_force:
+            decision = decision._replace(add="")
+        return decision
 
     def _masked(self, value: Any) -> Any:
         """Return a value without secrets: other nodes print it."""
