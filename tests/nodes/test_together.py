@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,7 +115,7 @@ def test_through_a_shared_directory_all_decide_at_once(pair: list[Host], tmp_pat
     assert end_all(runs) == [1, 1], [run.err for run in runs]
     assert last_words(runs[0]) == last_words(runs[1])
     journals = list((tmp_path / "runs").glob("*/events.jsonl"))
-    assert [path.read_text().count('"event":"started"') for path in journals] == [1, 1]
+    assert [path.read_text().count('"event": "started"') for path in journals] == [1, 1]
     clean(runs)
 
 
@@ -124,16 +125,17 @@ def test_one_mitigation_is_that_of_all(pair: list[Host], tmp_path: Path):
     job = tmp_path / "train.py"
     job.write_text(
         "import os, signal\n"
-        "if os.environ['RANK'] == '1' and not os.environ['SAFERUN_MITIGATIONS']:\n"
-        "    raise OSError(24, 'Too many open files')\n"
-        "if os.environ['RANK'] == '0' and not os.environ['SAFERUN_MITIGATIONS']:\n"
+        "if not os.environ['SAFERUN_MITIGATIONS']:\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        raise RuntimeError('received 0 items of ancdata')\n"
         "    signal.pause()\n"
         "print(os.environ['SAFERUN_ATTEMPT'], os.environ['SAFERUN_MITIGATIONS'])\n"
     )
-    runs = start(pair, [str(job)])
+    few = ["prlimit", "--nofile=1000:4000", sys.executable, "-m", "saferun"]
+    hosts_and_options = [(host, meeting(number)) for number, host in enumerate(pair)]
+    runs = [host.start(*options, str(job), command=few) for host, options in hosts_and_options]
     assert end_all(runs) == [0, 0], [run.err for run in runs]
-    assert len({run.out for run in runs}) == 1, [run.out for run in runs]
-    assert runs[0].out.split()[0] == "2"
+    assert [run.out for run in runs] == ["2 more-open-files\n"] * 2
     clean(runs)
 
 

@@ -41,6 +41,7 @@ REGISTRY = "torch.distributed.elastic.rendezvous.registry"
 MEET_S = 15.0  # all nodes have just left the same rendezvous
 LEAVE_S = 5.0  # the store goes with its host: all read the result first
 AGAIN_S = 1.0  # between two tries to join
+BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
 _party: Party | None = None
 
@@ -144,8 +145,9 @@ class Party:
     def _rendezvous(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
         """Join, meet, and go on only where all nodes begin the same attempt."""
         spec = agent._worker_group.spec
-        if self._began and spec.rdzv_handler.get_backend() == "static":
-            original(agent, *rest)  # of --max-restarts: this node restarts its ranks alone
+        backend = spec.rdzv_handler.get_backend()
+        if backend not in BACKENDS or (self._began and backend == "static"):
+            original(agent, *rest)  # static: with --max-restarts a node restarts its ranks alone
             return
         if self._watch is not None:
             self._watch.stop()
@@ -157,6 +159,7 @@ class Party:
         if self._began and spec.max_restarts == 0:
             # Nodes came or went. Restarted ranks would find the keys of the last ones in the store.
             self._facts = {**self._facts, "attempt": self._attempt + 1, "report": None}
+            say(f"nodes have come or gone: attempt {self._attempt + 1} starts on all of them")
         agreement = self._meet(store, rank, size, _names(spec.rdzv_handler))
         self._write(outcome_name(self._attempt), {"agreement": agreement, "node": rank})
         if agreement["action"] != nodes.BEGIN:
@@ -168,17 +171,18 @@ class Party:
 
     def _join(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
         """Join the rendezvous; one that is about to end is left for the one after it."""
-        limit = time.monotonic() + self._rejoin_s
+        limit: float | None = None  # from the first failure on: a spare node waits for hours
         while True:
             try:
                 original(agent, *rest)
                 if not _is_over(agent._store):
                     return
-                _await_end(agent._store, self._attempt, limit)
+                _await_end(agent._store, self._attempt, self._rejoin_s)
                 error: Exception = RuntimeError("the store of an earlier attempt lives on")
             except Exception as caught:
                 error = caught
-            if time.monotonic() > limit or not self._may_come_back(error):
+            limit = limit or time.monotonic() + self._rejoin_s
+            if time.monotonic() > limit or not self._may_come_back(error, waited=True):
                 self._give_up(error, _names(agent._worker_group.spec.rdzv_handler))
             time.sleep(AGAIN_S)
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
@@ -199,16 +203,22 @@ class Party:
         self._write(outcome_name(self._attempt), {"agreement": agreement, "node": 0})
         raise SystemExit(nodes.REGROUP_STATUS)
 
-    def _may_come_back(self, error: Exception) -> bool:
-        """Tell whether the rendezvous that failed was one of the attempt before."""
+    def _may_come_back(self, error: Exception, *, waited: bool = False) -> bool:
+        """Tell whether the rendezvous that failed was one of the attempt before.
+
+        Args:
+            error: how it failed.
+            waited: this node had reached it, and waited there.
+        """
         name = type(error).__name__
         if name == "RendezvousTimeoutError" or self._make is None:
             return False
-        return name == "RendezvousClosedError" or self._attempt > 1
+        lost = waited and name == "RendezvousConnectionError"
+        return lost or name == "RendezvousClosedError" or self._attempt > 1
 
     def _meet(self, store: Any, rank: int, size: int, names: dict[int, str]) -> nodes.Agreement:
         if rank == 0:
-            node_watch.prepare(store, size)
+            self._facts = {**self._facts, "beats": node_watch.prepare(store, size)}
         agreement, missing = meeting.meet(store, rank, size, self._facts, nodes.agree, MEET_S)
         if missing:
             known = [f"node {node} ({names.get(node, 'host not known')})" for node in missing]
@@ -238,6 +248,8 @@ class Party:
             node_watch.end_process(lambda: self._is_ending, lambda: _pids(agent))
 
         self._began = True
+        if not agreement["beats"]:
+            return
         self._watch = node_watch.NodeWatch(store, rank, hosts, self._attempt, end)
         self._watch.start()
 
@@ -321,7 +333,7 @@ def _is_over(store: Any) -> bool:
     return bool(_prefixed(store).check(["result"]))
 
 
-def _await_end(store: Any, attempt: int, limit: float) -> None:
+def _await_end(store: Any, attempt: int, bound_s: float) -> None:
     """Ask the agents of an earlier attempt to end, and wait until their store has gone.
 
     Raises:
@@ -329,6 +341,7 @@ def _await_end(store: Any, attempt: int, limit: float) -> None:
     """
     ours = _prefixed(store)
     ours.set(node_watch.WANTED, str(attempt))
+    limit = time.monotonic() + bound_s
     while time.monotonic() < limit:
         ours.check(["result"])
         time.sleep(0.5)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-BEAT_S = 2.0
+BEAT_S = 2.0  # and LONGEST_BEAT_S from 1,000 nodes on, to spare the host
+LONGEST_BEAT_S = 10.0
 # A cut of the network that heals within 30 s harms no job today and must not end one. The silence,
 # and what a stuck agent and its ranks get to end, stay below a minute.
 LOST_S = 40.0
@@ -34,9 +35,18 @@ TERM_S = 5.0  # for the ranks of a stuck agent
 WORD, WANTED, DONE, ALL_DONE = "word", "wanted", "done", "all done"
 
 
-def prepare(store: Any, size: int) -> None:
-    """Make the keys that all nodes read, on node 0, before any node begins to watch."""
-    store.multi_set([_beat(node) for node in range(size)] + [WORD], ["0"] * size + ['{"n": 0}'])
+def prepare(store: Any, size: int) -> bool:
+    """Make the keys that all nodes read, on node 0, before any node begins to watch.
+
+    Returns:
+        Whether the store can hold heartbeats; a file cannot.
+    """
+    keys = [*(_beat(node) for node in range(size)), WORD]
+    try:
+        store.multi_set(keys, ["0"] * size + ['{"n": 0}'])
+        return bool(len(store.multi_get(keys)) == len(keys))
+    except Exception:
+        return False
 
 
 class Beats:
@@ -90,6 +100,7 @@ class NodeWatch:
         self._answered_at = time.monotonic()
         self._word = (0, self._answered_at)  # node 0's count, and when it changed
         self._ended = threading.Lock()
+        self._every_s = min(LONGEST_BEAT_S, BEAT_S + len(hosts) / 125)
         self.lost = ""
 
     def start(self) -> None:
@@ -110,7 +121,7 @@ class NodeWatch:
         self.stop()
 
     def _is_fresh(self) -> bool:
-        return time.monotonic() - self._answered_at < 2 * BEAT_S
+        return time.monotonic() - self._answered_at < 2 * self._every_s
 
     def _beat_on(self) -> None:
         beats, count = Beats(len(self._hosts), time.monotonic()), 0
@@ -120,7 +131,7 @@ class NodeWatch:
                 count += 1
                 self._beat(store, beats, count)
                 self._answered_at = time.monotonic()
-                if self._failed.wait(BEAT_S) and not self._told.is_set():
+                if self._failed.wait(self._every_s) and not self._told.is_set():
                     store.set(WANTED, str(self._attempt + 1))
                     self._told.set()
                     return

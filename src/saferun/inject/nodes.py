@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         nnodes: str  # as given
         script: str  # its file name
         shared: str  # a directory and a word in it, by which others tell whether they share it
+        beats: bool  # of node 0: it has prepared the store for heartbeats
 
     class Agreement(TypedDict):
         """What all nodes do."""
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         why: str  # of a refusal: what differs, by host
         hosts: dict[str, str]  # node rank -> host
         shared: str  # of node 0
+        beats: bool  # of node 0
 
 
 ROOT, WEAK, ECHO = 0, 1, 2
@@ -86,6 +88,7 @@ def agree(facts: Mapping[int, Facts]) -> Agreement:
         "why": why,
         "hosts": hosts,
         "shared": facts[min(facts)].get("shared", ""),
+        "beats": facts[min(facts)].get("beats", False),
     }
 
 
@@ -99,6 +102,7 @@ def refusal(hosts: dict[str, str], why: str) -> Agreement:
         "why": why,
         "hosts": hosts,
         "shared": "",
+        "beats": False,
     }
 
 

@@ -58,6 +58,11 @@ def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Condition
     return Conditions(facts.torch, gpus, several or (nodes or 2) > 1)
 
 
+def _meets(profile: Profile, options: LaunchOptions) -> bool:
+    """Return whether agents of several nodes meet, by way of what the hooks are loaded with."""
+    return options.nodes != 1 and own_variables.is_supervised(profile.settings)
+
+
 def _watched(profile: Profile) -> bool:
     return profile.settings.watch.mode != "off"
 
@@ -90,9 +95,10 @@ def build_plan(
     hooks = settings.replace(profile.settings.hooks, changes.hooks)
     options = launch_options(line, environ)
     merged = env_merge.merge(profile.env, environ)
+    needed = changes._replace(needs_hooks=changes.needs_hooks or _meets(profile, options))
     ours = {
         **own_variables.for_torchrun(profile, options, identity, environ, changes.names),
-        **own_variables.for_hooks(hooks, merged.env, environ, identity, changes, _watched(profile)),
+        **own_variables.for_hooks(hooks, merged.env, environ, identity, needed, _watched(profile)),
     }
     return _plan(profile, facts, line, options, changes)._replace(
         env=_changed_env({**merged.env, **ours}, environ, changes),
