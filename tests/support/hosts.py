@@ -131,6 +131,12 @@ class Host:
         inside = ["nsenter", "-t", str(self._bridge.pid), "--net", "ip"]
         subprocess.run([*inside, *words], check=True)
 
+    def repeats(self) -> int:
+        """Return how often its kernel has sent again what nobody acknowledged (TCPTimeouts)."""
+        text = Path(f"/proc/{self._own.pid}/net/netstat").read_text()
+        names, values = (line.split() for line in text.splitlines() if line.startswith("TcpExt"))
+        return int(values[names.index("TCPTimeouts")])
+
     def disturb(self, *netem: str) -> None:
         """Have tc slow or lose what it sends, as ("delay", "50ms", "loss", "2%")."""
         self.do("tc", "qdisc", "replace", "dev", "eth0", "root", "netem", *netem)

@@ -153,20 +153,29 @@ class Party:
             self._watch.stop()
         self._join(original, agent, *rest)
         self._joining.end()
-        group = agent._worker_group
-        rank, size = group.group_rank, group.group_world_size
-        store = _prefixed(agent._store)
         if self._began and spec.max_restarts == 0:
             # Nodes came or went. Restarted ranks would find the keys of the last ones in the store.
             self._facts = {**self._facts, "attempt": self._attempt + 1, "report": None}
             say(f"nodes have come or gone: attempt {self._attempt + 1} starts on all of them")
-        agreement = self._meet(store, rank, size, _names(spec.rdzv_handler))
+        try:
+            self._go_on(agent)
+        except RuntimeError:  # the store has gone, and with it the rendezvous
+            raise
+        except Exception as error:
+            say(f"the nodes could not compare notes: {type(error).__name__}: {error}")
+
+    def _go_on(self, agent: Any) -> None:
+        """Meet; return where the ranks are to be started, and leave otherwise."""
+        group = agent._worker_group
+        handler, store = group.spec.rdzv_handler, _prefixed(agent._store)
+        rank, size = group.group_rank, group.group_world_size
+        agreement = self._meet(store, rank, size, _names(handler))
         self._write(outcome_name(self._attempt), {"agreement": agreement, "node": rank})
         if agreement["action"] != nodes.BEGIN:
             _leave(store, size)
-            spec.rdzv_handler.shutdown = lambda: True  # the next attempt may have the same store
+            handler.shutdown = lambda: True  # the next attempt may have the same store
             raise SystemExit(nodes.REGROUP_STATUS)
-        self._say_root(agreement, rank)
+        self._say_root(agreement)
         self._begin(store, rank, agreement, agent)
 
     def _join(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
@@ -227,7 +236,7 @@ class Party:
             agreement["action"] = nodes.REFUSE
         return agreement
 
-    def _say_root(self, agreement: nodes.Agreement, rank: int) -> None:
+    def _say_root(self, agreement: nodes.Agreement) -> None:
         root = agreement["root"]
         if root is not None and root["host"] != self._facts["host"]:
             rank_of = root["diagnosis"]["root_rank"]

@@ -72,7 +72,12 @@ class Joining:
         original = self._holder._sanitize
 
         def sanitize() -> None:
-            self._look(handler)
+            try:
+                self._look(handler)
+            except Exception as error:  # another torch, or a connection that the caller notices
+                self._holder.__dict__.pop("_sanitize", None)
+                if not isinstance(error, RuntimeError):
+                    say(f"the other nodes are not looked at: {type(error).__name__}: {error}")
             original()
 
         self._holder._sanitize = sanitize

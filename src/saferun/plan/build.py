@@ -93,8 +93,7 @@ def build_plan(
     """
     line = _line(request, profile, environ, identity)
     hooks = settings.replace(profile.settings.hooks, changes.hooks)
-    options = launch_options(line, environ)
-    merged = env_merge.merge(profile.env, environ)
+    options, merged = launch_options(line, environ), env_merge.merge(profile.env, environ)
     needed = changes._replace(needs_hooks=changes.needs_hooks or _meets(profile, options))
     ours = {
         **own_variables.for_torchrun(profile, options, identity, environ, changes.names),
