@@ -103,3 +103,21 @@ def test_an_agent_that_waits_for_the_others_answers_a_signal(three: list[Host], 
             os.kill(pid, signal.SIGTERM)
     assert runs[0].end() == 1, runs[0].err
     clean(runs[:1])
+
+
+def test_torchruns_own_restarts_stay_within_an_attempt(three: list[Host], tmp_path: Path):
+    job = tmp_path / "train.py"
+    job.write_text(
+        "import os, signal, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and dist.get_rank() == 1:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "print('restarts', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    runs = [host.start(*options("1:2", "--max-restarts=2", SOON), str(job)) for host in three[:2]]
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    assert [len(run.events("ended")) for run in runs] == [1, 1]
+    assert "restarts 1" in runs[0].out
+    clean(runs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 
 from . import nodes
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     Refuse = Callable[[nodes.Agreement], None]
 
 WAITED_S = 30.0  # torchrun itself gives up a connection after 60 s
+LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
 DELAY_S = 5.0  # that a heartbeat may be old when it is first seen
 
 
@@ -40,6 +42,7 @@ class Joining:
         self._holder: Any = None
         self._store: Any = None
         self._seen: dict[Any, Any] = {}  # node -> its last heartbeat
+        self._has_looked = False
         self._prefix = ""
         self._timer: threading.Timer | None = None
 
@@ -96,13 +99,15 @@ class Joining:
         """Look at a state that has just been read, before silent nodes are taken out of it."""
         if self._store.check([f"{self._prefix}/refused"]):
             self._refuse(json.loads(self._store.get(f"{self._prefix}/refused")))
+        is_first, self._has_looked = not self._has_looked, True
+        clock = sys.modules[type(handler).__module__].datetime  # as torch itself asks it
         settings, ours = handler.settings, handler._this_node
         limit_s = settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
         for node, beat in self._holder.state.last_heartbeats.items():
             before = self._seen.get(node)
             self._seen[node] = beat
-            late_s = (type(beat).now(beat.tzinfo) - beat).total_seconds()
-            is_new = before is not None and beat != before
+            late_s = (clock.now(beat.tzinfo) - beat).total_seconds()
+            is_new = beat != before and not is_first  # else it may be of a node that is gone
             if node != ours and (late_s < -limit_s or (is_new and late_s > limit_s + DELAY_S)):
                 here = self._facts["host"]
                 why = f"the clock of {node.addr} is {abs(late_s):.0f} s "
@@ -112,6 +117,7 @@ class Joining:
     def _tell(self, refusal: nodes.Agreement) -> None:
         """Refuse, and have the others do so, too."""
         self._store.set(f"{self._prefix}/refused", json.dumps(refusal))
+        time.sleep(LEAVE_S)
         self._refuse(refusal)
 
     def _waiting(self, endpoint: str) -> str:
