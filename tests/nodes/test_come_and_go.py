@@ -119,5 +119,5 @@ def test_torchruns_own_restarts_stay_within_an_attempt(three: list[Host], tmp_pa
     runs = [host.start(*options("1:2", "--max-restarts=2", SOON), str(job)) for host in three[:2]]
     assert end_all(runs) == [0, 0], [run.err for run in runs]
     assert [len(run.events("ended")) for run in runs] == [1, 1]
-    assert "restarts 1" in runs[0].out
+    assert "restarts 1" in runs[1].out
     clean(runs)
