@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from saferun.supervise.record import Record
 
 REGROUPS = 20  # in a row: nodes that come and go, and never begin together
-_SHARED = ("kind", "verdict", "offered", "fingerprint", "waits", "lived_s")  # of a Try
+# Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
+_SHARED = ("kind", "offered", "fingerprint", "waits", "lived_s")
 
 
 class Nodes:
