@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from saferun.supervise.mitigations import RunMitigations
     from saferun.supervise.record import Record
 
+TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
 REGROUPS = 20  # in a row: nodes that come and go, and never begin together
 # Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
 _SHARED = ("kind", "offered", "fingerprint", "waits", "lived_s")
@@ -221,9 +222,9 @@ class Nodes:
         return decision
 
     def _masked(self, value: Any) -> Any:
-        """Return a value without secrets: other nodes print it."""
+        """Return a value without secrets, and no text too long to travel: other nodes print it."""
         if isinstance(value, str):
-            return self._record.masked(value)
+            return self._record.masked(value)[:TEXT_CHARS]
         if isinstance(value, dict):
             return {key: self._masked(item) for key, item in value.items()}
         return [self._masked(item) for item in value] if isinstance(value, list) else value
