@@ -37,7 +37,7 @@ def strike(chance: random.Random, pair: list[Host], runs: list[Run], *, shared: 
     """Do one bad thing to one host; start saferun there again where nothing of it is left."""
     place = chance.randrange(2)
     host, run = pair[place], runs[place]
-    what = chance.choice(["rank", "agent", "keeper", "node", "cut", "loss"])
+    what = chance.choice(["rank", "agent", "keeper", "node", "cut", "slow"])
     if what in ("rank", "agent"):
         rank = until(lambda: list(run.ranks().values()), "a rank")[0]
         stat = Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()
@@ -53,8 +53,8 @@ def strike(chance: random.Random, pair: list[Host], runs: list[Run], *, shared: 
         host.cut()
         until(lambda: host.repeats() >= before + chance.randint(1, 6), "it tries in vain")
         host.heal()
-    else:
-        host.disturb("delay", "20ms", "10ms", "loss", "3%")
+    elif not host.disturb():
+        host.slow()
     return f"{what} on {host.name}"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from helpers import until
 from runs import Run
 
-PROGRAMS = ("unshare", "nsenter", "ip")
+PROGRAMS = ("unshare", "nsenter", "ip", "tc")
 PORT = 29512  # of the rendezvous: the network is the hosts' own, and no port of it is taken
 INIT = 'hostname "$1"; mount --bind "$2" /etc/hosts; ip link set lo up; echo up; exec cat'
 
@@ -137,9 +137,15 @@ class Host:
         names, values = (line.split() for line in text.splitlines() if line.startswith("TcpExt"))
         return int(values[names.index("TCPTimeouts")])
 
-    def disturb(self, *netem: str) -> None:
-        """Have tc slow or lose what it sends, as ("delay", "50ms", "loss", "2%")."""
-        self.do("tc", "qdisc", "replace", "dev", "eth0", "root", "netem", *netem)
+    def slow(self) -> None:
+        """Let it send no more than 512 kbit/s; what is too much is lost."""
+        limit = ["tbf", "rate", "512kbit", "burst", "16kbit", "latency", "100ms"]
+        self.do("tc", "qdisc", "replace", "dev", "eth0", "root", *limit)
+
+    def disturb(self) -> bool:
+        """Lose and delay some of what it sends; return False where the kernel has no netem."""
+        words = ["netem", "delay", "20ms", "10ms", "loss", "3%"]
+        return self.ask("tc", "qdisc", "replace", "dev", "eth0", "root", *words) == 0
 
     def kill(self) -> None:
         """Kill all its processes at once; its kernel still says goodbye for them (FIN, RST)."""
