@@ -17,7 +17,7 @@ KINDS = table("kinds")
 NOT_BY_LOG = {
     *("unknown", "no-failure", "gpu-p2p-corrupt", "segfault-environment", "killed-from-outside"),
     *("bus-error", "crash-after-the-end", "process-unkillable", "output-reader-gone"),
-    *("hang", "keeper-killed"),
+    *("hang", "keeper-killed", "node-lost"),
 }
 
 

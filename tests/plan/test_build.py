@@ -238,9 +238,3 @@ def test_exports_survive_any_characters(tmp_path):
     done = subprocess.run(["bash", "-euc", code], cwd=tmp_path, capture_output=True, check=True)
     assert done.stdout.decode() == nasty + "|"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_asked_for_and_not_there_yet_is_said():
-    leaves = {"retry.rejoin_s": Leaf(5.0), "retry.attempts": Leaf(1), "locks.wait_s": Leaf(0.0)}
-    plan = planned("t.py", leaves=leaves)
-    assert plan.remarks == ("asked for, and not in this version: retry.rejoin_s",)

@@ -27,10 +27,13 @@ from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.root_line import root_line, telling_line
 from saferun.diagnosis.signatures import Kind, Knowledge, says
+from saferun.inject import nodes
 from saferun.named_tuple import NamedTuple
 
 SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")
+# What says little of a cause: what another node reports comes before it.
+_TELLS_LITTLE = (*_TELLS_NOTHING, "node-lost", "sigterm-preempted", "nccl-timeout")
 _NUMBERS_CHARS = 8000  # of a message, in which its numbers are looked for
 
 
@@ -172,6 +175,26 @@ def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:
         return diagnosis
     found = _diagnosis(name, knowledge, diagnosis.root_line, diagnosis.root_rank)
     return found._replace(decided_by=("the process's own word",))
+
+
+def weight(diagnosis: Diagnosis, knowledge: Knowledge) -> int:
+    """Return what a diagnosis weighs among those of several nodes (inject/nodes.py)."""
+    if knowledge.kinds[diagnosis.kind].echo:
+        return nodes.ECHO
+    return nodes.WEAK if diagnosis.kind in _TELLS_LITTLE else nodes.ROOT
+
+
+def by_nodes(diagnosis: Diagnosis, lost: str, knowledge: Knowledge) -> Diagnosis:
+    """Return the diagnosis by what the agent lost of other nodes, where nothing here is a cause.
+
+    Args:
+        diagnosis: by everything else.
+        lost: what the agent said of it; "" for nothing.
+        knowledge: how failures look.
+    """
+    if not lost or weight(diagnosis, knowledge) == nodes.ROOT:
+        return diagnosis
+    return _diagnosis("node-lost", knowledge, lost)._replace(decided_by=("the agents' heartbeats",))
 
 
 def _broken_pipe(evidence: Evidence) -> Line | None:

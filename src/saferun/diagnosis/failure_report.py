@@ -43,7 +43,7 @@ def success(history: Sequence[Try]) -> list[str]:
         return []
     in_force = history[-1].mitigations
     mitigated = f", with {', '.join(in_force)}" if in_force else ""
-    return [f"attempt {len(history)} succeeded{mitigated}"]
+    return [f"attempt {history[-1].number} succeeded{mitigated}"]
 
 
 def failure(

@@ -41,6 +41,7 @@ class Kind(NamedTuple):
     numbers: str  # regex with named groups; "" where a kind has no numbers
     detail: str  # filled from them
     waits: bool  # waiting is part of the mitigation: it passes by itself, in a while
+    echo: bool = False  # what survivors of a failure elsewhere see: the cause is on another node
 
     @property
     def stops(self) -> bool:
@@ -132,6 +133,7 @@ def _kind(name: str, body: Mapping[str, Any]) -> Kind:
         numbers=str(body.get("numbers", "")),
         detail=str(body.get("detail", "")),
         waits=body.get("waits", False) is True,
+        echo=body.get("echo", False) is True,
     )
 
 

@@ -15,7 +15,7 @@ from .targets import TARGETS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Container, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -32,16 +32,35 @@ def install(text: str) -> None:
     Raises:
         AttributeError: this Python's importlib has no such function.
     """
+
+    def act(name: str, module: "ModuleType") -> None:
+        from . import context
+
+        context.run_hooks(text, name, module)
+
+    watch(TARGETS, act)
+
+
+def watch(names: "Container[str]", act: "Callable[[str, ModuleType], None]") -> None:
+    """Call `act` right after one of these modules was executed; a second call does nothing.
+
+    Args:
+        names: of the modules.
+        act: gets the name and the module.
+
+    Raises:
+        AttributeError: this Python's importlib has no such function.
+    """
     bootstrap: Any = _frozen_importlib
     original = bootstrap._find_spec
-    if getattr(original, "_saferun_text", None) is not None:
+    if getattr(original, "_saferun_watches", False):
         return
 
     def _find_spec(
         name: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         asked = (_thread.get_ident(), name)
-        if name not in TARGETS or asked in _finding:
+        if name not in names or asked in _finding:
             return original(name, path, target)  # type: ignore[no-any-return]  # importlib's
         _finding.add(asked)
         try:
@@ -49,19 +68,19 @@ def install(text: str) -> None:
         finally:
             _finding.discard(asked)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = Loader(spec.loader, text)  # type: ignore[assignment]  # any loader
+            spec.loader = Loader(spec.loader, act)  # type: ignore[assignment]  # any loader
         return spec
 
-    _find_spec._saferun_text = text  # type: ignore[attr-defined]  # the mark of a second call
+    _find_spec._saferun_watches = True  # type: ignore[attr-defined]  # the mark of a second call
     bootstrap._find_spec = _find_spec
 
 
 class Loader:
     """Another finder's loader; the module's `__loader__` and spec keep that one."""
 
-    def __init__(self, inner: "Any", text: str) -> None:
+    def __init__(self, inner: "Any", act: "Callable[[str, ModuleType], None]") -> None:
         self._saferun_inner = inner
-        self._saferun_text = text
+        self._saferun_act = act
 
     def __getattr__(self, name: str) -> "Any":
         if name.startswith("_saferun_"):  # a copy that has no state yet
@@ -88,8 +107,6 @@ class Loader:
             trace.hide(error)
             raise
         try:
-            from . import context
-
-            context.run_hooks(self._saferun_text, spec.name, sys.modules.get(spec.name, module))
+            self._saferun_act(spec.name, sys.modules.get(spec.name, module))
         except Exception as error:  # our files are gone: the import of a module must not fail
             sys.stderr.write(f"saferun: inject: {type(error).__name__}: {error}\n")

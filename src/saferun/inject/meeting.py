@@ -79,11 +79,17 @@ def leave(store: Store, rank: int, size: int) -> None:
     if store.add("left", 1) >= size:
         store.set("all left", "1")
     if rank == 0:
-        _poll(store, "all left", LINGER_S)
+        poll(store, "all left", LINGER_S)
 
 
-def _poll(store: Store, key: str, timeout_s: float) -> bool:
-    """Return whether `key` appeared within `timeout_s`; looks seldom, and never logs."""
+def poll(store: Store, key: str, timeout_s: float) -> bool:
+    """Return whether a key appeared in time; looks seldom, and never logs.
+
+    Args:
+        store: where it may appear.
+        key: its name.
+        timeout_s: how long to look.
+    """
     start = time.monotonic()
     while not store.check([key]):
         waited_s = time.monotonic() - start
@@ -95,7 +101,7 @@ def _poll(store: Store, key: str, timeout_s: float) -> bool:
 
 def _await_result(store: Store, is_first: bool, timeout_s: float) -> bool:
     if is_first:
-        return _poll(store, "result", timeout_s)
+        return poll(store, "result", timeout_s)
     import datetime
 
     bound_s = timeout_s + SLACK_S
@@ -114,7 +120,7 @@ def _publish(store: Store, size: int, compare: Callable[[dict[int, Facts]], Resu
     import json
 
     if store.add("comparing", 1) > 1:
-        if not _poll(store, "result", SLACK_S):
+        if not poll(store, "result", SLACK_S):
             raise RuntimeError("the rank that compares all ranks published no result")
         return
     facts = {rank: json.loads(store.get(_key(rank)).decode()) for rank in _present(store, size)}

@@ -30,7 +30,7 @@ from saferun.profile.merge import Conditions
 from saferun.profile.schema import KEYS
 
 # Keys that are read and checked but have no effect yet. A launch that sets one prints a remark.
-NOT_YET = ("retry.rejoin_s",)
+NOT_YET: tuple[str, ...] = ()
 # Options of the rendezvous with other nodes; --standalone contradicts each of them.
 _RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
 _DESTS = {"m": "module", "t": "tee", "r": "redirects"}  # of torchrun's one-letter options
@@ -57,6 +57,11 @@ def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Condition
         several = count == "cpu" or gpus > 1
     # An --nnodes that says no number (1:4) may mean several nodes.
     return Conditions(facts.torch, gpus, several or (nodes or 2) > 1)
+
+
+def _meets(profile: Profile, options: LaunchOptions) -> bool:
+    """Return whether agents of several nodes meet, by way of what the hooks are loaded with."""
+    return options.nodes != 1 and own_variables.is_supervised(profile.settings)
 
 
 def _watched(profile: Profile) -> bool:
@@ -89,11 +94,11 @@ def build_plan(
     """
     line = _line(request, profile, environ, identity)
     hooks = settings.replace(profile.settings.hooks, changes.hooks)
-    options = launch_options(line, environ)
-    merged = env_merge.merge(profile.env, environ)
+    options, merged = launch_options(line, environ), env_merge.merge(profile.env, environ)
+    needed = changes._replace(needs_hooks=changes.needs_hooks or _meets(profile, options))
     ours = {
         **own_variables.for_torchrun(profile, options, identity, environ, changes.names),
-        **own_variables.for_hooks(hooks, merged.env, environ, identity, changes, _watched(profile)),
+        **own_variables.for_hooks(hooks, merged.env, environ, identity, needed, _watched(profile)),
     }
     return _plan(profile, facts, line, options, changes)._replace(
         env=_changed_env({**merged.env, **ours}, environ, changes),

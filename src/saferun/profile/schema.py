@@ -119,7 +119,7 @@ KEYS: dict[str, Key] = {
         None, "An unrecognised failure is retried once if the attempt lived longer than this."
     ),
     "retry.rejoin_s": _seconds(
-        60.0, "How long a node without a verdict waits for the others to start again."
+        60.0, "How long a node waits, after a failure, for the other nodes to come back."
     ),
     "retry.debug_last": _flag(False, "Make the last attempt one that collects diagnostics."),
     "retry.resume_args": Key("texts", (), "Added to the script's arguments from attempt 2 on."),

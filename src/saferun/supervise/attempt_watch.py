@@ -85,13 +85,16 @@ class AttemptWatch:
             launcher_end=_launcher_end(ended, self._plan.launcher),
         )
 
-    def diagnosed(self, last: Try, ended: Ended, hang: Hang | None = None) -> tuple[Try, Diagnosis]:
+    def diagnosed(
+        self, last: Try, ended: Ended, hang: Hang | None = None, lost: str = ""
+    ) -> tuple[Try, Diagnosis]:
         """Return the attempt with its diagnosis; a success imports nothing of this.
 
         Args:
             last: the attempt.
             ended: how it ended.
             hang: why the watch has ended it, if it has.
+            lost: what the agent lost of other nodes; "" for nothing.
         """
         from saferun.diagnosis import classify, signatures
         from saferun.supervise import evidence, machine_state
@@ -105,6 +108,7 @@ class AttemptWatch:
             diagnosis = classify.as_kind(diagnosis, self.request.kind, known)
         observed = machine_state.observed(seen, self._scene(ended))
         diagnosis = classify.by_machine(diagnosis, observed, known)
+        diagnosis = classify.by_nodes(diagnosis, lost, known)
         last = last._replace(
             asked=last.asked and not self._failed_by_itself(ended, diagnosis),
             kind=diagnosis.kind,

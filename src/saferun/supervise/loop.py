@@ -18,21 +18,21 @@ from saferun.supervise import end_requests, own_files, record
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import AttemptWatch, end_requested, ended_status, grace_s
 from saferun.supervise.end_requests import INTERRUPTED, EndRequestedError, EndRequests, answer
-from saferun.supervise.gpu_gate import GpuCare, take_locks
+from saferun.supervise.gpu_gate import take_locks
 from saferun.supervise.ground import Ground, Means, Pace, Say, jitter, pause
 from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.left_trials import fail_left_over
 from saferun.supervise.mitigations import RunMitigations
 from saferun.supervise.record import Record
-from saferun.supervise.replace import check_size, replace_process
+from saferun.supervise.replace import check_size, unsupervised
 from saferun.supervise.resumption import Resumption
 from saferun.system.descriptors import plug_closed_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
-    from saferun.gpu.lock import Held
     from saferun.supervise.hang_watch import HangWatch
+    from saferun.supervise.nodes import Nodes
 
 LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is imported
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
@@ -99,23 +99,10 @@ def run(gathered: Gathered, ground: Ground) -> int:
         keepers.start_keeper()
     except OSError as error:
         ground.journal.discard()
-        return _unsupervised(gathered, plan, held, care, error)
+        return unsupervised(gathered, plan, held, care, error)
     if not ground.worker:
         ground.say(announcement(plan))
     return _Run(gathered, plan, Means(ground, keepers, care, Record(ground.journal))).go()
-
-
-def _unsupervised(
-    gathered: Gathered, plan: LaunchPlan, held: Held, care: GpuCare, error: OSError
-) -> int:
-    """Become the job, since no process can be started beside it."""
-    from saferun.system.stderr import say
-
-    say(f"the job is not supervised, no process could be started for it: {error.strerror}")
-    if not care.cleared("", lambda granted, findings: None):
-        return EXIT_UNAVAILABLE
-    held.inheritable()
-    return replace_process(plan, {**gathered.environ, **held.environ()})
 
 
 class _Run:
@@ -136,6 +123,7 @@ class _Run:
         self._diagnoses: list[Diagnosis] = []
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
         self._resumption = Resumption(gathered, first, means.ground.say)
+        self._nodes = self._other_nodes(first)
         self._watch = AttemptWatch(gathered, first)
         self._hang_watch: HangWatch | None = None
         self._requests = EndRequests()
@@ -168,7 +156,7 @@ class _Run:
         Raises:
             EndRequestedError: a signal came between two attempts, or before the first one.
         """
-        self._recall()
+        self._mitigations.put_in_force(self._gathered, self._means.ground.say)
         delay_s = 0.0
         while True:
             with self._requests.raised():
@@ -182,6 +170,8 @@ class _Run:
             self._recover(plan, decision)
             if decision.action != retry_policy.AGAIN:
                 status = ended_status(ended, torchrun=self._gathered.launcher is not None)
+                if self._nodes and self._nodes.status is not None:
+                    status = self._nodes.status
                 self._interrupted = ended.by_interrupt and status == INTERRUPTED
                 return self._over(status, decision.reason)
             if decision.add:
@@ -217,15 +207,6 @@ class _Run:
                 identity.state, plan, self._environment(plan), status, self._means.ground.say
             )
 
-    def _recall(self) -> None:
-        """Put what helped this script here before in force and report it; a failure is reported."""
-        try:
-            if line := self._mitigations.recall(self._gathered):
-                self._means.ground.say(line)
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            self._means.ground.say(f"what helped before could not be read ({what})")
-
     def _cleared(self) -> bool:
         """Have the GPUs tried; meanwhile the torchrun of attempt 1 imports torch."""
         if not self._history and self._means.care.waits:
@@ -236,7 +217,7 @@ class _Run:
 
     def _begin_attempt(self) -> LaunchPlan:
         last = self._history[-1] if self._history else None
-        number = len(self._history) + 1
+        number = self._nodes.number if self._nodes else len(self._history) + 1
         identity = self._gathered.identity._replace(
             site=own_files.hooks_site(self._gathered.identity.site, self._record.path),
             attempt=number,
@@ -258,6 +239,14 @@ class _Run:
         gathered, say = self._gathered, self._means.ground.say
         receipts = gathered.identity.receipts
         return HangWatch(plan.settings.watch, receipts, self._record, say, gathered.environ)
+
+    def _other_nodes(self, plan: LaunchPlan) -> Nodes | None:
+        if self._gathered.launcher is None or plan.options.nodes == 1:
+            return None
+        from saferun.supervise.nodes import Nodes
+
+        shared = self._history, self._diagnoses, self._mitigations
+        return Nodes(self._gathered, *shared, self._record)
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
         """Run one attempt until none of its processes lives."""
@@ -284,7 +273,9 @@ class _Run:
         return run_attempt(spec, observer, self._means.keepers.take())
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
-        return {**plan.environment(self._gathered.environ), **self._means.ground.held.environ()}
+        nodes = self._nodes.environ(plan.settings.retry.rejoin_s) if self._nodes else {}
+        base = plan.environment(self._gathered.environ)
+        return {**base, **self._means.ground.held.environ(), **nodes}
 
     def _following(self) -> Gathered:
         """What the plan of the attempt after the running one is computed from."""
@@ -321,7 +312,7 @@ class _Run:
     def _decided(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Decide; a fault of ours there is reported in one line, and the job's status stands."""
         try:
-            return self._decide(plan, ended)
+            return self._met(plan, ended) or self._decide(plan, ended)
         except Exception as error:
             import traceback
 
@@ -331,6 +322,13 @@ class _Run:
             )
             self._record.fault(error, traceback=traceback.format_exc())
             return retry_policy.Decision(retry_policy.STOP, "a fault of saferun's own")
+
+    def _met(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision | None:
+        """Take over what the nodes agreed; return a decision where they began no attempt."""
+        decision = self._nodes.met(plan, ended) if self._nodes else None
+        if decision is not None and decision.action == retry_policy.STOP:
+            self._report(ended, decision, ())
+        return decision
 
     def _decide(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Gather what happened, decide, record and report it."""
@@ -347,9 +345,10 @@ class _Run:
             self._record.recycled(last.number, self._watch.request)
         elif ended.exit_code:
             hang = self._hang_watch.cause if self._hang_watch else None
-            last, diagnosis = self._watch.diagnosed(last, ended, hang)
+            lost = self._nodes.lost() if self._nodes else ""
+            last, diagnosis = self._watch.diagnosed(last, ended, hang, lost)
             self._diagnoses.append(diagnosis)
-        last, lost = self._resumption.judged(last, plan, ended)
+        last, work = self._resumption.judged(last, plan, ended)
         self._history.append(last)
         following = self._following()
         decision = retry_policy.decide(
@@ -360,7 +359,9 @@ class _Run:
         )
         if decision.action == retry_policy.DONE:
             self._mitigations.learn(self._gathered, plan)
-        self._record.ended(ended, last, diagnosis, decision, lost)
+        if self._nodes:
+            decision = self._nodes.share(ended, decision)
+        self._record.ended(ended, last, diagnosis, decision, work)
         # A run that a signal ended may not have had the time to leave receipts.
         problems = (
             () if end_requested(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
@@ -374,8 +375,11 @@ class _Run:
         from saferun.supervise import report
 
         change = self._mitigations.describe([decision.add] if decision.add else [])
-        path = self._record.path
-        lines = report.attempt_lines(self._history, self._diagnoses, decision, change, path)
+        path, history = self._record.path, self._history
+        host = self._nodes.host if self._nodes else ""
+        lines = report.attempt_lines(history, self._diagnoses, decision, change, path, host)
+        if self._nodes and self._nodes.is_telling(decision):
+            lines = []
         report.show(self._means.ground.say, ended, [*problems, *lines])
 
     def _recover(self, plan: LaunchPlan, decision: retry_policy.Decision) -> None:
@@ -387,12 +391,9 @@ class _Run:
         last = self._history[-1] if self._history else None
         if last is None or last.asked or last.replaced or decision.action == retry_policy.DONE:
             return
+        if last.number != self._gathered.identity.attempt:
+            return  # the nodes met, and began no attempt
         care, again = self._means.care, decision.action == retry_policy.AGAIN
-        try:
-            with self._requests.raised():
-                care.recover(plan, last.kind, again=again)
-        except Exception as error:
-            self._record.fault(error)
-            return
-        if care.recovered:
-            self._record.recovery(care.recovered)
+        with self._requests.raised():
+            self._record.harmlessly(lambda: care.recover(plan, last.kind, again=again))
+        self._record.recovery(care.recovered)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from saferun.model import LaunchOptions, LaunchPlan
 from saferun.plan import mitigation_catalog, mitigation_overlay
@@ -141,6 +141,14 @@ class RunMitigations:
         return here._replace(answers=answers, missed=self._missed)
 
     # --- the history ---
+
+    def put_in_force(self, gathered: Gathered, say: Callable[[str], None]) -> None:
+        """Put what helped this script here before in force and report it; a failure is reported."""
+        try:
+            if line := self.recall(gathered):
+                say(line)
+        except Exception as error:
+            say(f"what helped before could not be read ({type(error).__name__}: {error})")
 
     def recall(self, gathered: Gathered) -> str:
         """Put in force what helped this script here before; return a message about it, or ""."""

@@ -65,7 +65,9 @@ class Record:
         self._journal.event("preflight", granted=granted, findings=shown)
 
     def recovery(self, findings: tuple[Finding, ...]) -> None:
-        """Record what was done for the GPUs after a failure."""
+        """Record what was done for the GPUs after a failure, if anything."""
+        if not findings:
+            return
         self._journal.event("recovery", findings=[finding._asdict() for finding in findings])
 
     def ended(
@@ -110,6 +112,14 @@ class Record:
     def recycled(self, number: int, request: Request) -> None:
         """Record that the process of an attempt is replaced, as it asked."""
         self._journal.event("recycled", attempt=number, **request._asdict())
+
+    def nodes(self, number: int, agreement: Mapping[str, object]) -> None:
+        """Record what the nodes of the run agreed on before an attempt."""
+        self._journal.event("nodes", **{**agreement, "attempt": number})
+
+    def masked(self, text: str) -> str:
+        """Return a text without secrets."""
+        return self._journal.masked(text)
 
     def hang(
         self, places: list[dict[str, object]], silent_s: float, stacks: Mapping[int, str]

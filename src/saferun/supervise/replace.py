@@ -14,6 +14,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from saferun.gpu.lock import Held
+    from saferun.plan.inputs import Gathered
+    from saferun.supervise.gpu_gate import GpuCare
+
 
 def check_size(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
     """Check that the kernel will pass the job its environment, before anything is started.
@@ -55,3 +59,28 @@ def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
         raise UnavailableError(
             f"cannot start `{program}`: {error.strerror}", fix="check the program and its mode"
         ) from None
+
+
+def unsupervised(
+    gathered: Gathered, plan: LaunchPlan, held: Held, care: GpuCare, error: OSError
+) -> int:
+    """Become the job, since no process can be started beside it.
+
+    Args:
+        gathered: the run.
+        plan: of its only attempt.
+        held: its locks.
+        care: has the GPUs tried first.
+        error: why no process can be started.
+
+    Returns:
+        The exit status, where the GPUs failed their trial.
+    """
+    from saferun.errors import EXIT_UNAVAILABLE
+    from saferun.system.stderr import say
+
+    say(f"the job is not supervised, no process could be started for it: {error.strerror}")
+    if not care.cleared("", lambda granted, findings: None):
+        return EXIT_UNAVAILABLE
+    held.inheritable()
+    return replace_process(plan, {**gathered.environ, **held.environ()})

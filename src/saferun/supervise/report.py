@@ -38,6 +38,7 @@ def attempt_lines(
     decision: retry_policy.Decision,
     change: str,
     journal: str | None,
+    host: str = "",
 ) -> list[str]:
     """Return the messages after an attempt.
 
@@ -47,7 +48,10 @@ def attempt_lines(
         decision: what happens next.
         change: a description of the mitigation that the next attempt gets; "" for none.
         journal: the run's directory; None where there is none.
+        host: where the failure began; "" for this one.
     """
+    if not history:  # a node that joined a run that was about to end
+        return [f"the run ends: {decision.reason}"]
     last = history[-1]
     if decision.action == retry_policy.DONE:
         return failure_report.success(history)
@@ -57,7 +61,7 @@ def attempt_lines(
         return [failure_report.between(last, diagnoses[-1], decision, change)]
     if last.asked:
         return []
-    host = os.uname().nodename
+    host = host or os.uname().nodename
     return failure_report.failure(history, diagnoses, decision, host=host, journal=journal)
 
 

@@ -1,0 +1,371 @@
+"""The agent's part in a run of several nodes: meet before each attempt, watch, wait for all.
+
+Target: torch.distributed.elastic, torch >= 2.4: `SimpleElasticAgent._rendezvous`, `.run`,
+`._shutdown` and `._exit_barrier` (agent/server/api.py, local_elastic_agent.py) and
+`get_rendezvous_handler` (rendezvous/registry.py).
+Reason: each node has a saferun of its own. They must begin an attempt under one number, with the
+same mitigations, and know where the last one failed (nodes.py); and torchrun's agents notice no
+silent node (node_watch.py), wait for 300 s in the exit barrier, deaf to SIGTERM, and exit with
+status 0 then (https://github.com/pytorch/pytorch/issues/135712 is related).
+Delete it when torchrun's agents exchange data of a launcher's own and watch each other.
+
+Active only where SAFERUN_NODES is set, which saferun does for attempts of several nodes.
+
+    SAFERUN_NODES   {"facts": Facts of nodes.py, "directory": where the outcome goes or null,
+                     "rejoin_s": seconds}
+    outcome         DIRECTORY/nodes-aN.json: {"agreement": Agreement, "node": N, "at": UNIX
+                    SECONDS}, or {"alone": TEXT} where the others did not come back
+    loss            DIRECTORY/nodes-lost-aN.json: {"why": TEXT, "nodes": [N, …]}
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+
+from . import meeting, node_joining, node_watch, nodes, receipts
+from .node_joining import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+VARIABLE = "SAFERUN_NODES"
+AGENT_API = "torch.distributed.elastic.agent.server.api"
+REGISTRY = "torch.distributed.elastic.rendezvous.registry"
+MEET_S = 15.0  # all nodes have just left the same rendezvous
+LEAVE_S = 5.0  # the store goes with its host: all read the result first
+AGAIN_S = 1.0  # between two tries to join
+BACKENDS = ("c10d", "static")  # whose stores are torch's own
+
+_party: Party | None = None
+
+
+def start() -> None:
+    """Read SAFERUN_NODES, which the ranks do not get, and hook what is or will be imported."""
+    global _party
+    text = os.environ.pop(VARIABLE, "")
+    if not text or _party is not None:
+        return
+    _party = Party(json.loads(text))
+    for name in (AGENT_API, REGISTRY):
+        if name in sys.modules:
+            _hook(name, sys.modules[name])
+    if REGISTRY not in sys.modules:
+        from . import finder
+
+        finder.watch((AGENT_API, REGISTRY), _hook)
+
+
+def _hook(name: str, module: ModuleType) -> None:
+    assert _party is not None
+    if name == REGISTRY:
+        _party.hook_registry(module)
+    else:
+        _party.hook_agent(module.SimpleElasticAgent)
+
+
+def outcome_name(attempt: int) -> str:
+    """Return the name of the file in which the agent says what was agreed."""
+    return f"nodes-a{attempt}.json"
+
+
+def loss_name(attempt: int) -> str:
+    """Return the name of the file in which the agent says that it lost other nodes."""
+    return f"nodes-lost-a{attempt}.json"
+
+
+class Party:
+    """This agent among the others.
+
+    Args:
+        given: the value of SAFERUN_NODES.
+    """
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._facts: nodes.Facts = given["facts"]
+        self._attempt: int = self._facts["attempt"]
+        self._directory: str | None = given["directory"]
+        self._rejoin_s: float = given["rejoin_s"]
+        self._make: Callable[[Any], Any] | None = None  # torch's get_rendezvous_handler
+        self._parameters: Any = None  # that it was called with
+        self._joining = node_joining.Joining(self._facts, self._refuse)
+        self._watch: node_watch.NodeWatch | None = None
+        self._is_ending = False
+        self._began = False  # ranks were started in this agent
+        self._is_done = False  # they have all succeeded
+
+    def hook_registry(self, registry: ModuleType) -> None:
+        """Bound the time to join, from the second attempt on, by retry.rejoin_s."""
+        original = registry.get_rendezvous_handler
+        self._make = original
+
+        @functools.wraps(original)
+        def get_rendezvous_handler(params: Any) -> Any:
+            self._parameters = params
+            if self._attempt > 1:
+                params.config.setdefault("join_timeout", int(self._rejoin_s))
+                if params.backend == "static":
+                    limit = int(params.config.get("timeout", self._rejoin_s))
+                    params.config["timeout"] = min(limit, int(self._rejoin_s))
+            self._joining.begin(str(params.endpoint), say)
+            return self._handler(time.monotonic() + self._rejoin_s)
+
+        registry.get_rendezvous_handler = get_rendezvous_handler  # type: ignore[attr-defined]  # torch's own is replaced
+
+    def hook_agent(self, agent: Any) -> None:
+        """Wrap what an agent does at its beginning and at its end."""
+        for name, around in (
+            ("_rendezvous", self._rendezvous),
+            ("_exit_barrier", self._exit_barrier),
+            ("run", self._run),
+        ):
+            setattr(agent, name, _around(getattr(agent, name), around))
+
+    def _handler(self, limit: float) -> Any:
+        """Return a new handler of the rendezvous; torch connects to its store in there."""
+        assert self._make is not None
+        while True:
+            try:
+                handler = self._make(self._parameters)
+                self._joining.watch(handler, self._parameters.run_id)
+                return handler
+            except Exception as error:
+                if time.monotonic() > limit or not self._may_come_back(error):
+                    self._give_up(error, {})
+                time.sleep(AGAIN_S)
+
+    # --- the beginning ---
+
+    def _rendezvous(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
+        """Join, meet, and go on only where all nodes begin the same attempt."""
+        spec = agent._worker_group.spec
+        backend = spec.rdzv_handler.get_backend()
+        if backend not in BACKENDS or (self._began and backend == "static"):
+            original(agent, *rest)  # static: with --max-restarts a node restarts its ranks alone
+            return
+        if self._watch is not None:
+            self._watch.stop()
+        self._join(original, agent, *rest)
+        self._joining.end()
+        if self._began and spec.max_restarts == 0:
+            # Nodes came or went. Restarted ranks would find the keys of the last ones in the store.
+            self._facts = {**self._facts, "attempt": self._attempt + 1, "report": None}
+            say(f"nodes have come or gone: attempt {self._attempt + 1} starts on all of them")
+        try:
+            self._go_on(agent)
+        except RuntimeError:  # the store has gone, and with it the rendezvous
+            raise
+        except Exception as error:
+            say(f"the nodes could not compare notes: {type(error).__name__}: {error}")
+
+    def _go_on(self, agent: Any) -> None:
+        """Meet; return where the ranks are to be started, and leave otherwise."""
+        group = agent._worker_group
+        handler, store = group.spec.rdzv_handler, _prefixed(agent._store)
+        rank, size = group.group_rank, group.group_world_size
+        agreement = self._meet(store, rank, size, _names(handler))
+        self._write(outcome_name(self._attempt), {"agreement": agreement, "node": rank})
+        if agreement["action"] != nodes.BEGIN:
+            _leave(store, size)
+            handler.shutdown = lambda: True  # the next attempt may have the same store
+            raise SystemExit(nodes.REGROUP_STATUS)
+        self._say_root(agreement)
+        self._begin(store, rank, agreement, agent)
+
+    def _join(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
+        """Join the rendezvous; one that is about to end is left for the one after it."""
+        limit: float | None = None  # from the first failure on: a spare node waits for hours
+        while True:
+            try:
+                original(agent, *rest)
+                if not _is_over(agent._store):
+                    return
+                _await_end(agent._store, self._attempt, self._rejoin_s)
+                error: Exception = RuntimeError("the store of an earlier attempt lives on")
+            except Exception as caught:
+                error = caught
+            limit = limit or time.monotonic() + self._rejoin_s
+            if time.monotonic() > limit or not self._may_come_back(error, waited=True):
+                self._give_up(error, _names(agent._worker_group.spec.rdzv_handler))
+            time.sleep(AGAIN_S)
+            agent._worker_group.spec.rdzv_handler = self._handler(limit)
+
+    def _give_up(self, error: Exception, here: dict[int, str]) -> NoReturn:
+        """End the agent; from the second attempt on the supervisor says it in a sentence."""
+        if self._attempt == 1 or self._directory is None:
+            raise error
+        where = getattr(self._parameters, "endpoint", "")
+        text = f"the rendezvous at {where} could not be reached again"
+        if type(error).__name__ == "RendezvousTimeoutError":
+            text = f"only {', '.join(sorted(here.values()))} came back"
+        self._write(outcome_name(self._attempt), {"alone": text})
+        raise SystemExit(nodes.REGROUP_STATUS)
+
+    def _refuse(self, agreement: nodes.Agreement) -> None:
+        self._joining.end()
+        self._write(outcome_name(self._attempt), {"agreement": agreement, "node": 0})
+        raise SystemExit(nodes.REGROUP_STATUS)
+
+    def _may_come_back(self, error: Exception, *, waited: bool = False) -> bool:
+        """Tell whether the rendezvous that failed was one of the attempt before.
+
+        Args:
+            error: how it failed.
+            waited: this node had reached it, and waited there.
+        """
+        name = type(error).__name__
+        if name == "RendezvousTimeoutError" or self._make is None:
+            return False
+        lost = waited and name == "RendezvousConnectionError"
+        return lost or name == "RendezvousClosedError" or self._attempt > 1
+
+    def _meet(self, store: Any, rank: int, size: int, names: dict[int, str]) -> nodes.Agreement:
+        if rank == 0:
+            self._facts = {**self._facts, "beats": node_watch.prepare(store, size)}
+        agreement, missing = meeting.meet(store, rank, size, self._facts, nodes.agree, MEET_S)
+        if missing:
+            known = [f"node {node} ({names.get(node, 'host not known')})" for node in missing]
+            who = ", ".join(known)
+            agreement["why"] = f"without saferun, or without its supervision, takes part: {who}"
+            agreement["action"] = nodes.REFUSE
+        return agreement
+
+    def _say_root(self, agreement: nodes.Agreement) -> None:
+        root = agreement["root"]
+        if root is not None and root["host"] != self._facts["host"]:
+            rank_of = root["diagnosis"]["root_rank"]
+            where = f"host {root['host']}" + ("" if rank_of is None else f", rank {rank_of}")
+            kind = root["diagnosis"]["kind"]
+            say(f"attempt {root['attempt']} failed first on {where}: {kind}")
+
+    def _begin(self, store: Any, rank: int, agreement: nodes.Agreement, agent: Any) -> None:
+        hosts = {int(node): host for node, host in agreement["hosts"].items()}
+
+        def end(why: str, lost: list[int]) -> None:
+            if agent._worker_group.state.name != "HEALTHY" and not self._is_done:
+                return
+            names = ", ".join(f"node {node} ({hosts[node]})" for node in lost)
+            text = f"{names}: {why}" if names else why
+            self._write(loss_name(self._attempt), {"why": text, "nodes": lost})
+            say(f"{text}; the attempt ends on {self._facts['host']}")
+            node_watch.end_process(lambda: self._is_ending, lambda: _pids(agent))
+
+        self._began = True
+        if not agreement["beats"]:
+            return
+        self._watch = node_watch.NodeWatch(store, rank, hosts, self._attempt, end)
+        self._watch.start()
+
+    # --- the end ---
+
+    def _run(self, original: Callable[..., Any], agent: Any, *rest: Any) -> Any:
+        result = None
+        shut_down = agent._shutdown
+
+        def shutdown(*args: Any, **kwargs: Any) -> Any:
+            self._is_ending = True
+            return shut_down(*args, **kwargs)
+
+        agent._shutdown = shutdown
+        try:
+            result = original(agent, *rest)
+            return result
+        finally:
+            if self._watch is not None:
+                if result is not None and not result.is_failed():
+                    self._watch.stop()
+                else:
+                    self._watch.fail()
+
+    def _exit_barrier(self, original: Callable[..., Any], agent: Any, *rest: Any) -> Any:
+        """Wait until the ranks of all nodes have ended, in Python, where a signal is answered."""
+        watch, size = self._watch, agent._worker_group.group_world_size
+        if watch is None:
+            return original(agent, *rest)
+        self._is_done = True
+        store = _prefixed(agent._store)
+        begun = time.monotonic()
+        try:
+            if store.add(node_watch.DONE, 1) >= size:
+                store.set(node_watch.ALL_DONE, "1")
+            while not store.check([node_watch.ALL_DONE]) and not watch.lost:
+                time.sleep(min(1.0, 0.01 + (time.monotonic() - begun) / 20))
+        except RuntimeError:
+            time.sleep(node_watch.RANKS_S + node_watch.BEAT_S)  # the watch says what it means
+            raise SystemExit(1) from None
+        if watch.lost:
+            raise SystemExit(1)
+        watch.stop()
+        return original(agent, *rest)
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        """Write a file for the supervisor; without one it decides alone."""
+        if self._directory is None:
+            return
+        try:
+            receipts.make_directory(self._directory)
+            path = os.path.join(self._directory, name)
+            if os.path.lexists(path):
+                os.unlink(path)
+            receipts.write_new(path, json.dumps({**content, "at": time.time()}).encode())
+        except OSError as error:
+            say(f"{name} could not be written: {error.strerror}")
+
+
+def _names(handler: Any) -> dict[int, str]:
+    """Return the hosts by node rank, as the c10d rendezvous has them; {} for another one."""
+    holder = getattr(handler, "_state_holder", None)
+    participants = holder.state.participants if holder is not None else {}
+    return {rank: node.addr for node, rank in participants.items()}
+
+
+def _around(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapped(agent: Any, *rest: Any) -> Any:
+        return around(original, agent, *rest)
+
+    return wrapped
+
+
+def _prefixed(store: Any) -> Any:
+    return sys.modules["torch.distributed"].PrefixStore("saferun", store)
+
+
+def _is_over(store: Any) -> bool:
+    """Tell whether the nodes of an earlier attempt have met in this store."""
+    return bool(_prefixed(store).check(["result"]))
+
+
+def _await_end(store: Any, attempt: int, bound_s: float) -> None:
+    """Ask the agents of an earlier attempt to end, and wait until their store has gone.
+
+    Raises:
+        RuntimeError: it has.
+    """
+    ours = _prefixed(store)
+    ours.set(node_watch.WANTED, str(attempt))
+    limit = time.monotonic() + bound_s
+    while time.monotonic() < limit:
+        ours.check(["result"])
+        time.sleep(0.5)
+
+
+def _leave(store: Any, size: int) -> None:
+    """Stay until all nodes have read the result, since the store goes with its host."""
+    try:
+        if store.add("left", 1) >= size:
+            store.set("all left", "1")
+        meeting.poll(store, "all left", LEAVE_S)
+    except RuntimeError:
+        return
+
+
+def _pids(agent: Any) -> list[int]:
+    context = getattr(agent, "_pcontext", None)
+    return [] if context is None else list(context.pids().values())

@@ -1,0 +1,157 @@
+"""What a node can say while it waits for the others: who is there, and what does not fit.
+
+Target: the c10d rendezvous of torch.distributed.elastic, torch >= 2.4: `_store` and `_state_holder`
+of its handler (rendezvous/dynamic_rendezvous.py).
+Reason: torchrun's agents wait in silence, for 600 s by default, where an endpoint is wrong, where
+nodes were given different `--nnodes`, and where clocks differ: each node judges the others'
+heartbeats by its own clock, and drops those that are 15 s off.
+Delete it when torchrun names these.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+
+from . import nodes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Refuse = Callable[[nodes.Agreement], None]
+
+WAITED_S = 30.0  # torchrun itself gives up a connection after 60 s
+LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
+DELAY_S = 5.0  # that a heartbeat may be old when it is first seen
+
+
+class Joining:
+    """A node that waits for the others in a c10d rendezvous.
+
+    Args:
+        facts: of this node.
+        refuse: ends the agent, since the nodes do not fit.
+    """
+
+    def __init__(self, facts: nodes.Facts, refuse: Refuse) -> None:
+        self._facts, self._refuse = facts, refuse
+        self._holder: Any = None
+        self._store: Any = None
+        self._seen: dict[Any, Any] = {}  # node -> its last heartbeat
+        self._has_looked = False
+        self._prefix = ""
+        self._timer: threading.Timer | None = None
+
+    def begin(self, endpoint: str, say: Callable[[str], None]) -> None:
+        """Say in a while where this node waits, unless `end` comes before."""
+        self.end()
+        self._timer = threading.Timer(WAITED_S, lambda: say(self._waiting(endpoint)))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self) -> None:
+        """Note that the nodes have come together, or that this one goes."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._holder is not None:
+            self._holder.__dict__.pop("_sanitize", None)
+
+    def watch(self, handler: Any, run_id: str) -> None:
+        """Compare this node with the first one, and look at each state of the rendezvous.
+
+        Args:
+            handler: of the rendezvous; nothing happens where it is none of c10d.
+            run_id: --rdzv-id.
+        """
+        self._holder = getattr(handler, "_state_holder", None)
+        self._store = getattr(handler, "_store", None)
+        if self._holder is None or not hasattr(self._holder, "_sanitize"):
+            return
+        self._prefix = f"saferun/{run_id}/{self._facts['attempt']}"
+        original = self._holder._sanitize
+
+        def sanitize() -> None:
+            try:
+                self._look(handler)
+            except Exception as error:  # another torch, or a connection that the caller notices
+                self._holder.__dict__.pop("_sanitize", None)
+                if not isinstance(error, RuntimeError):
+                    say(f"the other nodes are not looked at: {type(error).__name__}: {error}")
+            original()
+
+        self._holder._sanitize = sanitize
+        mine = json.dumps({key: self._facts.get(key) for key in ("host", *nodes.NAMES)})
+        first = self._store.compare_set(f"{self._prefix}/first", "", mine).decode()
+        if first != mine:
+            self._compare(json.loads(first))
+
+    def _compare(self, first: dict[str, Any]) -> None:
+        bare: Any = {"attempt": 1, "mitigations": [], "report": None}
+        pair: Any = {0: {**bare, **first}, 1: {**self._facts, **bare}}
+        if (found := nodes.agree(pair))["why"]:
+            self._tell(found)
+
+    def _look(self, handler: Any) -> None:
+        """Look at a state that has just been read, before silent nodes are taken out of it."""
+        if self._store.check([f"{self._prefix}/refused"]):
+            self._refuse(json.loads(self._store.get(f"{self._prefix}/refused")))
+        is_first, self._has_looked = not self._has_looked, True
+        clock = sys.modules[type(handler).__module__].datetime  # as torch itself asks it
+        settings, ours = handler.settings, handler._this_node
+        limit_s = settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
+        for node, beat in self._holder.state.last_heartbeats.items():
+            before = self._seen.get(node)
+            self._seen[node] = beat
+            late_s = (clock.now(beat.tzinfo) - beat).total_seconds()
+            is_new = beat != before and not is_first  # else it may be of a node that is gone
+            if node != ours and (late_s < -limit_s or (is_new and late_s > limit_s + DELAY_S)):
+                here = self._facts["host"]
+                why = f"the clock of {node.addr} is {abs(late_s):.0f} s "
+                why += f"{'ahead of' if late_s < 0 else 'behind'} that of {here}"
+                self._tell(nodes.refusal({"0": here, "1": node.addr}, why))
+
+    def _tell(self, refusal: nodes.Agreement) -> None:
+        """Refuse, and have the others do so, too."""
+        self._store.set(f"{self._prefix}/refused", json.dumps(refusal))
+        time.sleep(LEAVE_S)
+        self._refuse(refusal)
+
+    def _waiting(self, endpoint: str) -> str:
+        host = endpoint.rpartition(":")[0] or endpoint
+        where = f"{endpoint} ({addresses(host)})"
+        if self._holder is None:
+            return (
+                f"{self._facts['host']} waits for an answer from {where} since {WAITED_S:.0f} s; "
+                "is that the right host and port, and is it up?"
+            )
+        here = sorted(node.addr for node in self._holder.state.participants)
+        return (
+            f"{self._facts['host']} waits for other nodes at {where} since {WAITED_S:.0f} s; "
+            f"--nnodes is {self._facts['nnodes']}, and these have come: {', '.join(here) or 'none'}"
+        )
+
+
+def addresses(host: str) -> str:
+    """Return the addresses that a name has here, in words."""
+    import socket
+
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host.strip("[]"), None)}
+    except (OSError, UnicodeError):
+        return "a name that is not known here"
+    loops = all(address.startswith("127.") or address == "::1" for address in found)
+    note = ", which is each node itself" if loops else ""
+    return ", ".join(sorted(found)) + note
+
+
+def say(text: str) -> None:
+    """Write a line to stderr; a closed one stops no job."""
+    try:
+        sys.stderr.write(f"saferun: {text}\n")
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        return

@@ -1,0 +1,212 @@
+"""Whether the other nodes of an attempt live: each agent's heartbeat in the agents' store.
+
+torchrun's own agents do not notice a node that goes silent: the static rendezvous has no
+heartbeats, and the c10d rendezvous looks at them only while nodes join. A job over NCCL then waits
+for its watchdog (10 minutes), and an agent in the exit barrier for 300 s, after which it exits with
+status 0.
+
+Each node writes a counter every BEAT_S; node 0 reads all of them and writes one word for all, so
+that a beat costs O(nodes) small requests at the store's host. A node is silent when its counter has
+not changed for LOST_S by the *observer's* clock: clocks of nodes are never compared. A connection
+that breaks tells at once that the host's agent has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+BEAT_S = 2.0  # and LONGEST_BEAT_S from 1,000 nodes on, to spare the host
+LONGEST_BEAT_S = 10.0
+# A cut of the network that heals within 30 s harms no job today and must not end one. The silence,
+# and what a stuck agent and its ranks get to end, stay below a minute.
+LOST_S = 40.0
+RANKS_S = 4.0  # before the agent is ended: its ranks may say themselves what they saw
+STUCK_S = 8.0  # for the agent's main thread to take the signal; it may hang in a dead connection
+TERM_S = 5.0  # for the ranks of a stuck agent
+WORD, WANTED, DONE, ALL_DONE = "word", "wanted", "done", "all done"
+
+
+def prepare(store: Any, size: int) -> bool:
+    """Make the keys that all nodes read, on node 0, before any node begins to watch.
+
+    Returns:
+        Whether the store can hold heartbeats; a file cannot.
+    """
+    keys = [*(_beat(node) for node in range(size)), WORD]
+    try:
+        store.multi_set(keys, ["0"] * size + ['{"n": 0}'])
+        return bool(len(store.multi_get(keys)) == len(keys))
+    except Exception:
+        return False
+
+
+class Beats:
+    """What one node knows of the beats of all, by its own clock.
+
+    Args:
+        size: the number of nodes.
+        now: seconds, now.
+    """
+
+    def __init__(self, size: int, now: float) -> None:
+        self._seen = dict.fromkeys(range(size), ("0", now))
+
+    def silent(self, values: list[str], now: float) -> list[int]:
+        """Return the nodes whose counter has not changed for LOST_S.
+
+        Args:
+            values: of all counters, by node.
+            now: seconds, now.
+        """
+        for node, value in enumerate(values):
+            if value != self._seen[node][0]:
+                self._seen[node] = (value, now)
+        return [node for node, (_, at) in self._seen.items() if now - at > LOST_S]
+
+
+class NodeWatch:
+    """The heartbeat of this node, and the watch over the others.
+
+    Args:
+        store: of the agents, with keys of this watch's own.
+        node: the rank of this node.
+        hosts: host by node rank.
+        attempt: its number.
+        end: ends the agent: gets what is wrong and the nodes that are lost.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        node: int,
+        hosts: dict[int, str],
+        attempt: int,
+        end: Callable[[str, list[int]], None],
+    ) -> None:
+        self._store, self._node, self._hosts, self._attempt = store, node, hosts, attempt
+        self._end = end
+        self._stopped = threading.Event()
+        self._failed = threading.Event()  # the attempt has failed here
+        self._told = threading.Event()  # and the others know
+        self._answered_at = time.monotonic()
+        self._word = (0, self._answered_at)  # node 0's count, and when it changed
+        self._ended = threading.Lock()
+        self._every_s = min(LONGEST_BEAT_S, BEAT_S + len(hosts) / 125)
+        self.lost = ""
+
+    def start(self) -> None:
+        """Begin to beat and to watch."""
+        for work in (self._beat_on, self._watch_the_store):
+            threading.Thread(target=work, name="saferun-nodes", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the watch: the attempt is over here."""
+        self._stopped.set()
+
+    def fail(self) -> None:
+        """Tell the others that the attempt has failed here; returns within 2 s."""
+        if self._stopped.is_set():
+            return
+        self._failed.set()
+        self._told.wait(2 * BEAT_S if self._is_fresh() else 0.1)
+        self.stop()
+
+    def _is_fresh(self) -> bool:
+        return time.monotonic() - self._answered_at < 2 * self._every_s
+
+    def _beat_on(self) -> None:
+        beats, count = Beats(len(self._hosts), time.monotonic()), 0
+        try:
+            store = _own(self._store)
+            while not self._stopped.is_set():
+                count += 1
+                self._beat(store, beats, count)
+                self._answered_at = time.monotonic()
+                if self._failed.wait(self._every_s) and not self._told.is_set():
+                    store.set(WANTED, str(self._attempt + 1))
+                    self._told.set()
+                    return
+        except RuntimeError:  # the connection broke; torch's store errors are RuntimeErrors
+            self._told.set()
+            self._lose("the agent that holds the rendezvous has ended", [], RANKS_S)
+
+    def _beat(self, store: Any, beats: Beats, count: int) -> None:
+        now, size = time.monotonic(), len(self._hosts)
+        store.set(_beat(self._node), str(count))
+        if self._node == 0:
+            values = [v.decode() for v in store.multi_get([_beat(node) for node in range(size)])]
+            silent = beats.silent(values, now)
+            store.set(WORD, json.dumps({"n": count, "silent": silent}))
+        else:
+            word = json.loads(store.get(WORD))
+            if word["n"] != self._word[0]:
+                self._word = (word["n"], now)
+            silent = word.get("silent", []) or ([0] if now - self._word[1] > LOST_S else [])
+        if silent := [node for node in silent if node != self._node]:
+            self._lose(f"no heartbeat for {LOST_S:.0f} s", silent, 0.0)
+        elif store.check([WANTED]) and int(store.get(WANTED)) > self._attempt:
+            self._lose("another node has failed", [], RANKS_S)
+
+    def _watch_the_store(self) -> None:
+        """See that the store answers: a host that lost its power closes no connection."""
+        while not self._stopped.wait(1.0):
+            if time.monotonic() - self._answered_at > LOST_S:
+                text = f"the host of the rendezvous has not answered for {LOST_S:.0f} s"
+                self._lose(text, [], 0.0)
+                return
+
+    def _lose(self, why: str, nodes: list[int], patience_s: float) -> None:
+        """End this agent, unless its attempt is over by itself meanwhile."""
+        if self._stopped.wait(patience_s) or not self._ended.acquire(blocking=False):
+            return
+        self.lost = why
+        self._end(why, nodes)
+
+
+def end_process(is_ending: Callable[[], bool], ranks: Callable[[], list[int]]) -> None:
+    """End this agent with its ranks as a SIGTERM does; by force where it hangs in a connection.
+
+    Args:
+        is_ending: whether the agent's main thread has begun to end its ranks.
+        ranks: returns their pids.
+    """
+    os.kill(os.getpid(), signal.SIGTERM)
+    limit = time.monotonic() + STUCK_S
+    while time.monotonic() < limit:
+        if is_ending():
+            return
+        time.sleep(0.1)
+    for pid in ranks():
+        _signal(pid, signal.SIGTERM)
+    time.sleep(TERM_S)
+    for pid in ranks():
+        _signal(pid, signal.SIGKILL)
+    os._exit(1)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return
+
+
+def _own(store: Any) -> Any:
+    """Return a connection of our own, so that a request that hangs stops nobody else's."""
+    try:
+        return store.clone()
+    except Exception:  # torch < 2.8
+        return store
+
+
+def _beat(node: int) -> str:
+    return f"beat/{node}"

@@ -1,0 +1,267 @@
+"""The other nodes of a run: each has a saferun of its own, and all do the same.
+
+After a failure the nodes exchange their reports through a directory that all of them see, where
+there is one (shared_reports.py). Before an attempt the agents meet in their store
+(inject/node_agent.py): each brings the attempt's number, the mitigations in force and, where it has
+not been exchanged, its report of the attempt before. All get one agreement. A node whose own
+decision is to stop attends that meeting, too, so that all learn why; its agent leaves before a rank
+is started. A node that never met the others (a wrong endpoint) decides alone.
+
+Runs of one node never come here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from saferun.diagnosis import retry_policy
+from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
+from saferun.inject import node_agent, nodes
+from saferun.model import LaunchPlan, as_tree
+from saferun.plan.inputs import Gathered
+from saferun.supervise import shared_reports
+from saferun.supervise.attempt_watch import end_requested
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from saferun.diagnosis.classify import Diagnosis
+    from saferun.supervise.attempt import Ended
+    from saferun.supervise.mitigations import RunMitigations
+    from saferun.supervise.record import Record
+
+TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
+REGROUPS = 20  # in a row: nodes that come and go, and never begin together
+# Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
+_SHARED = ("kind", "offered", "fingerprint", "waits", "lived_s")
+
+
+class Nodes:
+    """What this node knows of the others, over all attempts.
+
+    Args:
+        gathered: the run.
+        history: its attempts; the root of a failure may be put in from another node.
+        diagnoses: of those that failed; the same.
+        mitigations: gets what was agreed.
+        record: the journal.
+    """
+
+    def __init__(
+        self,
+        gathered: Gathered,
+        history: list[Try],
+        diagnoses: list[Diagnosis],
+        mitigations: RunMitigations,
+        record: Record,
+    ) -> None:
+        self._gathered, self._record = gathered, record
+        self._history, self._diagnoses, self._mitigations = history, diagnoses, mitigations
+        self._facts: nodes.Facts = {
+            **_facts(gathered),
+            "shared": shared_reports.offer(record.path),
+        }
+        self._report: nodes.Report | None = None  # of the last attempt here, for the meeting
+        self._comes_back = False  # the nodes have met, and an attempt has failed since
+        self._shared = ""  # what node 0 offered
+        self._lost: list[str] = []  # the nodes that went silent in the last attempt
+        self._own = Decision(AGAIN, "")  # what this node alone would do after it
+        self._hosts: dict[str, str] = {}  # of the last meeting, by node rank
+        self._regroups = 0
+        self._outcome: Any = None  # of the last meeting
+        self.number = 1  # of the next attempt
+        self.host = os.uname().nodename  # where the last failure began
+        self.status: int | None = None  # of the run, where the meeting decided it
+
+    def is_telling(self, decision: Decision) -> bool:
+        """Return whether this node would stop, and first tells the others."""
+        return self._own.action == STOP and decision.action == AGAIN
+
+    def environ(self, rejoin_s: float) -> dict[str, str]:
+        """Return what the next agent brings to the meeting."""
+        facts = {
+            **self._facts,
+            "attempt": self.number,
+            "mitigations": list(self._mitigations.in_force),
+            "report": self._report,
+        }
+        receipts = self._gathered.identity.receipts
+        value = {"facts": facts, "directory": receipts, "rejoin_s": rejoin_s}
+        return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
+
+    def met(self, plan: LaunchPlan, ended: Ended) -> Decision | None:
+        """Take over what the nodes agreed before an attempt that has ended.
+
+        Args:
+            plan: of the attempt.
+            ended: how it ended.
+
+        Returns:
+            What follows where no rank was started; None where ranks ran, or may have.
+        """
+        outcome = self._outcome = self._read(node_agent.outcome_name(self.number))
+        ends = ended.exit_code == 0 or end_requested(ended)
+        if outcome is None or "alone" in outcome:
+            return self._not_met(plan, outcome) if self._comes_back and not ends else None
+        agreement: nodes.Agreement = outcome["agreement"]
+        self._hosts, self._shared = agreement["hosts"], agreement["shared"]
+        self._record.nodes(self.number, agreement)
+        self._take_root(agreement["root"])
+        self._report = None
+        if agreement["action"] == nodes.BEGIN or ends:
+            self._regroups, self._comes_back, self._own = 0, False, Decision(AGAIN, "")
+            return None
+        return self._without_ranks(agreement)
+
+    def _not_met(self, plan: LaunchPlan, outcome: Any) -> Decision:
+        """Return the end of a run whose nodes did not come back together."""
+        from saferun.diagnosis import classify, signatures
+
+        self.status = self._history[-1].exit_code
+        last = self._history[-1].number
+        if root := nodes.root_report(shared_reports.read(self._shared, last, self._hosts)):
+            decision = self._decided_by(root)  # it came too late for the others to wait
+            if decision.action == STOP:
+                return decision
+        if self._own.action == STOP:
+            return self._own
+        here = self._facts["host"]
+        others = ", ".join(host for host in self._hosts.values() if host != here)
+        known = signatures.load(self._gathered.environ)
+        lost = f"of the nodes {here}, {others}: {outcome['alone']}" if outcome else f"no {others}"
+        self._diagnoses[-1] = found = classify.by_nodes(self._diagnoses[-1], lost, known)
+        if found.kind == "node-lost":
+            self.host = others
+        limit = f"retry.rejoin_s: {plan.settings.retry.rejoin_s:g} s"
+        return Decision(STOP, f"not all of the other nodes ({others}) came back in time ({limit})")
+
+    def _without_ranks(self, agreement: nodes.Agreement) -> Decision:
+        """Return what follows a meeting after which no node started a rank."""
+        self._regroups += 1
+        if agreement["action"] == nodes.REFUSE:
+            from saferun.errors import EXIT_CONFIG
+
+            self.status = EXIT_CONFIG
+            return Decision(STOP, agreement["why"])
+        if agreement["action"] == nodes.STOP:
+            self.status = self._history[-1].exit_code if self._history else 1
+            root = agreement["root"]
+            assert root is not None, "a root's decision is to stop"
+            return Decision(STOP, root["decision"]["reason"])
+        if self._regroups > REGROUPS:
+            self.status = 1
+            return Decision(STOP, f"the nodes met {REGROUPS} times and never began together")
+        self.number = agreement["attempt"]
+        self._mitigations.in_force = tuple(agreement["mitigations"])
+        return Decision(AGAIN, "the nodes meet again")
+
+    def _take_root(self, root: nodes.Report | None) -> None:
+        """Put the report of the node where the failure began in the place of our own."""
+        from saferun.diagnosis.classify import Diagnosis
+
+        if root is None or not self._history or root["attempt"] != self._history[-1].number:
+            return
+        self.host = root["host"]
+        known = {key: _tuples(value) for key, value in root["diagnosis"].items()}
+        self._diagnoses[-1] = Diagnosis(**known)
+        facts = {key: _tuples(root["facts"][key]) for key in _SHARED}
+        self._history[-1] = self._history[-1]._replace(**facts)
+
+    def lost(self) -> str:
+        """Return what the agent lost of the other nodes in its last attempt; "" for nothing."""
+        loss = self._read(node_agent.loss_name(self.number))
+        self._lost = [] if loss is None else [str(node) for node in loss["nodes"]]
+        return "" if loss is None else str(loss["why"])
+
+    def share(self, ended: Ended, decision: Decision) -> Decision:
+        """Return what is done after an attempt with ranks that has failed or succeeded.
+
+        The nodes decide together: this node's own decision goes into its report.
+
+        Args:
+            ended: how the attempt ended.
+            decision: this node's own.
+        """
+        from saferun.diagnosis import classify, signatures
+
+        last, outcome = self._history[-1], self._outcome
+        self.number = last.number + 1
+        self.host = self._facts["host"]
+        if decision.action == retry_policy.DONE or last.asked or last.replaced or outcome is None:
+            return decision
+        diagnosis = self._diagnoses[-1]
+        failed_at = ended.started_at + ended.lived_s
+        self._own = decision
+        self._report = {
+            "attempt": last.number,
+            "host": self.host,
+            "node": outcome["node"],
+            "weight": classify.weight(diagnosis, signatures.load(self._gathered.environ)),
+            "after_s": round(max(0.0, failed_at - outcome["at"]), 3),
+            "diagnosis": self._masked({**as_tree(diagnosis), "nearest": []}),
+            "facts": {key: getattr(last, key) for key in _SHARED},
+            "decision": decision._asdict(),
+        }
+        self._comes_back = True
+        others = self._hosts.keys() - self._lost
+        reports = shared_reports.exchange(self._shared, self._report, others)
+        if root := nodes.root_report(reports):
+            return self._decided_by(root)
+        delay_s = decision.delay_s if decision.action == AGAIN else 0.0
+        return Decision(AGAIN, decision.reason, delay_s, decision.add)
+
+    def _decided_by(self, root: nodes.Report) -> Decision:
+        """Return the decision of the node where the failure began, which all have read."""
+        self._take_root(root)
+        self._report, self._own = None, Decision(AGAIN, "")
+        decision = Decision(**root["decision"])
+        if decision.add in self._mitigations.in_force:
+            decision = decision._replace(add="")
+        return decision
+
+    def _masked(self, value: Any) -> Any:
+        """Return a value without secrets, and no text too long to travel: other nodes print it."""
+        if isinstance(value, str):
+            return self._record.masked(value)[:TEXT_CHARS]
+        if isinstance(value, dict):
+            return {key: self._masked(item) for key, item in value.items()}
+        return [self._masked(item) for item in value] if isinstance(value, list) else value
+
+    def _read(self, name: str) -> Any:
+        from saferun.system import paths
+
+        directory = self._gathered.identity.receipts
+        if directory is None:
+            return None
+        path = os.path.join(directory, name)
+        content = paths.read_private(path)
+        try:
+            if content is not None:
+                os.unlink(path)  # another start of the same attempt writes its own
+            return None if content is None else json.loads(content)
+        except (OSError, ValueError):
+            return None
+
+
+def _facts(gathered: Gathered) -> nodes.Facts:
+    """Return what does not change from attempt to attempt."""
+    from saferun import __version__
+    from saferun.plan.torchrun_args import value_of
+
+    line, profile = gathered.request.line, gathered.profile
+    assert profile is not None, "a supervised run has one"
+    least, _, most = (value_of(line, gathered.environ, "nnodes") or "").partition(":")
+    strict = profile.settings.hooks.init.agree == "error"
+    return {
+        "host": os.uname().nodename,
+        "saferun": __version__,
+        "torch": gathered.facts.torch or "" if strict else "",
+        "nnodes": least if least == most or not most else f"{least}:{most}",
+        "script": os.path.basename(line.script or ""),
+    }
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

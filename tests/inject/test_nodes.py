@@ -1,0 +1,107 @@
+"""What several nodes agree on before an attempt, from the facts that each brings."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from saferun.inject import nodes
+
+
+def fact(host: str, attempt: int = 1, **more: Any) -> nodes.Facts:
+    whole: Any = {
+        **{"host": host, "attempt": attempt, "mitigations": [], "report": None},
+        **{"saferun": "1", "torch": "2.13", "nnodes": "2", "script": "train.py"},
+        **more,
+    }
+    found: nodes.Facts = whole
+    return found
+
+
+def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> nodes.Report:
+    decision = {"action": "again", "reason": "it can pass", "delay_s": 0.0, "add": ""}
+    whole: Any = {
+        **{"attempt": 1, "host": host, "node": int(host[1:]), "weight": weight},
+        **{"after_s": after_s, "diagnosis": {"kind": host}, "facts": {}},
+        **more,
+        "decision": {**decision, **more.get("decision", {})},
+    }
+    found: nodes.Report = whole
+    return found
+
+
+def test_nodes_that_begin_alike_begin():
+    found = nodes.agree({0: fact("h0"), 1: fact("h1")})
+    assert (found["action"], found["attempt"], found["root"]) == (nodes.BEGIN, 1, None)
+    assert found["hosts"] == {"0": "h0", "1": "h1"}
+
+
+def test_a_node_that_comes_new_takes_the_number_and_the_mitigations_of_the_others():
+    found = nodes.agree({0: fact("h0"), 1: fact("h1", 3, mitigations=["nccl-p2p-off"])})
+    assert (found["action"], found["attempt"]) == (nodes.REGROUP, 3)
+    assert found["mitigations"] == ["nccl-p2p-off"]
+
+
+def test_the_mitigation_of_the_node_where_it_began_becomes_that_of_all():
+    add = {"decision": {"add": "nccl-p2p-off"}}
+    first = {
+        0: fact("h0", 2, report=report("h0", nodes.ECHO)),
+        1: fact("h1", 2, report=report("h1", nodes.ROOT, **add)),
+    }
+    found = nodes.agree(first)
+    assert (found["action"], found["mitigations"]) == (nodes.REGROUP, ["nccl-p2p-off"])
+    again = {node: fact(f"h{node}", 2, mitigations=["nccl-p2p-off"]) for node in (0, 1)}
+    assert nodes.agree(again)["action"] == nodes.BEGIN
+
+
+def test_mitigations_of_several_nodes_apply_to_all():
+    facts = {0: fact("h0", 2, mitigations=["a"]), 1: fact("h1", 2, mitigations=["b", "a"])}
+    found = nodes.agree(facts)
+    assert (found["action"], found["mitigations"]) == (nodes.REGROUP, ["a", "b"])
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_the_root_is_the_same_whoever_asks(order: tuple[int, ...]):
+    """A cause before an echo, then the earliest, then the lowest node."""
+    reports = [
+        report("h0", nodes.ECHO, 0.1),
+        report("h1", nodes.ROOT, 2.0),
+        report("h2", nodes.ROOT, 1.0),
+        report("h3", nodes.ROOT, 1.0),
+    ]
+    found = nodes.root_report([reports[place] for place in order])
+    assert found is not None
+    assert found["host"] == "h2"
+
+
+def test_where_the_failure_began_decides_that_the_run_is_over():
+    stop = {"decision": {"action": "stop", "reason": "it would come again"}}
+    echo = fact("h0", 2, report=report("h0", nodes.ECHO))
+    root = fact("h1", 2, report=report("h1", nodes.ROOT, **stop))
+    assert nodes.agree({0: echo, 1: root})["action"] == nodes.STOP
+    gives_up = fact("h0", 2, report=report("h0", nodes.ECHO, **stop))
+    root = fact("h1", 2, report=report("h1", nodes.ROOT))
+    assert nodes.agree({0: gives_up, 1: root})["action"] == nodes.BEGIN
+
+
+def test_a_report_of_an_earlier_attempt_is_no_root():
+    old = fact("h0", 1, report=report("h0", nodes.ROOT))
+    found = nodes.agree({0: old, 1: fact("h1", 3, report=report("h1", nodes.ECHO, attempt=2))})
+    assert found["root"] is not None
+    assert found["root"]["host"] == "h1"
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "says"),
+    [
+        ("saferun", "2", "saferun differs: 1 on h0; 2 on h1"),
+        ("torch", "2.9", "torch differs: 2.13 on h0; 2.9 on h1"),
+        ("nnodes", "3", "--nnodes differs: 2 on h0; 3 on h1"),
+        ("script", "eval.py", "script differs: train.py on h0; eval.py on h1"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_refused_by_name(key: str, other: str, says: str):
+    found = nodes.agree({0: fact("h0"), 1: fact("h1", **{key: other})})
+    assert (found["action"], found["why"]) == (nodes.REFUSE, says)

@@ -1,0 +1,123 @@
+"""Nodes that end, come back, or stand by, and agents that wait for the last one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import hosts
+import pytest
+from helpers import until
+from hosts import PORT, Host, clean, end_all
+from runs import Run
+
+pytestmark = [
+    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
+    pytest.mark.slow,
+]
+SUMS = Path(__file__).parents[1] / "programs" / "nodes" / "summing_job.py"
+SOON = "--rdzv-conf=last_call_timeout=5"
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[list[Host]]:
+    with hosts.standing(tmp_path, 3) as found:
+        yield found
+
+
+def options(nodes: str, *more: str) -> list[str]:
+    ours = ["--profile=cpu", f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+    return [*ours, f"--rdzv-endpoint=h1:{PORT}", "--rdzv-id=job", *more]
+
+
+def add_up(place: Path, steps: int = 40) -> list[str]:
+    return [str(SUMS), str(place / "out"), str(steps), "0.5"]
+
+
+def saved(place: Path) -> None:
+    until((place / "out" / "saved").exists, "something saved")
+
+
+def test_an_elastic_run_goes_on_with_fewer_nodes(three: list[Host], tmp_path: Path):
+    runs = [h.start(*options("1:2", SOON), *add_up(tmp_path)) for h in three[:2]]
+    saved(tmp_path)
+    three[1].kill()
+    assert runs[0].end() == 0, runs[0].err
+    assert "done total=820.0" in runs[0].out
+    assert runs[0].messages()[-1] == "saferun: attempt 2 succeeded"
+    assert [len(event["hosts"]) for event in runs[0].events("nodes")] == [2, 1]
+    clean(runs[:1])
+
+
+def test_a_spare_node_takes_the_place_of_one_that_is_gone(three: list[Host], tmp_path: Path):
+    job = add_up(tmp_path)
+    runs = [host.start(*options("2"), *job) for host in three[:2]]
+    saved(tmp_path)
+    spare = three[2].start(*options("2"), *job)
+    hosts.alive(spare, "torchrun")
+    three[1].kill()
+    assert end_all([runs[0], spare]) == [0, 0], [runs[0].err, spare.err]
+    assert "done total=820.0" in runs[0].out
+    assert set(runs[0].events("nodes")[-1]["hosts"].values()) == {"h1", "h3"}
+    clean([runs[0], spare])
+
+
+def agent(run: Run) -> int:
+    """Return the pid of a host's agent, once its rank has ended."""
+    return hosts.alive(run, "bin/torchrun")
+
+
+def waits_for(three: list[Host], place: Path) -> tuple[list[Run], list[int]]:
+    """Start a job whose first rank ends at once, and whose second one stays; return the agents."""
+    job = place / "train.py"
+    job.write_text(
+        "import os, pathlib, signal\n"
+        "rank = os.environ['RANK']\n"
+        f"pathlib.Path({str(place)!r}, 'up-' + rank).touch()\n"
+        "if rank == '1' and os.environ['SAFERUN_ATTEMPT'] == '1':\n"
+        "    signal.pause()\n"
+    )
+    runs = [host.start(*options("2"), str(job)) for host in three[:2]]
+    until(lambda: all((place / f"up-{rank}").exists() for rank in "01"), "ranks")
+    until(lambda: not runs[0].ranks(), "rank 0 has ended")
+    return runs, [agent(run) for run in runs]
+
+
+def test_a_dead_agent_is_noticed_by_one_that_waits_for_it(three: list[Host], tmp_path: Path):
+    """torchrun waits for 300 s and exits with status 0."""
+    runs, agents = waits_for(three, tmp_path)
+    os.kill(agents[1], signal.SIGKILL)
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    assert [run.messages()[-1] for run in runs] == ["saferun: attempt 2 succeeded"] * 2
+    clean(runs)
+
+
+def test_an_agent_that_waits_for_the_others_answers_a_signal(three: list[Host], tmp_path: Path):
+    runs, _ = waits_for(three, tmp_path)
+    ours = f"{sys.executable}\0-m\0saferun\0".encode()
+    for pid in runs[0].processes("saferun"):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(ours):
+            os.kill(pid, signal.SIGTERM)
+    assert runs[0].end() == 1, runs[0].err
+    clean(runs[:1])
+
+
+def test_torchruns_own_restarts_stay_within_an_attempt(three: list[Host], tmp_path: Path):
+    job = tmp_path / "train.py"
+    job.write_text(
+        "import os, signal, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and dist.get_rank() == 1:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "print('restarts', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    runs = [host.start(*options("1:2", "--max-restarts=2", SOON), str(job)) for host in three[:2]]
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    assert [len(run.events("ended")) for run in runs] == [1, 1]
+    assert "restarts 1" in runs[1].out
+    clean(runs)

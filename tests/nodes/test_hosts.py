@@ -1,0 +1,43 @@
+"""What the tests of several nodes stand on: hosts that are apart, reach each other, and go."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import hosts
+import pytest
+from helpers import until
+
+pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[hosts.Host]]:
+    with hosts.standing(tmp_path, 2) as found:
+        yield found
+
+
+def reaches(one: hosts.Host, other: hosts.Host) -> bool:
+    """Whether a host opens a connection to a port that the other listens on."""
+    ask = f"import socket; socket.create_connection(({other.address!r}, 4000), 0.5)"
+    return one.ask("python3", "-c", ask) == 0
+
+
+def test_hosts_have_names_reach_each_other_and_lose_each_other(pair: list[hosts.Host]):
+    one, other = pair
+    listen = ["import socket; s = socket.create_server(('', 4000)); print('up', flush=True)"]
+    listen += ["while True: s.accept()"]
+    server = other.popen("python3", "-c", "\n".join(listen), stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"up\n"
+    assert one.ask("sh", "-c", "test $(hostname) = h1 && getent hosts h2 | grep -q 10.77.0.2") == 0
+    until(lambda: reaches(one, other), "h1 reaches h2")
+    other.cut()
+    assert not reaches(one, other)
+    other.heal()
+    until(lambda: reaches(one, other), "h1 reaches h2 again")
+    other.kill()
+    assert server.wait() != 0
+    server.stdout.close()

@@ -1,0 +1,189 @@
+"""A run of two hosts: a failure on one is the failure of all, decided once, where it began.
+
+Ranks count without torch where torch's connections are not what a test is about: a rank that waits
+for a failed one then waits for ever, as over NCCL.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import hosts
+import pytest
+from helpers import until
+from hosts import PORT, Host, clean, end_all
+from runs import Run, program
+
+pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+SUMS = Path(__file__).parents[1] / "programs" / "nodes" / "summing_job.py"
+STATIC, C10D = "static", "c10d"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[Host]]:
+    with hosts.standing(tmp_path, 2) as found:
+        yield found
+
+
+def meeting(number: int, backend: str = C10D) -> list[str]:
+    """Return the options by which host `number` (from 0 on) meets one other at h1."""
+    ours = ["--profile=cpu", "--nnodes=2", "--nproc-per-node=1"]
+    if backend == STATIC:
+        return [*ours, f"--node-rank={number}", "--master-addr=h1", f"--master-port={PORT}"]
+    return [*ours, "--rdzv-backend=c10d", f"--rdzv-endpoint=h1:{PORT}", "--rdzv-id=job"]
+
+
+def count(place: Path, fault: str, rank: int, attempts: str = "1") -> list[str]:
+    """Return a job that counts to 20 and fails at step 12 of a rank, while the others wait."""
+    return [program("counting_job"), str(place / "out"), "20", fault, str(rank), "12", attempts]
+
+
+def add_up(place: Path, *fault: str, steps: int = 30, step_s: float = 0.2) -> list[str]:
+    """Return a job that adds up numbers over gloo."""
+    return [str(SUMS), str(place / "out"), str(steps), str(step_s), *fault]
+
+
+def start(pair: list[Host], job: list[str], backend: str = C10D, *more: str) -> list[Run]:
+    found = enumerate(pair)
+    return [host.start(*meeting(number, backend), *more, *job) for number, host in found]
+
+
+def roots(run: Run) -> list[str]:
+    """Return the hosts where the failures began, as the nodes agreed."""
+    return [event["root"]["host"] for event in run.events("nodes") if event["root"]]
+
+
+def last_words(run: Run) -> list[str]:
+    """Return the report of a failed run, but for the journal's own path."""
+    lines = run.messages()
+    begun = max(place for place, line in enumerate(lines) if "the run failed" in line)
+    return [line for line in lines[begun:] if "journal" not in line]
+
+
+def agent(run: Run) -> int:
+    """Return the pid of a host's agent, whose rank runs."""
+    rank = until(lambda: list(run.ranks().values()), "a rank")[0]
+    return int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def saved(place: Path) -> None:
+    """Wait until the job that adds up has saved something."""
+    until((place / "out" / "saved").exists, "something saved")
+
+
+def test_a_failure_on_one_node_is_retried_on_all(pair: list[Host], tmp_path: Path):
+    """The rank on the other node waits for ever and says nothing."""
+    runs = start(pair, count(tmp_path, "SIGKILL", 1))
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    for run in runs:
+        assert run.messages()[-1] == "saferun: attempt 2 succeeded"
+        assert roots(run) == ["h2"]
+    assert "attempt 1 failed first on host h2, rank 1: killed-from-outside" in runs[0].err
+    assert "done step=20" in runs[0].out
+    clean(runs)
+
+
+@pytest.mark.slow
+def test_with_a_static_rendezvous_it_is_the_same(pair: list[Host], tmp_path: Path):
+    runs = start(pair, count(tmp_path, "SIGKILL", 1), STATIC)
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    assert [run.messages()[-1] for run in runs] == ["saferun: attempt 2 succeeded"] * 2
+    clean(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_nodes_end_with_the_same_words(pair: list[Host], tmp_path: Path, rank: int):
+    runs = start(pair, add_up(tmp_path, "raise", str(rank), "6", "any"))
+    assert end_all(runs) == [1, 1], [run.err for run in runs]
+    words = last_words(runs[0])
+    assert words == last_words(runs[1])
+    assert words[0] == f"saferun: the run failed: user-exception on rank {rank}, host h{rank + 1}"
+    clean(runs)
+
+
+@pytest.mark.slow
+def test_through_a_shared_directory_all_decide_at_once(pair: list[Host], tmp_path: Path):
+    """No agent is started to tell the others of the end."""
+    shared = f"--run-dir={tmp_path / 'runs'}"
+    runs = start(pair, add_up(tmp_path, "raise", "1", "6", "any"), C10D, shared)
+    assert end_all(runs) == [1, 1], [run.err for run in runs]
+    assert last_words(runs[0]) == last_words(runs[1])
+    journals = list((tmp_path / "runs").glob("*/events.jsonl"))
+    assert [path.read_text().count('"event": "started"') for path in journals] == [1, 1]
+    clean(runs)
+
+
+@pytest.mark.slow
+def test_one_mitigation_is_that_of_all(pair: list[Host], tmp_path: Path):
+    """The other node sees a lost peer, for which there is no mitigation."""
+    job = tmp_path / "train.py"
+    job.write_text(
+        "import os, signal\n"
+        "if not os.environ['SAFERUN_MITIGATIONS']:\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        raise RuntimeError('received 0 items of ancdata')\n"
+        "    signal.pause()\n"
+        "print(os.environ['SAFERUN_ATTEMPT'], os.environ['SAFERUN_MITIGATIONS'])\n"
+    )
+    few = ["prlimit", "--nofile=1000:4000", sys.executable, "-m", "saferun"]
+    hosts_and_options = [(host, meeting(number)) for number, host in enumerate(pair)]
+    runs = [host.start(*options, str(job), command=few) for host, options in hosts_and_options]
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    assert [run.out for run in runs] == ["2 more-open-files\n"] * 2
+    clean(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_killed_agent_is_noticed_by_the_other_node(pair: list[Host], tmp_path: Path, place: int):
+    runs = start(pair, add_up(tmp_path))
+    saved(tmp_path)
+    os.kill(agent(runs[place]), signal.SIGKILL)
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    assert "done total=465.0" in runs[0].out
+    assert [run.messages()[-1] for run in runs] == ["saferun: attempt 2 succeeded"] * 2
+    clean(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["kill", "lose_power"])
+def test_a_node_that_is_gone_ends_the_run_with_one_clear_sentence(
+    pair: list[Host], tmp_path: Path, end: str
+):
+    runs = start(pair, add_up(tmp_path, step_s=1.0), C10D, "--set", "retry.rejoin_s=10")
+    saved(tmp_path)
+    getattr(pair[1], end)()
+    assert runs[0].end() == 1
+    assert "not tried again: not all of the other nodes (h2) came back" in runs[0].err
+    clean(runs[:1])
+
+
+@pytest.mark.slow
+def test_a_node_that_comes_back_joins(pair: list[Host], tmp_path: Path):
+    job = add_up(tmp_path)
+    runs = start(pair, job)
+    saved(tmp_path)
+    pair[1].kill()
+    pair[1].boot()
+    runs[1] = pair[1].start(*meeting(1), *job)
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    assert "done total=465.0" in runs[0].out
+    clean(runs)
+
+
+@pytest.mark.slow
+def test_a_cut_that_heals_soon_costs_nothing(pair: list[Host], tmp_path: Path):
+    runs = start(pair, add_up(tmp_path))
+    saved(tmp_path)
+    pair[1].cut()
+    before = pair[1].repeats()
+    until(lambda: pair[1].repeats() >= before + 5, "h2 has tried for 6 s to reach h1")
+    pair[1].heal()
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    assert not any("attempt" in line for run in runs for line in run.messages())
+    clean(runs)

@@ -1,0 +1,205 @@
+"""Several hosts on this machine: namespaces of their own for network, name, processes and mounts.
+
+A host is one process that reads a pipe; when the pipe closes, the kernel ends all of the host. Its
+`eth0` is one end of a veth pair whose other end is at a bridge in a namespace of its own, so links
+can be cut, slowed and made lossy. The hosts share all files, as over a network file system, but for
+`/etc/hosts` and their users' homes, which the other hosts do not see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from helpers import until
+from runs import Run
+
+PROGRAMS = ("unshare", "nsenter", "ip", "tc")
+PORT = 29512  # of the rendezvous: the network is the hosts' own, and no port of it is taken
+INIT = 'hostname "$1"; mount --bind "$2" /etc/hosts; ip link set lo up; echo up; exec cat'
+
+
+def missing() -> str:
+    """Return why no hosts can be made here; "" where they can."""
+    if os.geteuid():
+        return "hosts of one's own need root"
+    if absent := [name for name in PROGRAMS if not shutil.which(name)]:
+        return f"no {', '.join(absent)} (apt-get install iproute2 util-linux)"
+    tried = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "ip", "link", "add"]
+    done = subprocess.run(
+        [*tried, "name", "v0", "type", "veth", "peer", "name", "v1"],
+        capture_output=True,
+        check=False,
+    )
+    return f"no veth pairs can be made here: {done.stderr.decode()}" if done.returncode else ""
+
+
+class Namespaces:
+    """Namespaces that a process keeps; they go with it."""
+
+    def __init__(self, name: str, names: Path, *kinds: str) -> None:
+        command = ["unshare", "--net", *kinds, "sh", "-ec", INIT, "init", name, str(names)]
+        self._keeper = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert self._keeper.stdout is not None
+        assert self._keeper.stdout.readline() == b"up\n", name
+        self.pid = self._first_process()
+
+    def _first_process(self) -> int:
+        """Return the pid of the process that reads the pipe: unshare's child where it forks."""
+        children = Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children").read_text()
+        return int(children.split()[0]) if children.strip() else self._keeper.pid
+
+    def end(self) -> None:
+        """End every process in them."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        for stream in (self._keeper.stdin, self._keeper.stdout):
+            assert stream is not None
+            stream.close()
+        self._keeper.wait()
+
+
+class Host:
+    """One host: its name, its address, what runs on it, and its link."""
+
+    def __init__(self, number: int, count: int, bridge: Namespaces, folder: Path) -> None:
+        self._others = [folder / f"h{n}" for n in range(1, count + 1) if n != number]
+        self.name, self.address = f"h{number}", f"10.77.0.{number}"
+        self.folder = folder / self.name
+        self.folder.mkdir(exist_ok=True)
+        self._bridge, self._number, self._hosts = bridge, number, folder / "hosts"
+        self._runs: list[Run] = []
+        self._boot()
+
+    def _boot(self) -> None:
+        kinds = ("--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+        self._own = Namespaces(self.name, self._hosts, *kinds)
+        here, there = str(self._own.pid), str(self._bridge.pid)
+        link = ["ip", "link", "add", "name", f"v{self._number}", "netns", there]
+        subprocess.run([*link, "type", "veth", "peer", "name", "eth0", "netns", here], check=True)
+        at_bridge = ["nsenter", "-t", there, "--net", "ip", "link", "set", f"v{self._number}"]
+        subprocess.run([*at_bridge, "master", "br0", "up"], check=True)
+        self.do("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
+        self.do("ip", "link", "set", "eth0", "up")
+        for other in self._others:
+            other.mkdir(exist_ok=True)
+            self.do("mount", "-t", "tmpfs", "none", str(other))
+
+    def _inside(self) -> list[str]:
+        return ["nsenter", "-t", str(self._own.pid), "--net", "--uts", "--mount", "--pid"]
+
+    def do(self, *words: str) -> None:
+        """Run a command on the host, as root, and wait for it."""
+        subprocess.run([*self._inside(), *words], check=True)
+
+    def ask(self, *words: str) -> int:
+        """Run a command on the host and return its exit status."""
+        done = subprocess.run([*self._inside(), *words], capture_output=True, check=False)
+        return done.returncode
+
+    def popen(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a command on the host."""
+        return subprocess.Popen([*self._inside(), *words], **options)
+
+    def start(self, *argv: str, **options: Any) -> Run:
+        """Start saferun with these arguments; `command` and `env` are as in `runs.Run`."""
+        command = options.pop("command", [sys.executable, "-m", "saferun"])
+        inside = [*self._inside(), "env", "-C", str(self.folder)]
+        environ = {"GLOO_SOCKET_IFNAME": "eth0", **options.pop("env", {})}
+        run = Run(self.folder, list(argv), command=[*inside, *command], env=environ, **options)
+        self._runs.append(run)
+        return run
+
+    def cut(self) -> None:
+        """Cut its link; nothing that it sends or gets arrives, and nobody is told."""
+        self._at_bridge("link", "set", f"v{self._number}", "nomaster")
+
+    def heal(self) -> None:
+        """Join its link again."""
+        self._at_bridge("link", "set", f"v{self._number}", "master", "br0")
+
+    def _at_bridge(self, *words: str) -> None:
+        inside = ["nsenter", "-t", str(self._bridge.pid), "--net", "ip"]
+        subprocess.run([*inside, *words], check=True)
+
+    def repeats(self) -> int:
+        """Return how often its kernel has sent again what nobody acknowledged (TCPTimeouts)."""
+        text = Path(f"/proc/{self._own.pid}/net/netstat").read_text()
+        names, values = (line.split() for line in text.splitlines() if line.startswith("TcpExt"))
+        return int(values[names.index("TCPTimeouts")])
+
+    def slow(self) -> None:
+        """Let it send no more than 512 kbit/s; what is too much is lost."""
+        limit = ["tbf", "rate", "512kbit", "burst", "16kbit", "latency", "100ms"]
+        self.do("tc", "qdisc", "replace", "dev", "eth0", "root", *limit)
+
+    def disturb(self) -> bool:
+        """Lose and delay some of what it sends; return False where the kernel has no netem."""
+        words = ["netem", "delay", "20ms", "10ms", "loss", "3%"]
+        return self.ask("tc", "qdisc", "replace", "dev", "eth0", "root", *words) == 0
+
+    def kill(self) -> None:
+        """Kill all its processes at once; its kernel still says goodbye for them (FIN, RST)."""
+        self._own.end()
+
+    def lose_power(self) -> None:
+        """End it without a goodbye: from one moment on nobody hears of it."""
+        self.cut()
+        self.kill()
+
+    def boot(self) -> None:
+        """Start it again after `kill` or `lose_power`."""
+        self._boot()
+
+    def close(self) -> None:
+        """End all that it has started, and itself."""
+        for run in self._runs:
+            run.clean()
+        self._own.end()
+
+
+def end_all(runs: list[Run]) -> list[int]:
+    """Wait until all runs have ended; return their exit statuses."""
+    return [run.end() for run in runs]
+
+
+def clean(runs: list[Run]) -> None:
+    """Fail where a process of a run still lives."""
+    for run in runs:
+        run.nothing_lives()
+
+
+def alive(run: Run, part: str) -> int:
+    """Wait for a process of a run with a text in its command line; return its pid."""
+    found: int = until(lambda: (run.processes(part) or [0])[-1], part)
+    return found
+
+
+@contextlib.contextmanager
+def standing(folder: Path, count: int) -> Iterator[list[Host]]:
+    """Make hosts h1, h2, … (10.77.0.1, …) and end them and all that runs on them afterwards."""
+    names = folder / "hosts"
+    rows = [f"10.77.0.{number} h{number}" for number in range(1, count + 1)]
+    names.write_text("\n".join(["127.0.0.1 localhost", *rows, ""]))
+    bridge = Namespaces("bridge", names, "--uts", "--mount")
+    hosts: list[Host] = []
+    try:
+        inside = ["nsenter", "-t", str(bridge.pid), "--net", "ip", "link"]
+        subprocess.run([*inside, "add", "br0", "type", "bridge"], check=True)
+        subprocess.run([*inside, "set", "br0", "up"], check=True)
+        for number in range(1, count + 1):
+            hosts.append(Host(number, count, bridge, folder))
+        yield hosts
+    finally:
+        for host in hosts:
+            host.close()
+        bridge.end()
