@@ -27,7 +27,12 @@ _BY_PROGRESS = {
     "cuda-launch-failure": ("cuda-illegal-access", "cuda-launch-failure"),
     "cublas-cudnn-failed": ("cublas-cudnn-failed", "cuda-launch-failure"),
     "segfault": ("segfault-environment", "segfault"),
+    "cuda-init-unknown-error": ("cuda-init-unknown-error", "cuda-launch-failure"),
 }
+_WORKER_CRASHED = re.compile(
+    r"unexpected segmentation fault encountered in worker|killed by signal: Segmentation fault",
+    re.I,
+)
 # Of cuBLAS and cuDNN only these say that a call failed which had been possible.
 _CALL_FAILED = re.compile(r"STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)")
 # The first collective of a group is a barrier in most programs: nobody reaches it while a rank
@@ -36,7 +41,8 @@ _TIMED_OUT = re.compile(
     r"(?:\[(?:PG (?:ID )?(?P<group>\d{1,4})[^\]]{0,80} )?Rank (?P<rank>\d{1,5})\].{0,200}?)?"
     r"WorkNCCL\(SeqNum=(?P<seq>\d{1,9}), OpType=\w{1,40}(?:, NumelIn=(?P<numel>\d{1,12}))?"
 )
-_TIMEOUT_MS = re.compile(r"Timeout\(ms\)=(\d{1,10})")
+# The limit, and how long the operation ran: the watchdog looks now and then.
+_TIMEOUT_MS = re.compile(r"(?:Timeout\(ms\)=| ran for )(\d{1,10})")
 _FIRST_SEQUENCE = 3  # up to this number it is one of the first collectives
 _COMMUNICATOR = re.compile(
     r"^(?P<host>[\w.-]{1,64}):\d{1,9}:\d{1,9} \[\d{1,3}\] NCCL INFO .{0,200}?"
@@ -78,6 +84,8 @@ class Circumstances:
 
     def kind_of(self, match: Match) -> str:
         """Return the kind of a match, where circumstances decide between look-alikes."""
+        if _WORKER_CRASHED.search(match.text):  # a crash of the worker, not of its memory
+            return by_progress("segfault", match.text, self._evidence, self._lines[: match.at])
         if "killed by signal" in match.text:  # a DataLoader worker: torch knows only the number
             kind = by_machine(match.kind, self._evidence)
             if kind == "dataloader-worker-died" and self._evidence.oom_kills == 0:

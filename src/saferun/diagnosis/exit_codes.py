@@ -89,6 +89,7 @@ _KILLING_LINES = 40  # below such a line, within which SIGKILLs are the launcher
 _NOISE = (
     "sending process", "closing signal", "killing subprocess", "registered signal",
     "signal handler", "stopping process", "signals_to_handle", "unable to shutdown process",
+    "potential root causes",  # Ray lists them all, whatever ended its worker
 )  # fmt: skip
 # Substrings of every line that may hold an exit code or a signal: a cheap test, for every line.
 _HINTS = (
@@ -290,5 +291,5 @@ def _code(text: str) -> int | None:
     for phrase, number in _PHRASES:
         if phrase in text and len(text) < 400:
             return -number
-    found = _KILLED_ALONE.match(text) if len(text) < 600 else None
+    found = _KILLED_ALONE.match(text[:600])  # a shell adds the whole command
     return (-15 if found["term"] else -9) if found else None
