@@ -84,6 +84,9 @@ class Host:
         kinds = ("--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         self._own = Namespaces(self.name, self._hosts, *kinds)
         here, there = str(self._own.pid), str(self._bridge.pid)
+        # After `kill` the kernel takes the old pair away, in its own time.
+        old = ["nsenter", "-t", there, "--net", "ip", "link", "del", f"v{self._number}"]
+        subprocess.run(old, capture_output=True, check=False)
         link = ["ip", "link", "add", "name", f"v{self._number}", "netns", there]
         subprocess.run([*link, "type", "veth", "peer", "name", "eth0", "netns", here], check=True)
         at_bridge = ["nsenter", "-t", there, "--net", "ip", "link", "set", f"v{self._number}"]
