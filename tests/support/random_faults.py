@@ -183,7 +183,7 @@ class Trial:
         if self.fault.whom == "bundle":
             return int(job.events("attempt")[0]["by"]["pid"])
         if self.fault.whom in ("keeper", "launcher"):
-            return int(job.events("started")[0][self.fault.whom])
+            return int(until(lambda: job.events("started"), "its start")[0][self.fault.whom])
         rank = 0 if self.fault.whom == "helper" else self.rank
         lines = (
             until((self.folder / f"pids-1-{rank}").exists)
