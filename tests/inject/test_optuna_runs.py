@@ -315,7 +315,7 @@ study.optimize(objective, n_trials=4)
 
 
 def test_timeout_counts_from_the_first_process(folder: Path) -> None:
-    """The only trial lasts longer than `timeout`, and its process is killed: no other one begins."""
+    """The only trial lasts longer than `timeout`; its process is killed, and no other begins."""
     text = f"""
 import time
 study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
