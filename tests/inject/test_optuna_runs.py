@@ -295,6 +295,22 @@ study.optimize(objective, n_trials=4)
     assert not (folder / "study.db").exists()
 
 
+def test_timeout_counts_from_the_first_process(folder: Path) -> None:
+    """The only trial lasts longer than `timeout`; its process is killed, and no other begins."""
+    text = f"""
+import time
+study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
+def objective(trial):
+    time.sleep(1.5)
+    {KILL}
+study.optimize(objective, timeout=1)
+print("end", [trial.state.name for trial in study.trials])
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 0, job.err
+        assert job.out == "end ['FAIL']\n"
+
+
 def test_a_script_without_a_study_is_as_without_us(folder: Path) -> None:
     with hpo(folder, script(folder, "print('none')")) as job:
         assert job.end() == 0
