@@ -1,12 +1,12 @@
-"""What trying the GPUs costs: the trial itself, torch's way, and a launch with and without it.
+"""What trying the GPUs costs: the test itself, torch's way, and a launch with and without it.
 
     python benchmarks/preflight.py [--runs 9] [--pairs 9] [--nproc 1]
 
-The trial is the whole process, from its start to its end, and the phases that it tells of itself.
+The test is the whole process, from its start to its end, and the phases that it tells of itself.
 Torch's way does the same through torch (a context on each GPU, 64 MiB written, copied and read
 back). A launch is timed to the first line of a script without torch, in pairs, `preflight.mode`
 being require and off in turns. Medians in ms. On a machine without GPUs an LD_LIBRARY_PATH with the
-library of tests/fakes makes the trial and the launches run; FAKE_CUDA_INIT_MS is its cuInit.
+library of tests/fakes makes the test and the launches run; FAKE_CUDA_INIT_MS is its cuInit.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ print(torch.cuda.device_count())
 """
 
 
-def trial() -> tuple[float, dict]:
-    """Run the trial; return its wall time in ms and what it told."""
+def test() -> tuple[float, dict]:
+    """Run the test; return its wall time in ms and what it told."""
     began = time.monotonic()
     words = [sys.executable, "-I", "-S", str(PROGRAM)]
     done = subprocess.run(words, capture_output=True, text=True)
@@ -50,9 +50,9 @@ def trial() -> tuple[float, dict]:
     return wall, told
 
 
-def trials(runs: int) -> dict[str, float]:
-    """Return the medians of the trial's phases, in ms; the first run warms the disk cache."""
-    seen = [trial() for _ in range(runs + 1)][1:]
+def tests(runs: int) -> dict[str, float]:
+    """Return the medians of the test's phases, in ms; the first run warms the disk cache."""
+    seen = [test() for _ in range(runs + 1)][1:]
     slowest = [max(d["seconds"] for d in told["devices"].values()) for _, told in seen]
     return {
         "GPUs": len(seen[0][1]["devices"]),
@@ -115,12 +115,12 @@ def show(rows: Mapping[str, float | None]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=9, help="of the trial; a third of torch's way")
+    parser.add_argument("--runs", type=int, default=9, help="of the test; a third of torch's way")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--nproc", default="1")
     parser.add_argument("--profile", default="cuda")
     options = parser.parse_args()
-    phases = trials(options.runs)
+    phases = tests(options.runs)
     show(phases)
     launched = launch_rows(options)
     show(launched)

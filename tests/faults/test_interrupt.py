@@ -47,8 +47,8 @@ class Person(Terminal):
 
     def sees(self, name: str) -> str:
         """Wait for a file of the job's; return its lines."""
-        until((self.folder / name).exists, name)
-        return (self.folder / name).read_text()
+        path = self.folder / name
+        return until(lambda: path.exists() and path.read_text(), name)
 
     def lets_it_end(self) -> None:
         (self.folder / "gate").touch()

@@ -1,4 +1,4 @@
-"""The trial of the GPUs before a job: against a driver that fails in every way.
+"""The test of the GPUs before a job: against a driver that fails in every way.
 
 The driver is a small library of C (fakes/libcuda.c) that is loaded as the real one would be;
 everything else is real.
@@ -134,7 +134,7 @@ def test_a_library_that_is_none_is_said(tmp_path):
     assert told["status"] == 69
 
 
-def test_the_trial_ends_with_the_process_that_started_it(library, tmp_path):
+def test_the_test_ends_with_the_process_that_started_it(library, tmp_path):
     mark, log = unique.uuid4().hex, tmp_path / "log"
     words = [sys.executable, "-I", "-S", str(PROGRAM), "--timeout", "60"]
     env = {"LD_LIBRARY_PATH": str(library), "FAKE_CUDA_INIT": "hang", "MARK": mark}
@@ -311,8 +311,8 @@ def test_every_known_error_has_a_fix_and_a_source(code):
 
 def examined(library, facts=THREE, timeout_s=300.0, path="/nowhere", **behaviour):
     environ = {"LD_LIBRARY_PATH": str(library), "PATH": path, "FAKE_CUDA_GPUS": "3", **behaviour}
-    with preflight.Trial(environ) as trial:
-        return preflight_gate.examine(trial, environ, facts, timeout_s)
+    with preflight.PreflightTest(environ) as test:
+        return preflight_gate.examine(test, environ, facts, timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_a_hang_is_bounded_by_the_profile_and_named(machine, job):
     )
 
 
-def test_ctrl_c_ends_a_trial_that_hangs(machine, job):
+def test_ctrl_c_ends_a_test_that_hangs(machine, job):
     mark = unique.uuid4().hex
     process = machine.start(*words("require", *PYTHON), job, FAKE_CUDA_INIT="hang", MARK=mark)
     until(lambda: any("--touch" in line(pid) for pid in processes_with(mark)))
@@ -467,7 +467,7 @@ def test_the_journal_keeps_what_was_found(machine, job):
 
 
 def test_torchrun_starts_meanwhile_and_the_job_only_afterwards(machine):
-    """The trial takes a second, most of which torchrun needs for itself anyway."""
+    """The test takes a second, most of which torchrun needs for itself anyway."""
     (machine.folder / "job.py").write_text(
         "import os, glob\n"
         "for path in glob.glob('/proc/[0-9]*/cmdline'):\n"

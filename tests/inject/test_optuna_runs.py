@@ -207,6 +207,7 @@ def test_threads_end_before_their_process_is_replaced(folder: Path, words: list[
     assert any(record["cause"].startswith("GPU unusable since trial") for record in records)
 
 
+@pytest.mark.slow
 def test_a_grid_is_not_over_while_points_of_killed_trials_wait(folder: Path) -> None:
     """For the sampler a failed trial is one that was made: it stops the study at the next."""
     with hpo(folder, str(PROGRAMS / "optuna" / "last_points.py")) as job:
@@ -249,6 +250,7 @@ def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -
     assert stored(folder, place)[1].user_attrs == {"saferun_cause": "its process ended (SIGTERM)"}
 
 
+@pytest.mark.slow
 def test_a_script_with_a_callback_for_trials_without_heartbeat_has_it_called_at_once(
     folder: Path,
 ) -> None:

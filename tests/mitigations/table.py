@@ -517,6 +517,7 @@ NOT_HERE = {
     "study-storage-unreachable": "needs PostgreSQL: shown in tests/inject/test_optuna_postgres.py",
     "hang": "only the watch sees it, and no setting avoids it: tests/faults/test_hangs.py",
     "keeper-killed": "saferun's own failure: shown in tests/faults/test_keeper_loss.py",
+    "node-lost": "needs hosts: shown in tests/nodes",
     "node-failed": "needs Slurm and a node that fails",
     "triton-compile-error": "needs a GPU and a fault of the compiler's own",
     "nccl-unhandled-cuda-error": NCCL + " and a driver that refuses one of its calls",

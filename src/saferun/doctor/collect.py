@@ -1,6 +1,6 @@
 """All facts about this machine: every source is asked at once, under one deadline.
 
-The sources: nvidia, torchfacts, host, network, kernellog, and the preflight's trial of each GPU.
+The sources: nvidia, torchfacts, host, network, kernellog, and the preflight's test of each GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FILES_S = 1.5  # milliseconds, unless the driver hangs
 SMI_S = 12.0
 TRIAL_S = 5.0
-TRIAL_MIB = 2048  # of GPU memory, for the trial's context and buffers
+TEST_MIB = 2048  # of GPU memory, for the test's context and buffers
 TORCH_S = 15.0  # `import torch` takes 2 s warm, and 10 s from a cold disk
 DISKS_S = 5.0
 DEFAULT_PORT = 29500  # torch/distributed/run.py, --master-port
@@ -46,7 +46,7 @@ class Gpus(NamedTuple):
 
     smi: Smi = Smi()
     facts: GpuFacts = GpuFacts()
-    trial: tuple[Finding, ...] = ()
+    test: tuple[Finding, ...] = ()
     cuda: Cuda = Cuda()
     full: tuple[str, ...] = ()  # UUIDs of those that were not tried: their memory is taken
 
@@ -144,11 +144,11 @@ def ask_gpus(
 
 
 def _without_space(smi: Smi) -> tuple[str, ...]:
-    """Return the UUIDs of GPUs without space for our context: a trial would disturb their jobs."""
+    """Return the UUIDs of GPUs without space for our context: a test would disturb their jobs."""
     full = []
     for card in smi.report.cards:
         unused = nvidia_smi.number(card.get("FB Memory Usage/Free"))
-        if unused is not None and unused < TRIAL_MIB and card.get("MIG Mode/Current") != "Enabled":
+        if unused is not None and unused < TEST_MIB and card.get("MIG Mode/Current") != "Enabled":
             full.append(card.get("GPU UUID"))
     return tuple(full)
 
@@ -163,24 +163,24 @@ def _try_gpus(
         environ = {**environ, "CUDA_VISIBLE_DEVICES": ",".join(found.uuid for found in tried)}
     if tried:
         facts = known.facts._replace(gpus=tuple(tried))
-        known = known._replace(trial=_trial(environ, facts, end - time.monotonic()))
+        known = known._replace(test=_test(environ, facts, end - time.monotonic()))
         keep(known)
     left = end - time.monotonic()
-    if left < 1 or len(tried) < 2 or any(found.level == PROBLEM for found in known.trial):
+    if left < 1 or len(tried) < 2 or any(found.level == PROBLEM for found in known.test):
         return known
     return known._replace(cuda=nvidia.ask_cuda(environ, min(nvidia.PEERS_S, left)))
 
 
-def _trial(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> tuple[Finding, ...]:
+def _test(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> tuple[Finding, ...]:
     """Make a context on every GPU, write memory and read it back: the preflight of a launch."""
     from saferun.gpu import preflight, preflight_gate
 
     if timeout_s < 1:
         return ()
     try:
-        with preflight.Trial(environ) as trial:
+        with preflight.PreflightTest(environ) as test:
             allowed = min(TRIAL_S, timeout_s)
-            return preflight_gate.examine(trial, environ, facts, allowed).findings
+            return preflight_gate.examine(test, environ, facts, allowed).findings
     except OSError as error:
         what = f"the GPUs could not be tried: {error.strerror}"
         return (Finding(NOTE, "GPUs", what, "", ""),)

@@ -68,7 +68,7 @@ def examine(
 
 
 def _identity(finding: Finding) -> Finding:
-    """Return what equal findings have in common: recovery and the trial both test the GPUs."""
+    """Return what equal findings have in common: recovery and the test both test the GPUs."""
     return finding._replace(detail="") if finding.level == OK else finding
 
 
@@ -162,7 +162,7 @@ def _checks(
     yield {"files", "gpus", "torch"}, lambda: _versions(v)
     yield {"gpus", "torch"}, lambda: checks_driver.architectures(smi, cuda, v.torch)
     yield {"files", "gpus"}, lambda: checks_gpu.judge(smi, v.files, mine)
-    yield {"gpus"}, lambda: v.gpus.trial
+    yield {"gpus"}, lambda: v.gpus.test
     yield {"gpus"}, lambda: _untried(v.gpus)
     yield {"gpus"}, lambda: checks_links.peers(smi, cuda)
     yield {"gpus"}, lambda: checks_links.nvlinks(smi)

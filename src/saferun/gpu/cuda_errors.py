@@ -50,13 +50,13 @@ class Known(NamedTuple):
     asks: tuple[str, ...] = ()  # for recovery
 
 
-_RESET_MEND = (
+_RESET_FIX = (
     "end what runs on this GPU, then reset it as root (`nvidia-smi --gpu-reset -i UUID`) or reboot"
     ", and look for Xid lines in dmesg"
 )
 
 ERRORS: Mapping[int, Known] = {
-    1: Known("CUDA_ERROR_INVALID_VALUE", "the driver refused an ordinary call", _RESET_MEND, _XID),
+    1: Known("CUDA_ERROR_INVALID_VALUE", "the driver refused an ordinary call", _RESET_FIX, _XID),
     2: Known(
         "CUDA_ERROR_OUT_OF_MEMORY",
         "not even a context and 64 MiB fit into this GPU's memory",
@@ -98,11 +98,11 @@ ERRORS: Mapping[int, Known] = {
         "the virtual GPU has no licence",
         "start nvidia-gridd and look at its log",
     ),
-    200: Known("CUDA_ERROR_INVALID_IMAGE", "the driver refused its own code", _RESET_MEND, _XID),
+    200: Known("CUDA_ERROR_INVALID_IMAGE", "the driver refused its own code", _RESET_FIX, _XID),
     201: Known(
         "CUDA_ERROR_INVALID_CONTEXT",
         "the context was gone between two calls",
-        _RESET_MEND,
+        _RESET_FIX,
         _XID,
         asks=(RESET,),
     ),
@@ -115,14 +115,14 @@ ERRORS: Mapping[int, Known] = {
     214: Known(
         "CUDA_ERROR_ECC_UNCORRECTABLE",
         "the GPU's memory has an error that it cannot correct",
-        _RESET_MEND + "; have it replaced if the error returns (`nvidia-smi -q -d ECC`)",
+        _RESET_FIX + "; have it replaced if the error returns (`nvidia-smi -q -d ECC`)",
         _MEMORY,
         asks=(RESET,),
     ),
     220: Known(
         "CUDA_ERROR_NVLINK_UNCORRECTABLE",
         "the NVLink connection had an error that it cannot correct",
-        _RESET_MEND + "; `nvidia-smi nvlink -e` shows the links' errors",
+        _RESET_FIX + "; `nvidia-smi nvlink -e` shows the links' errors",
         _XID,
         asks=(RESET,),
     ),
@@ -147,7 +147,7 @@ ERRORS: Mapping[int, Known] = {
     700: Known(
         "CUDA_ERROR_ILLEGAL_ADDRESS",
         "the GPU touched an address that is not its own, in code that cannot be wrong",
-        _RESET_MEND,
+        _RESET_FIX,
         _XID,
         asks=(RESET,),
     ),
@@ -159,7 +159,7 @@ ERRORS: Mapping[int, Known] = {
     719: Known(
         "CUDA_ERROR_LAUNCH_FAILED",
         "the GPU stopped in the middle of its work",
-        _RESET_MEND,
+        _RESET_FIX,
         _XID,
         asks=(RESET,),
     ),

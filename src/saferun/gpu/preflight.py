@@ -1,9 +1,9 @@
 """Try every GPU that CUDA shows: a context, memory written, copied and read back. No torch.
 
     python3 preflight.py [--timeout 20]     one JSON document; status 0 if all is well, else 69
-    python3 preflight.py --touch            the trial itself, in this process and without a bound
+    python3 preflight.py --touch            the test itself, in this process and without a bound
 
-A driver may hang, crash or never let go of a process, so the trial runs in a child. It tells what
+A driver may hang, crash or never let go of a process, so the test runs in a child. It tells what
 it is doing line by line; whoever started it reads that against a clock, kills it when its time is
 over and still knows what stood where. The calls are the driver's own, those of
 https://docs.nvidia.com/cuda/cuda-driver-api/, all GPUs at once in threads (ctypes lets go of the
@@ -33,8 +33,8 @@ MEMORY_BYTES = 64 << 20
 MOST_GPUS = 64  # of one machine; more is a library that lies
 STATUS_BAD = 69  # sysexits.h: EX_UNAVAILABLE
 _CHUNK_BYTES = 4 << 20
-_REAP_S = 0.5  # for a killed trial to go; the kernel may be unable to end it
-_LET_GO_S = 2.0  # for a trial that has reported all to close the GPUs
+_REAP_S = 0.5  # for a killed test to go; the kernel may be unable to end it
+_LET_GO_S = 2.0  # for a test that has reported all to close the GPUs
 _OUTPUT_BYTES = 2000
 _OUTPUT_BYTES = 1 << 20
 _SET_PDEATHSIG = 1  # linux/prctl.h
@@ -45,8 +45,8 @@ _UNKNOWN_FUNCTION = 500  # CUDA_ERROR_NOT_FOUND, for a function that this driver
 # --- our side: start, listen, end ----------------------------------------------------------------
 
 
-class Trial:
-    """A trial that runs in a child. `close` it, whatever happens.
+class PreflightTest:
+    """A test that runs in a child. `close` it, whatever happens.
 
     Args:
         environ: the job's whole environment: CUDA_VISIBLE_DEVICES and LD_LIBRARY_PATH count.
@@ -74,17 +74,17 @@ class Trial:
         finally:
             os.close(writing)
 
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> PreflightTest:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def report(self, timeout_s: float) -> dict[str, Any]:
-        """Return what the trial found; it is over then.
+        """Return what the test found; it is over then.
 
         Args:
-            timeout_s: counted from the trial's start. It is killed then, and what had no answer
+            timeout_s: counted from the test's start. It is killed then, and what had no answer
                 is reported by its last step.
         """
         end = self._began + timeout_s
@@ -104,7 +104,7 @@ class Trial:
         return found
 
     def close(self, patience_s: float = 0.0) -> None:
-        """End the trial; one that the kernel cannot end is left, and named in the document."""
+        """End the test; one that the kernel cannot end is left, and named in the document."""
         pid, self._pid = self._pid, 0
         if not pid:
             return
@@ -142,7 +142,7 @@ def _blank(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _hear(document: dict[str, Any], line: bytes) -> None:
-    """Put one line of the trial into the document; what is no line of its is kept as text."""
+    """Put one line of the test into the document; what is no line of its is kept as text."""
     import json
 
     try:
@@ -178,7 +178,7 @@ def is_well(document: Mapping[str, Any]) -> bool:
     return bool(done and devices and all(device.get("good") for device in devices))
 
 
-# --- the trial -----------------------------------------------------------------------------------
+# --- the test -----------------------------------------------------------------------------------
 
 
 class _RefusedError(Exception):
@@ -371,7 +371,7 @@ def _write_and_read(driver: _Driver, memory: int, number: int, report: _Reporter
 
 
 def main(argv: list[str]) -> int:
-    """Run a trial and print its document; return the exit status."""
+    """Run a test and print its document; return the exit status."""
     if argv == ["--touch"]:
         touch()
     import argparse
@@ -380,8 +380,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="preflight", description="try every GPU that CUDA shows")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds (%(default)g)")
     options = parser.parse_args(argv)
-    with Trial(os.environ) as trial:
-        document = trial.report(options.timeout)
+    with PreflightTest(os.environ) as test:
+        document = test.report(options.timeout)
     sys.stdout.write(json.dumps(document, indent=1) + "\n")
     return 0 if is_well(document) else STATUS_BAD
 

@@ -1,9 +1,9 @@
 """Whether the job may have its GPUs: they are tried first, and those that fail are named.
 
-The trial (preflight.py) runs while we do other things, above all while a torchrun imports torch.
-It is over before the job touches a GPU, under `warn` as well: beside a trial, a job on a GPU in
+The test (preflight.py) runs while we do other things, above all while a torchrun imports torch.
+It is over before the job touches a GPU, under `warn` as well: beside a test, a job on a GPU in
 exclusive mode would get CUDA_ERROR_DEVICE_UNAVAILABLE, and one that fills its GPU would miss the
-half gigabyte of the trial's context.
+half gigabyte of the test's context.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class Clearance:
     ) -> None:
         policy = plan.settings.preflight
         self.mode = policy.mode
-        self.findings: tuple[Finding, ...] = ()  # of the last trial, and of recovery before it
+        self.findings: tuple[Finding, ...] = ()  # of the last test, and of recovery before it
         self._timeout_s = policy.timeout_s
         self._facts = plan.gpus
         self._environ = environ
         self._say = say
         self._recovery = recovery
-        self._trial = self._begin()
+        self._test = self._begin()
 
     def __enter__(self) -> Clearance:
         return self
@@ -112,10 +112,10 @@ class Clearance:
         self.close()
 
     def close(self) -> None:
-        """End a trial that is still running."""
-        if self._trial is not None:
-            self._trial.close()
-            self._trial = None
+        """End a test that is still running."""
+        if self._test is not None:
+            self._test.close()
+            self._test = None
 
     def granted(self) -> bool:
         """Return whether the job may start, once that is known; what is wrong has been reported.
@@ -141,21 +141,21 @@ class Clearance:
 
         return self._decide(lines(judged))
 
-    def _begin(self) -> preflight.Trial | None:
+    def _begin(self) -> preflight.PreflightTest | None:
         try:
-            return preflight.Trial(self._environ)
+            return preflight.PreflightTest(self._environ)
         except OSError as error:
             self._say(f"the GPUs are not tried, no process could be started: {error.strerror}")
             return None
 
     def _judged(self) -> Judged | None:
-        """Take what the running trial finds; None where there was none."""
-        trial = self._trial or self._begin()
-        self._trial = None
-        if trial is None:
+        """Take what the running test finds; None where there was none."""
+        test = self._test or self._begin()
+        self._test = None
+        if test is None:
             return None
-        with trial:
-            judged = examine(trial, self._environ, self._facts, self._timeout_s)
+        with test:
+            judged = examine(test, self._environ, self._facts, self._timeout_s)
         self.findings = judged.findings
         return judged
 
@@ -185,16 +185,16 @@ def in_a_line(finding: Finding) -> str:
     return f"{text}; {finding.fix}" if finding.fix else text
 
 
-# --- one trial, and what else has to be asked ----------------------------------------------------
+# --- one test, and what else has to be asked ----------------------------------------------------
 
 
 def examine(
-    trial: preflight.Trial, environ: Mapping[str, str], facts: GpuFacts, timeout_s: float
+    test: preflight.PreflightTest, environ: Mapping[str, str], facts: GpuFacts, timeout_s: float
 ) -> Judged:
-    """Wait for a trial and judge it; ask the machine for what its failure leaves open.
+    """Wait for a test and judge it; ask the machine for what its failure leaves open.
 
     Args:
-        trial: it has been started.
+        test: it has been started.
         environ: of the job.
         facts: the GPUs that the job should see.
         timeout_s: from now on, for all of it.
@@ -202,7 +202,7 @@ def examine(
     from saferun.gpu import preflight_report
 
     began = time.monotonic()
-    document = trial.report(timeout_s)
+    document = test.report(timeout_s)
 
     def left_s() -> float:
         return max(LEAST_S, began + timeout_s - time.monotonic())
@@ -242,18 +242,18 @@ def _one_by_one(
 
     https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html suggests it for 804.
     """
-    trials: dict[str, preflight.Trial] = {}
+    tests: dict[str, preflight.PreflightTest] = {}
     try:
         for gpu in gpus[:MOST_ALONE]:
             if gpu.uuid:
                 only = {**environ, "CUDA_VISIBLE_DEVICES": gpu.uuid}
-                trials[gpu.uuid] = preflight.Trial(only)
-        return {uuid: trial.report(left_s()) for uuid, trial in trials.items()}
+                tests[gpu.uuid] = preflight.PreflightTest(only)
+        return {uuid: test.report(left_s()) for uuid, test in tests.items()}
     except OSError:
         return {}
     finally:
-        for trial in trials.values():
-            trial.close()
+        for test in tests.values():
+            test.close()
 
 
 def _ask_smi(environ: Mapping[str, str], timeout_s: float) -> tuple[dict[str, str], dict[str, str]]:
@@ -294,7 +294,7 @@ def recover_cuda_context(
         facts: the visible GPUs.
         reset: `recover.gpu_reset`.
         runs: the directory of the runs' journals.
-        timeout_s: of each trial.
+        timeout_s: of each test.
     """
     from saferun.gpu import lock, lock_owner
     from saferun.gpu.recovery import EVERYTHING, ResetTerms, Scope, recover
@@ -325,9 +325,9 @@ def _tried(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> Jud
     from saferun.gpu.preflight_report import Judged
 
     try:
-        with preflight.Trial(environ) as trial:
-            return examine(trial, environ, facts, timeout_s)
+        with preflight.PreflightTest(environ) as test:
+            return examine(test, environ, facts, timeout_s)
     except OSError as error:
-        what = f"no process could be started for a trial: {error.strerror}"
+        what = f"no process could be started for a test: {error.strerror}"
         fix = "look at ulimit -u and at free memory"
         return Judged((Finding(PROBLEM, "GPUs", what, "", fix),))

@@ -37,7 +37,7 @@ _CAPABILITIES = (
 
 
 class Card(NamedTuple):
-    """One GPU as the trial left it."""
+    """One GPU as the test left it."""
 
     number: int  # as CUDA counts in the job
     uuid: str
@@ -51,7 +51,7 @@ class Card(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What a trial showed."""
+    """What a test showed."""
 
     findings: tuple[Finding, ...]
     # What recovery may do about it (cuda_errors), and the UUIDs of the GPUs that it is for.
@@ -64,9 +64,9 @@ class Judged(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What was asked of the machine beside the trial, by UUID; empty where all went well."""
+    """What was asked of the machine beside the test, by UUID; empty where all went well."""
 
-    alone: Mapping[str, Mapping[str, Any]] = {}  # documents of trials with one GPU visible each
+    alone: Mapping[str, Mapping[str, Any]] = {}  # documents of tests with one GPU visible each
     holders: Mapping[str, str] = {}  # "pid 4711 (python, 70000 MiB)"
     addresses: Mapping[str, str] = {}  # PCI addresses
 
@@ -113,12 +113,12 @@ def judge(
     timeout_s: float,
     around: Around = NOTHING,
 ) -> Judged:
-    """Return what a trial showed.
+    """Return what a test showed.
 
     Args:
         document: of preflight.py.
         facts: the GPUs that the job should see.
-        timeout_s: what the trial was given.
+        timeout_s: what the test was given.
         around: see there.
     """
     found = cards(document)
@@ -172,11 +172,11 @@ def _at_large(
     timeout_s: float,
     around: Around,
 ) -> Judged | None:
-    """Judge a trial that reported nothing about single GPUs; None where it did."""
+    """Judge a test that reported nothing about single GPUs; None where it did."""
     if document.get("missing"):
         return Judged((_no_library(document),))
     if document.get("ended") == "crash" and around.alone:
-        title = f"the trial was killed by signal {document.get('signal')}"
+        title = f"the test was killed by signal {document.get('signal')}"
         if (judged := _some_alone(document, facts, title, around)) is not None:
             return judged
     if code := _code(document):
@@ -230,7 +230,7 @@ def _well(document: Mapping[str, Any] | None) -> bool:
 def _some_alone(
     document: Mapping[str, Any], facts: GpuFacts, title: str, around: Around
 ) -> Judged | None:
-    """Judge by the trials that saw one GPU each; None where those do not differ."""
+    """Judge by the tests that saw one GPU each; None where those do not differ."""
     able = [_well(around.alone.get(gpu.uuid)) for gpu in facts.gpus]
     if all(able) or not any(able):
         return None
@@ -273,7 +273,7 @@ def _none_shown(document: Mapping[str, Any], facts: GpuFacts, around: Around) ->
 
 
 def _broken(document: Mapping[str, Any]) -> Finding:
-    """The trial ended in a way of its own: a crash inside the driver, or output without end."""
+    """The test ended in a way of its own: a crash inside the driver, or output without end."""
     number = document.get("signal")
     how = f"was killed by signal {number}" if number else "ended before it had an answer"
     if document.get("ended") == "flood":
@@ -281,7 +281,7 @@ def _broken(document: Mapping[str, Any]) -> Finding:
     step = _text(document.get("step"))
     fix = "the driver's library is broken or is not NVIDIA's: look at LD_LIBRARY_PATH, reinstall"
     output = _text(document.get("output"))
-    return Finding(PROBLEM, CUDA, f"the trial {how} (at: {step})", output, fix)
+    return Finding(PROBLEM, CUDA, f"the test {how} (at: {step})", output, fix)
 
 
 def _left(document: Mapping[str, Any]) -> str:
@@ -326,7 +326,7 @@ def _of_card(
         fault = f"no answer within {timeout_s:g} s {_DURING.get(card.step, '')}".rstrip()
         fault += _left(document)
     else:
-        fault = f"the trial ended before it was done {_DURING.get(card.step, '')}".rstrip()
+        fault = f"the test ended before it was done {_DURING.get(card.step, '')}".rstrip()
         detail = "; ".join(filter(None, (detail, _text(document.get("output")))))
     return Finding(PROBLEM, area, f"{identity}: {fault}", detail, _for(card.uuid, fix))
 

@@ -9,7 +9,7 @@
 
 A reset needs a reason of that GPU's own: the driver asks for it (*GPU Recovery Action*,
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html), or
-its trial failed in a way that a reset fixes (cuda_errors.py). nvidia-smi checks once more that
+its test failed in a way that a reset fixes (cuda_errors.py). nvidia-smi checks once more that
 nobody uses it (https://docs.nvidia.com/deploy/nvidia-smi/index.html, --gpu-reset). What nvidia-smi
 says can keep us from acting; nothing is ended or reset that /proc does not confirm.
 """
@@ -85,7 +85,7 @@ class ResetTerms(NamedTuple):
 
     policy: str = "never"  # `recover.gpu_reset`: "never" or "when-idle"
     alone: Callable[[], bool] = lambda: False  # whether nobody else runs on them: lock.Held.alone
-    suspects: Sequence[str] = ()  # UUIDs of the GPUs whose trial failed
+    suspects: Sequence[str] = ()  # UUIDs of the GPUs whose test failed
 
 
 def recover(
@@ -249,7 +249,7 @@ class _Recovery:
     def _reset(
         self, gpu: Gpu, card: nvidia_smi.Card | None, action: str, terms: ResetTerms
     ) -> Finding:
-        reason = f"the driver asks: {action}" if action else "its trial failed"
+        reason = f"the driver asks: {action}" if action else "its test failed"
         refusal = self._refusal(gpu, card, terms)
         if refusal:
             what = f"it needs a reset ({reason}), which is not saferun's to do here: {refusal}"

@@ -11,7 +11,7 @@
     worker-K/           the same for one of several workers, whose events have "worker": K
 
 All of it is masked (system/redact.py), 0700 or 0600. One process writes it, but for the receipts,
-which are masked when the attempt has ended (error_files.py). Each worker's supervisor writes a
+which are masked when the attempt has ended (rank_files.py). Each worker's supervisor writes a
 directory of its own and appends whole lines to the events.
 
 The disk may be full, read-only, gone, or a network file system whose server is dead: one line says

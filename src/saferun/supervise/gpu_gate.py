@@ -1,6 +1,6 @@
 """What a run does for its GPUs: try them before it starts, recover them after a failure.
 
-Every supervised launch imports this, so it imports nothing heavy: the trial is in
+Every supervised launch imports this, so it imports nothing heavy: the test is in
 gpu/preflight_gate.py, the recovery in gpu/recovery.py.
 """
 
@@ -52,16 +52,16 @@ def command(request: Request) -> str:
 def begin_preflight(
     gathered: Gathered, plan: LaunchPlan, held: Held, say: Callable[[str], None]
 ) -> Clearance | None:
-    """Start the trial of the GPUs, where the profile has one.
+    """Start the test of the GPUs, where the profile has one.
 
     Args:
         gathered: of the run.
-        plan: of its first attempt; its settings say whether there is a trial.
+        plan: of its first attempt; its settings say whether there is a test.
         held: the locks on the GPUs.
         say: takes lines for people.
 
     Returns:
-        The trial, which the caller closes; None where the profile has none.
+        The test, which the caller closes; None where the profile has none.
     """
     if plan.settings.preflight.mode == "off":
         return None
@@ -71,7 +71,7 @@ def begin_preflight(
 
 
 class GpuCare:
-    """The care for the GPUs of one run. The trial before its first attempt starts at once.
+    """The care for the GPUs of one run. The test before its first attempt starts at once.
 
     Args:
         gathered: of the run.
@@ -91,7 +91,7 @@ class GpuCare:
 
     @property
     def waits(self) -> bool:
-        """Whether a trial runs, so that there is time to prepare something."""
+        """Whether a test runs, so that there is time to prepare something."""
         return self._check is not None
 
     def cleared(self, kind: str, report: Report) -> bool:
@@ -140,6 +140,6 @@ class GpuCare:
             self._say(preflight_gate.in_a_line(finding))
 
     def close(self) -> None:
-        """End a trial that is still running."""
+        """End a test that is still running."""
         if self._check is not None:
             self._check.close()

@@ -124,7 +124,7 @@ class _Run:
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
         self._resumption = Resumption(gathered, first, means.ground.say)
         self._nodes = self._other_nodes(first)
-        self._watch = AttemptWatch(gathered, first)
+        self._watch: AttemptWatch  # of the attempt that runs
         self._hang_watch: HangWatch | None = None
         self._requests = EndRequests()
         self._loaded = 0  # the attempt during which our own files were loaded
@@ -163,7 +163,7 @@ class _Run:
                 self._means.ground.pace.before(len(self._history) + 1, delay_s)
                 cleared = self._cleared()
             if not cleared:
-                return self._over(EXIT_UNAVAILABLE, "the GPUs failed their trial")
+                return self._over(EXIT_UNAVAILABLE, "the GPUs failed the preflight test")
             plan = self._begin_attempt()
             ended = self._attempt(plan)
             decision = self._decided(plan, ended)
@@ -199,7 +199,7 @@ class _Run:
         return status
 
     def _fail_left_trials(self, status: int) -> None:
-        """Leave no trial of a study running in its storage; nearly always there is none."""
+        """Leave no trial of a study running in its storage; most runs have none."""
         identity = self._gathered.identity
         if identity.state is not None and self._history:
             plan = self._mitigations.plan(self._gathered)

@@ -60,7 +60,7 @@ class Record:
         self._journal.alive()
 
     def preflight(self, granted: bool, findings: tuple[Finding, ...]) -> None:
-        """Record a trial of the GPUs."""
+        """Record a test of the GPUs."""
         shown = [finding._asdict() for finding in findings]
         self._journal.event("preflight", granted=granted, findings=shown)
 

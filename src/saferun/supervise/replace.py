@@ -74,7 +74,7 @@ def unsupervised(
         error: why no process can be started.
 
     Returns:
-        The exit status, where the GPUs failed their trial.
+        The exit status, where the GPUs failed the preflight test.
     """
     from saferun.errors import EXIT_UNAVAILABLE
     from saferun.system.stderr import say

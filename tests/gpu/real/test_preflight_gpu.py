@@ -1,4 +1,4 @@
-"""The trial of the GPUs on a machine that has some: the real driver, real memory."""
+"""The test of the GPUs on a machine that has some: the real driver, real memory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ input()
 
 
 def tried(**environ: str) -> dict:
-    with preflight.Trial({**ENVIRON, **environ}) as trial:
-        return trial.report(60)
+    with preflight.PreflightTest({**ENVIRON, **environ}) as test:
+        return test.report(60)
 
 
 def test_every_gpu_passes():
@@ -80,8 +80,8 @@ def test_a_gpu_that_is_full_is_named_with_its_holder():
     ) as hoarder:
         if hoarder.stdout.readline() != "full\n":
             pytest.skip("no torch that can use the GPU")
-        with preflight.Trial(ENVIRON) as trial:
-            judged = preflight_gate.examine(trial, ENVIRON, FACTS, 20)
+        with preflight.PreflightTest(ENVIRON) as test:
+            judged = preflight_gate.examine(test, ENVIRON, FACTS, 20)
         hoarder.communicate("\n")
     print(*judged.findings, sep="\n")
     assert not judged.well
