@@ -155,8 +155,8 @@ def measure(folder: str, options: argparse.Namespace) -> list[Row]:
         Path(paths[kind]).write_text(text)
         if options.only in (None, kind):
             rows.append(launch_row(kind, paths[kind], options))
-    for what, words in COMMANDS.items():
-        command = [options.saferun, *(paths["plain"] if w == "SCRIPT" else w for w in words)]
+    for what, argv in COMMANDS.items():
+        command = [options.saferun, *(paths["plain"] if w == "SCRIPT" else w for w in argv)]
         if options.only in (None, "commands"):
             if subprocess.run(command, capture_output=True).returncode:
                 print(f"{what}: not there, left out", file=sys.stderr)

@@ -74,7 +74,7 @@ class Table:
     def show(self, case: Case) -> None:
         """Print a row."""
         known, reason = self._known.get(case.kind, {}), missing(case)
-        cells = [case.kind, *(told(case, way, known.get(way)) for way in WAYS)]
+        cells = [case.kind, *(reported(case, way, known.get(way)) for way in WAYS)]
         if reason:
             cells[1] = f"not tried: {reason}"
         elif SUPERVISED in self._ways and not as_expected(case, known.get(SUPERVISED)):
@@ -127,7 +127,7 @@ def as_expected(case: Case, outcome: Outcome | None) -> bool:
     return outcome.attempts == 1 if case.stops else outcome.finished
 
 
-def told(case: Case, way: str, outcome: Outcome | None) -> str:
+def reported(case: Case, way: str, outcome: Outcome | None) -> str:
     """Return "yes, 12.3 s", "no (1), …" with the exit status, "stops (1), …"."""
     if outcome is None:
         return "not run"

@@ -41,23 +41,23 @@ print(torch.cuda.device_count())
 def test() -> tuple[float, dict]:
     """Run the test; return its wall time in ms and what it told."""
     began = time.monotonic()
-    words = [sys.executable, "-I", "-S", str(PROGRAM)]
-    done = subprocess.run(words, capture_output=True, text=True)
+    argv = [sys.executable, "-I", "-S", str(PROGRAM)]
+    done = subprocess.run(argv, capture_output=True, text=True)
     wall = (time.monotonic() - began) * 1000
-    told = json.loads(done.stdout)
+    reported = json.loads(done.stdout)
     if done.returncode:
         raise SystemExit(f"the GPUs here are not well:\n{done.stdout}")
-    return wall, told
+    return wall, reported
 
 
 def tests(runs: int) -> dict[str, float]:
     """Return the medians of the test's phases, in ms; the first run warms the disk cache."""
     seen = [test() for _ in range(runs + 1)][1:]
-    slowest = [max(d["seconds"] for d in told["devices"].values()) for _, told in seen]
+    slowest = [max(d["seconds"] for d in reported["devices"].values()) for _, reported in seen]
     return {
         "GPUs": len(seen[0][1]["devices"]),
         "process": statistics.median(wall for wall, _ in seen),
-        "cuInit": statistics.median(told["init_s"] for _, told in seen) * 1000,
+        "cuInit": statistics.median(reported["init_s"] for _, reported in seen) * 1000,
         "context and memory, slowest GPU": statistics.median(slowest) * 1000,
     }
 

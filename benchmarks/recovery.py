@@ -59,7 +59,7 @@ def down_ms(way: str, options: argparse.Namespace) -> tuple[float, dict[str, int
     with tempfile.TemporaryDirectory() as folder:
         job, log = Path(folder, "job.py"), Path(folder, "log")
         job.write_text(JOB)
-        words = [
+        argv = [
             "--standalone",
             "--nproc-per-node=2",
             str(job),
@@ -68,7 +68,7 @@ def down_ms(way: str, options: argparse.Namespace) -> tuple[float, dict[str, int
             options.backend,
         ]
         process = subprocess.Popen(
-            [*command(way), *words],
+            [*command(way), *argv],
             env=environment(way, folder),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -87,8 +87,8 @@ def down_ms(way: str, options: argparse.Namespace) -> tuple[float, dict[str, int
     if process.returncode or not died or not lived:
         raise SystemExit(f"{way} did not come back ({process.returncode}):\n{errors}")
     if moments:
-        told = {"death": died[0] / 1e9, **moments, "first line": min(lived) / 1e9}
-        steps = list(told.items())
+        reported = {"death": died[0] / 1e9, **moments, "first line": min(lived) / 1e9}
+        steps = list(reported.items())
         for (before, at), (name, then) in itertools.pairwise(steps):
             PHASES.setdefault(f"{before} -> {name}", []).append((then - at) * 1000)
     return (min(lived) - died[0]) / 1e6, memory

@@ -90,15 +90,15 @@ def one(size: int, age_s: float) -> Sample:
         job.write_text(JOB)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SAFERUN", "PET_"))}
         env = {**kept, "PYTHONPATH": str(ROOT / "src"), "HOME": folder, "TIMES": str(times)}
-        words = ["--profile=cpu", "--set", "launcher=python", str(job), str(size), str(age_s)]
-        command = [sys.executable, "-c", TIMED, *words]
+        argv = ["--profile=cpu", "--set", "launcher=python", str(job), str(size), str(age_s)]
+        command = [sys.executable, "-c", TIMED, *argv]
         warm = [*command[:3], "diagnose", os.devnull]  # the knowledge is parsed once a machine
         subprocess.run(warm, env=env, capture_output=True, check=False)
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode or "with expandable-segments" not in done.stderr:
             raise SystemExit(f"the job was not cured:\n{done.stderr[-2000:]}")
-        told = [json.loads(line) for line in times.read_text().splitlines()]
-    first = dict(reversed(told))
+        reported = [json.loads(line) for line in times.read_text().splitlines()]
+    first = dict(reversed(reported))
     return Sample(*first["diagnosed"], *first["_decide"])
 
 

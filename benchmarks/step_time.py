@@ -25,10 +25,10 @@ SIZES = {
 }
 
 
-def rate(launcher: list[str], ranks: int, words: list[str], out: str) -> float:
+def rate(launcher: list[str], ranks: int, argv: list[str], out: str) -> float:
     """Tokens per second of one run."""
     command = [*launcher, "--standalone", f"--nproc-per-node={ranks}"]
-    command += [str(ROOT / "examples" / "train_gpt.py"), "--out", out, *words]
+    command += [str(ROOT / "examples" / "train_gpt.py"), "--out", out, *argv]
     path = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
@@ -38,8 +38,8 @@ def rate(launcher: list[str], ranks: int, words: list[str], out: str) -> float:
     return statistics.median(rates[3:])
 
 
-def _on(words: list[str]) -> str:
-    return "on" if words else "off"
+def _on(argv: list[str]) -> str:
+    return "on" if argv else "off"
 
 
 def main() -> None:
@@ -55,8 +55,8 @@ def main() -> None:
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     size = SIZES["gpu" if gpus else "cpu"]
-    words = [*size.split(), "--steps", str(arguments.steps), "--eval-every", "100000"]
-    words += ["--save-every", "100000"]
+    argv = [*size.split(), "--steps", str(arguments.steps), "--eval-every", "100000"]
+    argv += ["--save-every", "100000"]
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     saferun = [sys.executable, "-m", "saferun"]
     saferun += ["--profile", arguments.profile] if arguments.profile else []
@@ -72,7 +72,7 @@ def main() -> None:
                 sides = [(torchrun, plain), (saferun, ours)]
                 for launcher, rates in sides if pair % 2 else sides[::-1]:
                     with tempfile.TemporaryDirectory() as out:
-                        rates.append(rate(launcher, ranks, [*words, *compiled], out))
+                        rates.append(rate(launcher, ranks, [*argv, *compiled], out))
                 print(f"pair {pair}: {plain[-1]:,.0f} {ours[-1]:,.0f}", file=sys.stderr, flush=True)
             ratios = [a / b for a, b in zip(plain, ours, strict=True)]
             print(

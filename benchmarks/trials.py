@@ -110,14 +110,14 @@ def replaced_ms(imports: str, count: int) -> tuple[list[float], list[float], lis
         imports: "torch" or "optuna".
         count: trials, one a process.
     """
-    words = [sys.executable, "-m", "saferun", "--profile=cpu", "--set=launcher=python"]
-    words += ["--set=hooks.optuna.mode=on", "--set=hooks.optuna.recycle_every=1"]
+    arguments = [sys.executable, "-m", "saferun", "--profile=cpu", "--set=launcher=python"]
+    arguments += ["--set=hooks.optuna.mode=on", "--set=hooks.optuna.recycle_every=1"]
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "HOME": folder, "SAFERUN_RUN_DIR": os.path.join(folder, "runs")}
         env["PATH"] = f"{os.path.dirname(sys.executable)}:{env['PATH']}"
-        words += ["-c", REPLACED, imports, str(count)]
+        arguments += ["-c", REPLACED, imports, str(count)]
         done = subprocess.run(
-            words, env=env, cwd=folder, capture_output=True, text=True, check=True
+            arguments, env=env, cwd=folder, capture_output=True, text=True, check=True
         )
     at: dict[str, list[int]] = {"start": [], "imported": [], "begin": [], "end": []}
     for line in done.stdout.splitlines():

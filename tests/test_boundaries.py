@@ -58,7 +58,7 @@ def room_of(path: pathlib.Path) -> str:
 def rooms_of(path: pathlib.Path, *, types: bool = True) -> set[str]:
     """The rooms that a file imports from, its own too."""
     ours = [name.split(".") for name in imported(path, types=types) if name.startswith("saferun.")]
-    return {words[1] for words in ours if words[1] != "__version__"}
+    return {clause[1] for clause in ours if clause[1] != "__version__"}
 
 
 def test_arrows_between_rooms_go_down():
@@ -268,10 +268,10 @@ def test_help_loads_neither_torch_nor_click(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["env"], ["doctor"], *slow(["plan", "t.py"], ["profiles", "list"], ["gen-shell"])]
+    "clause", [["env"], ["doctor"], *slow(["plan", "t.py"], ["profiles", "list"], ["gen-shell"])]
 )
-def test_no_command_imports_torch(tmp_path, words):
-    code = f"from saferun.__main__ import main; main({words!r})"
+def test_no_command_imports_torch(tmp_path, clause):
+    code = f"from saferun.__main__ import main; main({clause!r})"
     assert "torch" not in modules_of(code, tmp_path)
 
 

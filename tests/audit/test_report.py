@@ -430,16 +430,16 @@ def test_a_launch_within_a_saferun_does_not_report_again(place, mark):
 
 
 def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place, tmp_path):
-    words = ("--profile", "cpu", "t.py")
+    argv = ("--profile", "cpu", "t.py")
     dead = {"TORCH_COMPILE_DISABLE_CUDAGRAPHS": "1", "NCCL_DEBUG": "INFO"}
     (tmp_path / "t.py").write_text("import os\nos.environ['NCCL_DEBUG'] = 'WARN'\n")
-    page = place("plan", *words, **dead).stdout
+    page = place("plan", *argv, **dead).stdout
     assert "your own settings" in page
     assert "TORCH_COMPILE_DISABLE_CUDAGRAPHS=1 has no reader" in page
     assert "fix: torch.compile(mode=" in page
     assert "NCCL_DEBUG=INFO: the script sets it itself, on line 2" in page
-    plain = json.loads(place("plan", "--json", *words).stdout)
-    assert json.loads(place("plan", "--json", *words, **dead).stdout).keys() == plain.keys()
+    plain = json.loads(place("plan", "--json", *argv).stdout)
+    assert json.loads(place("plan", "--json", *argv, **dead).stdout).keys() == plain.keys()
 
 
 def test_a_plan_without_such_settings_has_no_section_for_them(place):

@@ -47,9 +47,9 @@ class Desk:
         path.write_text(text)
         path.chmod(0o755)
 
-    def run(self, *words: str, status: int | None = 0, **environ: str):
+    def run(self, *argv: str, status: int | None = 0, **environ: str):
         done = subprocess.run(
-            [sys.executable, "-m", "saferun", *words],
+            [sys.executable, "-m", "saferun", *argv],
             cwd=self.cwd,
             env={**self.environ, **environ},
             capture_output=True,
@@ -64,8 +64,8 @@ class Desk:
     def got(self) -> dict:
         return json.loads(self.record.read_text())
 
-    def refused(self, *words: str, status: int, **environ: str) -> str:
-        done = self.run(*words, status=status, **environ)
+    def refused(self, *argv: str, status: int, **environ: str) -> str:
+        done = self.run(*argv, status=status, **environ)
         assert not self.record.exists(), "the job was started"
         assert done.stdout in ("", "false\n")
         return done.stderr
@@ -125,9 +125,9 @@ def test_disable_runs_torchrun_untouched_whatever_else_is_said(desk):
     assert done.stderr == "job err\n"
 
 
-@pytest.mark.parametrize("words", [["--dry-run", "train.py"], ["plan", "train.py"]])
-def test_a_dry_run_shows_the_plan_and_starts_nothing(desk, words):
-    done = desk.run(*words)
+@pytest.mark.parametrize("argv", [["--dry-run", "train.py"], ["plan", "train.py"]])
+def test_a_dry_run_shows_the_plan_and_starts_nothing(desk, argv):
+    done = desk.run(*argv)
     assert "torchrun train.py" in done.stdout
     assert not desk.record.exists()
 
@@ -153,8 +153,8 @@ def test_options_have_variables_and_the_option_wins(desk):
     assert (made["profile"], made["env"]["A"]["value"]) == ("debug", "x y")
     assert made["env"]["A"]["origin"] == "SAFERUN_SET"
     assert made["retry"]["attempts"] == 5
-    words = ["plan", "--profile=cpu", "--set=env.A=z", "--retries=0", "--json", "train.py"]
-    made = json.loads(desk.run(*words, **environ).stdout)
+    argv = ["plan", "--profile=cpu", "--set=env.A=z", "--retries=0", "--json", "train.py"]
+    made = json.loads(desk.run(*argv, **environ).stdout)
     assert (made["profile"], made["env"]["A"]["value"]) == ("cpu", "z")
     assert made["retry"]["attempts"] == 1
 
@@ -179,7 +179,7 @@ def test_a_values_characters_reach_the_job_unchanged(desk):
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "parts"),
+    ("argv", "status", "parts"),
     [
         (["--profile", "h10", "train.py"], 78, ["unknown profile `h10`", "h100", "known: a100"]),
         (["--profile", "./no.yaml", "train.py"], 78, ["no profile file `./no.yaml`"]),
@@ -206,17 +206,17 @@ def test_a_values_characters_reach_the_job_unchanged(desk):
     ],
     ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else None,
 )
-def test_a_mistake_is_said_with_its_fix_and_nothing_starts(desk, words, status, parts):
-    said = desk.refused(*words, status=status)
+def test_a_mistake_is_said_with_its_fix_and_nothing_starts(desk, argv, status, parts):
+    messages = desk.refused(*argv, status=status)
     for part in parts:
-        assert part in said
+        assert part in messages
 
 
 def test_a_wrong_profile_file_says_file_and_line(desk):
     (desk.cwd / "p.yaml").write_text("schema: 1\nenv:\n  A: off\n")
-    said = desk.refused("--profile", "./p.yaml", "train.py", status=78)
-    assert said.startswith("saferun: a boolean where text belongs; ./p.yaml, line 3")
-    assert said.count("\n") == 1
+    messages = desk.refused("--profile", "./p.yaml", "train.py", status=78)
+    assert messages.startswith("saferun: a boolean where text belongs; ./p.yaml, line 3")
+    assert messages.count("\n") == 1
 
 
 def test_no_torch_anywhere_is_said(desk, tmp_path):
@@ -279,9 +279,9 @@ def test_profiles_can_be_listed_shown_checked_and_described(desk):
 
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_help_names_every_command_and_option(desk, word):
-    said = desk.run(word).stdout
+    messages = desk.run(word).stdout
     for name in ("--profile", "--set", "--retries", "--run-dir", "--dry-run", "SAFERUN_DISABLE"):
-        assert name in said
+        assert name in messages
 
 
 def test_version_is_printed(desk):
@@ -293,10 +293,10 @@ def test_version_is_printed(desk):
 def test_a_log_is_explained_from_a_file_or_a_pipe(desk):
     log = "step 1\n[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'label'\n"
     (desk.cwd / "train.log").write_text(log)
-    told = json.loads(desk.run("diagnose", "--json", "--exit-code", "1", "train.log").stdout)
+    reported = json.loads(desk.run("diagnose", "--json", "--exit-code", "1", "train.log").stdout)
     keys = "schema kind group verdict mitigations root_line root_rank explanation advice references"
-    assert " ".join(told) == f"{keys} decided_by user_frame nearest"
-    assert (told["verdict"], told["root_rank"]) == ("stop-user", 1)
+    assert " ".join(reported) == f"{keys} decided_by user_frame nearest"
+    assert (reported["verdict"], reported["root_rank"]) == ("stop-user", 1)
     piped = subprocess.run(
         [sys.executable, "-m", "saferun", "diagnose", "-"],
         input=log,
@@ -310,11 +310,11 @@ def test_a_log_is_explained_from_a_file_or_a_pipe(desk):
 
 
 def test_a_fault_of_ours_has_its_own_status_and_says_what_to_do(monkeypatch, capsys):
-    monkeypatch.setattr(door, "_dispatch", lambda words: 1 / 0)
+    monkeypatch.setattr(door, "_dispatch", lambda argv: 1 / 0)
     assert door.main(["train.py"]) == 70
-    said = capsys.readouterr().err
-    assert "ZeroDivisionError" in said
-    assert "SAFERUN_DISABLE=1" in said
+    messages = capsys.readouterr().err
+    assert "ZeroDivisionError" in messages
+    assert "SAFERUN_DISABLE=1" in messages
 
 
 def test_a_reader_that_goes_away_is_no_fault(desk):

@@ -43,15 +43,15 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-def test_no_command_prints_what_others_wrote_as_it_is(place, capsys, words):
+@pytest.mark.parametrize("argv", WORDS.values(), ids=WORDS)
+def test_no_command_prints_what_others_wrote_as_it_is(place, capsys, argv):
     (place / "p.yaml").write_text(PROFILE)
     (place / "log").write_text(f"RuntimeError: {EVIL}\n", errors="replace")
     run = place / "home" / ".local/state/saferun/runs/20260101-000000-1"
     run.mkdir(parents=True)
     event = {"at": 1, "event": "ended", "attempt": 1, "root_line": EVIL, "kind": EVIL}
     (run / "events.jsonl").write_text(json.dumps(event) + "\n")
-    main(words)
+    main(argv)
     seen = capsys.readouterr()
     assert seen.out
     assert is_clean(seen.out + seen.err), seen

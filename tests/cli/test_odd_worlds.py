@@ -27,10 +27,10 @@ def deleted(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.parametrize(
-    "words", [["plan", "t.py"], ["env"], ["profiles", "list"], ["gen-shell", "--", "t.py"]]
+    "argv", [["plan", "t.py"], ["env"], ["profiles", "list"], ["gen-shell", "--", "t.py"]]
 )
-def test_a_deleted_working_directory_stops_no_command(deleted, capsys, words):
-    assert main(words) == 0
+def test_a_deleted_working_directory_stops_no_command(deleted, capsys, argv):
+    assert main(argv) == 0
     assert capsys.readouterr().out
 
 
@@ -48,9 +48,9 @@ def test_a_script_that_is_nested_too_deep_is_planned_without_its_calls(
 
 def test_env_leaves_control_sequences_in_values(home, tmp_path):
     (tmp_path / "p.yaml").write_text('schema: 1\nenv: {X: "\\e[31ma\\e[0m"}\n')
-    words = [sys.executable, "-m", "saferun", "env", "--profile", "./p.yaml"]
+    argv = [sys.executable, "-m", "saferun", "env", "--profile", "./p.yaml"]
     code = 'eval "$("$@")" && printf %s "$X"'
     done = subprocess.run(
-        ["bash", "-c", code, "bash", *words], cwd=tmp_path, capture_output=True, check=False
+        ["bash", "-c", code, "bash", *argv], cwd=tmp_path, capture_output=True, check=False
     )
     assert done.stdout == b"\x1b[31ma\x1b[0m", done.stderr

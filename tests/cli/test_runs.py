@@ -76,9 +76,9 @@ class Desk:
         }
         (self.cwd / "train.py").write_text("")
 
-    def _popen(self, *words: str, **environ: str) -> subprocess.Popen[str]:
+    def _popen(self, *command_line: str, **environ: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "saferun", *words],
+            [sys.executable, "-m", "saferun", *command_line],
             cwd=self.cwd,
             env={**self.environ, **environ},
             stdin=subprocess.DEVNULL,
@@ -87,10 +87,10 @@ class Desk:
             text=True,
         )
 
-    def launch(self, *acts: dict, words: tuple[str, ...] = ("train.py",)) -> pathlib.Path:
+    def launch(self, *acts: dict, command_line: tuple[str, ...] = ("train.py",)) -> pathlib.Path:
         """Run a job to its end and return its journal."""
         before = set(self.base.glob("*"))
-        self._popen(*words, ACTS=json.dumps(acts)).communicate()
+        self._popen(*command_line, ACTS=json.dumps(acts)).communicate()
         (new,) = set(self.base.glob("*")) - before
         return new
 
@@ -114,8 +114,8 @@ class Desk:
         assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
         return done.stdout if status == 0 else done.stderr
 
-    def listed(self, *words: str) -> list[dict]:
-        return json.loads(self.ask("list", "--json", *words))["runs"]
+    def listed(self, *command_line: str) -> list[dict]:
+        return json.loads(self.ask("list", "--json", *command_line))["runs"]
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def names(found) -> list[str]:
 
 def test_runs_are_listed_newest_first_with_how_they_ended(desk):
     first = desk.launch(OK)
-    second = desk.launch(WRONG, words=("train.py", "--lr", "1"))
+    second = desk.launch(WRONG, command_line=("train.py", "--lr", "1"))
     third = desk.launch(MITIGABLE, OK)
     head, *rows = desk.ask("list").splitlines()
     assert head.split() == ["ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT"]
@@ -164,7 +164,7 @@ def test_runs_are_listed_newest_first_with_how_they_ended(desk):
 
 def test_the_list_is_there_for_programs(desk):
     began = time.time()
-    place = desk.launch(WRONG, words=("train.py", "--lr", "1"))
+    place = desk.launch(WRONG, command_line=("train.py", "--lr", "1"))
     (run,) = desk.listed()
     assert (run["id"], run["path"]) == (place.name, str(place))
     assert (run["outcome"], run["kind"], run["status"]) == ("failed", "user-exception", 1)
@@ -176,12 +176,12 @@ def test_the_list_is_there_for_programs(desk):
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_the_list_is_of_the_directory_that_the_launch_was_given(desk, how):
     place = desk.tmp / "elsewhere"
-    words = ("--run-dir", str(place))
-    desk._popen(*words, "train.py", ACTS="[{}]").communicate()
+    command_line = ("--run-dir", str(place))
+    desk._popen(*command_line, "train.py", ACTS="[{}]").communicate()
     assert desk.listed() == []
-    told = desk.ask("list", *words) if how == "option" else ""
-    told = told or desk.ask("list", SAFERUN_RUN_DIR="../elsewhere")
-    assert "ok" in told
+    reported = desk.ask("list", *command_line) if how == "option" else ""
+    reported = reported or desk.ask("list", SAFERUN_RUN_DIR="../elsewhere")
+    assert "ok" in reported
 
 
 def test_a_machine_without_runs_says_so_and_is_no_error(desk):
@@ -298,9 +298,9 @@ def test_a_broken_journal_is_listed_and_shown_as_far_as_it_goes(desk, file, cont
         if file in (mark, "both"):
             (place / mark).write_bytes(content)
     assert names(runs.find(str(desk.base), NOW)[0]) == ["20260101-1"]
-    told = whole_page(desk.base) + runs_view.table(runs.find(str(desk.base), NOW)[0], NOW, 80)
-    assert all(c.isprintable() or c == "\n" for c in told)
-    told.encode()
+    reported = whole_page(desk.base) + runs_view.table(runs.find(str(desk.base), NOW)[0], NOW, 80)
+    assert all(c.isprintable() or c == "\n" for c in reported)
+    reported.encode()
 
 
 def test_a_broken_journal_is_no_traceback(desk):
@@ -391,10 +391,10 @@ def test_other_peoples_runs_are_counted_and_stop_nobody(strangers):
 
 def test_a_place_that_cannot_be_listed_is_said_with_its_fix(desk):
     (desk.tmp / "file").touch()
-    said = desk.ask("list", "--run-dir", str(desk.tmp / "file"), status=69)
-    assert said.count("\n") == 1
+    messages = desk.ask("list", "--run-dir", str(desk.tmp / "file"), status=69)
+    assert messages.count("\n") == 1
     for part in ("Not a directory", str(desk.tmp / "file"), "--run-dir"):
-        assert part in said
+        assert part in messages
 
 
 def test_the_cost_of_a_list_grows_with_the_number_of_runs_and_no_faster(tmp_path):
@@ -460,7 +460,7 @@ def test_a_shortened_id_still_leads_to_its_run():
 
 
 def test_a_run_is_shown_attempt_by_attempt(desk):
-    place = desk.launch(MITIGABLE, WRONG, words=("train.py", "--lr", "1"))
+    place = desk.launch(MITIGABLE, WRONG, command_line=("train.py", "--lr", "1"))
     page = desk.ask("show", place.name)
     for part in (
         f"run {place.name}: failed: user-exception",
@@ -484,13 +484,13 @@ def test_a_run_is_shown_attempt_by_attempt(desk):
 
 def test_a_run_is_shown_for_programs(desk):
     place = desk.launch(MITIGABLE, OK)
-    told = json.loads(desk.ask("show", "--json", "last"))
-    assert (told["schema"], told["run"]["id"], told["plan"]["script"]) == (
+    reported = json.loads(desk.ask("show", "--json", "last"))
+    assert (reported["schema"], reported["run"]["id"], reported["plan"]["script"]) == (
         1,
         place.name,
         "train.py",
     )
-    first, second = told["attempts"]
+    first, second = reported["attempts"]
     assert (first["kind"], first["action"], first["status"]) == ("nccl-shm-failed", "again", 1)
     assert first["tails"] == [{"path": f"{place}/attempt-1.stderr", "bytes": len(NO_SHM)}]
     assert (second["kind"], second["action"], second["status"]) == ("", "done", 0)
@@ -514,15 +514,15 @@ def test_hooks_that_failed_are_shown(desk):
 
 def test_no_secret_is_shown(desk):
     secret = "hf_abcdefghijklmnopqrstuvwxyz012345"
-    words = ("--set", f"env.MY_TOKEN={secret}", "train.py", "--api-key", secret)
-    desk.launch({**MITIGABLE, "says": NO_SHM + f"token={secret}\n"}, OK, words=words)
-    told = [
+    command_line = ("--set", f"env.MY_TOKEN={secret}", "train.py", "--api-key", secret)
+    desk.launch({**MITIGABLE, "says": NO_SHM + f"token={secret}\n"}, OK, command_line=command_line)
+    reported = [
         desk.ask(*w) for w in (["show", "last"], ["list", "--json"], ["show", "last", "--json"])
     ]
-    told += [desk.ask("mitigations", "list"), desk.ask("mitigations", "list", "--json")]
-    assert "MY_TOKEN='***'" in told[0]
-    assert "--api-key" in told[3]
-    assert all(secret not in text for text in told)
+    reported += [desk.ask("mitigations", "list"), desk.ask("mitigations", "list", "--json")]
+    assert "MY_TOKEN='***'" in reported[0]
+    assert "--api-key" in reported[3]
+    assert all(secret not in text for text in reported)
 
 
 def test_a_run_is_named_by_id_by_its_beginning_by_last_or_by_its_path(tmp_path):
@@ -553,9 +553,9 @@ def test_a_run_is_named_by_id_by_its_beginning_by_last_or_by_its_path(tmp_path):
 def test_an_unknown_run_is_said_with_the_nearest(desk, word, parts):
     finished(desk.base, "20260101-1", NOW)
     finished(desk.base, "20260202-1", NOW)
-    said = desk.ask("show", word, status=2)
-    assert said.count("\n") == 1
-    assert all(part in said for part in parts), said
+    messages = desk.ask("show", word, status=2)
+    assert messages.count("\n") == 1
+    assert all(part in messages for part in parts), messages
 
 
 @pytest.mark.parametrize("word", ["last", "x"])
@@ -592,12 +592,12 @@ def test_by_default_the_newest_twenty_and_two_weeks_stay(desk):
         finished(desk.base, f"old-{number:02}", now - (30 + number) * runs.DAY_S)
     for number in range(3):
         finished(desk.base, f"young-{number}", now - number * runs.DAY_S)
-    said = desk.ask("clean").splitlines()
+    messages = desk.ask("clean").splitlines()
     left = sorted(place.name for place in desk.base.iterdir())
     assert left == [*(f"old-{n:02}" for n in range(17)), *(f"young-{n}" for n in range(3))]
-    assert said[0].startswith("removed old-17 (")
-    assert said[-1].startswith("removed 8 runs, ")
-    assert said[-1].endswith("; 20 kept")
+    assert messages[0].startswith("removed old-17 (")
+    assert messages[-1].startswith("removed 8 runs, ")
+    assert messages[-1].endswith("; 20 kept")
 
 
 def test_a_run_that_took_long_is_as_old_as_its_end(tmp_path):
@@ -610,18 +610,18 @@ def test_a_run_that_lives_is_never_removed(desk):
     done = desk.launch(OK)
     with desk.running({"wait": str(desk.tmp / "gate")}, waits_for='"started"'):
         until(lambda: len(list(desk.base.glob("*/plan.json"))) == 2, "two runs", 300)
-        said = desk.ask("clean", "--older-than", "0", "--keep", "0")
+        messages = desk.ask("clean", "--older-than", "0", "--keep", "0")
         (left,) = desk.base.iterdir()
         assert (left / "plan.json").exists()
-    assert f"removed {done.name}" in said
-    assert said.endswith("1 kept, 1 of them not over\n")
+    assert f"removed {done.name}" in messages
+    assert messages.endswith("1 kept, 1 of them not over\n")
 
 
 def test_a_dry_run_removes_nothing_and_says_the_same(desk):
     finished(desk.base, "r", NOW - 90 * runs.DAY_S)
-    said = desk.ask("clean", "--keep", "0", "--dry-run")
+    messages = desk.ask("clean", "--keep", "0", "--dry-run")
     assert (desk.base / "r" / "plan.json").exists()
-    assert said.replace("would remove", "removed") == desk.ask("clean", "--keep", "0")
+    assert messages.replace("would remove", "removed") == desk.ask("clean", "--keep", "0")
     assert not (desk.base / "r").exists()
 
 
@@ -694,10 +694,12 @@ def test_what_cannot_be_removed_is_said_and_stays_listed(tmp_path, monkeypatch):
         cleanup.check_cleaned(done)
 
 
-@pytest.mark.parametrize("words", [["--keep", "-1"], ["--older-than", "-1"], ["--keep", "x"]])
-def test_a_wrong_number_removes_nothing(desk, words):
+@pytest.mark.parametrize(
+    "command_line", [["--keep", "-1"], ["--older-than", "-1"], ["--keep", "x"]]
+)
+def test_a_wrong_number_removes_nothing(desk, command_line):
     finished(desk.base, "r", NOW - 900 * runs.DAY_S)
-    desk.ask("clean", *words, status=2)
+    desk.ask("clean", *command_line, status=2)
     assert (desk.base / "r").exists()
 
 
@@ -705,11 +707,11 @@ def test_a_wrong_number_removes_nothing(desk, words):
 
 
 def test_mitigations_are_listed_with_what_they_hold_for_and_forgotten(desk):
-    desk.launch(MITIGABLE, OK, words=("train.py", "--lr", "1"))
-    told = desk.ask("mitigations", "list")
+    desk.launch(MITIGABLE, OK, command_line=("train.py", "--lr", "1"))
+    reported = desk.ask("mitigations", "list")
     script = str(desk.cwd / "train.py")
     for part in (script, "nccl-shm-off, for nccl-shm-failed", "no GPU", "arguments: --lr 1"):
-        assert part in told
+        assert part in reported
     (one,) = json.loads(desk.ask("mitigations", "list", "--json"))["mitigations"]
     assert (one["script"], one["mitigation"], one["kind"]) == (
         script,
@@ -777,9 +779,9 @@ def test_mitigations_that_cannot_be_written_are_said(home, monkeypatch):
     ids=["free of cost", "costs", "is over"],
 )
 def test_until_when_a_mitigation_holds_is_said(arguments, later_s, part):
-    told = runs_view.mitigations([KNOWN[0]._replace(arguments=arguments)], NOW + later_s)
-    assert part in told
-    assert "on NVIDIA H200, torch 2.13.0, driver 570.86" in told
+    reported = runs_view.mitigations([KNOWN[0]._replace(arguments=arguments)], NOW + later_s)
+    assert part in reported
+    assert "on NVIDIA H200, torch 2.13.0, driver 570.86" in reported
 
 
 def test_a_time_that_cannot_be_is_shown_as_unknown():
@@ -787,5 +789,5 @@ def test_a_time_that_cannot_be_is_shown_as_unknown():
 
 
 def test_a_report_is_not_there_yet_and_says_so(desk):
-    said = desk.ask("report", "last", "--html", "x.html", status=2)
-    assert "`saferun runs report` is not in saferun" in said
+    messages = desk.ask("report", "last", "--html", "x.html", status=2)
+    assert "`saferun runs report` is not in saferun" in messages

@@ -98,15 +98,15 @@ def test_the_end_of_a_rank_by_a_signal_is_told_in_words(line, facts, shown):
 
 
 @pytest.mark.parametrize(
-    ("number", "torchrun", "words"),
+    ("number", "torchrun", "text"),
     [(9, True, "torchrun itself was killed (SIGKILL)"),
      (11, False, "the script's process ended by SIGSEGV")],
 )  # fmt: skip
-def test_the_launchers_own_end_is_told_and_no_line_of_the_job(number, torchrun, words):
+def test_the_launchers_own_end_is_told_and_no_line_of_the_job(number, torchrun, text):
     ended = attempt(exit_code=128 + number, launcher_end=launcher_end(number, torchrun=torchrun))
-    assert failure([ended])[1] == f"  {words}"
+    assert failure([ended])[1] == f"  {text}"
     line = failure_report.between(ended, diagnosis(), Decision(AGAIN, "it can pass"))
-    assert f"segfault on rank 3 ({words}); it can pass" in line
+    assert f"segfault on rank 3 ({text}); it can pass" in line
 
 
 def test_it_stays_short_after_many_attempts_and_long_lines():

@@ -22,7 +22,7 @@ FILES = Files(
 )
 
 
-def told(*cards, processes=None, **changed):
+def reported(*cards, processes=None, **changed):
     read = nvidia_smi.parse(report(cards))
     apps = {
         cards[number]["GPU UUID"]: tuple(nvidia_smi.Process(*process) for process in found)
@@ -33,7 +33,7 @@ def told(*cards, processes=None, **changed):
 
 def judged(changed, mine=(), processes=None):
     """Judge one GPU whose report has some fields changed."""
-    return checks_gpu.judge(told(fields(0, **changed), processes=processes), FILES, mine)
+    return checks_gpu.judge(reported(fields(0, **changed), processes=processes), FILES, mine)
 
 
 def test_a_healthy_gpu_is_one_finding():
@@ -108,10 +108,10 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_in_the_report_is_one_finding(name):
-    changed, level, words = FAULTS[name]
+    changed, level, clause = FAULTS[name]
     (found,) = judged(changed)
     assert (found.level, found.area) == (level, "GPU 0")
-    assert words in found.what
+    assert clause in found.what
     assert found.level == NOTE or found.fix or "waits" in found.what
 
 
@@ -151,7 +151,7 @@ def test_a_problem_of_another_jobs_gpu_is_a_note():
 
 
 @pytest.mark.parametrize(
-    ("used", "processes", "level", "words"),
+    ("used", "processes", "level", "clause"),
     [
         (70000, [(71, 69000, "python3")], PROBLEM, "pid 71"),
         (2000, [(71, 1900)], NOTE, "pid 71"),
@@ -160,10 +160,10 @@ def test_a_problem_of_another_jobs_gpu_is_a_note():
     ],
     ids=["a job", "a small one", "another container", "both"],
 )
-def test_taken_memory_is_reported_with_its_processes(used, processes, level, words):
+def test_taken_memory_is_reported_with_its_processes(used, processes, level, clause):
     changed = {"FB Memory Usage/Used": f"{used} MiB", "Processes": ""}
     (found,) = judged(changed, processes={0: processes})
-    assert (found.level, words in found.detail) == (level, True), found
+    assert (found.level, clause in found.detail) == (level, True), found
 
 
 # driver and torch
@@ -173,7 +173,7 @@ TORCH = Torch("torchrun", python="3.11", torch="2.9.1", cuda="12.8", archs=("sm_
 
 
 @pytest.mark.parametrize(
-    ("build", "driver", "level", "words"),
+    ("build", "driver", "level", "clause"),
     [
         ("12.8", 13000, OK, "has CUDA 13.0"),
         ("13.0", 12080, PROBLEM, "too old"),
@@ -183,18 +183,20 @@ TORCH = Torch("torchrun", python="3.11", torch="2.9.1", cuda="12.8", archs=("sm_
     ],
     ids=["newer", "major too old", "minor too old", "the same", "older build"],
 )
-def test_the_driver_must_support_the_cuda_of_torch(build, driver, level, words):
+def test_the_driver_must_support_the_cuda_of_torch(build, driver, level, clause):
     cuda = Cuda(driver=driver)
     torch = TORCH._replace(cuda=build)
     found = [
-        f for f in checks_driver.versions(FILES, told(fields(0)), cuda, torch) if f.area == "driver"
+        f
+        for f in checks_driver.versions(FILES, reported(fields(0)), cuda, torch)
+        if f.area == "driver"
     ]
-    assert [(f.level, words in f.what) for f in found] == [(level, True)], found
+    assert [(f.level, clause in f.what) for f in found] == [(level, True)], found
     assert level != PROBLEM or "580" in found[0].fix
 
 
 def test_without_libcuda_the_version_of_nvidia_smi_counts():
-    found = [*checks_driver.versions(FILES, told(fields(0)), Cuda(), TORCH)]
+    found = [*checks_driver.versions(FILES, reported(fields(0)), Cuda(), TORCH)]
     assert any("has CUDA 13.0" in f.what for f in found)
 
 
@@ -211,7 +213,7 @@ def test_without_libcuda_the_version_of_nvidia_smi_counts():
     ids=["fits", "CPU build with GPUs", "CPU build without", "none", "broken", "slow disk"],
 )
 def test_torch_must_be_there_and_of_the_right_kind(torch, gpus, level):
-    smi_told = told(fields(0)) if gpus else Smi()
+    smi_told = reported(fields(0)) if gpus else Smi()
     found = [*checks_driver.versions(Files(), smi_told, Cuda(), torch)]
     assert [f.level for f in found if f.area == "torch"] == [level]
 
@@ -243,7 +245,7 @@ def test_which_code_runs_on_which_gpu(capability, archs, runs):
     ids=["code", "PTX only", "none", "unknown"],
 )
 def test_torch_must_have_code_for_the_gpus(archs, level):
-    seen = told(fields(0), capabilities={bus(0): "9.0"})
+    seen = reported(fields(0), capabilities={bus(0): "9.0"})
     found = checks_driver.architectures(seen, Cuda(), TORCH._replace(archs=archs))
     assert [f.level for f in found] == ([level] if level else [])
 
@@ -251,9 +253,9 @@ def test_torch_must_have_code_for_the_gpus(archs, level):
 # a driver that does not answer
 
 
-def failed(said, status=255, **changed):
-    read = nvidia_smi.parse(said)
-    return Smi("/usr/bin/nvidia-smi", read, status, f"exit status {status}", said, **changed)
+def failed(messages, status=255, **changed):
+    read = nvidia_smi.parse(messages)
+    return Smi("/usr/bin/nvidia-smi", read, status, f"exit status {status}", messages, **changed)
 
 
 SAYINGS = {
@@ -279,8 +281,8 @@ SAYINGS = {
 
 @pytest.mark.parametrize("name", SAYINGS)
 def test_each_message_of_a_failing_nvidia_smi_has_a_fix(name):
-    said, status, fix = SAYINGS[name]
-    (found,) = checks_driver.presence(FILES, failed(said, status), Cuda())
+    messages, status, fix = SAYINGS[name]
+    (found,) = checks_driver.presence(FILES, failed(messages, status), Cuda())
     assert (found.level, fix in found.fix) == (PROBLEM, True), found
 
 
@@ -322,27 +324,27 @@ def test_values_that_are_no_counts_are_none():
 
 
 def test_the_only_gpu_that_hangs_is_named():
-    hung = told(fields(0), status=None, trouble="it did not end within 6 s", silent=(bus(1),))
+    hung = reported(fields(0), status=None, trouble="it did not end within 6 s", silent=(bus(1),))
     found = {f.area: f for f in checks_driver.presence(FILES, hung, Cuda())}
     assert found[f"GPU at {bus(1)}"].level == PROBLEM
 
 
 def test_a_lost_gpu_is_named_by_its_number():
-    said = f"Unable to determine the device handle for GPU1: {bus(1)}: Unknown Error\n"
-    read = nvidia_smi.parse(said + report([fields(0)]))
+    messages = f"Unable to determine the device handle for GPU1: {bus(1)}: Unknown Error\n"
+    read = nvidia_smi.parse(messages + report([fields(0)]))
     lost = Smi("/usr/bin/nvidia-smi", read, 15, "exit status 15")
     (found,) = checks_driver.presence(FILES, lost, Cuda())
     assert (found.area, found.level, found.detail) == ("GPU 1", PROBLEM, bus(1))
 
 
 def test_a_slow_nvidia_smi_is_a_note_where_each_gpu_answers_alone():
-    slow = told(fields(0), fields(1), status=None, trouble="it did not end within 8 s")
+    slow = reported(fields(0), fields(1), status=None, trouble="it did not end within 8 s")
     (found,) = checks_driver.presence(FILES, slow, Cuda())
     assert (found.level, "-pm 1" in found.fix) == (NOTE, True)
 
 
 @pytest.mark.parametrize(
-    ("files", "level", "words"),
+    ("files", "level", "clause"),
     [
         (Files(), NOTE, "no NVIDIA driver"),
         (Files(amd=True), NOTE, "AMD GPUs"),
@@ -351,9 +353,9 @@ def test_a_slow_nvidia_smi_is_a_note_where_each_gpu_answers_alone():
     ],
     ids=["nothing", "AMD", "no driver", "nodes alone"],
 )
-def test_a_machine_without_a_driver_differs_from_one_without_gpus(files, level, words):
+def test_a_machine_without_a_driver_differs_from_one_without_gpus(files, level, clause):
     (found,) = checks_driver.presence(files, Smi(), Cuda())
-    assert (found.level, words in found.what) == (level, True)
+    assert (found.level, clause in found.what) == (level, True)
 
 
 # what the driver shows in files
@@ -437,7 +439,7 @@ NODES = dict(FILES.nodes)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "levels", "words"),
+    ("nodes", "levels", "clause"),
     [
         (NODES, [OK], "present"),
         ({**NODES, "nvidia-uvm": "missing"}, [PROBLEM], "nvidia-uvm is missing"),
@@ -449,7 +451,7 @@ NODES = dict(FILES.nodes)
     ],
     ids=["all", "uvm", "control", "one of two", "every GPU", "container", "no driver"],
 )
-def test_the_device_nodes_must_be_there_and_open(nodes, levels, words):
+def test_the_device_nodes_must_be_there_and_open(nodes, levels, clause):
     found = [*checks_driver.nodes(FILES._replace(nodes=nodes))]
     assert [f.level for f in found] == levels
-    assert all(words in f.what for f in found)
+    assert all(clause in f.what for f in found)

@@ -186,13 +186,13 @@ def test_rdma_ports_are_judged(ports, limits, disabled, expected):
 def test_rdma_ports_are_read_from_sys(tmp_path):
     base = tmp_path / "mlx5_0" / "ports" / "1"
     base.mkdir(parents=True)
-    told = {
+    reported = {
         "state": "4: ACTIVE",
         "phys_state": "5: LinkUp",
         "rate": "400 Gb/sec (4X NDR)",
         "link_layer": "InfiniBand",
     }
-    for name, text in told.items():
+    for name, text in reported.items():
         (base / name).write_text(text + "\n")
     assert network.infiniband(str(tmp_path)) == (port(),)
 
@@ -250,7 +250,7 @@ def test_interfaces_are_chosen_as_in_nccls_source(found, wanted, names):
 
 
 @pytest.mark.parametrize(
-    ("found", "environ", "level", "words"),
+    ("found", "environ", "level", "clause"),
     [
         ([LO, ETH], {}, OK, "NCCL takes eth0 (10.0.0.5, 100 Gb/s)"),
         ([LO, ETH], {"NCCL_SOCKET_IFNAME": "ens3"}, PROBLEM, "matches no interface"),
@@ -274,9 +274,9 @@ def test_interfaces_are_chosen_as_in_nccls_source(found, wanted, names):
         "none",
     ],
 )
-def test_the_interface_of_nccl_must_reach_other_machines(found, environ, level, words):
-    (told,) = checks_network.nccl(Network("node1", interfaces=tuple(found)), environ)
-    assert (told.level, words in told.what) == (level, True), told
+def test_the_interface_of_nccl_must_reach_other_machines(found, environ, level, clause):
+    (reported,) = checks_network.nccl(Network("node1", interfaces=tuple(found)), environ)
+    assert (reported.level, clause in reported.what) == (level, True), reported
 
 
 def named(*addresses):
@@ -284,7 +284,7 @@ def named(*addresses):
 
 
 @pytest.mark.parametrize(
-    ("known", "environ", "level", "words"),
+    ("known", "environ", "level", "clause"),
     [
         (named("10.0.0.5"), {}, OK, "gloo takes eth0"),
         (named("127.0.1.1"), {}, OK, "resolves to 127.0.1.1"),
@@ -308,9 +308,9 @@ def named(*addresses):
         "misspelled",
     ],
 )
-def test_gloo_listens_where_the_host_name_resolves_to(known, environ, level, words):
-    (told,) = checks_network.gloo(known, environ)
-    assert (told.level, words in told.what) == (level, True), told
+def test_gloo_listens_where_the_host_name_resolves_to(known, environ, level, clause):
+    (reported,) = checks_network.gloo(known, environ)
+    assert (reported.level, clause in reported.what) == (level, True), reported
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ def judged(measured, numbers=None, linked=True):
 
 
 def test_gpus_of_one_speed_are_fine():
-    levels, words = judged(Measured(speeds(600, 610, 605, 598), allreduce_gbs=450))
+    levels, clause = judged(Measured(speeds(600, 610, 605, 598), allreduce_gbs=450))
     assert set(levels) == {(OK, "speed")}
-    assert "matmul: 598 to 610 TFLOP/s (float16)" in words
-    assert any("all-reduce" in text and "450 GB/s" in text for text in words)
+    assert "matmul: 598 to 610 TFLOP/s (float16)" in clause
+    assert any("all-reduce" in text and "450 GB/s" in text for text in clause)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_gpus_of_different_names_are_not_compared():
 
 def test_slow_memory_and_a_slow_link_are_named_too():
     known = speeds(600, 600, 600, gpu0={"memory_gbs": 2000.0}, gpu1={"peer_gbs": 20.0})
-    levels, words = judged(Measured(known))
+    levels, clause = judged(Measured(known))
     assert [area for level, area in levels if level == PROBLEM] == ["GPU 0", "GPU 1"]
-    assert any("50 % below" in text for text in words)
+    assert any("50 % below" in text for text in clause)
 
 
 def test_a_slower_link_over_pci_express_is_a_note():
@@ -89,8 +89,8 @@ def test_what_could_not_be_measured_is_a_problem(measured):
     assert PROBLEM in {level for level, _ in judged(measured)[0]}
 
 
-def lines(*told):
-    return "".join(json.dumps(words) + "\n" for words in told)
+def lines(*reported):
+    return "".join(json.dumps(clause) + "\n" for clause in reported)
 
 
 def test_the_measurements_are_combined_for_each_gpu():
@@ -115,7 +115,7 @@ def test_measurements_before_a_crash_are_kept_with_the_reason():
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "speed", "trouble"),
+    ("reported", "status", "speed", "trouble"),
     [
         (
             [{"allreduce_gbs": 5.0, "right": True}, {"allreduce_gbs": 4.0, "right": True}],
@@ -129,8 +129,8 @@ def test_measurements_before_a_crash_are_kept_with_the_reason():
     ],
     ids=["the slowest rank's", "wrong", "silent", "failed"],
 )
-def test_the_all_reduce_must_succeed_with_the_right_sums(told, status, speed, trouble):
-    answer = bounded.Answer(lines(*told), "", status, f"exit status {status}" if status else "")
+def test_the_all_reduce_must_succeed_with_the_right_sums(reported, status, speed, trouble):
+    answer = bounded.Answer(lines(*reported), "", status, f"exit status {status}" if status else "")
     read = full.read_together(Measured(), answer)
     assert (read.allreduce_gbs, read.allreduce_trouble) == (speed, trouble)
 
@@ -146,8 +146,8 @@ def test_the_program_imports_torch_and_not_the_modules_beside_it(tmp_path):
     program.write_bytes(pathlib.Path(full.PROGRAM).read_bytes())
     (tmp_path / "torch.py").write_text("raise SystemExit('not this one')")
     clean = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
-    words = [sys.executable, program, "alone"]
-    done = subprocess.run(words, env=clean, capture_output=True, text=True)
+    clause = [sys.executable, program, "alone"]
+    done = subprocess.run(clause, env=clean, capture_output=True, text=True)
     assert json.loads(done.stdout or "{}") == {"done": True, "gpus": 0}, done.stderr
 
 

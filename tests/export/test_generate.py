@@ -173,7 +173,7 @@ def test_a_profile_of_this_directory_is_named_and_a_secret_warned_of(machine):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "reported"),
     [
         (["--hf-token", "abcdefgh12"], "--hf-token"),
         (["--api-key=abcdefgh12"], "--api-key"),
@@ -181,10 +181,10 @@ def test_a_profile_of_this_directory_is_named_and_a_secret_warned_of(machine):
     ],
 )
 def test_secrets_among_the_arguments_are_warned_of_and_nobody_else_may_read_them(
-    machine, words, told
+    machine, arguments, reported
 ):
-    done = machine.gen_shell("-o", "run.sh", "--profile", "cpu", "--", "train.py", *words)
-    assert done.stderr == f"saferun: the script holds {told}: mind who may read it\n"
+    done = machine.gen_shell("-o", "run.sh", "--profile", "cpu", "--", "train.py", *arguments)
+    assert done.stderr == f"saferun: the script holds {reported}: mind who may read it\n"
     assert (machine.cwd / "run.sh").stat().st_mode & 0o777 == 0o700
 
 

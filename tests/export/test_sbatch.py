@@ -167,9 +167,9 @@ def test_logs_of_nodes_lie_beside_the_jobs_own(extra, log):
 WHOLE = ["--gpus-per-node=2", "--time=5", "--sbatch=--output=my logs/x.out", "--", "t.py", "it's"]
 
 
-@pytest.mark.parametrize("words", [WHOLE, ["--", "--standalone", "t.py"]], ids=["all", "alone"])
-def test_the_file_pleases_shellcheck_and_its_header_makes_it_again(cluster, words):
-    file = cluster.job(*words)
+@pytest.mark.parametrize("arguments", [WHOLE, ["--", "--standalone", "t.py"]], ids=["all", "alone"])
+def test_the_file_pleases_shellcheck_and_its_header_makes_it_again(cluster, arguments):
+    file = cluster.job(*arguments)
     file.write_text(shell_script.without_bundle(text := file.read_text()))
     tools = pathlib.Path(sys.executable).parent
     for tool in (["shellcheck"], ["shfmt", "-i", "2", "-ci", "-d"]):

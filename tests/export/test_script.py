@@ -111,9 +111,9 @@ def test_the_environment_is_the_callers_to_the_last_name(machine):
     """
     text = (ROOT / "shell" / "run.sh").read_text()
     special = ("PATH", "HOME", "TMPDIR", "XDG_", "BASH", "PYTHON", "SAFERUN", "EXIT", "ends")
-    words = [w for w in set(re.findall(r"[A-Za-z_]\w*", text)) if not w.startswith(special)]
-    assert set(OF_SCRIPT) <= set(words)
-    environ = dict.fromkeys((*OF_BASH, *words), "mine") | {"SHLVL": "7", "a.b-c": "d"}
+    arguments = [w for w in set(re.findall(r"[A-Za-z_]\w*", text)) if not w.startswith(special)]
+    assert set(OF_SCRIPT) <= set(arguments)
+    environ = dict.fromkeys((*OF_BASH, *arguments), "mine") | {"SHLVL": "7", "a.b-c": "d"}
     environ |= {"SHELLOPTS": "braceexpand", "BASHOPTS": "cmdhist", "BASH_FUNC_sleep%%": "() { :; }"}
     environ |= {"POSIXLY_CORRECT": "1", "BASH_ENV": "", "LC_ALL": "C", "COLUMNS": "80"}
     script = machine.script("--profile", "cpu", "--", "train.py")
@@ -134,11 +134,11 @@ def test_a_profile_that_was_only_detected_leaves_torchruns_words_alone(machine):
     assert theirs.messages == ours.messages
 
 
-@pytest.mark.parametrize("words", [["gone.py"], ["--no-python", "gone"]], ids=" ".join)
-def test_a_script_that_is_not_there_is_reported_before_anything_starts(machine, words):
+@pytest.mark.parametrize("arguments", [["gone.py"], ["--no-python", "gone"]], ids=" ".join)
+def test_a_script_that_is_not_there_is_reported_before_anything_starts(machine, arguments):
     script = machine.script("--profile", "cpu")
-    ours = machine.run([*SAFERUN, "--profile", "cpu", *words], "live")
-    theirs = machine.run(["bash", script, *words], "script")
+    ours = machine.run([*SAFERUN, "--profile", "cpu", *arguments], "live")
+    theirs = machine.run(["bash", script, *arguments], "script")
     assert (theirs.status, theirs.err, theirs.received) == (2, ours.err, {})
 
 

@@ -38,13 +38,13 @@ def test_a_shipped_profile_means_the_same_in_a_script_wherever_it_runs(profile, 
 
 def values(profile) -> tuple:
     env = {name: setting.value for name, setting in profile.env.items()}
-    words = {name: setting.value for name, setting in profile.torchrun.items()}
-    return profile.name, profile.launcher, env, words, profile.settings
+    argv = {name: setting.value for name, setting in profile.torchrun.items()}
+    return profile.name, profile.launcher, env, argv, profile.settings
 
 
 def test_of_one_key_given_twice_each_counts_where_its_condition_holds():
-    words = ["p", "torch<2.5", "env.X", "old", "p", "torch>=2.5", "env.X", "new"]
-    sheet = settings_codec.read(words, "run.sh")
+    argv = ["p", "torch<2.5", "env.X", "old", "p", "torch>=2.5", "env.X", "new"]
+    sheet = settings_codec.read(argv, "run.sh")
     for torch, value in (("2.4.0", "old"), ("2.13.0", "new")):
         at = Conditions(torch, 0, False)
         assert resolve(sheet.chain, (), at, named=True, origin="o").env["X"].value == value

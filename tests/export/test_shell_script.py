@@ -94,11 +94,12 @@ def test_settings_come_back_from_bash_as_they_went_in(values, path):
     last = Doc("q.yaml", "q", "", (), ("H100",), {"retry.resume_args": Leaf((NASTY, "-r"))})
     sets = (Given("env.LAST", Leaf(NASTY), "--set"),)
     sheet = Sheet("q", "--profile", ("H100",), (first, last), sets)
-    words = settings_in_bash(made(sheet))
-    read = settings_codec.read(words, "run.sh")
+    argv = settings_in_bash(made(sheet))
+    read = settings_codec.read(argv, "run.sh")
     assert (read.profile, read.chosen, read.made_for) == ("q", "--profile", ("H100",))
-    told = {key: leaf.value for doc in read.chain for key, leaf in doc.leaves.items()}
-    assert told == {f"env.{n}": v for n, v in values.items()} | {"retry.resume_args": (NASTY, "-r")}
+    reported = {key: leaf.value for doc in read.chain for key, leaf in doc.leaves.items()}
+    set_ = {f"env.{n}": v for n, v in values.items()}
+    assert reported == {**set_, "retry.resume_args": (NASTY, "-r")}
     whens = {
         leaf.when for doc in read.chain for key, leaf in doc.leaves.items() if key[:4] == "env."
     }
@@ -157,8 +158,8 @@ def test_the_linters_have_nothing_to_say(tmp_path):
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     files = []
     for profile in ("debug", "h100-llava", "rtx4090", "cpu"):
-        words = ["--profile", profile, "--set", "env.A=$B `c`", "--", "train.py", NASTY]
-        text = generate.make(generate.read(words, environ), environ, str(tmp_path)).text
+        argv = ["--profile", profile, "--set", "env.A=$B `c`", "--", "train.py", NASTY]
+        text = generate.make(generate.read(argv, environ), environ, str(tmp_path)).text
         files.append(tmp_path / f"{profile}.sh")
         files[-1].write_text(
             shell_script.without_bundle(text) + "#: " + shell_script.packed(text)[:96] + "\n"
@@ -219,8 +220,8 @@ def test_of_two_thousand_steps_that_come_when_a_read_gives_up_none_is_misread():
     text = (ROOT / "shell" / "run.sh").read_text()
     function = text[text.index("next_step() {") : text.index("order() {")]
     function = function.replace("-t 1 ", "-t 0.003 ")
-    words = ["bash", "-c", MANY, "-", function, sys.executable, source("export/steps_in_pieces")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    argv = ["bash", "-c", MANY, "-", function, sys.executable, source("export/steps_in_pieces")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stdout == "over\n", done.stderr
 
 

@@ -34,8 +34,8 @@ def test_a_stopped_rank_is_named_and_nothing_is_done_to_the_job(tmp_path):
 def test_a_job_that_hangs_is_ended_and_goes_on(tmp_path):
     # Longer than a busy machine may leave the second attempt without a turn.
     end = ["--set", "watch.mode=end", "--set", "watch.silence_s=12"]
-    words = counting(tmp_path, "SIGSTOP")  # rank 1 stops itself, in the first attempt only
-    with run(tmp_path, *end, *words, env=small_torchrun(tmp_path)) as job:
+    argv = counting(tmp_path, "SIGSTOP")  # rank 1 stops itself, in the first attempt only
+    with run(tmp_path, *end, *argv, env=small_torchrun(tmp_path)) as job:
         assert job.end() == 0, job.err
         job.nothing_lives()
     first, last = job.events("ended")
@@ -83,8 +83,8 @@ def test_without_the_watch_nothing_is_said(tmp_path):
 def test_the_line_of_the_rank_that_is_elsewhere_is_shown(tmp_path, fault, what, place):
     os.mkfifo(tmp_path / "fifo")
     watch = ["--set", "watch.mode=warn", "--set", "watch.silence_s=8"]
-    words = ["--profile=cpu", "--nproc-per-node=2", program("hanging_rank"), fault]
-    with run(tmp_path, *watch, *words, str(tmp_path / "fifo")) as job:
+    argv = ["--profile=cpu", "--nproc-per-node=2", program("hanging_rank"), fault]
+    with run(tmp_path, *watch, *argv, str(tmp_path / "fifo")) as job:
         job.wait_for_message("<- elsewhere")
         job.process.send_signal(signal.SIGTERM)
         job.end()
@@ -99,10 +99,10 @@ def test_the_line_of_the_rank_that_is_elsewhere_is_shown(tmp_path, fault, what, 
 def test_py_spy_shows_a_rank_that_answers_no_signal(tmp_path):
     """Its hooks are off, so that it could not be asked; the stacks hold no secret of its words."""
     watch = ["--set", "watch.mode=warn", "--set", "watch.silence_s=8"]
-    words = ["--profile=cpu", "--set", "hooks.excepthook=off", "--nproc-per-node=2"]
+    argv = ["--profile=cpu", "--set", "hooks.excepthook=off", "--nproc-per-node=2"]
     script = [program("hanging_rank"), "loop", "--password=hunter22hunter22"]
     env = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-    with run(tmp_path, *watch, *words, *script, env=env) as job:
+    with run(tmp_path, *watch, *argv, *script, env=env) as job:
         job.wait_for_message("all stacks")
         job.process.send_signal(signal.SIGTERM)
         job.end()

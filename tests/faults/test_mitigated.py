@@ -44,8 +44,8 @@ def taken_port() -> Iterator[int]:
 
 def test_a_port_that_is_taken_is_left_for_a_free_one(tmp_path):
     script = written(tmp_path, "print('met', flush=True)\n")  # torchrun itself listens at the port
-    words = ["--nproc-per-node=2", script]
-    with taken_port() as port, run(tmp_path, f"--master-port={port}", *words) as job:
+    argv = ["--nproc-per-node=2", script]
+    with taken_port() as port, run(tmp_path, f"--master-port={port}", *argv) as job:
         assert job.end() == 0, job.err
         job.nothing_lives()
     assert job.out.count("met") == 2
@@ -55,8 +55,8 @@ def test_a_port_that_is_taken_is_left_for_a_free_one(tmp_path):
 
 def test_mitigations_can_be_switched_off_and_the_advice_remains(tmp_path):
     script = written(tmp_path, "print('met')\n")
-    words = ["--set", "mitigate.enabled=false", script]
-    with taken_port() as port, run(tmp_path, f"--master-port={port}", *words) as job:
+    argv = ["--set", "mitigate.enabled=false", script]
+    with taken_port() as port, run(tmp_path, f"--master-port={port}", *argv) as job:
         assert job.end() == 1
         assert len(job.events("ended")) == 1
         job.nothing_lives()

@@ -31,7 +31,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def two_nodes(folder: Path, command: list[str], *options: str) -> Iterator[list[Run]]:
-    words = [
+    argv = [
         *options,
         "--nnodes=2",
         "--nproc-per-node=2",
@@ -41,7 +41,7 @@ def two_nodes(folder: Path, command: list[str], *options: str) -> Iterator[list[
         "--rdzv-id=two",
         program("restarted_once"),
     ]
-    nodes = [Run(folder, words, command=command) for _ in range(2)]
+    nodes = [Run(folder, argv, command=command) for _ in range(2)]
     try:
         yield nodes
     finally:
@@ -76,9 +76,9 @@ def restarted(
     Returns:
         The status; by life and rank, whether a key of an earlier life was there; stderr.
     """
-    words = [f"--nproc-per-node={ranks}", "--max-restarts=1", "--rdzv-backend=static"]
-    words += [f"--master-port={free_port()}", "--master-addr=127.0.0.1"]
-    node = Run(folder, [*words, program("keys_of_an_earlier_life")], command=command)
+    argv = [f"--nproc-per-node={ranks}", "--max-restarts=1", "--rdzv-backend=static"]
+    argv += [f"--master-port={free_port()}", "--master-addr=127.0.0.1"]
+    node = Run(folder, [*argv, program("keys_of_an_earlier_life")], command=command)
     try:
         status = node.end(limit_s)
         node.nothing_lives()

@@ -15,11 +15,11 @@ ARGS = 'retry.resume.args=["--resume={checkpoint}"]'
 
 
 def resumable(folder: Path, *faults: str, resume: str = "none", **env: str):
-    words = ["--profile=cpu", "--set", "launcher=python", "--set", CHECKPOINTS, "--set", ARGS]
-    words += ["--set", "retry.backoff_s=[0, 0]"]  # plain python: its status says the signal
-    words += [program("resumable_job"), f"--resume={resume}", f"--out={folder / 'out'}"]
-    words += [f"--fault={fault}" for fault in faults]
-    return run(folder, *words, env=env)
+    argv = ["--profile=cpu", "--set", "launcher=python", "--set", CHECKPOINTS, "--set", ARGS]
+    argv += ["--set", "retry.backoff_s=[0, 0]"]  # plain python: its status says the signal
+    argv += [program("resumable_job"), f"--resume={resume}", f"--out={folder / 'out'}"]
+    argv += [f"--fault={fault}" for fault in faults]
+    return run(folder, *argv, env=env)
 
 
 def undisturbed(folder: Path) -> str:
@@ -106,9 +106,9 @@ def test_a_job_that_slurm_queued_again_goes_on_in_its_first_attempt(tmp_path, re
 def test_plan_shows_what_a_resumed_attempt_would_run_now(tmp_path, as_json):
     undisturbed(tmp_path)
     (tmp_path / "calm").rename(tmp_path / "out")
-    words = ["plan", *(["--json"] if as_json else []), "--set", CHECKPOINTS, "--set", ARGS]
-    words += ["train.py", "--out", "out", "--resume", "none", "--x"]
-    with run(tmp_path, *words) as job:
+    argv = ["plan", *(["--json"] if as_json else []), "--set", CHECKPOINTS, "--set", ARGS]
+    argv += ["train.py", "--out", "out", "--resume", "none", "--x"]
+    with run(tmp_path, *argv) as job:
         assert job.end() == 0, job.err
     if not as_json:
         shown = job.out.partition("a second attempt, if it started now")[2]
@@ -124,10 +124,10 @@ def test_plan_shows_what_a_resumed_attempt_would_run_now(tmp_path, as_json):
 
 def test_a_generated_script_goes_on_by_the_same_rules(tmp_path):
     script = tmp_path / "run.sh"
-    words = [sys.executable, "-m", "saferun", "gen-shell", "-o", str(script), "--profile=cpu"]
-    words += ["--set", CHECKPOINTS, "--set", ARGS, "--set", "launcher=python", "--"]
-    words += [program("resumable_job"), f"--out={tmp_path / 'out'}", "--fault=1:10:cut"]
-    subprocess.run(words, check=True, cwd=tmp_path)
+    argv = [sys.executable, "-m", "saferun", "gen-shell", "-o", str(script), "--profile=cpu"]
+    argv += ["--set", CHECKPOINTS, "--set", ARGS, "--set", "launcher=python", "--"]
+    argv += [program("resumable_job"), f"--out={tmp_path / 'out'}", "--fault=1:10:cut"]
+    subprocess.run(argv, check=True, cwd=tmp_path)
     with run(tmp_path, command=["bash", str(script)]) as job:
         assert job.end() == 0, job.err
     assert started_from(job) == ["resumed at step 5"]

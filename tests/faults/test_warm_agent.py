@@ -56,20 +56,20 @@ class Bench:
         self.program.write_text(text)
         self.program.chmod(0o755)
 
-    def run(self, body: str = "", *words: str, env: dict[str, str] | None = None, **options):
+    def run(self, body: str = "", *arguments: str, env: dict[str, str] | None = None, **options):
         self.body.write_text(NOTE + body)
         path = f"{SOURCES}{os.pathsep}{self.torch.parent.parent}"
         popen = options.pop("popen", {})
         popen["env"] = {"PYTHONPATH": path, "BODY": str(self.body), **(env or {})}
-        command = options.pop("command", [str(self.program), *words])
+        command = options.pop("command", [str(self.program), *arguments])
         return supervised(self.folder, command, popen=popen, **options)
 
-    def both(self, body: str, *words: str, **options) -> list:
+    def both(self, body: str, *arguments: str, **options) -> list:
         """Run it afresh and with a warm agent that waits; return both when they have ended."""
         runs = []
         wanted = {"imports": 1, **options.pop("warm_agent", {})}
         for ahead in ({}, {"warm_agent": wanted}):
-            with self.run(body, *words, **options, **ahead) as run:
+            with self.run(body, *arguments, **options, **ahead) as run:
                 run.how = run.ended()
                 runs.append(run)
         assert used(runs[1])
@@ -446,9 +446,9 @@ def test_ranks_of_a_warm_agent_are_guarded_as_those_of_a_fresh_torchrun(tmp_path
     finally:
         sys.path.pop()
     script = PROGRAMS / "guarded_rank.py"
-    words = [str(TORCHRUN)]
+    arguments = [str(TORCHRUN)]
     if launcher == "module":
-        words = [sys.executable, "-m", "torch.distributed.run"]
+        arguments = [sys.executable, "-m", "torch.distributed.run"]
     seen = []
     for number, ahead in enumerate(({}, {"warm_agent": {"env": {"NCCL_P2P_DISABLE": "0"}}})):
         place = tmp_path / f"receipts{number}"
@@ -459,7 +459,7 @@ def test_ranks_of_a_warm_agent_are_guarded_as_those_of_a_fresh_torchrun(tmp_path
             "SAFERUN_RANK_PID": "1",
             "NCCL_P2P_DISABLE": "1",
         }
-        command = [*words, "--nproc-per-node=2", str(script)]
+        command = [*arguments, "--nproc-per-node=2", str(script)]
         with supervised(tmp_path, command, popen={"env": env}, **ahead) as run:
             assert run.ended()["exit_code"] == 0, run.err
         lines = [json.loads(line) for file in place.iterdir() for line in _lines(file)]

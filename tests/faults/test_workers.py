@@ -152,9 +152,9 @@ def test_output_of_all_workers_arrives_by_whole_lines(tmp_path):
 
 
 def test_what_one_worker_writes_to_a_common_file_is_no_evidence_against_another(tmp_path):
-    told = tmp_path / "told"
+    reported = tmp_path / "reported"
     code = (
-        f"told = {str(told)!r}\n"
+        f"told = {str(reported)!r}\n"
         "if worker == 0:\n"
         "    print('ModuleNotFoundError: No module named x', file=sys.stderr, flush=True)\n"
         "    open(told, 'w').close(); sys.exit(0)\n"
@@ -201,6 +201,6 @@ def test_a_program_that_cannot_be_started_is_said_by_each_worker(tmp_path):
     (tmp_path / "bad").chmod(0o755)
     with run(tmp_path, *WORKERS, "--set=workers=2", "--no-python", "./bad") as job:
         assert job.end() == 69
-        said = sorted(line for line in job.messages() if "cannot start" in line)
-        assert [line.split(": ")[1] for line in said] == ["worker 0", "worker 1"]
+        texts = sorted(line for line in job.messages() if "cannot start" in line)
+        assert [line.split(": ")[1] for line in texts] == ["worker 0", "worker 1"]
         job.nothing_lives()

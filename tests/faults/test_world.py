@@ -82,8 +82,8 @@ def small(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_second_run_on_a_gpu_starts_and_names_the_first(tmp_path, gpu):
-    words = ["--nproc-per-node=1", script(tmp_path, STAY)]
-    with run(tmp_path, *words, env=gpu) as first:
+    argv = ["--nproc-per-node=1", script(tmp_path, STAY)]
+    with run(tmp_path, *argv, env=gpu) as first:
         until(first.ranks, "the first runs", EVENTUALLY_S)
         with run(tmp_path, "--nproc-per-node=1", "-m", "this", env=gpu) as second:
             assert second.end() == 0, second.err
@@ -95,11 +95,11 @@ def test_a_second_run_on_a_gpu_starts_and_names_the_first(tmp_path, gpu):
 
 @pytest.mark.parametrize("policy", ["refuse", "wait"])
 def test_a_second_run_may_be_turned_away(tmp_path, gpu, policy):
-    words = ["--nproc-per-node=1", script(tmp_path, STAY)]
-    with run(tmp_path, *words, env=gpu) as first:
+    argv = ["--nproc-per-node=1", script(tmp_path, STAY)]
+    with run(tmp_path, *argv, env=gpu) as first:
         until(first.ranks, "the first runs", EVENTUALLY_S)
         options = ["--set", f"locks.gpus={policy}", "--set", "locks.wait_s=0.3"]
-        with run(tmp_path, *options, *words, env=gpu) as second:
+        with run(tmp_path, *options, *argv, env=gpu) as second:
             assert second.end() == 75
             assert not living(second.mark)
         assert f"pid {first.process.pid}" in second.err
@@ -107,9 +107,9 @@ def test_a_second_run_may_be_turned_away(tmp_path, gpu, policy):
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
 def test_a_run_that_waits_starts_when_the_other_ones_last_process_is_gone(tmp_path, gpu, end):
-    words = ["--nproc-per-node=1", script(tmp_path, STAY)]
+    argv = ["--nproc-per-node=1", script(tmp_path, STAY)]
     waiting = ["--set", "locks.gpus=wait", "--set", "locks.wait_s=600"]
-    with run(tmp_path, *words, env=gpu) as first:
+    with run(tmp_path, *argv, env=gpu) as first:
         until(first.ranks, "the first runs", EVENTUALLY_S)
         with run(tmp_path, *waiting, "--nproc-per-node=1", "-m", "this", env=gpu) as second:
             second.wait_for_message("waiting for")
@@ -120,8 +120,8 @@ def test_a_run_that_waits_starts_when_the_other_ones_last_process_is_gone(tmp_pa
 
 
 def test_a_nested_run_does_not_wait_for_itself(tmp_path, gpu):
-    words = ["--nproc-per-node=1", "--rdzv-endpoint=localhost:0", "-m", "this"]
-    inner = [sys.executable, "-m", "saferun", *words]
+    argv = ["--nproc-per-node=1", "--rdzv-endpoint=localhost:0", "-m", "this"]
+    inner = [sys.executable, "-m", "saferun", *argv]
     text = f"import subprocess, sys; sys.exit(subprocess.call({inner!r}))"
     options = ["--set", "locks.gpus=refuse"]
     env = {**gpu, "SAFERUN_SET": "locks.gpus=refuse"}
@@ -189,10 +189,10 @@ def test_a_home_that_cannot_be_written_stops_no_job(tmp_path, small):
 def test_a_journal_that_vanishes_in_the_middle_stops_no_job(tmp_path, small):
     text = "import shutil, sys; shutil.rmtree(sys.argv[1]); print('gone')"
     runs = tmp_path / "runs"
-    words = ["--run-dir", str(runs), script(tmp_path, text), str(runs)]
+    argv = ["--run-dir", str(runs), script(tmp_path, text), str(runs)]
     # As torchrun sets it: a rank then writes a receipt at its end.
     own = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
-    with run(tmp_path, *words, env={**small, **own}) as job:
+    with run(tmp_path, *argv, env={**small, **own}) as job:
         assert job.end() == 0, job.err
         job.nothing_lives()
     assert job.out == "gone\n"
@@ -213,16 +213,16 @@ def test_an_nvidia_smi_that_hangs_costs_one_line_and_stops_no_job(tmp_path):
 @pytest.mark.slow
 def test_nodes_that_come_late_meet_in_a_second_attempt(tmp_path):
     """A rendezvous that timed out alone is tried again; node numbers of attempts may differ."""
-    words = [
+    argv = [
         *("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=late"),
         f"--rdzv-endpoint=127.0.0.1:{free_port()}",
         "--rdzv-conf=join_timeout=20",  # a torchrun starts in that time on a loaded machine, too
         "--set=retry.backoff_s=[0.1,0.2]",
         script(tmp_path, "import os; print('met', os.environ['WORLD_SIZE'], flush=True)"),
     ]
-    with run(tmp_path, *words) as early:
+    with run(tmp_path, *argv) as early:
         early.wait_for_message("attempt 1 failed")
-        with run(tmp_path, *words) as late:
+        with run(tmp_path, *argv) as late:
             assert [late.end(), early.end()] == [0, 0], (late.err, early.err)
     assert (early.out, late.out) == ("met 2\n", "met 2\n")
 
@@ -234,8 +234,8 @@ def test_nodes_that_come_late_meet_in_a_second_attempt(tmp_path):
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", *slow("<&-", ">&-")])
 def test_closed_descriptors_are_the_jobs_to_find_and_no_lock_files(tmp_path, gpu, closed, retries):
     text = f"open({str(tmp_path / 'ran')!r}, 'w').write('ran'); print('x', flush=True)"
-    words = f"-m saferun --retries {retries} --nproc-per-node=1 {script(tmp_path, text)}"
-    command = ["bash", "-c", f"exec {sys.executable} {words} {closed}"]
+    argv = f"-m saferun --retries {retries} --nproc-per-node=1 {script(tmp_path, text)}"
+    command = ["bash", "-c", f"exec {sys.executable} {argv} {closed}"]
     with run(tmp_path, command=command, env=gpu) as job:
         job.end()
         job.nothing_lives()
@@ -247,8 +247,8 @@ def test_closed_descriptors_are_the_jobs_to_find_and_no_lock_files(tmp_path, gpu
 
 def test_a_run_in_the_background_of_a_script_can_be_interrupted(tmp_path):
     """bash starts `&` jobs with SIGINT ignored; torchrun handles it all the same, and so do we."""
-    words = f"-m saferun --nproc-per-node=1 {script(tmp_path, STAY)}"
-    command = ["bash", "-c", f"{sys.executable} {words} & echo $!; wait $!"]
+    argv = f"-m saferun --nproc-per-node=1 {script(tmp_path, STAY)}"
+    command = ["bash", "-c", f"{sys.executable} {argv} & echo $!; wait $!"]
     with run(tmp_path, command=command) as job:
         until(job.ranks, "the job runs", EVENTUALLY_S)
         pid = int(job.process.stdout.readline())
@@ -267,8 +267,8 @@ def _handles_sigint(job: Run) -> bool:
 
 def test_a_job_whose_reader_has_gone_is_not_started_again(tmp_path):
     text = "import itertools\nfor i in itertools.count(): print('line', i, flush=True)"
-    words = f"-m saferun --nproc-per-node=1 {script(tmp_path, text)}"
-    command = ["bash", "-c", f"set -o pipefail; {sys.executable} {words} | head -1"]
+    argv = f"-m saferun --nproc-per-node=1 {script(tmp_path, text)}"
+    command = ["bash", "-c", f"set -o pipefail; {sys.executable} {argv} | head -1"]
     with run(tmp_path, command=command) as job:
         assert job.end() == 1
         (ended,) = job.events("ended")

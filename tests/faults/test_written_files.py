@@ -149,9 +149,9 @@ def test_each_file_that_a_run_writes_has_its_owner_and_mode(place, number, world
         }
         before = set(listed(place))
 
-        def call(*words: str) -> None:
+        def call(*argv: str) -> None:
             done = subprocess.run(
-                words,
+                argv,
                 env=environ,
                 cwd=place / "work",
                 user=world.uid,

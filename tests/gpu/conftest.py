@@ -63,8 +63,8 @@ def outcome(start: Callable[..., Run]) -> Callable[..., Any]:
 
     def outcome(*uuids: str, **options: Any) -> Any:
         run = start(*uuids, **options)
-        said = run.answer()
+        messages = run.answer()
         run.end()
-        return said
+        return messages
 
     return outcome

@@ -51,10 +51,12 @@ def test_where_a_lock_must_hold_a_gpu_without_a_uuid_is_busy(tmp_path, policy):
 
 
 def test_otherwise_a_gpu_without_a_uuid_costs_a_line(tmp_path):
-    said = []
-    with take(tmp_path / "lock", A, "", mode="warn", say=said.append) as held:
+    messages = []
+    with take(tmp_path / "lock", A, "", mode="warn", say=messages.append) as held:
         assert f"{A}.lock" in held.describe()
-    assert said == ["a GPU without a UUID is not locked; other runs will not see this one on it"]
+    assert messages == [
+        "a GPU without a UUID is not locked; other runs will not see this one on it"
+    ]
 
 
 def test_the_directory_is_sticky_and_the_files_are_empty_and_everybodys_whatever_the_umask(
@@ -105,13 +107,13 @@ def test_closing_twice_is_harmless(tmp_path):
     ids=["no-gpu", "gpu-without-uuid", "off"],
 )
 def test_where_there_is_nothing_to_lock_nothing_is_touched(tmp_path, uuids, mode):
-    said = []
-    held = take(tmp_path / "lock", *uuids, mode=mode, say=said.append)
+    messages = []
+    held = take(tmp_path / "lock", *uuids, mode=mode, say=messages.append)
     assert not (tmp_path / "lock").exists()
     assert held.environ() == {}
     assert held.descriptors() == ()
-    assert [line for line in said if "UUID" not in line] == []
-    assert len(said) == uuids.count("")
+    assert [line for line in messages if "UUID" not in line] == []
+    assert len(messages) == uuids.count("")
 
 
 def test_importing_it_loads_nothing_heavy():
@@ -159,18 +161,18 @@ def test_a_run_that_was_warned_is_not_alone(holds, shared):
 
 def test_refuse_ends_as_busy_and_names_pid_user_command_run_and_time(holds, outcome):
     first = holds(A)
-    said = outcome(A, mode="refuse")
+    messages = outcome(A, mode="refuse")
     user = pwd.getpwuid(os.geteuid()).pw_name
-    assert said["code"] == EXIT_BUSY == 75
-    assert f"{A} is in use by pid {first.pid} of user {user} (train.py, since " in said["busy"]
-    assert time.strftime("%Y-%m-%d") in said["busy"]
-    assert "run run-7" in said["busy"]
-    assert "--set locks.gpus=warn" in said["busy"]
+    assert messages["code"] == EXIT_BUSY == 75
+    assert f"{A} is in use by pid {first.pid} of user {user} (train.py, since " in messages["busy"]
+    assert time.strftime("%Y-%m-%d") in messages["busy"]
+    assert "run run-7" in messages["busy"]
+    assert "--set locks.gpus=warn" in messages["busy"]
 
 
 def test_warn_starts_beside_it_and_tells_in_one_line_who_is_there(holds):
     first = holds(A, B)
-    (line,) = holds(A, B, mode="warn").first_words["said"]
+    (line,) = holds(A, B, mode="warn").first_words["messages"]
     assert line.startswith(f"2 GPUs ({A}, {B}) are in use by pid {first.pid} of user ")
     assert line.endswith("starting beside it (locks.gpus: warn)")
     assert line.count("pid") == 1
@@ -194,7 +196,7 @@ def test_all_who_are_there_are_named_up_to_three(holds, outcome):
 
 def test_disjoint_sets_run_side_by_side(holds):
     holds(A)
-    assert holds(B).first_words["said"] == []
+    assert holds(B).first_words["messages"] == []
 
 
 def test_of_a_set_that_overlaps_nothing_is_kept(holds, outcome):
@@ -215,29 +217,29 @@ def test_the_spelling_of_a_uuid_does_not_matter(holds, outcome):
 def test_wait_gets_the_gpu_when_the_holder_ends_and_has_said_once_who_held_it(holds, start):
     first = holds(A)
     second = start(A, mode="wait", wait_s=60, aloud=True)
-    line = second.answer()["said"]
+    line = second.answer()["messages"]
     assert f"pid {first.pid} of user " in line
     assert "waiting for up to 60 s" in line
     first.end()
     answer = second.answer()
     assert "held" in answer
-    assert len(answer["said"]) == 1
+    assert len(answer["messages"]) == 1
 
 
 def test_wait_ends_as_busy_when_its_time_is_up(holds, shared):
-    first, clock, said = holds(A), Clock(), []
+    first, clock, messages = holds(A), Clock(), []
     with pytest.raises(BusyError, match=rf"pid {first.pid} .*locks\.gpus: wait, 20 s"):
         take(
             shared / "lock",
             A,
             mode="wait",
             wait_s=20,
-            say=said.append,
+            say=messages.append,
             clock=clock,
             sleep=clock.sleep,
         )
     assert clock.now == pytest.approx(120)
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_wait_for_no_time_is_a_refusal_at_once(holds, shared):
@@ -267,12 +269,12 @@ def race(directory, jobs, rounds):
     """Fork one run per job, `rounds` times, let them go together; yield how many held at once."""
     for _ in range(rounds):
         go_read, go = os.pipe()
-        told, tell = os.pipe()
+        reported, tell = os.pipe()
         pids = [_racer(directory, job, go_read, go, tell) for job in jobs]
         os.close(go_read)
         os.close(tell)
         os.close(go)  # the starting shot: every reader wakes
-        with os.fdopen(told, "rb") as answers:
+        with os.fdopen(reported, "rb") as answers:
             results = answers.read(len(jobs))
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -330,7 +332,7 @@ def test_a_stopped_process_that_was_let_in_does_not_keep_others_out_for_good(tmp
 
 def test_the_kernel_frees_the_locks_of_a_killed_run(holds, outcome):
     holds(A, B).kill()
-    assert outcome(A, B)["said"] == []
+    assert outcome(A, B)["messages"] == []
 
 
 def test_a_child_that_was_forked_keeps_the_gpu_and_is_told_of(holds, outcome):

@@ -76,7 +76,7 @@ def test_the_run_after_the_last_slot_waits_for_one(holds, start):
 
 def test_two_slices_of_one_gpu_run_side_by_side(holds):
     holds(SLICE_1, parents=CUT)
-    assert holds(SLICE_2, parents=CUT).first_words["said"] == []
+    assert holds(SLICE_2, parents=CUT).first_words["messages"] == []
 
 
 @pytest.mark.parametrize(

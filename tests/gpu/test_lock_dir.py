@@ -95,11 +95,11 @@ def test_whom_the_filelock_package_lets_in_keeps_us_out(shared, outcome):
 # Places that cannot be used: one line, and the run goes on
 
 
-def assert_runs_without_locks(held, said, reason):
+def assert_runs_without_locks(held, messages, reason):
     assert held.descriptors() == ()
     assert held.environ() == {}
     assert "locks are off" in held.describe()
-    (line,) = said
+    (line,) = messages
     assert line.startswith("GPU locks are off for this run")
     assert reason in line
 
@@ -111,9 +111,9 @@ def test_a_planted_lock_file_is_not_followed(tmp_path, file, kind):
     place.mkdir(mode=0o1777)
     victim.write_text("precious")
     plant(place / file, kind, victim)
-    said = []
-    held = take(place, A, mode="warn", say=said.append)
-    assert_runs_without_locks(held, said, file)
+    messages = []
+    held = take(place, A, mode="warn", say=messages.append)
+    assert_runs_without_locks(held, messages, file)
     assert victim.read_text() == "precious"
     assert stat.S_IMODE(victim.stat().st_mode) != 0o666
     assert not (tmp_path / "nowhere").exists()
@@ -161,8 +161,8 @@ def test_a_planted_lock_directory_is_not_followed(tmp_path, kind):
     if kind == "second-name":
         victim.touch()
     plant(tmp_path / "lock", kind, victim)
-    said = []
-    assert_runs_without_locks(take(tmp_path / "lock", A, say=said.append), said, "lock")
+    messages = []
+    assert_runs_without_locks(take(tmp_path / "lock", A, say=messages.append), messages, "lock")
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
@@ -174,9 +174,9 @@ def test_no_descriptor_is_left_where_locks_are_off(tmp_path):
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path):
-    said = []
-    held = take(tmp_path / "missing" / "lock", A, say=said.append)
-    assert_runs_without_locks(held, said, "No such file or directory")
+    messages = []
+    held = take(tmp_path / "missing" / "lock", A, say=messages.append)
+    assert_runs_without_locks(held, messages, "No such file or directory")
 
 
 def test_our_own_directory_with_a_wrong_mode_is_put_right(tmp_path):
@@ -194,13 +194,13 @@ def test_another_users_directory_that_is_not_sticky_and_everybodys_is_not_used(
     os.chown(shared / "lock", 1, 1)
     answer = outcome(A, uid=NOBODY)
     assert "locks are off" in answer["held"]
-    assert len(answer["said"]) == 1
+    assert len(answer["messages"]) == 1
 
 
 def mounted(options, directory):
     """A prefix that runs a command where `directory` is a tmpfs with these options."""
-    words = f'mount -t tmpfs -o mode=1777,{options} none "$0" && exec "$@"'
-    return ("unshare", "--mount", "sh", "-c", words, str(directory))
+    argv = f'mount -t tmpfs -o mode=1777,{options} none "$0" && exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", argv, str(directory))
 
 
 @root
@@ -214,7 +214,7 @@ def test_a_directory_that_takes_no_file_is_told_and_the_run_goes_on(
 ):
     answer = outcome(A, prefix=mounted(options, shared / "lock"))
     assert "locks are off" in answer["held"]
-    (line,) = answer["said"]
+    (line,) = answer["messages"]
     assert reason in line
 
 
@@ -223,7 +223,7 @@ def test_a_disk_that_is_full_for_the_record_alone_leaves_the_lock(shared, outcom
     fill = "open(job['directory'] + '/fill', 'wb', buffering=0).write(bytes(65536))"
     answer = outcome(A, prefix=mounted("size=4k", shared / "lock"), first=fill)
     assert f"{A}.slot0" in answer["held"]
-    (line,) = answer["said"]
+    (line,) = answer["messages"]
     assert "others cannot learn" in line
 
 
@@ -240,7 +240,7 @@ def test_a_file_system_without_locks_is_told_and_the_run_goes_on(outcome, code):
 
     answer = outcome(A, first=NO_LOCKS, errno=getattr(errno, code))
     assert "locks are off" in answer["held"]
-    (line,) = answer["said"]
+    (line,) = answer["messages"]
     assert os.strerror(getattr(errno, code)) in line
 
 

@@ -38,7 +38,7 @@ def test_two_users_see_each_other_and_each_is_named(shared, holds, outcome, firs
     assert f"pid {there.pid} of user {user} " in outcome(A, uid=second, directory=folder)["busy"]
     assert "held" in outcome(B, uid=second, directory=folder)
     there.end()
-    assert outcome(A, uid=second, directory=folder)["said"] == []
+    assert outcome(A, uid=second, directory=folder)["messages"] == []
 
 
 # What the kernel does under fs.protected_regular=2 (Ubuntu's default), also where it is 0.
@@ -55,7 +55,7 @@ def test_a_kernel_that_protects_other_users_files_in_sticky_directories_is_no_hi
     holds, outcome
 ):
     holds(A, uid=NOBODY).end()
-    assert outcome(A, first=PROTECTED)["said"] == []
+    assert outcome(A, first=PROTECTED)["messages"] == []
 
 
 @root
@@ -77,7 +77,7 @@ for name in os.listdir(job["directory"]):
         else: said.append(name)
 """
     answer = outcome(A, uid=NOBODY, first=vandal)
-    assert answer["said"] == []
+    assert answer["messages"] == []
     assert f"pid {first.pid} of user root" in answer["busy"]
 
 

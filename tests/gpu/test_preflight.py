@@ -65,9 +65,9 @@ def until(condition, limit_s=300):
 
 
 def test_good_gpus_are_named_with_uuid_and_pci_address(library):
-    told = try_gpus(library)
-    assert (told["status"], told["ended"]) == (0, "done")
-    known = [(d["good"], d["uuid"], d["pci"]) for d in told["devices"].values()]
+    reported = try_gpus(library)
+    assert (reported["status"], reported["ended"]) == (0, "done")
+    known = [(d["good"], d["uuid"], d["pci"]) for d in reported["devices"].values()]
     assert known == [(True, A, "0000:1a:00.0"), (True, B, "0000:1b:00.0")]
 
 
@@ -83,16 +83,16 @@ def test_good_gpus_are_named_with_uuid_and_pci_address(library):
     ],
 )
 def test_a_call_that_fails_on_one_gpu_is_told_with_its_step(library, call, code):
-    told = try_gpus(library, FAKE_CUDA_BAD=f"1:{call}:{code}")
-    good, bad = told["devices"]["0"], told["devices"]["1"]
+    reported = try_gpus(library, FAKE_CUDA_BAD=f"1:{call}:{code}")
+    good, bad = reported["devices"]["0"], reported["devices"]["1"]
     assert good["good"] is True
     assert (bad["good"], bad["step"], bad["code"]) == (False, call, code)
-    assert told["status"] == 69
+    assert reported["status"] == 69
 
 
 def test_one_wrong_bit_in_what_is_read_back_is_seen(library):
-    told = try_gpus(library, FAKE_CUDA_BAD="0:read:garbage")["devices"]["0"]
-    assert (told["good"], told["step"], told["differs_at"]) == (False, "compare", 4711)
+    reported = try_gpus(library, FAKE_CUDA_BAD="0:read:garbage")["devices"]["0"]
+    assert (reported["good"], reported["step"], reported["differs_at"]) == (False, "compare", 4711)
 
 
 def test_a_driver_that_hangs_is_killed_in_time(library):
@@ -101,45 +101,51 @@ def test_a_driver_that_hangs_is_killed_in_time(library):
     def tried(limit_s):
         return try_gpus(library, timeout_s=limit_s, FAKE_CUDA_INIT="hang", MARK=mark)
 
-    told = with_limits(tried, lambda told: told["step"] == "init")
-    assert (told["ended"], told["step"], told["status"]) == ("timeout", "init", 69)
+    reported = with_limits(tried, lambda reported: reported["step"] == "init")
+    assert (reported["ended"], reported["step"], reported["status"]) == ("timeout", "init", 69)
     assert not processes_with(mark)
 
 
 def test_one_gpu_that_hangs_does_not_hide_the_others(library):
     bad = {"FAKE_CUDA_GPUS": "3", "FAKE_CUDA_BAD": "1:context:hang"}
-    told = with_limits(
+    reported = with_limits(
         lambda limit_s: try_gpus(library, timeout_s=limit_s, **bad),
-        lambda told: [d.get("good") for d in told["devices"].values()] == [True, None, True],
+        lambda reported: (
+            [d.get("good") for d in reported["devices"].values()] == [True, None, True]
+        ),
     )
-    assert told["devices"]["1"]["step"] == "context"
+    assert reported["devices"]["1"]["step"] == "context"
 
 
 def test_a_driver_that_crashes_is_told_by_its_signal(library):
-    told = try_gpus(library, FAKE_CUDA_INIT="crash")
-    assert (told["ended"], told["signal"], told["step"]) == ("crash", signal.SIGABRT, "init")
+    reported = try_gpus(library, FAKE_CUDA_INIT="crash")
+    assert (reported["ended"], reported["signal"], reported["step"]) == (
+        "crash",
+        signal.SIGABRT,
+        "init",
+    )
 
 
 @pytest.mark.parametrize("count", ["-3", "100000", "0"])
 def test_a_driver_that_lies_about_its_count_is_no_traceback(library, count):
-    told = try_gpus(library, FAKE_CUDA_GPUS=count)
-    assert (told["ended"], told["output"], told["status"]) == ("done", "", 69)
-    assert not told["devices"]
+    reported = try_gpus(library, FAKE_CUDA_GPUS=count)
+    assert (reported["ended"], reported["output"], reported["status"]) == ("done", "", 69)
+    assert not reported["devices"]
 
 
 def test_a_library_that_is_none_is_said(tmp_path):
     (tmp_path / "libcuda.so.1").write_text("not a library")
-    told = try_gpus(tmp_path)
-    assert "libcuda.so.1" in told["missing"]
-    assert told["status"] == 69
+    reported = try_gpus(tmp_path)
+    assert "libcuda.so.1" in reported["missing"]
+    assert reported["status"] == 69
 
 
 def test_the_test_ends_with_the_process_that_started_it(library, tmp_path):
     mark, log = unique.uuid4().hex, tmp_path / "log"
-    words = [sys.executable, "-I", "-S", str(PROGRAM), "--timeout", "60"]
+    argv = [sys.executable, "-I", "-S", str(PROGRAM), "--timeout", "60"]
     env = {"LD_LIBRARY_PATH": str(library), "FAKE_CUDA_INIT": "hang", "MARK": mark}
     env["FAKE_CUDA_LOG"] = str(log)
-    parent = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL)
+    parent = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
     until(log.exists)  # in cuInit: it will not write to a pipe that nobody reads
     parent.kill()
     parent.wait()
@@ -156,14 +162,14 @@ def test_the_program_needs_nothing_newer_than_python_3_9():
 # What is made of it (pure)
 
 
-def device(number, **told):
+def device(number, **reported):
     known = {"uuid": uuid(number), "pci": f"0000:{0x1A + number:02x}:00.0", "name": "Fake"}
-    return {str(number): {**known, "good": True, "step": "release", **told}}
+    return {str(number): {**known, "good": True, "step": "release", **reported}}
 
 
-def document(*devices, **told):
+def document(*devices, **reported):
     merged = {key: value for one in devices for key, value in one.items()}
-    return {"ended": "done", "step": "end", "code": 0, "devices": merged, "output": "", **told}
+    return {"ended": "done", "step": "end", "code": 0, "devices": merged, "output": "", **reported}
 
 
 def problems(judged):
@@ -182,7 +188,7 @@ def test_a_bad_gpu_is_named_by_number_uuid_address_error_and_fix():
 
 
 @pytest.mark.parametrize(
-    ("told", "word"),
+    ("reported", "word"),
     [
         ({"code": 802}, "fabric manager"),
         ({"code": 803}, "reboot after a driver update"),
@@ -206,8 +212,8 @@ def test_a_bad_gpu_is_named_by_number_uuid_address_error_and_fix():
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_stops_all_gpus_has_its_fix(told, word):
-    judged = preflight_report.judge(document(**told), THREE, 20)
+def test_what_stops_all_gpus_has_its_fix(reported, word):
+    judged = preflight_report.judge(document(**reported), THREE, 20)
     (finding,) = judged.findings
     assert finding.level == PROBLEM
     assert word in finding.fix
@@ -361,7 +367,7 @@ def job(machine: Machine) -> str:
     return "job.py"
 
 
-def words(mode, *more):
+def argv(mode, *more):
     return ["--profile", "h100", "--set", f"preflight.mode={mode}", *more]
 
 
@@ -372,25 +378,25 @@ each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 @each_way
 def test_require_starts_nothing_on_a_bad_gpu(machine, job, way):
-    ran = machine.run(*words("require", *way), job, FAKE_CUDA_BAD="1:copy:719")
+    ran = machine.run(*argv("require", *way), job, FAKE_CUDA_BAD="1:copy:719")
     assert (ran.status, ran.out) == (69, "")
-    assert any(B in line and "CUDA_ERROR_LAUNCH_FAILED (719)" in line for line in ran.said)
-    assert "to run without the bad one: export CUDA_VISIBLE_DEVICES=GPU-11111111" in ran.said
-    assert ran.said[-1] == "nothing is started (preflight.mode: require)"
+    assert any(B in line and "CUDA_ERROR_LAUNCH_FAILED (719)" in line for line in ran.messages)
+    assert "to run without the bad one: export CUDA_VISIBLE_DEVICES=GPU-11111111" in ran.messages
+    assert ran.messages[-1] == "nothing is started (preflight.mode: require)"
 
 
 @each_way
 def test_warn_says_it_and_goes_on(machine, job, way):
-    ran = machine.run(*words("warn", *way), job, FAKE_CUDA_BAD="1:copy:719")
+    ran = machine.run(*argv("warn", *way), job, FAKE_CUDA_BAD="1:copy:719")
     assert (ran.status, ran.out) == (0, "the job runs\n")
-    assert sum(B in line for line in ran.said) == 1
-    assert ran.said[-1] == "starting all the same (preflight.mode: warn)"
+    assert sum(B in line for line in ran.messages) == 1
+    assert ran.messages[-1] == "starting all the same (preflight.mode: warn)"
 
 
 @each_way
 def test_good_gpus_are_not_spoken_of(machine, job, way):
-    ran = machine.run(*words("require", *way), job)
-    assert (ran.status, ran.out, len(ran.said)) == (0, "the job runs\n", 1)
+    ran = machine.run(*argv("require", *way), job)
+    assert (ran.status, ran.out, len(ran.messages)) == (0, "the job runs\n", 1)
 
 
 @each_way
@@ -398,26 +404,26 @@ def test_no_gpu_is_touched_unless_the_profile_says_so(machine, job, way):
     log = machine.folder / "log"
     assert machine.run("--profile", "h100", *way, job, FAKE_CUDA_LOG=str(log)).status == 0
     assert not log.exists()
-    assert machine.run(*words("warn", *way), job, FAKE_CUDA_LOG=str(log)).status == 0
+    assert machine.run(*argv("warn", *way), job, FAKE_CUDA_LOG=str(log)).status == 0
     assert log.read_text() == "-\n"
 
 
 def test_only_what_the_job_will_see_is_tried(machine, job):
     bad = {"FAKE_CUDA_BAD": "0:copy:719"}
-    ran = machine.run(*words("require", *PYTHON), job, CUDA_VISIBLE_DEVICES="1", **bad)
+    ran = machine.run(*argv("require", *PYTHON), job, CUDA_VISIBLE_DEVICES="1", **bad)
     assert ran.status == 0
-    ran = machine.run(*words("require", *PYTHON), job, CUDA_VISIBLE_DEVICES="1,0", **bad)
+    ran = machine.run(*argv("require", *PYTHON), job, CUDA_VISIBLE_DEVICES="1,0", **bad)
     assert ran.status == 69
-    assert "to run without the bad one: export CUDA_VISIBLE_DEVICES=1" in ran.said
+    assert "to run without the bad one: export CUDA_VISIBLE_DEVICES=1" in ran.messages
 
 
 def test_the_advice_is_good(machine, job):
     """The value that is said, exported, makes the job run."""
     bad = {"FAKE_CUDA_BAD": "0:copy:719"}
-    first = machine.run(*words("require", *PYTHON), job, **bad)
-    (advice,) = [line for line in first.said if "CUDA_VISIBLE_DEVICES=" in line]
+    first = machine.run(*argv("require", *PYTHON), job, **bad)
+    (advice,) = [line for line in first.messages if "CUDA_VISIBLE_DEVICES=" in line]
     value = advice.rpartition("=")[2]
-    again = machine.run(*words("require", *PYTHON), job, CUDA_VISIBLE_DEVICES=value, **bad)
+    again = machine.run(*argv("require", *PYTHON), job, CUDA_VISIBLE_DEVICES=value, **bad)
     assert again.status == 0
 
 
@@ -425,26 +431,28 @@ def test_a_machine_without_a_driver_is_refused_by_require(machine, job):
     (machine.folder / "none").mkdir()
     (machine.folder / "none" / "libcuda.so.1").write_text("")
     none = {"LD_LIBRARY_PATH": str(machine.folder / "none")}
-    ran = machine.run(*words("require", *PYTHON), job, **none)
+    ran = machine.run(*argv("require", *PYTHON), job, **none)
     assert ran.status == 69
-    assert any("there is no NVIDIA driver library" in line for line in ran.said)
+    assert any("there is no NVIDIA driver library" in line for line in ran.messages)
     assert machine.run("--profile", "cpu", *PYTHON, job, **none).status == 0
 
 
 def test_a_hang_is_bounded_by_the_profile_and_named(machine, job):
     def ran(limit_s):
-        limit = words("require", *PYTHON, "--set", f"preflight.timeout_s={limit_s}")
+        limit = argv("require", *PYTHON, "--set", f"preflight.timeout_s={limit_s}")
         return machine.run(*limit, job, FAKE_CUDA_INIT="hang")
 
     answer = "the driver does not answer: init took "
     with_limits(
-        ran, lambda ran: ran.status == 69 and any(answer in line for line in ran.said), first_s=5
+        ran,
+        lambda ran: ran.status == 69 and any(answer in line for line in ran.messages),
+        first_s=5,
     )
 
 
 def test_ctrl_c_ends_a_test_that_hangs(machine, job):
     mark = unique.uuid4().hex
-    process = machine.start(*words("require", *PYTHON), job, FAKE_CUDA_INIT="hang", MARK=mark)
+    process = machine.start(*argv("require", *PYTHON), job, FAKE_CUDA_INIT="hang", MARK=mark)
     until(lambda: any("--touch" in line(pid) for pid in processes_with(mark)))
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=200)
@@ -460,7 +468,7 @@ def line(pid):
 
 
 def test_the_journal_keeps_what_was_found(machine, job):
-    ran = machine.run(*words("warn", *PYTHON), job, FAKE_CUDA_BAD="1:copy:719")
+    ran = machine.run(*argv("warn", *PYTHON), job, FAKE_CUDA_BAD="1:copy:719")
     (event,) = ran.events("preflight")
     assert event["granted"] is True
     assert [f["level"] for f in event["findings"]] == [PROBLEM, NOTE]
@@ -476,7 +484,7 @@ def test_torchrun_starts_meanwhile_and_the_job_only_afterwards(machine):
         "    assert '--touch' not in text or os.environ['MARK'] not in text\n"
         "print('the job runs', os.environ['SAFERUN_ATTEMPT'])\n"
     )
-    ran = machine.run(*words("require", "--nproc-per-node", "1"), "job.py", FAKE_CUDA_INIT_MS="500")
+    ran = machine.run(*argv("require", "--nproc-per-node", "1"), "job.py", FAKE_CUDA_INIT_MS="500")
     assert (ran.status, ran.out) == (0, "the job runs 1\n"), ran.err
-    assert len(ran.said) == 1
+    assert len(ran.messages) == 1
     assert ran.events("preflight")[0]["granted"] is True

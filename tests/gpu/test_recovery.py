@@ -63,7 +63,7 @@ class Stand:
 
     @property
     def was_reset(self) -> bool:
-        return any("reset" in words for words in self.smi.asked)
+        return any("reset" in argv for argv in self.smi.asked)
 
 
 @pytest.fixture
@@ -372,9 +372,9 @@ NOT_NOW = {
 }
 
 
-@pytest.mark.parametrize(("options", "told", "why"), NOT_NOW.values(), ids=NOT_NOW)
-def test_otherwise_an_administrator_is_told_what_to_do(stand, options, told, why):
-    stand.smi.reports(card(**told))
+@pytest.mark.parametrize(("options", "reported", "why"), NOT_NOW.values(), ids=NOT_NOW)
+def test_otherwise_an_administrator_is_told_what_to_do(stand, options, reported, why):
+    stand.smi.reports(card(**reported))
     place = {key: options[key] for key in ("root", "sees_all") if key in options}
     rest = {key: value for key, value in options.items() if key not in place}
     done = stand.reset(world=stand.world._replace(**place), **rest)
@@ -424,8 +424,8 @@ def test_the_lock_is_asked_last_of_all(stand):
         asked.append(stand.was_reset)
         return True
 
-    for told in ({"holders": [999999]}, {"mig": "Enabled"}):
-        stand.smi.reports(card(**told))
+    for reported in ({"holders": [999999]}, {"mig": "Enabled"}):
+        stand.smi.reports(card(**reported))
         stand.reset(alone=alone)
     assert asked == []
     stand.smi.reports(card())
@@ -534,7 +534,7 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
         ran = machine.run("--profile", "h100", *options, "job.py")
         assert process.wait(300) == -9
     assert (ran.status, ran.out) == (0, "done\n"), ran.err
-    assert any("ended what an earlier run had left on the GPUs" in line for line in ran.said)
+    assert any("ended what an earlier run had left on the GPUs" in line for line in ran.messages)
     assert [f["level"] for event in ran.events("recovery") for f in event["findings"]] == [OK]
 
 
@@ -582,7 +582,7 @@ def test_recovery_on_its_own_names_the_gpu_that_stays_bad(machine):
     found = on_its_own(machine, FAKE_CUDA_BAD="0:copy:719")
     assert any("which is not saferun's to do here" in finding.what for finding in found)
     assert any("CUDA_ERROR_LAUNCH_FAILED (719)" in finding.what for finding in found)
-    assert not any("--gpu-reset" in words for words in machine.smi.asked)
+    assert not any("--gpu-reset" in argv for argv in machine.smi.asked)
 
 
 def test_recovery_leaves_gpus_alone_that_another_run_has(machine, tmp_path):

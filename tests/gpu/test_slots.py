@@ -47,8 +47,8 @@ class Gpus:
 
     def run(self, workers: int, *settings: str, code: str = HERE, **environ: str):
         """Start saferun; each worker ends when there is a file go or go<worker>."""
-        words = [f"--set={one}" for one in ("launcher=python", f"workers={workers}", *settings)]
-        argv = ["--profile=cuda", *words, "-c", code]
+        arguments = [f"--set={one}" for one in ("launcher=python", f"workers={workers}", *settings)]
+        argv = ["--profile=cuda", *arguments, "-c", code]
         return start(self.folder, *argv, env={**self.environ, **environ})
 
     def go(self, worker: object = "") -> None:

@@ -36,7 +36,7 @@ def test_what_a_rank_does_not_know_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "arguments"),
     [
         (["/a/train.py", "--lr", "1"], ["train.py", "--lr", "1"]),
         (["t", "--local_rank=3", "x"], ["t", "x"]),
@@ -48,9 +48,9 @@ def test_what_a_rank_does_not_know_is_no_difference() -> None:
     ids=["path", "equals", "word", "several", "secrets", "none"],
 )
 def test_arguments_are_compared_without_ranks_paths_and_secrets(
-    argv: list[str], words: list[str]
+    argv: list[str], arguments: list[str]
 ) -> None:
-    assert agreement.comparable_arguments(argv) == words
+    assert agreement.comparable_arguments(argv) == arguments
 
 
 @pytest.mark.parametrize(

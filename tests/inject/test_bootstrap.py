@@ -400,8 +400,8 @@ def test_a_receipt_tells_what_became_of_each_target(
     ran = interpreters.run(script, hooks=hooks, PYTHONPATH=both(SITE, fake), RANK="0")
     first, *later = [line["targets"] for line in ran.by("targets")]
     assert set(first) == set(TARGETS), ran.err
-    told = {name: found for line in (first, *later) for name, found in line.items()}
-    assert told == {**dict.fromkeys(TARGETS, "not imported"), "torch": state}
+    reported = {name: found for line in (first, *later) for name, found in line.items()}
+    assert reported == {**dict.fromkeys(TARGETS, "not imported"), "torch": state}
     assert (ran.code, ran.err) == (0, "")
 
 
@@ -592,9 +592,13 @@ def test_a_ranks_start_needs_neither_json_nor_re(
 ) -> None:
     show = "import sys; print(' '.join(sorted(sys.modules)))"
     bare = set(interpreters.run(show).out.split())
-    told = json.loads(interpreters.contract(NEUTRAL))
-    told["receipts"] = told["receipts"] if where else None
-    text = json.dumps(told) if spaces else contract.encode(**{k: told[k] for k in told if k != "v"})
+    reported = json.loads(interpreters.contract(NEUTRAL))
+    reported["receipts"] = reported["receipts"] if where else None
+    text = (
+        json.dumps(reported)
+        if spaces
+        else contract.encode(**{k: reported[k] for k in reported if k != "v"})
+    )
     agent = str(os.getpid())
     environ = interpreters.environ(None, SAFERUN_INJECT=text, RANK="0", SAFERUN_AGENT_PID=agent)
     ran = interpreters.run(show, environ=environ)
@@ -681,19 +685,19 @@ def test_a_python_that_a_shell_runs_on_the_way_is_not_the_rank(
     interpreters: Interpreters, torchrun: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Under --no-python the shell is the rank, until it execs."""
-    told = tmp_path / "told"
+    reported = tmp_path / "reported"
     mark = "import os; print(os.environ.get('SAFERUN_RANK_PID') == str(os.getpid()))"
     (tmp_path / "mark.py").write_text(mark)
     shell = tmp_path / "rank.sh"
     shell.write_text(
-        f"#!/bin/bash\n{sys.executable} {tmp_path}/mark.py >{told}.1\n"
-        f"exec {sys.executable} {tmp_path}/mark.py >{told}.2\n"
+        f"#!/bin/bash\n{sys.executable} {tmp_path}/mark.py >{reported}.1\n"
+        f"exec {sys.executable} {tmp_path}/mark.py >{reported}.2\n"
     )
     shell.chmod(0o755)
     environ = interpreters.environ(NEUTRAL)
-    words = [*torchrun, "--standalone", "--no-python", str(shell)]
-    subprocess.run(words, env=environ, check=True, capture_output=True, timeout=500)
-    assert [Path(f"{told}.{n}").read_text() for n in (1, 2)] == ["False\n", "True\n"]
+    arguments = [*torchrun, "--standalone", "--no-python", str(shell)]
+    subprocess.run(arguments, env=environ, check=True, capture_output=True, timeout=500)
+    assert [Path(f"{reported}.{n}").read_text() for n in (1, 2)] == ["False\n", "True\n"]
 
 
 def test_an_older_python_is_left_alone(interpreters: Interpreters, tmp_path: Path) -> None:

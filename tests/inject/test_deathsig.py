@@ -64,13 +64,13 @@ class Agent:
         path = interpreters.folder / "train.py"
         path.write_text(script)
         environ = interpreters.environ(NEUTRAL if injected else None, READY=str(self.ready))
-        self.words = [TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(path)]
+        self.argv = [TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(path)]
         self.environ = {**environ, MARK: self.mark}
         self.ranks = ranks
 
     def start(self, *before: str) -> None:
         self.process = subprocess.Popen(
-            [*before, *self.words],
+            [*before, *self.argv],
             env=self.environ,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -253,7 +253,7 @@ def test_what_a_rank_has_detached_may_outlive_the_agent(
 
 
 @pytest.mark.parametrize(
-    ("words", "extra", "sure"),
+    ("arguments", "extra", "sure"),
     [
         ((), {}, True),
         (("--nproc-per-node=2", "train.py", "--notes"), {}, True),
@@ -265,13 +265,13 @@ def test_what_a_rank_has_detached_may_outlive_the_agent(
     ids=["bare", "options", "--no-python", "--no_p", "PYTHON_EXEC", "PET_NO_PYTHON"],
 )
 def test_an_agent_says_where_it_lives_if_all_its_ranks_are_pythons(
-    interpreters: Interpreters, words: tuple[str, ...], extra: dict[str, str], sure: bool
+    interpreters: Interpreters, arguments: tuple[str, ...], extra: dict[str, str], sure: bool
 ) -> None:
     agent = interpreters.folder / "torchrun"
     agent.write_text("import os; print(os.getpid(), os.environ['SAFERUN_AGENT_PID'])")
-    ran = interpreters.run(hooks=NEUTRAL, argv=(str(agent), *words), **extra)
-    pid, said = ran.out.strip().split(" ", 1)
-    assert said == (f"{pid} {namespace()}" if sure else pid)
+    ran = interpreters.run(hooks=NEUTRAL, argv=(str(agent), *arguments), **extra)
+    pid, messages = ran.out.strip().split(" ", 1)
+    assert messages == (f"{pid} {namespace()}" if sure else pid)
 
 
 def test_an_agent_that_dies_just_before_the_kernel_knows_takes_the_rank_along(

@@ -211,9 +211,9 @@ mine.start(); mine.join()
 """
 
 
-@pytest.mark.parametrize(("setting", "told"), [("on", 1), ("off", 0)])
+@pytest.mark.parametrize(("setting", "reported"), [("on", 1), ("off", 0)])
 def test_what_ends_a_thread_is_in_the_receipt_and_printed_as_without_us(
-    interpreters: Interpreters, setting: str, told: int
+    interpreters: Interpreters, setting: str, reported: int
 ) -> None:
     fake = interpreters.folder / "fake"
     fake.mkdir()
@@ -222,7 +222,7 @@ def test_what_ends_a_thread_is_in_the_receipt_and_printed_as_without_us(
     assert ran.err.count("Exception in thread loader-3:") == 1
     assert "inject" not in ran.err
     found = [line for line in ran.by("excepthook") if "thread" in line]
-    assert len(found) == told
+    assert len(found) == reported
     for line in found:
         assert (line["thread"], line["error"]) == ("loader-3", "KeyError: 'in the thread'")
         assert "in work" in line["traceback"]

@@ -112,7 +112,7 @@ LIE = "import os, torch\nif os.environ['RANK'] == '2':\n    {}\n" + PLAIN
 
 
 @pytest.mark.parametrize(
-    ("lie", "words"),
+    ("lie", "argv"),
     [
         ("torch.__version__ = '2.0.0'", "rank 2 has torch 2.0.0, ranks 0-1 have torch_version"),
         ("torch.version.cuda = '11.8'", "rank 2 has CUDA 11.8, ranks 0-1 have none"),
@@ -126,16 +126,16 @@ LIE = "import os, torch\nif os.environ['RANK'] == '2':\n    {}\n" + PLAIN
     ids=["torch", "cuda", "gpu-on-gloo-is-not-asked"],
 )
 def test_ranks_that_differ_are_named_by_value(
-    run_ranks: RunRanks, lie: str, words: str | None
+    run_ranks: RunRanks, lie: str, argv: str | None
 ) -> None:
     job = run_ranks(LIE.replace("{}", lie, 1), ranks=3)
-    if words is None:
+    if argv is None:
         assert (job.code, job.messages()) == (0, [])
         return
     import torch
 
-    words = words.replace("torch_version", str(torch.__version__))
-    assert f"RuntimeError: ranks differ: {words}. Give all ranks the same" in job.err
+    argv = argv.replace("torch_version", str(torch.__version__))
+    assert f"RuntimeError: ranks differ: {argv}. Give all ranks the same" in job.err
     assert (job.code, job.out) == (1, "")
 
 
@@ -283,8 +283,8 @@ def test_without_an_agents_store_equal_ranks_run_in_silence(
 
 @pytest.mark.slow
 def test_ranks_of_mp_spawn_agree_afterwards(tmp_path: Path) -> None:
-    words = {"launcher": (sys.executable,), "environ": {"CUDA": "11.8"}}
-    job = launch(tmp_path, source("inject/spawned_ranks"), **words)
+    argv = {"launcher": (sys.executable,), "environ": {"CUDA": "11.8"}}
+    job = launch(tmp_path, source("inject/spawned_ranks"), **argv)
     assert (job.code, "through" in job.out, job.orphans) == (1, False, [])
     assert "RuntimeError: ranks differ: rank 1 has CUDA 11.8, rank 0 has none" in job.err
 

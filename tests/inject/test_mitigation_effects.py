@@ -46,8 +46,8 @@ def run(
     path.write_text(script)
     program = str(Path(sys.executable).with_name("torchrun"))
     facts = Facts(torch="2.13.0", launcher=(program,), python=sys.executable)
-    words = ("--standalone", f"--nproc-per-node={ranks}", str(path)) if ranks else (str(path),)
-    line = torchrun_args.parse(words).line
+    argv = ("--standalone", f"--nproc-per-node={ranks}", str(path)) if ranks else (str(path),)
+    line = torchrun_args.parse(argv).line
     request = Request(line=line, options=torchrun_args.launch_options(line, exported))
     doc = Doc("p.yaml", "p", "", (), (), TORCHRUN if ranks else PYTHON)
     at = conditions(request, facts, starts_all=False)
@@ -114,8 +114,8 @@ def test_the_compiler_obeys_a_mitigation_against_the_script_and_the_exported_var
 def test_without_ddps_optimizer_the_graph_stays_whole(mode, names, whole, tmp_path):
     out, receipts = run(tmp_path, source("inject/count_ddp_graphs"), *names, ranks=1, MODE=mode)
     assert (int(out.split()[1]) == 1) is whole, out
-    told = [line for line in receipts if line.get("part") == "ddp optimizer"]
-    assert [line["outcome"] for line in told] == (["applied", "observed"] if names else [])
+    reported = [line for line in receipts if line.get("part") == "ddp optimizer"]
+    assert [line["outcome"] for line in reported] == (["applied", "observed"] if names else [])
 
 
 def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path):
@@ -135,7 +135,7 @@ def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_pat
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert any((folder / "inductor").iterdir())
     assert not (tmp_path / "old").exists()
-    told = [line["rank"] for line in receipts if line.get("part") == "caches"]
-    assert sorted(told) == [0, 1]
+    reported = [line["rank"] for line in receipts if line.get("part") == "caches"]
+    assert sorted(reported) == [0, 1]
     asked.close()
     assert not base.exists()

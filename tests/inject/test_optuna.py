@@ -160,14 +160,14 @@ print("made")
     assert ("already exists" in ran.err) is (not made)
 
 
-@pytest.mark.parametrize("words", cuda_failures.STICKY)
-def test_the_kinds_of_sticky_errors_are_those_of_the_knowledge(words: str) -> None:
+@pytest.mark.parametrize("clause", cuda_failures.STICKY)
+def test_the_kinds_of_sticky_errors_are_those_of_the_knowledge(clause: str) -> None:
     from saferun.diagnosis import classify, log_reader
     from saferun.diagnosis.evidence import Evidence
 
-    log = log_reader.of_text(f"RuntimeError: CUDA error: {words}")
+    log = log_reader.of_text(f"RuntimeError: CUDA error: {clause}")
     found = classify.classify(Evidence(log=log), signatures.load({}))
-    assert found.kind == cuda_failures.STICKY[words]
+    assert found.kind == cuda_failures.STICKY[clause]
 
 
 def test_a_sticky_error_counts_where_the_script_has_hidden_it() -> None:

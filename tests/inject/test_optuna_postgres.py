@@ -44,9 +44,9 @@ class Server:
             shutil.chown(folder, self.user)
         self.do(str(programs / "initdb"), "-D", str(folder / "data"), "-A", "trust", "-U", "tester")
 
-    def do(self, *words: str) -> None:
+    def do(self, *argv: str) -> None:
         where = {"cwd": "/", "stdout": subprocess.DEVNULL, "user": self.user}
-        subprocess.run(words, check=True, **where)  # type: ignore[call-overload]  # one shape
+        subprocess.run(argv, check=True, **where)  # type: ignore[call-overload]  # one shape
 
     def start(self) -> None:
         self.do(*self._control, "-o", self._options, "-l", self._log, "start")
@@ -86,8 +86,8 @@ def test_a_search_in_postgresql_through_all_faults_loses_no_trial(
 ) -> None:
     """One worker's is the undisturbed search; three cover the grid of 504 points."""
     sampler, count = ("random", "150") if workers == 1 else ("grid", "600")
-    words = (str(SEARCH), server.address, sampler, count, ALL)
-    with run(tmp_path, *HPO, f"--set=workers={workers}", *words) as job:
+    argv = (str(SEARCH), server.address, sampler, count, ALL)
+    with run(tmp_path, *HPO, f"--set=workers={workers}", *argv) as job:
         assert job.end(1700) == 0, job.err
         places = sorted(job.journal.rglob("trials.jsonl"))
         kinds = {event.get("kind") for event in job.events("ended")}

@@ -43,8 +43,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def hpo(folder: Path, *words: str, every: int = 0, **options: Any) -> Iterator[Any]:
-    with run(folder, *HPO, f"--set=hooks.optuna.recycle_every={every}", *words, **options) as job:
+def hpo(folder: Path, *argv: str, every: int = 0, **options: Any) -> Iterator[Any]:
+    with run(folder, *HPO, f"--set=hooks.optuna.recycle_every={every}", *argv, **options) as job:
         yield job
 
 
@@ -76,12 +76,12 @@ def recorded(job: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def undisturbed(folder: Path, *words: str) -> dict[str, Any]:
+def undisturbed(folder: Path, *argv: str) -> dict[str, Any]:
     """What the same search prints without us and without faults."""
     plain = folder / "plain"
     plain.mkdir()
     done = subprocess.run(
-        [sys.executable, SEARCH, *words], cwd=plain, capture_output=True, text=True, check=True
+        [sys.executable, SEARCH, *argv], cwd=plain, capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout)
 
@@ -112,13 +112,13 @@ def check_account(trials: list[Any], records: list[dict[str, Any]]) -> None:
 def test_a_search_through_all_faults_is_the_undisturbed_one(
     folder: Path, kind: str, sampler: str, trials: int, every: int
 ) -> None:
-    words = (kind, sampler, str(trials))
-    with hpo(folder, SEARCH, *words, ALL, every=every) as job:
+    argv = (kind, sampler, str(trials))
+    with hpo(folder, SEARCH, *argv, ALL, every=every) as job:
         assert job.end(3500) == 0, job.err
         found = json.loads(job.out.splitlines()[-1])
         assert job.events("recycled")
         records = recorded(job)
-    assert found == undisturbed(folder, *words)
+    assert found == undisturbed(folder, *argv)
     check_account(stored(folder, kind), records)
     again = [r for r in records if r["cause"].startswith(("SIG", "status"))]
     twice = sum(r["cause"] == "SIGSEGV" for r in again) // 2  # a crash by parameters: tried twice
@@ -133,9 +133,9 @@ def test_three_processes_that_share_a_study_cover_its_grid(
     folder: Path, kind: str, runs: int, workers: int
 ) -> None:
     """The grid has 504 points; each process may take all, and stops when there are no more."""
-    words = [f"--set=workers={workers}", SEARCH, kind, "grid", "600", ALL]
+    argv = [f"--set=workers={workers}", SEARCH, kind, "grid", "600", ALL]
     with contextlib.ExitStack() as stack:
-        jobs = [stack.enter_context(hpo(folder, *words, every=50)) for _ in range(runs)]
+        jobs = [stack.enter_context(hpo(folder, *argv, every=50)) for _ in range(runs)]
         for job in jobs:
             assert job.end(3500) == 0, job.err
         journals = sorted((folder / "home").rglob("trials.jsonl"))
@@ -194,9 +194,9 @@ def test_what_a_script_does_once_is_not_done_again(folder: Path) -> None:
     assert trials[3].user_attrs["cuda_error"] is True
 
 
-@pytest.mark.parametrize("words", [[], pytest.param(["catch"], marks=pytest.mark.slow)])
-def test_threads_end_before_their_process_is_replaced(folder: Path, words: list[str]) -> None:
-    with hpo(folder, THREADS, *words) as job:
+@pytest.mark.parametrize("argv", [[], pytest.param(["catch"], marks=pytest.mark.slow)])
+def test_threads_end_before_their_process_is_replaced(folder: Path, argv: list[str]) -> None:
+    with hpo(folder, THREADS, *argv) as job:
         assert job.end() == 0, job.err
         assert job.out == "7\n"
         assert len(job.events("recycled")) == 1

@@ -169,7 +169,7 @@ def ended(rank: int, **more: int) -> Receipt:
 
 
 @pytest.mark.parametrize(
-    ("told", "finished"),
+    ("reported", "finished"),
     [
         ((), False),
         ((started(0, size=2), started(1, size=2)), False),
@@ -181,9 +181,9 @@ def ended(rank: int, **more: int) -> Receipt:
     ids=["silence", "begun", "one unheard", "one at work", "all", "a restart began anew"],
 )
 def test_a_job_has_finished_when_each_of_its_ranks_has(
-    told: tuple[Receipt, ...], finished: bool
+    reported: tuple[Receipt, ...], finished: bool
 ) -> None:
-    assert receipts.finished(told) is finished
+    assert receipts.finished(reported) is finished
 
 
 def test_the_pids_are_those_of_the_latest_restart_by_rank() -> None:
@@ -205,7 +205,7 @@ def test_ranks_that_no_torchrun_started_are_known_by_their_other_lines() -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "known", "said"),
+    ("given", "known", "messages"),
     [
         ([], {}, [NOWHERE]),
         ([], {"expects_hooks": False}, []),
@@ -231,23 +231,25 @@ def test_ranks_that_no_torchrun_started_are_known_by_their_other_lines() -> None
     ],
 )
 def test_ranks_without_a_word_are_told(
-    given: list[Receipt], known: dict[str, bool], said: list[str]
+    given: list[Receipt], known: dict[str, bool], messages: list[str]
 ) -> None:
     lines = judge(given, **{**KNOWN, **known})
-    assert [text[: len(begin)] for text, begin in zip(lines, said, strict=True)] == said
+    assert [text[: len(begin)] for text, begin in zip(lines, messages, strict=True)] == messages
 
 
 def test_a_failed_hook_is_told_once_with_its_ranks_and_its_error() -> None:
     failures = [left(r, "compile", "failed", error=f"ValueError: {r}\n\x1b[31m") for r in (3, 1, 2)]
     given = [*(started(r) for r in range(4)), *failures]
-    (said,) = judge(given, **KNOWN)
-    assert said == "hook compile failed in ranks 1-3 and does not hold there: ValueError: 3 ?[31m"
+    (messages,) = judge(given, **KNOWN)
+    assert (
+        messages == "hook compile failed in ranks 1-3 and does not hold there: ValueError: 3 ?[31m"
+    )
 
 
 def test_never_more_than_three_lines() -> None:
     given = [started(0), *(left(0, hook, "failed", error="E") for hook in "abcd")]
-    said = judge(given, **KNOWN)
-    assert [text[:20] for text in said] == [
+    messages = judge(given, **KNOWN)
+    assert [text[:20] for text in messages] == [
         "the hooks did not ru",
         "hook a failed in ran",
         "3 more hooks failed;",
@@ -258,7 +260,7 @@ def test_never_more_than_three_lines() -> None:
 # real ranks
 
 
-def torchrun(tmp_path: Path, *words: str, **extra: str) -> tuple[Receipt, ...]:
+def torchrun(tmp_path: Path, *argv: str, **extra: str) -> tuple[Receipt, ...]:
     """Run two ranks that do nothing, under our hooks, and read what they left."""
     (tmp_path / "train.py").write_text("pass")
     text = contract.encode(
@@ -267,7 +269,7 @@ def torchrun(tmp_path: Path, *words: str, **extra: str) -> tuple[Receipt, ...]:
     dropped = ("SAFERUN_", "TORCH", "PYTHON", "PET_", "RANK", "LOCAL_", "WORLD_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     environ = {**kept, "PYTHONPATH": str(SITE), "SAFERUN_INJECT": text, "OMP_NUM_THREADS": "1"}
-    command = [TORCHRUN, "--standalone", "--nproc-per-node=2", *words, str(tmp_path / "train.py")]
+    command = [TORCHRUN, "--standalone", "--nproc-per-node=2", *argv, str(tmp_path / "train.py")]
     subprocess.run(command, env={**environ, **extra}, check=True, capture_output=True, timeout=500)
     return read(str(tmp_path / "receipts"), 1)
 
@@ -293,15 +295,15 @@ def test_both_ranks_of_a_real_job_leave_their_word(tmp_path: Path) -> None:
 def test_python_dash_i_in_every_rank_is_found_out(tmp_path: Path) -> None:
     isolated = python_exec(tmp_path, f'exec {sys.executable} -I "$@"')
     found = torchrun(tmp_path, PYTHON_EXEC=isolated)
-    (said,) = judge(found, **KNOWN)
-    assert said.startswith(NOWHERE)
+    (messages,) = judge(found, **KNOWN)
+    assert messages.startswith(NOWHERE)
 
 
 def test_python_dash_i_in_one_rank_is_found_out_by_name(tmp_path: Path) -> None:
     body = f'if [ "$RANK" = 1 ]; then set -- -I "$@"; fi; exec {sys.executable} "$@"'
     found = torchrun(tmp_path, PYTHON_EXEC=python_exec(tmp_path, body))
-    (said,) = judge(found, **KNOWN)
-    assert said.startswith("the hooks did not run in rank 1, though in others")
+    (messages,) = judge(found, **KNOWN)
+    assert messages.startswith("the hooks did not run in rank 1, though in others")
 
 
 # modules that were loaded past the hooks
@@ -309,7 +311,7 @@ def test_python_dash_i_in_one_rank_is_found_out_by_name(tmp_path: Path) -> None:
 KERNELS = "torch._inductor.runtime.triton_heuristics"
 
 
-def told(rank: int | None, state: str, restart: int = 0) -> Receipt:
+def reported(rank: int | None, state: str, restart: int = 0) -> Receipt:
     found = Receipt(100 + (rank or 0), rank, restart, 2.0, "targets", "observed", {})
     return found._replace(facts={"targets": {KERNELS: state, "torch": "applied"}})
 
@@ -317,12 +319,12 @@ def told(rank: int | None, state: str, restart: int = 0) -> Receipt:
 @pytest.mark.parametrize(
     ("receipts_", "expected"),
     [
-        ([told(0, "applied"), told(1, "not imported")], {}),
-        ([told(0, "missed"), told(2, "missed")], {KERNELS: {0, 2}}),
-        ([told(None, "missed")], {KERNELS: set()}),
-        ([told(0, "not imported"), told(0, "missed")], {KERNELS: {0}}),
-        ([told(0, "missed"), told(0, "applied")], {}),
-        ([told(0, "missed"), told(0, "applied", restart=1)], {}),
+        ([reported(0, "applied"), reported(1, "not imported")], {}),
+        ([reported(0, "missed"), reported(2, "missed")], {KERNELS: {0, 2}}),
+        ([reported(None, "missed")], {KERNELS: set()}),
+        ([reported(0, "not imported"), reported(0, "missed")], {KERNELS: {0}}),
+        ([reported(0, "missed"), reported(0, "applied")], {}),
+        ([reported(0, "missed"), reported(0, "applied", restart=1)], {}),
         ([left(0, "targets", "observed", targets=["missed"])], {}),
         ([left(0, "targets", "observed", targets={"os": "missed"})], {}),
     ],
@@ -336,6 +338,6 @@ def test_what_was_missed_is_the_last_state_of_each_process(
 
 @pytest.mark.parametrize("needed", [{KERNELS}, set()])
 def test_a_missed_module_is_reported_where_a_setting_needs_it(needed: set[str]) -> None:
-    found = [started(0, size=1), told(0, "missed")]
+    found = [started(0, size=1), reported(0, "missed")]
     lines = judge(found, **KNOWN, needed=needed)
     assert [KERNELS in line and "rank 0" in line for line in lines] == [True] * len(needed)

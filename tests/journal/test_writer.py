@@ -39,7 +39,7 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount and to
 
 
 @pytest.fixture
-def said() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
@@ -49,12 +49,12 @@ def base(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture
-def begin(base: pathlib.Path, said: list[str]) -> Iterator[Callable[..., Journal]]:
+def begin(base: pathlib.Path, messages: list[str]) -> Iterator[Callable[..., Journal]]:
     """Begin a run in `base`, or elsewhere."""
     made = []
 
     def begin(where: pathlib.Path = base, run: str = "r", **clocks: Any) -> Journal:
-        made.append(Journal.begin(str(where), run, MASKER, say=said.append, **clocks))
+        made.append(Journal.begin(str(where), run, MASKER, say=messages.append, **clocks))
         return made[-1]
 
     yield begin
@@ -104,7 +104,7 @@ def use(journal: Journal) -> None:
 # When all goes well
 
 
-def test_a_run_leaves_a_plan_events_tails_and_a_place_for_receipts(begin, base, said):
+def test_a_run_leaves_a_plan_events_tails_and_a_place_for_receipts(begin, base, messages):
     journal = begin(run="20260101-1")
     use(journal)
     assert journal.path == str(base / "20260101-1")
@@ -114,7 +114,7 @@ def test_a_run_leaves_a_plan_events_tails_and_a_place_for_receipts(begin, base, 
         *("alive", "plan.json", "events.jsonl", "receipts", "run.lock"),
         *("attempt-1.stdout", "attempt-1.stderr"),
     }
-    assert said == []
+    assert messages == []
 
 
 def test_an_event_is_one_line_with_both_times_its_name_and_its_facts(begin):
@@ -165,7 +165,7 @@ def test_no_secret_reaches_the_disk(begin, base):
     journal = begin()
     journal.plan(PLAN)
     journal.event(
-        "start", words=["--token", "abc"], env={"A_KEY": "short"}, text=f"x{SECRET}", n={SECRET: 1}
+        "start", argv=["--token", "abc"], env={"A_KEY": "short"}, text=f"x{SECRET}", n={SECRET: 1}
     )
     journal.tails(1, f"a {SECRET} b".encode(), f"{SECRET[5:]} c".encode())
     written = b"".join(p.read_bytes() for p in base.rglob("*") if p.is_file())
@@ -206,14 +206,14 @@ def test_no_descriptor_is_inherited_or_left(begin):
     assert descriptors() == before
 
 
-def test_what_comes_after_close_is_dropped(begin, said):
+def test_what_comes_after_close_is_dropped(begin, messages):
     journal = begin()
     path = journal.path
     journal.close()
     use(journal)
     assert sorted(os.listdir(path)) == ["events.jsonl", "receipts", "run.lock"]
     assert read_events(f"{path}/events.jsonl") == []
-    assert said == []
+    assert messages == []
 
 
 def test_signals_reach_the_thread_that_waits_and_not_the_journals(begin):
@@ -281,7 +281,7 @@ def test_a_link_under_the_runs_name_is_not_followed(begin, base, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["plan.json", "attempt-1.stdout", ".plan.json.tmp"])
-def test_a_link_under_a_files_name_is_replaced_not_followed(begin, base, tmp_path, said, name):
+def test_a_link_under_a_files_name_is_replaced_not_followed(begin, base, tmp_path, messages, name):
     target = tmp_path / "target"
     target.write_text("mine")
     journal = begin()
@@ -290,11 +290,11 @@ def test_a_link_under_a_files_name_is_replaced_not_followed(begin, base, tmp_pat
     assert target.read_text() == "mine"
     assert not (base / "r" / name).is_symlink()
     assert (base / "r" / "plan.json").is_file()
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize("plant", ["symlink_to", "hardlink_to", "fifo"])
-def test_a_link_under_the_name_of_the_events_is_refused(begin, base, tmp_path, said, plant):
+def test_a_link_under_the_name_of_the_events_is_refused(begin, base, tmp_path, messages, plant):
     target = tmp_path / "target"
     target.write_text("mine")
     journal = begin()
@@ -304,8 +304,8 @@ def test_a_link_under_the_name_of_the_events_is_refused(begin, base, tmp_path, s
     journal.event("start")
     journal.event("end")
     assert target.read_text() == "mine"
-    assert len(said) == 1
-    assert "does not answer" not in said[0]  # refused, and not waited for
+    assert len(messages) == 1
+    assert "does not answer" not in messages[0]  # refused, and not waited for
 
 
 def test_a_directory_swapped_underneath_gets_nothing(begin, base, tmp_path):
@@ -322,7 +322,7 @@ def test_a_directory_swapped_underneath_gets_nothing(begin, base, tmp_path):
 
 
 def test_a_link_put_in_place_of_the_directory_just_made_gets_nothing(
-    begin, base, tmp_path, said, monkeypatch
+    begin, base, tmp_path, messages, monkeypatch
 ):
     trap = tmp_path / "trap"
     trap.mkdir()
@@ -337,7 +337,7 @@ def test_a_link_put_in_place_of_the_directory_just_made_gets_nothing(
     monkeypatch.setattr(os, "mkdir", swapped)
     use(begin())
     assert list(trap.iterdir()) == []
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_receipts_that_became_a_link_are_not_offered(begin, base, tmp_path):
@@ -347,18 +347,18 @@ def test_receipts_that_became_a_link_are_not_offered(begin, base, tmp_path):
     assert journal.receipts() is None
 
 
-def test_the_users_own_link_to_a_larger_disk_is_followed(begin, base, tmp_path, said):
+def test_the_users_own_link_to_a_larger_disk_is_followed(begin, base, tmp_path, messages):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     base.parent.mkdir()
     base.symlink_to(scratch)
     use(begin())
     assert (scratch / "r" / "plan.json").is_file()
-    assert said == []
+    assert messages == []
 
 
 @root
-def test_somebody_elses_link_in_place_of_the_base_is_refused(begin, base, tmp_path, said):
+def test_somebody_elses_link_in_place_of_the_base_is_refused(begin, base, tmp_path, messages):
     trap = tmp_path / "trap"
     trap.mkdir()
     base.parent.mkdir()
@@ -366,32 +366,32 @@ def test_somebody_elses_link_in_place_of_the_base_is_refused(begin, base, tmp_pa
     os.lchown(base, NOBODY, NOBODY)
     journal = begin()
     use(journal)
-    assert (journal.path, list(trap.iterdir()), len(said)) == (None, [], 1)
+    assert (journal.path, list(trap.iterdir()), len(messages)) == (None, [], 1)
 
 
 # Bad disks
 
 
-def test_a_base_that_is_a_file_costs_one_line(begin, tmp_path, said):
+def test_a_base_that_is_a_file_costs_one_line(begin, tmp_path, messages):
     (tmp_path / "file").write_text("")
     for where in (tmp_path / "file", tmp_path / "file" / "runs"):
-        said.clear()
+        messages.clear()
         journal = begin(where)
         use(journal)
         assert journal.path is None
         assert journal.receipts() is None
-        (line,) = said
+        (line,) = messages
         assert str(where) in line
         assert "the job goes on" in line
 
 
-def test_a_working_directory_that_vanished_costs_one_line(begin, tmp_path, said, monkeypatch):
+def test_a_working_directory_that_vanished_costs_one_line(begin, tmp_path, messages, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
     use(begin("runs"))
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 @root
@@ -407,16 +407,16 @@ def test_a_home_of_others_costs_one_line():
 
 
 @root
-def test_a_read_only_file_system_costs_one_line(begin, small_disk, said):
+def test_a_read_only_file_system_costs_one_line(begin, small_disk, messages):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     journal = begin(small_disk / "runs")
     use(journal)
     assert journal.path is None
-    assert len(said) == 1
-    assert os.strerror(errno.EROFS) in said[0]
+    assert len(messages) == 1
+    assert os.strerror(errno.EROFS) in messages[0]
 
 
-def test_a_disk_that_was_full_for_a_while_has_the_later_events_whole(begin, small_disk, said):
+def test_a_disk_that_was_full_for_a_while_has_the_later_events_whole(begin, small_disk, messages):
     journal = begin(small_disk)
     journal.event("before")
     filler = fill(small_disk)
@@ -424,7 +424,7 @@ def test_a_disk_that_was_full_for_a_while_has_the_later_events_whole(begin, smal
         journal.event("full", n=n, text="x" * 100)
     journal.plan(PLAN)
     journal.tails(1, b"x" * 5000, b"y" * 5000)
-    assert len(said) == 1
+    assert len(messages) == 1
     filler.unlink()
     journal.event("after")
     journal.plan(PLAN)
@@ -438,14 +438,14 @@ def test_a_disk_that_was_full_for_a_while_has_the_later_events_whole(begin, smal
     assert found == {
         *("alive", "events.jsonl", "receipts", "run.lock", "plan.json", "attempt-2.stderr")
     }
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
-def test_a_disk_that_is_full_from_the_start_costs_one_line(begin, small_disk, said):
+def test_a_disk_that_is_full_from_the_start_costs_one_line(begin, small_disk, messages):
     fill(small_disk)
     use(begin(small_disk))
-    assert len(said) == 1
-    assert os.strerror(errno.ENOSPC) in said[0]
+    assert len(messages) == 1
+    assert os.strerror(errno.ENOSPC) in messages[0]
 
 
 def test_a_limit_on_the_size_of_files_cuts_no_line_in_two(base):
@@ -483,24 +483,24 @@ def test_half_a_line_that_cannot_be_taken_back_spoils_no_other(begin, monkeypatc
 
 
 @pytest.mark.parametrize("what", ["run", "base"])
-def test_a_directory_removed_in_the_middle_costs_one_line(begin, base, said, what):
+def test_a_directory_removed_in_the_middle_costs_one_line(begin, base, messages, what):
     journal = begin()
     journal.event("before")
     shutil.rmtree(base / "r" if what == "run" else base)
     for _ in range(3):
         use(journal)
-    assert len(said) == 1
+    assert len(messages) == 1
     assert journal.receipts() is None
     assert not (base / "r").exists()
 
 
-def test_events_that_were_deleted_go_on_in_a_new_file(begin, said):
+def test_events_that_were_deleted_go_on_in_a_new_file(begin, messages):
     journal = begin()
     journal.event("before")
     os.unlink(f"{journal.path}/events.jsonl")
     journal.event("after")
     assert names(journal) == ["after"]
-    assert said == []
+    assert messages == []
 
 
 # A disk that does not answer
@@ -541,7 +541,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return started
 
 
-def test_a_dead_file_system_holds_the_run_up_once_and_not_again(begin, hangs, threads, said):
+def test_a_dead_file_system_holds_the_run_up_once_and_not_again(begin, hangs, threads, messages):
     journal = begin()
     hangs.clear()
     threads.clear()
@@ -549,18 +549,18 @@ def test_a_dead_file_system_holds_the_run_up_once_and_not_again(begin, hangs, th
         journal.event("hangs")
         journal.tails(1, b"a", b"b")
     assert len(threads) == 1
-    assert len(said) == 1
+    assert len(messages) == 1
     hangs.set()
     deadline = time.monotonic() + 300
     while "back" not in names(journal) and time.monotonic() < deadline:
         journal.event("back")
     assert names(journal)[0] == "hangs"  # the one that was on its way
     assert "back" in names(journal)
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_a_dead_file_system_at_the_beginning_holds_the_run_up_once(
-    begin, hangs, threads, said, monkeypatch
+    begin, hangs, threads, messages, monkeypatch
 ):
     monkeypatch.setattr(writer, "BEGIN_S", 0.2)
     hangs.clear()
@@ -568,10 +568,10 @@ def test_a_dead_file_system_at_the_beginning_holds_the_run_up_once(
     use(journal)
     journal.close()
     assert len(threads) == 1
-    assert (journal.path, len(said)) == (None, 1)
+    assert (journal.path, len(messages)) == (None, 1)
 
 
-def test_a_slow_sync_costs_no_event_and_no_word(begin, said, monkeypatch):
+def test_a_slow_sync_costs_no_event_and_no_word(begin, messages, monkeypatch):
     journal = begin()
     answers, asked = threading.Event(), []
     monkeypatch.setattr(writer, "SYNC_S", 0.2)
@@ -582,7 +582,7 @@ def test_a_slow_sync_costs_no_event_and_no_word(begin, said, monkeypatch):
     assert len(asked) == 1
     answers.set()
     assert names(journal) == ["goes on"] * 20
-    assert said == []
+    assert messages == []
 
 
 def test_sync_brings_both_the_events_and_the_directory_to_the_disk(begin, monkeypatch):
@@ -594,7 +594,7 @@ def test_sync_brings_both_the_events_and_the_directory_to_the_disk(begin, monkey
     assert [stat.S_ISDIR(mode) for mode in synced] == [False, True]
 
 
-def test_without_threads_the_journal_is_written_all_the_same(begin, said, monkeypatch):
+def test_without_threads_the_journal_is_written_all_the_same(begin, messages, monkeypatch):
     def none(*_):
         raise RuntimeError("can't start new thread")
 
@@ -602,7 +602,7 @@ def test_without_threads_the_journal_is_written_all_the_same(begin, said, monkey
     journal = begin()
     use(journal)
     assert names(journal) == ["start"]
-    assert said == []
+    assert messages == []
 
 
 # Reading

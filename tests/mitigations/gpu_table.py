@@ -34,9 +34,9 @@ esac
 @contextlib.contextmanager
 def shared_gpu(folder: Path) -> Iterator[Setup]:
     """Another process has nine tenths of the GPU, and leaves after a while."""
-    words = [sys.executable, "-c", HOLDER]
+    argv = [sys.executable, "-c", HOLDER]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, text=True, **streams) as holder:
+    with subprocess.Popen(argv, text=True, **streams) as holder:
         assert holder.stdin
         assert holder.stdout
         leaves = threading.Timer(HELD_S, holder.stdin.close)

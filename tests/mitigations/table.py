@@ -153,8 +153,8 @@ def closed_rendezvous(folder: Path) -> Iterator[Setup]:
     """The store still holds the end of an earlier run of that id; in 15 s its host starts anew."""
     port = free_port()
     with store(port) as old:
-        words = ("--nproc-per-node=1", *meeting_at(port), str(HERE / "meet.py"))
-        run_to_the_end([torchrun(), *words], {})
+        argv = ("--nproc-per-node=1", *meeting_at(port), str(HERE / "meet.py"))
+        run_to_the_end([torchrun(), *argv], {})
 
         def again() -> None:
             if not over.wait(15):
@@ -218,12 +218,12 @@ def looked_up_file(replaced: bool) -> Around:
     def around(folder: Path) -> Iterator[Setup]:
         data, kept = folder / "data", folder / "handle"
         data.write_text("old" if replaced else "new")
-        words = (str(data), str(kept))
-        run_to_the_end([sys.executable, str(HERE / "stale_file_handle.py"), *words], {})
+        argv = (str(data), str(kept))
+        run_to_the_end([sys.executable, str(HERE / "stale_file_handle.py"), *argv], {})
         if replaced:
             data.unlink()
             data.write_text("new")
-        yield Setup(args=words)
+        yield Setup(args=argv)
 
     return around
 

@@ -82,16 +82,16 @@ def go(case: Case, way: str, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
     """
     with (case.healthy if way == HEALTHY else case.around)(folder) as setup:
         port = [f"--master-port={free_port()}"] if case.gpus else []  # rows run side by side
-        words = [f"--nproc-per-node={case.ranks}", *port, *setup.options]
-        words += [str(HERE / case.program), *setup.args]
+        argv = [f"--nproc-per-node={case.ranks}", *port, *setup.options]
+        argv += [str(HERE / case.program), *setup.args]
         env = {**variables(case, way, folder), **setup.env}
         options = {"env": env, "preexec_fn": setup.preexec}
         if way == SUPERVISED:
-            words = words if case.gpus else ["--profile=cpu", *words]
+            argv = argv if case.gpus else ["--profile=cpu", *argv]
         else:
             options["command"] = [torchrun(), *way.split()[1:]] if way != HEALTHY else [torchrun()]
         began = time.monotonic()
-        with run(folder, *words, **options) as job:
+        with run(folder, *argv, **options) as job:
             status = ended_within(job, limit_s)
             seconds = time.monotonic() - began
             done = job.out.count(case.shows) == case.ranks

@@ -100,9 +100,9 @@ def test_with_a_static_rendezvous_it_is_the_same(pair: list[Host], tmp_path: Pat
 def test_all_nodes_end_with_the_same_words(pair: list[Host], tmp_path: Path, rank: int):
     runs = start(pair, add_up(tmp_path, "raise", str(rank), "6", "any"))
     assert end_all(runs) == [1, 1], [run.err for run in runs]
-    words = last_words(runs[0])
-    assert words == last_words(runs[1])
-    assert words[0] == f"saferun: the run failed: user-exception on rank {rank}, host h{rank + 1}"
+    argv = last_words(runs[0])
+    assert argv == last_words(runs[1])
+    assert argv[0] == f"saferun: the run failed: user-exception on rank {rank}, host h{rank + 1}"
     clean(runs)
 
 

@@ -22,16 +22,16 @@ TWO = GpuFacts((Gpu(0, "GPU-a", "NVIDIA H100"), Gpu(1, "GPU-b", "NVIDIA H100")),
 GPU_DOC = {"torchrun.nproc-per-node": Leaf("gpu", "one each", "docs")}
 
 
-def request(*words: str, environ: Mapping[str, str] | None = None) -> Request:
-    line = torchrun_args.parse(words).line
+def request(*argv: str, environ: Mapping[str, str] | None = None) -> Request:
+    line = torchrun_args.parse(argv).line
     return Request(line=line, options=torchrun_args.launch_options(line, environ or {}))
 
 
-def planned(*words, leaves=None, named=True, environ=None, gpus=TWO, **identity):
+def planned(*argv, leaves=None, named=True, environ=None, gpus=TWO, **identity):
     environ = environ or {}
     doc = Doc("p.yaml", "p", "", (), ("H100",), GPU_DOC if leaves is None else leaves)
     facts = Facts(gpu=gpus, torch="2.13.0", launcher=("/v/bin/torchrun",), python="/v/bin/python")
-    asked = request(*words, environ=environ)
+    asked = request(*argv, environ=environ)
     at = conditions(asked, facts, starts_all=named)
     profile = resolve([doc], (), at, named=named, origin="--profile" if named else "detected")
     return build_plan(asked, profile, facts, environ, Identity(SITE, **identity))
@@ -44,7 +44,7 @@ def test_a_named_gpu_profile_starts_one_process_a_gpu():
 
 
 @pytest.mark.parametrize(
-    ("words", "environ"),
+    ("argv", "environ"),
     [
         (["--nproc_per_node=2", "train.py"], {}),
         (["train.py"], {"PET_NPROC_PER_NODE": "2"}),
@@ -54,8 +54,8 @@ def test_a_named_gpu_profile_starts_one_process_a_gpu():
     ],
     ids=["count given", "PET count", "two nodes", "elastic", "PET nodes"],
 )
-def test_a_count_or_several_nodes_leave_the_arguments_alone(words, environ):
-    assert planned(*words, environ=environ).torchrun_args == tuple(words)
+def test_a_count_or_several_nodes_leave_the_arguments_alone(argv, environ):
+    assert planned(*argv, environ=environ).torchrun_args == tuple(argv)
 
 
 def test_a_detected_profile_never_changes_the_arguments_and_hints():
@@ -76,7 +76,7 @@ def test_standalone_is_no_default_where_the_user_says_where_to_meet(word):
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "set_"),
+    ("argv", "environ", "set_"),
     [
         (["--max-restarts=3", "t.py"], {}, True),
         (["t.py"], {"PET_MAX_RESTARTS": "1"}, True),
@@ -85,8 +85,8 @@ def test_standalone_is_no_default_where_the_user_says_where_to_meet(word):
         (["--max-restarts=3", "t.py"], {SHARE_STORE: "0"}, False),
     ],
 )
-def test_torchruns_own_restarts_are_made_to_work(words, environ, set_):
-    assert (SHARE_STORE in planned(*words, environ=environ).env) is set_
+def test_torchruns_own_restarts_are_made_to_work(argv, environ, set_):
+    assert (SHARE_STORE in planned(*argv, environ=environ).env) is set_
 
 
 def test_python_is_started_where_the_profile_says_so():
@@ -163,7 +163,7 @@ def test_any_single_hook_brings_the_injection(key, value):
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "gpus", "starts_all", "distributed"),
+    ("argv", "environ", "gpus", "starts_all", "distributed"),
     [
         (["t.py"], {}, TWO, True, True),
         (["t.py"], {}, TWO, False, False),
@@ -175,8 +175,8 @@ def test_any_single_hook_brings_the_injection(key, value):
         (["t.py"], {"PET_NPROC_PER_NODE": "4"}, GpuFacts(), False, True),
     ],
 )
-def test_distributed_means_more_than_one_rank(words, environ, gpus, starts_all, distributed):
-    at = conditions(request(*words, environ=environ), Facts(gpu=gpus), starts_all=starts_all)
+def test_distributed_means_more_than_one_rank(argv, environ, gpus, starts_all, distributed):
+    at = conditions(request(*argv, environ=environ), Facts(gpu=gpus), starts_all=starts_all)
     assert at.distributed is distributed
 
 
@@ -212,8 +212,8 @@ def test_the_page_says_command_variables_with_reasons_hooks_and_retries():
 def test_a_long_command_stays_one_command_for_a_shell():
     import shlex
 
-    words = [f"--option-{i}=a  b\n{i}" for i in range(30)]
-    plan = planned("t.py", *words)
+    argv = [f"--option-{i}=a  b\n{i}" for i in range(30)]
+    plan = planned("t.py", *argv)
     top = view.as_text(plan).split("\n\n")[0]
     shown = top[top.index("command") + len("command") :]
     assert shlex.split(shown.replace("\\\n", "\n")) == list(plan.command)

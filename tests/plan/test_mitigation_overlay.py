@@ -53,7 +53,7 @@ QUIET = {
 
 def planned(
     *names: str,
-    words: tuple[str, ...] = ("t.py", "--lr", "1"),
+    arguments: tuple[str, ...] = ("t.py", "--lr", "1"),
     environ: dict[str, str] | None = None,
     leaves: dict[str, Leaf] | None = None,
     sets: tuple[Given, ...] = (),
@@ -65,7 +65,7 @@ def planned(
     environ = environ or {}
     program = str(Path(sys.executable).with_name("torchrun"))
     facts = Facts(torch=torch, launcher=(program,), python=sys.executable)
-    line = torchrun_args.parse(words).line
+    line = torchrun_args.parse(arguments).line
     request = Request(line=line, options=torchrun_args.launch_options(line, environ))
     doc = Doc("p.yaml", "p", "", (), (), leaves or {})
     at = conditions(request, facts, starts_all=False)
@@ -79,11 +79,11 @@ def planned(
 
 
 def here(
-    *words: str, environ: dict[str, str] | None = None, **what
+    *arguments: str, environ: dict[str, str] | None = None, **what
 ) -> mitigation_overlay.Situation:
     """What a mitigation meets."""
     leaves = what.pop("leaves", None)
-    base = planned(words=words or ("t.py",), environ=environ, leaves=leaves)
+    base = planned(arguments=arguments or ("t.py",), environ=environ, leaves=leaves)
     facts = {"answers": ANSWERS, "torch": "2.13.0", **what}
     return mitigation_overlay.situation(base, environ or {}, facts.pop("torch"), **facts)
 
@@ -412,11 +412,11 @@ SCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize("words", SCRIPTS, ids=" ".join)
-def test_torchruns_own_parser_takes_the_mitigations_option_and_the_same_script(words):
+@pytest.mark.parametrize("arguments", SCRIPTS, ids=" ".join)
+def test_torchruns_own_parser_takes_the_mitigations_option_and_the_same_script(arguments):
     run = pytest.importorskip("torch.distributed.run")
-    line = torchrun_args.parse(words).line
-    plan = planned("free-port", words=words)
+    line = torchrun_args.parse(arguments).line
+    plan = planned("free-port", arguments=arguments)
     read = run.get_args_parser().parse_args(list(plan.torchrun_args))
     assert read.master_port == 40123
     assert (read.training_script, tuple(read.training_script_args)) == (
@@ -439,21 +439,23 @@ TAKEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "environ"), TAKEN.values(), ids=TAKEN)
-def test_a_job_whose_port_is_taken_meets_on_a_free_one(words, environ, tmp_path):
+@pytest.mark.parametrize(("arguments", "environ"), TAKEN.values(), ids=TAKEN)
+def test_a_job_whose_port_is_taken_meets_on_a_free_one(arguments, environ, tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "t.py"
     script.write_text(LISTEN)
     with _held_port() as port:
-        words = [word.format(port=port) for word in words]
-        words = (*words, "--nproc-per-node=2", str(script))
+        arguments = [word.format(port=port) for word in arguments]
+        arguments = (*arguments, "--nproc-per-node=2", str(script))
         environ = {name: text.format(port=port) for name, text in environ.items()}
         asked = probes.Probes({}, None).ask(["free"], 2)
         ended = {}
         for names in ((), ("free-port",)):
-            if not names and "c10d" in words:
+            if not names and "c10d" in arguments:
                 continue  # torchrun takes 60 s to see it
-            plan = planned(*names, words=words, environ=environ, leaves=QUIET, answers=asked)
+            plan = planned(
+                *names, arguments=arguments, environ=environ, leaves=QUIET, answers=asked
+            )
             kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "SAFERUN_"))}
             env = plan.environment({**kept, **environ, "OMP_NUM_THREADS": "1"})
             done = subprocess.run(

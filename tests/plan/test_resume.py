@@ -12,17 +12,17 @@ from saferun.plan import resume
 AT_500 = Checkpoint("out/checkpoint-500", 500, 0.0)
 
 
-def resumed(words: str, *args: str, checkpoint: Checkpoint = AT_500, **environ: str) -> str:
+def resumed(argv: str, *args: str, checkpoint: Checkpoint = AT_500, **environ: str) -> str:
     policy = ResumePolicy("", args)
-    return shlex.join(resume.arguments(shlex.split(words), policy, checkpoint, environ))
+    return shlex.join(resume.arguments(shlex.split(argv), policy, checkpoint, environ))
 
 
-def pattern(text: str, words: str = "", **environ: str) -> str | None:
-    return resume.pattern(ResumePolicy(text, ()), shlex.split(words), environ)
+def pattern(text: str, argv: str = "", **environ: str) -> str | None:
+    return resume.pattern(ResumePolicy(text, ()), shlex.split(argv), environ)
 
 
 @pytest.mark.parametrize(
-    ("words", "args", "made"),
+    ("argv", "args", "made"),
     [
         ("--lr 1", ["--r={checkpoint}"], "--lr 1 --r=out/checkpoint-500"),
         ("--from-step=-1 --x", ["--from-step={step}"], "--from-step=500 --x"),
@@ -39,8 +39,8 @@ def pattern(text: str, words: str = "", **environ: str) -> str | None:
         ("--x", ['{"json": 1}'], """--x '{"json": 1}'"""),
     ],
 )
-def test_an_option_that_the_script_has_is_replaced_and_another_is_appended(words, args, made):
-    assert resumed(words, *args) == made
+def test_an_option_that_the_script_has_is_replaced_and_another_is_appended(argv, args, made):
+    assert resumed(argv, *args) == made
 
 
 def test_a_checkpoint_without_a_number_gives_no_step():
@@ -51,7 +51,7 @@ def test_a_checkpoint_without_a_number_gives_no_step():
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "found"),
+    ("text", "argv", "found"),
     [
         ("out/*.pt", "", "out/*.pt"),
         ("{--out_dir=out}/ckpt.pt", "", "out/ckpt.pt"),
@@ -63,8 +63,8 @@ def test_a_checkpoint_without_a_number_gives_no_step():
         ("", "", None),
     ],
 )
-def test_a_pattern_has_the_values_of_arguments_and_variables(text, words, found):
-    assert pattern(text, words, BASE="/base") == found
+def test_a_pattern_has_the_values_of_arguments_and_variables(text, argv, found):
+    assert pattern(text, argv, BASE="/base") == found
 
 
 def test_a_placeholder_without_a_value_is_named():

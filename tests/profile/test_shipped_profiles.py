@@ -289,8 +289,8 @@ def test_a_recipe_finds_what_its_program_writes_and_gives_what_it_takes() -> Non
         values = merged(name)
         args = tuple(values["retry.resume.args"])
         policy = ResumePolicy(values["retry.resume.checkpoints"], args)
-        for words, path, expected in cases:
-            given = shlex.split(words)
+        for argv, path, expected in cases:
+            given = shlex.split(argv)
             pattern = resume.pattern(policy, given, {"NANOCHAT_BASE_DIR": "/b"})
             assert fnmatch.fnmatch(path, pattern or ""), (path, pattern)
             found = Checkpoint(path, checkpoints.step_of(path), 0.0)

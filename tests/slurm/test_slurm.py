@@ -45,22 +45,22 @@ class User:
             "TMPDIR": str(place / "tmp"),
         }
 
-    def generates(self, *words: str) -> None:
+    def generates(self, *argv: str) -> None:
         own = ("--slurm", "--profile", "cpu", "-o", "job.sh")
-        command = [sys.executable, "-m", "saferun", "gen-shell", *own, *words]
+        command = [sys.executable, "-m", "saferun", "gen-shell", *own, *argv]
         env = {**os.environ, **self.env}
         subprocess.run(command, cwd=self.cwd, env=env, check=True, capture_output=True)
 
-    def submits(self, *words: str) -> str:
-        said = self.slurm("sbatch", "--parsable", *words)
-        return said.split(";")[0].strip()
+    def submits(self, *argv: str) -> str:
+        messages = self.slurm("sbatch", "--parsable", *argv)
+        return messages.split(";")[0].strip()
 
-    def slurm(self, *words: str) -> str:
-        return self.cluster.run(*words, cwd=self.cwd, env=self.env)
+    def slurm(self, *argv: str) -> str:
+        return self.cluster.run(*argv, cwd=self.cwd, env=self.env)
 
     def fact(self, job: str, name: str) -> str:
-        told = self.slurm("scontrol", "-o", "show", "job", job)
-        return next(w for w in told.split() if w.startswith(f"{name}=")).partition("=")[2]
+        reported = self.slurm("scontrol", "-o", "show", "job", job)
+        return next(w for w in reported.split() if w.startswith(f"{name}=")).partition("=")[2]
 
     def waits_for(self, what: Callable[[], object], within_s: float = 60) -> None:
         end = time.monotonic() + within_s
@@ -92,9 +92,9 @@ class User:
 
     def left_behind(self) -> list[str]:
         """What lives on of a job, and what lies around."""
-        told = self.slurm("ps", "-eo", "args").splitlines()
+        reported = self.slurm("ps", "-eo", "args").splitlines()
         signs = ("job.py", "torchrun", "saferun", "slurm_script")
-        mine = [line for line in told if any(sign in line for sign in signs)]
+        mine = [line for line in reported if any(sign in line for sign in signs)]
         files = [*(self.place / "tmp").glob("saferun*"), *self.cwd.glob("saferun-slurm-*")]
         return [*mine, *map(str, files)]
 
@@ -243,6 +243,6 @@ def test_slurm_reads_a_directive_as_it_is_meant(user, value):
     script = f"#!/bin/sh\n#SBATCH --comment={sbatch.quote(value)}\nexit\n"
     (user.cwd / "quoting.sh").write_text(script)
     job = user.submits("--hold", "quoting.sh")
-    told = user.slurm("squeue", "--noheader", "-j", job, "--format=[%k]")
-    assert told == f"[{value}]\n"
+    reported = user.slurm("squeue", "--noheader", "-j", job, "--format=[%k]")
+    assert reported == f"[{value}]\n"
     assert not (user.cwd / "touched").exists()

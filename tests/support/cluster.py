@@ -112,19 +112,19 @@ class Cluster:
 
     def run(
         self,
-        *words: str,
+        *arguments: str,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         text: str | None = None,
     ) -> str:
         """Run a command as a user of the cluster would; return its stdout, fail with its words."""
-        done = self.try_to(*words, cwd=cwd, env=env, text=text)
-        assert not done.returncode, (words, done.stdout, done.stderr)
+        done = self.try_to(*arguments, cwd=cwd, env=env, text=text)
+        assert not done.returncode, (arguments, done.stdout, done.stderr)
         return done.stdout
 
     def try_to(
         self,
-        *words: str,
+        *arguments: str,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         text: str | None = None,
@@ -133,7 +133,7 @@ class Cluster:
         inside = ["nsenter", "-t", str(self._init), "--pid", "--mount", "--net", "--uts"]
         place = cwd or self.place
         return subprocess.run(
-            [*inside, "env", "-C", str(place), *words],
+            [*inside, "env", "-C", str(place), *arguments],
             env={**os.environ, **(env or {}), "SLURM_CONF": str(self.place / "slurm.conf")},
             capture_output=True,
             text=True,
@@ -147,11 +147,11 @@ class Cluster:
 def standing(place: Path) -> Iterator[Cluster]:
     """Stand a cluster up in a fresh directory, wait until its nodes are idle, end it all."""
     _furnish(place)
-    words = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--net"]
-    words += ["--uts", "sh", "-c", INIT]
+    arguments = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--net"]
+    arguments += ["--uts", "sh", "-c", INIT]
     env = {**os.environ, "D": str(place), "SLURM_CONF": str(place / "slurm.conf")}
     outer = subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
     )
     try:
         assert outer.stdout is not None
@@ -184,25 +184,25 @@ def _child(pid: int) -> int:
 
 def _wait_until_idle(cluster: Cluster) -> None:
     end = time.monotonic() + UP_S
-    said = ""
+    messages = ""
     while time.monotonic() < end:
-        said = cluster.try_to("sinfo", "--noheader", "-p", "p", "--format=%D %t").stdout.strip()
-        if said == f"{len(NODES)} idle":
+        messages = cluster.try_to("sinfo", "--noheader", "-p", "p", "--format=%D %t").stdout.strip()
+        if messages == f"{len(NODES)} idle":
             return
         time.sleep(0.1)
-    raise AssertionError((said, _logs(cluster.place)))
+    raise AssertionError((messages, _logs(cluster.place)))
 
 
 def _logs(place: Path) -> str:
     return "\n".join(f"{p.name}:\n{p.read_text()[-2000:]}" for p in sorted(place.glob("log/*")))
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Keep a cluster until stdin closes."""
     if why := missing():
         sys.exit(why)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with standing(Path(words[0]).resolve()) as cluster:
+    with standing(Path(arguments[0]).resolve()) as cluster:
         print(f"nsenter -t {cluster._init} --pid --mount --net --uts", flush=True)
         sys.stdin.read()
     return 0

@@ -96,7 +96,7 @@ class Card(NamedTuple):
     apps: str
 
 
-def card(number: int = 0, holders: Iterable[int] = (), **told: str) -> Card:
+def card(number: int = 0, holders: Iterable[int] = (), **reported: str) -> Card:
     """Return a GPU's answers; the fields are those of saferun.gpu.nvidia_smi.QUERY."""
     known = {
         "uuid": uuid(number),
@@ -104,9 +104,9 @@ def card(number: int = 0, holders: Iterable[int] = (), **told: str) -> Card:
         "used": "3",
         "persistence": "Enabled",
         "mig": "Disabled",
-        "pending": told.get("mig", "Disabled"),
+        "pending": reported.get("mig", "Disabled"),
         "action": "None",
-        **told,
+        **reported,
     }
     state = "{uuid}, {bus}, {used} MiB, {persistence}, {mig}, {pending}, {action}\n"
     apps = "".join(f"{known['uuid']}, {pid}, 70000\n" for pid in holders)
@@ -143,9 +143,9 @@ class Machine:
             **{n: os.environ[n] for n in ("PYTHONPATH", "LANG") if n in os.environ},
         }
 
-    def start(self, *words: str, **behaviour: str) -> subprocess.Popen[str]:
+    def start(self, *argv: str, **behaviour: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "saferun", *words],
+            [sys.executable, "-m", "saferun", *argv],
             env={**self.environ, **behaviour},
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
@@ -154,8 +154,8 @@ class Machine:
             text=True,
         )
 
-    def run(self, *words: str, **behaviour: str) -> Ran:
-        with self.start(*words, **behaviour) as process:
+    def run(self, *argv: str, **behaviour: str) -> Ran:
+        with self.start(*argv, **behaviour) as process:
             out, err = process.communicate(timeout=300)
         return Ran(process.returncode, out, err, self)
 
@@ -168,7 +168,7 @@ class Ran:
         self._machine = machine
 
     @property
-    def said(self) -> list[str]:
+    def messages(self) -> list[str]:
         lines = self.err.splitlines()
         return [line.removeprefix("saferun: ") for line in lines if line.startswith("saferun: ")]
 

@@ -82,8 +82,13 @@ class Supervised:
         popen = options.pop("popen", {})
         wrap = options.pop("wrap", [sys.executable])
         plain, prefix = options.pop("plain", ()), options.pop("prefix", ())
-        words = [*wrap, str(Path(__file__).resolve()), str(self._result), json.dumps(options)]
-        self.arguments = [*prefix, *(plain or words), *command]
+        command_line = [
+            *wrap,
+            str(Path(__file__).resolve()),
+            str(self._result),
+            json.dumps(options),
+        ]
+        self.arguments = [*prefix, *(plain or command_line), *command]
         self.environment = self._environment(popen.pop("env", {}))
         self.process = self._start(popen)
 

@@ -100,18 +100,18 @@ class Host:
     def _inside(self) -> list[str]:
         return ["nsenter", "-t", str(self._own.pid), "--net", "--uts", "--mount", "--pid"]
 
-    def do(self, *words: str) -> None:
+    def do(self, *arguments: str) -> None:
         """Run a command on the host, as root, and wait for it."""
-        subprocess.run([*self._inside(), *words], check=True)
+        subprocess.run([*self._inside(), *arguments], check=True)
 
-    def ask(self, *words: str) -> int:
+    def ask(self, *arguments: str) -> int:
         """Run a command on the host and return its exit status."""
-        done = subprocess.run([*self._inside(), *words], capture_output=True, check=False)
+        done = subprocess.run([*self._inside(), *arguments], capture_output=True, check=False)
         return done.returncode
 
-    def popen(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+    def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start a command on the host."""
-        return subprocess.Popen([*self._inside(), *words], **options)
+        return subprocess.Popen([*self._inside(), *arguments], **options)
 
     def start(self, *argv: str, **options: Any) -> Run:
         """Start saferun with these arguments; `command` and `env` are as in `runs.Run`."""
@@ -130,9 +130,9 @@ class Host:
         """Join its link again."""
         self._at_bridge("link", "set", f"v{self._number}", "master", "br0")
 
-    def _at_bridge(self, *words: str) -> None:
+    def _at_bridge(self, *arguments: str) -> None:
         inside = ["nsenter", "-t", str(self._bridge.pid), "--net", "ip"]
-        subprocess.run([*inside, *words], check=True)
+        subprocess.run([*inside, *arguments], check=True)
 
     def repeats(self) -> int:
         """Return how often its kernel has sent again what nobody acknowledged (TCPTimeouts)."""
@@ -147,8 +147,8 @@ class Host:
 
     def disturb(self) -> bool:
         """Lose and delay some of what it sends; return False where the kernel has no netem."""
-        words = ["netem", "delay", "20ms", "10ms", "loss", "3%"]
-        return self.ask("tc", "qdisc", "replace", "dev", "eth0", "root", *words) == 0
+        arguments = ["netem", "delay", "20ms", "10ms", "loss", "3%"]
+        return self.ask("tc", "qdisc", "replace", "dev", "eth0", "root", *arguments) == 0
 
     def kill(self) -> None:
         """Kill all its processes at once; its kernel still says goodbye for them (FIN, RST)."""

@@ -28,7 +28,7 @@ class Provoked(NamedTuple):
     root: str  # what the root line holds
     rank: int | None  # that failed first, where the log tells
     program: str
-    words: tuple[str, ...]  # of the program
+    argv: tuple[str, ...]  # of the program
     launcher: tuple[str, ...] = TORCHRUN
 
 

@@ -130,10 +130,10 @@ class Trial:
         return ["--profile=cuda", *settings, *extra, "--nproc-per-node=2", *job]
 
     def _script(self, extra: list[str]) -> Path:
-        path, words = self.folder / "run.sh", self._argv([])
-        own = [word for word in words if word.startswith(("--profile", "--set"))]
+        path, arguments = self.folder / "run.sh", self._argv([])
+        own = [word for word in arguments if word.startswith(("--profile", "--set"))]
         make = [sys.executable, "-m", "saferun", "gen-shell", *own, "-o", str(path), "--"]
-        subprocess.run([*make, *words[len(own) :]], check=True, capture_output=True)
+        subprocess.run([*make, *arguments[len(own) :]], check=True, capture_output=True)
         return path
 
     @contextlib.contextmanager
@@ -213,8 +213,8 @@ class Trial:
             ASKED: (status != 0, attempts == 1),
             USER: (status == 1, attempts == 1),
         }[self.fault.promise]
-        said = "\n".join(line for line in job.err.splitlines() if not line.startswith("err "))
-        assert all(expected), f"status {status}, {attempts} attempts\n{said}"
+        messages = "\n".join(line for line in job.err.splitlines() if not line.startswith("err "))
+        assert all(expected), f"status {status}, {attempts} attempts\n{messages}"
         assert "Traceback" not in _own(job.err), job.err
         if self.fault.whom == "journal":
             assert not (job.home / ".local").exists(), "a half of the journal came back"

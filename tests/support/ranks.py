@@ -86,7 +86,7 @@ def environment(settings: dict[str, Any] | None, receipts: Path) -> dict[str, st
 def launch(
     folder: Path,
     script: str,
-    *words: str,
+    *arguments: str,
     ranks: int = 2,
     init: dict[str, Any] | None = None,
     order: dict[str, Any] | None = None,
@@ -100,7 +100,7 @@ def launch(
     command = launcher or (TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")
     kept = environment(hooks(init, order) if injected else None, folder / "receipts")
     kept |= environ or {}
-    code, out, err = _finish([*command, str(path), *words], kept, folder)
+    code, out, err = _finish([*command, str(path), *arguments], kept, folder)
     return Job(code, out, err, read_receipts(folder), orphans(kept[MARK]))
 
 

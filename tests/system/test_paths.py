@@ -40,10 +40,10 @@ def everything(place):
     return found
 
 
-def saferun(place, *words, **more):
+def saferun(place, *argv, **more):
     environ = {**of(place), "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
-        [sys.executable, "-m", "saferun", *words],
+        [sys.executable, "-m", "saferun", *argv],
         cwd=place,
         env={**environ, **more},
         capture_output=True,
@@ -54,12 +54,12 @@ def saferun(place, *words, **more):
 
 @pytest.mark.slow
 @root
-@pytest.mark.parametrize("words", [("doctor",), ("--retries=1", "--no-python", "true")])
-def test_root_leaves_nothing_in_a_users_home(place, words):
-    done = saferun(place, *words, SAFERUN_SET="launcher=torchrun")
-    told = [line for line in done.stderr.splitlines() if f"belongs to user {OTHER}" in line]
-    assert len(told) == 1, done.stderr
-    assert f"{place}/tmp/saferun-0" in told[0]
+@pytest.mark.parametrize("argv", [("doctor",), ("--retries=1", "--no-python", "true")])
+def test_root_leaves_nothing_in_a_users_home(place, argv):
+    done = saferun(place, *argv, SAFERUN_SET="launcher=torchrun")
+    reported = [line for line in done.stderr.splitlines() if f"belongs to user {OTHER}" in line]
+    assert len(reported) == 1, done.stderr
+    assert f"{place}/tmp/saferun-0" in reported[0]
     left = everything(place)
     assert [path for path in left if path.startswith("home/")] == []
     ours = {path: left[path] for path in left if path.startswith("tmp/saferun-0")}
@@ -111,8 +111,8 @@ def test_a_directory_that_xdg_names_is_used_where_it_is_ours_or_the_systems(plac
     environ = of(place, XDG_CACHE_HOME=f"{place}/scratch/me/cache")
     with acting_as(OTHER):
         inside = paths.cache_dir(environ).startswith(f"{place}/scratch")
-        told = paths.foreign_home(environ)
-    assert (inside, told == "") == (kept, kept)
+        reported = paths.foreign_home(environ)
+    assert (inside, reported == "") == (kept, kept)
 
 
 @root

@@ -133,8 +133,8 @@ def test_the_password_of_an_exported_url_is_a_secret_everywhere():
 
 
 def test_a_secret_of_the_command_line_is_a_secret_everywhere():
-    for words in (["--hf-token", SECRET], [f"--api_key={SECRET}"], [f"wandb.api_key={SECRET}"]):
-        assert masker("train.py", *words).text(f"got {SECRET}") == f"got {MASK}"
+    for arguments in (["--hf-token", SECRET], [f"--api_key={SECRET}"], [f"wandb.api_key={SECRET}"]):
+        assert masker("train.py", *arguments).text(f"got {SECRET}") == f"got {MASK}"
 
 
 # Tails
@@ -238,13 +238,13 @@ def test_no_line_of_real_failures_is_changed(corpus):
 
 
 def test_a_command_line_is_masked_word_by_word():
-    words = "t.py --hf-token abc --token=x -token y --api_key=z HF_TOKEN=q a.api_key=r --lr 3"
+    arguments = "t.py --hf-token abc --token=x -token y --api_key=z HF_TOKEN=q a.api_key=r --lr 3"
     masked = "t.py --hf-token *** --token=*** -token *** --api_key=*** HF_TOKEN=*** a.api_key=***"
-    assert PLAIN.argv(words.split()) == [*masked.split(), "--lr", "3"]
+    assert PLAIN.argv(arguments.split()) == [*masked.split(), "--lr", "3"]
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["--tokenizer", "gpt2", "--max-tokens", "8"],
         ["--use-token", "--lr", "3"],
@@ -254,8 +254,8 @@ def test_a_command_line_is_masked_word_by_word():
     ],
     ids=" ".join,
 )
-def test_a_command_line_without_secrets_stays(words):
-    assert PLAIN.argv(words) == words
+def test_a_command_line_without_secrets_stays(arguments):
+    assert PLAIN.argv(arguments) == arguments
 
 
 def test_a_secret_of_several_words_is_masked_whole():

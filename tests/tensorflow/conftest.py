@@ -31,10 +31,10 @@ def job(tmp_path: Path, tensorflow_python: Path) -> Callable[..., Ran]:
     interpreters = Interpreters(tmp_path)
 
     def start(
-        program: str, *words: str, hook: dict[str, object] | None = HOOK, **environ: str
+        program: str, *arguments: str, hook: dict[str, object] | None = HOOK, **environ: str
     ) -> Ran:
         return interpreters.run(
-            argv=(str(PROGRAMS / program), *words),
+            argv=(str(PROGRAMS / program), *arguments),
             python=str(tensorflow_python),
             hooks=None if hook is None else {"tensorflow": hook},
             TF_CPP_MIN_LOG_LEVEL="3",
@@ -54,10 +54,10 @@ def supervised(
     @contextmanager
     def start(fault: str, *options: str) -> Iterator[Run]:
         settings = ("--profile=tf-rtx5090", "--set=retry.backoff_s=[0, 0]", *options)
-        words = (str(PROGRAMS / "train.py"), fault, str(tmp_path / "state"))
+        arguments = (str(PROGRAMS / "train.py"), fault, str(tmp_path / "state"))
         path = f"{tensorflow_python.parent}:/usr/sbin:/usr/bin:/sbin:/bin"
         env = {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        with run(tmp_path, *settings, *words, env=env) as started:
+        with run(tmp_path, *settings, *arguments, env=env) as started:
             yield started
 
     return start

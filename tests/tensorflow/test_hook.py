@@ -44,8 +44,8 @@ def test_with_the_hook_every_sum_is_right_and_what_the_script_passes_is_kept(job
         assert found[f"{count} one-device"][0] == "ReductionToOneDevice"
         assert found[f"{count} hierarchical"][0] == "HierarchicalCopyAllReduce"
     made = [line for line in ran.by("tensorflow", "applied") if line.get("part") == "strategy"]
-    told = {line["replicas"]: line["effective"]["cross_device_ops"] for line in made}
-    assert told == {count: name for count, name in chosen.items() if count > 1}
+    reported = {line["replicas"]: line["effective"]["cross_device_ops"] for line in made}
+    assert reported == {count: name for count, name in chosen.items() if count > 1}
     used = [line["effective"] for line in ran.receipts if line.get("part") == "reduction"]
     assert {"cross_device_ops": "HierarchicalCopyAllReduce"} in used
     assert "adds up wrongly for 3 replicas" in ran.err
@@ -56,7 +56,7 @@ def test_what_is_done_too_late_or_twice_is_said_once_with_its_line(job: Job):
     assert ran.code == 0, ran.err
     assert ran.out.splitlines()[-1] == "True 1"
     at = lines_marked("misuse.py")
-    said = [line for line in ran.err.splitlines() if line.startswith("saferun: ")]
+    messages = [line for line in ran.err.splitlines() if line.startswith("saferun: ")]
     expected = [
         (at["variable late"], "CUDA_VISIBLE_DEVICES is set after", at["first look"]),
         (at["choice late"], "set_visible_devices comes after", at["initialised"]),
@@ -65,8 +65,8 @@ def test_what_is_done_too_late_or_twice_is_said_once_with_its_line(job: Job):
         (at["second and odd"], "a second MirroredStrategy", ""),
         (at["alone"], "found no GPU", ""),
     ]
-    assert len(said) == len(expected), said
-    for line, (place, text, other) in zip(said, expected, strict=True):
+    assert len(messages) == len(expected), messages
+    for line, (place, text, other) in zip(messages, expected, strict=True):
         assert line.startswith(f"saferun: {place}: "), line
         assert text in line
         assert other in line

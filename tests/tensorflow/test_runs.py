@@ -90,5 +90,5 @@ def test_where_tensorflow_is_not_installed_one_line_says_so(tmp_path):
     with run(tmp_path, "--profile=tf-rtx5090", "t.py") as job:
         assert job.end(LIMIT_S) == 1
         assert [e["kind"] for e in job.events("ended")] == ["user-import-error"]
-        said = [line for line in job.messages() if "No module named 'tensorflow'" in line]
-        assert len(said) == 1
+        texts = [line for line in job.messages() if "No module named 'tensorflow'" in line]
+        assert len(texts) == 1

@@ -43,7 +43,7 @@ class Result:
     def __init__(self, done: subprocess.CompletedProcess, receipts: pathlib.Path) -> None:
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
         # two ranks may print on one line: print() writes the text and its end apart
-        self.told = [json.loads(text) for text in re.findall(r"\{[^{}]*\}", done.stdout)]
+        self.reported = [json.loads(text) for text in re.findall(r"\{[^{}]*\}", done.stdout)]
         self.receipts = [
             json.loads(line)
             for file in receipts.glob("*/receipts/*.jsonl")
@@ -55,13 +55,13 @@ class Result:
 def saferun(tmp_path: pathlib.Path) -> Callable[..., Result]:
     """Run a script text under saferun with the given words before it."""
 
-    def run(text: str, *words: str, timeout: float = 240, **environ: str) -> Result:
+    def run(text: str, *argv: str, timeout: float = 240, **environ: str) -> Result:
         script = tmp_path / "job.py"
         script.write_text(text)
         runs = tmp_path / "runs"
         path = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
         done = subprocess.run(
-            [sys.executable, "-m", "saferun", "--run-dir", str(runs), *words, str(script)],
+            [sys.executable, "-m", "saferun", "--run-dir", str(runs), *argv, str(script)],
             env={**os.environ, "PYTHONPATH": path, "HOME": str(tmp_path), **environ},
             cwd=tmp_path,
             capture_output=True,

@@ -28,7 +28,7 @@ OFF = ("--set", "hooks.compile.autotune=off", "--set", "hooks.compile.cudagraphs
 def test_autotune_off_leaves_every_kernel_one_launcher(gpus, saferun, ask):
     done = saferun(PROBE + NET + ASKS[ask] + TRAIN, *OFF)
     assert done.code == 0, done.err[-3000:]
-    (seen,) = done.told
+    (seen,) = done.reported
     assert seen["kernels"] > 2
     assert (seen["most_launchers"], seen["benchmarked"]) == (1, 0)
     assert (seen["algorithms"], seen["graphs"]) == (0, 0)
@@ -39,20 +39,20 @@ def test_without_the_hook_the_same_script_benchmarks_and_records_graphs(gpus, sa
     one = {"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN"}  # all of them take minutes
     done = saferun(script, "--profile", "cpu", **one)
     assert done.code == 0, done.err[-3000:]
-    (seen,) = done.told
+    (seen,) = done.reported
     assert seen["most_launchers"] > 1
     assert seen["benchmarked"] > 0
     assert seen["graphs"] > 0
 
 
 def test_plain_compile_without_the_hook_times_pointwise_kernels(gpus, saferun):
-    (seen,) = saferun(PROBE + NET + ASKS["plain"] + TRAIN, "--profile", "cpu").told
+    (seen,) = saferun(PROBE + NET + ASKS["plain"] + TRAIN, "--profile", "cpu").reported
     assert seen["benchmarked"] > 0
 
 
 def test_enabled_off_compiles_nothing(gpus, saferun):
     done = saferun(PROBE + NET + ASKS["max-autotune"] + TRAIN, "--set", "hooks.compile.enabled=off")
-    assert done.told[0]["kernels"] == 0, done.err[-3000:]
+    assert done.reported[0]["kernels"] == 0, done.err[-3000:]
 
 
 FLEX = """
@@ -77,7 +77,7 @@ show(peak=torch.cuda.max_memory_allocated())
 def test_enabled_off_leaves_flex_attention_compiled(gpus, saferun, how):
     done = saferun(PROBE + NET + FLEX.format(how=how), "--set", "hooks.compile.enabled=off")
     assert done.code == 0, done.err[-3000:]
-    assert done.told[0]["kernels"] > 0
+    assert done.reported[0]["kernels"] > 0
 
 
 ALONE = "net = Net().cuda()"
@@ -96,10 +96,10 @@ def graphs(place: str) -> str:
 def test_graphs_and_markers_are_kept_alone(gpus, saferun):
     done = saferun(graphs(ALONE), "--profile", "ddp-safe", "--nproc-per-node=1")
     assert done.code == 0, done.err[-3000:]
-    assert done.told[0]["graphs"] > 0
+    assert done.reported[0]["graphs"] > 0
 
 
 def test_graphs_and_markers_are_off_when_distributed(two_gpus, saferun):
     done = saferun(graphs(TOGETHER), "--profile", "ddp-safe", "--nproc-per-node=2")
     assert done.code == 0, done.err[-3000:]
-    assert [told["graphs"] for told in done.told] == [0, 0]
+    assert [reported["graphs"] for reported in done.reported] == [0, 0]

@@ -48,23 +48,23 @@ def keep(name, text):
         (pathlib.Path(os.environ["OUT"]) / name).write_text(text)
 
 
-def doctor(*words, **environ):
+def doctor(*argv, **environ):
     """Run it; return its exit status and its JSON."""
     path = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
     done = subprocess.run(
-        [sys.executable, "-m", "saferun", "doctor", "--json", *words],
+        [sys.executable, "-m", "saferun", "doctor", "--json", *argv],
         env={**os.environ, "PYTHONPATH": path, **environ},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    keep(f"doctor{'-'.join(['', *words])}.txt", done.stdout + done.stderr)
+    keep(f"doctor{'-'.join(['', *argv])}.txt", done.stdout + done.stderr)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
-def about(told, area):
-    return [f for f in told["findings"] if f["area"].startswith(area)]
+def about(reported, area):
+    return [f for f in reported["findings"] if f["area"].startswith(area)]
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +112,13 @@ def test_a_question_that_the_driver_does_not_know_fails(printed):
 
 
 def test_the_machine_is_examined_within_doctors_own_limit(examined):
-    told = examined[1]
-    assert not about(told, "doctor"), told["findings"]
+    reported = examined[1]
+    assert not about(reported, "doctor"), reported["findings"]
 
 
 def test_no_gpu_is_said_to_be_broken(examined):
-    told = examined[1]
-    assert [f for f in about(told, "GPU") if f["level"] == "problem"] == []
+    reported = examined[1]
+    assert [f for f in about(reported, "GPU") if f["level"] == "problem"] == []
 
 
 def test_torch_and_the_driver_fit(examined):
@@ -130,8 +130,8 @@ def test_torch_and_the_driver_fit(examined):
 def test_the_page_is_80_columns_wide(examined):
     page = doctor_page.render([Finding(**found) for found in examined[1]["findings"]])
     keep("page.txt", page)
-    words = [line for line in page.splitlines() if len(line) > 80]
-    assert all("http" in line or len(line.split()) == 1 for line in words), words
+    argv = [line for line in page.splitlines() if len(line) > 80]
+    assert all("http" in line or len(line.split()) == 1 for line in argv), argv
 
 
 @needs_two
@@ -167,18 +167,18 @@ def test_memory_that_another_process_holds_is_a_problem_of_that_gpu():
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        status, told = doctor()
-        keep("doctor-held.json", json.dumps(told, indent=1))
-        taken = [f for f in about(told, "GPU 0") if "taken already" in f["what"]]
-        assert [f["level"] for f in taken] == ["problem"], told["findings"]
+        status, reported = doctor()
+        keep("doctor-held.json", json.dumps(reported, indent=1))
+        taken = [f for f in about(reported, "GPU 0") if "taken already" in f["what"]]
+        assert [f["level"] for f in taken] == ["problem"], reported["findings"]
         assert status == 1
     finally:
         holder.communicate("")
 
 
 def test_full_measures_every_gpu():
-    _, told = doctor("--full")
-    measured = told["facts"]["measured"]
+    _, reported = doctor("--full")
+    measured = reported["facts"]["measured"]
     assert measured["trouble"] == ""
     assert [speed["device"] for speed in measured["speeds"]] == list(range(COUNT))
     for speed in measured["speeds"]:
@@ -206,9 +206,9 @@ def test_a_gpu_that_another_job_slows_down_is_named():
     )
     try:
         assert other.stdout.readline() == "busy\n"
-        _, told = doctor("--full")
-        keep("doctor-busy.json", json.dumps(told, indent=1))
-        slow = [f for f in told["findings"] if "below the others" in f["what"]]
+        _, reported = doctor("--full")
+        keep("doctor-busy.json", json.dumps(reported, indent=1))
+        slow = [f for f in reported["findings"] if "below the others" in f["what"]]
         assert {f["area"] for f in slow} == {"GPU 1"}
         assert any(f["what"].startswith("matmul") for f in slow)
     finally:

@@ -14,9 +14,9 @@ GUARDS = ("--set", "hooks.guards.labels=on", "--set", "hooks.guards.embeddings=o
 def test_the_error_is_pythons_and_the_context_works_after_it(gpus, saferun, fault):
     done = saferun(PROGRAM, *GUARDS, FAULT=fault, CAUGHT="yes")
     assert done.code == 0, done.err[-3000:]
-    (told,) = done.told
-    assert "10, 11, 12" in told["error"]
-    assert told["after"] == 2.0
+    (reported,) = done.reported
+    assert "10, 11, 12" in reported["error"]
+    assert reported["after"] == 2.0
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -31,7 +31,7 @@ def test_steps_are_timed_with_and_without_guards(gpus, saferun, capsys):
     """Prints the ratio for RESULTS.md; no test asserts a duration."""
     pairs, steps = [], source("gpu/median_step")
     for _ in range(9):
-        on, off = (saferun(steps, *words).told[0]["median_ms"] for words in (GUARDS, ()))
+        on, off = (saferun(steps, *argv).reported[0]["median_ms"] for argv in (GUARDS, ()))
         pairs.append(on / off)
     with capsys.disabled():
         print(f"\nguards: median ratio of nine pairs {sorted(pairs)[4]:.4f} ({pairs})")

@@ -38,15 +38,15 @@ def tried(**environ: str) -> dict:
 
 
 def test_every_gpu_passes():
-    told = tried()
-    assert preflight.is_well(told), told
-    assert len(told["devices"]) == len(FACTS.gpus)
+    reported = tried()
+    assert preflight.is_well(reported), reported
+    assert len(reported["devices"]) == len(FACTS.gpus)
 
 
 def test_the_names_are_those_of_nvidia_smi():
-    words = ["nvidia-smi", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"]
-    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    pairs = {tuple(line.split(", ")) for line in said.splitlines()}
+    argv = ["nvidia-smi", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"]
+    messages = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    pairs = {tuple(line.split(", ")) for line in messages.splitlines()}
     expected = {(uuid, re.sub(r"^0000(?=\w{4}:)", "", bus.lower())) for uuid, bus in pairs}
     assert {(d["uuid"], d["pci"]) for d in tried()["devices"].values()} == expected
 
@@ -67,8 +67,8 @@ def test_only_visible_gpus_are_tried():
 
 @pytest.mark.parametrize("visible", ["99", "", "GPU-ffffffff"])
 def test_a_value_that_names_no_gpu_is_a_finding(visible):
-    told = tried(CUDA_VISIBLE_DEVICES=visible)
-    (finding,) = preflight_report.judge(told, GpuFacts(), 20).findings
+    reported = tried(CUDA_VISIBLE_DEVICES=visible)
+    (finding,) = preflight_report.judge(reported, GpuFacts(), 20).findings
     assert finding.level == "problem"
     assert repr(visible) in finding.fix
 
@@ -91,10 +91,10 @@ def test_a_gpu_that_is_full_is_named_with_its_holder():
 
 def test_a_launch_under_require_runs_on_good_gpus(tmp_path):
     (tmp_path / "job.py").write_text("print('the job runs', flush=True)\n")
-    words = ["--profile", "cuda", "--set", "preflight.mode=require", "--nproc-per-node", "1"]
+    argv = ["--profile", "cuda", "--set", "preflight.mode=require", "--nproc-per-node", "1"]
     path = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
     done = subprocess.run(
-        [sys.executable, "-m", "saferun", "--run-dir", str(tmp_path / "runs"), *words, "job.py"],
+        [sys.executable, "-m", "saferun", "--run-dir", str(tmp_path / "runs"), *argv, "job.py"],
         env={**ENVIRON, "PYTHONPATH": path, "HOME": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,

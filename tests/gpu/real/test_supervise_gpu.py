@@ -26,8 +26,8 @@ def script(folder: pathlib.Path, text: str = JOB) -> str:
 
 def used_mib() -> int:
     """GPU memory in use on all GPUs, by nvidia-smi."""
-    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    argv = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
     return sum(int(line) for line in done.stdout.split())
 
 
@@ -40,10 +40,10 @@ def test_an_nccl_job_comes_back_after_a_rank_died_and_finds_its_memory_free(
         assert job.end(180) == 0, job.err
         job.nothing_lives()
     assert job.out.count("finished") == 2
-    told = [json.loads(text) for text in re.findall(r"\{[^{}]*\}", job.out)]
-    again = [facts["free"] for facts in told if facts["attempt"] == "2"]
+    reported = [json.loads(text) for text in re.findall(r"\{[^{}]*\}", job.out)]
+    again = [facts["free"] for facts in reported if facts["attempt"] == "2"]
     assert len(again) == 2
-    assert min(again) > 0.95, told
+    assert min(again) > 0.95, reported
     assert used_mib() < before + 500
 
 
@@ -126,8 +126,8 @@ def test_a_second_run_on_the_same_gpus_is_told(tmp_path, gpus):
         with run(tmp_path, "--nproc-per-node=1", "-m", "this") as second:
             assert second.end(60) == 0
         assert f"in use by pid {first.process.pid}" in second.err
-        words = ["--set", "locks.gpus=refuse", "--nproc-per-node=1", "-m", "this"]
-        with run(tmp_path, *words) as third:
+        argv = ["--set", "locks.gpus=refuse", "--nproc-per-node=1", "-m", "this"]
+        with run(tmp_path, *argv) as third:
             assert third.end(60) == 75
         first.process.terminate()
         first.end(60)
@@ -135,9 +135,9 @@ def test_a_second_run_on_the_same_gpus_is_told(tmp_path, gpus):
 
 
 def test_torchruns_own_restart_of_an_nccl_job_works_under_saferun(tmp_path, two_gpus):
-    words = ["--retries=0", "--max-restarts=1", "--nproc-per-node=2"]
+    argv = ["--retries=0", "--max-restarts=1", "--nproc-per-node=2"]
     counted = ["SIGKILL", "TORCHELASTIC_RESTART_COUNT"]
-    with run(tmp_path, *words, script(tmp_path), *counted) as job:
+    with run(tmp_path, *argv, script(tmp_path), *counted) as job:
         assert job.end(120) == 0, job.err
         job.nothing_lives()
     assert job.out.count("finished") == 2

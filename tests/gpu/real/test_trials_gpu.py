@@ -28,11 +28,11 @@ def stored(database: pathlib.Path) -> list:
 def test_every_trial_of_a_search_on_a_gpu_is_accounted_for(tmp_path, gpus, workers):
     pytest.importorskip("optuna")
     tune = PROGRAMS / "gpu" / "search_with_faults.py"
-    words = ["--profile=hpo", "--set=hooks.optuna.recycle_every=10", f"--set=workers={workers}"]
-    words += ["--set=retry.attempts_total=1000", "--set=locks.slot_memory_gib=1"]
-    words += ["--set=retry.backoff_s=[0, 0]"]
+    argv = ["--profile=hpo", "--set=hooks.optuna.recycle_every=10", f"--set=workers={workers}"]
+    argv += ["--set=retry.attempts_total=1000", "--set=locks.slot_memory_gib=1"]
+    argv += ["--set=retry.backoff_s=[0, 0]"]
     database = tmp_path / "faulty.db"
-    with run(tmp_path, *words, str(tune), str(database), str(TRIALS // workers), "faulty") as job:
+    with run(tmp_path, *argv, str(tune), str(database), str(TRIALS // workers), "faulty") as job:
         assert job.end(900) == 0, job.err
         recycled = job.events("recycled")
     trials = stored(database)
@@ -52,12 +52,12 @@ def test_every_trial_of_a_search_on_a_gpu_is_accounted_for(tmp_path, gpus, worke
 @pytest.mark.usefixtures("gpus")
 def test_a_search_through_cuda_errors_is_the_undisturbed_one(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("optuna")
-    words = ["--profile=cpu", "--set=launcher=python", "--set=hooks.optuna.mode=on"]
+    argv = ["--profile=cpu", "--set=launcher=python", "--set=hooks.optuna.mode=on"]
     found = {}
     for way in ("plain", "faults"):
         (tmp_path / way).mkdir()
         (tmp_path / way / "tune.py").write_text(source("gpu/hundred_trials"))
-        with run(tmp_path / way, *words, "tune.py", way) as job:
+        with run(tmp_path / way, *argv, "tune.py", way) as job:
             assert job.end(1200) == 0, job.err
             found[way] = json.loads(job.out.splitlines()[-1])
             kinds = [event["kind"] for event in job.events("recycled")]

@@ -20,8 +20,8 @@ def count(event: str, arguments: tuple[object, ...]) -> None:
 
 sys.addaudithook(count)
 counted = True
-words = CommandLine((), {}, None, ())
-request = Request(words, launch_options(words, {}))
+command_line = CommandLine((), {}, None, ())
+request = Request(command_line, launch_options(command_line, {}))
 line = collect.remark(request, {}, Facts(torch="2.13.0"), environ, ".")
 counted = False
 heavy = {"yaml", "difflib", "ast", "saferun.diagnosis.signatures"} & set(sys.modules)

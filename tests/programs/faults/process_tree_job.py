@@ -39,7 +39,7 @@ def data_worker() -> tuple[int, int, int]:
 
 def helper() -> int:
     """Start a process that detaches itself; return its pid."""
-    told, tell = os.pipe()
+    reported, tell = os.pipe()
     if os.fork() == 0:
         os.setsid()
         pid = os.fork()
@@ -52,7 +52,7 @@ def helper() -> int:
         while True:
             signal.pause()
     os.wait()
-    return int(os.read(told, 20))
+    return int(os.read(reported, 20))
 
 
 def batch() -> None:

@@ -15,9 +15,9 @@ class AskedError(Exception):
     """A signal that asks for the end has come."""
 
 
-def report(words: str) -> None:
+def report(argv: str) -> None:
     if "SMALL_TORCHRUN_REPORTS" in os.environ:
-        print(words, file=sys.stderr, flush=True)
+        print(argv, file=sys.stderr, flush=True)
 
 
 def asked(number: int, frame: object) -> None:

@@ -19,13 +19,13 @@ if job["uid"]:
     os.setresgid(*[job["uid"]] * 3)
     os.setresuid(*[job["uid"]] * 3)
 os.umask(0o077)
-said = []
+messages = []
 
 
 def say(line):
-    said.append(line)
+    messages.append(line)
     if job["aloud"]:
-        print(json.dumps({"said": line}), flush=True)
+        print(json.dumps({"messages": line}), flush=True)
 
 
 exec(job["first"])
@@ -35,9 +35,12 @@ try:
     request = lock.LockRequest(job["uuids"], policy, owner, job["parents"], job["directory"])
     held = lock.acquire(request, os.environ, lock.World(say))
 except BusyError as error:
-    print(json.dumps({"busy": str(error), "said": said, "code": error.code}), flush=True)
+    print(json.dumps({"busy": str(error), "messages": messages, "code": error.code}), flush=True)
     sys.exit(error.code)
-print(json.dumps({"held": held.describe(), "said": said, "environ": held.environ()}), flush=True)
+print(
+    json.dumps({"held": held.describe(), "messages": messages, "environ": held.environ()}),
+    flush=True,
+)
 exec(job["then"])
 sys.stdin.read()
 held.close()

@@ -10,11 +10,11 @@ from saferun.system.redact import Masker
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
-said = []
-journal = Journal.begin(sys.argv[1], "r", Masker({}, []), say=said.append)
+messages = []
+journal = Journal.begin(sys.argv[1], "r", Masker({}, []), say=messages.append)
 journal.plan({})
 journal.event("x")
 journal.tails(1, b"a", b"b")
 journal.sync()
 journal.close()
-print(journal.path, len(said), *said)
+print(journal.path, len(messages), *messages)

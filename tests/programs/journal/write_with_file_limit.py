@@ -6,12 +6,12 @@ import sys
 from saferun.journal.writer import Journal
 from saferun.system.redact import Masker
 
-said = []
-journal = Journal.begin(sys.argv[1], "r", Masker({}, []), say=said.append)
+messages = []
+journal = Journal.begin(sys.argv[1], "r", Masker({}, []), say=messages.append)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 for n in range(20):
     journal.event("limited", n=n, text="x" * 100)
 journal.tails(1, b"x" * 5000, b"")
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 journal.event("free")
-print(len(said), *said)
+print(len(messages), *messages)

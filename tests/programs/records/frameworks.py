@@ -66,11 +66,11 @@ def trainer() -> None:
     """Hugging Face's Trainer."""
     from transformers import Trainer, TrainingArguments
 
-    words = {"loggging_steps": 1} if HOW == "argument" else {"logging_steps": 1}
+    command_line = {"loggging_steps": 1} if HOW == "argument" else {"logging_steps": 1}
     workers = 1 if HOW.startswith("worker") else 0
     arguments = TrainingArguments(
         str(FOLDER / "out"), use_cpu=True, max_steps=8, per_device_train_batch_size=4,
-        dataloader_num_workers=workers, report_to=[], save_strategy="no", **words,
+        dataloader_num_workers=workers, report_to=[], save_strategy="no", **command_line,
     )  # fmt: skip
     made = Trainer(model=Model(), args=arguments, train_dataset=Records())
     if HOW == "checkpoint":
