@@ -69,7 +69,12 @@ limit_is_near() {
   say "the time limit is near: the ranks get SIGUSR2; the job is queued again in $GRACE_S s at most"
   scancel --signal=URG "$slurm_job" || kill -s URG "$step" || true
   trap 'again "it did not end within $GRACE_S s"' USR1
-  { sleep "$GRACE_S" && kill -s USR1 "$$"; } &
+  {
+    trap 'kill "$nap" 2>/dev/null' TERM # the sleep would outlive its shell, and hold our output open
+    sleep "$GRACE_S" &
+    nap=$!
+    wait "$nap" && kill -s USR1 "$$"
+  } &
   timer=$!
 }
 

@@ -290,7 +290,8 @@ STAYS = [{"program": str(PROGRAMS / "asked_to_end.py")}]
 def test_before_its_time_is_over_a_job_is_asked_to_end_and_queued_again(
     cluster, ends, status, asked
 ):
-    file = cluster.job("--sbatch=--signal=B:USR2@2", "--", "train.py")
+    notice_s = 600 if ends else 2  # one that goes on is queued again when its grace is over
+    file = cluster.job(f"--sbatch=--signal=B:USR2@{notice_s}", "--", "train.py")
     records = cluster.records("x")
     answer = {"JOB_STATUS": str(status)} if ends else {}
     with cluster.start(["bash", file], ends=STAYS, **answer) as process:

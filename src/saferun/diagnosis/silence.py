@@ -19,6 +19,7 @@ _GAPS = 10  # times the longest ordinary gap, where no limit is given
 _BUSY = 3  # times longer, where no limit is given and the ranks use CPU time
 _CORES = 0.1  # above this a rank computes
 STOPPED, UNINTERRUPTIBLE = "Tt", "D"
+_COMPUTES = "computes on"
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SPIED = re.compile(r"^    (.+) \((.+\.py):(\d+)\)$", re.MULTILINE)
@@ -150,7 +151,7 @@ def _what(one: RankSign, cores: float) -> str:
     if one.state in UNINTERRUPTIBLE:
         return f"waits{where}, and no signal can end it"
     computes = cores > _CORES or one.state == "R"
-    return f"computes on {cores:.1f} cores" if computes else f"waits{where}"
+    return f"{_COMPUTES} {cores:.1f} cores" if computes else f"waits{where}"
 
 
 def _kind(place: Place, current: Mapping[int, RankSign]) -> tuple[int, str]:
@@ -160,7 +161,7 @@ def _kind(place: Place, current: Mapping[int, RankSign]) -> tuple[int, str]:
         return 2, place.what
     if place.frame:
         return (0 if place.collective else 1), place.frame
-    return 0, re.sub(r"[\d.]+ cores", "", place.what)
+    return 0, _COMPUTES if place.what.startswith(_COMPUTES) else place.what
 
 
 def _odd(kinds: Sequence[tuple[int, str]]) -> set[int]:

@@ -107,9 +107,10 @@ class Ledger:
         self._note(trial_id, {"id": trial_id})
 
     def left(self, trial_id: int) -> None:
-        """Forget a trial that somebody else has taken."""
+        """Forget a trial that this process has not taken out of the queue."""
         with self._lock:
             self._notes.pop(trial_id, None)
+            self._write_notes()
 
     def finished(self, trial_id: int, trial: dict[str, Any], *, counts: bool) -> None:
         """Account for a trial whose result the storage has.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
             """Note that a trial is about to be taken out of the queue."""
 
         def left(self, trial_id: int) -> None:
-            """Note that somebody else has taken it."""
+            """Note that it was not taken: somebody else has it, or nobody."""
 
         def finished(self, trial_id: int, state: Any, values: Any) -> None:
             """Note that the storage has a trial's result.
@@ -187,7 +187,12 @@ def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
         taking = state.name == "RUNNING"
         if taking:
             watcher.taking(trial_id)
-        done = original(self, trial_id, state, values)
+        try:
+            done = original(self, trial_id, state, values)
+        except Exception:
+            if taking:  # a database that is locked, say: the trial is not ours
+                watcher.left(trial_id)
+            raise
         if taking and not done:
             watcher.left(trial_id)
         elif state.is_finished():
