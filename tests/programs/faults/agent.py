@@ -12,12 +12,11 @@ import time
 from roster import join
 
 
-class AskedError(Exception):
-    pass
+heard = []  # an exception in a handler can leave the lock of Popen.poll behind
 
 
 def asked(number, frame):
-    raise AskedError(number)
+    heard.append(number)
 
 
 def start(code, rank):
@@ -32,16 +31,15 @@ def main(code, count):
             signal.signal(number, asked)
     ranks = [start(code, i) for i in range(count)]
     join("agent")
-    try:
-        while True:
-            codes = [rank.poll() for rank in ranks]
-            if any(codes):
-                break
-            if codes == [0] * count:
-                sys.exit(0)
-            time.sleep(0.01)
-    except AskedError as error:
-        join(f"heard-{error.args[0]}")
+    while not heard:
+        codes = [rank.poll() for rank in ranks]
+        if any(codes):
+            break
+        if codes == [0] * count:
+            sys.exit(0)
+        time.sleep(0.01)
+    for number in heard[:1]:
+        join(f"heard-{number}")
     for rank in ranks:
         if rank.poll() is None:
             rank.send_signal(signal.SIGTERM)
