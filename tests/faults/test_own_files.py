@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, living, until
+from repo import source
 from runs import Run, program, run, small_torchrun
 
 KINDS = ["cuda-launch-failure", "peer-lost", "cuda-launch-failure"]
@@ -55,11 +56,7 @@ def test_a_run_outlives_the_package(tmp_path, package):
         fail_three_times_without(package / "saferun", job)
 
 
-GONE = """
-import os
-if os.path.exists({here!r}):
-    os.rename({here!r}, {there!r})
-"""
+GONE = source("faults/take_package_away")
 FAILS = "raise ValueError('of the script')"
 
 
@@ -72,9 +69,8 @@ def test_a_package_that_vanishes_with_the_first_line_costs_nothing(
     tmp_path, package, then, status, kind
 ):
     here = package / "saferun"
-    gone = GONE.format(here=str(here), there=str(package / "gone"))
-    (tmp_path / "job.py").write_text(gone + then)
-    env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package)}
+    (tmp_path / "job.py").write_text(GONE + then)
+    env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package), "HERE": str(here)}
     with run(tmp_path, "--profile=cpu", "--nproc-per-node=1", "job.py", env=env) as job:
         assert job.end() == status, job.err
         assert [event["kind"] for event in job.events("ended")] == [kind]
@@ -94,9 +90,9 @@ while True:
 
 
 def test_a_user_signal_reaches_the_ranks_all_the_same(tmp_path, package):
-    gone = GONE.format(here=str(package / "saferun"), there=str(package / "gone"))
-    (tmp_path / "job.py").write_text(gone + SAVES)
-    env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package)}
+    (tmp_path / "job.py").write_text(GONE + SAVES)
+    here = str(package / "saferun")
+    env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package), "HERE": here}
     with run(tmp_path, "--profile=cpu", "--nproc-per-node=1", "job.py", env=env) as job:
         until((tmp_path / "up").exists)
         job.process.send_signal(signal.SIGUSR1)

@@ -11,7 +11,6 @@ import time
 
 from roster import join
 
-
 heard = []  # an exception in a handler can leave the lock of Popen.poll behind
 
 
