@@ -397,7 +397,7 @@ def test_a_gpu_that_somebody_has_open_is_not_reset(stand):
 def test_a_gpu_that_a_container_has_open_under_another_name_is_not_reset(stand):
     stand.smi.reports(card())
     node = stand.dev / "accelerator5"
-    os.mknod(node, 0o20600, os.makedev(orphans.NVIDIA_MAJOR, 77))  # others look at 0
+    os.mknod(node, 0o20600, os.makedev(orphans.NVIDIA_MAJOR, 0))
     held = os.open(node, os.O_PATH)  # there is no driver to open it otherwise
     try:
         (finding,) = stand.reset().findings
@@ -523,9 +523,8 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
         "print('done')\n"
     )
     (tmp_path / "dev").mkdir()
-    os.mknod(
-        tmp_path / "dev" / "nvidia0", 0o20600, os.makedev(orphans.NVIDIA_MAJOR, 77)
-    )  # others look at 0
+    number = os.makedev(orphans.NVIDIA_MAJOR, 77)  # other tests, at the same time, look at 0 and 1
+    os.mknod(tmp_path / "dev" / "nvidia0", 0o20600, number)
     stand = SimpleNamespace(runs=tmp_path / "other runs")
     environ = left_by(stand, ended_owner())
     environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))

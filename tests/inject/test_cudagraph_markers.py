@@ -35,7 +35,7 @@ def run(forks: Forks, tmp_path: Path) -> Callable[..., Job]:
         pytest.param("off", 0, 0, marks=pytest.mark.slow),
         pytest.param("off", 1, 0, marks=pytest.mark.slow),
         ("off-when-distributed", 0, 4),
-        ("off-when-distributed", 1, 0),
+        pytest.param("off-when-distributed", 1, 0, marks=pytest.mark.slow),
         ("off-when-distributed", 2, 0),
     ],
 )
