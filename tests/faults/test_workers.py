@@ -132,6 +132,7 @@ def test_a_killed_keeper_is_one_workers_failed_attempt(tmp_path):
     code = "attempt == 2 and sys.exit(0)\n" + STAY
     with run(tmp_path, *asked(2, code)) as job:
         arrived(job, 2)
+        until(lambda: len(job.events("started")) == 2, "both starts in the journal")
         started = {event["worker"]: event["keeper"] for event in job.events("started")}
         os.kill(started[1], signal.SIGKILL)
         until(lambda: 1 in ends(job), "the end of worker 1")
