@@ -169,6 +169,7 @@ SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in ("SIGTERM", "SIGHUP")]
 def test_a_signal_ends_the_run_for_good(tmp_path, name):
     with run(tmp_path, *staying(tmp_path)) as job:
         both_ranks(job, attempt=1)
+        until(lambda: job.events("started"), "the start in the journal")
         job.process.send_signal(getattr(signal, name))
         assert job.end() == (-signal.SIGINT if name == "SIGINT" else 1)
         (ended,) = job.events("ended")
