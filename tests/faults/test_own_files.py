@@ -60,7 +60,6 @@ GONE = source("faults/take_package_away")
 FAILS = "raise ValueError('of the script')"
 
 
-@pytest.mark.slow  # on a busy machine the package is at times not held yet
 @pytest.mark.parametrize(
     ("then", "status", "kind"),
     [("print('done')", 0, "no-failure"), (FAILS, 1, "user-exception")],

@@ -169,14 +169,13 @@ SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in ("SIGTERM", "SIGHUP")]
 def test_a_signal_ends_the_run_for_good(tmp_path, name):
     with run(tmp_path, *staying(tmp_path)) as job:
         both_ranks(job, attempt=1)
-        until(lambda: job.events("started"), "the start in the journal")
         job.process.send_signal(getattr(signal, name))
         assert job.end() == (-signal.SIGINT if name == "SIGINT" else 1)
         (ended,) = job.events("ended")
         job.nothing_lives()
     assert ended["signals"] == [name]
     assert ended["reason"] == "it was asked to end"
-    assert len(job.messages()) == (2 if name == "SIGINT" else 1), job.messages()
+    assert len(job.messages()) == (2 if name == "SIGINT" else 1), job.err
 
 
 def test_a_rank_saves_at_a_user_signal_for_as_long_as_it_needs_and_the_job_goes_on(tmp_path):

@@ -15,8 +15,10 @@ def waits():
         return False
     keeper = Path(f"/proc/{json.loads(started[-1])['keeper']}/status").read_text()
     supervisor = keeper.partition("PPid:")[2].split()[0]
+    # Where it sleeps; "0" while it runs, and always on a kernel that does not tell.
     place = Path(f"/proc/{supervisor}/wchan").read_text()
-    return "poll" in place or place == "0"  # of a kernel that does not tell
+    sleeps = "State:\tS" in Path(f"/proc/{supervisor}/status").read_text()
+    return sleeps and ("poll" in place or place == "0")
 
 
 if os.path.exists(os.environ["HERE"]):
