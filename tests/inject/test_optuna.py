@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,10 @@ study.optimize(objective, n_trials=2, catch=(RuntimeError,))
 show(study)
 study.optimize(objective, n_trials=1)
 """
-    ran = interpreters.run(HEAD + script, hooks=ON)
+    hooks = {**ON, "memory": {"clear_between_trials": True}}
+    ran = interpreters.run(HEAD + script, hooks=hooks)
     assert json.loads(ran.out) == [["FAIL", {}]] * 2
+    assert sys.version_info < (3, 11) or "/inject/" not in ran.err  # Python puts the frame back
     assert ran.code == 1
     assert ran.err.rstrip().endswith("there is no device-side assert triggered in this sentence")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 
-from .. import contract
+from .. import contract, trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
             kwargs["callbacks"] = _with_ours(kwargs.get("callbacks"))
         return original(self, func, *args, **kwargs)
 
-    study.optimize = optimize
+    study.optimize = trace.hidden(optimize)
     context.receipt(_HOOK, contract.APPLIED)
 
 
