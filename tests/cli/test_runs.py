@@ -202,17 +202,11 @@ _JSON = st.recursive(
     ),
     max_leaves=6,
 )
-
-
 _KEYS = "at s attempt mitigations by status reason action kind fingerprint signals killed lived_s"
-
-
 _EVENTS = st.fixed_dictionaries(
     {"event": st.sampled_from(["attempt", "started", "ended", "end", "plan", "fault"])},
     optional=dict.fromkeys([*_KEYS.split(), "unkillable", "plan", "lost", "delay_s"], _JSON),
 )
-
-
 _PLANS = st.fixed_dictionaries(
     {}, optional=dict.fromkeys(("script", "script_args", "command", "env", "hooks"), _JSON)
 )

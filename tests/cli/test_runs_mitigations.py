@@ -36,8 +36,6 @@ def test_mitigations_are_listed_with_what_they_hold_for_and_forgotten(desk):
 
 
 H200 = Key("/w/train.py", "NVIDIA H200", "2.13.0", "570.86")
-
-
 KNOWN = (
     Entry(H200, "autotune-off", "inductor-autotune-error", None, NOW),
     Entry(H200._replace(script="-m pkg.train"), "compile-off", "dynamo-error", ("--a",), NOW),

@@ -14,7 +14,18 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
-from helpers import PROGRAMS, ROOT, SOURCES, children, living, supervised, until, warm_agent_of
+from helpers import (
+    PROGRAMS,
+    ROOT,
+    SOURCES,
+    children,
+    living,
+    parent,
+    stat_of,
+    supervised,
+    until,
+    warm_agent_of,
+)
 
 from saferun.plan.torchrun_install import Launcher
 from saferun.supervise.attempt import AttemptSpec, run_attempt
@@ -271,7 +282,7 @@ def agent_waits(run) -> int:
         lambda: [p for p in children(run.process.pid) if _has_warm_agent(p)], "no warm agent"
     )
     pid = warm_agent_of(keepers[0])
-    until(lambda: Path(f"/proc/{pid}/wchan").exists() and _state(pid) == "S")
+    until(lambda: Path(f"/proc/{pid}/wchan").exists() and stat_of(pid)[0] == "S")
     return pid
 
 
@@ -283,18 +294,14 @@ def _has_warm_agent(keeper: int) -> bool:
     return "saferun-warm" in names
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 @pytest.mark.parametrize("what", ["saferun", "its keeper", "running keeper", "job"])
 def test_warm_agent_outlives_nobody_whom_it_should_not(bench, what):
     stay = "import signal\nwhile True: signal.pause()"
     with bench.run(stay, next_agent={"imports": 2}) as run:
         run.arrived(imported=2, job=1)
         ahead = agent_waits(run)
-        keeper = _parent(ahead)
-        running = _parent(run.members("job")[0])
+        keeper = parent(ahead)
+        running = parent(run.members("job")[0])
         victims = {"saferun": run.process.pid, "its keeper": keeper, "running keeper": running}
         os.kill(victims.get(what, run.members("job")[0]), signal.SIGKILL)
         until(lambda: ahead not in living(run.mark))
@@ -304,14 +311,10 @@ def test_warm_agent_outlives_nobody_whom_it_should_not(bench, what):
         run.nothing_lives()
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def test_standby_that_died_is_replaced(bench):
     standby = start_keeper()
     os.kill(standby.pid, signal.SIGKILL)
-    until(lambda: _state(standby.pid) == "Z")
+    until(lambda: stat_of(standby.pid)[0] == "Z")
     ended = run_attempt(AttemptSpec(["true"], dict(os.environ)), standby=standby)
     assert (ended.exit_code, ended.ended_by) == (0, "job")
 

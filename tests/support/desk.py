@@ -18,33 +18,17 @@ from saferun.journal import reader as runs
 from saferun.journal.attempts import attempts
 
 TORCHRUN = f"#!{sys.executable}\n{source('cli/acting_torchrun')}"
-
-
 NO_SHM = (
     "[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:317, unhandled "
     "system error, NCCL version 2.21.5\n[rank1]: Last error:\n[rank1]: Error while creating shared "
     "memory segment /dev/shm/nccl-Pm3zaE (size 9637888)\n"
 )
-
-
 KEY_ERROR = "[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'label'\n"
-
-
 HUB_DOWN = "huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Service Unavailable\n"
-
-
 OK = {}
-
-
 MITIGABLE = {"status": 1, "says": NO_SHM}
-
-
 WRONG = {"status": 1, "says": KEY_ERROR}
-
-
 DOWN = {"status": 1, "says": HUB_DOWN}
-
-
 FAILED_HOOK = {
     "v": contract.VERSION,
     "at": 1.0,
@@ -54,8 +38,6 @@ FAILED_HOOK = {
     "outcome": contract.FAILED,
     "error": "no such attribute",
 }
-
-
 NOW = 1_800_000_000.0
 
 
