@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakecuda import Smi, compiled
+from fakecuda import Machine, Smi, compiled
 from lock_runs import DEADLINE_S, Run
 from recovery_stand import Stand
 
@@ -93,3 +93,8 @@ def stand(smi: Smi, dev: Path) -> Stand:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, library: Path) -> Machine:
+    return Machine(tmp_path, library)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 INJECT = Path(__file__).resolve().parents[2] / "src" / "saferun" / "inject"
 SITE = INJECT / "site"
+NEUTRAL = {"excepthook": "on"}
 DEADLINE_S = 500
 _OURS = ("SAFERUN_", "TORCHELASTIC_", "PYTHON", "TORCH", "COV_")
 _GROUP = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -93,9 +94,6 @@ class Interpreters:
         files = sorted(self.receipts.glob("*.jsonl")) if self.receipts.is_dir() else []
         files = [file for file in files if not file.is_symlink()]
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
-NEUTRAL = {"excepthook": "on"}
 
 
 def other_pythons() -> list[Path]:
