@@ -14,7 +14,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from helpers import COMMON, DEADLINE_S, PROGRAMS, SOURCES, python, supervised, until
+from helpers import COMMON, DEADLINE_S, PROGRAMS, SOURCES, python, raw_pty, supervised, until
 
 MIB = 1 << 20
 F_GETPIPE_SZ = 1032
@@ -83,7 +83,7 @@ COPIES = "from saferun.keeper import output_relay; output_relay.mover = lambda e
 
 @pytest.mark.parametrize("way", ["pipe", "terminal"])
 def test_every_byte_is_carried_where_the_kernel_does_not_move_them(tmp_path, way):
-    ours, theirs = {"pipe": os.pipe, "terminal": _raw_pty}[way]()
+    ours, theirs = {"pipe": os.pipe, "terminal": raw_pty}[way]()
     with supervised(tmp_path, writer(5), popen={"stdout": theirs}, in_keeper=COPIES) as run:
         os.close(theirs)
         assert digest_of(ours) == expected(5)
@@ -115,7 +115,7 @@ def _peak_kib(pid: int) -> int:
 
 
 def test_terminal_stays_a_terminal_and_carries_every_byte(tmp_path):
-    ours, theirs = _raw_pty()
+    ours, theirs = raw_pty()
     code = "import os; assert os.isatty(1) and os.isatty(2)\n" + writer(20)[-1]
     try:
         with supervised(tmp_path, python(code), popen={"stdout": theirs, "stderr": theirs}) as run:
@@ -124,14 +124,6 @@ def test_terminal_stays_a_terminal_and_carries_every_byte(tmp_path):
             assert run.ended()["exit_code"] == 0
     finally:
         os.close(ours)
-
-
-def _raw_pty() -> tuple[int, int]:
-    import tty
-
-    ours, theirs = os.openpty()
-    tty.setraw(theirs)
-    return ours, theirs
 
 
 def test_stdout_and_stderr_stay_apart(tmp_path):
@@ -148,7 +140,7 @@ def test_stdout_and_stderr_stay_apart(tmp_path):
 @pytest.mark.parametrize("way", ["pipe", "terminal", "file"])
 def test_lines_of_both_streams_keep_their_order_where_they_share_one_way(tmp_path, way):
     code = "for i in $(seq 500); do echo out $i; echo err $i >&2; done"
-    ours, theirs = {"pipe": os.pipe, "terminal": _raw_pty, "file": lambda: _file(tmp_path)}[way]()
+    ours, theirs = {"pipe": os.pipe, "terminal": raw_pty, "file": lambda: _file(tmp_path)}[way]()
     popen = {"stdout": theirs, "stderr": theirs}
     with supervised(tmp_path, ["sh", "-c", code], popen=popen) as run:
         os.close(theirs)
@@ -329,7 +321,7 @@ def test_job_gets_our_terminal_where_there_are_no_more_to_be_had(tmp_path):
         "streams = output_relay.Streams(ends, 100, 2); streams.start()\n"
         "assert streams.files == [1, 2] and streams.done() and streams.tails() == (b'', b'')"
     )
-    ours, theirs = _raw_pty()
+    ours, theirs = raw_pty()
     environ = {**os.environ, "PYTHONPATH": str(SOURCES)}
     subprocess.run(python(code), env=environ, stdout=theirs, stderr=theirs, check=True)
     os.close(ours)

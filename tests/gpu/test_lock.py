@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+from helpers import until
 from lock_runs import (
     CUT,
     DEADLINE_S,
@@ -22,7 +23,6 @@ from lock_runs import (
     flock,
     no_wait,
     take,
-    until,
 )
 
 from saferun.errors import EXIT_BUSY, BusyError

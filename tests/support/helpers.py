@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import tty
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -86,6 +87,13 @@ def until(condition: Callable[[], Any], what: object = "", limit_s: float = DEAD
         if asked > limit:
             raise AssertionError(f"not within {limit_s} s: {what or condition}")
         time.sleep(max(0.005, 4 * (time.monotonic() - asked)))
+
+
+def raw_pty() -> tuple[int, int]:
+    """Return both ends of a terminal that passes every byte as it is."""
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    return ours, theirs
 
 
 class Supervised:

@@ -8,7 +8,6 @@ import os
 import select
 import subprocess
 import sys
-import time
 
 import pytest
 from repo import ROOT
@@ -55,14 +54,6 @@ class Run:
     def kill(self):
         self.process.kill()
         self.process.wait(DEADLINE_S)
-
-
-def until(condition):
-    """Poll until it holds, up to the deadline."""
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        select.select([], [], [], 0.01)
 
 
 def owner():
