@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from cases import check_cases
 from desk import DOWN, MITIGABLE, NOW, OK, WRONG, a_run, event, finished, journal, names, whole_page
 from helpers import until
 from hypothesis import HealthCheck, given, settings
@@ -171,17 +172,21 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-@pytest.mark.parametrize("file", ["events.jsonl", "plan.json", "both"])
-def test_a_broken_journal_is_listed_and_shown_as_far_as_it_goes(desk, file, content):
-    place = finished(desk.base, "20260101-1", NOW)
-    for mark in ("events.jsonl", "plan.json"):
-        if file in (mark, "both"):
-            (place / mark).write_bytes(content)
-    assert names(runs.find(str(desk.base), NOW)[0]) == ["20260101-1"]
-    reported = whole_page(desk.base) + runs_view.table(runs.find(str(desk.base), NOW)[0], NOW, 80)
-    assert all(c.isprintable() or c == "\n" for c in reported)
-    reported.encode()
+def test_a_broken_journal_is_listed_and_shown_as_far_as_it_goes(tmp_path):
+    def check(place, files):
+        finished(place, "20260101-1", NOW)
+        for name in files:
+            (place / "20260101-1" / name).write_bytes(BROKEN[place.name])
+        assert names(runs.find(str(place), NOW)[0]) == ["20260101-1"]
+        table = runs_view.table(runs.find(str(place), NOW)[0], NOW, 80)
+        reported = whole_page(place) + table
+        assert all(c.isprintable() or c == "\n" for c in reported)
+        reported.encode()
+
+    files = ("events.jsonl",), ("plan.json",), ("events.jsonl", "plan.json")
+    check_cases(
+        [(tmp_path / str(n) / how, some) for n, some in enumerate(files) for how in BROKEN], check
+    )
 
 
 def test_a_broken_journal_is_no_traceback(desk):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import check_cases
 from fakecuda import (
     THREE,
     A,
@@ -158,9 +159,11 @@ def test_a_driver_s_text_cannot_move_the_cursor():
     assert line.isprintable()
 
 
-@pytest.mark.parametrize("code", cuda_errors.ERRORS)
-def test_every_known_error_has_a_fix_and_a_source(code):
-    known = cuda_errors.known(code)
-    assert known.fix
-    assert known.means
-    assert known.source.startswith("https://")
+def test_every_known_error_has_a_fix_and_a_source():
+    def check(code):
+        known = cuda_errors.known(code)
+        assert known.fix
+        assert known.means
+        assert known.source.startswith("https://")
+
+    check_cases([(code,) for code in cuda_errors.ERRORS], check)

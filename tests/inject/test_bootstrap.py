@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import check_cases
 from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch, other_pythons
 from repo import source
 
@@ -102,29 +103,30 @@ def test_spawned_children_are_armed(interpreters: Interpreters) -> None:
     assert interpreters.run(source("inject/spawned_child"), hooks=NEUTRAL).out == "True\n"
 
 
-@pytest.mark.parametrize(
-    ("argv", "kind"),
-    [
-        (["python", "train.py", "-m", "torch.distributed.run"], "job"),
-        (["python", "-u", "-W", "ignore", "train.py"], "job"),
-        (["python", "-m", "train"], "job"),
-        (["python"], "job"),
-        (["python", "-"], "job"),
-        (["python", "/v/bin/torchrun", "train.py"], "agent"),
-        (["python", "-um", "torch.distributed.run", "x.py"], "agent"),
-        (["python", "-Xfaulthandler", "-mtorch.distributed.launch", "x.py"], "agent"),
-        (["python", "/s/torch/distributed/run.py", "x.py"], "agent"),
-        (["python", "/home/u/mytorchrun", "x.py"], "job"),
-        (["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"], "helper"),
-        (["python", "-c", "from multiprocessing.forkserver import main; main(4)"], "helper"),
-        (["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"], "job"),
-        (["python", "/s/torch/_inductor/compile_worker/__main__.py", "--workers=2"], "helper"),
-        (["python", "-m", "torch._inductor.compile_worker", "--workers=2"], "helper"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value[1:])[:50] or "none",
-)
-def test_a_command_line_tells_jobs_from_agents_and_helpers(argv: list[str], kind: str) -> None:
-    assert bootstrap.kind_of(argv) == kind
+COMMAND_LINES = [
+    (["python", "train.py", "-m", "torch.distributed.run"], "job"),
+    (["python", "-u", "-W", "ignore", "train.py"], "job"),
+    (["python", "-m", "train"], "job"),
+    (["python"], "job"),
+    (["python", "-"], "job"),
+    (["python", "/v/bin/torchrun", "train.py"], "agent"),
+    (["python", "-um", "torch.distributed.run", "x.py"], "agent"),
+    (["python", "-Xfaulthandler", "-mtorch.distributed.launch", "x.py"], "agent"),
+    (["python", "/s/torch/distributed/run.py", "x.py"], "agent"),
+    (["python", "/home/u/mytorchrun", "x.py"], "job"),
+    (["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"], "helper"),
+    (["python", "-c", "from multiprocessing.forkserver import main; main(4)"], "helper"),
+    (["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"], "job"),
+    (["python", "/s/torch/_inductor/compile_worker/__main__.py", "--workers=2"], "helper"),
+    (["python", "-m", "torch._inductor.compile_worker", "--workers=2"], "helper"),
+]
+
+
+def test_a_command_line_tells_jobs_from_agents_and_helpers() -> None:
+    def check(argv: list[str], kind: str) -> None:
+        assert bootstrap.kind_of(argv) == kind
+
+    check_cases(COMMAND_LINES, check)
 
 
 def test_the_first_python_of_a_rank_is_marked_and_its_helpers_are_not(
