@@ -8,16 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import (
-    COMMON,
-    FAMILY,
-    PROGRAMS,
-    agent,
-    living,
-    python,
-    supervised,
-    until,
-)
+from helpers import COMMON, FAMILY, PROGRAMS, agent, living, python, supervised, until
 
 from saferun.keeper import protocol
 from saferun.supervise.keeper_pool import start_keeper

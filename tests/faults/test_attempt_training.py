@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import (
-    PROGRAMS,
-    ROOT,
-    Supervised,
-    living,
-    parent,
-    supervised,
-    until,
-)
+from helpers import PROGRAMS, ROOT, Supervised, living, parent, supervised, until
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 TRAIN = ["--nproc-per-node=2", str(ROOT / "examples/train_gpt.py"), "--steps", "100000"]

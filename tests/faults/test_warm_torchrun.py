@@ -8,13 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import (
-    PROGRAMS,
-    SOURCES,
-    supervised,
-    until,
-    warm_agent_of,
-)
+from helpers import PROGRAMS, SOURCES, supervised, until, warm_agent_of
 from ranks import SITE, hooks
 
 from saferun.supervise.keeper_pool import prepare, start_keeper

@@ -13,17 +13,7 @@ import time
 
 import pytest
 from helpers import until
-from lock_runs import (
-    CUT,
-    DEADLINE_S,
-    SLICE_1,
-    A,
-    B,
-    Clock,
-    flock,
-    no_wait,
-    take,
-)
+from lock_runs import CUT, DEADLINE_S, SLICE_1, A, B, Clock, flock, no_wait, take
 
 from saferun.errors import EXIT_BUSY, BusyError
 from saferun.gpu import lock

@@ -11,11 +11,7 @@ import subprocess
 import filelock
 import pytest
 from cases import slow
-from lock_runs import (
-    A,
-    flock,
-    take,
-)
+from lock_runs import A, flock, take
 from users import STRANGER, root
 
 from saferun.gpu import lock_dir

@@ -8,12 +8,7 @@ import pathlib
 import pwd
 
 import pytest
-from lock_runs import (
-    A,
-    B,
-    flock,
-    take,
-)
+from lock_runs import A, B, flock, take
 from users import STRANGER, root
 
 from saferun.gpu import lock, lock_owner

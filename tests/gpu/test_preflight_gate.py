@@ -8,20 +8,10 @@ from pathlib import Path
 
 import pytest
 from cases import slow, with_limits
-from fakecuda import (
-    THREE,
-    B,
-    Machine,
-    card,
-    problems,
-    processes_with,
-)
+from fakecuda import THREE, B, Machine, card, problems, processes_with
 from helpers import until
 
-from saferun.gpu import (
-    preflight,
-    preflight_gate,
-)
+from saferun.gpu import preflight, preflight_gate
 from saferun.model import NOTE, PROBLEM
 
 

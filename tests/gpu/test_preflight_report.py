@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import pytest
 from cases import check_cases
-from fakecuda import (
-    THREE,
-    A,
-    B,
-    C,
-    problems,
-    uuid,
-)
+from fakecuda import THREE, A, B, C, problems, uuid
 
-from saferun.gpu import (
-    cuda_errors,
-    preflight_report,
-    visible_devices,
-)
+from saferun.gpu import cuda_errors, preflight_report, visible_devices
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
 
 

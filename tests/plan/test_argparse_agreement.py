@@ -22,11 +22,7 @@ from torchrun_lines import (
 
 from saferun.errors import UsageError
 from saferun.knowledge.torchrun_options import OPTIONS
-from saferun.plan.torchrun_args import (
-    OWN,
-    parse,
-    value_of,
-)
+from saferun.plan.torchrun_args import OWN, parse, value_of
 
 LONG = [string for option in OPTIONS[1:] for string in option.strings if string.startswith("--")]
 INTEGERS = {"max_restarts", "node_rank", "master_port", "shutdown_timeout"}

@@ -14,12 +14,7 @@ from repo import ROOT
 from torchrun_lines import AMBIGUOUS_ARGS, READINGS, REFUSALS, same_reading
 
 from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
-from saferun.plan.torchrun_args import (
-    LAUNCH_ONLY,
-    OWN,
-    launch_only,
-    parse,
-)
+from saferun.plan.torchrun_args import LAUNCH_ONLY, OWN, launch_only, parse
 
 
 def test_the_table_is_that_of_the_installed_torch_field_by_field(real):
