@@ -101,7 +101,7 @@ WARN = {"shards": "warn"}
 
 
 def train(run_ranks: RunRanks, body: str, setting: str = "warn") -> Job:
-    return run_ranks(HEAD + body + TAIL, more={"shards": setting})
+    return run_ranks(HEAD + body + TAIL, shards=setting)
 
 
 @pytest.mark.parametrize("body", few(SAME, "under DDP"))

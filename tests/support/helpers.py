@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import tty
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ MARK = "SAFERUN_TEST_MARK"
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
 COMMON = "from roster import *\n"  # what the small jobs below have in common
 RANK = COMMON + "kin(); join('rank'); stay()"
+FAMILY = {"agent": 1, "rank": 2, "worker": 2, "grouped": 2, "daemon": 2}  # what `agent()` becomes
 
 
 def agent(rank_code: str = RANK, count: int = 2) -> list[str]:
@@ -50,10 +52,26 @@ def living(mark: str) -> dict[int, str]:
         with contextlib.suppress(OSError):
             if f"{MARK}={mark}".encode() not in Path(f"/proc/{name}/environ").read_bytes():
                 continue
-            stat = Path(f"/proc/{name}/stat").read_text()
-            if stat.rpartition(")")[2].split()[0] not in "ZX":
+            if is_alive(int(name)):
                 found[int(name)] = Path(f"/proc/{name}/comm").read_text().strip()
     return found
+
+
+def stat_of(pid: int | str) -> list[str]:
+    """Return what the kernel says of a process after its name: its state, its parent, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def is_alive(pid: int | str) -> bool:
+    """Tell whether a process has not ended; a zombie has."""
+    try:
+        return stat_of(pid)[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def parent(pid: int) -> int:
+    return int(stat_of(pid)[1])
 
 
 def until(condition: Callable[[], Any], what: object = "", limit_s: float = DEADLINE_S) -> Any:
@@ -69,6 +87,13 @@ def until(condition: Callable[[], Any], what: object = "", limit_s: float = DEAD
         if asked > limit:
             raise AssertionError(f"not within {limit_s} s: {what or condition}")
         time.sleep(max(0.005, 4 * (time.monotonic() - asked)))
+
+
+def raw_pty() -> tuple[int, int]:
+    """Return both ends of a terminal that passes every byte as it is."""
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    return ours, theirs
 
 
 class Supervised:
@@ -164,8 +189,7 @@ def children(pid: int) -> list[int]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            if int(stat[1]) == pid:
+            if parent(int(name)) == pid:
                 found.append(int(name))
     return found
 
@@ -200,7 +224,7 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
     if wanted.get("kill"):
         pid = warm_agent_of(standby.pid)
         os.kill(pid, signal.SIGKILL)
-        until(lambda: "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2])
+        until(lambda: stat_of(pid)[0] == "Z")
     until(lambda: "go" not in wanted or Path(wanted["go"]).exists())
     return standby
 
