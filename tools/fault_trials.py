@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 LEAST_S = 60.0  # with less time left no further run begins
 LIMIT_S = 240.0  # a run that takes longer hangs
+SHOWN = 6000  # characters of a miss
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -67,6 +68,8 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         os.environ.setdefault(INDUCTOR, str(Path(place, "inductor")))
+        if options.torch:
+            fill_caches(Path(place))
         end = began + options.seconds
         numbers = range(options.first, options.first + options.count)
         known = (options.torch, options.way, place, options.kept, end)
@@ -103,9 +106,18 @@ def made(tasks: list[Task], jobs: int) -> list[Result]:
             if result.outcome != "not run":
                 print(f"{result.outcome} {result.number}: {result.what}, {result.seconds:.0f} s")
             if result.trouble:
-                print(result.trouble)
+                print(result.trouble[:SHOWN])
             sys.stdout.flush()
     return sorted(results)
+
+
+def fill_caches(place: Path) -> None:
+    """Compile once what all runs compile."""
+    import torch_faults
+
+    folder = place / "first"
+    folder.mkdir()
+    torch_faults.warm(folder)
 
 
 def one(task: Task) -> Result:
@@ -118,19 +130,22 @@ def one(task: Task) -> Result:
         return Result(task.number, "not run", "", "", "", 0.0)
     folder = Path(tempfile.mkdtemp(dir=task.place))
     kind = torch_faults.TorchTrial if task.torch else random_faults.Trial
-    trial = kind(task.number, folder, min(LIMIT_S, left - 10))
+    limit_s = min(LIMIT_S, left - 20)
+    trial = kind(task.number, folder, limit_s)
     if task.way and trial.fault.whom != "bundle":
         trial.as_script = task.way == "script"
     began = time.monotonic()
     trouble = random_faults.try_one(trial)
     seconds = time.monotonic() - began
-    over = seconds >= trial.limit_s < LIMIT_S
+    over = seconds >= limit_s < LIMIT_S
     outcome = "kept" if not trouble else "unfinished" if over else "missed"
     directory = keep(folder, task.kept, task.number) if trouble else ""
     shutil.rmtree(folder, ignore_errors=True)
     way = "script" if trial.as_script else "live"
     fault = f"{trial.fault.whom} {trial.fault.what}"
-    return Result(task.number, outcome, str(trial), fault, way, seconds, trouble, directory)
+    return Result(
+        task.number, outcome, str(trial), fault, way, seconds, trouble[: 4 * SHOWN], directory
+    )
 
 
 def keep(folder: Path, place: str, number: int) -> str:

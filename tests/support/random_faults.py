@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,8 @@ class Trial:
 
     def __init__(self, number: int, folder: Path, limit_s: float = 300) -> None:
         self.chance = chance = random.Random(number)
-        self.number, self.folder, self.limit_s = number, folder, limit_s
+        self.number, self.folder = number, folder
+        self._end = time.monotonic() + limit_s
         self.fault = chance.choice(self.faults())
         self.as_script = self.fault.whom == "bundle" or chance.random() < 0.4
         # A job that is to be ended must not end by itself before the signal has passed through.
@@ -104,6 +106,10 @@ class Trial:
     def faults(self) -> list[Fault]:
         """Return all faults; those of processes are as frequent as their signals are many."""
         return faults()
+
+    def left(self) -> float:
+        """Return the seconds that are left of limit_s."""
+        return max(1.0, self._end - time.monotonic())
 
     def go(self) -> None:
         """Run it; raise where a promise was not kept. The folder then has what the run wrote."""
@@ -125,7 +131,7 @@ class Trial:
             readers += [Reader(job.process.stdout), Reader(job.process.stderr)]
             try:
                 self._strike(job)
-                status = job.process.wait(self.limit_s)
+                status = job.process.wait(self.left())
                 self._check_processes(job, status)
             except BaseException:
                 self.note(job)
@@ -198,7 +204,7 @@ class Trial:
         if self.fault.whom in ("disk", "script"):
             return
         what = f"step {self.strike_at} of rank {self.rank}"
-        until(lambda: self.reached(job) or self.over(job), what, self.limit_s)
+        until(lambda: self.reached(job) or self.over(job), what, self.left())
         self.strike(job)
 
     def strike(self, job: Run) -> None:
@@ -240,7 +246,7 @@ class Trial:
             return int(until(lambda: job.events("started"), "its start")[0][self.fault.whom])
         rank = 0 if self.fault.whom == "helper" else self.rank
         found = lambda: self.pids(1, rank).get(self.fault.whom)  # noqa: E731 - until's condition
-        return int(until(found, self.fault.whom, self.limit_s)[0])
+        return int(until(found, self.fault.whom, self.left())[0])
 
     def pids(self, attempt: int, rank: int) -> dict[str, list[int]]:
         """Return what a rank has written down of its processes, by their roles."""

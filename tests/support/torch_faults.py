@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,8 +22,13 @@ from runs import Run, program
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 SHARED = 48  # runs that may share a real GPU
-KEPT = re.compile(r"NCCL_|NVSHMEM_|TORCH_SYMM_MEM_|CUDA_HOME|TORCHINDUCTOR_|CC$|CXX$")
+KEPT = re.compile(r"NCCL_|NVSHMEM_|NVIDIA_|CUDA|TORCH|TRITON_|(CC|CXX)$")
 STACKS = signal.SIGRTMIN + 5  # torch_tree_job.py prints its stacks then
+# Two helpers and not one for each core; headers are compiled for minutes, in a TMPDIR of a run.
+COMPILER = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "2",
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+}
 SERVED = "served"  # the run ends well, in however many attempts
 EARLY = ("main", "keeper", "launcher", "rank", "reader", "journal")
 
@@ -37,6 +43,29 @@ def gpus() -> int:
     with contextlib.suppress(OSError):
         return len(list(DRIVER.iterdir()))
     return 0
+
+
+def warm(folder: Path) -> None:
+    """Fill inductor's cache, so that runs that begin together do not all wait for compilers.
+
+    Args:
+        folder: for what the jobs write.
+    """
+    jobs = []
+    for port, device in enumerate(["cpu", *(["cuda"] if gpus() > 1 else [])], 9900):
+        place = folder / device
+        place.mkdir()
+        words = [program("torch_tree_job"), str(place), "2", "0", device]
+        torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node=2"]
+        environ = {**os.environ, **COMPILER, "SAFERUN_ATTEMPT": "1"}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        command = [*torchrun, f"--master-port={port}", *words]
+        jobs.append(subprocess.Popen(command, env=environ, **quiet))
+    for job in jobs:
+        job.wait()
+    for path in folder.glob("*/pids-*-0"):
+        helper = path.read_text().rpartition(" ")[2]
+        os.kill(int(helper), signal.SIGKILL)
 
 
 class TorchTrial(Trial):
@@ -84,9 +113,9 @@ class TorchTrial(Trial):
         (self.folder / "bin").mkdir()
         if not gpus():
             self._fake_gpu()
-        path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
+        path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.folder / "inductor"))
-        found.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
+        found.update(COMPILER)
         return {**found, "PATH": path, "TMPDIR": str(self.folder / "tmp")}
 
     def settings(self) -> list[str]:
@@ -150,7 +179,7 @@ class TorchTrial(Trial):
                 return False
 
             until(lambda: taken() or self.attempts() > 1 or self.over(job), "the port")
-            job.process.wait(self.limit_s)
+            job.process.wait(self.left())
 
     def note(self, job: Run) -> None:
         """Write down which processes live, and let the ranks write where they are."""
