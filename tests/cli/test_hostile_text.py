@@ -66,6 +66,13 @@ def test_an_error_in_a_profile_is_printed_clean_and_short(place, capsys, text):
     assert len(seen.err) < 5000
 
 
+def test_a_wrong_word_of_a_command_is_printed_clean(place, capsys):
+    assert main(["env", EVIL]) == 2
+    seen = capsys.readouterr()
+    assert "Error: " in seen.err
+    assert is_clean(seen.err)
+
+
 def test_a_fault_of_ours_is_printed_clean(capsys):
     from saferun.system.stderr import report
 

@@ -1,14 +1,21 @@
-"""Runs with one random fault each; tests/support/random_faults.py tries as many as one likes."""
+"""Runs with one random fault each; tools/fault_trials.py tries as many as one likes."""
 
 from __future__ import annotations
 
 import pytest
-import random_faults
 from cases import slow
+from random_faults import Trial, try_one
+from torch_faults import TorchTrial
 from users import root
 
 
 @root  # one of them mounts a full disk
 @pytest.mark.parametrize("number", [3, *slow(*range(7, 27))])
 def test_after_a_random_fault_nothing_is_left_or_lost(tmp_path, number):
-    assert random_faults.try_one(number, tmp_path) == ""
+    assert try_one(Trial(number, tmp_path)) == ""
+
+
+@root
+@pytest.mark.parametrize("number", slow(*range(5)))
+def test_after_a_random_fault_a_training_with_torch_ends_right(tmp_path, number):
+    assert try_one(TorchTrial(number, tmp_path)) == ""

@@ -1,9 +1,7 @@
 """Whole runs with one random fault each, live and as a bash script: what is promised must hold.
 
-    PYTHONPATH=tests/support python tests/support/random_faults.py FIRST COUNT [FOLDER]
-
-The number of a run decides everything about it, so that a miss can be repeated. Exit status 1 where
-a promise was not kept.
+The number of a run decides everything about it, so that a miss can be repeated.
+tools/fault_trials.py runs many; torch_faults.py has the same with a real torchrun.
 """
 
 from __future__ import annotations
@@ -12,13 +10,14 @@ import contextlib
 import fcntl
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ from runs import Run, executable, program, run, small_torchrun
 
 DEADLY = ("KILL", "SEGV", "ABRT", "TERM", "HUP", "QUIT", "ALRM", "USR1", "USR2", "BUS")
 RETURNS, SURVIVED, ENDS, ASKED, USER = "returns", "survived", "ends", "asked", "user's"
+LOCKS = (Path("/run/lock/saferun"), Path("/tmp/saferun-lock"))
 
 
 class Fault(NamedTuple):
@@ -81,12 +81,16 @@ class Trial:
     Args:
         number: of the trial; it decides all else.
         folder: an empty one.
+        limit_s: a run that takes longer hangs.
     """
 
-    def __init__(self, number: int, folder: Path) -> None:
-        chance = random.Random(number)
-        self.folder = folder
-        self.fault = chance.choice(faults())
+    causes: tuple[str, ...] = ("process_tree_job.py", "small_torchrun", "bin/torchrun")
+
+    def __init__(self, number: int, folder: Path, limit_s: float = 300) -> None:
+        self.chance = chance = random.Random(number)
+        self.number, self.folder = number, folder
+        self._end = time.monotonic() + limit_s
+        self.fault = chance.choice(self.faults())
         self.as_script = self.fault.whom == "bundle" or chance.random() < 0.4
         # A job that is to be ended must not end by itself before the signal has passed through.
         self.steps = 3000 if self.fault.promise in (ENDS, ASKED) else 150
@@ -99,85 +103,141 @@ class Trial:
         where = f"rank {self.rank}, step {self.strike_at}"
         return f"{self.fault.whom} {self.fault.what} ({self.fault.promise}), {way}, {where}"
 
+    def faults(self) -> list[Fault]:
+        """Return all faults; those of processes are as frequent as their signals are many."""
+        return faults()
+
+    def left(self) -> float:
+        """Return the seconds that are left of limit_s."""
+        return max(1.0, self._end - time.monotonic())
+
     def go(self) -> None:
-        """Run it; raise AssertionError where a promise was not kept."""
-        with self._world() as extra:
-            options = {"env": self._environ(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            if self.as_script:
-                options["command"] = ["bash", str(self._script(extra))]
-            with run(self.folder, *([] if self.as_script else self._argv(extra)), **options) as job:
-                readers = [Reader(job.process.stdout), Reader(job.process.stderr)]
-                self._strike(job, readers)
-                status = job.process.wait(300)
+        """Run it; raise where a promise was not kept. The folder then has what the run wrote."""
+        readers: list[Reader] = []
+        try:
+            with self._world():
+                self._run(readers)
+            self.check_locks()
+        finally:
+            for reader, name in zip(readers, ("stdout", "stderr"), strict=False):
+                reader.join(10)
+                (self.folder / name).write_bytes(reader.data)
+
+    def _run(self, readers: list[Reader]) -> None:
+        options = {"env": self.environ(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if self.as_script:
+            options["command"] = ["bash", str(self._script())]
+        with run(self.folder, *([] if self.as_script else self.argv()), **options) as job:
+            readers += [Reader(job.process.stdout), Reader(job.process.stderr)]
+            try:
+                self._strike(job)
+                status = job.process.wait(self.left())
                 self._check_processes(job, status)
-                for reader in readers:
-                    reader.join()
-                self._check(job, status, readers)
-        self._check_locks()
+            except BaseException:
+                self.note(job)
+                raise
+            for reader in readers:
+                reader.join()
+            self.check(job, status, readers)
+
+    def note(self, job: Run) -> None:
+        """Write down which processes of a run live that hangs or should be over."""
+        lines = []
+        for pid, name in living(job.mark).items():
+            with contextlib.suppress(OSError):
+                files = ("wchan", "status", "cmdline")
+                wchan, status, cmdline = (Path(f"/proc/{pid}/{f}").read_text() for f in files)
+                state = " ".join(status.split("\n")[n].replace("\t", " ") for n in (2, 6))
+                lines.append(f"{pid} {name} {state} {wchan}: {cmdline[:200]!r}")
+        (self.folder / "living").write_text("\n".join(lines))
 
     # --- the run ---------------------------------------------------------------------------
 
-    def _environ(self) -> dict[str, str]:
+    def environ(self) -> dict[str, str]:
+        """Return the variables of the machine."""
         environ = small_torchrun(self.folder)
-        answer = f"echo 'GPU 0: NVIDIA Fake (UUID: {self.uuid})'"
-        executable(self.folder / "bin" / "nvidia-smi", f"#!/bin/sh\n{answer}\n")
+        self._fake_gpu()
         return {**environ, "SMALL_TORCHRUN_REPORTS": "1", "TMPDIR": str(self.folder / "tmp")}
 
-    def _argv(self, extra: list[str]) -> list[str]:
-        settings = ["--set=locks.gpus=refuse", "--set=retry.backoff_s=[0,0.1]"]
-        mistake = [str(self.strike_at)] if self.fault.promise == USER else []
-        job = [program("process_tree_job"), str(self.folder), str(self.steps), *mistake]
-        return ["--profile=cuda", *settings, *extra, "--nproc-per-node=2", *job]
+    def _fake_gpu(self) -> None:
+        """Give the machine a GPU that no other run knows."""
+        answer = f"echo 'GPU 0: NVIDIA Fake (UUID: {self.uuid})'"
+        executable(self.folder / "bin" / "nvidia-smi", f"#!/bin/sh\n{answer}\n")
 
-    def _script(self, extra: list[str]) -> Path:
-        path, arguments = self.folder / "run.sh", self._argv([])
-        own = [word for word in arguments if word.startswith(("--profile", "--set"))]
-        make = [sys.executable, "-m", "saferun", "gen-shell", *own, "-o", str(path), "--"]
-        subprocess.run([*make, *arguments[len(own) :]], check=True, capture_output=True)
+    def settings(self) -> list[str]:
+        """Return saferun's own options."""
+        return ["--profile=cuda", "--set=locks.gpus=refuse", "--set=retry.backoff_s=[0,0.1]"]
+
+    def job(self) -> list[str]:
+        """Return the words of torchrun."""
+        mistake = [str(self.strike_at)] if self.fault.promise == USER else []
+        words = [program("process_tree_job"), str(self.folder), str(self.steps), *mistake]
+        return ["--nproc-per-node=2", *words]
+
+    def argv(self) -> list[str]:
+        """Return the words after `saferun`."""
+        return [*self.settings(), *self.job()]
+
+    def _script(self) -> Path:
+        path = self.folder / "run.sh"
+        make = [sys.executable, "-m", "saferun", "gen-shell", *self.settings(), "-o", str(path)]
+        subprocess.run([*make, "--", *self.job()], check=True, capture_output=True)
         return path
 
     @contextlib.contextmanager
-    def _world(self) -> Iterator[list[str]]:
+    def _world(self) -> Iterator[None]:
         (self.folder / "tmp").mkdir()
         if self.fault.whom != "disk":
-            yield []
+            yield
             return
         place = self.folder / "home"
         place.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "none", place], check=True)
         try:
-            yield []
+            yield
         finally:
             subprocess.run(["umount", "-l", place], check=True)
 
     # --- the fault -------------------------------------------------------------------------
 
-    def _strike(self, job: Run, readers: list[Reader]) -> None:
-        fault = self.fault
-        if fault.whom in ("disk", "script"):
+    def _strike(self, job: Run) -> None:
+        if self.fault.whom in ("disk", "script"):
             return
-        until(lambda: self._written(1, self.rank) >= self.strike_at or self._over(job), "a step")
+        what = f"step {self.strike_at} of rank {self.rank}"
+        until(lambda: self.reached(job) or self.over(job), what, self.left())
+        self.strike(job)
+
+    def strike(self, job: Run) -> None:
+        """Do what the fault says, now."""
+        fault = self.fault
         if fault.whom == "reader":
             job.process.stdout.close()
         elif fault.whom == "journal":
             subprocess.run(["rm", "-rf", job.home / ".local"], check=True)
         else:
-            pid = self._target(job)
+            pid = self.target(job)
             first = "STOP" if fault.what == "PAUSE" else fault.what
             os.kill(pid, getattr(signal, f"SIG{first}"))
             if fault.what == "PAUSE":
-                threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
+                threading.Timer(0.5, _go_on, [pid]).start()
 
-    def _over(self, job: Run) -> bool:
+    def reached(self, job: Run) -> bool:
+        """Return whether it is time."""
+        return self.written(1, self.rank) >= self.strike_at
+
+    def over(self, job: Run) -> bool:
+        """Return whether the run has ended."""
         return job.process.poll() is not None
 
-    def _written(self, attempt: int, rank: int) -> int:
+    def written(self, attempt: int, rank: int) -> int:
+        """Return how many lines a rank has written to each stream in an attempt."""
         with contextlib.suppress(FileNotFoundError):
             content = (self.folder / f"count-{attempt}-{rank}").read_bytes()
             return int.from_bytes(content, "little")
         return 0
 
-    def _target(self, job: Run) -> int:
+    def target(self, job: Run) -> int:
+        """Return the pid of whom the fault strikes."""
         if self.fault.whom == "main":
             return job.process.pid
         if self.fault.whom == "bundle":
@@ -185,93 +245,98 @@ class Trial:
         if self.fault.whom in ("keeper", "launcher"):
             return int(until(lambda: job.events("started"), "its start")[0][self.fault.whom])
         rank = 0 if self.fault.whom == "helper" else self.rank
-        lines = (
-            until((self.folder / f"pids-1-{rank}").exists)
-            and (self.folder / f"pids-1-{rank}").read_text().splitlines()
-        )
-        return next(int(line.split()[1]) for line in lines if line.startswith(self.fault.whom))
+        found = lambda: self.pids(1, rank).get(self.fault.whom)  # noqa: E731 - until's condition
+        return int(until(found, self.fault.whom, self.left())[0])
+
+    def pids(self, attempt: int, rank: int) -> dict[str, list[int]]:
+        """Return what a rank has written down of its processes, by their roles."""
+        found: dict[str, list[int]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.folder / f"pids-{attempt}-{rank}").read_text().splitlines():
+                role, _, pid = line.partition(" ")
+                found.setdefault(role, []).append(int(pid))
+        return found
+
+    def attempts(self) -> int:
+        """Return the number of the last attempt whose ranks came to their script."""
+        names = [path.name.split("-") for path in self.folder.glob("pids-*-?")]
+        return max((int(attempt) for _, attempt, _ in names), default=0)
 
     # --- the promises ----------------------------------------------------------------------
 
     def _check_processes(self, job: Run, status: int) -> None:
         """Only a helper that a job left on purpose may live, and only after a success."""
         allowed: set[int] = set()
-        if status == 0:
-            for path in self.folder.glob("pids-*-0"):
-                lines = path.read_text().splitlines()
-                allowed |= {int(line.split()[1]) for line in lines if line.startswith("helper")}
+        for attempt in range(1, self.attempts() + 1) if status == 0 else ():
+            allowed |= set(self.pids(attempt, 0).get("helper", []))
         until(lambda: set(living(job.mark)) <= allowed, lambda: living(job.mark), 60)
 
-    def _check(self, job: Run, status: int, readers: list[Reader]) -> None:
-        job.err = readers[1].data.decode("utf-8", "replace")
-        attempts = len({path.name.split("-")[1] for path in self.folder.glob("pids-*")})
-        expected = {
-            RETURNS: (status == 0, attempts == 1),
+    def expected(self) -> dict[str, tuple[set[int], bool]]:
+        """Return the statuses that each promise allows, and whether the attempts are right."""
+        attempts, failed = self.attempts(), set(range(-64, 256)) - {0}
+        return {
+            RETURNS: ({0}, attempts == 1),
             # Without its keeper a job may come to its end before it is ended.
-            SURVIVED: (status == 0, attempts == 2 or self.fault.whom == "keeper"),
-            ENDS: (status != 0, attempts == 1),
-            ASKED: (status != 0, attempts == 1),
-            USER: (status == 1, attempts == 1),
-        }[self.fault.promise]
+            SURVIVED: ({0}, attempts == 2 or self.fault.whom == "keeper"),
+            ENDS: (failed, attempts <= 1),
+            ASKED: (failed, attempts <= 1),
+            USER: ({1}, attempts == 1),
+        }
+
+    def check(self, job: Run, status: int, readers: list[Reader]) -> None:
+        """Raise AssertionError where the end or the output is not what was promised."""
+        job.err = readers[1].data.decode("utf-8", "replace")
+        statuses, right = self.expected()[self.fault.promise]
         messages = "\n".join(line for line in job.err.splitlines() if not line.startswith("err "))
-        assert all(expected), f"status {status}, {attempts} attempts\n{messages}"
-        assert "Traceback" not in _own(job.err), job.err
+        text = f"status {status}, {self.attempts()} attempts\n{messages}"
+        assert status in statuses, text
+        assert right, text
+        assert not self.own_tracebacks(job.err), text
         if self.fault.whom == "journal":
             assert not (job.home / ".local").exists(), "a half of the journal came back"
         for reader, name in zip(readers, ("out", "err"), strict=True):
             if self.fault.whom == "reader" and name == "out":
                 continue
-            self._check_lines(reader.data.decode("utf-8", "replace").splitlines(), name)
+            self._check_lines(reader.data.decode("utf-8", "replace"), name)
 
-    def _check_lines(self, lines: list[str], name: str) -> None:
+    def _check_lines(self, text: str, name: str) -> None:
         """Each line that was written has come, once and in order."""
         for path in self.folder.glob("count-*"):
             _, attempt, rank = path.name.split("-")
             head = f"{name} {attempt} {rank} "
-            found = [line for line in lines if line.startswith(head)]
-            assert found == [f"{head}{step}" for step in range(1, len(found) + 1)], head
-            written = self._written(int(attempt), int(rank))
+            # What another process wrote last may have no end of line.
+            found = [int(number) for number in re.findall(rf"{head}(\d+)$", text, re.MULTILINE)]
+            assert found == list(range(1, len(found) + 1)), f"{head}{found}"
+            written = self.written(int(attempt), int(rank))
             assert len(found) >= written, f"{head}: {len(found)} of {written} lines"
 
-    def _check_locks(self) -> None:
-        for place in (Path("/run/lock/saferun"), Path("/tmp/saferun-lock")):
-            for path in place.glob(f"{self.uuid}*"):
-                with path.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if one is held
-                path.unlink()
+    def check_locks(self) -> None:
+        """Raise BlockingIOError where a lock of the run's GPU is still held."""
+        free_locks(f"{self.uuid}*")
+
+    def own_tracebacks(self, text: str) -> str:
+        """Return the tracebacks on stderr that are not the job's own."""
+        parts = text.split("Traceback (most recent call last):")[1:]
+        return "".join(part for part in parts if not any(cause in part for cause in self.causes))
 
 
-def _own(text: str) -> str:
-    """Return stderr without the tracebacks of the job's own exceptions."""
-    causes = ("process_tree_job.py", "small_torchrun", "bin/torchrun")
-    parts = text.split("Traceback (most recent call last):")
-    ours = [part for part in parts[1:] if not any(cause in part for cause in causes)]
-    return "".join(f"Traceback{part}" for part in ours)
+def _go_on(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
-def try_one(number: int, folder: Path) -> str:
-    """Run one trial; return "" or what was not kept."""
-    trial = Trial(number, folder)
+def free_locks(pattern: str) -> None:
+    """Remove lock files; raise BlockingIOError where one is held."""
+    for path in (path for place in LOCKS for path in place.glob(pattern)):
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+
+
+def try_one(trial: Trial) -> str:
+    """Run a trial; return "" or what was not kept."""
     try:
         trial.go()
     except Exception:
-        return f"{number}: {trial}\n{traceback.format_exc()}"
+        return f"{trial.number}: {trial}\n{traceback.format_exc()}"
     return ""
-
-
-def main(first: int, count: int, say: Callable[[str], object]) -> int:
-    """Run trials one after the other; return how many promises were not kept."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # `&` in a script had it ignored
-    missed = 0
-    for number in range(first, first + count):
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder).chmod(0o700)
-            trouble = try_one(number, Path(folder))
-        missed += bool(trouble)
-        say(trouble or f"{number}: {Trial(number, Path(folder))}")
-    say(f"{count} runs, {missed} misses")
-    return missed
-
-
-if __name__ == "__main__":
-    sys.exit(bool(main(int(sys.argv[1]), int(sys.argv[2]), lambda text: print(text, flush=True))))

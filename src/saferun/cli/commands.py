@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 import click
 
 from saferun.errors import UnavailableError
+from saferun.system.printable import printable
 
 
 def commands(argv: Sequence[str]) -> int:
@@ -24,7 +27,9 @@ def commands(argv: Sequence[str]) -> int:
     try:
         return command.main(argv[1:], prog_name=f"saferun {name}", standalone_mode=False) or 0
     except click.ClickException as error:
-        error.show()
+        text = io.StringIO()
+        error.show(text)
+        sys.stderr.write(printable(text.getvalue(), kept="\n"))
         return error.exit_code
     except click.Abort:
         return 130
