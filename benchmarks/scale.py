@@ -275,7 +275,7 @@ def measure_group(group: list[int], launcher: str) -> list[Measured]:
     """Carry out runs beside each other."""
     found: list[Measured] = []
     problems: list[BaseException] = []
-    with tempfile.TemporaryDirectory(prefix="scale-") as folder:
+    with tempfile.TemporaryDirectory(prefix="scale-", ignore_cleanup_errors=True) as folder:
 
         def one(count: int) -> None:
             try:
