@@ -89,6 +89,30 @@ def test_each_report_is_read_once_and_not_by_every_node(
     assert [reads[f"a1-{node}.json"] for node in range(12)] == [1] * 12
 
 
+def test_what_an_nfs_client_keeps_as_absent_is_found(shared: str, monkeypatch: pytest.MonkeyPatch):
+    """It does not ask the server for a file again until the directory is listed."""
+    monkeypatch.setattr(shared_reports, "_NEXT_S", 0.0)
+    absent: set[str] = set()
+    read, listed = paths.read_private, os.listdir
+
+    def reads(path: str, limit: int = 1 << 20) -> bytes | None:
+        content = None if path in absent else read(path, limit)
+        if content is None:
+            absent.add(path)
+        return content
+
+    def lists(path: str) -> list[str]:
+        names = listed(path)
+        absent.difference_update({os.path.join(path, name) for name in names})
+        return names
+
+    monkeypatch.setattr(paths, "read_private", reads)
+    monkeypatch.setattr(shared_reports.os, "listdir", lists)
+    later = threading.Timer(0.5, put, [shared, report(0, nodes.ROOT)])
+    later.start()
+    assert exchanged(shared, [report(1), report(2)], 3) == ["h0", "h0"]
+
+
 def test_where_the_lowest_node_does_not_read_the_next_one_does(
     shared: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -6,8 +6,11 @@ the directory. After a failure each node puts its report there under a name of i
 One node, the lowest that is left, reads them all and puts the root's there as the result, for which
 the others look, so that all decide at once and nobody has to start an agent to tell the others of
 its end. A thousand nodes so read two thousand files, and not a million. Where the lowest node does
-not come the next ones read, too; the first result stands, hence there is no lock. Without such a
-directory the reports travel by the next meeting alone (inject/node_agent.py).
+not come the next ones read, too; the first result stands, hence there is no lock. A file is opened
+only where a listing shows it: an NFS client keeps for up to a minute that a file is not there, and
+a listing makes it ask the server (https://github.com/PrimeIntellect-ai/prime-rl/pull/3026). Results
+lie in a directory of their own, since all nodes list it. Without a shared directory the reports
+travel by the next meeting alone (inject/node_agent.py).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 WAIT_S = 15.0  # beside a heartbeat: an agent is told of another's failure, and its ranks end
 _NEXT_S = 3.0  # after which the next node reads the reports, too
 _LOOK_S, _SELDOM_S = 0.1, 1.0  # between two looks, at first and later
-_DIRECTORY, _WORD, _RESULT = "nodes", "word", "root"
+_DIRECTORY, _WORD, _RESULTS = "nodes", "word", "results"
 
 
 def offer(run_path: str | None) -> str:
@@ -41,6 +44,7 @@ def offer(run_path: str | None) -> str:
     place, word = os.path.join(run_path, _DIRECTORY), os.urandom(16).hex()
     try:
         os.mkdir(place, 0o700)
+        os.mkdir(os.path.join(place, _RESULTS), 0o700)
     except OSError:
         return ""
     return json.dumps([place, word]) if _put(os.path.join(place, _WORD), word.encode()) else ""
@@ -101,7 +105,8 @@ class _Reports:
 
     def result(self) -> Report | None:
         """Return what the first node that had all reports has put there."""
-        return _parsed(paths.read_private(_path(self._place, self._attempt, _RESULT)))
+        path = self._result_path()
+        return _parsed(path) if os.path.basename(path) in _names(os.path.dirname(path)) else None
 
     def gathered(self, who: str) -> Report | None:
         """Return the result, and put it there, once all reports have come; None before.
@@ -109,9 +114,10 @@ class _Reports:
         Args:
             who: the name of this node in the directory.
         """
+        names = _names(self._place) if self._missing else set()
         while self._missing:
             path = _path(self._place, self._attempt, self._missing[-1])
-            report = _parsed(paths.read_private(path))
+            report = _parsed(path) if os.path.basename(path) in names else None
             if report is None:
                 return None
             self._found.append(report)
@@ -119,10 +125,13 @@ class _Reports:
         root = nodes.root_report(self._found)
         if root is None:
             return None
-        draft = _path(self._place, self._attempt, f"{_RESULT}-{who}-{os.getpid()}")
+        draft = f"{self._result_path()}.{who}"
         if _put(draft, _text(root)):
-            _name_once(draft, _path(self._place, self._attempt, _RESULT))
+            _name_once(draft, self._result_path())
         return self.result() or root
+
+    def _result_path(self) -> str:
+        return os.path.join(self._place, _RESULTS, f"a{self._attempt}.json")
 
 
 def _name_once(draft: str, path: str) -> None:
@@ -155,9 +164,16 @@ def _text(report: Report) -> bytes:
     return json.dumps(report).encode()
 
 
-def _parsed(content: bytes | None) -> Report | None:
+def _names(directory: str) -> set[str]:
     try:
-        report: Report | None = json.loads(content or b"null")
+        return set(os.listdir(directory))
+    except OSError:
+        return set()
+
+
+def _parsed(path: str) -> Report | None:
+    try:
+        report: Report | None = json.loads(paths.read_private(path) or b"null")
     except ValueError:
         return None
     return report
