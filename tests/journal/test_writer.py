@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import stat
 import subprocess
 import sys
@@ -151,6 +152,14 @@ def test_signals_reach_the_thread_that_waits_and_not_the_journals(begin):
 def test_a_name_that_is_taken_gets_a_number_and_the_other_run_is_left_alone(begin, base):
     paths = [begin().path for _ in range(3)]
     assert paths == [str(base / name) for name in ("r", "r-2", "r-3")]
+
+
+def test_many_nodes_that_begin_with_one_name_try_few_of_those_that_are_taken(begin, base):
+    """Pods have the same pid; a thousand of them would try half a million names."""
+    names = [os.path.basename(begin().path) for _ in range(13)]
+    assert names[:10] == ["r", *(f"r-{number}" for number in range(2, 11))]
+    assert len(set(names)) == 13
+    assert all(re.fullmatch("r-[0-9a-f]{12}", name) for name in names[10:])
 
 
 @pytest.mark.parametrize("run", ["../../x", "/etc/x", "..", "", "a\0b"])

@@ -40,7 +40,10 @@ AGENT_API = "torch.distributed.elastic.agent.server.api"
 REGISTRY = "torch.distributed.elastic.rendezvous.registry"
 MEET_S = 15.0  # all nodes have just left the same rendezvous
 LEAVE_S = 5.0  # the store goes with its host: all read the result first
-AGAIN_S = 1.0  # between two tries to join
+AGAIN_S = 1.0  # between two tries to join, more or less
+# Nodes that join write one state in turn, and a node that another one has forestalled tries again.
+# After a failure they all come at once, so each waits a part of this, for each node of the run.
+SPREAD_S, LONGEST_SPREAD_S = 0.005, 5.0
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
 _party: Party | None = None
@@ -138,7 +141,7 @@ class Party:
             except Exception as error:
                 if time.monotonic() > limit or not self._may_come_back(error):
                     self._give_up(error, {})
-                time.sleep(AGAIN_S)
+                time.sleep(AGAIN_S * (0.5 + _chance()))
 
     # --- the beginning ---
 
@@ -181,6 +184,9 @@ class Party:
     def _join(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
         """Join the rendezvous; one that is about to end is left for the one after it."""
         limit: float | None = None  # from the first failure on: a spare node waits for hours
+        if self._attempt > 1 and not self._began:
+            nodes_s = SPREAD_S * getattr(self._parameters, "min_nodes", 1)
+            time.sleep(_chance() * min(LONGEST_SPREAD_S, nodes_s))
         while True:
             try:
                 original(agent, *rest)
@@ -193,7 +199,7 @@ class Party:
             limit = limit or time.monotonic() + self._rejoin_s
             if time.monotonic() > limit or not self._may_come_back(error, waited=True):
                 self._give_up(error, _names(agent._worker_group.spec.rdzv_handler))
-            time.sleep(AGAIN_S)
+            time.sleep(AGAIN_S * (0.5 + _chance()))
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
 
     def _give_up(self, error: Exception, here: dict[int, str]) -> NoReturn:
@@ -290,12 +296,12 @@ class Party:
             return original(agent, *rest)
         self._is_done = True
         store = _prefixed(agent._store)
-        begun = time.monotonic()
+        begun, longest_s = time.monotonic(), node_watch.every_s(size) / 2
         try:
             if store.add(node_watch.DONE, 1) >= size:
                 store.set(node_watch.ALL_DONE, "1")
             while not store.check([node_watch.ALL_DONE]) and not watch.lost:
-                time.sleep(min(1.0, 0.01 + (time.monotonic() - begun) / 20))
+                time.sleep(min(longest_s, 0.01 + (time.monotonic() - begun) / 20))
         except RuntimeError:
             time.sleep(node_watch.RANKS_S + node_watch.BEAT_S)  # the watch says what it means
             raise SystemExit(1) from None
@@ -316,6 +322,11 @@ class Party:
             receipts.write_new(path, json.dumps({**content, "at": time.time()}).encode())
         except OSError as error:
             say(f"{name} could not be written: {error.strerror}")
+
+
+def _chance() -> float:
+    """Return a random number from 0 to 1."""
+    return int.from_bytes(os.urandom(2), "big") / 0xFFFF
 
 
 def _names(handler: Any) -> dict[int, str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WAITED_S = 30.0  # torchrun itself gives up a connection after 60 s
 LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
+SELDOM_S = 0.9  # between two questions for a refusal: nodes that join at once read states in bursts
 DELAY_S = 5.0  # that a heartbeat may be old when it is first seen
 
 
@@ -43,6 +44,7 @@ class Joining:
         self._store: Any = None
         self._seen: dict[Any, Any] = {}  # node -> its last heartbeat
         self._has_looked = False
+        self._asked_at = -SELDOM_S
         self._prefix = ""
         self._timer: threading.Timer | None = None
 
@@ -97,8 +99,10 @@ class Joining:
 
     def _look(self, handler: Any) -> None:
         """Look at a state that has just been read, before silent nodes are taken out of it."""
-        if self._store.check([f"{self._prefix}/refused"]):
-            self._refuse(json.loads(self._store.get(f"{self._prefix}/refused")))
+        if time.monotonic() - self._asked_at >= SELDOM_S:
+            self._asked_at = time.monotonic()
+            if self._store.check([f"{self._prefix}/refused"]):
+                self._refuse(json.loads(self._store.get(f"{self._prefix}/refused")))
         is_first, self._has_looked = not self._has_looked, True
         clock = sys.modules[type(handler).__module__].datetime  # as torch itself asks it
         settings, ours = handler.settings, handler._this_node

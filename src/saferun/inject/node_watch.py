@@ -35,6 +35,16 @@ TERM_S = 5.0  # for the ranks of a stuck agent
 WORD, WANTED, DONE, ALL_DONE = "word", "wanted", "done", "all done"
 
 
+def every_s(size: int) -> float:
+    """Return the seconds between two heartbeats of one of so many nodes."""
+    return min(LONGEST_BEAT_S, BEAT_S + size / 125)
+
+
+def first_beat_s(node: int, size: int) -> float:
+    """Return when a node beats first, in seconds from the meeting: the host gets no bursts."""
+    return every_s(size) * node / size
+
+
 def prepare(store: Any, size: int) -> bool:
     """Make the keys that all nodes read, on node 0, before any node begins to watch.
 
@@ -100,7 +110,7 @@ class NodeWatch:
         self._answered_at = time.monotonic()
         self._word = (0, self._answered_at)  # node 0's count, and when it changed
         self._ended = threading.Lock()
-        self._every_s = min(LONGEST_BEAT_S, BEAT_S + len(hosts) / 125)
+        self._every_s = every_s(len(hosts))
         self.lost = ""
 
     def start(self) -> None:
@@ -127,6 +137,7 @@ class NodeWatch:
         beats, count = Beats(len(self._hosts), time.monotonic()), 0
         try:
             store = _own(self._store)
+            self._failed.wait(first_beat_s(self._node, len(self._hosts)))
             while not self._stopped.is_set():
                 count += 1
                 self._beat(store, beats, count)
