@@ -125,7 +125,7 @@ def _graphs(model: Any) -> Iterator[Any]:
         return
     yield graph
     for node in graph.nodes:
-        inside = node.args[0] if "activation_checkpoint" in str(node.target) else None
+        inside: Any = node.args[0] if "activation_checkpoint" in str(node.target) else None
         if getattr(inside, "op", "") == "get_attr":
             yield from _graphs(getattr(model, inside.target, None))
 
@@ -172,7 +172,7 @@ def _insert(graph: Any, calls: dict[Any, Call], operator: Any) -> int:
 def _insert_before(graph: Any, node: Any, call: Call, operator: Any) -> bool:
     name, *places = call
     indices, of = (_argument(node, *place) for place in places)
-    found, table = (getattr(one, "meta", {}).get("example_value") for one in (indices, of))
+    found, table = _example(indices), _example(of)
     if not (_is_plain(found) and _is_plain(table)) or not table.dim():
         return False
     if found.is_floating_point() or found.is_complex() or indices.target is operator:
@@ -190,6 +190,11 @@ def _insert_before(graph: Any, node: Any, call: Call, operator: Any) -> bool:
     checked.meta = {**node.meta, "example_value": found}
     node.replace_input_with(indices, checked)
     return True
+
+
+def _example(node: Any) -> Any:
+    """Return the fake tensor that dynamo had for a node; None where there is none."""
+    return getattr(node, "meta", {}).get("example_value")
 
 
 def _argument(node: Any, place: int, word: str) -> Any:
