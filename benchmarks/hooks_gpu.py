@@ -85,6 +85,7 @@ class Job:
             **{"WRAP": wrap, "MODE": mode, "NAME": self.name, "TURNS": f"127.0.0.1:{port}"},
             **{"PYTHONPATH": os.pathsep.join(filter(None, path)), "OMP_NUM_THREADS": "1"},
             **{"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN"},  # all of them take minutes
+            **{"TORCHINDUCTOR_COMPILE_THREADS": "4"},  # of each rank, of twenty at a time
             **{"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "HOME": str(self.folder)},
         }
         with open(self.folder / "out", "w") as out, open(self.folder / "err", "w") as err:
@@ -246,7 +247,7 @@ def wave(part: str, report: Report, work: Path, until: float) -> None:
             for name, sides in rows.items()
         ]
         try:
-            warm(all_rows, listener, min(until, time.monotonic() + WARM_S))
+            warm(all_rows, listener, until if part in SMOKE else time.monotonic() + WARM_S)
             for row in all_rows:
                 taken = take_turns(row, rounds, steps, until)
                 report.rows.append(result(row, taken))
