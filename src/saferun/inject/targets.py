@@ -22,6 +22,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torch.utils.data._utils.signal_handling": ("excepthook",),
     "torch.utils.data.dataloader": ("order", "shards"),
     "torch.nn.parallel.distributed": ("order",),
+    "torch.cuda.memory": ("memory",),
     "optuna.study.study": ("memory", "optuna"),
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
