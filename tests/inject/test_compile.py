@@ -57,7 +57,8 @@ m(x).backward(dx)
 """,
     "a stance": """
 config.max_autotune = True
-with torch.compiler.set_stance("eager_on_recompile"): torch.compile(body)(x).backward(dx)
+with torch.compiler.set_stance("eager_then_compile"):
+    f = torch.compile(body); f(x); f(x).backward(dx)
 """,
     "a backend that a stance forces": """
 config.max_autotune = True
@@ -340,7 +341,7 @@ def test_a_cache_that_was_filled_without_the_policy_is_not_used_under_it(
         ran = run(CACHED, setting, AUTOGRAD=autograd)
         assert json.loads(ran.out) == found, ran.err
     entries = [line["effective"] for line in ran.hook("compile") if line.get("graph") == "entry"]
-    assert [entry["max_autotune"] for entry in entries] == [True, False, False, True]
+    assert sorted(entry["max_autotune"] for entry in entries) == [False, False, True, True]
 
 
 ARTIFACTS = (
