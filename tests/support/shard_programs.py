@@ -39,6 +39,10 @@ MESH = (
     "from torch.distributed.fsdp import fully_shard\n"
     "net = fully_shard(net, mesh=mesh['dp_shard'])\n"
 )
+FSDP = (
+    "from torch.distributed.fsdp import FullyShardedDataParallel\n"
+    "net = FullyShardedDataParallel(net, device_id=torch.device('cpu'))\n"
+)
 WEB = """
 class WebLike(IterableDataset):  # shards, of which each node takes its own, then each worker
     def __init__(self, urls, splitter): self.urls, self.splitter = urls, splitter
@@ -144,6 +148,8 @@ PROGRAMS = [
         "mine = range(0, 60) if rank else range(60, 160)\n"
         "loader = DataLoader(Subset(data, mine), 4)",
     ),
+    fine("FSDP", "distributed sampler", FSDP + SAMPLED),
+    same("FSDP", "no sampler", FSDP + PLAIN),
     fine("FSDP2", "distributed sampler", MESH + SAMPLED, ranks=4),
     fine(
         "FSDP2 + TP",
