@@ -129,6 +129,19 @@ print(calls)
     assert ran.out == f"{['own', *cleared, 'own', *cleared, *cleared]}\n", ran.err
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_the_scripts_own_clearing_collects_garbage_and_the_receipt_tells_what_it_freed(
+    interpreters: Interpreters, on: bool
+) -> None:
+    hooks = {"memory": {"clear_between_trials": on}}
+    ran = interpreters.run(source("inject/empty_own_cache"), hooks=hooks, RANK="0")
+    calls = json.loads(ran.out)
+    assert calls[:3] == (["empty", "gc", "empty"] if on else ["empty"] * 3), ran.err
+    assert calls.count("empty") == 3 + calls.count("gc")
+    first = [line for line in ran.by("memory", "observed") if line["clears"] == 1]
+    assert [line["freed_mib"] for line in first[:1]] == [100] * on
+
+
 def test_a_trial_of_a_helper_process_is_pruned_and_the_helper_is_not_replaced(
     interpreters: Interpreters, tmp_path: Path
 ) -> None:
