@@ -238,7 +238,7 @@ class Keeper(StateMachine):
         """End a warm agent that is not wanted."""
         agent, self._agent = self._agent, None
         if agent:
-            process_tree.end_processes(self._family.living)
+            self._family.end()
             self._family.reap()
             agent.close()
 
@@ -320,7 +320,7 @@ class Keeper(StateMachine):
                     if process_tree.opens(pid, self._gpu_prefix)
                 }
             )
-        return process_tree.end_processes(mine.living)
+        return mine.end()
 
     def _drain(self) -> None:
         """Carry the rest of the output; in a hurry only as long as its reader takes it at once."""

@@ -304,7 +304,7 @@ class _Workers:
         family, limit = self._family(), time.monotonic() + _KEEPER_S
         while family.living() and time.monotonic() < limit:
             time.sleep(0.01)
-        process_tree.end_processes(family.living)
+        family.end()
 
     def _kill_all(self) -> None:
         """End the workers after a fault of ours; usually there are none."""
