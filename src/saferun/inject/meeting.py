@@ -34,6 +34,10 @@ SLACK_S = 5.0  # the others wait this much longer, so that one rank compares and
 LINGER_S = 5.0  # a rank that hosts the store stays this long for the others to read the result
 
 
+class NoResultError(RuntimeError):
+    """The rank that compares all has failed at it; the store works."""
+
+
 def meet(
     store: Store,
     rank: int,
@@ -56,7 +60,8 @@ def meet(
         What `compare` returned, and the ranks that were not there (empty when all were).
 
     Raises:
-        RuntimeError: the store broke, or no rank published a result in time.
+        NoResultError: no rank published a result in time.
+        RuntimeError: the store broke.
     """
     import json
 
@@ -121,7 +126,7 @@ def _publish(store: Store, size: int, compare: Callable[[dict[int, Facts]], Resu
 
     if store.add("comparing", 1) > 1:
         if not poll(store, "result", SLACK_S):
-            raise RuntimeError("the rank that compares all ranks published no result")
+            raise NoResultError("the rank that compares all ranks published no result")
         return
     facts = {rank: json.loads(store.get(_key(rank)).decode()) for rank in _present(store, size)}
     missing = [rank for rank in range(size) if rank not in facts]
