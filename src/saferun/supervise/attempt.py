@@ -64,6 +64,8 @@ class AttemptSpec(NamedTuple):
 class Observer(NamedTuple):
     """What is called while an attempt runs. Nothing of it may block."""
 
+    # When the keeper has been told to start the command, which it does meanwhile.
+    ordered: Callable[[], object] = lambda: None
     # With the pids of the keeper and of the command, when it has been started.
     started: Callable[[int, int], object] = lambda keeper, launcher: None
     # `later_s` seconds after the start, if the command still runs: the time to make the next
@@ -137,6 +139,7 @@ def run_attempt(
     Raises:
         UnavailableError: the command could not be started.
     """
+    from saferun.keeper import process_tree
     from saferun.supervise.attempt_life import ALL_SIGNALS, AttemptLife
     from saferun.supervise.terminal_modes import TerminalModes
     from saferun.system.signalfd import Signals
@@ -148,7 +151,10 @@ def run_attempt(
         standby = _standby(spec, standby)
         life = AttemptLife(standby, spec, observer, time.monotonic)
         try:
-            _follow(life, standby, _start(spec, standby, signals), signals)
+            process_tree.become_subreaper()
+            protocol.send(standby.commands, _start(spec, standby, signals))
+            observer.ordered()
+            _follow(life, standby, signals)
             report = _last_report(life, standby, observer, signals)
         finally:
             standby.close()
@@ -184,15 +190,12 @@ def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.St
     )
 
 
-def _follow(life: AttemptLife, standby: Standby, start: protocol.Start, signals: Signals) -> None:
+def _follow(life: AttemptLife, standby: Standby, signals: Signals) -> None:
     """Handle messages and signals until the keeper reports the end of the attempt or dies."""
-    from saferun.keeper import process_tree
     from saferun.supervise.attempt_life import KEEPER_GONE, KEEPER_STOPPED, OVER
     from saferun.supervise.keeper_watch import KeeperWatch
 
-    process_tree.become_subreaper()
     inbox = protocol.Inbox(standby.reports)
-    protocol.send(standby.commands, start)
     poller = select.poll()
     poller.register(signals.fd, select.POLLIN)
     poller.register(inbox.fd, select.POLLIN)
