@@ -139,7 +139,6 @@ def run_attempt(
     Raises:
         UnavailableError: the command could not be started.
     """
-    from saferun.keeper import process_tree
     from saferun.supervise.attempt_life import ALL_SIGNALS, AttemptLife
     from saferun.supervise.terminal_modes import TerminalModes
     from saferun.system.signalfd import Signals
@@ -151,10 +150,7 @@ def run_attempt(
         standby = _standby(spec, standby)
         life = AttemptLife(standby, spec, observer, time.monotonic)
         try:
-            process_tree.become_subreaper()
-            protocol.send(standby.commands, _start(spec, standby, signals))
-            observer.ordered()
-            _follow(life, standby, signals)
+            _follow(life, standby, _start(spec, standby, signals), observer, signals)
             report = _last_report(life, standby, observer, signals)
         finally:
             standby.close()
@@ -190,12 +186,22 @@ def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.St
     )
 
 
-def _follow(life: AttemptLife, standby: Standby, signals: Signals) -> None:
+def _follow(
+    life: AttemptLife,
+    standby: Standby,
+    start: protocol.Start,
+    observer: Observer,
+    signals: Signals,
+) -> None:
     """Handle messages and signals until the keeper reports the end of the attempt or dies."""
+    from saferun.keeper import process_tree
     from saferun.supervise.attempt_life import KEEPER_GONE, KEEPER_STOPPED, OVER
     from saferun.supervise.keeper_watch import KeeperWatch
 
+    process_tree.become_subreaper()
     inbox = protocol.Inbox(standby.reports)
+    protocol.send(standby.commands, start)
+    observer.ordered()
     poller = select.poll()
     poller.register(signals.fd, select.POLLIN)
     poller.register(inbox.fd, select.POLLIN)
