@@ -190,7 +190,7 @@ def test_faulthandler_is_on_in_a_rank(
 GROUP = "raise ExceptionGroup('two', [ExceptionGroup('in', [ValueError('leaf')]), OSError('b')])"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="no exception groups")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11, for exception groups")
 def test_the_message_of_a_group_has_its_first_exception(interpreters: Interpreters) -> None:
     ran = rank(interpreters, GROUP)
     message = recorded(interpreters)

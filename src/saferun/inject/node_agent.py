@@ -41,7 +41,8 @@ REGISTRY = "torch.distributed.elastic.rendezvous.registry"
 MEET_S = 15.0  # all nodes have just left the same rendezvous
 LEAVE_S = 5.0  # the store goes with its host: all read the result first
 AGAIN_S = 1.0  # between two tries to join: a store that is being opened needs about that
-DONE_LOOK_S = 1.0  # most between two looks whether all nodes are done; at first much less
+# Between two looks whether all nodes are done: of who ends together, and of who waits for long.
+DONE_LOOKS_S = (0.01, 1.0)
 GONE_LOOK_S = 0.5  # between two looks whether a store has gone, which costs its host a request
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
@@ -313,7 +314,8 @@ class Party:
             if store.add(node_watch.DONE, 1) >= size:
                 store.set(node_watch.ALL_DONE, "1")
             while not store.check([node_watch.ALL_DONE]) and not watch.lost:
-                time.sleep(min(DONE_LOOK_S, 0.01 + (time.monotonic() - begun) / 20))
+                waited_s = time.monotonic() - begun
+                time.sleep(min(DONE_LOOKS_S[1], DONE_LOOKS_S[0] + waited_s / meeting.LOOKS))
         except RuntimeError as error:
             if not is_of_torch(error):
                 raise

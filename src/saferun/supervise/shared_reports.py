@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from saferun.inject.nodes import Report
 
 WAIT_S = 15.0  # an agent is told of another's failure within 6 s, and its ranks end
-_LOOK_S = 0.1
+_LOOK_S = 0.1  # a look is some reads over the network, and the next attempt waits for the last one
 _DIRECTORY, _WORD = "nodes", "word"
 
 

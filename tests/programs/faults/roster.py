@@ -8,7 +8,7 @@ import fcntl
 import os
 import signal
 import subprocess  # noqa: F401 - for those who import all
-import sys  # noqa: F401 - likewise
+import sys  # noqa: F401 - for those who import all
 import time
 
 ROSTER = os.environ["ROSTER"]
