@@ -26,8 +26,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("support", "mitigations")]
 
 import provoked  # noqa: E402 - the path is set above
-import surroundings  # noqa: E402
-import table  # noqa: E402
+import surroundings  # noqa: E402 - the path is set above
+import table  # noqa: E402 - the path is set above
 
 KEPT = ("LANG", "LD_LIBRARY_PATH", "TORCH_EXTENSIONS_DIR")  # DeepSpeed builds for minutes, once
 LIMIT_S = 150.0

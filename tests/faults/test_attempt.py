@@ -24,6 +24,7 @@ from helpers import (
     supervised,
     until,
 )
+from repo import ROOT
 
 from saferun.keeper.process_tree import opens
 from saferun.supervise.attempt import AttemptSpec, Observer, run_attempt
@@ -127,6 +128,15 @@ def test_fork_bomb_is_ended(tmp_path, victim):
         run.arrived(sitting=160, agent=1)
         run.kill(victim)
         run.nothing_lives()
+
+
+@pytest.mark.parametrize("victim", ["saferun", "keeper", "agent"])
+def test_what_forks_and_exits_faster_than_it_is_seen_is_ended(tmp_path, victim):
+    with supervised(tmp_path, program("runaways.py")) as run:
+        run.arrived(agent=1)
+        run.kill(victim)
+        run.nothing_lives()
+        assert not run.members("outlived")
 
 
 def test_no_process_gets_to_act_on_anothers_end(tmp_path):
@@ -240,6 +250,13 @@ def test_process_that_may_not_be_killed_is_waited_for_and_reported():
     looks = itertools.count()
     assert end_processes(lambda: next(looks) >= 0 and {1: -1}, limit_s=0.3) == (0, [1])
     assert next(looks) > 1  # it has looked again
+
+
+def test_one_that_is_spared_lives_on_and_what_runs_away_beside_it_is_ended():
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = program("spares_one.py")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "[] b'' None\n"
 
 
 def test_number_that_another_process_has_by_now_is_not_signalled():

@@ -22,7 +22,7 @@ TICK = "\nfor i in range(100000): print('tick', i, flush=True); time.sleep(0.05)
 class Typed(Supervised):
     """A supervised command that was started by typing it in a terminal."""
 
-    def _start(self, popen: dict[str, Any]) -> None:  # type: ignore[override]
+    def _start(self, popen: dict[str, Any]) -> None:  # type: ignore[override]  # the job has a terminal, and no pipes are returned
         self.terminal = Terminal(self.environment)
         script = self.folder / "run.sh"
         script.write_text("exec " + " ".join(map(_quote, self.arguments)) + "\n")

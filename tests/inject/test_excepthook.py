@@ -228,7 +228,7 @@ def test_what_a_loaders_worker_raises_is_recorded_with_the_workers_own_traceback
 GROUP = "raise ExceptionGroup('two', [ExceptionGroup('in', [ValueError('leaf')]), OSError('b')])"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="no exception groups")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11, for exception groups")
 def test_the_message_of_a_group_has_its_first_exception(interpreters: Interpreters) -> None:
     ran = rank(interpreters, GROUP)
     message = recorded(interpreters)

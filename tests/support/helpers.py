@@ -46,7 +46,10 @@ def python(code: str) -> list[str]:
 
 
 def living(mark: str) -> dict[int, str]:
-    """Return {pid: name} of the living processes that carry a mark in their environment."""
+    """Return {pid: name} of the living processes that carry a mark in their environment.
+
+    One that forks and exits all the time is missed: `Supervised.is_held` tells of such.
+    """
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -85,7 +88,8 @@ def until(condition: Callable[[], Any], what: object = "", limit_s: float = DEAD
         if value := condition():
             return value
         if asked > limit:
-            raise AssertionError(f"not within {limit_s} s: {what or condition}")
+            text = what() if callable(what) else what
+            raise AssertionError(f"not within {limit_s} s: {text or condition}")
         time.sleep(max(0.005, 4 * (time.monotonic() - asked)))
 
 
@@ -159,10 +163,23 @@ class Supervised:
 
     def nothing_lives(self, *but: int) -> None:
         """Wait until no process of the attempt lives, except those named."""
-        until(lambda: set(living(self.mark)) <= set(but), f"{living(self.mark)} still live")
+        until(lambda: set(living(self.mark)) <= set(but), lambda: f"{living(self.mark)} still live")
+        until(lambda: but or not self.is_held(), "a process that forks and exits still lives")
+
+    def is_held(self) -> bool:
+        """Return whether a process lives that has inherited the lock which roster.py takes."""
+        try:
+            with open(f"{self.roster}.lives") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:  # no such job was started
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def clean(self) -> None:
         """End everything that carries the mark."""
+        Path(f"{self.roster}.stop").touch()
         while found := living(self.mark):
             for pid in found:
                 with contextlib.suppress(OSError):

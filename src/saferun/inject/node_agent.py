@@ -27,7 +27,7 @@ import sys
 import time
 
 from . import meeting, node_joining, node_watch, nodes, receipts
-from .node_joining import say
+from .node_joining import SIGNALLED, harmlessly, is_of_torch, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,10 +40,13 @@ AGENT_API = "torch.distributed.elastic.agent.server.api"
 REGISTRY = "torch.distributed.elastic.rendezvous.registry"
 MEET_S = 15.0  # all nodes have just left the same rendezvous
 LEAVE_S = 5.0  # the store goes with its host: all read the result first
-AGAIN_S = 1.0  # between two tries to join, more or less
+# Between two tries to join, more or less: a store that is being opened needs about that.
+AGAIN_S = 1.0
 # Nodes that join write one state in turn, and a node that another one has forestalled tries again.
 # After a failure they all come at once, so each waits a part of this, for each node of the run.
 SPREAD_S, LONGEST_SPREAD_S = 0.005, 5.0
+DONE_LOOK_S = 0.01  # between two looks whether all nodes are done, of those that end together
+GONE_LOOK_S = 0.5  # between two looks whether a store has gone, which costs its host a request
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
 _party: Party | None = None
@@ -111,15 +114,19 @@ class Party:
         @functools.wraps(original)
         def get_rendezvous_handler(params: Any) -> Any:
             self._parameters = params
-            if self._attempt > 1:
-                params.config.setdefault("join_timeout", int(self._rejoin_s))
-                if params.backend == "static":
-                    limit = int(params.config.get("timeout", self._rejoin_s))
-                    params.config["timeout"] = min(limit, int(self._rejoin_s))
-            self._joining.begin(str(params.endpoint), say)
+            harmlessly("the time to join is not bounded", lambda: self._bound(params))
+            begin = functools.partial(self._joining.begin, str(params.endpoint), say)
+            harmlessly("the wait for other nodes is not explained", begin)
             return self._handler(time.monotonic() + self._rejoin_s)
 
         registry.get_rendezvous_handler = get_rendezvous_handler  # type: ignore[attr-defined]  # torch's own is replaced
+
+    def _bound(self, params: Any) -> None:
+        if self._attempt > 1:
+            params.config.setdefault("join_timeout", int(self._rejoin_s))
+            if params.backend == "static":
+                limit = int(params.config.get("timeout", self._rejoin_s))
+                params.config["timeout"] = min(limit, int(self._rejoin_s))
 
     def hook_agent(self, agent: Any) -> None:
         """Wrap what an agent does at its beginning and at its end."""
@@ -136,7 +143,9 @@ class Party:
         while True:
             try:
                 handler = self._make(self._parameters)
-                self._joining.watch(handler, self._parameters.run_id)
+                watch = functools.partial(self._joining.watch, handler, self._parameters.run_id)
+                # In attempt 1 torch itself notices a store that is lost already.
+                harmlessly("the other nodes are not looked at", watch, store=self._attempt > 1)
                 return handler
             except Exception as error:
                 if time.monotonic() > limit or not self._may_come_back(error):
@@ -148,7 +157,7 @@ class Party:
     def _rendezvous(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
         """Join, meet, and go on only where all nodes begin the same attempt."""
         spec = agent._worker_group.spec
-        backend = spec.rdzv_handler.get_backend()
+        backend = harmlessly("no other node is met", spec.rdzv_handler.get_backend)
         if backend not in BACKENDS or (self._began and backend == "static"):
             original(agent, *rest)  # static: with --max-restarts a node restarts its ranks alone
             return
@@ -162,9 +171,9 @@ class Party:
             say(f"nodes have come or gone: attempt {self._attempt + 1} starts on all of them")
         try:
             self._go_on(agent)
-        except RuntimeError:  # the store has gone, and with it the rendezvous
-            raise
         except Exception as error:
+            if is_of_torch(error):  # the store has gone, and with it the rendezvous
+                raise
             say(f"the nodes could not compare notes: {type(error).__name__}: {error}")
 
     def _go_on(self, agent: Any) -> None:
@@ -190,9 +199,9 @@ class Party:
         while True:
             try:
                 original(agent, *rest)
-                if not _is_over(agent._store):
+                await_end = functools.partial(_await_end, agent, self._attempt, self._rejoin_s)
+                if not harmlessly("an earlier attempt may be met", await_end, store=True):
                     return
-                _await_end(agent._store, self._attempt, self._rejoin_s)
                 error: Exception = RuntimeError("the store of an earlier attempt lives on")
             except Exception as caught:
                 error = caught
@@ -204,7 +213,8 @@ class Party:
 
     def _give_up(self, error: Exception, here: dict[int, str]) -> NoReturn:
         """End the agent; from the second attempt on the supervisor says it in a sentence."""
-        if self._attempt == 1 or self._directory is None:
+        is_signal = type(error).__name__ == SIGNALLED
+        if is_signal or self._attempt == 1 or self._directory is None:
             raise error
         where = getattr(self._parameters, "endpoint", "")
         text = f"the rendezvous at {where} could not be reached again"
@@ -226,7 +236,7 @@ class Party:
             waited: this node had reached it, and waited there.
         """
         name = type(error).__name__
-        if name == "RendezvousTimeoutError" or self._make is None:
+        if name in ("RendezvousTimeoutError", SIGNALLED) or self._make is None:
             return False
         lost = waited and name == "RendezvousConnectionError"
         return lost or name == "RendezvousClosedError" or self._attempt > 1
@@ -266,12 +276,20 @@ class Party:
         if not agreement["beats"]:
             return
         self._watch = node_watch.NodeWatch(store, rank, hosts, self._attempt, end)
-        self._watch.start()
+        harmlessly("this node has no heartbeat", self._watch.start)
 
     # --- the end ---
 
     def _run(self, original: Callable[..., Any], agent: Any, *rest: Any) -> Any:
         result = None
+        harmlessly("the agent's end is not seen", lambda: self._note_shutdown(agent))
+        try:
+            result = original(agent, *rest)
+            return result
+        finally:
+            harmlessly("the other nodes are not told of the end", lambda: self._ended(result))
+
+    def _note_shutdown(self, agent: Any) -> None:
         shut_down = agent._shutdown
 
         def shutdown(*args: Any, **kwargs: Any) -> Any:
@@ -279,36 +297,39 @@ class Party:
             return shut_down(*args, **kwargs)
 
         agent._shutdown = shutdown
-        try:
-            result = original(agent, *rest)
-            return result
-        finally:
-            if self._watch is not None:
-                if result is not None and not result.is_failed():
-                    self._watch.stop()
-                else:
-                    self._watch.fail()
+
+    def _ended(self, result: Any) -> None:
+        if self._watch is not None:
+            if result is not None and not result.is_failed():
+                self._watch.stop()
+            else:
+                self._watch.fail()
 
     def _exit_barrier(self, original: Callable[..., Any], agent: Any, *rest: Any) -> Any:
         """Wait until the ranks of all nodes have ended, in Python, where a signal is answered."""
-        watch, size = self._watch, agent._worker_group.group_world_size
-        if watch is None:
-            return original(agent, *rest)
-        self._is_done = True
-        store = _prefixed(agent._store)
+        if self._watch is not None:
+            self._is_done = True
+            wait = functools.partial(self._await_all, agent, self._watch)
+            harmlessly("the other nodes' ends are not waited for", wait)
+        return original(agent, *rest)
+
+    def _await_all(self, agent: Any, watch: node_watch.NodeWatch) -> None:
+        store, size = _prefixed(agent._store), agent._worker_group.group_world_size
         begun, longest_s = time.monotonic(), node_watch.every_s(size) / 2
         try:
             if store.add(node_watch.DONE, 1) >= size:
                 store.set(node_watch.ALL_DONE, "1")
             while not store.check([node_watch.ALL_DONE]) and not watch.lost:
-                time.sleep(min(longest_s, 0.01 + (time.monotonic() - begun) / 20))
-        except RuntimeError:
+                waited_s = time.monotonic() - begun
+                time.sleep(min(longest_s, DONE_LOOK_S + waited_s / meeting.LOOKS))
+        except RuntimeError as error:
+            if not is_of_torch(error):
+                raise
             time.sleep(node_watch.RANKS_S + node_watch.BEAT_S)  # the watch says what it means
             raise SystemExit(1) from None
         if watch.lost:
             raise SystemExit(1)
         watch.stop()
-        return original(agent, *rest)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         """Write a file for the supervisor; without one it decides alone."""
@@ -348,23 +369,24 @@ def _prefixed(store: Any) -> Any:
     return sys.modules["torch.distributed"].PrefixStore("saferun", store)
 
 
-def _is_over(store: Any) -> bool:
-    """Tell whether the nodes of an earlier attempt have met in this store."""
-    return bool(_prefixed(store).check(["result"]))
+def _await_end(agent: Any, attempt: int, bound_s: float) -> bool:
+    """Have the agents of an earlier attempt end, if they have met in the agent's store.
 
-
-def _await_end(store: Any, attempt: int, bound_s: float) -> None:
-    """Ask the agents of an earlier attempt to end, and wait until their store has gone.
+    Returns:
+        Whether they have, and their store is still there.
 
     Raises:
-        RuntimeError: it has.
+        RuntimeError: it has gone.
     """
-    ours = _prefixed(store)
+    ours = _prefixed(agent._store)
+    if not ours.check(["result"]):
+        return False
     ours.set(node_watch.WANTED, str(attempt))
     limit = time.monotonic() + bound_s
     while time.monotonic() < limit:
         ours.check(["result"])
-        time.sleep(0.5)
+        time.sleep(GONE_LOOK_S)
+    return True
 
 
 def _leave(store: Any, size: int) -> None:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 WAIT_S = 15.0  # beside a heartbeat: an agent is told of another's failure, and its ranks end
 _NEXT_S = 3.0  # after which the next node reads the reports, too
-_LOOK_S, _SELDOM_S = 0.1, 1.0  # between two looks, at first and later
+# Between two looks, at first and later: a look is some reads over the network, and the next attempt
+# waits for the last one.
+_LOOK_S, _SELDOM_S = 0.1, 1.0
 _DIRECTORY, _WORD, _RESULTS = "nodes", "word", "results"
 
 

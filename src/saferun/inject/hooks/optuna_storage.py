@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _watchers: dict[tuple[int, int], Watcher] = {}  # by the id of the storage object, and the study's
 _MARK = "_saferun_watched"
+# The process that makes the tables needs less than a second: one transaction on an empty database.
 _TABLES_TRIES, _TABLES_WAIT_S = 5, 0.2
 _MADE_BESIDE = ("already exists", "unique constraint", "duplicate")  # what databases say of it
 
