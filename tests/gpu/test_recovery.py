@@ -20,6 +20,7 @@ from saferun.diagnosis.signatures import load as load_failures
 from saferun.gpu import lock_dir, nvidia_smi, orphans, preflight_gate, recovery
 from saferun.gpu.cuda_errors import AFTER, DRAIN, LEFTOVERS, RESET
 from saferun.journal import writer
+from saferun.journal.event_types import RunEnded
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
 from saferun.supervise.probes import Probes
 from saferun.system import procfs, redact
@@ -261,7 +262,7 @@ def test_an_owner_that_hidepid_hides_is_alive(stand):
 def test_a_run_notes_when_it_lived_last(stand):
     journal = writer.Journal.begin(str(stand.runs), "r1", redact.Masker({}, ()), say=print)
     before = procfs.now()
-    journal.event("end", status=0)
+    journal.event(RunEnded(0, ""))
     noted = int((stand.runs / "r1" / "alive").read_text())
     assert before <= noted <= procfs.now()
     journal.alive()

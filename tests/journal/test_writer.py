@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 from repo import ROOT, source
 
-from saferun.journal import disk, writer
+from saferun.journal import disk, event_types, writer
 from saferun.journal.events import read_raw as read_events
 from saferun.journal.writer import Journal
+from saferun.named_tuple import NamedTuple
 from saferun.system.redact import MASK, Masker
 
 NOBODY = 65534
@@ -92,10 +93,17 @@ def names(journal: Journal) -> list[str]:
     return [event["event"] for event in events(journal)]
 
 
+def noted(name: str, /, **facts: object) -> Any:
+    """Return an event that no run writes."""
+    kind = type("Noted", (NamedTuple,), {"__annotations__": dict.fromkeys(facts, "object")})
+    event_types.NAMES[kind] = name
+    return kind(**facts)
+
+
 def use(journal: Journal) -> None:
     """Do everything once."""
     journal.plan(PLAN)
-    journal.event("start")
+    journal.event(noted("start"))
     journal.tails(1, b"out", b"err")
     journal.sync()
     journal.receipts()
@@ -120,7 +128,7 @@ def test_a_run_leaves_a_plan_events_tails_and_a_place_for_receipts(begin, base, 
 def test_an_event_is_one_line_with_both_times_its_name_and_its_facts(begin):
     ticks = iter([50.0, 51.23456])
     journal = begin(now=lambda: 1700000000.98765, clock=lambda: next(ticks))
-    journal.event("end", code=-11, name="a fact may be called name", at="not by a fact")
+    journal.event(noted("end", code=-11, name="a fact may be called name"))
     (line,) = pathlib.Path(journal.path, "events.jsonl").read_text().splitlines()
     assert line.startswith('{"at": 1700000000.988, "s": 1.235, "event": "end", "code": -11')
     assert json.loads(line)["name"] == "a fact may be called name"
@@ -128,14 +136,14 @@ def test_an_event_is_one_line_with_both_times_its_name_and_its_facts(begin):
 
 def test_facts_that_json_does_not_know_are_written_as_text(begin):
     journal = begin()
-    journal.event("odd", inf=float("inf"), raw=b"\xff", some={1: {2}}, nan=float("nan"))
+    journal.event(noted("odd", inf=float("inf"), raw=b"\xff", some={1: {2}}, nan=float("nan")))
     (event,) = events(journal)
     assert (event["inf"], event["raw"], event["some"]) == ("inf", "b'\\xff'", {"1": "{2}"})
 
 
 def test_text_that_is_no_unicode_survives(begin):
     journal = begin()
-    journal.event("odd", file="caf\udce9")
+    journal.event(noted("odd", file="caf\udce9"))
     assert events(journal)[0]["file"] == "caf\udce9"
 
 
@@ -143,7 +151,7 @@ def test_facts_that_hold_themselves_end(begin):
     loop: dict = {}
     loop["again"] = loop
     journal = begin()
-    journal.event("loop", loop=loop)
+    journal.event(noted("loop", loop=loop))
     assert names(journal) == ["loop"]
 
 
@@ -164,9 +172,8 @@ def test_everything_is_private_whatever_the_umask(begin, base):
 def test_no_secret_reaches_the_disk(begin, base):
     journal = begin()
     journal.plan(PLAN)
-    journal.event(
-        "start", argv=["--token", "abc"], env={"A_KEY": "short"}, text=f"x{SECRET}", n={SECRET: 1}
-    )
+    env, n = {"A_KEY": "short"}, {SECRET: 1}
+    journal.event(noted("start", argv=["--token", "abc"], env=env, text=f"x{SECRET}", n=n))
     journal.tails(1, f"a {SECRET} b".encode(), f"{SECRET[5:]} c".encode())
     written = b"".join(p.read_bytes() for p in base.rglob("*") if p.is_file())
     for secret in (SECRET, SECRET[5:], "abc", "short"):
@@ -263,7 +270,7 @@ def test_two_processes_that_begin_the_same_run_get_two_directories(base):
     paths = {who: p.communicate()[0].split() for who, p in zip("ab", started, strict=True)}
     assert len({*paths["a"], *paths["b"]}) == 40
     for who, mine in paths.items():
-        assert all([e["event"] for e in read_events(f"{p}/events.jsonl")] == [who] for p in mine)
+        assert all([e["what"] for e in read_events(f"{p}/events.jsonl")] == [who] for p in mine)
 
 
 # Planted links
@@ -301,8 +308,8 @@ def test_a_link_under_the_name_of_the_events_is_refused(begin, base, tmp_path, m
     file = base / "r" / "events.jsonl"
     file.unlink()
     os.mkfifo(file) if plant == "fifo" else getattr(file, plant)(target)
-    journal.event("start")
-    journal.event("end")
+    journal.event(noted("start"))
+    journal.event(noted("end"))
     assert target.read_text() == "mine"
     assert len(messages) == 1
     assert "does not answer" not in messages[0]  # refused, and not waited for
@@ -314,7 +321,7 @@ def test_a_directory_swapped_underneath_gets_nothing(begin, base, tmp_path):
     (base / "r").mkdir()
     (base / "r" / "receipts").mkdir()
     journal.plan(PLAN)
-    journal.event("start")
+    journal.event(noted("start"))
     journal.tails(1, b"out", b"err")
     assert [p.name for p in (base / "r").rglob("*")] == ["receipts"]
     assert (base / "moved" / "plan.json").is_file()
@@ -418,15 +425,15 @@ def test_a_read_only_file_system_costs_one_line(begin, small_disk, messages):
 
 def test_a_disk_that_was_full_for_a_while_has_the_later_events_whole(begin, small_disk, messages):
     journal = begin(small_disk)
-    journal.event("before")
+    journal.event(noted("before"))
     filler = fill(small_disk)
     for n in range(200):
-        journal.event("full", n=n, text="x" * 100)
+        journal.event(noted("full", n=n, text="x" * 100))
     journal.plan(PLAN)
     journal.tails(1, b"x" * 5000, b"y" * 5000)
     assert len(messages) == 1
     filler.unlink()
-    journal.event("after")
+    journal.event(noted("after"))
     journal.plan(PLAN)
     journal.tails(2, b"", b"y" * 5000)
     lines = pathlib.Path(journal.path, "events.jsonl").read_bytes().splitlines()
@@ -455,14 +462,14 @@ def test_a_limit_on_the_size_of_files_cuts_no_line_in_two(base):
     assert done.stdout.startswith("1 cannot write ")
     lines = (base / "r" / "events.jsonl").read_bytes().splitlines()
     written = [json.loads(line) for line in lines]
-    assert [e["event"] for e in written] == ["limited"] * (len(lines) - 1) + ["free"]
+    assert [e["event"] for e in written] == ["fault"] * (len(lines) - 1) + ["end"]
     assert 2 < len(lines) < 20
     assert not (base / "r" / "attempt-1.stdout").exists()
 
 
 def test_half_a_line_that_cannot_be_taken_back_spoils_no_other(begin, monkeypatch):
     journal = begin()
-    journal.event("before")
+    journal.event(noted("before"))
     write = os.write
 
     def half(descriptor, data):
@@ -475,8 +482,8 @@ def test_half_a_line_that_cannot_be_taken_back_spoils_no_other(begin, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", half)
         patched.setattr(os, "ftruncate", broken)
-        journal.event("cut")
-    journal.event("after")
+        journal.event(noted("cut"))
+    journal.event(noted("after"))
     assert names(journal) == ["before", "after"]
     last = pathlib.Path(journal.path, "events.jsonl").read_bytes().splitlines()[-1]
     assert json.loads(last)["event"] == "after"  # on a line of its own
@@ -485,7 +492,7 @@ def test_half_a_line_that_cannot_be_taken_back_spoils_no_other(begin, monkeypatc
 @pytest.mark.parametrize("what", ["run", "base"])
 def test_a_directory_removed_in_the_middle_costs_one_line(begin, base, messages, what):
     journal = begin()
-    journal.event("before")
+    journal.event(noted("before"))
     shutil.rmtree(base / "r" if what == "run" else base)
     for _ in range(3):
         use(journal)
@@ -496,9 +503,9 @@ def test_a_directory_removed_in_the_middle_costs_one_line(begin, base, messages,
 
 def test_events_that_were_deleted_go_on_in_a_new_file(begin, messages):
     journal = begin()
-    journal.event("before")
+    journal.event(noted("before"))
     os.unlink(f"{journal.path}/events.jsonl")
-    journal.event("after")
+    journal.event(noted("after"))
     assert names(journal) == ["after"]
     assert messages == []
 
@@ -546,14 +553,14 @@ def test_a_dead_file_system_holds_the_run_up_once_and_not_again(begin, hangs, th
     hangs.clear()
     threads.clear()
     for _ in range(50):
-        journal.event("hangs")
+        journal.event(noted("hangs"))
         journal.tails(1, b"a", b"b")
     assert len(threads) == 1
     assert len(messages) == 1
     hangs.set()
     deadline = time.monotonic() + 300
     while "back" not in names(journal) and time.monotonic() < deadline:
-        journal.event("back")
+        journal.event(noted("back"))
     assert names(journal)[0] == "hangs"  # the one that was on its way
     assert "back" in names(journal)
     assert len(messages) == 1
@@ -578,7 +585,7 @@ def test_a_slow_sync_costs_no_event_and_no_word(begin, messages, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: (asked.append(fd), answers.wait(300)))
     for _ in range(20):
         journal.sync()
-        journal.event("goes on")
+        journal.event(noted("goes on"))
     assert len(asked) == 1
     answers.set()
     assert names(journal) == ["goes on"] * 20
