@@ -98,31 +98,29 @@ class Record:
             decision: what happens next.
             lost: the work since the last checkpoint; None where that is not known.
         """
-        self._journal.event(
-            AttemptEnded(
-                attempt=last.number,
-                status=ended.exit_code,
-                lived_s=round(ended.lived_s, 3),
-                ended_by=ended.ended_by,
-                signals=ended.forwarded,
-                killed=ended.killed,
-                unkillable=ended.unkillable,
-                kind=last.kind,
-                fingerprint=last.fingerprint,
-                root_rank=diagnosis.root_rank if diagnosis else None,
-                root_line=diagnosis.root_line if diagnosis else None,
-                decided_by=diagnosis.decided_by if diagnosis else (),
-                stack=diagnosis.stack if diagnosis else (),
-                action=decision.action,
-                reason=decision.reason,
-                delay_s=round(decision.delay_s, 3),
-                add=decision.add,
-                lost_work=lost,
-            )
+        facts = AttemptEnded(
+            attempt=last.number,
+            status=ended.exit_code,
+            lived_s=round(ended.lived_s, 3),
+            ended_by=ended.ended_by,
+            signals=ended.forwarded,
+            killed=ended.killed,
+            unkillable=ended.unkillable,
+            kind=last.kind,
+            fingerprint=last.fingerprint,
+            root_rank=diagnosis.root_rank if diagnosis else None,
+            root_line=diagnosis.root_line if diagnosis else None,
+            decided_by=diagnosis.decided_by if diagnosis else (),
+            stack=diagnosis.stack if diagnosis else (),
+            action=decision.action,
+            reason=decision.reason,
+            delay_s=round(decision.delay_s, 3),
+            add=decision.add,
+            lost_work=lost,
         )
-        self._tails = (last.number, ended.stdout_tail, ended.stderr_tail)
-        if last.replaced:
-            self._tails = None  # nothing in it asks to be read
+        self._journal.event(facts)
+        tails = (last.number, ended.stdout_tail, ended.stderr_tail)
+        self._tails = None if last.replaced else tails  # nothing in these asks to be read
 
     def recycled(self, number: int, request: Request) -> None:
         """Record that the process of an attempt is replaced, as it asked."""
