@@ -27,7 +27,7 @@ def tool(name: str) -> types.ModuleType:
     return module
 
 
-environment_readers = tool("environment_readers")
+environment_readers, _ = tool("environment_readers"), tool("library_releases")
 variables = tool("variables")
 
 
