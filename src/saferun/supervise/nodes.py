@@ -101,7 +101,8 @@ class Nodes:
         Returns:
             What follows where no rank was started; None where ranks ran, or may have.
         """
-        outcome = self._outcome = self._read(node_agent.outcome_name(self.number))
+        outcome: nodes.Outcome | None = self._read(node_agent.outcome_name(self.number))
+        self._outcome = outcome
         ends = ended.exit_code == 0 or end_requested(ended)
         if outcome is None or "alone" in outcome:
             return self._not_met(plan, outcome) if self._comes_back and not ends else None
