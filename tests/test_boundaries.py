@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -215,6 +216,21 @@ def test_slow_is_refused_as_a_decorator():
 
         @slow
         def test_it() -> None: ...
+
+
+def test_each_file_of_knowledge_has_one_reader():
+    """It makes typed values of what YAML gives; nothing else sees a key that may be misspelt."""
+    loads = re.compile(r"\bloader\.(load_(?!for_bundle)\w+)\(")
+    readers: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for name in loads.findall(path.read_text()):
+            readers.setdefault(name, set()).add(str(path.relative_to(SOURCE)))
+    assert readers == {
+        "load_failures": {"diagnosis/signatures.py"},
+        "load_mitigations": {"plan/mitigation_catalog.py"},
+        "load_settings": {"audit/effects.py"},
+        "load_xids": {"doctor/xid.py"},
+    }
 
 
 def test_only_sitecustomize_lies_on_the_childs_path():

@@ -19,6 +19,8 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from saferun.diagnosis.signatures import needle, says
+
 FILLED = "\1"  # between two parts of a message
 _LIBRARY = re.compile(r"^(?!libcu|libnv(?!rtc_)|libLLVM).*\.so(\.\d+)*$")  # NVIDIA's own
 _NOT_ITS_OWN = re.compile(r"(?:^|/)(?:tests?|testing|_vendor|vendor|node_modules)/")
@@ -52,7 +54,7 @@ class Releases:
         The parts between ` ... ` follow each other in one message. A library's messages are often
         put together, so there they only need to be somewhere.
         """
-        parts = phrase.lower().split(" ... ")
+        parts = needle(phrase)
         somewhere = [self._strings.with_text(part) for part in parts]
         return self._literals.with_text(*parts) | frozenset.intersection(*somewhere)
 
@@ -77,20 +79,10 @@ class _Merged:
         at = self._whole.find(longest)
         while at >= 0:
             number = bisect.bisect_right(self._starts, at) - 1
-            if _holds(self._texts[number], parts):
+            if says(parts, self._texts[number]):
                 found |= self._owners[number]
             at = self._whole.find(longest, self._starts[number + 1])
         return frozenset(found)
-
-
-def _holds(text: str, parts: Iterable[str]) -> bool:
-    at = 0
-    for part in parts:
-        at = text.find(part, at)
-        if at < 0:
-            return False
-        at += len(part)
-    return True
 
 
 def read(package: pathlib.Path) -> Texts:

@@ -20,16 +20,14 @@ import gzip
 import hashlib
 import os
 import pathlib
-import shutil
-import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import message_texts
 import yaml
+from library_releases import fetch, ranges
 from message_texts import Texts
 
 from saferun.audit.variable_index import version
@@ -167,18 +165,6 @@ def shown(found: Mapping[str, tuple[str, ...]], record: Record) -> str:
     )
 
 
-def ranges(found: Iterable[str], order: list[str]) -> str:
-    """Return versions as ranges; one without an end goes on to the newest that was looked at."""
-    runs: list[list[str]] = []
-    for each in found:
-        previous = order.index(each) - 1
-        if runs and previous >= 0 and runs[-1][-1] == order[previous]:
-            runs[-1].append(each)
-        else:
-            runs.append([each])
-    return ",".join(f"{run[0]}.." + ("" if run[-1] == order[-1] else run[-1]) for run in runs)
-
-
 # The record
 
 
@@ -283,7 +269,7 @@ def _add(requirement: str) -> None:
     library = next(key for key, (name, _) in LIBRARIES.items() if name == project)
     with tempfile.TemporaryDirectory(prefix="messages-") as folder:
         root = pathlib.Path(folder)
-        _fetch(project, release, root)
+        fetch(project, release, root, _may_print)
         texts = message_texts.read(next(root.rglob(LIBRARIES[library][1])))
     KEPT.mkdir(parents=True, exist_ok=True)
     for path in KEPT.glob(f"{library}-{minor(release)}.*gz"):
@@ -295,20 +281,9 @@ def _add(requirement: str) -> None:
     )
 
 
-def _fetch(project: str, version: str, root: pathlib.Path) -> None:
-    """Unpack a release's wheel or sources; `===` excludes local builds such as +cpu."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-    command += ["--prefer-binary", "-d", str(root), f"{project}==={version}"]
-    environ = {**os.environ, "PIP_FIND_LINKS": ""}
-    subprocess.run(command, check=True, env=environ)  # noqa: S603 (our own pip)
-    for wheel in root.glob("*.whl"):
-        with zipfile.ZipFile(wheel) as archive:
-            names = [n for n in archive.namelist() if n.endswith((".py", ".c")) or ".so" in n]
-            archive.extractall(root, names)
-        wheel.unlink()
-    for sources in root.glob("*.tar.gz"):
-        shutil.unpack_archive(sources, root, filter="data")
-        sources.unlink()
+def _may_print(name: str) -> bool:
+    """Return whether a file of a wheel has texts that are looked for."""
+    return name.endswith((".py", ".c")) or ".so" in name
 
 
 if __name__ == "__main__":

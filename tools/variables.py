@@ -14,17 +14,15 @@ they are fetched one at a time into a temporary directory (TMPDIR) and deleted.
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
-import zipfile
 from typing import NamedTuple
 
 import environment_readers
 import yaml
+from library_releases import fetch, ranges
 
 from saferun.audit.variable_index import NOBODY, Reader, parse
 from saferun.audit.variable_index import version as _version
@@ -126,23 +124,9 @@ def render(data: Data) -> str:
 
 def _line(readers: dict[str, Reader], releases: dict[str, list[str]]) -> str:
     return "; ".join(
-        " ".join((library, _ranges(reader.releases, releases[library]), *reader.files))
+        " ".join((library, ranges(reader.releases, releases[library]), *reader.files))
         for library, reader in sorted(readers.items(), key=lambda item: (item[0] != "torch", item))
     )
-
-
-def _ranges(found: tuple[str, ...], order: list[str]) -> str:
-    """Return releases as ranges: "2.4.0..2.6.0,2.8.0.."."""
-    runs: list[list[str]] = []
-    for release in order:
-        if release not in found:
-            continue
-        previous = order.index(release) - 1
-        if runs and runs[-1][-1] == order[previous]:
-            runs[-1].append(release)
-        else:
-            runs.append([release])
-    return ",".join(f"{r[0]}.." + ("" if r[-1] == order[-1] else r[-1]) for r in runs)
 
 
 def _by_version(item: tuple[str, str]) -> tuple[int, ...]:
@@ -201,7 +185,7 @@ def _add_release(requirement: str) -> None:
     library = next(key for key, (projects, _) in LIBRARIES.items() if project in projects)
     with tempfile.TemporaryDirectory(prefix="variables-") as folder:
         root = pathlib.Path(folder)
-        _fetch(project, version, root)
+        fetch(project, version, root)
         found = environment_readers.readers(root / LIBRARIES[library][1])
         needs = _needs(root) if library == "torch" else {}
     data = merge(load(), library, version, found)
@@ -216,18 +200,6 @@ def _add_release(requirement: str) -> None:
 
 def _called(project: str) -> str:
     return next(key for key, (projects, _) in LIBRARIES.items() if project in projects)
-
-
-def _fetch(project: str, version: str, root: pathlib.Path) -> None:
-    """Unpack a release's wheel from the registry; `===` excludes local builds such as +cpu."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-    command += ["--only-binary=:all:", "-d", str(root), f"{project}==={version}"]
-    environ = {**os.environ, "PIP_FIND_LINKS": ""}
-    subprocess.run(command, check=True, env=environ)  # noqa: S603 (our own pip)
-    for wheel in root.glob("*.whl"):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(root)
-        wheel.unlink()
 
 
 def _needs(root: pathlib.Path) -> dict[str, str]:

@@ -13,8 +13,10 @@ import pytest
 from repo import ROOT
 from requested import TORCH, requested
 
-from saferun.audit import alloc_conf, collect, judge, script_ast
+from saferun.audit import alloc_conf, collect, effects, judge, script_ast
 from saferun.audit import report as audit
+from saferun.errors import SaferunError
+from saferun.knowledge import loader
 from saferun.model import Facts, Gpu, GpuFacts, Setting
 
 SXM = tuple(Gpu(n, f"GPU-{n}", "NVIDIA H100 80GB HBM3") for n in range(2))
@@ -336,3 +338,10 @@ def test_a_launch_looks_names_up_in_one_file_without_parsing_it() -> None:
     assert "NCCL_DEBUG?" in cost["line"]
     assert cost["heavy"] == []
     assert [pathlib.Path(path).name for path in cost["opened"]] == ["variables.yaml"]
+
+
+def test_a_key_that_settings_yaml_may_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {"settings": {"A": {"does": "something", "sorce": "https://s"}}}
+    monkeypatch.setattr(loader, "load_settings", lambda environ: document)
+    with pytest.raises(SaferunError, match="unknown key `sorce`"):
+        effects.load()

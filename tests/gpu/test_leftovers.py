@@ -15,6 +15,7 @@ from repo import source
 from saferun.gpu import orphans, recovery
 from saferun.gpu.cuda_errors import LEFTOVERS
 from saferun.journal import writer
+from saferun.journal.event_types import RunEnded
 from saferun.model import OK
 from saferun.system import procfs, redact
 
@@ -134,7 +135,7 @@ def test_an_owner_that_hidepid_hides_is_alive(stand):
 def test_a_run_notes_when_it_lived_last(stand):
     journal = writer.Journal.begin(str(stand.runs), "r1", redact.Masker({}, ()), say=print)
     before = procfs.now()
-    journal.event("end", status=0)
+    journal.event(RunEnded(0, ""))
     noted = int((stand.runs / "r1" / "alive").read_text())
     assert before <= noted <= procfs.now()
     journal.alive()

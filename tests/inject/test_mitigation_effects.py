@@ -25,7 +25,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 SITE = str(Path(loader.__file__).parents[1] / "inject" / "site")
-ALL = mitigation_catalog.parse(loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"}))
+ALL = mitigation_catalog.load({"XDG_CACHE_HOME": "/proc/nowhere"})
 DROPPED = ("SAFERUN_", "TORCH", "PET_", "PYTHON", "TRITON_", "COV_")
 GROUP = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 DEADLINE_S = 500

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from journals import PLAN, names, use
+from journals import PLAN, names, noted, use
 from repo import source
 from users import root
 
@@ -77,15 +77,15 @@ def test_a_read_only_file_system_costs_one_line(begin, small_disk, messages):
 
 def test_a_disk_that_was_full_for_a_while_has_the_later_events_whole(begin, small_disk, messages):
     journal = begin(small_disk)
-    journal.event("before")
+    journal.event(noted("before"))
     filler = fill(small_disk)
     for n in range(200):
-        journal.event("full", n=n, text="x" * 100)
+        journal.event(noted("full", n=n, text="x" * 100))
     journal.plan(PLAN)
     journal.tails(1, b"x" * 5000, b"y" * 5000)
     assert len(messages) == 1
     filler.unlink()
-    journal.event("after")
+    journal.event(noted("after"))
     journal.plan(PLAN)
     journal.tails(2, b"", b"y" * 5000)
     lines = pathlib.Path(journal.path, "events.jsonl").read_bytes().splitlines()
@@ -114,14 +114,14 @@ def test_a_limit_on_the_size_of_files_cuts_no_line_in_two(base):
     assert done.stdout.startswith("1 cannot write ")
     lines = (base / "r" / "events.jsonl").read_bytes().splitlines()
     written = [json.loads(line) for line in lines]
-    assert [e["event"] for e in written] == ["limited"] * (len(lines) - 1) + ["free"]
+    assert [e["event"] for e in written] == ["fault"] * (len(lines) - 1) + ["end"]
     assert 2 < len(lines) < 20
     assert not (base / "r" / "attempt-1.stdout").exists()
 
 
 def test_half_a_line_that_cannot_be_taken_back_spoils_no_other(begin, monkeypatch):
     journal = begin()
-    journal.event("before")
+    journal.event(noted("before"))
     write = os.write
 
     def half(descriptor, data):
@@ -134,8 +134,8 @@ def test_half_a_line_that_cannot_be_taken_back_spoils_no_other(begin, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", half)
         patched.setattr(os, "ftruncate", broken)
-        journal.event("cut")
-    journal.event("after")
+        journal.event(noted("cut"))
+    journal.event(noted("after"))
     assert names(journal) == ["before", "after"]
     last = pathlib.Path(journal.path, "events.jsonl").read_bytes().splitlines()[-1]
     assert json.loads(last)["event"] == "after"  # on a line of its own
@@ -144,7 +144,7 @@ def test_half_a_line_that_cannot_be_taken_back_spoils_no_other(begin, monkeypatc
 @pytest.mark.parametrize("what", ["run", "base"])
 def test_a_directory_removed_in_the_middle_costs_one_line(begin, base, messages, what):
     journal = begin()
-    journal.event("before")
+    journal.event(noted("before"))
     shutil.rmtree(base / "r" if what == "run" else base)
     for _ in range(3):
         use(journal)
@@ -155,9 +155,9 @@ def test_a_directory_removed_in_the_middle_costs_one_line(begin, base, messages,
 
 def test_events_that_were_deleted_go_on_in_a_new_file(begin, messages):
     journal = begin()
-    journal.event("before")
+    journal.event(noted("before"))
     os.unlink(f"{journal.path}/events.jsonl")
-    journal.event("after")
+    journal.event(noted("after"))
     assert names(journal) == ["after"]
     assert messages == []
 
@@ -205,14 +205,14 @@ def test_a_dead_file_system_holds_the_run_up_once_and_not_again(begin, hangs, th
     hangs.clear()
     threads.clear()
     for _ in range(50):
-        journal.event("hangs")
+        journal.event(noted("hangs"))
         journal.tails(1, b"a", b"b")
     assert len(threads) == 1
     assert len(messages) == 1
     hangs.set()
     deadline = time.monotonic() + 300
     while "back" not in names(journal) and time.monotonic() < deadline:
-        journal.event("back")
+        journal.event(noted("back"))
     assert names(journal)[0] == "hangs"  # the one that was on its way
     assert "back" in names(journal)
     assert len(messages) == 1
@@ -237,7 +237,7 @@ def test_a_slow_sync_costs_no_event_and_no_word(begin, messages, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: (asked.append(fd), answers.wait(300)))
     for _ in range(20):
         journal.sync()
-        journal.event("goes on")
+        journal.event(noted("goes on"))
     assert len(asked) == 1
     answers.set()
     assert names(journal) == ["goes on"] * 20

@@ -16,6 +16,7 @@ import pytest
 from repo import ROOT
 
 from saferun.journal import cleanup
+from saferun.journal.event_types import RunEnded
 from saferun.journal.writer import Journal
 from saferun.system.redact import Masker
 
@@ -73,7 +74,7 @@ def test_a_run_is_spared_where_the_file_system_has_no_flock(tmp_path, monkeypatc
 
     monkeypatch.setattr(fcntl, "flock", none)
     journal = Journal.begin(str(tmp_path), "r", Masker({}, []), say=print)
-    journal.event("end", status=0)
+    journal.event(RunEnded(0, ""))
     assert clean(tmp_path).running == 1
     with open(f"{journal.path}/run.lock", "w") as marker:  # of a process that has ended
         marker.write(f"{ended_pid()}\n{os.uname().nodename}\n")

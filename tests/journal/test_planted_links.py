@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from journals import PLAN, use
+from journals import PLAN, noted, use
 from users import STRANGER, root
 
 
@@ -41,8 +41,8 @@ def test_a_link_under_the_name_of_the_events_is_refused(begin, base, tmp_path, m
     file = base / "r" / "events.jsonl"
     file.unlink()
     os.mkfifo(file) if plant == "fifo" else getattr(file, plant)(target)
-    journal.event("start")
-    journal.event("end")
+    journal.event(noted("start"))
+    journal.event(noted("end"))
     assert target.read_text() == "mine"
     assert len(messages) == 1
     assert "does not answer" not in messages[0]  # refused, and not waited for
@@ -54,7 +54,7 @@ def test_a_directory_swapped_underneath_gets_nothing(begin, base, tmp_path):
     (base / "r").mkdir()
     (base / "r" / "receipts").mkdir()
     journal.plan(PLAN)
-    journal.event("start")
+    journal.event(noted("start"))
     journal.tails(1, b"out", b"err")
     assert [p.name for p in (base / "r").rglob("*")] == ["receipts"]
     assert (base / "moved" / "plan.json").is_file()

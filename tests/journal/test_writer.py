@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from journals import PLAN, SECRET, events, names, use
+from journals import PLAN, SECRET, events, names, noted, use
 from repo import ROOT, source
 
 from saferun.journal import writer
@@ -35,7 +35,7 @@ def test_a_run_leaves_a_plan_events_tails_and_a_place_for_receipts(begin, base, 
 def test_an_event_is_one_line_with_both_times_its_name_and_its_facts(begin):
     ticks = iter([50.0, 51.23456])
     journal = begin(now=lambda: 1700000000.98765, clock=lambda: next(ticks))
-    journal.event("end", code=-11, name="a fact may be called name", at="not by a fact")
+    journal.event(noted("end", code=-11, name="a fact may be called name"))
     (line,) = pathlib.Path(journal.path, "events.jsonl").read_text().splitlines()
     assert line.startswith('{"at": 1700000000.988, "s": 1.235, "event": "end", "code": -11')
     assert json.loads(line)["name"] == "a fact may be called name"
@@ -43,14 +43,14 @@ def test_an_event_is_one_line_with_both_times_its_name_and_its_facts(begin):
 
 def test_facts_that_json_does_not_know_are_written_as_text(begin):
     journal = begin()
-    journal.event("odd", inf=float("inf"), raw=b"\xff", some={1: {2}}, nan=float("nan"))
+    journal.event(noted("odd", inf=float("inf"), raw=b"\xff", some={1: {2}}, nan=float("nan")))
     (event,) = events(journal)
     assert (event["inf"], event["raw"], event["some"]) == ("inf", "b'\\xff'", {"1": "{2}"})
 
 
 def test_text_that_is_no_unicode_survives(begin):
     journal = begin()
-    journal.event("odd", file="caf\udce9")
+    journal.event(noted("odd", file="caf\udce9"))
     assert events(journal)[0]["file"] == "caf\udce9"
 
 
@@ -58,7 +58,7 @@ def test_facts_that_hold_themselves_end(begin):
     loop: dict = {}
     loop["again"] = loop
     journal = begin()
-    journal.event("loop", loop=loop)
+    journal.event(noted("loop", loop=loop))
     assert names(journal) == ["loop"]
 
 
@@ -79,9 +79,8 @@ def test_everything_is_private_whatever_the_umask(begin, base):
 def test_no_secret_reaches_the_disk(begin, base):
     journal = begin()
     journal.plan(PLAN)
-    journal.event(
-        "start", argv=["--token", "abc"], env={"A_KEY": "short"}, text=f"x{SECRET}", n={SECRET: 1}
-    )
+    env, n = {"A_KEY": "short"}, {SECRET: 1}
+    journal.event(noted("start", argv=["--token", "abc"], env=env, text=f"x{SECRET}", n=n))
     journal.tails(1, f"a {SECRET} b".encode(), f"{SECRET[5:]} c".encode())
     written = b"".join(p.read_bytes() for p in base.rglob("*") if p.is_file())
     for secret in (SECRET, SECRET[5:], "abc", "short"):
@@ -186,7 +185,7 @@ def test_two_processes_that_begin_the_same_run_get_two_directories(base):
     paths = {who: p.communicate()[0].split() for who, p in zip("ab", started, strict=True)}
     assert len({*paths["a"], *paths["b"]}) == 40
     for who, mine in paths.items():
-        assert all([e["event"] for e in read_events(f"{p}/events.jsonl")] == [who] for p in mine)
+        assert all([e["what"] for e in read_events(f"{p}/events.jsonl")] == [who] for p in mine)
 
 
 def test_sync_brings_both_the_events_and_the_directory_to_the_disk(begin, monkeypatch):

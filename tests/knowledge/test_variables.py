@@ -13,7 +13,7 @@ from saferun.audit import variable_index
 DATA = ROOT / "src" / "saferun" / "knowledge" / "variables.yaml"
 
 
-environment_readers = tool("environment_readers")
+environment_readers, _ = tool("environment_readers"), tool("library_releases")
 variables = tool("variables")
 
 

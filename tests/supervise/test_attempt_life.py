@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -84,12 +85,19 @@ def stage() -> Iterator[Callable[..., Stage]]:
     os.close(writing)
 
 
-def test_tables_name_actions_that_exist_and_states_that_are_known():
+SIGNALS = ("user signal", "interrupt", "second interrupt", "terminate")  # come with two details
+
+
+def test_tables_name_actions_that_take_their_events_and_states_that_are_known():
     states = {*attempt_life.LIVING, *attempt_life.OVER}
     for table in (attempt_life.OWN_GROUP, attempt_life.OUR_GROUP):
         for (state, event), (action, following) in table.items():
             assert {state, following} <= states, (state, event)
-            assert not action or hasattr(AttemptLife, f"_{action}"), (state, event)
+            details = (1, "") if event in SIGNALS else () if isinstance(event, str) else (event,)
+            if action is not None:
+                inspect.signature(action).bind(None, *details)
+                for_report = [n for n in inspect.get_annotations(action).values() if "." in str(n)]
+                assert all(event.__name__ in name for name in for_report), (state, event)
 
 
 def test_every_signal_is_expected_in_every_state():

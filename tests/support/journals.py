@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from saferun.journal import event_types
 from saferun.journal.events import read_raw as read_events
 from saferun.journal.writer import Journal
+from saferun.named_tuple import NamedTuple
 from saferun.system.redact import Masker
 
 SECRET = "s3cr3t-value-0123"
@@ -24,10 +28,17 @@ def names(journal: Journal) -> list[str]:
     return [event["event"] for event in events(journal)]
 
 
+def noted(name: str, /, **facts: object) -> Any:
+    """Return an event that no run writes."""
+    kind = type("Noted", (NamedTuple,), {"__annotations__": dict.fromkeys(facts, "object")})
+    event_types.NAMES[kind] = name
+    return kind(**facts)
+
+
 def use(journal: Journal) -> None:
     """Do everything once."""
     journal.plan(PLAN)
-    journal.event("start")
+    journal.event(noted("start"))
     journal.tails(1, b"out", b"err")
     journal.sync()
     journal.receipts()

@@ -9,12 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from saferun.audit import alloc_conf, variable_index
+from saferun.audit.effects import Effect
 from saferun.audit.script_ast import Calls
 from saferun.model import NOTE, PROBLEM, Facts, Finding
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 AREA = "settings"
 OLD_ALLOCATOR, ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
@@ -30,16 +27,16 @@ LEVELS = {
 
 
 def findings(
-    environ: Mapping[str, str], facts: Facts, settings: Mapping[str, Any]
+    environ: Mapping[str, str], facts: Facts, effects: Mapping[str, Effect]
 ) -> Iterator[Finding]:
     """Yield every conflict in an environment.
 
     Args:
         environ: the user's own.
         facts: for torch's release and the GPUs.
-        settings: of knowledge/settings.yaml.
+        effects: of all variables, by name.
     """
-    yield from _renamed(environ, settings)
+    yield from _renamed(environ, effects)
     yield from _allocators(environ, facts)
     yield from _allocator_values(environ)
     yield from _graphs(environ)
@@ -49,13 +46,13 @@ def findings(
     yield from _openmp(environ)
 
 
-def _renamed(environ: Mapping[str, str], settings: Mapping[str, Any]) -> Iterator[Finding]:
+def _renamed(environ: Mapping[str, str], effects: Mapping[str, Effect]) -> Iterator[Finding]:
     """An old name and its new one, which torch reads last (c10d/Utils.hpp, getCvar…)."""
-    for old, entry in settings.items():
-        new = entry.get("newer")
+    for old, entry in effects.items():
+        new = entry.newer
         if new and old in environ and environ.get(new, environ[old]) != environ[old]:
             what = f"{old} is overruled by {new}={environ[new]}"
-            detail = f"two names of one setting, with different values <{entry['source']}>"
+            detail = f"two names of one setting, with different values <{entry.source}>"
             yield Finding(PROBLEM, AREA, what, detail, f"unset {old}")
 
 
@@ -153,24 +150,24 @@ def _openmp(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(NOTE, AREA, what, detail, fix)
 
 
-def overruled(name: str, value: str, entry: Mapping[str, Any], calls: Calls) -> str:
+def overruled(name: str, value: str, entry: Effect, calls: Calls) -> str:
     """Return how the script overrules an exported setting; "" where it is not seen to.
 
     Args:
         name: of the variable.
         value: as exported.
-        entry: of the variable in knowledge/settings.yaml.
+        entry: what the variable does.
         calls: what the script sets.
     """
     if name in calls.assigned and calls.assigned[name][0] != value:
         return f"the script sets it itself, on line {calls.assigned[name][1]}"
-    if entry.get("config") in calls.config:
-        line = calls.config[entry["config"]]
-        return f"the script sets inductor's {entry['config']} on line {line}, which overrules it"
+    if entry.config and entry.config in calls.config:
+        line = calls.config[entry.config]
+        return f"the script sets inductor's {entry.config} on line {line}, which overrules it"
     if value != "1":
-        for mode in entry.get("modes", ()):
+        for mode in entry.modes:
             if mode in calls.modes:
                 return f'torch.compile(mode="{mode}") on line {calls.modes[mode]} overrules it'
-    if entry.get("function") in calls.called:
-        return f"the script calls {entry['function']} on line {calls.called[entry['function']]}"
+    if entry.function and entry.function in calls.called:
+        return f"the script calls {entry.function} on line {calls.called[entry.function]}"
     return ""

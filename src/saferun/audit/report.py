@@ -12,7 +12,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 
-from saferun.audit import conflicts, variable_index
+from saferun.audit import conflicts, effects, variable_index
+from saferun.audit.effects import Effect, Remark
 from saferun.audit.judge import NO_EFFECT, Reading, audited, judge
 from saferun.audit.script_ast import Calls
 from saferun.audit.variable_index import Reader
@@ -22,10 +23,6 @@ from saferun.named_tuple import NamedTuple
 from saferun.system import redact
 from saferun.system.printable import printable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 AREA = "settings"
 LONGEST = 80  # characters of a value that are shown
 
@@ -34,7 +31,7 @@ class _Known(NamedTuple):
     """What a setting is judged by."""
 
     text: str  # of variables.yaml
-    settings: Mapping[str, Any]  # of settings.yaml
+    effects: Mapping[str, Effect]
     torch: str | None
     calls: Calls | None
     in_code: Collection[str]
@@ -57,9 +54,8 @@ def findings(
     Returns:
         The findings, problems first.
     """
-    settings = loader.load_settings(environ)["settings"]
-    known = _Known(loader.variables_text(), settings, facts.torch, calls, in_code)
-    found = [_printable(one) for one in conflicts.findings(environ, facts, settings)]
+    known = _Known(loader.variables_text(), effects.load(environ), facts.torch, calls, in_code)
+    found = [_printable(one) for one in conflicts.findings(environ, facts, known.effects)]
     conflicting = " ".join(finding.what for finding in found)
     for name in audited(environ):
         one = _about(name, environ[name], known)
@@ -69,18 +65,19 @@ def findings(
 
 
 def _about(name: str, value: str, known: _Known) -> Finding:
-    reading, entry = judge(name, known.torch, known.text), known.settings.get(name, {})
+    reading, entry = judge(name, known.torch, known.text), known.effects.get(name, effects.UNKNOWN)
     shown = _shown(name, value)
-    if ("dead" in entry and "quiet" in entry) or reading.kind in NO_EFFECT:
+    if (entry.dead and entry.quiet) or reading.kind in NO_EFFECT:
         if name in known.in_code and name not in (known.calls.assigned if known.calls else ()):
             detail = "of libraries none reads it; the job's own code names it"
             return Finding(OK, AREA, f"{shown} is for code of your own", detail, "")
         return _idle(shown, name, reading, entry, known)
-    if reading.kind != "read" and ("dead" in entry or not entry):
+    if reading.kind != "read" and (entry.dead or entry == effects.UNKNOWN):
         return _unknown(shown, name, reading, known.text)
-    level, what, fix = _effect(name, value, reading, known)
-    parts = [entry.get("does", ""), f"read by {entry.get('reader') or _who(reading.by)}"]
-    parts += [f"{key}: {entry[key]}" for key in ("cost", "overridden") if key in entry]
+    level, what, fix = _remark(name, value, reading, known)
+    parts = [entry.does, f"read by {entry.reader or _who(reading.by)}"]
+    parts += [f"cost: {entry.cost}"] if entry.cost else []
+    parts += [f"overridden: {entry.overridden}"] if entry.overridden else []
     detail = "; ".join(filter(None, parts)) + _source(entry)
     return Finding(level, AREA, f"{shown}{what}", detail, fix)
 
@@ -98,17 +95,16 @@ def _printable(finding: Finding) -> Finding:
     return finding._replace(what=what)
 
 
-def _source(entry: Mapping[str, Any]) -> str:
-    return f" <{entry['source']}>" if "source" in entry else ""
+def _source(entry: Effect) -> str:
+    return f" <{entry.source}>" if entry.source else ""
 
 
-def _idle(
-    shown: str, name: str, reading: Reading, entry: Mapping[str, Any], known: _Known
-) -> Finding:
+def _idle(shown: str, name: str, reading: Reading, entry: Effect, known: _Known) -> Finding:
     """Return the finding of a setting that nothing reads here."""
-    if "dead" in entry:
-        detail, level = entry["dead"] + _source(entry), NOTE if entry.get("quiet") else PROBLEM
-        return Finding(level, AREA, f"{shown} has no reader", detail, entry["fix"])
+    if entry.dead:
+        level = NOTE if entry.quiet else PROBLEM
+        what = f"{shown} has no reader"
+        return Finding(level, AREA, what, entry.dead + _source(entry), entry.fix)
     if reading.kind == "misspelt":
         fix = f"if {reading.near} is meant, write that"
         detail = "neither torch nor a library that comes with it reads such a name"
@@ -143,31 +139,30 @@ def _similar(name: str, text: str) -> str:
     return f"a similar name: {near[0]}" if near else ""
 
 
-def _effect(name: str, value: str, reading: Reading, known: _Known) -> tuple[str, str, str]:
-    """Return the level, the remark that follows the value, and the fix."""
-    entry = known.settings.get(name, {})
+def _remark(name: str, value: str, reading: Reading, known: _Known) -> Remark:
+    """Return what is shown of a setting that has an effect; it follows the value."""
+    entry = known.effects.get(name, effects.UNKNOWN)
     overruled = conflicts.overruled(name, value, entry, known.calls) if known.calls else ""
     if overruled:
-        return PROBLEM, f": {overruled}", "set it there, or take it out there"
+        return Remark(PROBLEM, f": {overruled}", "set it there, or take it out there")
     wrong = _misread(value, reading.by)
     if wrong:
-        return PROBLEM, f": {wrong[0]}", wrong[1]
-    warnings = entry.get("warn", {})
-    warning = warnings.get(value, warnings.get("*"))
+        return Remark(PROBLEM, f": {wrong[0]}", wrong[1])
+    warning = entry.warn.get(value, entry.warn.get("*"))
     if warning:
-        return warning[0], f": {warning[1]}", warning[2]
-    if value in entry.get("idle", {}):
-        return OK, f" changes nothing: {entry['idle'][value]}", ""
+        return warning._replace(what=f": {warning.what}")
+    if value in entry.idle:
+        return Remark(OK, f" changes nothing: {entry.idle[value]}", "")
     if _renamed(entry, known):
-        return NOTE, f": {entry['newer']} is its newer name", f"export {entry['newer']} instead"
-    return OK, "", ""
+        return Remark(NOTE, f": {entry.newer} is its newer name", f"export {entry.newer} instead")
+    return Remark(OK, "", "")
 
 
-def _renamed(entry: Mapping[str, Any], known: _Known) -> bool:
+def _renamed(entry: Effect, known: _Known) -> bool:
     """Return whether this torch reads the newer name as well as the old one."""
-    if "newer" not in entry or known.torch is None:
+    if not entry.newer or known.torch is None:
         return False
-    return judge(entry["newer"], known.torch, known.text).kind == "read"
+    return judge(entry.newer, known.torch, known.text).kind == "read"
 
 
 def _misread(value: str, by: Sequence[Reader]) -> tuple[str, str] | None:

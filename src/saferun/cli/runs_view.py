@@ -7,15 +7,22 @@ shown without control characters.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from saferun.diagnosis.failure_report import seconds
-from saferun.journal import events
 from saferun.journal.attempts import Attempt
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
-from saferun.journal.reader import FAILED, FINISHED, INTERRUPTED, RUNNING, UNKNOWN, Run
+from saferun.journal.reader import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    UNKNOWN,
+    RecordedPlan,
+    Run,
+)
 from saferun.system.printable import printable
 
 TYPE_CHECKING = False
@@ -119,13 +126,13 @@ def cleaned(done: Cleaned, *, dry_run: bool) -> str:
 # --- one run -----------------------------------------------------------------------------------
 
 
-def as_text(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any], now_s: float) -> str:
+def as_text(run: Run, tried: Sequence[Attempt], plan: RecordedPlan, now_s: float) -> str:
     """Return all that is known of a run, for people.
 
     Args:
         run: the run.
         tried: its attempts.
-        plan: of its first attempt; empty where unknown.
+        plan: of its first attempt.
         now_s: seconds since the epoch.
     """
     lines = [f"run {plain(run.id)}: {outcome(run)}"]
@@ -137,17 +144,13 @@ def as_text(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any], now_s: 
     return "\n".join(lines)
 
 
-def _facts(run: Run, plan: Mapping[str, Any]) -> list[str]:
-    command = plan.get("command")
-    parts = command if isinstance(command, list) else []
-    argv = [part for part in parts if isinstance(part, str)]
-    profile, launcher = plan.get("profile"), plan.get("launcher")
+def _facts(run: Run, plan: RecordedPlan) -> list[str]:
     lines = [
         _labelled("started", _moment(run.started_at)),
         _labelled("took", "" if run.took_s is None else seconds(run.took_s)),
         _labelled("ended", _ending(run)),
-        _labelled("command", shlex.join(argv)),
-        _labelled("profile", f"{profile} (launcher: {launcher})" if profile else ""),
+        _labelled("command", shlex.join(plan.command)),
+        _labelled("profile", f"{plan.profile} (launcher: {plan.launcher})" if plan.profile else ""),
         _labelled("sets", ", ".join(_settings(plan))),
         _labelled("journal", run.path),
         _labelled("lost", f"{run.lost} events that the disk did not take" if run.lost else ""),
@@ -155,14 +158,12 @@ def _facts(run: Run, plan: Mapping[str, Any]) -> list[str]:
     return [line for line in lines if line]
 
 
-def _settings(plan: Mapping[str, Any]) -> list[str]:
+def _settings(plan: RecordedPlan) -> list[str]:
     """Return NAME=value for the variables that were set, except those that every run has."""
-    env = plan.get("env")
-    names = env if isinstance(env, dict) else {}
     return [
-        f"{name}={shlex.quote(str(setting.get('value')))}"
-        for name, setting in names.items()
-        if isinstance(setting, dict) and name != "PYTHONPATH" and not name.startswith("SAFERUN_")
+        f"{name}={shlex.quote(str(value))}"
+        for name, value in plan.env.items()
+        if value is not None and name != "PYTHONPATH" and not name.startswith("SAFERUN_")
     ]
 
 
@@ -218,13 +219,11 @@ def _ending_events(attempt: Attempt) -> list[str]:
 
 def _lost(attempt: Attempt) -> str:
     """Return the work that the attempt has lost, such as "37 steps, 2 min 3 s, 0.27 GPU-hours"."""
-    spent_s, steps = events.number(attempt.lost.get("s")), events.count(attempt.lost.get("steps"))
-    if spent_s is None:
+    if attempt.lost is None:
         return ""
-    hours = events.number(attempt.lost.get("gpu_hours"))
+    spent_s, steps, hours, saved = attempt.lost
     parts = [f"{steps} steps" if steps else "", seconds(spent_s)]
     parts += [f"{hours:.2f} GPU-hours" if hours else ""]
-    saved = events.text(attempt.lost.get("checkpoint"))
     return ", ".join(filter(None, parts)) + (f" since {saved}" if saved else "; nothing was saved")
 
 
@@ -236,19 +235,23 @@ def _decision(attempt: Attempt) -> str:
     return f"{attempt.action}: {attempt.reason}{wait}"
 
 
-def as_json_whole(run: Run, tried: Sequence[Attempt], plan: Mapping[str, Any]) -> dict[str, Any]:
+def as_json_whole(run: Run, tried: Sequence[Attempt], plan: RecordedPlan) -> dict[str, Any]:
     """Return a run with its attempts and its first plan, for programs (schema 1).
 
     Args:
         run: what its journal tells.
         tried: its attempts, in order.
-        plan: the decoded plan.json; empty where it cannot be read.
+        plan: of its first attempt.
     """
     shown = [
-        {**attempt._asdict(), "tails": [{"path": p, "bytes": size} for p, size in attempt.tails]}
+        {
+            **attempt._asdict(),
+            "lost": attempt.lost._asdict() if attempt.lost else {},
+            "tails": [{"path": p, "bytes": size} for p, size in attempt.tails],
+        }
         for attempt in tried
     ]
-    return {"schema": 1, "run": as_json(run), "attempts": shown, "plan": plan or None}
+    return {"schema": 1, "run": as_json(run), "attempts": shown, "plan": plan.raw or None}
 
 
 # --- the history of mitigations ------------------------------------------------------------------

@@ -112,7 +112,7 @@ def parse(document: Mapping[str, Any]) -> Knowledge:
     signs = tuple(_sign(body, kinds) for body in document["signs"])
     classes = {cls: kind for kind, names in document["classes"].items() for cls in names}
     phrases = tuple(
-        (_needle(text), kind) for kind, texts in document["phrases"].items() for text in texts
+        (needle(text), kind) for kind, texts in document["phrases"].items() for text in texts
     )
     for name in [*classes.values(), *(kind for _, kind in phrases)]:
         _known(name, kinds)
@@ -143,7 +143,7 @@ def _sign(body: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Sign:
     _check_keys(body, Sign._fields, where)
     return Sign(
         kind=kind,
-        says=tuple(_needle(text) for text in _phrases(body)),
+        says=tuple(needle(text) for text in _phrases(body)),
         types=frozenset(_texts(body, "types")),
         near=_lower_texts(body, "near"),
         doing=_doing(_lower_texts(body, "doing")),
@@ -205,7 +205,8 @@ def _known(name: str, kinds: Mapping[str, Kind]) -> str:
     return _one_of(kinds, name, "kind", "knowledge/failures.yaml")
 
 
-def _needle(text: str) -> Needle:
+def needle(text: str) -> Needle:
+    """Return the parts of a phrase, which ` ... ` stands between."""
     return tuple(text.lower().split(" ... "))
 
 

@@ -270,7 +270,7 @@ def architectures(smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
 
 
 def _capabilities(smi: Smi, cuda: Cuda) -> Mapping[str, str]:
-    asked = {str(d.get("bus")): str(d["capability"]) for d in cuda.devices if "capability" in d}
+    asked = {d.get("bus", ""): d["capability"] for d in cuda.devices if "capability" in d}
     return asked or smi.capabilities
 
 

@@ -17,7 +17,7 @@ from saferun.model import NOTE, OK, PROBLEM, Finding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from saferun.doctor.vitals import CudaPair
 
 TROUBLE_DOC = (
     "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
@@ -38,7 +38,7 @@ def peers(smi: Smi, cuda: Cuda) -> Iterator[Finding]:
     """Check that each pair of GPUs reaches the other's memory, and that the bytes are right."""
     wrong = [pair for pair in cuda.pairs if _wrong(pair)]
     for pair in wrong:
-        ways = ", ".join(f"{_WAYS[way]}: {pair[way]}" for way in _wrong(pair))
+        ways = ", ".join(f"{_WAYS[way]}: {found}" for way, found in _wrong(pair).items())
         what = "data sent between them arrives corrupted"
         if "copy" in _wrong(pair) and not pair.get("can"):
             what += ", through host memory too"
@@ -57,8 +57,10 @@ def peers(smi: Smi, cuda: Cuda) -> Iterator[Finding]:
         yield Finding(OK if tried else NOTE, "peer to peer", what, "", "")
 
 
-def _wrong(pair: Mapping[str, Any]) -> list[str]:
-    return [way for way in _WAYS if str(pair.get(way, "ok")) != "ok"]
+def _wrong(pair: CudaPair) -> dict[str, object]:
+    """Return the ways by which wrong bytes arrive, and what is wrong with them."""
+    found: Mapping[str, object] = pair
+    return {way: found[way] for way in _WAYS if str(found.get(way, "ok")) != "ok"}
 
 
 def _names(smi: Smi, cuda: Cuda, pair: Sequence[int]) -> str:
@@ -67,7 +69,7 @@ def _names(smi: Smi, cuda: Cuda, pair: Sequence[int]) -> str:
 
 def _number(smi: Smi, cuda: Cuda, place: int) -> int:
     """Return nvidia-smi's number of a GPU; CUDA counts only the visible ones, in its own order."""
-    buses = {int(device["device"]): str(device.get("bus", "")) for device in cuda.devices}
+    buses = {device["device"]: device.get("bus", "") for device in cuda.devices}
     numbers = ordered(smi.report.cards, smi.report.lost)
     bus = bus_id(buses[place]) if buses.get(place) else ""
     return numbers.get(bus, place)
@@ -80,10 +82,10 @@ def _untried(smi: Smi, cuda: Cuda) -> Iterator[Finding]:
         what = f"no transfer could be tried: {device['error']}"
         area = f"GPU {_number(smi, cuda, device['device'])}"
         yield Finding(NOTE, area, what, "", "free its memory and try again")
-    failed: dict[str, list[Mapping[str, Any]]] = {}
+    failed: dict[str, list[CudaPair]] = {}
     for pair in cuda.pairs:
         if "error" in pair:
-            failed.setdefault(str(pair["error"]), []).append(pair)
+            failed.setdefault(pair["error"], []).append(pair)
     for error, pairs in failed.items():
         detail = "; ".join(_names(smi, cuda, pair["pair"]) for pair in pairs[:6])
         what = f"{len(pairs)} transfers between GPUs failed: {error}"

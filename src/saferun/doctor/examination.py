@@ -22,7 +22,6 @@ from saferun.doctor import (
 )
 from saferun.doctor.collect import SOURCES, Collected, Gpus, Vitals, collect
 from saferun.gpu import nvidia_smi
-from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
 from saferun.named_tuple import NamedTuple
 from saferun.system.printable import printable
@@ -213,7 +212,7 @@ def _events(vitals: Vitals) -> list[Finding]:
         return [Finding(NOTE, "kernel log", what, vitals.log.trouble, fix)]
     numbers = nvidia_smi.ordered(report.cards, report.lost)
     well = [card.bus for card in report.cards if checks_gpu.healthy_by_driver(card)]
-    known = xid.catalogue(loader.load_xids())
+    known = xid.catalogue()
     return xid.judge(tuple(xid.parse(vitals.log.lines)), known, numbers, well)
 
 

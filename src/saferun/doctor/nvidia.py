@@ -211,8 +211,8 @@ def ask_cuda(environ: Mapping[str, str], timeout_s: float) -> Cuda:
 def read_peercheck(answer: bounded.Answer) -> Cuda:
     """Parse the lines of peercheck.py, all or as far as it came."""
     top: dict[str, Any] = {}
-    devices: dict[int, dict[str, Any]] = {}
-    pairs: list[dict[str, Any]] = []
+    devices: dict[int, Any] = {}  # as CudaDevice has it
+    pairs: list[Any] = []
     begun: tuple[int, int] | None = None
     for line in answer.out.splitlines():
         try:

@@ -13,7 +13,29 @@ from saferun.named_tuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import TypedDict
+
+    class CudaDevice(TypedDict, total=False):
+        """What peercheck.py prints of a GPU, as far as it came."""
+
+        device: int  # CUDA's number
+        name: str
+        bus: str
+        uuid: str
+        memory_mib: int
+        capability: str  # "9.0"
+        compute_mode: int
+        error: str  # why it has no context
+
+    class CudaPair(TypedDict, total=False):
+        """What it prints of a pair of GPUs, as far as it came."""
+
+        pair: list[int]  # from the first one to the second
+        can: bool  # the one reaches the other's memory
+        copy: str  # "ok", or what was wrong with the bytes; the same of the other two ways
+        read: str
+        write: str
+        error: str
 
 
 class Files(NamedTuple):
@@ -50,8 +72,8 @@ class Cuda(NamedTuple):
     init: str = ""
     status: int = 0
     driver: int = 0  # 13000
-    devices: tuple[Mapping[str, Any], ...] = ()
-    pairs: tuple[Mapping[str, Any], ...] = ()
+    devices: tuple[CudaDevice, ...] = ()
+    pairs: tuple[CudaPair, ...] = ()
     hung: tuple[int, int] | None = None  # the pair that was being tried when time was up
     trouble: str = ""
 

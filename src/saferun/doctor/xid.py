@@ -1,7 +1,8 @@
-"""Pure: the driver's events in the kernel log, and their meaning by NVIDIA's catalogue.
+"""The driver's events in the kernel log, and their meaning by NVIDIA's catalogue.
 
 The forms of the lines: https://docs.nvidia.com/deploy/xid-errors/index.html; those of NVSwitches
-(SXid): the Fabric Manager User Guide. The catalogue is knowledge/xid.yaml.
+(SXid): the Fabric Manager User Guide. The catalogue is knowledge/xid.yaml,
+which `catalogue` reads; all else here is pure.
 """
 
 from __future__ import annotations
@@ -10,12 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun.gpu.nvidia_smi import bus_id
+from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
 from saferun.named_tuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _XID = r"NVRM:.*?\bXid \(([^)]*)\): (\d{1,6})(?:, (.*))?"
@@ -53,11 +51,15 @@ class Event(NamedTuple):
     switch: bool = False  # an SXid: of an NVSwitch, not of a GPU
 
 
-def catalogue(document: Mapping[str, Any]) -> dict[int, Meaning]:
-    """Return the meaning of each code of xid.yaml."""
+def catalogue(environ: Mapping[str, str] | None = None) -> dict[int, Meaning]:
+    """Return the meaning of each code of xid.yaml.
+
+    Args:
+        environ: gives the user's cache directory; by default that of this process.
+    """
     return {
         code: Meaning(row["means"], row["fault"], row["action"])
-        for row in document["xids"]
+        for row in loader.load_xids(environ)["xids"]
         for code in row["codes"]
     }
 

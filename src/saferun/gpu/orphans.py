@@ -124,13 +124,14 @@ def _ended_owners(folder: str) -> set[tuple[int, int]]:
     A record of another boot or pid namespace names a process that cannot be looked for from here.
     """
     from saferun.journal import events
+    from saferun.journal.event_types import AttemptBegun, WorkersBegun
 
     begun = [event.facts for event in events.read(folder)]
-    runners = [facts.by for facts in begun if isinstance(facts, events.AttemptBegun)]
+    runners = [facts.by for facts in begun if isinstance(facts, (AttemptBegun, WorkersBegun))]
     recorded = [by for by in runners if by is not None]
     if not all(procfs.is_of_here(by) and procfs.lives(by) is False for by in recorded):
         return set()
-    return {(by["pid"], by["start"]) for by in recorded}
+    return {(by["pid"], start) for by in recorded if (start := by["start"]) is not None}
 
 
 def _last_alive(folder: str) -> int:

@@ -331,7 +331,7 @@ class Party:
             raise SystemExit(1)
         watch.stop()
 
-    def _write(self, name: str, content: dict[str, Any]) -> None:
+    def _write(self, name: str, content: nodes.Outcome | nodes.Loss) -> None:
         """Write a file for the supervisor; without one it decides alone."""
         if self._directory is None:
             return
@@ -340,7 +340,8 @@ class Party:
             path = os.path.join(self._directory, name)
             if os.path.lexists(path):
                 os.unlink(path)
-            receipts.write_new(path, json.dumps({**content, "at": time.time()}).encode())
+            content["at"] = time.time()
+            receipts.write_new(path, json.dumps(content).encode())
         except OSError as error:
             say(f"{name} could not be written: {error.strerror}")
 

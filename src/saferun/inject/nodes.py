@@ -54,6 +54,21 @@ if TYPE_CHECKING:
         shared: str  # of node 0
         beats: bool  # of node 0
 
+    class Outcome(TypedDict, total=False):
+        """How a node's agent leaves word of a meeting: one of the first two."""
+
+        agreement: Agreement
+        alone: str  # why it did not meet the others
+        node: int  # its rank there
+        at: float  # seconds since the epoch
+
+    class Loss(TypedDict, total=False):
+        """How it leaves word that it has lost others during an attempt."""
+
+        why: str
+        nodes: list[int]
+        at: float
+
 
 ROOT, WEAK, ECHO = 0, 1, 2
 # All begin their ranks; all leave to come back with what was agreed; the run is over; the nodes do

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.inject import contract
 from saferun.journal import events, receipts
-from saferun.journal.events import AttemptBegun, AttemptEnded, Event, PlanChanged
-from saferun.journal.reader import Run, read_plan
+from saferun.journal.event_types import AttemptBegun, AttemptEnded, PlanChanged, Recycled
+from saferun.journal.events import Event
+from saferun.journal.reader import RecordedPlan, Run, read_plan, recorded
 from saferun.named_tuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from saferun.diagnosis.work_lost import WorkLost
 
 
 class Attempt(NamedTuple):
@@ -37,7 +38,7 @@ class Attempt(NamedTuple):
     signals: tuple[str, ...] = ()  # that were passed on to it
     killed: int = 0  # processes that had to be killed
     unkillable: tuple[int, ...] = ()  # pids
-    lost: Mapping[str, Any] = {}  # the work since the last checkpoint, where it is known
+    lost: WorkLost | None = None  # the work since the last checkpoint, where it is known
     tails: tuple[tuple[str, int], ...] = ()  # (path, bytes)
     hooks: tuple[str, ...] = ()  # messages about the hooks in it
     replaced: bool = False  # its process asked for another one in its place
@@ -65,9 +66,9 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
     for event in log:
         facts = event.facts
         if isinstance(facts, PlanChanged):
-            before, plan = plan, facts.plan
+            before, plan = plan, recorded(facts.plan)
         elif isinstance(facts, AttemptBegun):
-            number = event.attempt or 0
+            number = facts.attempt
             changed = changes(before, plan)
             found[number] = Attempt(
                 number, worker, event.at, mitigations=facts.mitigations, changed=changed
@@ -75,20 +76,34 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             before = plan
         elif event.name == "started" and number in found:
             found[number] = found[number]._replace(started_at=event.at)
-        elif event.name == "recycled" and number in found:
+        elif isinstance(facts, Recycled) and number in found:
             found[number] = found[number]._replace(replaced=True)
         elif isinstance(facts, AttemptEnded):
-            number = event.attempt or 0
-            found[number] = _ended(found.get(number) or Attempt(number, worker), event, facts)
-    injected = contract.VARIABLE in events.mapping(plan.get("env"))
+            number = facts.attempt
+            found[number] = _ended(found.get(number) or Attempt(number, worker), facts)
+    injected = contract.VARIABLE in plan.env
     return [_with_files(path, found[number], injected) for number in sorted(found)]
 
 
-def _ended(attempt: Attempt, event: Event, facts: AttemptEnded) -> Attempt:
-    known = facts._asdict()
-    if event.status == 0 or not facts.kind:  # of a success the kind is "no-failure"
-        known.update(kind="", line="", decided_by=())
-    return attempt._replace(status=event.status, reason=event.reason, **known)
+def _ended(attempt: Attempt, facts: AttemptEnded) -> Attempt:
+    failed = facts.status != 0 and bool(facts.kind)  # of a success the kind is "no-failure"
+    line = facts.root_line or facts.fingerprint.partition(":")[2].strip()  # behind the kind
+    return attempt._replace(
+        lived_s=facts.lived_s,
+        status=facts.status,
+        ended_by=facts.ended_by,
+        kind=facts.kind if failed else "",
+        rank=facts.root_rank,
+        line=line if failed else "",
+        decided_by=facts.decided_by if failed else (),
+        action=facts.action,
+        reason=facts.reason,
+        delay_s=facts.delay_s,
+        signals=facts.signals,
+        killed=facts.killed,
+        unkillable=facts.unkillable,
+        lost=facts.lost_work,
+    )
 
 
 def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
@@ -105,21 +120,18 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
     return attempt._replace(tails=tuple(tails), hooks=hooks)
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+def changes(before: RecordedPlan, after: RecordedPlan) -> tuple[str, ...]:
     """Return what a later attempt's plan sets otherwise, as text for people."""
     from saferun.plan.own_variables import OF_ATTEMPT
 
-    if not before or not after:
+    if not before.raw or not after.raw:
         return ()  # one of them was not written
-    old, new = (events.mapping(plan.get("env")) for plan in (before, after))
     skipped = {contract.VARIABLE, *OF_ATTEMPT}
-    values = [{n: events.mapping(s).get("value") for n, s in env.items()} for env in (old, new)]
-    names = [name for name in {**old, **new} if name not in skipped]
-    found = [_change(n, *(v.get(n) for v in values)) for n in names]
-    trees = [dict(_leaves("hooks", events.mapping(p.get("hooks")))) for p in (before, after)]
-    found += [_change(key, *(tree.get(key) for tree in trees)) for key in {**trees[0], **trees[1]}]
-    argv = events.strings(before.get("command"))
-    found += [f"argument {w}" for w in events.strings(after.get("command")) if w not in argv]
+    names = [name for name in {**before.env, **after.env} if name not in skipped]
+    found = [_change(name, before.env.get(name), after.env.get(name)) for name in names]
+    old, new = (dict(_leaves("hooks", plan.hooks)) for plan in (before, after))
+    found += [_change(key, old.get(key), new.get(key)) for key in {**old, **new}]
+    found += [f"argument {word}" for word in after.command if word not in before.command]
     return tuple(filter(None, found))
 
 

@@ -19,6 +19,7 @@ from saferun.journal import reader as runs
 from saferun.journal.reader import Run
 from saferun.journal.run_directory import LOCK_FILE
 from saferun.named_tuple import NamedTuple
+from saferun.system import paths
 
 KEEP, OLDER_THAN_DAYS = 20, 14.0  # what `clean` spares by default
 
@@ -157,18 +158,7 @@ def remove(run: Run) -> None:
     Raises:
         OSError: it, or a part of it, cannot be removed; it is not ours or no run's any more.
     """
-    base, name = os.path.split(run.path)
-    parent = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(name, flags, dir_fd=parent)
-        try:
-            _empty(descriptor)
-        finally:
-            os.close(descriptor)
-        os.rmdir(name, dir_fd=parent)
-    finally:
-        os.close(parent)
+    paths.remove_dir(run.path, _empty)
 
 
 def _empty(descriptor: int) -> None:

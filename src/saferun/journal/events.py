@@ -12,48 +12,28 @@ import os
 import stat
 from collections.abc import Mapping
 
+from saferun.journal.event_types import (
+    NAMES,
+    AttemptBegun,
+    AttemptEnded,
+    PlanChanged,
+    Recycled,
+    WorkersBegun,
+)
 from saferun.named_tuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, TypeAlias
+
+    from saferun.diagnosis.work_lost import WorkLost
+
+    Facts: TypeAlias = AttemptBegun | WorkersBegun | AttemptEnded | PlanChanged | Recycled
 
 FILE = "events.jsonl"
 _READ_PIECES = 64  # MiB of an events.jsonl that are read
 _MAX_AT = 253_402_214_400.0  # the year 9999: later times cannot be shown
-
-
-class AttemptBegun(NamedTuple):
-    """The event `attempt`: an attempt is about to start; or `workers`: the workers are."""
-
-    mitigations: tuple[str, ...]
-    by: dict[str, Any] | None  # procfs.this_process() of saferun; None where it is missing
-
-
-class AttemptEnded(NamedTuple):
-    """The event `ended`: an attempt is over, judged and decided upon."""
-
-    lived_s: float | None
-    ended_by: str  # "job", "grace", "interrupt", "keeper"
-    kind: str  # of the failure; "" where there was none
-    rank: int | None  # that failed first
-    line: str  # that decided, without its particulars where the journal has no other
-    action: str  # what was decided: "again", "stop", "done"
-    delay_s: float
-    signals: tuple[str, ...]  # that were passed on to it
-    killed: int  # processes that had to be killed
-    unkillable: tuple[int, ...]  # pids
-    lost: dict[str, Any]  # the work since the last checkpoint: diagnosis/work_lost.WorkLost
-    decided_by: tuple[str, ...]  # the evidence that decided what failed
-
-
-class PlanChanged(NamedTuple):
-    """The event `plan`: the plan of a later attempt."""
-
-    plan: dict[str, Any]
-
-
-Facts: TypeAlias = AttemptBegun | AttemptEnded | PlanChanged
 
 
 class Event(NamedTuple):
@@ -67,7 +47,7 @@ class Event(NamedTuple):
     reason: str
     lost: int  # events before it that the disk did not take
     worker: int | None  # of several; None for what concerns the whole run
-    facts: Facts | None  # of the events that have more to say than the above
+    facts: Facts | None  # of the events of which more is read
 
 
 def read(run_path: str) -> tuple[Event, ...]:
@@ -90,36 +70,11 @@ def _typed(raw: Mapping[str, Any]) -> Event:
 
 
 def _facts(raw: Mapping[str, Any]) -> Facts | None:
-    if raw["event"] in ("attempt", "workers"):
-        by = raw.get("by")
-        return AttemptBegun(strings(raw.get("mitigations")), by if isinstance(by, dict) else None)
-    if raw["event"] == "ended":
-        return _ended(raw)
-    return PlanChanged(mapping(raw.get("plan"))) if raw["event"] == "plan" else None
-
-
-def _ended(raw: Mapping[str, Any]) -> AttemptEnded:
-    pids = raw.get("unkillable")
-    return AttemptEnded(
-        lived_s=number(raw.get("lived_s")),
-        ended_by=text(raw.get("ended_by")),
-        kind=text(raw.get("kind")),
-        rank=count(raw.get("root_rank")),
-        line=_deciding_line(raw),
-        action=text(raw.get("action")),
-        delay_s=number(raw.get("delay_s")) or 0.0,
-        signals=strings(raw.get("signals")),
-        killed=count(raw.get("killed")) or 0,
-        unkillable=tuple(p for p in pids if count(p)) if isinstance(pids, list) else (),
-        lost=mapping(raw.get("lost_work")),
-        decided_by=strings(raw.get("decided_by")),
-    )
-
-
-def _deciding_line(raw: Mapping[str, Any]) -> str:
-    """Return the line that decided; of a fingerprint it is the part behind the kind."""
-    line = text(raw.get("root_line"))
-    return line or text(raw.get("fingerprint")).partition(":")[2].strip()
+    kind = _READ.get(raw["event"])
+    if kind is None:
+        return None
+    found: Any = (_AS[type_](raw.get(field)) for field, type_ in kind.__annotations__.items())
+    return kind(*found)
 
 
 # --- lines -------------------------------------------------------------------------------------
@@ -191,3 +146,36 @@ def strings(value: object) -> tuple[str, ...]:
 def mapping(value: object) -> dict[str, Any]:
     """Return a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def _pids(value: object) -> tuple[int, ...]:
+    return tuple(pid for pid in value if count(pid)) if isinstance(value, list) else ()
+
+
+def _work_lost(value: object) -> WorkLost | None:
+    from saferun.diagnosis.work_lost import WorkLost
+
+    lost, spent_s = mapping(value), number(mapping(value).get("s"))
+    if spent_s is None:
+        return None
+    hours, saved = number(lost.get("gpu_hours")) or 0.0, text(lost.get("checkpoint"))
+    return WorkLost(spent_s, count(lost.get("steps")), hours, saved)
+
+
+_READ: dict[str, type[Facts]] = {
+    NAMES[kind]: kind for kind in (AttemptBegun, WorkersBegun, AttemptEnded, PlanChanged, Recycled)
+}
+# How a field is read, by its type there.
+_AS: dict[str, Callable[[object], object]] = {
+    "int": lambda value: count(value) or 0,
+    "int | None": count,
+    "float": lambda value: number(value) or 0.0,
+    "float | None": number,
+    "str": text,
+    "str | None": text,
+    "tuple[str, ...]": strings,
+    "tuple[int, ...]": _pids,
+    "dict[str, Any]": mapping,
+    "ProcessRecord | None": lambda value: value if isinstance(value, dict) else None,
+    "WorkLost | None": _work_lost,
+}

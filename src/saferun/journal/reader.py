@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from saferun.diagnosis import retry_policy
 from saferun.errors import UnavailableError, UsageError
 from saferun.journal import events
-from saferun.journal.events import AttemptBegun, AttemptEnded, Event
+from saferun.journal.event_types import AttemptBegun, AttemptEnded, WorkersBegun
+from saferun.journal.events import Event
 from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from saferun.system.procfs import ProcessRecord
 
 OK, FAILED, RUNNING, INTERRUPTED, UNKNOWN = "ok", "failed", "running", "interrupted", "unknown"
 FINISHED = (OK, FAILED, INTERRUPTED)
@@ -47,8 +48,21 @@ class Run(NamedTuple):
     mitigations: tuple[str, ...]  # of the last attempt
     script: str
     script_args: tuple[str, ...]
-    process: Mapping[str, Any]  # of saferun: pid, host; may be empty
+    process: ProcessRecord  # of saferun; may be empty
     lost: int  # events that the disk did not take
+
+
+class RecordedPlan(NamedTuple):
+    """A plan, as far as its record tells."""
+
+    raw: Mapping[str, object]  # as JSON has it; empty where it cannot be read
+    profile: str
+    launcher: str
+    command: tuple[str, ...]
+    script: str
+    script_args: tuple[str, ...]
+    env: Mapping[str, object]  # the values of the variables that it sets
+    hooks: Mapping[str, object]
 
 
 # --- finding -----------------------------------------------------------------------------------
@@ -182,8 +196,8 @@ def read(base: str, name: str, now_s: float) -> Run | None:
         last_at=last_at,
         attempts=_attempts(log),
         mitigations=begun.mitigations,
-        script=events.text(plan.get("script")),
-        script_args=events.strings(plan.get("script_args")),
+        script=plan.script,
+        script_args=plan.script_args,
         process=begun.by or {},
         lost=sum(event.lost for event in log),
     )
@@ -214,8 +228,27 @@ def is_run(path: str) -> bool:
     return False
 
 
-def read_plan(path: str) -> dict[str, Any]:
-    """Return the plan of a run's first attempt; empty where it cannot be read."""
+def read_plan(path: str) -> RecordedPlan:
+    """Return the plan of the first attempt of the run in this directory."""
+    return recorded(_raw_plan(path))
+
+
+def recorded(raw: Mapping[str, object]) -> RecordedPlan:
+    """Return a plan that was written to a journal."""
+    env = events.mapping(raw.get("env")).items()
+    return RecordedPlan(
+        raw=raw,
+        profile=events.text(raw.get("profile")),
+        launcher=events.text(raw.get("launcher")),
+        command=events.strings(raw.get("command")),
+        script=events.text(raw.get("script")),
+        script_args=events.strings(raw.get("script_args")),
+        env={name: events.mapping(setting).get("value") for name, setting in env},
+        hooks=events.mapping(raw.get("hooks")),
+    )
+
+
+def _raw_plan(path: str) -> Mapping[str, object]:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         descriptor = os.open(os.path.join(path, "plan.json"), flags)
@@ -277,7 +310,9 @@ def _last(log: Sequence[Event], name: str) -> Event | None:
 def _last_begun(log: Sequence[Event]) -> AttemptBegun:
     last = _last(log, "attempt") or _last(log, "workers")
     facts = last.facts if last else None
-    return facts if isinstance(facts, AttemptBegun) else AttemptBegun((), None)
+    if isinstance(facts, AttemptBegun):
+        return facts
+    return AttemptBegun(0, (), facts.by if isinstance(facts, WorkersBegun) else None)
 
 
 def _changed_at(path: str) -> float:

@@ -22,7 +22,7 @@ from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeGuard
+    from typing import TypeGuard
 
 MAX_FILE_BYTES = 1 << 16  # the first of each: a rank's own receipt is its first line
 MAX_BYTES = 1 << 26  # of all files together: a thousand full ones
@@ -44,7 +44,7 @@ class Receipt(NamedTuple):
     at: float  # Unix seconds
     hook: str  # "bootstrap", "compile", …
     outcome: str  # contract.APPLIED, …
-    facts: Mapping[str, Any]  # what the hook added
+    facts: Mapping[str, object]  # what the hook added: open, and written by the job
 
 
 # --- reading -----------------------------------------------------------------------------------

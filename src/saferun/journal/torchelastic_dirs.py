@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterable
 
 from saferun.inject import contract
+from saferun.system import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ _FILE = re.compile(
 )
 _OWN = b'"time_s"'  # inject/hooks/excepthook.py writes it, torch does not
 _MOST_BYTES = 1 << 20  # of an error file that is read
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -38,7 +38,7 @@ def remove(receipts: Iterable[Receipt]) -> None:
     used = {path for path, pid in named if os.path.exists(f"/proc/{pid}")}
     for path in sorted({path for path, _ in named} - used):
         with contextlib.suppress(OSError):  # it is gone, or not empty
-            _remove(path)
+            paths.remove_dir(path, _empty)
 
 
 def _place(receipt: Receipt) -> str | None:
@@ -47,29 +47,15 @@ def _place(receipt: Receipt) -> str | None:
     return match[1] if match else None
 
 
-def _remove(path: str) -> None:
-    """Remove a directory and what is below it.
+def _empty(top: int) -> None:
+    """Remove what is empty, and our own files.
 
     Raises:
-        OSError: something of somebody else's is in it, or the directory itself is not ours alone.
+        PermissionError: the directory is not ours alone.
     """
-    parent, name = os.path.split(path)
-    above = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        top = os.open(name, _DIRECTORY, dir_fd=above)
-        try:
-            status = os.fstat(top)
-            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-                return
-            _empty(top)
-        finally:
-            os.close(top)
-        os.rmdir(name, dir_fd=above)
-    finally:
-        os.close(above)
-
-
-def _empty(top: int) -> None:
+    status = os.fstat(top)
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise PermissionError(1, "it is not ours alone")
     for _, folders, files, folder in os.fwalk(".", topdown=False, dir_fd=top):
         for name in files:
             if name == "error.json" and _is_own(name, folder):

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun.journal import events
+from saferun.journal.event_types import Recycled
 from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 
@@ -36,7 +37,7 @@ class Trial(NamedTuple):
     number: int
     state: str  # COMPLETE, PRUNED, FAIL
     cause: str  # why it was pruned or failed
-    params: Mapping[str, Any]
+    params: Mapping[str, Any]  # open: what the user's search suggests
     values: tuple[float, ...]
     seconds: float | None
     worker: str
@@ -71,8 +72,8 @@ def read(run_path: str) -> tuple[Trial, ...]:
 
 def replaced(run_path: str) -> dict[str, int]:
     """Return how often a process of the run was replaced, by reason; numbers left out of these."""
-    asked = events.read_raw(os.path.join(run_path, events.FILE))
-    whys = [events.text(raw.get("why")) for raw in asked if raw["event"] == "recycled"]
+    asked = [event.facts for event in events.read(run_path)]
+    whys = [facts.why for facts in asked if isinstance(facts, Recycled)]
     return dict(Counter(_NUMBER.sub("", why.partition(" in trial ")[0]) for why in whys))
 
 

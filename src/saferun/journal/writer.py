@@ -26,7 +26,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from saferun.journal.disk import BoundedDisk
+from saferun.journal.event_types import LEFT_OUT, NAMES, PlanChanged
 from saferun.journal.run_directory import RunDirectory, remove_empty
+from saferun.model import as_tree
 from saferun.system.redact import Masker
 from saferun.system.secret_names import is_secret
 
@@ -34,8 +36,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from saferun.journal.event_types import Facts
+
 BEGIN_S, WRITE_S, SYNC_S = 5.0, 2.0, 2.0  # the most that the run waits for the disk, each time
-_HEAD = ("at", "s", "event")  # of every line; no fact replaces them
+_EMPTY: tuple[object, ...] = (None, "", [])
 _DEPTH = 12  # of facts in facts; what lies deeper is written as text
 
 
@@ -127,24 +131,27 @@ class Journal:
         clean = {key: self._clean(value) for key, value in document.items() if key != "env"}
         clean["env"] = self._environment(document.get("env", {}))
         if self._planned:
-            self.event("plan", plan=clean)
+            self.event(PlanChanged(clean))
             return
         content = json.dumps({key: clean[key] for key in document}, indent=2).encode() + b"\n"
         self._planned = self._try("plan.json", lambda: self._directory().put("plan.json", content))
 
-    def event(self, name: str, /, **facts: Any) -> None:
+    def event(self, facts: Facts, worker: int | None = None) -> None:
         """Append one line to events.jsonl. Text in `facts` is masked, command lines word by word.
 
         What JSON does not know is written as its `repr`. Where earlier events were lost, `lost`
-        says how many.
+        says how many. `worker` is of several, the one that is concerned; a journal of one worker
+        writes of that one.
         """
         import json
 
         head = {"at": round(self._now(), 3), "s": round(self._clock() - self._began, 3)}
-        facts = facts if self._worker is None else {"worker": self._worker, **facts}
-        lost = {"lost": self._lost} if self._lost else {}
-        clean = {key: self._clean(fact) for key, fact in facts.items() if key not in _HEAD}
-        line = json.dumps({**head, "event": name, **lost, **clean}).encode() + b"\n"
+        name, worker = NAMES[type(facts)], self._worker if worker is None else worker
+        of = {"lost": self._lost} if self._lost else {}
+        of |= {} if worker is None else {"worker": worker}
+        tree = {k: v for k, v in as_tree(facts).items() if k not in LEFT_OUT or v not in _EMPTY}
+        clean = {key: self._clean(fact) for key, fact in tree.items()}
+        line = json.dumps({**head, "event": name, **of, **clean}).encode() + b"\n"
         written = self._try("events.jsonl", lambda: self._directory().append(line))
         self._lost = 0 if written else self._lost + 1
 

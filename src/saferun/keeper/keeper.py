@@ -52,50 +52,6 @@ FAILED = "failed"  # the command could not be executed
 EXIT = "exit"  # the command has exited
 LINGER = "linger"  # only output of detached processes is left to carry
 
-# (state, event) -> (action, next state). Commands may be late: what saferun has sent before it
-# read a report is still taken in the state after that report.
-TABLE: Table = {
-    (WAITING, protocol.Prepare): ("prepare", WAITING),
-    (WAITING, protocol.Start): ("start", STARTING),
-    (WAITING, CLOSED): ("dismiss", GONE),
-    #
-    (STARTING, protocol.Signal): ("signal_command", SIGNALLED),
-    (STARTING, protocol.Kill): ("", HURRIED),
-    (STARTING, CLOSED): ("close_inbox", HURRIED),
-    (STARTING, BORN): ("", RUNNING),
-    (STARTING, FAILED): ("", GONE),
-    #
-    (SIGNALLED, protocol.Signal): ("signal_command", SIGNALLED),
-    (SIGNALLED, protocol.Kill): ("", HURRIED),
-    (SIGNALLED, CLOSED): ("close_inbox", HURRIED),
-    (SIGNALLED, BORN): ("", RUNNING),
-    (SIGNALLED, FAILED): ("", GONE),
-    #
-    (RUNNING, protocol.Signal): ("signal_command", RUNNING),
-    (RUNNING, protocol.Kill): ("", HURRIED),
-    (RUNNING, CLOSED): ("close_inbox", HURRIED),
-    (RUNNING, EXIT): ("", EXITED),
-    #
-    (EXITED, protocol.Signal): ("", EXITED),
-    (EXITED, protocol.Kill): ("", HURRIED),
-    (EXITED, CLOSED): ("close_inbox", HURRIED),
-    (EXITED, LINGER): ("release_pipe_and_held", LINGERING),
-    #
-    (HURRIED, protocol.Signal): ("signal_command", HURRIED),
-    (HURRIED, protocol.Kill): ("", HURRIED),
-    (HURRIED, CLOSED): ("close_inbox", HURRIED),
-    (HURRIED, BORN): ("", HURRIED),
-    (HURRIED, FAILED): ("", GONE),
-    (HURRIED, LINGER): ("release_pipe_and_held", LINGERING),
-    #
-    (LINGERING, protocol.Signal): ("", LINGERING),
-    (LINGERING, protocol.Kill): ("", LINGERING),
-    (LINGERING, CLOSED): ("close_inbox", LINGERING),
-    #
-    **{(state, SIGNAL_RANKS): ("signal_ranks", state) for state in WITH_JOB},
-    **{(state, protocol.Resize): ("resize", state) for state in WITH_JOB},
-}
-
 _RELAY_S = 0.05  # between two looks for what the agent has written: a person sees it at once
 _HANDOVER_S = 60.0  # for a warm agent to finish its import from a cold disk, before we start afresh
 
@@ -358,3 +314,48 @@ class Keeper(StateMachine):
 
     def _report(self, report: protocol.Report) -> None:
         protocol.send(self._reports, report)
+
+
+# (state, event) -> (action, next state). Commands may be late: what saferun has sent before it
+# read a report is still taken in the state after that report.
+TABLE: Table = {
+    (WAITING, protocol.Prepare): (Keeper._prepare, WAITING),
+    (WAITING, protocol.Start): (Keeper._start, STARTING),
+    (WAITING, CLOSED): (Keeper._dismiss, GONE),
+    #
+    (STARTING, protocol.Signal): (Keeper._signal_command, SIGNALLED),
+    (STARTING, protocol.Kill): (None, HURRIED),
+    (STARTING, CLOSED): (Keeper._close_inbox, HURRIED),
+    (STARTING, BORN): (None, RUNNING),
+    (STARTING, FAILED): (None, GONE),
+    #
+    (SIGNALLED, protocol.Signal): (Keeper._signal_command, SIGNALLED),
+    (SIGNALLED, protocol.Kill): (None, HURRIED),
+    (SIGNALLED, CLOSED): (Keeper._close_inbox, HURRIED),
+    (SIGNALLED, BORN): (None, RUNNING),
+    (SIGNALLED, FAILED): (None, GONE),
+    #
+    (RUNNING, protocol.Signal): (Keeper._signal_command, RUNNING),
+    (RUNNING, protocol.Kill): (None, HURRIED),
+    (RUNNING, CLOSED): (Keeper._close_inbox, HURRIED),
+    (RUNNING, EXIT): (None, EXITED),
+    #
+    (EXITED, protocol.Signal): (None, EXITED),
+    (EXITED, protocol.Kill): (None, HURRIED),
+    (EXITED, CLOSED): (Keeper._close_inbox, HURRIED),
+    (EXITED, LINGER): (Keeper._release_pipe_and_held, LINGERING),
+    #
+    (HURRIED, protocol.Signal): (Keeper._signal_command, HURRIED),
+    (HURRIED, protocol.Kill): (None, HURRIED),
+    (HURRIED, CLOSED): (Keeper._close_inbox, HURRIED),
+    (HURRIED, BORN): (None, HURRIED),
+    (HURRIED, FAILED): (None, GONE),
+    (HURRIED, LINGER): (Keeper._release_pipe_and_held, LINGERING),
+    #
+    (LINGERING, protocol.Signal): (None, LINGERING),
+    (LINGERING, protocol.Kill): (None, LINGERING),
+    (LINGERING, CLOSED): (Keeper._close_inbox, LINGERING),
+    #
+    **{(state, SIGNAL_RANKS): (Keeper._signal_ranks, state) for state in WITH_JOB},
+    **{(state, protocol.Resize): (Keeper._resize, state) for state in WITH_JOB},
+}

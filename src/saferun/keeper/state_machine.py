@@ -7,13 +7,13 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import TypeAlias
 
     State: TypeAlias = str
     Event: TypeAlias = str | type  # a message is an event of its type
-    # (state, event) -> (action, next state); the action "ask" is the method `_ask`, "" is none.
-    Table: TypeAlias = Mapping[tuple[State, Event], tuple[str, State]]
+    # (state, event) -> (action, next state); an action is a method of the object, None is none.
+    Table: TypeAlias = Mapping[tuple[State, Event], tuple[Callable[..., None] | None, State]]
 
 
 class StateMachine:
@@ -40,4 +40,4 @@ class StateMachine:
             raise RuntimeError(f"{type(self).__name__}: no event `{name}` in state `{self.state}`")
         action, self.state = found
         if action:
-            getattr(self, f"_{action}")(*details)
+            action(self, *details)

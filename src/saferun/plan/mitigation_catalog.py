@@ -1,6 +1,6 @@
-"""Pure: the mitigations of knowledge/mitigations.yaml as typed values and as text.
+"""The mitigations of knowledge/mitigations.yaml as typed values and as text; pure, but for `load`.
 
-    parse(knowledge.load_mitigations(environ)) -> {name: Mitigation}
+    load(environ) -> {name: Mitigation}
     describe(mitigations, names) -> "port (a free port; cost: none)"
 
 mitigation_overlay.py decides where one can be used and what it changes in a plan.
@@ -80,6 +80,17 @@ class Mitigation(NamedTuple):
         A port that was in use once is no reason to avoid it in later runs.
         """
         return not (self.last or self.torchrun or self.rank_directories)
+
+
+def load(environ: Mapping[str, str] | None = None) -> Mapping[str, Mitigation]:
+    """Return what each mitigation changes and costs (knowledge/mitigations.yaml).
+
+    Args:
+        environ: gives the user's cache directory; by default that of this process.
+    """
+    from saferun.knowledge import loader
+
+    return parse(loader.load_mitigations(environ))
 
 
 def parse(document: Mapping[str, Any]) -> Mapping[str, Mitigation]:

@@ -29,7 +29,7 @@ from saferun.profile.schema import in_range
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    pass
 
 GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
 
@@ -88,7 +88,7 @@ def situation(
     )
 
 
-def graphs_seen(observed: Iterable[Mapping[str, Any]]) -> bool:
+def graphs_seen(observed: Iterable[Mapping[str, object]]) -> bool:
     """Return whether the receipts of any rank show a compilation with CUDA graphs."""
     for facts in observed:
         effective = facts.get("effective")

@@ -50,84 +50,6 @@ DEADLINE = "deadline"
 HUNG = "hung"  # the watch has it ended
 KEEPER_STOPPED = "keeper stopped"  # and does not go on (keeper_watch.py)
 
-# (state, event) -> (action, next state). What holds wherever the command's process group is:
-_COMMON: Table = {
-    (STARTING, protocol.Started): ("begin", RUNNING),
-    (STARTING, protocol.Failed): ("finish", FAILED),
-    #
-    (ASKED_EARLY, protocol.Started): ("begin", ENDING),
-    (ASKED_EARLY, protocol.Failed): ("finish", FAILED),
-    (ASKED_EARLY, DEADLINE): ("kill_after_grace", KILLING),
-    #
-    (RUNNING, protocol.Exited): ("exit", DRAINING),
-    (RUNNING, LATER): ("call_later", RUNNING),
-    (RUNNING, HUNG): ("kill_hung", KILLING),
-    #
-    (ENDING, protocol.Exited): ("exit_as_asked", DRAINING),
-    (ENDING, LATER): ("call_later", ENDING),
-    (ENDING, DEADLINE): ("kill_after_grace", KILLING),
-    #
-    (DRAINING, protocol.Ended): ("finish", ENDED),
-    (DRAINING, INTERRUPT): ("kill_unread", KILLING),
-    (DRAINING, INTERRUPT_AGAIN): ("kill_unread", KILLING),
-    (DRAINING, TERMINATE): ("kill_unread", KILLING),
-    (DRAINING, DEADLINE): ("kill_unread", KILLING),
-    #
-    (KILLING, protocol.Started): ("begin", KILLING),
-    (KILLING, protocol.Exited): ("exit", KILLING),
-    (KILLING, protocol.Ended): ("finish", ENDED),
-    (KILLING, protocol.Failed): ("finish", FAILED),
-    (KILLING, INTERRUPT): ("", KILLING),
-    (KILLING, INTERRUPT_AGAIN): ("", KILLING),
-    (KILLING, TERMINATE): ("", KILLING),
-    (KILLING, LATER): ("call_later", KILLING),
-    (KILLING, DEADLINE): ("kill_keeper", KILLING),
-    #
-    **{(state, KEEPER_GONE): ("lose", LOST) for state in LIVING},
-    (KILLING, KEEPER_GONE): ("lose_killing", LOST),
-    **{(state, KEEPER_STOPPED): ("kill_stopped_keeper", state) for state in LIVING},
-    **{(state, TERMINAL): ("resize", state) for state in LIVING},
-    **{(state, USER): ("pass_user_signal", state) for state in LIVING},
-    # Signals of the last moment: the job got none of them, but they ask the run to end.
-    **{(state, TERMINAL): ("", state) for state in OVER},
-    **{(state, USER): ("", state) for state in OVER},
-    **{(state, INTERRUPT): ("note", state) for state in OVER},
-    **{(state, INTERRUPT_AGAIN): ("note", state) for state in OVER},
-    **{(state, TERMINATE): ("note", state) for state in OVER},
-}
-# The command has a process group of its own: what asks us is passed on once, since a second request
-# would break torchrun's shutdown off; a second Ctrl-C kills.
-OWN_GROUP: Table = {
-    **_COMMON,
-    (STARTING, INTERRUPT): ("ask", ASKED_EARLY),
-    (STARTING, TERMINATE): ("ask", ASKED_EARLY),
-    (ASKED_EARLY, INTERRUPT): ("", ASKED_EARLY),
-    (ASKED_EARLY, INTERRUPT_AGAIN): ("kill_interrupted", KILLING),
-    (ASKED_EARLY, TERMINATE): ("", ASKED_EARLY),
-    (RUNNING, INTERRUPT): ("ask", ENDING),
-    (RUNNING, TERMINATE): ("ask", ENDING),
-    (ENDING, INTERRUPT): ("", ENDING),
-    (ENDING, INTERRUPT_AGAIN): ("kill_interrupted", KILLING),
-    (ENDING, TERMINATE): ("", ENDING),
-}
-# The command is in our group: what the terminal's keys send reaches it without us, everything else
-# is passed on each time. SIGINT sets no limit: a debugger takes it and goes on.
-OUR_GROUP: Table = {
-    **_COMMON,
-    (STARTING, INTERRUPT): ("pass_on", STARTING),
-    (STARTING, INTERRUPT_AGAIN): ("pass_on", STARTING),
-    (STARTING, TERMINATE): ("pass_on_and_limit", ASKED_EARLY),
-    (ASKED_EARLY, INTERRUPT): ("pass_on", ASKED_EARLY),
-    (ASKED_EARLY, INTERRUPT_AGAIN): ("pass_on", ASKED_EARLY),
-    (ASKED_EARLY, TERMINATE): ("pass_on", ASKED_EARLY),
-    (RUNNING, INTERRUPT): ("pass_on", RUNNING),
-    (RUNNING, INTERRUPT_AGAIN): ("pass_on", RUNNING),
-    (RUNNING, TERMINATE): ("pass_on_and_limit", ENDING),
-    (ENDING, INTERRUPT): ("pass_on", ENDING),
-    (ENDING, INTERRUPT_AGAIN): ("pass_on", ENDING),
-    (ENDING, TERMINATE): ("pass_on", ENDING),
-}
-
 TERMINAL_SIGNALS = (signal.SIGWINCH, signal.SIGCONT)  # after `fg` the window may be another
 ALL_SIGNALS = (*DEATH_SIGNALS, *USER_SIGNALS, *TERMINAL_SIGNALS)
 SAME_KEYPRESS_S = 0.1  # wrappers repeat a Ctrl-C that the terminal has sent already
@@ -351,3 +273,82 @@ def _rank_pids(receipts: str | None) -> list[int]:
         return []
     parts = [name.removesuffix(".jsonl").rpartition("-pid") for name in names]
     return [int(pid) for head, _, pid in parts if pid.isdigit() and "rank" in head]
+
+
+# (state, event) -> (action, next state). What holds wherever the command's process group is:
+_COMMON: Table = {
+    (STARTING, protocol.Started): (AttemptLife._begin, RUNNING),
+    (STARTING, protocol.Failed): (AttemptLife._finish, FAILED),
+    #
+    (ASKED_EARLY, protocol.Started): (AttemptLife._begin, ENDING),
+    (ASKED_EARLY, protocol.Failed): (AttemptLife._finish, FAILED),
+    (ASKED_EARLY, DEADLINE): (AttemptLife._kill_after_grace, KILLING),
+    #
+    (RUNNING, protocol.Exited): (AttemptLife._exit, DRAINING),
+    (RUNNING, LATER): (AttemptLife._call_later, RUNNING),
+    (RUNNING, HUNG): (AttemptLife._kill_hung, KILLING),
+    #
+    (ENDING, protocol.Exited): (AttemptLife._exit_as_asked, DRAINING),
+    (ENDING, LATER): (AttemptLife._call_later, ENDING),
+    (ENDING, DEADLINE): (AttemptLife._kill_after_grace, KILLING),
+    #
+    (DRAINING, protocol.Ended): (AttemptLife._finish, ENDED),
+    (DRAINING, INTERRUPT): (AttemptLife._kill_unread, KILLING),
+    (DRAINING, INTERRUPT_AGAIN): (AttemptLife._kill_unread, KILLING),
+    (DRAINING, TERMINATE): (AttemptLife._kill_unread, KILLING),
+    (DRAINING, DEADLINE): (AttemptLife._kill_unread, KILLING),
+    #
+    (KILLING, protocol.Started): (AttemptLife._begin, KILLING),
+    (KILLING, protocol.Exited): (AttemptLife._exit, KILLING),
+    (KILLING, protocol.Ended): (AttemptLife._finish, ENDED),
+    (KILLING, protocol.Failed): (AttemptLife._finish, FAILED),
+    (KILLING, INTERRUPT): (None, KILLING),
+    (KILLING, INTERRUPT_AGAIN): (None, KILLING),
+    (KILLING, TERMINATE): (None, KILLING),
+    (KILLING, LATER): (AttemptLife._call_later, KILLING),
+    (KILLING, DEADLINE): (AttemptLife._kill_keeper, KILLING),
+    #
+    **{(state, KEEPER_GONE): (AttemptLife._lose, LOST) for state in LIVING},
+    (KILLING, KEEPER_GONE): (AttemptLife._lose_killing, LOST),
+    **{(state, KEEPER_STOPPED): (AttemptLife._kill_stopped_keeper, state) for state in LIVING},
+    **{(state, TERMINAL): (AttemptLife._resize, state) for state in LIVING},
+    **{(state, USER): (AttemptLife._pass_user_signal, state) for state in LIVING},
+    # Signals of the last moment: the job got none of them, but they ask the run to end.
+    **{(state, TERMINAL): (None, state) for state in OVER},
+    **{(state, USER): (None, state) for state in OVER},
+    **{(state, INTERRUPT): (AttemptLife._note, state) for state in OVER},
+    **{(state, INTERRUPT_AGAIN): (AttemptLife._note, state) for state in OVER},
+    **{(state, TERMINATE): (AttemptLife._note, state) for state in OVER},
+}
+# The command has a process group of its own: what asks us is passed on once, since a second request
+# would break torchrun's shutdown off; a second Ctrl-C kills.
+OWN_GROUP: Table = {
+    **_COMMON,
+    (STARTING, INTERRUPT): (AttemptLife._ask, ASKED_EARLY),
+    (STARTING, TERMINATE): (AttemptLife._ask, ASKED_EARLY),
+    (ASKED_EARLY, INTERRUPT): (None, ASKED_EARLY),
+    (ASKED_EARLY, INTERRUPT_AGAIN): (AttemptLife._kill_interrupted, KILLING),
+    (ASKED_EARLY, TERMINATE): (None, ASKED_EARLY),
+    (RUNNING, INTERRUPT): (AttemptLife._ask, ENDING),
+    (RUNNING, TERMINATE): (AttemptLife._ask, ENDING),
+    (ENDING, INTERRUPT): (None, ENDING),
+    (ENDING, INTERRUPT_AGAIN): (AttemptLife._kill_interrupted, KILLING),
+    (ENDING, TERMINATE): (None, ENDING),
+}
+# The command is in our group: what the terminal's keys send reaches it without us, everything else
+# is passed on each time. SIGINT sets no limit: a debugger takes it and goes on.
+OUR_GROUP: Table = {
+    **_COMMON,
+    (STARTING, INTERRUPT): (AttemptLife._pass_on, STARTING),
+    (STARTING, INTERRUPT_AGAIN): (AttemptLife._pass_on, STARTING),
+    (STARTING, TERMINATE): (AttemptLife._pass_on_and_limit, ASKED_EARLY),
+    (ASKED_EARLY, INTERRUPT): (AttemptLife._pass_on, ASKED_EARLY),
+    (ASKED_EARLY, INTERRUPT_AGAIN): (AttemptLife._pass_on, ASKED_EARLY),
+    (ASKED_EARLY, TERMINATE): (AttemptLife._pass_on, ASKED_EARLY),
+    (RUNNING, INTERRUPT): (AttemptLife._pass_on, RUNNING),
+    (RUNNING, INTERRUPT_AGAIN): (AttemptLife._pass_on, RUNNING),
+    (RUNNING, TERMINATE): (AttemptLife._pass_on_and_limit, ENDING),
+    (ENDING, INTERRUPT): (AttemptLife._pass_on, ENDING),
+    (ENDING, INTERRUPT_AGAIN): (AttemptLife._pass_on, ENDING),
+    (ENDING, TERMINATE): (AttemptLife._pass_on, ENDING),
+}

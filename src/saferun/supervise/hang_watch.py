@@ -131,8 +131,7 @@ class HangWatch:
         self._say("\n".join(silence.report(found, silent)))
         if self._ends and not wanted:
             self.cause = silence.cause(found)
-        places = [place._asdict() for place in found]
-        if path := self._record.hang(places, round(now.at_s - since.at_s, 1), native):
+        if path := self._record.hang(found, round(now.at_s - since.at_s, 1), native):
             self._say(f"  all stacks, those of C++ too: {path}")
 
 

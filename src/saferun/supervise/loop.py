@@ -21,7 +21,6 @@ from saferun.supervise.end_requests import INTERRUPTED, EndRequestedError, EndRe
 from saferun.supervise.gpu_gate import take_locks
 from saferun.supervise.ground import Ground, Means, Pace, Say, jitter, pause
 from saferun.supervise.keeper_pool import KeeperPool
-from saferun.supervise.left_trials import fail_left_over
 from saferun.supervise.mitigations import RunMitigations
 from saferun.supervise.record import Record
 from saferun.supervise.replace import check_size, unsupervised
@@ -202,10 +201,11 @@ class _Run:
         """Leave no trial of a study running in its storage; most runs have none."""
         identity = self._gathered.identity
         if identity.state is not None and self._history:
+            from saferun.supervise.left_trials import fail_left_over
+
             plan = self._mitigations.plan(self._gathered)
-            fail_left_over(
-                identity.state, plan, self._environment(plan), status, self._means.ground.say
-            )
+            environ, say = self._environment(plan), self._means.ground.say
+            fail_left_over(identity.state, plan, environ, status, say)
 
     def _cleared(self) -> bool:
         """Have the GPUs tried; meanwhile the torchrun of attempt 1 imports torch."""

@@ -108,9 +108,7 @@ class RunMitigations:
     def known(self) -> Mapping[str, mitigation_catalog.Mitigation]:
         """Return all mitigations by name."""
         if self._known is None:
-            from saferun.knowledge import loader
-
-            self._known = mitigation_catalog.parse(loader.load_mitigations(self._environ))
+            self._known = mitigation_catalog.load(self._environ)
         return self._known
 
     def close(self) -> None:

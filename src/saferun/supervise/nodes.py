@@ -70,7 +70,7 @@ class Nodes:
         self._own = Decision(AGAIN, "")  # what this node alone would do after it
         self._hosts: dict[str, str] = {}  # of the last meeting, by node rank
         self._regroups = 0
-        self._outcome: Any = None  # of the last meeting
+        self._outcome: nodes.Outcome | None = None  # of the last meeting
         self.number = 1  # of the next attempt
         self.host = os.uname().nodename  # where the last failure began
         self.status: int | None = None  # of the run, where the meeting decided it
@@ -101,11 +101,12 @@ class Nodes:
         Returns:
             What follows where no rank was started; None where ranks ran, or may have.
         """
-        outcome = self._outcome = self._read(node_agent.outcome_name(self.number))
+        outcome: nodes.Outcome | None = self._read(node_agent.outcome_name(self.number))
+        self._outcome = outcome
         ends = ended.exit_code == 0 or end_requested(ended)
         if outcome is None or "alone" in outcome:
             return self._not_met(plan, outcome) if self._comes_back and not ends else None
-        agreement: nodes.Agreement = outcome["agreement"]
+        agreement = outcome["agreement"]
         self._hosts, self._shared = agreement["hosts"], agreement["shared"]
         self._record.nodes(self.number, agreement)
         self._take_root(agreement["root"])
@@ -115,7 +116,7 @@ class Nodes:
             return None
         return self._without_ranks(agreement)
 
-    def _not_met(self, plan: LaunchPlan, outcome: Any) -> Decision:
+    def _not_met(self, plan: LaunchPlan, outcome: nodes.Outcome | None) -> Decision:
         """Return the end of a run whose nodes did not come back together."""
         from saferun.diagnosis import classify, signatures
 
@@ -171,9 +172,9 @@ class Nodes:
 
     def lost(self) -> str:
         """Return what the agent lost of the other nodes in its last attempt; "" for nothing."""
-        loss = self._read(node_agent.loss_name(self.number))
+        loss: nodes.Loss | None = self._read(node_agent.loss_name(self.number))
         self._lost = [] if loss is None else [str(node) for node in loss["nodes"]]
-        return "" if loss is None else str(loss["why"])
+        return "" if loss is None else loss["why"]
 
     def share(self, ended: Ended, decision: Decision) -> Decision:
         """Return what is done after an attempt with ranks that has failed or succeeded.
@@ -228,7 +229,7 @@ class Nodes:
             return {key: self._masked(item) for key, item in value.items()}
         return [self._masked(item) for item in value] if isinstance(value, list) else value
 
-    def _read(self, name: str) -> Any:
+    def _read(self, name: str) -> Any:  # an Outcome or a Loss, as JSON gives it
         from saferun.system import paths
 
         directory = self._gathered.identity.receipts

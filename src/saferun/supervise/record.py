@@ -6,8 +6,20 @@ The journal is a convenience: a failure to write stops or slows no job (see jour
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from saferun.journal.event_types import (
+    AttemptBegun,
+    AttemptEnded,
+    Fault,
+    Hang,
+    NodesMet,
+    Preflight,
+    Recovery,
+    Recycled,
+    RunEnded,
+    Started,
+)
 from saferun.plan.view import as_json
 from saferun.system.procfs import this_process
 
@@ -15,7 +27,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.classify import Diagnosis
     from saferun.diagnosis.retry_policy import Decision, Try
+    from saferun.diagnosis.silence import Place
     from saferun.diagnosis.work_lost import WorkLost
+    from saferun.inject.nodes import Agreement
     from saferun.journal.receipts import Receipt
     from saferun.journal.recycling import Request
     from saferun.journal.writer import Journal
@@ -47,12 +61,11 @@ class Record:
     def attempt(self, number: int, plan: LaunchPlan) -> None:
         """Record the start of an attempt."""
         self._journal.plan(as_json(plan))
-        by = this_process()
-        self._journal.event("attempt", attempt=number, mitigations=plan.mitigations, by=by)
+        self._journal.event(AttemptBegun(number, plan.mitigations, this_process()))
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes; now there is time to write the output of the last one."""
-        self._journal.event("started", keeper=keeper, launcher=launcher)
+        self._journal.event(Started(keeper, launcher))
         self.keep_tails()
 
     def alive(self) -> None:
@@ -61,14 +74,12 @@ class Record:
 
     def preflight(self, granted: bool, findings: tuple[Finding, ...]) -> None:
         """Record a test of the GPUs."""
-        shown = [finding._asdict() for finding in findings]
-        self._journal.event("preflight", granted=granted, findings=shown)
+        self._journal.event(Preflight(granted, findings))
 
     def recovery(self, findings: tuple[Finding, ...]) -> None:
         """Record what was done for the GPUs after a failure, if anything."""
-        if not findings:
-            return
-        self._journal.event("recovery", findings=[finding._asdict() for finding in findings])
+        if findings:
+            self._journal.event(Recovery(findings))
 
     def ended(
         self,
@@ -87,8 +98,7 @@ class Record:
             decision: what happens next.
             lost: the work since the last checkpoint; None where that is not known.
         """
-        self._journal.event(
-            "ended",
+        facts = AttemptEnded(
             attempt=last.number,
             status=ended.exit_code,
             lived_s=round(ended.lived_s, 3),
@@ -98,36 +108,50 @@ class Record:
             unkillable=ended.unkillable,
             kind=last.kind,
             fingerprint=last.fingerprint,
-            **_root(diagnosis),
+            root_rank=diagnosis.root_rank if diagnosis else None,
+            root_line=diagnosis.root_line if diagnosis else None,
+            decided_by=diagnosis.decided_by if diagnosis else (),
+            stack=diagnosis.stack if diagnosis else (),
             action=decision.action,
             reason=decision.reason,
             delay_s=round(decision.delay_s, 3),
             add=decision.add,
-            **({"lost_work": lost._asdict()} if lost else {}),
+            lost_work=lost,
         )
-        self._tails = (last.number, ended.stdout_tail, ended.stderr_tail)
-        if last.replaced:
-            self._tails = None  # nothing in it asks to be read
+        self._journal.event(facts)
+        tails = (last.number, ended.stdout_tail, ended.stderr_tail)
+        self._tails = None if last.replaced else tails  # nothing in these asks to be read
 
     def recycled(self, number: int, request: Request) -> None:
         """Record that the process of an attempt is replaced, as it asked."""
-        self._journal.event("recycled", attempt=number, **request._asdict())
+        self._journal.event(Recycled(number, request.why, request.kind, request.progress))
 
-    def nodes(self, number: int, agreement: Mapping[str, object]) -> None:
+    def nodes(self, number: int, agreement: Agreement) -> None:
         """Record what the nodes of the run agreed on before an attempt."""
-        self._journal.event("nodes", **{**agreement, "attempt": number})
+        self._journal.event(
+            NodesMet(
+                action=agreement["action"],
+                attempt=number,
+                mitigations=agreement["mitigations"],
+                root=agreement["root"],
+                why=agreement["why"],
+                hosts=agreement["hosts"],
+                shared=agreement["shared"],
+                beats=agreement["beats"],
+            )
+        )
 
     def masked(self, text: str) -> str:
         """Return a text without secrets."""
         return self._journal.masked(text)
 
     def hang(
-        self, places: list[dict[str, object]], silent_s: float, stacks: Mapping[int, str]
+        self, places: Sequence[Place], silent_s: float, stacks: Mapping[int, str]
     ) -> str | None:
         """Record where the ranks are in a silence that is too long.
 
         Args:
-            places: of each rank, as for JSON.
+            places: of each rank.
             silent_s: the length of the silence.
             stacks: pid -> its stacks, for those that py-spy could read.
 
@@ -136,7 +160,7 @@ class Record:
         """
         text = "\n".join(stacks.values())
         file = self._journal.stacks(text) if text else None
-        self._journal.event("hang", silent_s=silent_s, ranks=places, stacks=file)
+        self._journal.event(Hang(silent_s, tuple(places), file))
         self._journal.sync()
         return file and os.path.join(self._journal.path or "", file)
 
@@ -149,8 +173,7 @@ class Record:
 
     def fault(self, error: Exception, *, traceback: str = "") -> None:
         """Record a fault of saferun's own; the job goes on."""
-        more = {"traceback": traceback} if traceback else {}
-        self._journal.event("fault", what=f"{type(error).__name__}: {error}", **more)
+        self._journal.event(Fault(f"{type(error).__name__}: {error}", traceback))
 
     def mask_ranks(self, identity: Identity) -> None:
         """Take the secrets out of what an attempt's ranks wrote, before anything reads it."""
@@ -175,25 +198,12 @@ class Record:
 
     def end(self, status: int | None, reason: str) -> None:
         """Record the end of the run; `status` is None after a fault of saferun's own."""
-        known = {} if status is None else {"status": status}
-        self._journal.event("end", **known, reason=reason)
+        self._journal.event(RunEnded(status, reason))
         self.keep_tails()
 
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
-
-
-def _root(diagnosis: Diagnosis | None) -> dict[str, object]:
-    """Return what the event of an attempt's end says of the root cause."""
-    if diagnosis is None:
-        return {"root_rank": None, "root_line": None, "decided_by": ()}
-    return {
-        "root_rank": diagnosis.root_rank,
-        "root_line": diagnosis.root_line,
-        "decided_by": diagnosis.decided_by,
-        **({"stack": diagnosis.stack} if diagnosis.stack else {}),
-    }
 
 
 def begin(gathered: Gathered, say: Callable[[str], None]) -> tuple[Gathered, Journal]:

@@ -17,6 +17,7 @@ import time
 from saferun.errors import EXIT_BUSY, EXIT_UNAVAILABLE, BusyError, UsageError
 from saferun.gpu import lock, lock_owner
 from saferun.gpu.slots import Slot, Slots
+from saferun.journal.event_types import RunEnded, WorkerBegun, WorkersBegun
 from saferun.keeper import process_tree
 from saferun.keeper.job import DEATH_SIGNALS
 from saferun.named_tuple import NamedTuple
@@ -174,8 +175,7 @@ class _Workers:
         """Start the workers and wait for them; return the exit status of the run."""
         process_tree.become_subreaper()
         self._journal.share()
-        by = procfs.this_process()
-        self._journal.event("workers", count=self._count, by=by)
+        self._journal.event(WorkersBegun(self._count, procfs.this_process()))
         before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, no status would be kept
         self._signals = Signals((*DEATH_SIGNALS, *USER_SIGNALS, signal.SIGCHLD))
         try:
@@ -216,7 +216,7 @@ class _Workers:
                 status = 128 + self.asked
         elif status and self._count > 1:
             self._say(f"the run failed with status {status}, that of worker {number}")
-        self._journal.event("end", status=status, reason=reason)
+        self._journal.event(RunEnded(status, reason))
         self._journal.close()
         return status
 
@@ -253,7 +253,7 @@ class _Workers:
         slot.held.hand_over()
         self._running[number] = _Running(pid, slot, reading)
         gpu = slot.gpu.uuid if slot.gpu else None
-        self._journal.event("worker", worker=number, supervisor=pid, gpu=gpu)
+        self._journal.event(WorkerBegun(pid, gpu), worker=number)
 
     def _leave(self) -> None:
         """Give up, in a supervisor that was just forked, what is saferun's alone."""
@@ -283,12 +283,12 @@ class _Workers:
         reason = "asked to end" if self.asked else f"its supervisor was killed (signal {signum})"
         if not self.asked:
             prefixed(self._say, number)(reason)
-        self._journal.event("end", worker=number, status=128 + signum, reason=reason)
+        self._journal.event(RunEnded(128 + signum, reason), worker=number)
         return 128 + signum, reason
 
     def _never(self, number: int, status: int, reason: str) -> None:
         """Note a worker that never started."""
-        self._journal.event("end", worker=number, status=status, reason=reason)
+        self._journal.event(RunEnded(status, reason), worker=number)
         self._end(number, status, reason)
 
     def _end(self, number: int, status: int, reason: str, verdict: str = "") -> None:

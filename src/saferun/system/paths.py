@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the package itself
 
@@ -166,6 +166,30 @@ def _make_one(path: str, mode: int) -> None:
         os.mkdir(path, mode)
     except FileExistsError:  # another process may have been faster
         return
+
+
+def remove_dir(path: str, empty: Callable[[int], None]) -> None:
+    """Remove a directory, whatever is put in the place of its name meanwhile.
+
+    Args:
+        path: of the directory; a link is refused.
+        empty: removes what is in it, by its open descriptor.
+
+    Raises:
+        OSError: it, or a part of it, cannot be removed, or `empty` refuses it.
+    """
+    above, name = os.path.split(path)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    parent = os.open(above, flags)
+    try:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
+        try:
+            empty(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rmdir(name, dir_fd=parent)
+    finally:
+        os.close(parent)
 
 
 def read_private(path: str, limit: int = 4 * 1024 * 1024) -> bytes | None:

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import TypedDict
+
+    class ProcessRecord(TypedDict, total=False):
+        """What identifies a process among all processes of all machines."""
+
+        pid: int
+        start: int | None  # in clock ticks since boot (proc_pid_stat(5), field 22)
+        host: str
+        boot: str  # "" where it cannot be read
+        pids: str  # the namespace of its pid; the same
+
 
 # Of one file; a busy machine's table of sockets has as many. /proc/sys refuses 4 MiB (ENOMEM).
 _MOST_CHARACTERS = 3 << 20
 
 
-def this_process() -> dict[str, Any]:
-    """Return what identifies this process among all processes of all machines.
-
-    `start` is in clock ticks since boot (proc_pid_stat(5), field 22). What cannot be read is None
-    or "".
-    """
+def this_process() -> ProcessRecord:
+    """Return the record of this process."""
     return {
         "pid": os.getpid(),
         "start": start(os.getpid()),
@@ -35,7 +41,7 @@ def this_process() -> dict[str, Any]:
     }
 
 
-def lives(record: Mapping[str, Any]) -> bool | None:
+def lives(record: ProcessRecord) -> bool | None:
     """Return whether the process of a record lives; None where that cannot be known from here.
 
     Args:
@@ -62,7 +68,7 @@ def lives_since(pid: int, started: int) -> bool | None:
     return seen == started if seen is not None else _hidden(pid)
 
 
-def is_of_here(record: Mapping[str, Any]) -> bool:
+def is_of_here(record: ProcessRecord) -> bool:
     """Return whether a record was made on this machine, since it started, in our pid namespace."""
     ours = (_boot(), _namespace())
     return all(ours) and _is_our_proc() and (record.get("boot"), record.get("pids")) == ours

@@ -4,6 +4,7 @@ import json  # noqa: F401 - the journal needs it, and nobody may not read the li
 import os
 import sys
 
+from saferun.journal.event_types import RunEnded
 from saferun.journal.writer import Journal
 from saferun.system.redact import Masker
 
@@ -13,7 +14,7 @@ os.setresuid(65534, 65534, 65534)
 messages = []
 journal = Journal.begin(sys.argv[1], "r", Masker({}, []), say=messages.append)
 journal.plan({})
-journal.event("x")
+journal.event(RunEnded(0, ""))
 journal.tails(1, b"a", b"b")
 journal.sync()
 journal.close()

@@ -1,0 +1,64 @@
+"""What an environment setting does: knowledge/settings.yaml as typed values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from saferun.errors import SaferunError
+from saferun.knowledge import loader
+from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Remark(NamedTuple):
+    """What is wrong with a value."""
+
+    level: str  # "problem" or "note"
+    what: str
+    fix: str
+
+
+class Effect(NamedTuple):
+    """What is known of one variable; the head of settings.yaml says what the fields are."""
+
+    does: str = ""
+    cost: str = ""
+    overridden: str = ""
+    modes: tuple[str, ...] = ()
+    config: str = ""
+    function: str = ""
+    idle: Mapping[str, str] = {}
+    warn: Mapping[str, Remark] = {}
+    newer: str = ""
+    dead: str = ""
+    fix: str = ""
+    quiet: bool = False
+    reader: str = ""
+    source: str = ""
+
+
+UNKNOWN = Effect()
+
+
+def load(environ: Mapping[str, str] | None = None) -> Mapping[str, Effect]:
+    """Return what each variable of settings.yaml does, by name.
+
+    Args:
+        environ: gives the user's cache directory; by default that of this process.
+
+    Raises:
+        SaferunError: an unknown key.
+    """
+    settings: Mapping[str, Mapping[str, Any]] = loader.load_settings(environ)["settings"]
+    return {name: _effect(name, body) for name, body in settings.items()}
+
+
+def _effect(name: str, body: Mapping[str, Any]) -> Effect:
+    if unknown := body.keys() - set(Effect._fields):
+        where = f"knowledge/settings.yaml, {name}"
+        raise SaferunError(f"unknown key `{min(unknown)}`", where=where)
+    warn = {value: Remark(*row) for value, row in body.get("warn", {}).items()}
+    return Effect(**{**body, "warn": warn, "modes": tuple(body.get("modes", ()))})
