@@ -28,7 +28,7 @@ def text(document: dict[str, Any]) -> str:
     runs = document["runs"]
     parts = [document["machine"] + "."]
     if runs:
-        parts += [_times(runs), _requests(runs), _steps(runs)]
+        parts += [curve(runs), _times(runs), _requests(runs), _steps(runs)]
     if document["ranks"]:
         parts.append(_ranks(document["ranks"]))
     return "\n\n".join(parts) + "\n"
@@ -37,6 +37,41 @@ def text(document: dict[str, Any]) -> str:
 def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def curve(runs: list[dict[str, Any]]) -> str:
+    """Return the short table of docs/scale.md: reports by the store, torchrun beside saferun."""
+    by = {(run["nodes"], run["launcher"]): run["phases"] for run in runs}
+    head = ["nodes", "all ranks started, s: torchrun, saferun", "rank killed to attempt 2, s"]
+    head += ["requests a node until the start: torch's, ours", "to attempt 2: torch's, ours"]
+    head += ["running, a node and second: torch's, ours", "KiB a node until the start"]
+    rows = []
+    for nodes in sorted({nodes for nodes, _ in by}):
+        plain, ours = by.get((nodes, "torchrun")), by.get((nodes, "saferun"))
+        if not plain or not ours:
+            continue
+        start, again, steady = (ours[name] for name in ("start", "again", "steady"))
+        rows.append(
+            [
+                *(str(nodes), f"{plain['start']['seconds']:.1f}, {start['seconds']:.1f}"),
+                *(f"{again['seconds']:.1f}", _split(start, nodes - 1), _split(again, nodes - 1)),
+                _split(steady, (nodes - 1) * steady["seconds"]),
+                f"{_bytes(plain['start'], nodes - 1)}, {_bytes(start, nodes - 1)}",
+            ]
+        )
+    return _table(head, rows)
+
+
+def _split(phase: dict[str, Any], by: float) -> str:
+    asked = phase["requests"]
+    if not by:
+        return ""
+    return f"{(asked['join'] + asked['other']) / by:.1f}, {asked['saferun'] / by:.1f}"
+
+
+def _bytes(phase: dict[str, Any], nodes: int) -> str:
+    both = sum(phase["sent_bytes"].values()) + phase["received_bytes"]
+    return f"{both / nodes / 1024:.0f}" if nodes else "0"
 
 
 def _times(runs: list[dict[str, Any]]) -> str:

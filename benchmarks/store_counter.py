@@ -144,7 +144,7 @@ class Proxy:
         self._requests[request] += 1
         self._sent[request] += size
         self._seconds[int(time.monotonic())] += 1
-        if is_first and RENDEZVOUS in request.key:
+        if is_first and RENDEZVOUS in request.key.rpartition("/")[2]:  # the state, nothing below it
             self._last_join_at = time.time()
 
 
