@@ -34,12 +34,12 @@ sys.path[:0] = [str(ROOT / "tests" / name) for name in ("mitigations", "support"
 sys.path[:0] = [str(ROOT / "src")]
 
 import gpu_table  # noqa: E402 - where they lie is known only now
-import table  # noqa: E402
-from table import Case  # noqa: E402
-from ways import HEALTHY, LIMIT_S, SUPERVISED, WAYS, Outcome, go, missing  # noqa: E402
+import table  # noqa: E402 - where they lie is known only now
+from table import Case  # noqa: E402 - where they lie is known only now
+from ways import HEALTHY, LIMIT_S, SUPERVISED, WAYS, Outcome, go, missing  # noqa: E402 - where they lie is known only now
 
-from saferun.knowledge import loader  # noqa: E402
-from saferun.plan import mitigation_catalog  # noqa: E402
+from saferun.knowledge import loader  # noqa: E402 - where they lie is known only now
+from saferun.plan import mitigation_catalog  # noqa: E402 - where they lie is known only now
 
 HEAD = ("kind", *WAYS, "attempts", "mitigation", "+", "its cost in every step", "left alone")
 BY_NEWS = (SUPERVISED, "torchrun", HEALTHY, "torchrun --max-restarts=3")

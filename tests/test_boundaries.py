@@ -118,9 +118,10 @@ def test_what_runs_elsewhere_needs_only_its_room_and_the_standard_library():
 
 
 def test_no_file_has_outgrown_one_sitting():
-    """Bounds of the house: 400 lines a file, 40 a function, 6 parameters."""
+    """Bounds of the house: 400 lines a file, 40 a function, 6 parameters; the tests' files, too."""
     over = []
-    for path in SOURCE.rglob("*.py"):
+    folders = (SOURCE, *(ROOT / name for name in ("tests", "tools", "benchmarks")))
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
         text = path.read_text()
         over += [f"{path}: {text.count(chr(10))} lines"] if text.count("\n") > 400 else []
         for node in ast.walk(ast.parse(text)):
@@ -207,6 +208,13 @@ def long(text: str) -> bool:
     except (SyntaxError, ValueError):
         return False
     return any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)) for node in body)
+
+
+def test_slow_is_refused_as_a_decorator():
+    with pytest.raises(TypeError, match=r"mark test_it with @pytest\.mark\.slow"):
+
+        @slow
+        def test_it() -> None: ...
 
 
 def test_only_sitecustomize_lies_on_the_childs_path():

@@ -26,7 +26,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("support", "mitigations")]
 
 import provoked  # noqa: E402 - the path is set above
-import table  # noqa: E402
+import surroundings  # noqa: E402 - the path is set above
+import table  # noqa: E402 - the path is set above
 
 KEPT = ("LANG", "LD_LIBRARY_PATH", "TORCH_EXTENSIONS_DIR")  # DeepSpeed builds for minutes, once
 LIMIT_S = 150.0
@@ -77,7 +78,7 @@ def record_row(python: str, case: table.Case) -> bool:
         own.mkdir()
         with case.around(own) as setup:
             command = [tool(python, "torchrun"), f"--nproc-per-node={case.ranks}", *setup.options]
-            command += [str(table.HERE / case.program), *setup.args]
+            command += [str(surroundings.HERE / case.program), *setup.args]
             more = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache", **setup.env}
             return write(
                 f"{provoked.TABLE}-{case.kind}", python, folder, command, more, setup.preexec
@@ -113,7 +114,7 @@ def write(
     kept = {key: os.environ[key] for key in KEPT if key in os.environ}
     path = os.pathsep.join((os.path.dirname(python), "/usr/bin", "/bin"))
     env = {**kept, "PATH": path, "HOME": folder, "TMPDIR": folder, "COLUMNS": "100",
-           "PYTHONPATH": str(table.HERE), "DS_ACCELERATOR": "cpu",
+           "PYTHONPATH": str(surroundings.HERE), "DS_ACCELERATOR": "cpu",
            "RECORD_FOLDER": folder, "ACCELERATE_USE_CPU": "1", **(more or {})}  # fmt: skip
     status, rows = output_of(command, env, folder, preexec)
     print(f"{name}: status {status}, {len(rows)} lines", flush=True)

@@ -139,6 +139,7 @@ class GuardsHook(NamedTuple):
     labels: str
     logits: str
     embeddings: str
+    compiled: str
 
 
 class MemoryHook(NamedTuple):

@@ -11,23 +11,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from repo import ROOT
-from requested import requested
+from requested import TORCH, requested
 
 from saferun.audit import alloc_conf, collect, judge, script_ast
 from saferun.audit import report as audit
-from saferun.knowledge import loader
 from saferun.model import Facts, Gpu, GpuFacts, Setting
 
-TEXT = loader.variables_text()
-TORCH = "2.13.0+cpu"
 SXM = tuple(Gpu(n, f"GPU-{n}", "NVIDIA H100 80GB HBM3") for n in range(2))
 PCIE = tuple(Gpu(n, f"GPU-{n}", "NVIDIA GeForce RTX 4090") for n in range(2))
-
-
-def judged(name: str, torch: str | None = TORCH) -> tuple[str, str]:
-    """Return the kind of a name's reading, and the near name or release."""
-    reading = judge.judge(name, torch, TEXT)
-    return reading.kind, reading.near
 
 
 def found(
@@ -37,114 +28,6 @@ def found(
     facts = Facts(gpu=GpuFacts(tuple(gpus)), torch=torch)
     findings = audit.findings(environ, facts, script_ast.read_script(script))
     return [(f.level, f"{f.what} | {f.detail} | {f.fix}") for f in findings if f.level != "ok"]
-
-
-def remark(environ: dict[str, str], torch: str | None = TORCH) -> str:
-    return judge.remark(judge.idle(environ, torch, TEXT), torch)
-
-
-READINGS = {
-    ("TORCHINDUCTOR_MAX_AUTOTUNE", TORCH): ("read", ""),
-    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", TORCH): ("read", ""),
-    ("NCCL_IB_HCA", TORCH): ("read", ""),
-    ("TORCH_COMPILE_DISABLE_CUDAGRAPHS", TORCH): ("dead", ""),
-    ("CUDA_VISIBLE_DEVICES_ORDER", TORCH): ("dead", ""),
-    ("CUDA_AUTO_BOOST", None): ("dead", ""),
-    ("TORCHINDUCTOR_ABI_COMPATIBLE", "2.5.1"): ("read", ""),
-    ("TORCHINDUCTOR_ABI_COMPATIBLE", TORCH): ("gone", "torch 2.5.1"),
-    ("PYTORCH_ALLOC_CONF", "2.8.0+cu126"): ("later", "torch 2.9.0"),
-    ("PYTORCH_ALLOC_CONF", "2.9.0"): ("read", ""),
-    ("TORCHINDUCTOR_NO_SUCH_THING", TORCH): ("owned", ""),
-    ("NCCL_DEUBG", TORCH): ("misspelt", "NCCL_DEBUG"),
-    ("CUDA_VISIBLE_DEVICE", TORCH): ("misspelt", "CUDA_VISIBLE_DEVICES"),
-    ("CUDA_DEVICES_ORDER", TORCH): ("misspelt", "CUDA_DEVICE_ORDER"),
-    ("NCCL_HEARTBEAT_TIMEOUT_SEC", TORCH): ("misspelt", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
-    ("TORCH_NCCL_SOCKET_IFNAME", TORCH): ("misspelt", "NCCL_SOCKET_IFNAME"),
-}
-
-
-def test_a_name_is_judged_by_who_reads_it() -> None:
-    assert {key: judged(*key) for key in READINGS} == READINGS
-
-
-UNCERTAIN = (
-    ("NCCL_OFI_ANYTHING", TORCH),  # a plug-in's
-    ("NCCL_NO_SUCH_THING", TORCH),  # builds of NCCL differ
-    ("TORCH_MY_OWN_SWITCH", TORCH),  # a script's own
-    ("TF_VAR_region", TORCH),  # Terraform's
-    ("TF_GPU_ALLOCATOR", TORCH),  # TensorFlow's; the build looked at is for CPUs
-    ("CUDA_MODULE_LOADING", TORCH),  # the driver's, though torch stopped reading it
-    ("CUDA_PATH_V12_1", TORCH),  # numbered
-    ("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "2.4.0"),  # only tests read it
-    ("TORCHINDUCTOR_ABI_COMPATIBLE", "2.13.0+rocm6.4"),  # another build
-    ("NCCL_DEUBG", "2.13.0+rocm6.4"),  # RCCL's
-    ("TORCHINDUCTOR_NO_SUCH_THING", "2.99.0"),  # newer torch than the data
-    ("TORCHINDUCTOR_NO_SUCH_THING", "2.1.0"),  # older torch than the data
-    ("TORCHINDUCTOR_NO_SUCH_THING", None),  # torch unknown
-    ("TORCHINDUCTOR_AUTO_CHUNKER", "2.11.0a0+git1"),  # between two releases
-    ("TORCH_CUDNN_V8_API_ENABLED", "2.0.1"),  # older torch may have read it
-    ("TORCHINDUCTOR_NPU_BACKEND", TORCH),  # torch-npu's
-    ("TORCH_HCCL_BLOCKING_WAIT", TORCH),  # Ascend's counterpart of NCCL's
-    ("TORCH_CNCL_AVOID_RECORD_STREAMS", TORCH),  # Cambricon's
-    ("TF_CPP_MIN_VLOG_LEVEL", TORCH),  # an older TensorFlow's
-    ("NCCL_IBEXT_DISABLE", TORCH),  # a plug-in's, named like NCCL's own
-    ("NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE", TORCH),  # Google's
-    ("PET_LOG_LEVEL", TORCH),  # of a program called pet
-)
-
-
-def test_what_is_not_certain_is_not_called_dead() -> None:
-    wrong = {
-        (name, torch): judged(name, torch)
-        for name, torch in UNCERTAIN
-        if judged(name, torch)[0] in judge.NO_EFFECT or remark({name: "1"}, torch)
-    }
-    assert wrong == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("NCCL_DEBUGS", "NCCL_DEBUG"),
-        ("NCCL_DEBU", "NCCL_DEBUG"),
-        ("NCCL_DEBUH", "NCCL_DEBUG"),
-        ("NCCL_DBEUG", "NCCL_DEBUG"),
-        ("NCCL_DEBUG2", ""),
-        ("NCCL_DBUEG1", ""),
-        ("XCCL_DEBUG", ""),
-    ],
-    ids=["too-many", "missing", "wrong", "swapped", "numbered", "two-slips", "other-family"],
-)
-def test_one_slip_is_recognised_and_no_more(name, meant):
-    assert judge.one_slip_away(name, ["NCCL_ALGO", "NCCL_DEBUG"]) == meant
-
-
-def test_a_launch_names_all_that_has_no_reader_on_one_line():
-    environ = {
-        "TORCH_COMPILE_DISABLE_CUDAGRAPHS": "1",
-        "NCCL_DEUBG": "INFO",
-        "TORCHINDUCTOR_ABI_COMPATIBLE": "1",
-        "NCCL_DEBUG": "INFO",
-    }
-    assert remark(environ) == (
-        "NCCL_DEUBG (NCCL_DEBUG?), TORCHINDUCTOR_ABI_COMPATIBLE (torch 2.5.1 has) and "
-        "TORCH_COMPILE_DISABLE_CUDAGRAPHS have no reader in torch 2.13.0 (see: saferun doctor)"
-    )
-
-
-def test_many_names_make_no_long_line():
-    line = remark({f"TORCHINDUCTOR_NOTHING_{letter}": "1" for letter in "ABCDEFG"})
-    assert line.count("TORCHINDUCTOR") == judge.MOST_SHOWN
-    assert " and 3 more have no reader" in line
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [{"TORCHINDUCTOR_NOTHING": ""}, {"HOME": "/x", "NCCL_DEBUG": "INFO"}, {}],
-    ids=["exported-empty", "nothing-wrong", "nothing-set"],
-)
-def test_a_launch_without_such_settings_prints_nothing(environ):
-    assert remark(environ) == ""
 
 
 FINDINGS = (  # what is exported, the level of the finding, a part of its text
@@ -324,15 +207,6 @@ def test_values_of_the_allocator_are_judged_as_torch_parses_them():
     assert dict(zip(REAL, ours, strict=True)) == dict(
         zip(REAL, json.loads(done.stdout), strict=True)
     )
-
-
-def test_every_variable_of_the_shipped_profiles_has_a_reader():
-    import yaml
-
-    for path in (ROOT / "profiles").glob("*.yaml"):
-        for name in yaml.safe_load(path.read_text()).get("env", {}):
-            kind = judge.judge(name, TORCH, TEXT).kind
-            assert kind not in judge.NO_EFFECT, (path.name, name)
 
 
 # Where it is shown

@@ -224,7 +224,7 @@ def test_no_torch_anywhere_is_said(desk, tmp_path):
     src = pathlib.Path(door.__file__).parents[1]
     bare = "/usr/bin/python3"
     if subprocess.run([bare, "-c", "import torch"], capture_output=True).returncode == 0:
-        pytest.skip("the system's python has torch")
+        pytest.skip("needs a system's Python without torch")
     program = f"import sys; sys.path.insert(0, {str(src)!r}); from saferun.__main__ import main\n"
     done = subprocess.run(
         [bare, "-c", program + "sys.exit(main(['train.py']))"],

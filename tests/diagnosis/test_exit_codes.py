@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import check_cases
 from job_logs import SUMMARY, TRACEBACK, diagnose
 from repo import ROOT
 
@@ -58,28 +59,30 @@ def test_a_rank_that_the_launcher_killed_after_the_root_is_not_the_machine_out_o
     assert diagnose(killed_after, oom_kills=0).kind == "child-failed-no-root"
 
 
-@pytest.mark.parametrize(
-    ("code", "known", "kind"),
-    [
-        (-9, {"oom_kills": None}, "host-oom-killed"),
-        (-9, {"oom_kills": 1}, "host-oom-killed"),
-        (-9, {"oom_kills": 0}, "killed-from-outside"),
-        (-7, {"shm_ample": None}, "dataloader-shm-full"),
-        (-7, {"shm_ample": False}, "dataloader-shm-full"),
-        (-7, {"shm_ample": True}, "bus-error"),
-        (-11, {"finished": False}, "segfault"),
-        (-11, {"finished": True}, "crash-after-the-end"),
-        (-6, {"finished": True}, "crash-after-the-end"),
-        (-9, {"finished": True, "oom_kills": 0}, "killed-from-outside"),
-    ],
-)
+COUNTERS = [  # exit code, what the machine knows, kind
+    (-9, {"oom_kills": None}, "host-oom-killed"),
+    (-9, {"oom_kills": 1}, "host-oom-killed"),
+    (-9, {"oom_kills": 0}, "killed-from-outside"),
+    (-7, {"shm_ample": None}, "dataloader-shm-full"),
+    (-7, {"shm_ample": False}, "dataloader-shm-full"),
+    (-7, {"shm_ample": True}, "bus-error"),
+    (-11, {"finished": False}, "segfault"),
+    (-11, {"finished": True}, "crash-after-the-end"),
+    (-6, {"finished": True}, "crash-after-the-end"),
+    (-9, {"finished": True, "oom_kills": 0}, "killed-from-outside"),
+]
+
+
 @pytest.mark.parametrize("where", ["log", "rank", "command"])
-def test_the_machines_counters_decide_what_a_signal_means(where, code, known, kind):
-    log = SUMMARY.format(rank=1, code=code) if where == "log" else ""
-    failures = (RankFailure(rank=1, exit_code=code),) if where == "rank" else ()
-    exit_code = code if where == "command" else 1
-    found = diagnose(log, failures=failures, exit_code=exit_code, **known)
-    assert found.kind == kind
+def test_the_machines_counters_decide_what_a_signal_means(where):
+    def check(code, known, kind):
+        log = SUMMARY.format(rank=1, code=code) if where == "log" else ""
+        failures = (RankFailure(rank=1, exit_code=code),) if where == "rank" else ()
+        exit_code = code if where == "command" else 1
+        found = diagnose(log, failures=failures, exit_code=exit_code, **known)
+        assert found.kind == kind
+
+    check_cases(COUNTERS, check)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases import check_cases
+from cases import check_cases, spread
 from job_logs import diagnose
 from provoked import FAILURES, LOGS, TABLE, Provoked, lines
 from transports import LOGS as WAYS
@@ -40,20 +40,18 @@ def test_every_failure_of_the_table_is_recorded():
     assert set(PROVOKED) == RECORDED
 
 
+CASES = {name: (one,) for name, one in PROVOKED.items()}
+
+
 def test_every_provoked_failure_is_recognised_from_its_whole_log():
-    check_cases({name: (one, "as it was printed") for name, one in PROVOKED.items()}, is_known)
+    check_cases(spread(CASES, ["as it was printed"]), is_known)
 
 
 def test_each_is_recognised_in_one_more_way():
-    ways = list(WAYS)[1:]
-    cases = {
-        f"{name}, {ways[at % len(ways)]}": (one, ways[at % len(ways)])
-        for at, (name, one) in enumerate(PROVOKED.items())
-    }
-    check_cases(cases, is_known)
+    check_cases(spread(CASES, list(WAYS)[1:]), is_known)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_each_is_recognised_in_every_way(way):
-    check_cases({name: (one, way) for name, one in PROVOKED.items()}, is_known)
+    check_cases(spread(CASES, [way]), is_known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import check_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -217,12 +218,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_decision(case):
-    history, changes, action = case
-    verdict = decide(history, allowing(**changes))
-    assert verdict.action == action
-    assert bool(verdict.reason) == (action != DONE)
+def test_decision():
+    def check(history, changes, action):
+        verdict = decide(history, allowing(**changes))
+        assert verdict.action == action
+        assert bool(verdict.reason) == (action != DONE)
+
+    check_cases(CASES, check)
 
 
 def test_the_cheapest_mitigation_comes_first_and_is_kept_when_the_next_one_joins_it():

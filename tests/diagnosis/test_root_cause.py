@@ -30,6 +30,13 @@ def test_an_exception_outweighs_the_aborts_of_the_other_ranks(echo_first):
     assert found.root_line == "[rank3]: KeyError: 'img'"
 
 
+def test_the_line_is_the_exception_and_not_a_record_that_mentions_it():
+    record = f"[W 2026-11-22] Trial 3 failed with {'x' * 300} because of: KeyError(\"'img'\")."
+    found = diagnose(f"{record}\n{TRACEBACK}KeyError: 'img'\n")
+    assert found.root_line == "KeyError: 'img'"
+    assert diagnose(f"{record}\nall went on\n", exit_code=1).root_line == record
+
+
 def test_a_rank_that_ended_silently_outweighs_what_the_others_saw():
     echo = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:45\n"
     found = diagnose(echo + SUMMARY.format(rank=1, code=3))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from cases import check_cases
+from cases import check_cases, spread
 from job_logs import diagnose, table
 from transports import TRANSPORTS
 
 # what the failed rank is cannot be told where each line names another one
-ROWS = [row for row in table("kinds") + table("reading") if row.get("reads") != "ranks"]
+ROWS = {
+    row["name"]: (row["log"], row.get("exit_code"))
+    for row in table("kinds") + table("reading")
+    if row.get("reads") != "ranks"
+}
 
 
 def means_the_same(log: str, exit_code: int | None, transport: str) -> None:
@@ -17,21 +21,11 @@ def means_the_same(log: str, exit_code: int | None, transport: str) -> None:
     assert diagnose(carried, exit_code=exit_code).kind == alone.kind
 
 
-def cases(transports: list[str]) -> dict[str, tuple[str, int | None, str]]:
-    return {
-        f"{row['name']}, {transports[at % len(transports)]}": (
-            *(row["log"], row.get("exit_code")),
-            transports[at % len(transports)],
-        )
-        for at, row in enumerate(ROWS)
-    }
-
-
 def test_each_log_means_the_same_through_one_transport():
-    check_cases(cases(list(TRANSPORTS)), means_the_same)
+    check_cases(spread(ROWS, list(TRANSPORTS)), means_the_same)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_each_log_means_the_same_through_each_transport(transport):
-    check_cases(cases([transport]), means_the_same)
+    check_cases(spread(ROWS, [transport]), means_the_same)

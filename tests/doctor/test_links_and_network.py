@@ -118,7 +118,7 @@ def test_a_machine_without_pairs_has_no_finding(tried, environ, status):
 
 def test_a_machine_without_libcuda_has_no_finding():
     if nvidia.driver_files().version:
-        pytest.skip("this machine has a driver")
+        pytest.skip("needs a machine without a GPU driver")
     cuda = nvidia.ask_cuda({}, 20)
     assert "libcuda" in cuda.missing
     assert list(checks_links.peers(Smi(), cuda)) == []

@@ -5,17 +5,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from pathlib import Path
 
 import pytest
-from scripts import NASTY, Machine
+from scripts import NASTY
 
 from saferun.export import shell_script
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
 
 
 def job(text: str) -> list[str]:

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -50,11 +49,6 @@ PAIRS = [
     for p in PROFILES
     for e in EXPORTED
 ]
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
 
 
 @pytest.mark.parametrize(("profile", "exported"), PAIRS)

@@ -8,7 +8,7 @@ import socket
 import threading
 
 import pytest
-from helpers import COMMON, DEADLINE_S, living, program, python, supervised, until
+from helpers import COMMON, DEADLINE_S, living, program, python, raw_pty, supervised, until
 
 MIB = 1 << 20
 ROUNDS = 3
@@ -97,14 +97,6 @@ def test_no_line_is_lost_with_the_keeper(tmp_path, number, way, pause):
 
 def until_it_has(data: bytearray, count: int) -> None:
     until(lambda: len(data) >= count)
-
-
-def raw_pty() -> tuple[int, int]:
-    import tty
-
-    ours, theirs = os.openpty()
-    tty.setraw(theirs)
-    return ours, theirs
 
 
 def test_output_that_may_be_missing_is_said_to_be(tmp_path):

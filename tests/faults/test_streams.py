@@ -14,7 +14,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from helpers import COMMON, DEADLINE_S, PROGRAMS, SOURCES, python, supervised, until
+from helpers import COMMON, DEADLINE_S, PROGRAMS, SOURCES, python, raw_pty, supervised, until
 
 MIB = 1 << 20
 F_GETPIPE_SZ = 1032
@@ -83,7 +83,7 @@ COPIES = "from saferun.keeper import output_relay; output_relay.mover = lambda e
 
 @pytest.mark.parametrize("way", ["pipe", "terminal"])
 def test_every_byte_is_carried_where_the_kernel_does_not_move_them(tmp_path, way):
-    ours, theirs = {"pipe": os.pipe, "terminal": _raw_pty}[way]()
+    ours, theirs = {"pipe": os.pipe, "terminal": raw_pty}[way]()
     with supervised(tmp_path, writer(5), popen={"stdout": theirs}, in_keeper=COPIES) as run:
         os.close(theirs)
         assert digest_of(ours) == expected(5)
@@ -115,7 +115,7 @@ def _peak_kib(pid: int) -> int:
 
 
 def test_terminal_stays_a_terminal_and_carries_every_byte(tmp_path):
-    ours, theirs = _raw_pty()
+    ours, theirs = raw_pty()
     code = "import os; assert os.isatty(1) and os.isatty(2)\n" + writer(20)[-1]
     try:
         with supervised(tmp_path, python(code), popen={"stdout": theirs, "stderr": theirs}) as run:
@@ -124,14 +124,6 @@ def test_terminal_stays_a_terminal_and_carries_every_byte(tmp_path):
             assert run.ended()["exit_code"] == 0
     finally:
         os.close(ours)
-
-
-def _raw_pty() -> tuple[int, int]:
-    import tty
-
-    ours, theirs = os.openpty()
-    tty.setraw(theirs)
-    return ours, theirs
 
 
 def test_stdout_and_stderr_stay_apart(tmp_path):
@@ -148,7 +140,7 @@ def test_stdout_and_stderr_stay_apart(tmp_path):
 @pytest.mark.parametrize("way", ["pipe", "terminal", "file"])
 def test_lines_of_both_streams_keep_their_order_where_they_share_one_way(tmp_path, way):
     code = "for i in $(seq 500); do echo out $i; echo err $i >&2; done"
-    ours, theirs = {"pipe": os.pipe, "terminal": _raw_pty, "file": lambda: _file(tmp_path)}[way]()
+    ours, theirs = {"pipe": os.pipe, "terminal": raw_pty, "file": lambda: _file(tmp_path)}[way]()
     popen = {"stdout": theirs, "stderr": theirs}
     with supervised(tmp_path, ["sh", "-c", code], popen=popen) as run:
         os.close(theirs)
@@ -173,28 +165,6 @@ def _read(fd: int) -> bytes:
         return os.read(fd, MIB)
     except OSError:
         return b""
-
-
-@pytest.mark.parametrize("flag", [os.O_APPEND, 0], ids=["append", "from where it stands"])
-def test_regular_file_is_the_jobs_own_and_its_end_is_read_back(tmp_path, flag):
-    log = tmp_path / "log"
-    log.write_text("old\n")
-    fd = os.open(log, os.O_WRONLY | flag)
-    os.lseek(fd, 4, os.SEEK_SET)
-    code = "stat -Lc %F /proc/self/fd/1; head -c 300000 /dev/zero; echo end"
-    with supervised(tmp_path, ["sh", "-c", code], popen={"stdout": fd}, tail_bytes=1000) as run:
-        os.close(fd)
-        ended = run.ended()
-    assert log.read_bytes() == b"old\nregular file\n" + bytes(300000) + b"end\n"
-    assert ended["stdout_tail"] == "\0" * 996 + "end\n"
-
-
-def test_old_text_in_a_file_is_no_part_of_the_tail(tmp_path):
-    fd = os.open(tmp_path / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
-    os.write(fd, b"NCCL error of yesterday\n")
-    with supervised(tmp_path, ["echo", "today"], popen={"stdout": fd}) as run:
-        os.close(fd)
-        assert run.ended()["stdout_tail"] == "today\n"
 
 
 def test_output_arrives_while_the_job_runs(tmp_path):
@@ -343,25 +313,6 @@ def test_reader_may_make_its_pipe_non_blocking(tmp_path):
     os.close(reading)
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_descriptors_do_not_mix_with_ours(tmp_path, closed):
-    inner = python("import os; os.write(1, b'out'); os.write(2, b'err')")
-    shell = ["bash", "-c", f'"$@" {closed}', "-"]
-    with supervised(tmp_path, inner, prefix=shell) as run:
-        assert run.ended()["exit_code"] == 0
-        assert run.out == (b"" if " >&-" in " " + closed else b"out")
-
-
-def test_device_is_the_jobs_own(tmp_path):
-    full = os.open("/dev/full", os.O_WRONLY)
-    with supervised(
-        tmp_path, python("import os; os.write(1, b'x')"), popen={"stdout": full}
-    ) as run:
-        os.close(full)
-        assert run.ended()["exit_code"] == 1
-        assert b"No space left" in run.err
-
-
 def test_job_gets_our_terminal_where_there_are_no_more_to_be_had(tmp_path):
     code = (
         "import os; from saferun.keeper import output_ends, output_relay\n"
@@ -370,33 +321,11 @@ def test_job_gets_our_terminal_where_there_are_no_more_to_be_had(tmp_path):
         "streams = output_relay.Streams(ends, 100, 2); streams.start()\n"
         "assert streams.files == [1, 2] and streams.done() and streams.tails() == (b'', b'')"
     )
-    ours, theirs = _raw_pty()
+    ours, theirs = raw_pty()
     environ = {**os.environ, "PYTHONPATH": str(SOURCES)}
     subprocess.run(python(code), env=environ, stdout=theirs, stderr=theirs, check=True)
     os.close(ours)
     os.close(theirs)
-
-
-def test_end_of_what_goes_to_the_null_device_is_kept(tmp_path):
-    null = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with supervised(tmp_path, ["sh", "-c", "echo x; echo y >&2"], popen=null) as run:
-        assert run.ended()["stdout_tail"] == "x\ny\n"
-
-
-def test_input_is_the_jobs_own(tmp_path):
-    with supervised(tmp_path, ["cat"], popen={"stdin": subprocess.PIPE}) as run:
-        run.process.stdin.write(b"question")
-        run.process.stdin.close()
-        run.process.stdin = None
-        run.ended()
-        assert run.out == b"question"
-
-
-def test_descriptors_beyond_the_three_are_the_jobs_own(tmp_path):
-    shell = ["bash", "-c", f'exec 3>{tmp_path}/three 4>{tmp_path}/four; "$@"', "-"]
-    with supervised(tmp_path, ["sh", "-c", "echo c >&3; echo d >&4"], prefix=shell) as run:
-        assert run.ended()["exit_code"] == 0
-    assert (tmp_path / "three").read_text() + (tmp_path / "four").read_text() == "c\nd\n"
 
 
 def test_unread_output_does_not_keep_a_killed_job_alive(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import COMMON, Supervised, agent, living, python, until
+from helpers import COMMON, Supervised, agent, living, python, stat_of, until
 from terminals import Terminal
 
 TICK = "\nfor i in range(100000): print('tick', i, flush=True); time.sleep(0.05)"
@@ -22,7 +22,7 @@ TICK = "\nfor i in range(100000): print('tick', i, flush=True); time.sleep(0.05)
 class Typed(Supervised):
     """A supervised command that was started by typing it in a terminal."""
 
-    def _start(self, popen: dict[str, Any]) -> None:  # type: ignore[override]
+    def _start(self, popen: dict[str, Any]) -> None:  # type: ignore[override]  # the job has a terminal, and no pipes are returned
         self.terminal = Terminal(self.environment)
         script = self.folder / "run.sh"
         script.write_text("exec " + " ".join(map(_quote, self.arguments)) + "\n")
@@ -141,18 +141,13 @@ def test_plain_python_stops_with_us_and_goes_on_with_us(typed):
     run.terminal.type("\x1a")
     run.terminal.expect(rb"Stopped")
     run.terminal.expect(rb"READY\$ ")
-    until(lambda: _state(run.pid("agent")) == "T")
+    until(lambda: stat_of(run.pid("agent"))[0] == "T")
     run.terminal.type("fg\n")
     until(run.terminal.has_job)
     run.terminal.expect(rb"tick (\d+)")
     run.terminal.type("\x03")
     run.terminal.expect(rb"READY\$ ")
     assert run.status() == 130
-
-
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
 
 
 def test_stopped_job_can_be_ended_by_the_shell(typed):

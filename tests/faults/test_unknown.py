@@ -57,7 +57,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("tmpfs cannot be mounted here")
+        pytest.skip("needs the right to mount a tmpfs (root, CAP_SYS_ADMIN)")
     try:
         yield place
     finally:
@@ -81,12 +81,12 @@ def small_memory() -> Iterator[Path]:
     try:
         group.mkdir()
     except OSError:
-        pytest.skip("no control group can be made here")
+        pytest.skip("needs the right to make a control group")
     limits = [group / name for name in ("memory.max", "memory.limit_in_bytes")]
     try:
         limit = next((limit for limit in limits if limit.exists()), None)
         if limit is None:
-            pytest.skip("memory is not limited by control groups here")
+            pytest.skip("needs control groups with the memory controller")
         limit.write_text("300000000")
         for name, most in (("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", "300000000")):
             if (group / name).exists():

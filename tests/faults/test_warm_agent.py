@@ -14,17 +14,23 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
-from helpers import PROGRAMS, ROOT, SOURCES, children, living, supervised, until, warm_agent_of
+from helpers import (
+    PROGRAMS,
+    SOURCES,
+    children,
+    living,
+    parent,
+    stat_of,
+    supervised,
+    until,
+    warm_agent_of,
+)
 
-from saferun.plan.torchrun_install import Launcher
 from saferun.supervise.attempt import AttemptSpec, run_attempt
-from saferun.supervise.keeper_pool import prepare, start_keeper
-from saferun.supervise.warm_start import WarmStart, offer, usable
+from saferun.supervise.keeper_pool import start_keeper
 
 FACTS = (PROGRAMS / "launcher_facts.py").read_text()
 FAKE_RUN = (PROGRAMS / "fake_torch_run.py").read_text()
-TORCHRUN = Path(sys.executable).with_name("torchrun")
-
 PROGRAM = f"""#!{sys.executable}
 import sys
 from torch.distributed.run import main
@@ -271,7 +277,7 @@ def agent_waits(run) -> int:
         lambda: [p for p in children(run.process.pid) if _has_warm_agent(p)], "no warm agent"
     )
     pid = warm_agent_of(keepers[0])
-    until(lambda: Path(f"/proc/{pid}/wchan").exists() and _state(pid) == "S")
+    until(lambda: Path(f"/proc/{pid}/wchan").exists() and stat_of(pid)[0] == "S")
     return pid
 
 
@@ -283,18 +289,14 @@ def _has_warm_agent(keeper: int) -> bool:
     return "saferun-warm" in names
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 @pytest.mark.parametrize("what", ["saferun", "its keeper", "running keeper", "job"])
 def test_warm_agent_outlives_nobody_whom_it_should_not(bench, what):
     stay = "import signal\nwhile True: signal.pause()"
     with bench.run(stay, next_agent={"imports": 2}) as run:
         run.arrived(imported=2, job=1)
         ahead = agent_waits(run)
-        keeper = _parent(ahead)
-        running = _parent(run.members("job")[0])
+        keeper = parent(ahead)
+        running = parent(run.members("job")[0])
         victims = {"saferun": run.process.pid, "its keeper": keeper, "running keeper": running}
         os.kill(victims.get(what, run.members("job")[0]), signal.SIGKILL)
         until(lambda: ahead not in living(run.mark))
@@ -304,14 +306,10 @@ def test_warm_agent_outlives_nobody_whom_it_should_not(bench, what):
         run.nothing_lives()
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def test_standby_that_died_is_replaced(bench):
     standby = start_keeper()
     os.kill(standby.pid, signal.SIGKILL)
-    until(lambda: _state(standby.pid) == "Z")
+    until(lambda: stat_of(standby.pid)[0] == "Z")
     ended = run_attempt(AttemptSpec(["true"], dict(os.environ)), standby=standby)
     assert (ended.exit_code, ended.ended_by) == (0, "job")
 
@@ -355,148 +353,3 @@ def test_window_has_the_size_that_it_has_at_the_handover(bench):
     os.close(ours)
     assert used(run)
     assert Path(f"{bench.body}.size").read_text() == "os.terminal_size(columns=99, lines=33)"
-
-
-# --- pure ----------------------------------------------------------------------------------------
-
-BASE = {"PATH": "/bin", "HOME": "/root", "NCCL_DEBUG": "INFO"}
-ARGV = ("/venv/bin/torchrun", "--nproc-per-node=2", "train.py")
-
-
-def warm(env: dict[str, str]) -> WarmStart:
-    return WarmStart(ARGV, env, "/venv/bin/python")
-
-
-READ_BY_RANKS = (
-    *("NCCL_P2P_DISABLE", "NCCL_DEBUG", "TORCH_NCCL_DUMP_ON_TIMEOUT", "CUDA_LAUNCH_BLOCKING"),
-    *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "TORCHINDUCTOR_MAX_AUTOTUNE"),
-    *("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "SAFERUN_ATTEMPT", "SAFERUN_INJECT"),
-    *("PET_RDZV_ID", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "GLOO_SOCKET_IFNAME"),
-    *("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_ERROR_FILE", "TRITON_CACHE_DIR"),
-)
-READ_BY_A_START_OR_UNKNOWN = (
-    *("LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "LD_BIND_NOW"),
-    *("PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHON_EXEC", "VIRTUAL_ENV"),
-    *("OMP_NUM_THREADS", "KMP_AFFINITY", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "DNNL_VERBOSE"),
-    *("TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_TRACE"),
-    *("TORCH_SHOW_CPP_STACKTRACES", "LOGLEVEL", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
-    *("LC_ALL", "LANG", "PATH", "HOME", "TZ", "TMPDIR", "PYTORCH_JIT", "OPENBLAS_CORETYPE"),
-    *("TORCH_COMPILE_DEBUG", "KINETO_USE_DAEMON", "NPY_PROMOTION_STATE", "MY_OWN"),
-)
-
-
-def reused(name: str) -> set[bool]:
-    """Whether an agent may be used where a variable was added or changed, and the other way."""
-    other = {**BASE, name: "another"}
-    return {usable(warm(BASE), ARGV, other), usable(warm(other), ARGV, BASE)}
-
-
-def test_variables_that_only_ranks_read_may_change():
-    assert [name for name in READ_BY_RANKS if reused(name) != {True}] == []
-
-
-def test_variables_that_a_start_or_nobody_we_know_reads_may_not():
-    assert [name for name in READ_BY_A_START_OR_UNKNOWN if reused(name) != {False}] == []
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (("/venv/bin/torchrun", "other.py", "--resume"), True),
-        (("/other/bin/torchrun", "--nproc-per-node=2", "train.py"), False),
-        (("/venv/bin/torchrun", "--run-path", "--start-method", "spawn", "t.py"), True),
-        (("/venv/bin/torchrun", "--run-path", "--start-method", "fork", "t.py"), False),
-        (("/venv/bin/torchrun", "--run-path", "--start_m=forkserver", "t.py"), False),
-    ],
-)
-def test_arguments_may_change_but_not_the_launcher(argv, expected):
-    assert usable(warm(BASE), argv, BASE) is expected
-
-
-@pytest.mark.parametrize(
-    ("launcher", "expected"),
-    [
-        pytest.param(Launcher(ARGV[:1], "/venv/bin/python"), True, id="console script"),
-        pytest.param(Launcher(ARGV[:1], "/venv/bin/python", "sP"), True, id="with flags"),
-        pytest.param(Launcher(ARGV[:1]), False, id="shim"),
-        pytest.param(Launcher(ARGV[:1], "/venv/bin/python", "X"), False, id="flag with a value"),
-        pytest.param(Launcher(ARGV[:1], "/venv/bin/python", "i"), False, id="interactive"),
-        pytest.param(Launcher(("/bin/torchrun",), "/venv/bin/python"), False, id="another"),
-    ],
-)
-def test_there_is_a_warm_agent_where_the_interpreter_is_known(launcher, expected):
-    assert (offer(launcher, ARGV, BASE) is not None) is expected
-
-
-def test_there_is_no_warm_agent_for_ranks_that_are_forks_of_it():
-    launcher = Launcher(ARGV[:1], "/venv/bin/python")
-    assert offer(launcher, ARGV, {**BASE, "PET_START_METHOD": "fork"}) is None
-
-
-# --- with the real thing -------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["console script", "module"])
-def test_ranks_of_a_warm_agent_are_guarded_as_those_of_a_fresh_torchrun(tmp_path, launcher):
-    pytest.importorskip("torch")
-    sys.path.append(str(ROOT / "tests" / "inject"))
-    try:
-        from ranks import SITE, hooks
-    finally:
-        sys.path.pop()
-    script = PROGRAMS / "guarded_rank.py"
-    arguments = [str(TORCHRUN)]
-    if launcher == "module":
-        arguments = [sys.executable, "-m", "torch.distributed.run"]
-    seen = []
-    for number, ahead in enumerate(({}, {"warm_agent": {"env": {"NCCL_P2P_DISABLE": "0"}}})):
-        place = tmp_path / f"receipts{number}"
-        contract = {"v": 1, "run": "test", "attempt": 2, "hooks": hooks(), "mitigations": []}
-        env = {
-            "PYTHONPATH": f"{SITE}{os.pathsep}{SOURCES}",
-            "SAFERUN_INJECT": json.dumps({**contract, "receipts": str(place)}),
-            "SAFERUN_RANK_PID": "1",
-            "NCCL_P2P_DISABLE": "1",
-        }
-        command = [*arguments, "--nproc-per-node=2", str(script)]
-        with supervised(tmp_path, command, popen={"env": env}, **ahead) as run:
-            assert run.ended()["exit_code"] == 0, run.err
-        lines = [json.loads(line) for file in place.iterdir() for line in _lines(file)]
-        outcomes = sorted((line["rank"], line["hook"], line["outcome"]) for line in lines)
-        ranks = sorted(run.out.decode().splitlines())
-        assert all(json.loads(line)["marked"] and json.loads(line)["agent"] for line in ranks)
-        seen.append((ranks, outcomes, run.err))
-    assert seen[0] == seen[1]
-    assert len(seen[0][0]) == 2
-    assert {outcome[0] for outcome in seen[0][1]} >= {0, 1}
-
-
-@pytest.mark.slow
-def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
-    pytest.importorskip("torch")
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SAFERUN")}
-    standby = prepare(start_keeper(), WarmStart((str(TORCHRUN), "t.py"), env, sys.executable))
-    try:
-        pid = warm_agent_of(standby.pid)
-        until(lambda: _blocks(pid))
-        files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-        assert not [name for name in files if name.startswith("/dev/") and name != "/dev/null"]
-        assert "cuda" not in Path(f"/proc/{pid}/maps").read_text().replace("torch_cuda", "")
-        assert os.getpgid(pid) == pid
-        assert os.getsid(pid) == standby.pid
-    finally:
-        os.close(standby.commands)
-        os.close(standby.reports)
-        os.waitpid(standby.pid, 0)
-    until(lambda: not Path(f"/proc/{pid}").exists())
-
-
-def _blocks(pid: int) -> bool:
-    # It has imported all, and reads from the pipe that its task will come through (read: call 0).
-    loaded = "libtorch_python" in Path(f"/proc/{pid}/maps").read_text()
-    return loaded and Path(f"/proc/{pid}/syscall").read_text().split()[0] == "0"
-
-
-def _lines(file: Path) -> list[str]:
-    return file.read_text().splitlines()

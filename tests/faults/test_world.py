@@ -144,7 +144,7 @@ def small_disk(folder: Path, size: str) -> Iterator[str]:
         check=False,
     )
     if mounted.returncode:
-        pytest.skip("tmpfs cannot be mounted here")
+        pytest.skip("needs the right to mount a tmpfs (root, CAP_SYS_ADMIN)")
     try:
         yield str(place)
     finally:

@@ -25,6 +25,7 @@ from runs import LIMIT_S, executable, program, small_torchrun
 from users import OTHER, open_place, root
 
 LOCKS = "/run/lock/saferun"
+Entry = tuple[int, int, str]  # mode, owner and path
 PYTHON = f"/usr/bin/python3.{sys.version_info[1]}"
 
 
@@ -104,14 +105,14 @@ def home(place: Path, world: World) -> Iterator[Path]:
             subprocess.run(["umount", "-l", path], check=True)
 
 
-def listed(*places: Path | str) -> Iterator[tuple[int, int, str]]:
+def listed(*places: Path | str) -> Iterator[Entry]:
     for path in (path for start in places for path in Path(start).rglob("*")):
         with contextlib.suppress(FileNotFoundError):  # another run's lock
             status = path.lstat()
             yield status.st_mode, status.st_uid, str(path)
 
 
-def wrong(entry: tuple[int, int, str], place: Path, world: World) -> str:
+def wrong(entry: Entry, place: Path, world: World) -> str:
     """Return what is wrong with a file that was listed; "" where it is as the table says."""
     mode, uid, path = entry
     name = os.path.relpath(path, place) if Path(path).is_relative_to(place) else path
@@ -124,59 +125,70 @@ def wrong(entry: tuple[int, int, str], place: Path, world: World) -> str:
     return f"{mode:o} {uid} {name} is not in the table"
 
 
+def prepared(place: Path, number: str, world: World) -> dict[str, str]:
+    """Make what a run needs beside HOME; return its environment."""
+    for name in ("work", "tmp"):
+        (place / name).mkdir()
+        os.chown(place / name, world.uid, world.uid)
+    environ = small_torchrun(place)
+    launcher = place / "bin" / "torchrun"
+    launcher.write_text(launcher.read_text().replace(sys.executable, PYTHON, 1))
+    smi = f"#!/bin/sh\necho 'GPU 0: NVIDIA Fake (UUID: GPU-0000-{number})'\n"
+    executable(place / "bin" / "nvidia-smi", smi)
+    python_path = [ROOT / "src", sysconfig.get_path("purelib")]
+    return environ | {
+        "PATH": f"{place / 'bin'}:/usr/bin:/bin",
+        "PYTHONPATH": os.pathsep.join(map(str, python_path)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(place / "home"),
+        "TMPDIR": str(place / "tmp"),
+        "SMALL_TORCHRUN_REPORTS": "1",
+    }
+
+
+def seen_by_the_jobs(place: Path, world: World, environ: dict[str, str]) -> set[Entry]:
+    """Run the job under saferun and as a script; return what lay there while it ran."""
+
+    def call(*argv: str) -> None:
+        done = subprocess.run(
+            argv,
+            env=environ,
+            cwd=place / "work",
+            user=world.uid,
+            group=world.uid,
+            extra_groups=[],
+            umask=world.umask,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    saferun, list_file = (PYTHON, "-m", "saferun"), place / "work" / "list"
+    job = ("--nproc-per-node=1", program("list_files"), str(list_file), str(place), LOCKS)
+    call(*saferun, "--profile=cuda", *job)
+    call(*saferun, "gen-shell", "--profile=cuda", "-o", "run.sh", "--", *job)
+    call("bash", "run.sh")
+    text = list_file.read_text()
+    assert text.count(f"{place}/work\n") == 4  # attempts that listed
+    list_file.unlink()
+    lines = [line.split(" ", 2) for line in text.splitlines()]
+    return {(int(mode, 8), int(uid), path) for mode, uid, path in lines if path != str(list_file)}
+
+
 @root
 @pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason=f"there is no {PYTHON}")
 @pytest.mark.parametrize("world", [*list(WORLDS)[:1], *slow(*list(WORLDS)[1:])])
 def test_each_file_that_a_run_writes_has_its_owner_and_mode(place, number, world):
     world = WORLDS[world]
     with home(place, world):
-        for name in ("work", "tmp"):
-            (place / name).mkdir()
-            os.chown(place / name, world.uid, world.uid)
-        environ = small_torchrun(place)
-        launcher = place / "bin" / "torchrun"
-        launcher.write_text(launcher.read_text().replace(sys.executable, PYTHON, 1))
-        smi = f"#!/bin/sh\necho 'GPU 0: NVIDIA Fake (UUID: GPU-0000-{number})'\n"
-        executable(place / "bin" / "nvidia-smi", smi)
-        python_path = [ROOT / "src", sysconfig.get_path("purelib")]
-        environ |= {
-            "PATH": f"{place / 'bin'}:/usr/bin:/bin",
-            "PYTHONPATH": os.pathsep.join(map(str, python_path)),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HOME": str(place / "home"),
-            "TMPDIR": str(place / "tmp"),
-            "SMALL_TORCHRUN_REPORTS": "1",
-        }
+        environ = prepared(place, number, world)
         before = set(listed(place))
-
-        def call(*argv: str) -> None:
-            done = subprocess.run(
-                argv,
-                env=environ,
-                cwd=place / "work",
-                user=world.uid,
-                group=world.uid,
-                extra_groups=[],
-                umask=world.umask,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-
-        saferun, list_file = (PYTHON, "-m", "saferun"), place / "work" / "list"
-        job = ("--nproc-per-node=1", program("list_files"), str(list_file), str(place), LOCKS)
-        call(*saferun, "--profile=cuda", *job)
-        call(*saferun, "gen-shell", "--profile=cuda", "-o", "run.sh", "--", *job)
-        call("bash", "run.sh")
-        lines = [line.split(" ", 2) for line in list_file.read_text().splitlines()]
-        during = {(int(mode, 8), int(uid), path) for mode, uid, path in lines}
-        assert list_file.read_text().count(f"{place}/work\n") == 4  # attempts that listed
+        during = seen_by_the_jobs(place, world, environ)
         after = set(listed(place, LOCKS)) - before
-        ours = [entry for entry in during | after if Path(entry[2]).is_relative_to(place)]
-        ours += [entry for entry in during | after if number in entry[2]]
-        own = {str(list_file), *(path for _, _, path in before)}
+        ours = [e for e in during | after if Path(e[2]).is_relative_to(place) or number in e[2]]
+        own = {path for _, _, path in before}
         assert "\n".join(w for e in ours if e[2] not in own and (w := wrong(e, place, world))) == ""
         left = [path for _, _, path in after if "/tmp/saferun-kit." in path or "holder." in path]
         assert [path for path in left if number in path or str(place) in path] == []

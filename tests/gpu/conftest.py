@@ -7,10 +7,13 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fakecuda import Machine, Smi, compiled
 from lock_runs import DEADLINE_S, Run
+from recovery_stand import Stand
 
 
 @pytest.fixture
@@ -68,3 +71,30 @@ def outcome(start: Callable[..., Run]) -> Callable[..., Any]:
         return messages
 
     return outcome
+
+
+@pytest.fixture
+def smi(tmp_path: Path) -> Smi:
+    return Smi(tmp_path / "bin")
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Path:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    return tmp_path / "dev"
+
+
+@pytest.fixture
+def stand(smi: Smi, dev: Path) -> Stand:
+    return Stand(smi, dev)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, library: Path) -> Machine:
+    return Machine(tmp_path, library)

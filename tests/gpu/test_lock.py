@@ -12,18 +12,8 @@ import sys
 import time
 
 import pytest
-from lock_runs import (
-    CUT,
-    DEADLINE_S,
-    SLICE_1,
-    A,
-    B,
-    Clock,
-    flock,
-    no_wait,
-    take,
-    until,
-)
+from helpers import until
+from lock_runs import CUT, DEADLINE_S, SLICE_1, A, B, Clock, flock, no_wait, take
 
 from saferun.errors import EXIT_BUSY, BusyError
 from saferun.gpu import lock

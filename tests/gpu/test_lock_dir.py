@@ -11,13 +11,8 @@ import subprocess
 import filelock
 import pytest
 from cases import slow
-from lock_runs import (
-    NOBODY,
-    A,
-    flock,
-    root,
-    take,
-)
+from lock_runs import A, flock, take
+from users import STRANGER, root
 
 from saferun.gpu import lock_dir
 
@@ -146,12 +141,12 @@ def test_where_a_lock_must_hold_a_strangers_file_in_its_place_is_busy(
         (shared / "lock" / file).touch(0o600)
     else:
         plant(shared / "lock" / file, kind, shared / "victim")
-    answer = outcome(A, mode=policy, uid=NOBODY)
+    answer = outcome(A, mode=policy, uid=STRANGER)
     assert answer["code"] == 75
     assert "cannot be known" in answer["busy"]
     assert file in answer["busy"]
     assert "locks.gpus=warn" in answer["busy"]
-    assert "locks are off" in outcome(A, mode="warn", uid=NOBODY)["held"]
+    assert "locks are off" in outcome(A, mode="warn", uid=STRANGER)["held"]
 
 
 @pytest.mark.parametrize("kind", ["symlink", "dangling", "pipe", "second-name"])
@@ -192,7 +187,7 @@ def test_another_users_directory_that_is_not_sticky_and_everybodys_is_not_used(
 ):
     (shared / "lock").chmod(mode)
     os.chown(shared / "lock", 1, 1)
-    answer = outcome(A, uid=NOBODY)
+    answer = outcome(A, uid=STRANGER)
     assert "locks are off" in answer["held"]
     assert len(answer["messages"]) == 1
 
@@ -282,6 +277,6 @@ def test_who_may_write_in_the_first_place_meets_who_may_not(shared, holds, outco
     for place, mode in (("first", 0o755), ("second", 0o1777)):
         (shared / place).mkdir()
         (shared / place).chmod(mode)
-    first = holds(A, uid=NOBODY, first=SEVERAL, several=several)
+    first = holds(A, uid=STRANGER, first=SEVERAL, several=several)
     assert several[1] in first.first_words["held"]
     assert f"pid {first.pid} of user " in outcome(A, first=SEVERAL, several=several)["busy"]

@@ -8,14 +8,8 @@ import pathlib
 import pwd
 
 import pytest
-from lock_runs import (
-    NOBODY,
-    A,
-    B,
-    flock,
-    root,
-    take,
-)
+from lock_runs import A, B, flock, take
+from users import STRANGER, root
 
 from saferun.gpu import lock, lock_owner
 
@@ -27,7 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 @root
 @pytest.mark.parametrize(
-    ("first", "second"), [(0, NOBODY), (NOBODY, 0), (NOBODY, 1)], ids=["root", "user", "users"]
+    ("first", "second"),
+    [(0, STRANGER), (STRANGER, 0), (STRANGER, 1)],
+    ids=["root", "user", "users"],
 )
 def test_two_users_see_each_other_and_each_is_named(shared, holds, outcome, first, second):
     folder = shared / "everybodys" / "lock"
@@ -54,7 +50,7 @@ sys.addaudithook(rule)
 def test_a_kernel_that_protects_other_users_files_in_sticky_directories_is_no_hindrance(
     holds, outcome
 ):
-    holds(A, uid=NOBODY).end()
+    holds(A, uid=STRANGER).end()
     assert outcome(A, first=PROTECTED)["messages"] == []
 
 
@@ -62,7 +58,7 @@ def test_a_kernel_that_protects_other_users_files_in_sticky_directories_is_no_hi
 def test_a_lock_file_that_another_user_made_read_only_still_locks(shared, start, outcome, holds):
     file = shared / "lock" / f"{A}.lock"
     file.touch(0o644)
-    holds(A, uid=NOBODY)
+    holds(A, uid=STRANGER)
     assert "busy" in outcome(A, uid=1)
 
 
@@ -76,7 +72,7 @@ for name in os.listdir(job["directory"]):
         except PermissionError: pass
         else: said.append(name)
 """
-    answer = outcome(A, uid=NOBODY, first=vandal)
+    answer = outcome(A, uid=STRANGER, first=vandal)
     assert answer["messages"] == []
     assert f"pid {first.pid} of user root" in answer["busy"]
 
@@ -90,7 +86,7 @@ def forged(pid, **changes):
 
 
 @root
-@pytest.mark.parametrize("name_uid", [0, NOBODY], ids=["in-roots-name", "in-own-name"])
+@pytest.mark.parametrize("name_uid", [0, STRANGER], ids=["in-roots-name", "in-own-name"])
 def test_a_record_that_names_another_users_process_is_ignored(
     shared, holds, outcome, start, name_uid
 ):
@@ -98,7 +94,7 @@ def test_a_record_that_names_another_users_process_is_ignored(
     path = shared / "lock" / f"holder.{name_uid}.1.00000000.json"
     path.write_text(json.dumps(forged(1)))
     path.chmod(0o644)
-    os.chown(path, NOBODY, NOBODY)
+    os.chown(path, STRANGER, STRANGER)
     with flock(shared / "lock" / f"{A}.lock"):
         assert "forged" not in outcome(A)["busy"]
     os.chown(path, 0, 0)  # and were it root's own, it would count

@@ -75,5 +75,13 @@ def test_arguments_that_only_tell_a_rank_its_number_are_no_difference(
 
 
 def test_one_rank_of_each_node_reports() -> None:
-    facts = {rank: {"node": str(rank // 4)} for rank in (1, 3, 5, 6)}
-    assert agreement.compare(facts)["reporters"] == [1, 5]
+    """Of two nodes with four ranks each; 0, 2, 4 and 7 are missing."""
+    missing = [0, 2, 4, 7]
+    here = [rank for rank in range(8) if rank not in missing]
+    assert [r for r in here if agreement.is_reporter(r, r % 4, missing)] == [1, 5]
+
+
+def test_what_all_ranks_read_does_not_grow_with_them() -> None:
+    facts = {rank: {"torch": "2.13.0", "argv": ["t.py"]} for rank in range(2000)}
+    few = {rank: facts[rank] for rank in range(2)}
+    assert agreement.compare(facts) == agreement.compare(few)

@@ -48,6 +48,23 @@ class M(torch.nn.Module):
     def forward(self, x): return body(x)
 m = M(); m.compile(mode="max-autotune"); m(x).backward(dx)
 """,
+    "full graph": "torch.compile(body, mode='max-autotune', fullgraph=True)(x).backward(dx)",
+    "one block of a model": """
+class M(torch.nn.Module):
+    def forward(self, x): return body(x)
+m = torch.nn.Sequential(M(), torch.nn.Identity()); m[0].compile(mode="max-autotune")
+m(x).backward(dx)
+""",
+    "a stance": """
+config.max_autotune = True
+with torch.compiler.set_stance("eager_then_compile"):
+    f = torch.compile(body); f(x); f(x).backward(dx)
+""",
+    "a backend that a stance forces": """
+config.max_autotune = True
+with torch.compiler.set_stance(force_backend="inductor"):
+    torch.compile(body, backend="eager")(x).backward(dx)
+""",
     "assignment before": """
 for key, value in ALL.items(): setattr(config, key, value)
 torch.compile(body)(x).backward(dx)
@@ -217,6 +234,55 @@ print(counters["inductor"]["cudagraph_skips"] > 0)  # on a CPU an attempt is a s
     assert ran.out == f"{skips}\n", ran.err
 
 
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+class M(torch.nn.Module):
+    def __init__(self): super().__init__(); self.w = torch.nn.Linear(8, 8, bias=False)
+    def forward(self, x): return x @ self.w.weight
+m = torch.nn.Sequential(M(), M()); config.max_autotune = True
+for block in m:
+    block.compile(options={"triton.cudagraphs": True}); fully_shard(block)
+fully_shard(m)(x).backward(dx)
+show(lowered)
+"""
+
+
+@pytest.mark.slow
+def test_the_policy_holds_for_each_block_of_a_sharded_model(run: Run) -> None:
+    found, _ = lowered(run, GROUP + SHARDED, {**WHEN_DISTRIBUTED, "autotune": "off"})
+    assert set(directions(found)) == {False, True}
+    assert {(graph["max_autotune"], graph["triton.cudagraphs"]) for graph in found} == {
+        (False, False)
+    }
+
+
+LEFT_ALONE = """
+class M(torch.nn.Module):
+    def forward(self, x): return body(x)
+seen = []
+def mine(graph, inputs):
+    seen.append([str(node.target) for node in graph.graph.nodes]); return graph.forward
+torch.compile(body, backend=mine)(x).backward(dx)
+with torch.compiler.set_stance("force_eager"): torch.compile(body, mode="max-autotune")(x)
+exported = [str(n.target) for n in torch.export.export(M(), (x.detach(),)).graph.nodes]
+show([seen, exported, lowered])
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "backends"),
+    [(OFF, 1), (NOT_AT_ALL, 0), pytest.param(KEEP, 1, marks=pytest.mark.slow)],
+    ids=["off", "not at all", "keep"],
+)
+def test_export_and_backends_of_the_scripts_own_are_left_alone(
+    run: Run, setting: dict[str, str], backends: int
+) -> None:
+    (seen, exported, compiled), _ = lowered(run, LEFT_ALONE, setting)
+    assert len(seen) == backends
+    assert any("matmul" in target for target in exported)
+    assert compiled == []
+
+
 # one launcher
 
 
@@ -244,6 +310,38 @@ def test_a_kernel_that_was_made_before_the_hook_is_not_timed_either(
 ) -> None:
     ran = run(source("inject/time_launchers"), setting, CUSTOM=str(custom))
     assert ran.out == f"['{left}']\n", ran.err
+
+
+CACHED = (
+    PROBE
+    + """
+import os
+import torch._functorch.config
+from torch._dynamo.utils import counters
+torch._functorch.config.enable_autograd_cache = os.environ["AUTOGRAD"] == "1"
+torch.compile(body, mode="max-autotune")(x).backward(dx)
+hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+show([[graph["max_autotune"] for graph in lowered], hits > 0])
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autograd", ["0", "1"], ids=["inductor's cache", "autograd's cache"])
+def test_a_cache_that_was_filled_without_the_policy_is_not_used_under_it(
+    run: Run, autograd: str
+) -> None:
+    expected = [
+        (KEEP, [[True, True], False]),
+        (OFF, [[False, False], False]),
+        (OFF, [[], True]),
+        (KEEP, [[], True]),
+    ]
+    for setting, found in expected:
+        ran = run(CACHED, setting, AUTOGRAD=autograd)
+        assert json.loads(ran.out) == found, ran.err
+    entries = [line["effective"] for line in ran.hook("compile") if line.get("graph") == "entry"]
+    assert sorted(entry["max_autotune"] for entry in entries) == [False, False, True, True]
 
 
 ARTIFACTS = (

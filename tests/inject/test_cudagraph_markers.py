@@ -20,7 +20,7 @@ def run(forks: Forks, tmp_path: Path) -> Callable[..., Job]:
             source("inject/mark_steps"),
             ranks=ranks,
             order={"mode": "off"},
-            more={"cudagraph_markers": setting},
+            cudagraph_markers=setting,
             environ={"GROUP": group},
         )
 

@@ -187,10 +187,48 @@ def test_faulthandler_is_on_in_a_rank(
     assert ran.out == f"{enabled}\n", ran.err
 
 
+WORKERS = """
+import ctypes, sys, torch
+class Data:
+    def __len__(self): return 8
+    def __getitem__(self, n):
+        if n == 5: FAULT
+        return n
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(Data(), 2, num_workers=1, multiprocessing_context="HOW")
+    for batch in loader: pass
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hooks", [ON, {"excepthook": "off"}], ids=["on", "off"])
+def test_the_python_stack_of_a_loaders_worker_that_crashes_is_written(
+    interpreters: Interpreters, hooks: dict, how: str
+) -> None:
+    script = WORKERS.replace("FAULT", "ctypes.string_at(0)").replace("HOW", how)
+    ran = rank(interpreters, script, hooks)
+    assert ran.code == 1
+    assert "is killed by signal: Segmentation fault" in ran.err
+    assert "Unexpected segmentation fault encountered in worker" in ran.err  # torch's own words
+    assert ('script.py", line 6 in __getitem__' in ran.err) is (hooks is ON)
+
+
+def test_what_a_loaders_worker_raises_is_recorded_with_the_workers_own_traceback(
+    interpreters: Interpreters,
+) -> None:
+    script = WORKERS.replace("FAULT", "raise ValueError('no such sample')").replace("HOW", "fork")
+    ran = rank(interpreters, script)
+    message = recorded(interpreters)
+    assert (ran.code, "inject" in ran.err) == (1, False)
+    assert message is not None
+    assert "ValueError: no such sample" in message["message"]
+    assert 'script.py", line 6, in __getitem__' in message["message"]
+
+
 GROUP = "raise ExceptionGroup('two', [ExceptionGroup('in', [ValueError('leaf')]), OSError('b')])"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="no exception groups")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11, for exception groups")
 def test_the_message_of_a_group_has_its_first_exception(interpreters: Interpreters) -> None:
     ran = rank(interpreters, GROUP)
     message = recorded(interpreters)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from saferun.inject.node_watch import LOST_S, Beats
+import pytest
+
+from saferun.inject.node_watch import LOST_S, Beats, every_s, first_beat_s
 
 
 def test_a_node_whose_counter_stands_still_is_silent():
@@ -24,3 +26,20 @@ def test_a_node_that_beats_again_is_not_silent():
 def test_a_node_that_never_beat_is_silent():
     beats = Beats(2, now=0.0)
     assert beats.silent(["1", "0"], LOST_S + 0.1) == [1]
+
+
+@pytest.mark.parametrize("size", [20, 200, 1000])
+def test_the_beats_of_many_nodes_come_one_after_the_other(size: int):
+    """They have all just met; in each tenth of the time comes a tenth of them."""
+    firsts = [first_beat_s(node, size) for node in range(size)]
+    tenths = [
+        sum(int(10 * first / every_s(size)) == tenth for first in firsts) for tenth in range(10)
+    ]
+    assert sum(tenths) == size
+    assert max(tenths) <= size // 10 + 1
+
+
+def test_a_thousand_nodes_beat_seldom_enough_for_the_host_and_often_enough_to_live():
+    assert every_s(2) < 2.1
+    assert 1000 / every_s(1000) <= 100
+    assert 3 * every_s(100_000) < LOST_S

@@ -20,7 +20,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python puts the entry back")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11; older: it is back")
 def test_what_torch_raises_has_no_frame_of_ours(run_ranks: RunRanks) -> None:
     job = run_ranks(
         source("inject/raise_in_torch"), environ={"FAULTS": json.dumps([*FAULTS.values()])}

@@ -150,6 +150,35 @@ def learn(environ) -> None:
     mitigation_history.change(environ, lambda known: mitigation_history.merge(known, [entry()]))
 
 
+def test_nodes_that_learn_the_same_at_once_write_it_once(environ):
+    """All nodes of a run end together, with a clock and an entry each."""
+    mitigation_history.keep(environ, [entry(at=NOW)])
+    written = Path(mitigation_history.path(environ)).stat().st_ino
+    mitigation_history.keep(environ, [entry(at=NOW + 1)])
+    assert Path(mitigation_history.path(environ)).stat().st_ino == written
+    mitigation_history.keep(environ, [entry(at=NOW + mitigation_history.KEPT_S)])
+    assert [e.at for e in mitigation_history.load(environ)] == [NOW + mitigation_history.KEPT_S]
+    mitigation_history.keep(environ, [entry("compile-off", at=NOW)])
+    assert len(mitigation_history.load(environ)) == 2
+
+
+def test_a_node_that_does_not_get_the_lock_is_content_with_what_another_one_wrote(
+    environ, monkeypatch
+):
+    mitigation_history.change(environ, lambda _: ())
+    path = mitigation_history.path(environ)
+    document = mitigation_history._document([entry()])
+
+    def another_writes(*_):
+        Path(path).write_bytes(document)
+        raise file_lock.HeldError(errno.EAGAIN, "another process holds it", path)
+
+    monkeypatch.setattr(mitigation_history, "change", another_writes)
+    mitigation_history.keep(environ, [entry(at=NOW + 1)])
+    with pytest.raises(file_lock.HeldError):
+        mitigation_history.keep(environ, [entry("compile-off")])
+
+
 def test_a_lock_that_another_process_keeps_costs_a_bounded_wait(environ, monkeypatch):
     path = mitigation_history.path(environ)
     os.makedirs(os.path.dirname(path), mode=0o700)

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import pathlib
 import struct
-import sys
-from types import ModuleType
 
 import pytest
 import yaml
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def tool(name: str) -> ModuleType:
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(ROOT / "tools"))
-
+from repo import installed_torch, tool
 
 message_texts, messages = tool("message_texts"), tool("messages")
 RELEASES = {"torch": ["2.4.1", "2.5.1", "2.10.0"], "nccl": ["2.20.5"]}
@@ -166,14 +152,11 @@ def elf(constants: bytes, code: bytes) -> bytes:
 @pytest.mark.slow
 def test_the_record_agrees_with_the_installed_torch() -> None:
     """After an upgrade of torch this asks for `python tools/messages.py add torch==X`."""
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    release = importlib.metadata.version("torch").partition("+")[0]
+    folder, release = installed_torch()
     known = messages.load()
     assert release in known.releases["torch"], f"python tools/messages.py add torch=={release}"
     says = messages.claimed(yaml.safe_load(messages.FAILURES.read_text(encoding="utf-8")))
-    texts = message_texts.read(pathlib.Path(spec.origin).parent)
+    texts = message_texts.read(folder)
     found = messages.looked_up(says, {"torch": {release: texts}}).found
     recorded = {
         key for key, by in known.found.items() if messages.minor(release) in by.get("torch", ())

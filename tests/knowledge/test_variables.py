@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import pathlib
-import sys
-import types
 
 import pytest
 import yaml
+from repo import ROOT, installed_torch, tool
 
 from saferun.audit import variable_index
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "src" / "saferun" / "knowledge" / "variables.yaml"
-
-
-def tool(name: str) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 environment_readers = tool("environment_readers")
@@ -134,15 +120,12 @@ def test_the_data_agree_with_the_installed_torch() -> None:
 
     After an upgrade of torch this asks for `python tools/variables.py add torch==X`.
     """
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    installed = environment_readers.readers(pathlib.Path(spec.origin).parent)
+    folder, release = installed_torch()
+    installed = environment_readers.readers(folder)
     missing = {n: file for n, file in READ_BY_TORCH.items() if file not in installed.get(n, ())}
     assert missing == {}
     assert not {"TORCH_COMPILE_DISABLE_CUDAGRAPHS", "TORCH_USE_CUDA_DSA"} & set(installed)
 
-    release = importlib.metadata.version("torch").partition("+")[0]
     data = variables.load()
     assert release in data.releases["torch"], f"python tools/variables.py add torch=={release}"
     in_data = {

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from table import Around, Case, Setup, nothing
+from surroundings import Around, Setup, nothing
+from table import Case
 
 HELD_S = 20.0
 HOLDER = """

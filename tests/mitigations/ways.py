@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from helpers import living
 from runs import Run, run
-from table import HERE, Case, free_port, torchrun
+from surroundings import HERE, free_port, torchrun
+from table import Case
 
 LIMIT_S = 170.0
 HEALTHY, SUPERVISED = "without the fault", "saferun"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import hosts
 import pytest
-from helpers import until
+from helpers import parent, until
 from hosts import PORT, Host, clean, end_all
 from runs import Run, program
 
@@ -67,7 +67,7 @@ def last_words(run: Run) -> list[str]:
 def agent(run: Run) -> int:
     """Return the pid of a host's agent, whose rank runs."""
     rank = until(lambda: list(run.ranks().values()), "a rank")[0]
-    return int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+    return parent(rank)
 
 
 def saved(place: Path) -> None:

@@ -188,7 +188,7 @@ def test_an_unreadable_file_is_refused(place):
     path.write_text("schema: 1\n")
     path.chmod(0)
     if os.access(path, os.R_OK):
-        pytest.skip("this user may read everything")
+        pytest.skip("needs a user who may not read everything: not root")
     with pytest.raises(ProfileError, match="cannot be read: Permission denied"):
         chosen("./p.yaml", place)
 

@@ -178,7 +178,7 @@ def grant(path, uid):
     try:
         os.setxattr(path, "system.posix_acl_access", content)
     except OSError:
-        pytest.skip("a file system without access control lists")
+        pytest.skip("needs a file system with access control lists")
 
 
 @root

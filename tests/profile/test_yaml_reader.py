@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+from cases import check_cases
 
 from saferun.errors import ProfileError
 from saferun.profile import yaml_reader
@@ -67,110 +68,88 @@ def test_any_characters_survive_in_a_variable():
     assert read(f"schema: 1\nenv: {{A: {json.dumps(NASTY)}}}") == {"env.A": NASTY}
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        pytest.param(
-            "schema: 1\nenv:\n  A: '1'\nhoks: {}",
-            ["unknown key `hoks`", "p.yaml, line 4", "did you mean `hooks`?"],
-            id="unknown section",
-        ),
-        pytest.param(
-            "schema: 1\nhooks:\n  compile:\n    autotun: off",
-            ["unknown key `autotun`", "line 4", "`hooks.compile`", "did you mean `autotune`?"],
-            id="unknown key in a group",
-        ),
-        pytest.param(
-            "schema: 1\nenv:\n  A: '1'\n  A: '2'",
-            ["duplicate key `A`", "line 4", "first given on line 3"],
-            id="duplicate key",
-        ),
-        pytest.param(
-            "schema: 1\nhooks: {init: {timeout_s: soon}}",
-            ["`soon`", "line 2", "hooks.init.timeout_s", "a number of at least 1 (s)"],
-            id="wrong type",
-        ),
-        pytest.param(
-            "schema: 1\nhooks: {init: {barrier: stores}}",
-            ["`stores`", "did you mean `store`?"],
-            id="no such choice",
-        ),
-        pytest.param(
-            "schema: 1\nretry: {attempts: 0}",
-            ["`0`", "a whole number of at least 1"],
-            id="out of range",
-        ),
-        pytest.param(
-            "schema: 1\nretry: {backoff_s: [60, 5]}", ["two numbers, [first, longest]"], id="pair"
-        ),
-        pytest.param(
-            "schema: 1\nretry: {attempts: true}", ["a boolean", "whole number"], id="bool as int"
-        ),
-        pytest.param(
-            "schema: 1\nhooks: {init: {set_device: 1}}", ["true or false"], id="int as bool"
-        ),
-        pytest.param(
-            "schema: 1\nenv: {A: off}",
-            ["a boolean where text belongs", 'put it in quotes, "off"'],
-            id="boolean variable",
-        ),
-        pytest.param(
-            "schema: 1\nenv: {A: }", ["nothing where text belongs", "quotes"], id="empty variable"
-        ),
-        pytest.param("schema: 1\nenv: {A: [1]}", ["a list where text belongs"], id="list variable"),
-        pytest.param("schema: 1\nenv: {1A: x}", ["`1A` cannot be a variable's name"], id="name"),
-        pytest.param("schema: 1\nenv: {SAFERUN_X: x}", ["saferun's own"], id="our variable"),
-        pytest.param(
-            "schema: 1\nhooks: {compile: off}",
-            ["a boolean where a mapping belongs", "enabled, autotune, cudagraphs, fallback"],
-            id="scalar for a group",
-        ),
-        pytest.param(
-            "schema: 1\ntorchrun: {nproc_per_nod: 2}",
-            ["unknown torchrun option `nproc_per_nod`", "nproc-per-node"],
-            id="torchrun option",
-        ),
-        pytest.param(
-            "schema: 1\nenv: {A: {valu: x}}",
-            ["unknown key `valu`", "did you mean `value`?"],
-            id="annotation",
-        ),
-        pytest.param(
-            "schema: 1\nenv: {A: {value: x, when: {torch: new}}}",
-            ["`new` is not a condition on `torch`", ">=2.8,<2.10"],
-            id="condition",
-        ),
-        pytest.param(
-            "schema: 1\nenv: {A: {value: x, when: {cuda: '12'}}}",
-            ["unknown condition `cuda`"],
-            id="unknown condition",
-        ),
-        pytest.param("schema: 2", ["schema 2 is not known", "`schema: 1`"], id="schema"),
-        pytest.param("name: x", ["has no `schema`", "add `schema: 1`"], id="no schema"),
-        pytest.param("- a\n- b", ["a list where a mapping belongs", "line 1"], id="a list"),
-        pytest.param("just words", ["the text where a mapping belongs"], id="a text"),
-        pytest.param("", ["the file is empty"], id="empty"),
-        pytest.param("a: [1\nb: 2", ["not readable as YAML", "line 2"], id="broken YAML"),
-        pytest.param("a: \x01", ["not readable as YAML"], id="control character"),
-        pytest.param("schema: 1\nextends: {a: b}", ["a list of profile names"], id="extends"),
-        pytest.param("schema: 1\nmatch: {cpu: x}", ["unknown key `cpu`"], id="match"),
-        pytest.param("schema: 1\n<<: {a: b}", ["unknown key `<<`"], id="merge key"),
-        pytest.param("schema: 1\n? [a]\n: b", ["a key that is not a word"], id="odd key"),
-        pytest.param(
-            "schema: 1\nenv: !!python/object/apply:os.system ['touch x']",
-            ["a list where a mapping belongs"],
-            id="a tag makes no object",
-        ),
-        pytest.param("schema: 1\nextends: &a [*a]", ["a list of profile names"], id="recursive"),
-        pytest.param("[" * 3000, ["not readable as YAML"], id="deep"),
-        pytest.param("a: " + "x" * 300_000, ["300,003 characters"], id="large"),
-    ],
-)
-def test_what_is_wrong_is_said_with_place_and_fix(text, parts):
-    message = refusal(text)
-    for part in parts:
-        assert part in message
-    assert "\n" not in message
+WRONG = {
+    "unknown section": (
+        "schema: 1\nenv:\n  A: '1'\nhoks: {}",
+        ["unknown key `hoks`", "p.yaml, line 4", "did you mean `hooks`?"],
+    ),
+    "unknown key in a group": (
+        "schema: 1\nhooks:\n  compile:\n    autotun: off",
+        ["unknown key `autotun`", "line 4", "`hooks.compile`", "did you mean `autotune`?"],
+    ),
+    "duplicate key": (
+        "schema: 1\nenv:\n  A: '1'\n  A: '2'",
+        ["duplicate key `A`", "line 4", "first given on line 3"],
+    ),
+    "wrong type": (
+        "schema: 1\nhooks: {init: {timeout_s: soon}}",
+        ["`soon`", "line 2", "hooks.init.timeout_s", "a number of at least 1 (s)"],
+    ),
+    "no such choice": (
+        "schema: 1\nhooks: {init: {barrier: stores}}",
+        ["`stores`", "did you mean `store`?"],
+    ),
+    "out of range": ("schema: 1\nretry: {attempts: 0}", ["`0`", "a whole number of at least 1"]),
+    "pair": ("schema: 1\nretry: {backoff_s: [60, 5]}", ["two numbers, [first, longest]"]),
+    "bool as int": ("schema: 1\nretry: {attempts: true}", ["a boolean", "whole number"]),
+    "int as bool": ("schema: 1\nhooks: {init: {set_device: 1}}", ["true or false"]),
+    "boolean variable": (
+        "schema: 1\nenv: {A: off}",
+        ["a boolean where text belongs", 'put it in quotes, "off"'],
+    ),
+    "empty variable": ("schema: 1\nenv: {A: }", ["nothing where text belongs", "quotes"]),
+    "list variable": ("schema: 1\nenv: {A: [1]}", ["a list where text belongs"]),
+    "name": ("schema: 1\nenv: {1A: x}", ["`1A` cannot be a variable's name"]),
+    "our variable": ("schema: 1\nenv: {SAFERUN_X: x}", ["saferun's own"]),
+    "scalar for a group": (
+        "schema: 1\nhooks: {compile: off}",
+        ["a boolean where a mapping belongs", "enabled, autotune, cudagraphs, fallback"],
+    ),
+    "torchrun option": (
+        "schema: 1\ntorchrun: {nproc_per_nod: 2}",
+        ["unknown torchrun option `nproc_per_nod`", "nproc-per-node"],
+    ),
+    "annotation": (
+        "schema: 1\nenv: {A: {valu: x}}",
+        ["unknown key `valu`", "did you mean `value`?"],
+    ),
+    "condition": (
+        "schema: 1\nenv: {A: {value: x, when: {torch: new}}}",
+        ["`new` is not a condition on `torch`", ">=2.8,<2.10"],
+    ),
+    "unknown condition": (
+        "schema: 1\nenv: {A: {value: x, when: {cuda: '12'}}}",
+        ["unknown condition `cuda`"],
+    ),
+    "schema": ("schema: 2", ["schema 2 is not known", "`schema: 1`"]),
+    "no schema": ("name: x", ["has no `schema`", "add `schema: 1`"]),
+    "a list": ("- a\n- b", ["a list where a mapping belongs", "line 1"]),
+    "a text": ("just words", ["the text where a mapping belongs"]),
+    "empty": ("", ["the file is empty"]),
+    "broken YAML": ("a: [1\nb: 2", ["not readable as YAML", "line 2"]),
+    "control character": ("a: \x01", ["not readable as YAML"]),
+    "extends": ("schema: 1\nextends: {a: b}", ["a list of profile names"]),
+    "match": ("schema: 1\nmatch: {cpu: x}", ["unknown key `cpu`"]),
+    "merge key": ("schema: 1\n<<: {a: b}", ["unknown key `<<`"]),
+    "odd key": ("schema: 1\n? [a]\n: b", ["a key that is not a word"]),
+    "a tag makes no object": (
+        "schema: 1\nenv: !!python/object/apply:os.system ['touch x']",
+        ["a list where a mapping belongs"],
+    ),
+    "recursive": ("schema: 1\nextends: &a [*a]", ["a list of profile names"]),
+    "deep": ("[" * 3000, ["not readable as YAML"]),
+    "large": ("a: " + "x" * 300_000, ["300,003 characters"]),
+}
+
+
+def test_what_is_wrong_is_said_with_place_and_fix():
+    def check(text, parts):
+        message = refusal(text)
+        for part in parts:
+            assert part in message
+        assert "\n" not in message
+
+    check_cases(WRONG, check)
 
 
 def test_all_errors_of_a_file_are_found_and_counted():

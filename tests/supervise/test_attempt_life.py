@@ -40,7 +40,7 @@ class Stage:
         )
         self.keeper = subprocess.Popen(["sleep", "1000"])
         standby = Standby(self.keeper.pid, commands, -1, [])
-        attempt = AttemptSpec(["job"], {}, **spec)  # type: ignore[arg-type]
+        attempt = AttemptSpec(["job"], {}, **spec)  # type: ignore[arg-type]  # fields of several types
         self.life = AttemptLife(standby, attempt, observer, lambda: self.now)
 
     def later(self) -> float | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -54,8 +55,21 @@ def few(table: Mapping[str, Any], *names: str) -> list[Any]:
     ]
 
 
+def spread(rows: Mapping[str, tuple[Any, ...]], ways: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Return cases in which each row comes in one of the ways, its last argument, by turns."""
+    turns = zip(rows.items(), itertools.cycle(ways))
+    return {f"{name}, {way}": (*arguments, way) for (name, arguments), way in turns}
+
+
 def slow(*cases: Any) -> list[Any]:
-    """Return cases as parameters that only `make slow` runs; a tuple holds several arguments."""
+    """Return cases as parameters that only `make slow` runs; a tuple holds several arguments.
+
+    Raises:
+        TypeError: it stands over a test as a decorator, where it would take the test away.
+    """
+    for name in (getattr(case, "__name__", "") for case in cases):
+        if name.lower().startswith("test"):
+            raise TypeError(f"slow() makes parameters: mark {name} with @pytest.mark.slow")
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
         for case in cases

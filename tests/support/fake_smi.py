@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from saferun.doctor.vitals import Files, Smi
+from saferun.gpu import nvidia_smi
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 # Each field as `section/name`; a test changes some. The names are those of series 580.
@@ -194,3 +197,20 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     except FileNotFoundError:
         pytest.skip("no C compiler")
     return folder
+
+
+FILES = Files(
+    version="580.95.05",
+    gpus={bus(0): "NVIDIA H200", bus(1): "NVIDIA H200"},
+    nodes=dict.fromkeys(("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"), "ok"),
+    manager=True,
+)
+
+
+def reported(*cards, processes=None, **changed):
+    read = nvidia_smi.parse(report(cards))
+    apps = {
+        cards[number]["GPU UUID"]: tuple(nvidia_smi.Process(*process) for process in found)
+        for number, found in (processes or {}).items()
+    }
+    return Smi("/usr/bin/nvidia-smi", nvidia_smi.with_processes(read, apps), **changed)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from saferun.model import PROBLEM, Gpu, GpuFacts
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "src" / "saferun" / "gpu" / "preflight.py"
 SOURCE = Path(__file__).with_name("fakes") / "libcuda.c"
@@ -22,6 +24,10 @@ def uuid(number: int) -> str:
     """Return the UUID of the fake driver's GPU."""
     byte = f"{0x11 * (number + 1) & 0xFF:02x}"
     return "GPU-" + "-".join(byte * count for count in (4, 2, 2, 2, 6))
+
+
+A, B, C = map(uuid, range(3))
+THREE = GpuFacts(tuple(Gpu(n, uuid(n), "NVIDIA Fake") for n in range(3)), "proc")
 
 
 def compiled(folder: Path) -> Path:
@@ -176,3 +182,18 @@ class Ran:
         (path,) = self._machine.home.glob(".local/state/saferun/runs/*/events.jsonl")
         events = [json.loads(line) for line in path.read_text().splitlines()]
         return [event for event in events if event["event"] == name]
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if mark.encode() in Path(f"/proc/{name}/environ").read_bytes():
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def problems(judged):
+    return [finding for finding in judged.findings if finding.level == PROBLEM]

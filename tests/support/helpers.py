@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import tty
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ MARK = "SAFERUN_TEST_MARK"
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
 COMMON = "from roster import *\n"  # what the small jobs below have in common
 RANK = COMMON + "kin(); join('rank'); stay()"
+FAMILY = {"agent": 1, "rank": 2, "worker": 2, "grouped": 2, "daemon": 2}  # what `agent()` becomes
 
 
 def agent(rank_code: str = RANK, count: int = 2) -> list[str]:
@@ -44,16 +46,35 @@ def python(code: str) -> list[str]:
 
 
 def living(mark: str) -> dict[int, str]:
-    """Return {pid: name} of the living processes that carry a mark in their environment."""
+    """Return {pid: name} of the living processes that carry a mark in their environment.
+
+    One that forks and exits all the time is missed: `Supervised.is_held` tells of such.
+    """
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if f"{MARK}={mark}".encode() not in Path(f"/proc/{name}/environ").read_bytes():
                 continue
-            stat = Path(f"/proc/{name}/stat").read_text()
-            if stat.rpartition(")")[2].split()[0] not in "ZX":
+            if is_alive(int(name)):
                 found[int(name)] = Path(f"/proc/{name}/comm").read_text().strip()
     return found
+
+
+def stat_of(pid: int | str) -> list[str]:
+    """Return what the kernel says of a process after its name: its state, its parent, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def is_alive(pid: int | str) -> bool:
+    """Tell whether a process has not ended; a zombie has."""
+    try:
+        return stat_of(pid)[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def parent(pid: int) -> int:
+    return int(stat_of(pid)[1])
 
 
 def until(condition: Callable[[], Any], what: object = "", limit_s: float = DEADLINE_S) -> Any:
@@ -67,8 +88,16 @@ def until(condition: Callable[[], Any], what: object = "", limit_s: float = DEAD
         if value := condition():
             return value
         if asked > limit:
-            raise AssertionError(f"not within {limit_s} s: {what or condition}")
+            text = what() if callable(what) else what
+            raise AssertionError(f"not within {limit_s} s: {text or condition}")
         time.sleep(max(0.005, 4 * (time.monotonic() - asked)))
+
+
+def raw_pty() -> tuple[int, int]:
+    """Return both ends of a terminal that passes every byte as it is."""
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    return ours, theirs
 
 
 class Supervised:
@@ -134,10 +163,23 @@ class Supervised:
 
     def nothing_lives(self, *but: int) -> None:
         """Wait until no process of the attempt lives, except those named."""
-        until(lambda: set(living(self.mark)) <= set(but), f"{living(self.mark)} still live")
+        until(lambda: set(living(self.mark)) <= set(but), lambda: f"{living(self.mark)} still live")
+        until(lambda: but or not self.is_held(), "a process that forks and exits still lives")
+
+    def is_held(self) -> bool:
+        """Return whether a process lives that has inherited the lock which roster.py takes."""
+        try:
+            with open(f"{self.roster}.lives") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:  # no such job was started
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def clean(self) -> None:
         """End everything that carries the mark."""
+        Path(f"{self.roster}.stop").touch()
         while found := living(self.mark):
             for pid in found:
                 with contextlib.suppress(OSError):
@@ -164,8 +206,7 @@ def children(pid: int) -> list[int]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            if int(stat[1]) == pid:
+            if parent(int(name)) == pid:
                 found.append(int(name))
     return found
 
@@ -200,7 +241,7 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
     if wanted.get("kill"):
         pid = warm_agent_of(standby.pid)
         os.kill(pid, signal.SIGKILL)
-        until(lambda: "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2])
+        until(lambda: stat_of(pid)[0] == "Z")
     until(lambda: "go" not in wanted or Path(wanted["go"]).exists())
     return standby
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 INJECT = Path(__file__).resolve().parents[2] / "src" / "saferun" / "inject"
 SITE = INJECT / "site"
+NEUTRAL = {"excepthook": "on"}
 DEADLINE_S = 500
 _OURS = ("SAFERUN_", "TORCHELASTIC_", "PYTHON", "TORCH", "COV_")
 _GROUP = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -70,7 +71,6 @@ class Interpreters:
         argv: tuple[str, ...] = (),
         python: str = sys.executable,
         flags: tuple[str, ...] = (),
-        cwd: Path | None = None,
         environ: dict[str, str] | None = None,
         **extra: str,
     ) -> Ran:
@@ -82,7 +82,7 @@ class Interpreters:
         done = subprocess.run(
             [python, *flags, *argv],
             env=self.environ(hooks, **extra) if environ is None else environ,
-            cwd=cwd or self.folder,
+            cwd=self.folder,
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -94,3 +94,23 @@ class Interpreters:
         files = sorted(self.receipts.glob("*.jsonl")) if self.receipts.is_dir() else []
         files = [file for file in files if not file.is_symlink()]
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def other_pythons() -> list[Path]:
+    found = Path.home().joinpath(".pyenv/versions").glob("3.*/bin/python")
+    wanted = [p for p in found if tuple(map(int, p.parts[-3].split(".")[:2])) >= (3, 9)]
+    return sorted(wanted) or [Path(sys.executable)]
+
+
+def both(*entries: object) -> str:
+    return os.pathsep.join(map(str, entries))
+
+
+def fake_torch(folder: Path, body: str = "") -> Path:
+    """A package named torch that costs nothing, for what does not need the real one."""
+    package = folder / "fake" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import sys\ncompile = len\nnow = (__spec__.loader, __loader__)\n" + body
+    )
+    return package.parent

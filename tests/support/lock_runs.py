@@ -8,7 +8,6 @@ import os
 import select
 import subprocess
 import sys
-import time
 
 import pytest
 from repo import ROOT
@@ -22,17 +21,14 @@ SLICE_1 = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"
 SLICE_2 = "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d"
 CUT = {SLICE_1: A, SLICE_2: A}
 DEADLINE_S = 300.0
-NOBODY = 65534
 PROGRAM = ROOT / "tests/programs/gpu/hold_locks.py"
-
-root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become several users")
 
 
 class Run:
     """A process that has acquired, or is about to."""
 
-    def __init__(self, directory, uuids, mode, *, prefix=(), env=None, wait_s=0, slots=1, **job):
-        policy = {"gpus": mode, "wait_s": wait_s, "slots": slots}
+    def __init__(self, directory, uuids, mode, *, prefix=(), env=None, slots=1, **job):
+        policy = {"gpus": mode, "wait_s": job.pop("wait_s", 0), "slots": slots}
         job = {"uid": 0, "first": "", "then": "", "parents": {}, "aloud": False, **job}
         job = {"command": "train.py", **job, "uuids": uuids, "policy": policy}
         job["directory"] = str(directory)
@@ -60,14 +56,6 @@ class Run:
         self.process.wait(DEADLINE_S)
 
 
-def until(condition):
-    """Poll until it holds, up to the deadline."""
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        select.select([], [], [], 0.01)
-
-
 def owner():
     return lock_owner.this_process("train.py", "run-7")
 
@@ -83,7 +71,6 @@ def take(
     wait_s=0,
     slots=1,
     environ=None,
-    say=None,
     parents=None,
     **world,
 ):
@@ -91,8 +78,8 @@ def take(
     policy = LockPolicy(mode, wait_s, slots, None)
     directory = None if directory is None else str(directory)
     request = lock.LockRequest(uuids, policy, owner(), parents or {}, directory)
-    say = say or (lambda line: pytest.fail(f"it said: {line}"))
-    return lock.acquire(request, environ or {}, lock.World(say, **world))
+    world = {"say": lambda line: pytest.fail(f"it said: {line}"), **world}
+    return lock.acquire(request, environ or {}, lock.World(**world))
 
 
 class Clock:

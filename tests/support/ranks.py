@@ -89,16 +89,14 @@ def launch(
     *arguments: str,
     ranks: int = 2,
     init: dict[str, Any] | None = None,
-    order: dict[str, Any] | None = None,
     launcher: tuple[str, ...] | None = None,
     environ: dict[str, str] | None = None,
-    injected: bool = True,
 ) -> Job:
     """Run `script` as `ranks` ranks under torchrun (or under `launcher`) and wait for its end."""
     path = folder / "train.py"
     path.write_text(script)
     command = launcher or (TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")
-    kept = environment(hooks(init, order) if injected else None, folder / "receipts")
+    kept = environment(hooks(init), folder / "receipts")
     kept |= environ or {}
     code, out, err = _finish([*command, str(path), *arguments], kept, folder)
     return Job(code, out, err, read_receipts(folder), orphans(kept[MARK]))
@@ -128,8 +126,8 @@ class Forks:
         ranks: int = 2,
         init: dict[str, Any] | None = None,
         order: dict[str, Any] | None = None,
-        more: dict[str, Any] | None = None,
         environ: dict[str, str | None] | None = None,
+        **more: Any,
     ) -> Job:
         """Run `script` as `ranks` ranks and wait for their end; a rank that fails ends the rest.
 
@@ -150,7 +148,7 @@ class Forks:
             "environ": {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), **(environ or {})},
         }
         mode = (order or {}).get("mode", "warn")
-        patches = hooks(None, {"mode": "warn" if mode == "error" else mode}) | (more or {})
+        patches = hooks(None, {"mode": "warn" if mode == "error" else mode}) | more
         code = self._ask(json.dumps(patches), json.dumps(job))
         out, err = ((folder / name).read_text() for name in ("out", "err"))
         return Job(code, out, err, read_receipts(folder), [])
@@ -193,8 +191,8 @@ def runner(forks: Forks, folder: Path) -> Callable[..., Job]:
     """Runs a script in one process, no rank, under settings of the compile hook alone."""
 
     def run(script: str, settings: dict[str, str], **environ: str) -> Job:
-        more = {"compile": {**hooks()["compile"], **settings}}
-        return forks.run(folder, script, ranks=0, order={"mode": "off"}, more=more, environ=environ)
+        ours = {"order": {"mode": "off"}, "compile": {**hooks()["compile"], **settings}}
+        return forks.run(folder, script, ranks=0, environ=environ, **ours)
 
     return run
 

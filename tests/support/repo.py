@@ -1,6 +1,12 @@
 """Where things lie in a checkout."""
 
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
@@ -12,3 +18,20 @@ PROGRAMS = ROOT / "tests" / "programs"
 def source(name: str) -> str:
     """Return the text of a program that a test runs: tests/programs/NAME.py."""
     return (PROGRAMS / f"{name}.py").read_text()
+
+
+def tool(name: str) -> ModuleType:
+    """Return a module of tools/, which find each other as scripts beside each other do."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+
+def installed_torch() -> tuple[Path, str]:
+    """Return the folder and the release of the torch that is installed."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent, importlib.metadata.version("torch").partition("+")[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from saferun.model import CommandLine, Request
 from saferun.plan.torchrun_args import launch_options
 
+TORCH = "2.13.0+cpu"
+
 
 def requested(script: str | None, **given: str) -> Request:
     """Return a request for a script, with options of torchrun by their names in its parser."""

@@ -26,6 +26,7 @@ DEADLINE_S = 300  # generous: an event ends the wait
 
 PROGRAMS = ROOT / "tests" / "programs" / "export"
 TORCHRUN = f"#!{sys.executable} -IB\n{(PROGRAMS / 'recording_torchrun.py').read_text()}"
+STAYS = [{"program": str(PROGRAMS / "stay.py")}]
 SMI = "#!/bin/sh\n"
 SMI_LINE = 'echo "GPU {number}: {name} (UUID: {uuid})"\n'
 
@@ -178,3 +179,17 @@ def plain(env: Mapping[str, str]) -> dict[str, str]:
 def until(condition: Callable[[], Any], what: object = "") -> Any:
     """Return the first true value of `condition()`; fail after DEADLINE_S."""
     return helpers.until(condition, what, DEADLINE_S)
+
+
+def up(machine: Machine, label: str = "x"):
+    return until((machine.records(label) / "up").exists, "the job is up")
+
+
+def signals(machine: Machine, label: str = "x") -> str:
+    path = machine.records(label) / "signals"
+    return path.read_text().strip() if path.exists() else ""
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    err = process.communicate()[1]
+    return process.returncode, err

@@ -15,6 +15,7 @@ ROOT_CHARS = 600
 _FAILURE_WORDS = (
     *("error", "exception", "fail", "fatal", "abort", "kill", "denied", "invalid", "cannot"),
 )
+_NEAR_ROWS = 100  # of the traceback that follows the record of a logger, Optuna's for one
 _NAME_ALONE = re.compile(r"(?:^|[\s.])\w{1,80}(?:Error|Exception):$")
 
 
@@ -28,11 +29,23 @@ def root_line(best: Explanation, lines: Sequence[Line], knowledge: Knowledge) ->
     """
     raised = best.raised
     row = best.at if raised is None else _deciding_row(best, raised, lines, knowledge)
+    if raised is not None and not raised.headed:
+        row = _own_row(raised, lines, row)
     line = lines[row].raw.strip()
     if raised is not None and _NAME_ALONE.search(line):  # the message begins on the next line
         rest = (lines[at].text.strip() for at in raised.rows if at > row)
         line = " ".join([line, *[text for text in rest if any(map(str.isalnum, text))][:1]])
     return line[:ROOT_CHARS]
+
+
+def _own_row(raised: Raised, lines: Sequence[Line], row: int) -> int:
+    """Return the row where an exception that a record mentions is printed by itself, soon after."""
+    record = lines[row].text
+    for at in range(row + 1, min(row + _NEAR_ROWS, len(lines))):
+        name, _, message = lines[at].text.partition(": ")
+        if name == raised.type and message.strip() and message.strip() in record:
+            return at
+    return row
 
 
 def _deciding_row(

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 FILES_S = 1.5  # milliseconds, unless the driver hangs
-SMI_S = 12.0
-TRIAL_S = 5.0
+SMI_S = 12.0  # nvidia.REPORT_S, and then ALONE_S for the GPUs that it lacks
+TRIAL_S = 5.0  # a context takes 0.3 s for each GPU; a driver that hangs takes for ever
 TEST_MIB = 2048  # of GPU memory, for the test's context and buffers
 TORCH_S = 15.0  # `import torch` takes 2 s warm, and 10 s from a cold disk
-DISKS_S = 5.0
+DISKS_S = 5.0  # milliseconds, unless a network file system hangs
 DEFAULT_PORT = 29500  # torch/distributed/run.py, --master-port
 SOURCES = {
     "files": "the driver's files in /proc, /dev and /sys",

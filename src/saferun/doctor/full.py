@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ALONE_S = 30.0  # torch's import, contexts, 2 s of work, 0.5 s for each pair: 15 s on 8 H200s
-TOGETHER_S = 28.0
+TOGETHER_S = 28.0  # torch's import in each rank, NCCL's start, and measure.TIMEOUT_S within it
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "measure.py")
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persistence mode
-ALONE_S = 4.0
-DETAIL_S = 3.0
+ALONE_S = 4.0  # for each GPU, all at once: twice what the report of all takes where all is well
+DETAIL_S = 3.0  # a query of a few fields: less than a second
 PEERS_S = 9.0  # 8 GPUs: contexts 1.5 s, 56 pairs 1 s
 _FIRST_GPU = "\nGPU 0"  # below it the report may hold other users' text
 _CAPS = ("--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader")

@@ -48,6 +48,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.gpu.slot_memory import SlotMemory
 
+GATE_LOOK_S = 0.002  # between two tries: who holds it needs a millisecond
 GATE_S = 5.0  # the most seconds that `admission` is waited for: a loaded machine is slow
 _MUST_HOLD = ("refuse", "wait")  # policies under which no run starts without its locks
 POLL_S = (0.05, 1.0)  # first and longest pause between two looks of a run that waits
@@ -357,7 +358,7 @@ class _Gate:
             if self._descriptor is None:
                 if self._world.clock() >= end:
                     return
-                self._world.sleep(0.002)
+                self._world.sleep(GATE_LOOK_S)
 
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 LIBRARY = "libcuda.so.1"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 20.0  # seconds for 8 GPUs without persistence mode, where all is well
 MEMORY_BYTES = 64 << 20
 MOST_GPUS = 64  # of one machine; more is a library that lies
 STATUS_BAD = 69  # sysexits.h: EX_UNAVAILABLE
 _CHUNK_BYTES = 4 << 20
+_LOOK_S = 0.002  # between two looks whether it has gone: the job waits
 _REAP_S = 0.5  # for a killed test to go; the kernel may be unable to end it
 _LET_GO_S = 2.0  # for a test that has reported all to close the GPUs
 _OUTPUT_BYTES = 2000
@@ -168,7 +169,7 @@ def _wait(pid: int, limit_s: float) -> int | None:
             return status
         if time.monotonic() >= limit:
             return None
-        time.sleep(0.002)
+        time.sleep(_LOOK_S)
 
 
 def is_well(document: Mapping[str, Any]) -> bool:

@@ -31,10 +31,10 @@ from saferun.system import gpus, paths, procfs
 CACHES, PERSISTENCE = "caches", "persistence"
 EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
 SMI_S = 5.0  # nvidia-smi -q takes 2 s at the most where all is well
-DRAIN_S = 10.0
+DRAIN_S = 10.0  # for the driver to see that a killed process has gone: a second or two
 RESET_S = 60.0  # a reset must not be interrupted without need
-END_S = 3.0
-POLL_S = 0.5
+END_S = 3.0  # for left-over processes to die, all together; the kernel needs milliseconds each
+POLL_S = 0.5  # between two looks, each an nvidia-smi
 IDLE_MIB = 1024  # what a GPU without work may show as used: the driver's own, a display's
 _ASKS_RESET = ("reset", "gpu reset", "drain and reset", "drain p2p and reset")
 # PROC_PID_INIT_INO and PROC_USER_INIT_INO, include/linux/proc_ns.h

@@ -24,14 +24,12 @@ if TYPE_CHECKING:
         barrier: str
         argv: list[str]  # as `comparable_arguments` returns them
         local: str  # the text of LOCAL_RANK
-        node: str
 
     class Comparison(TypedDict):
         """What the facts of all ranks say."""
 
         differences: list[str]
         arguments: str
-        reporters: list[int]  # the lowest rank of each node: it writes on stderr what all raise
 
 
 NAMES = {
@@ -58,14 +56,20 @@ _SECRET_PARTS = ("key", "token", "secret", "password")
 
 def compare(facts: Mapping[int, Facts]) -> Comparison:
     """Return what is to be reported about the facts, which come by rank."""
-    first: dict[str | None, int] = {}
-    for rank in sorted(facts):
-        first.setdefault(facts[rank].get("node"), rank)
-    return {
-        "differences": differences(facts),
-        "arguments": argument_difference(facts),
-        "reporters": sorted(first.values()),
-    }
+    return {"differences": differences(facts), "arguments": argument_difference(facts)}
+
+
+def is_reporter(rank: int, local_rank: int, missing: Collection[int]) -> bool:
+    """Return whether a rank is the lowest of its node that has come.
+
+    It writes on stderr what all raise. The ranks of a node follow each other.
+
+    Args:
+        rank: of this process.
+        local_rank: its place among the ranks of its node.
+        missing: the ranks that have not come.
+    """
+    return set(range(rank - local_rank, rank)) <= set(missing)
 
 
 def differences(facts: Mapping[int, Facts]) -> list[str]:

@@ -97,7 +97,7 @@ class Loader:
         """Execute the module under its own loader, then run its hooks."""
         spec = module.__spec__
         assert spec is not None
-        if spec.loader is self:  # type: ignore[comparison-overlap]  # as set above
+        if spec.loader is self:  # type: ignore[comparison-overlap]  # `watch` put it there
             spec.loader = self._saferun_inner
         if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._saferun_inner

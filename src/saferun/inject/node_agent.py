@@ -27,7 +27,7 @@ import sys
 import time
 
 from . import meeting, node_joining, node_watch, nodes, receipts
-from .node_joining import say
+from .node_joining import SIGNALLED, harmlessly, is_of_torch, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,13 @@ AGENT_API = "torch.distributed.elastic.agent.server.api"
 REGISTRY = "torch.distributed.elastic.rendezvous.registry"
 MEET_S = 15.0  # all nodes have just left the same rendezvous
 LEAVE_S = 5.0  # the store goes with its host: all read the result first
-AGAIN_S = 1.0  # between two tries to join
+# Between two tries to join, more or less: a store that is being opened needs about that.
+AGAIN_S = 1.0
+# Nodes that join write one state in turn, and a node that another one has forestalled tries again.
+# After a failure they all come at once, so each waits a part of this, for each node of the run.
+SPREAD_S, LONGEST_SPREAD_S = 0.005, 5.0
+DONE_LOOK_S = 0.01  # between two looks whether all nodes are done, of those that end together
+GONE_LOOK_S = 0.5  # between two looks whether a store has gone, which costs its host a request
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
 _party: Party | None = None
@@ -108,15 +114,19 @@ class Party:
         @functools.wraps(original)
         def get_rendezvous_handler(params: Any) -> Any:
             self._parameters = params
-            if self._attempt > 1:
-                params.config.setdefault("join_timeout", int(self._rejoin_s))
-                if params.backend == "static":
-                    limit = int(params.config.get("timeout", self._rejoin_s))
-                    params.config["timeout"] = min(limit, int(self._rejoin_s))
-            self._joining.begin(str(params.endpoint), say)
+            harmlessly("the time to join is not bounded", lambda: self._bound(params))
+            begin = functools.partial(self._joining.begin, str(params.endpoint), say)
+            harmlessly("the wait for other nodes is not explained", begin)
             return self._handler(time.monotonic() + self._rejoin_s)
 
         registry.get_rendezvous_handler = get_rendezvous_handler  # type: ignore[attr-defined]  # torch's own is replaced
+
+    def _bound(self, params: Any) -> None:
+        if self._attempt > 1:
+            params.config.setdefault("join_timeout", int(self._rejoin_s))
+            if params.backend == "static":
+                limit = int(params.config.get("timeout", self._rejoin_s))
+                params.config["timeout"] = min(limit, int(self._rejoin_s))
 
     def hook_agent(self, agent: Any) -> None:
         """Wrap what an agent does at its beginning and at its end."""
@@ -133,19 +143,21 @@ class Party:
         while True:
             try:
                 handler = self._make(self._parameters)
-                self._joining.watch(handler, self._parameters.run_id)
+                watch = functools.partial(self._joining.watch, handler, self._parameters.run_id)
+                # In attempt 1 torch itself notices a store that is lost already.
+                harmlessly("the other nodes are not looked at", watch, store=self._attempt > 1)
                 return handler
             except Exception as error:
                 if time.monotonic() > limit or not self._may_come_back(error):
                     self._give_up(error, {})
-                time.sleep(AGAIN_S)
+                time.sleep(AGAIN_S * (0.5 + _chance()))
 
     # --- the beginning ---
 
     def _rendezvous(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
         """Join, meet, and go on only where all nodes begin the same attempt."""
         spec = agent._worker_group.spec
-        backend = spec.rdzv_handler.get_backend()
+        backend = harmlessly("no other node is met", spec.rdzv_handler.get_backend)
         if backend not in BACKENDS or (self._began and backend == "static"):
             original(agent, *rest)  # static: with --max-restarts a node restarts its ranks alone
             return
@@ -159,9 +171,9 @@ class Party:
             say(f"nodes have come or gone: attempt {self._attempt + 1} starts on all of them")
         try:
             self._go_on(agent)
-        except RuntimeError:  # the store has gone, and with it the rendezvous
-            raise
         except Exception as error:
+            if is_of_torch(error):  # the store has gone, and with it the rendezvous
+                raise
             say(f"the nodes could not compare notes: {type(error).__name__}: {error}")
 
     def _go_on(self, agent: Any) -> None:
@@ -181,24 +193,28 @@ class Party:
     def _join(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
         """Join the rendezvous; one that is about to end is left for the one after it."""
         limit: float | None = None  # from the first failure on: a spare node waits for hours
+        if self._attempt > 1 and not self._began:
+            nodes_s = SPREAD_S * getattr(self._parameters, "min_nodes", 1)
+            time.sleep(_chance() * min(LONGEST_SPREAD_S, nodes_s))
         while True:
             try:
                 original(agent, *rest)
-                if not _is_over(agent._store):
+                await_end = functools.partial(_await_end, agent, self._attempt, self._rejoin_s)
+                if not harmlessly("an earlier attempt may be met", await_end, store=True):
                     return
-                _await_end(agent._store, self._attempt, self._rejoin_s)
                 error: Exception = RuntimeError("the store of an earlier attempt lives on")
             except Exception as caught:
                 error = caught
             limit = limit or time.monotonic() + self._rejoin_s
             if time.monotonic() > limit or not self._may_come_back(error, waited=True):
                 self._give_up(error, _names(agent._worker_group.spec.rdzv_handler))
-            time.sleep(AGAIN_S)
+            time.sleep(AGAIN_S * (0.5 + _chance()))
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
 
     def _give_up(self, error: Exception, here: dict[int, str]) -> NoReturn:
         """End the agent; from the second attempt on the supervisor says it in a sentence."""
-        if self._attempt == 1 or self._directory is None:
+        is_signal = type(error).__name__ == SIGNALLED
+        if is_signal or self._attempt == 1 or self._directory is None:
             raise error
         where = getattr(self._parameters, "endpoint", "")
         text = f"the rendezvous at {where} could not be reached again"
@@ -220,7 +236,7 @@ class Party:
             waited: this node had reached it, and waited there.
         """
         name = type(error).__name__
-        if name == "RendezvousTimeoutError" or self._make is None:
+        if name in ("RendezvousTimeoutError", SIGNALLED) or self._make is None:
             return False
         lost = waited and name == "RendezvousConnectionError"
         return lost or name == "RendezvousClosedError" or self._attempt > 1
@@ -260,12 +276,20 @@ class Party:
         if not agreement["beats"]:
             return
         self._watch = node_watch.NodeWatch(store, rank, hosts, self._attempt, end)
-        self._watch.start()
+        harmlessly("this node has no heartbeat", self._watch.start)
 
     # --- the end ---
 
     def _run(self, original: Callable[..., Any], agent: Any, *rest: Any) -> Any:
         result = None
+        harmlessly("the agent's end is not seen", lambda: self._note_shutdown(agent))
+        try:
+            result = original(agent, *rest)
+            return result
+        finally:
+            harmlessly("the other nodes are not told of the end", lambda: self._ended(result))
+
+    def _note_shutdown(self, agent: Any) -> None:
         shut_down = agent._shutdown
 
         def shutdown(*args: Any, **kwargs: Any) -> Any:
@@ -273,36 +297,39 @@ class Party:
             return shut_down(*args, **kwargs)
 
         agent._shutdown = shutdown
-        try:
-            result = original(agent, *rest)
-            return result
-        finally:
-            if self._watch is not None:
-                if result is not None and not result.is_failed():
-                    self._watch.stop()
-                else:
-                    self._watch.fail()
+
+    def _ended(self, result: Any) -> None:
+        if self._watch is not None:
+            if result is not None and not result.is_failed():
+                self._watch.stop()
+            else:
+                self._watch.fail()
 
     def _exit_barrier(self, original: Callable[..., Any], agent: Any, *rest: Any) -> Any:
         """Wait until the ranks of all nodes have ended, in Python, where a signal is answered."""
-        watch, size = self._watch, agent._worker_group.group_world_size
-        if watch is None:
-            return original(agent, *rest)
-        self._is_done = True
-        store = _prefixed(agent._store)
-        begun = time.monotonic()
+        if self._watch is not None:
+            self._is_done = True
+            wait = functools.partial(self._await_all, agent, self._watch)
+            harmlessly("the other nodes' ends are not waited for", wait)
+        return original(agent, *rest)
+
+    def _await_all(self, agent: Any, watch: node_watch.NodeWatch) -> None:
+        store, size = _prefixed(agent._store), agent._worker_group.group_world_size
+        begun, longest_s = time.monotonic(), node_watch.every_s(size) / 2
         try:
             if store.add(node_watch.DONE, 1) >= size:
                 store.set(node_watch.ALL_DONE, "1")
             while not store.check([node_watch.ALL_DONE]) and not watch.lost:
-                time.sleep(min(1.0, 0.01 + (time.monotonic() - begun) / 20))
-        except RuntimeError:
+                waited_s = time.monotonic() - begun
+                time.sleep(min(longest_s, DONE_LOOK_S + waited_s / meeting.LOOKS))
+        except RuntimeError as error:
+            if not is_of_torch(error):
+                raise
             time.sleep(node_watch.RANKS_S + node_watch.BEAT_S)  # the watch says what it means
             raise SystemExit(1) from None
         if watch.lost:
             raise SystemExit(1)
         watch.stop()
-        return original(agent, *rest)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         """Write a file for the supervisor; without one it decides alone."""
@@ -316,6 +343,11 @@ class Party:
             receipts.write_new(path, json.dumps({**content, "at": time.time()}).encode())
         except OSError as error:
             say(f"{name} could not be written: {error.strerror}")
+
+
+def _chance() -> float:
+    """Return a random number from 0 to 1."""
+    return int.from_bytes(os.urandom(2), "big") / 0xFFFF
 
 
 def _names(handler: Any) -> dict[int, str]:
@@ -337,23 +369,24 @@ def _prefixed(store: Any) -> Any:
     return sys.modules["torch.distributed"].PrefixStore("saferun", store)
 
 
-def _is_over(store: Any) -> bool:
-    """Tell whether the nodes of an earlier attempt have met in this store."""
-    return bool(_prefixed(store).check(["result"]))
+def _await_end(agent: Any, attempt: int, bound_s: float) -> bool:
+    """Have the agents of an earlier attempt end, if they have met in the agent's store.
 
-
-def _await_end(store: Any, attempt: int, bound_s: float) -> None:
-    """Ask the agents of an earlier attempt to end, and wait until their store has gone.
+    Returns:
+        Whether they have, and their store is still there.
 
     Raises:
-        RuntimeError: it has.
+        RuntimeError: it has gone.
     """
-    ours = _prefixed(store)
+    ours = _prefixed(agent._store)
+    if not ours.check(["result"]):
+        return False
     ours.set(node_watch.WANTED, str(attempt))
     limit = time.monotonic() + bound_s
     while time.monotonic() < limit:
         ours.check(["result"])
-        time.sleep(0.5)
+        time.sleep(GONE_LOOK_S)
+    return True
 
 
 def _leave(store: Any, size: int) -> None:

@@ -10,12 +10,13 @@ Delete it when torchrun names these.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import threading
 import time
 
-from . import nodes
+from . import meeting, nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 WAITED_S = 30.0  # torchrun itself gives up a connection after 60 s
 LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
+SELDOM_S = 0.9  # between two questions for a refusal: nodes that join at once read states in bursts
 DELAY_S = 5.0  # that a heartbeat may be old when it is first seen
+SIGNALLED = "SignalException"  # raised by torchrun's handler of SIGTERM: a subclass of Exception
 
 
 class Joining:
@@ -43,13 +46,16 @@ class Joining:
         self._store: Any = None
         self._seen: dict[Any, Any] = {}  # node -> its last heartbeat
         self._has_looked = False
+        self._asked_at = -SELDOM_S
         self._prefix = ""
         self._timer: threading.Timer | None = None
 
     def begin(self, endpoint: str, say: Callable[[str], None]) -> None:
         """Say in a while where this node waits, unless `end` comes before."""
         self.end()
-        self._timer = threading.Timer(WAITED_S, lambda: say(self._waiting(endpoint)))
+        what = "the wait for other nodes is not explained"  # a thread's fault is many lines
+        explain = functools.partial(harmlessly, what, lambda: say(self._waiting(endpoint)))
+        self._timer = threading.Timer(WAITED_S, explain)
         self._timer.daemon = True
         self._timer.start()
 
@@ -79,7 +85,9 @@ class Joining:
                 self._look(handler)
             except Exception as error:  # another torch, or a connection that the caller notices
                 self._holder.__dict__.pop("_sanitize", None)
-                if not isinstance(error, RuntimeError):
+                if type(error).__name__ == SIGNALLED:
+                    raise
+                if not is_of_torch(error):
                     say(f"the other nodes are not looked at: {type(error).__name__}: {error}")
             original()
 
@@ -97,8 +105,10 @@ class Joining:
 
     def _look(self, handler: Any) -> None:
         """Look at a state that has just been read, before silent nodes are taken out of it."""
-        if self._store.check([f"{self._prefix}/refused"]):
-            self._refuse(json.loads(self._store.get(f"{self._prefix}/refused")))
+        if time.monotonic() - self._asked_at >= SELDOM_S:
+            self._asked_at = time.monotonic()
+            if self._store.check([f"{self._prefix}/refused"]):
+                self._refuse(json.loads(self._store.get(f"{self._prefix}/refused")))
         is_first, self._has_looked = not self._has_looked, True
         clock = sys.modules[type(handler).__module__].datetime  # as torch itself asks it
         settings, ours = handler.settings, handler._this_node
@@ -155,3 +165,26 @@ def say(text: str) -> None:
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
         return
+
+
+def is_of_torch(error: Exception) -> bool:
+    """Tell whether an exception is no fault of ours: a lost store, or a signal."""
+    is_ours = isinstance(error, (meeting.NoResultError, NotImplementedError, RecursionError))
+    return type(error).__name__ == SIGNALLED or (isinstance(error, RuntimeError) and not is_ours)
+
+
+def harmlessly(what: str, act: Callable[[], Any], *, store: bool = False) -> Any:
+    """Do something; a fault of ours is one line, and the job goes on.
+
+    Args:
+        what: follows from a fault.
+        act: what is done.
+        store: it asks the agents' store, and the caller wants to know where that is lost.
+    """
+    try:
+        return act()
+    except Exception as error:
+        if type(error).__name__ == SIGNALLED or (store and is_of_torch(error)):
+            raise
+        say(f"{what}: {type(error).__name__}: {error}")
+        return None

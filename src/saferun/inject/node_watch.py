@@ -19,6 +19,8 @@ import signal
 import threading
 import time
 
+from .node_joining import SIGNALLED, harmlessly, is_of_torch, say
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +34,20 @@ LOST_S = 40.0
 RANKS_S = 4.0  # before the agent is ended: its ranks may say themselves what they saw
 STUCK_S = 8.0  # for the agent's main thread to take the signal; it may hang in a dead connection
 TERM_S = 5.0  # for the ranks of a stuck agent
+STORE_LOOK_S = 1.0  # looks whether the store answers: it is late by no more, and asks no store
+STALE_S = 0.1  # for the others to be told over a connection that has not answered for two beats
+ENDING_LOOK_S = 0.1  # between two looks whether the main thread has taken the signal: STUCK_S / 80
 WORD, WANTED, DONE, ALL_DONE = "word", "wanted", "done", "all done"
+
+
+def every_s(size: int) -> float:
+    """Return the seconds between two heartbeats of one of so many nodes."""
+    return min(LONGEST_BEAT_S, BEAT_S + size / 125)
+
+
+def first_beat_s(node: int, size: int) -> float:
+    """Return when a node beats first, in seconds from the meeting: the host gets no bursts."""
+    return every_s(size) * node / size
 
 
 def prepare(store: Any, size: int) -> bool:
@@ -45,7 +60,9 @@ def prepare(store: Any, size: int) -> bool:
     try:
         store.multi_set(keys, ["0"] * size + ['{"n": 0}'])
         return bool(len(store.multi_get(keys)) == len(keys))
-    except Exception:
+    except Exception as error:
+        if type(error).__name__ == SIGNALLED:
+            raise
         return False
 
 
@@ -100,7 +117,8 @@ class NodeWatch:
         self._answered_at = time.monotonic()
         self._word = (0, self._answered_at)  # node 0's count, and when it changed
         self._ended = threading.Lock()
-        self._every_s = min(LONGEST_BEAT_S, BEAT_S + len(hosts) / 125)
+        self._every_s = every_s(len(hosts))
+        self._is_blind = False  # a fault of ours: this node beats and no longer watches
         self.lost = ""
 
     def start(self) -> None:
@@ -113,11 +131,11 @@ class NodeWatch:
         self._stopped.set()
 
     def fail(self) -> None:
-        """Tell the others that the attempt has failed here; returns within 2 s."""
+        """Tell the others that the attempt has failed here; returns within 2 * BEAT_S."""
         if self._stopped.is_set():
             return
         self._failed.set()
-        self._told.wait(2 * BEAT_S if self._is_fresh() else 0.1)
+        self._told.wait(2 * BEAT_S if self._is_fresh() else STALE_S)
         self.stop()
 
     def _is_fresh(self) -> bool:
@@ -127,6 +145,7 @@ class NodeWatch:
         beats, count = Beats(len(self._hosts), time.monotonic()), 0
         try:
             store = _own(self._store)
+            self._failed.wait(first_beat_s(self._node, len(self._hosts)))
             while not self._stopped.is_set():
                 count += 1
                 self._beat(store, beats, count)
@@ -140,8 +159,20 @@ class NodeWatch:
             self._lose("the agent that holds the rendezvous has ended", [], RANKS_S)
 
     def _beat(self, store: Any, beats: Beats, count: int) -> None:
-        now, size = time.monotonic(), len(self._hosts)
         store.set(_beat(self._node), str(count))
+        try:
+            self._judge(store, beats, count)
+        except Exception as error:
+            if is_of_torch(error):
+                raise
+            if not self._is_blind:
+                say(f"the other nodes are not watched: {type(error).__name__}: {error}")
+            self._is_blind = True
+            if self._node == 0:  # a beat that does not come would end the attempt on the others
+                store.set(WORD, json.dumps({"n": count, "silent": []}))
+
+    def _judge(self, store: Any, beats: Beats, count: int) -> None:
+        now, size = time.monotonic(), len(self._hosts)
         if self._node == 0:
             values = [v.decode() for v in store.multi_get([_beat(node) for node in range(size)])]
             silent = beats.silent(values, now)
@@ -158,7 +189,7 @@ class NodeWatch:
 
     def _watch_the_store(self) -> None:
         """See that the store answers: a host that lost its power closes no connection."""
-        while not self._stopped.wait(1.0):
+        while not self._stopped.wait(STORE_LOOK_S):
             if time.monotonic() - self._answered_at > LOST_S:
                 text = f"the host of the rendezvous has not answered for {LOST_S:.0f} s"
                 self._lose(text, [], 0.0)
@@ -169,7 +200,7 @@ class NodeWatch:
         if self._stopped.wait(patience_s) or not self._ended.acquire(blocking=False):
             return
         self.lost = why
-        self._end(why, nodes)
+        harmlessly("the attempt is not ended", lambda: self._end(why, nodes))
 
 
 def end_process(is_ending: Callable[[], bool], ranks: Callable[[], list[int]]) -> None:
@@ -184,7 +215,7 @@ def end_process(is_ending: Callable[[], bool], ranks: Callable[[], list[int]]) -
     while time.monotonic() < limit:
         if is_ending():
             return
-        time.sleep(0.1)
+        time.sleep(ENDING_LOOK_S)
     for pid in ranks():
         _signal(pid, signal.SIGTERM)
     time.sleep(TERM_S)

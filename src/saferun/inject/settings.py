@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         labels: OnOrOff
         logits: OnOrOff
         embeddings: OnOrOff
+        compiled: OnOrOff
 
     class MemorySettings(TypedDict):
         """hooks.memory"""
@@ -83,7 +84,7 @@ DEFAULTS: HookSettings = {
     "compile": {"enabled": "keep", "autotune": "keep", "cudagraphs": "keep", "fallback": "off"},
     "cudagraph_markers": "keep",
     "excepthook": "on",
-    "guards": {"labels": "off", "logits": "off", "embeddings": "off"},
+    "guards": {"labels": "off", "logits": "off", "embeddings": "off", "compiled": "off"},
     "init": INIT,
     "memory": {"clear_between_trials": False},
     "optuna": {"mode": "off", "recycle_every": 50},

@@ -13,14 +13,16 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torch.nn.attention.flex_attention": ("compile",),
     "torch._dynamo.convert_frame": ("compile",),
     "torch._dynamo.backends.cudagraphs": ("compile",),
-    "torch._inductor.compile_fx": ("compile",),
+    "torch._inductor.compile_fx": ("guards", "compile"),  # the policy is in what guards get
     "torch._inductor.runtime.triton_heuristics": ("compile",),
     "torch._inductor.cudagraph_trees": ("cudagraph_markers",),
     "torch.distributed.distributed_c10d": ("init", "order"),
     "torch.distributed.rendezvous": ("restarts",),
     "torch.distributed.device_mesh": ("shards",),
+    "torch.utils.data._utils.signal_handling": ("excepthook",),
     "torch.utils.data.dataloader": ("order", "shards"),
     "torch.nn.parallel.distributed": ("order",),
+    "torch.cuda.memory": ("memory",),
     "optuna.study.study": ("memory", "optuna"),
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
@@ -39,6 +41,7 @@ NEEDS: "dict[str, tuple[str, ...]]" = {
     "guards.labels": ("torch.nn.functional",),
     "guards.logits": ("torch.nn.functional",),
     "guards.embeddings": ("torch.nn.functional",),
+    "guards.compiled": ("torch._inductor.compile_fx",),
 }
 NEEDS_ASSIGN = ("torch._dynamo.convert_frame",)  # a setting of torch that the compile hook assigns
 NEEDS_DIRECTORIES = ("torch",)  # a cache directory for each rank

@@ -26,6 +26,7 @@ SCHEMA = 1
 FILE = "mitigations.json"
 RETRY_WITHOUT_S = 7 * 24 * 3600.0  # a mitigation that costs is tried without again after this time
 ENTRIES = 500  # the newest are kept
+KEPT_S = 3600.0  # so long after a mitigation was kept the same one is not kept again
 LOCK_S = 5.0  # the most seconds that a change waits for other processes' changes, which take ms
 DISK_S = 8.0  # … and that it waits for all of it: a dead NFS mount never answers
 
@@ -102,6 +103,36 @@ def change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> En
     if problem:
         raise problem
     return before[0]
+
+
+def keep(environ: Mapping[str, str], new: Iterable[Entry]) -> None:
+    """Add mitigations that helped, unless they have just been added: all nodes of a run do so.
+
+    Args:
+        environ: tells where the history is kept.
+        new: what helped, and when.
+
+    Raises:
+        OSError: they are not there, and cannot be added.
+    """
+    entries = tuple(new)
+
+    def with_them(known: Entries) -> Entries:
+        return known if _holds_all(known, entries) else merge(known, entries)
+
+    if _holds_all(load(environ), entries):
+        return
+    try:
+        change(environ, with_them)
+    except OSError:  # the lock of a thousand nodes that end at once
+        if not _holds_all(load(environ), entries):
+            raise
+
+
+def _holds_all(known: Entries, new: Entries) -> bool:
+    kept = {(e.key, e.mitigation, e.arguments): e.at for e in known}
+    ages = (abs(e.at - kept.get((e.key, e.mitigation, e.arguments), 0.0)) for e in new)
+    return all(age < KEPT_S for age in ages)
 
 
 def _change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> Entries:

@@ -23,7 +23,7 @@ from saferun.system import paths, procfs
 LOCK_FILE = "run.lock"
 ALIVE_FILE = "alive"  # when the run last lived, in clock ticks since boot (procfs.now)
 NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # where a file system has none
-NAMES = 1000  # directories tried for one run id
+NAMES = 10  # directories tried for one run id before it gets a word of its own
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -221,10 +221,11 @@ def _new_directory(parent: int, run: str) -> str:
     """Make a directory that nobody had before and return its name.
 
     mkdir(2) is exclusive on every file system, NFS included: two runs, or two nodes of one run,
-    never share a directory.
+    never share a directory. Pods begin with the same pid: where a thousand of them begin within a
+    second, each would try all names that the others have taken.
     """
-    for number in range(1, NAMES + 1):
-        name = run if number == 1 else f"{run}-{number}"
+    numbered = [run, *(f"{run}-{number}" for number in range(2, NAMES + 1))]
+    for name in (*numbered, f"{run}-{os.urandom(6).hex()}"):
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
         except FileExistsError:

@@ -96,6 +96,7 @@ TABLE: Table = {
     **{(state, protocol.Resize): ("resize", state) for state in WITH_JOB},
 }
 
+_RELAY_S = 0.05  # between two looks for what the agent has written: a person sees it at once
 _HANDOVER_S = 60.0  # for a warm agent to finish its import from a cold disk, before we start afresh
 
 
@@ -238,7 +239,7 @@ class Keeper(StateMachine):
         """End a warm agent that is not wanted."""
         agent, self._agent = self._agent, None
         if agent:
-            process_tree.end_processes(self._family.living)
+            self._family.end()
             self._family.reap()
             agent.close()
 
@@ -299,7 +300,7 @@ class Keeper(StateMachine):
         self._watch(agent.answers, lambda: answer.append(os.read(agent.answers, 1)))
         limit = time.monotonic() + _HANDOVER_S
         while not answer and self.state != HURRIED and time.monotonic() < limit:
-            self._turn(0.05)
+            self._turn(_RELAY_S)
             agent.relay()
         self._unwatch(agent.answers)
         return answer[0] if answer else None
@@ -320,7 +321,7 @@ class Keeper(StateMachine):
                     if process_tree.opens(pid, self._gpu_prefix)
                 }
             )
-        return process_tree.end_processes(mine.living)
+        return mine.end()
 
     def _drain(self) -> None:
         """Carry the rest of the output; in a hurry only as long as its reader takes it at once."""

@@ -15,8 +15,13 @@ TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-UNKILLABLE_S = 30.0
+UNKILLABLE_S = 30.0  # for the kernel to free what a killed process holds: a GPU's driver, a disk
+# For all to be stopped before the first is killed. What still makes new processes then (beyond our
+# reach: another user's) is killed as it is found.
 _FREEZE_S = 5.0
+# Between two looks at whether the killed are gone: the first after what one exit takes, then
+# doubled, up to what costs a core nothing.
+_PAUSES_S = (0.0005, 0.05)
 _SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -30,14 +35,14 @@ def become_subreaper() -> None:
     prctl(_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
 
 
-def read_stat(pid: int | str) -> tuple[int, str, int] | None:
-    """Return (parent, state, start time) of a process; None if it is gone."""
+def read_stat(pid: int | str) -> tuple[int, str, int, int] | None:
+    """Return (parent, state, start time, process group) of a process; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return int(fields[1]), fields[0].decode(), int(fields[19])
+    return int(fields[1]), fields[0].decode(), int(fields[19]), int(fields[2])
 
 
 def _is_dead(pid: int, state: str) -> bool:
@@ -125,24 +130,58 @@ class Family:
         self.first = 0  # the child whose wait status is kept
         self.status: int | None = None
 
-    def living(self) -> dict[int, int]:
-        """Return {pid: start time} of every living descendant; dead children are reaped."""
+    def living(self, *, stopping: bool = False) -> dict[int, int]:
+        """Return {pid: start time} of every living descendant; dead children are reaped.
+
+        Args:
+            stopping: stop every process group first that has no other members.
+        """
         table = {int(pid): read_stat(pid) for pid in os.listdir("/proc") if pid.isdigit()}
+        stats = {pid: stat for pid, stat in table.items() if stat}
         children: dict[int, list[int]] = {}
-        for pid, stat in table.items():
-            if stat:
-                children.setdefault(stat[0], []).append(pid)
-        found = {}
-        todo = [pid for pid in children.get(self._root, ()) if pid not in set(self._spared())]
-        while todo:
-            pid = todo.pop()
-            todo += children.get(pid, ())
-            parent, state, start = table[pid]  # type: ignore[misc]  # in `children`: not None
-            if not _is_dead(pid, state):
-                found[pid] = start
-            elif parent == self._root:
+        for pid, stat in stats.items():
+            children.setdefault(stat[0], []).append(pid)
+        ours = [pid for pid in children.get(self._root, ()) if pid not in set(self._spared())]
+        tree = list(ours)
+        for pid in tree:
+            tree += children.get(pid, ())
+        if stopping:
+            strangers = {stats[pid][3] for pid in stats.keys() - tree}
+            _stop_groups({stats[pid][3] for pid in ours} - strangers)
+        for pid in ours:
+            if _is_dead(pid, stats[pid][1]):
                 self.reap(pid)
-        return found
+        return {pid: stats[pid][2] for pid in tree if not _is_dead(pid, stats[pid][1])}
+
+    def children(self) -> set[int]:
+        """Return the children that may live; a scan of all of /proc misses what forks and exits.
+
+        The kernel knows: "no child" is exact, dead ones included. Else its list is asked: a new
+        child is appended to it before the one that made it is dead. (A dead one stays in it while
+        a debugger has it. Kernels without CONFIG_PROC_CHILDREN have no list: nothing is returned.)
+        """
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return set()
+        listed = self._listed()
+        stats = {pid: read_stat(pid) for pid in listed}
+        alive = {pid for pid, stat in stats.items() if stat and not _is_dead(pid, stat[1])}
+        return alive or self._listed() - listed
+
+    def _listed(self) -> set[int]:
+        pids: set[int] = set()
+        for thread in os.listdir("/proc/self/task"):
+            try:
+                with open(f"/proc/self/task/{thread}/children", "rb") as file:
+                    pids.update(map(int, file.read().split()))
+            except OSError:
+                continue
+        return pids.difference(self._spared())
+
+    def end(self, limit_s: float = UNKILLABLE_S) -> tuple[int, list[int]]:
+        """Kill them all, as `end_processes` does."""
+        return end_processes(lambda: self.living(stopping=True), limit_s, self.children)
 
     def reap(self, which: int = -1) -> bool:
         """Take the status of dead children; return whether there are any children left."""
@@ -158,30 +197,35 @@ class Family:
 
 
 def end_processes(
-    find: Callable[[], dict[int, int]], limit_s: float = UNKILLABLE_S
+    find: Callable[[], dict[int, int]],
+    limit_s: float = UNKILLABLE_S,
+    unseen: Callable[[], set[int]] = set,
 ) -> tuple[int, list[int]]:
     """Kill what `find()` returns until it returns nothing: all are frozen first, then killed.
 
     Args:
         find: returns {pid: start time}.
         limit_s: how long to wait for those that do not die.
+        unseen: asked where `find` returns nothing: returns the pids that it may have missed.
 
     Returns:
         How many were killed, and the pids that live on.
     """
     limit = time.monotonic() + limit_s
     seen: dict[int, int] = {}
-    pause = 0.0005
+    pause, longest = _PAUSES_S
     while True:
         living = _freeze(find)
         for pid, start in living.items():
             send_signal(pid, start, signal.SIGKILL)
         seen.update(living)
-        time.sleep(pause if living else 0)
-        pause = min(pause * 2, 0.05)
-        living = find() if living else {}
-        if not living or time.monotonic() > limit:
-            return len(seen) - len(living), sorted(living)
+        if living:
+            time.sleep(pause)
+            pause = min(pause * 2, longest)
+            living = find()
+        left = living or unseen()
+        if not left or time.monotonic() > limit:
+            return len(seen) - len(living), sorted(left)
 
 
 def _freeze(find: Callable[[], dict[int, int]]) -> dict[int, int]:
@@ -196,3 +240,17 @@ def _freeze(find: Callable[[], dict[int, int]]) -> dict[int, int]:
         for pid, start in fresh:
             send_signal(pid, start, signal.SIGSTOP)
         frozen.update(fresh)
+
+
+def _stop_groups(groups: Iterable[int]) -> None:
+    """Stop process groups, each at once: a fork is made before or after, and none gets away.
+
+    Args:
+        groups: each has one of our children in it, dead or alive. Only we reap these, so that the
+            number is no other group's.
+    """
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGSTOP)
+        except OSError:  # another user's, or its last member is reaped
+            continue

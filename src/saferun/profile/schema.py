@@ -93,6 +93,7 @@ KEYS: dict[str, Key] = {
     "hooks.guards.labels": _choice("off", "on", doc="Check class labels before the loss kernel."),
     "hooks.guards.logits": _choice("off", "on", doc="Check the shape of logits before the loss."),
     "hooks.guards.embeddings": _choice("off", "on", doc="Check indices before an embedding."),
+    "hooks.guards.compiled": _choice("off", "on", doc="Make these checks in compiled code, too."),
     "hooks.memory.clear_between_trials": _flag(
         False, "Clear the allocator's cache before and after garbage collection between trials."
     ),

@@ -64,6 +64,8 @@ class AttemptSpec(NamedTuple):
 class Observer(NamedTuple):
     """What is called while an attempt runs. Nothing of it may block."""
 
+    # When the keeper has been told to start the command, which it does meanwhile.
+    ordered: Callable[[], object] = lambda: None
     # With the pids of the keeper and of the command, when it has been started.
     started: Callable[[int, int], object] = lambda keeper, launcher: None
     # `later_s` seconds after the start, if the command still runs: the time to make the next
@@ -148,7 +150,7 @@ def run_attempt(
         standby = _standby(spec, standby)
         life = AttemptLife(standby, spec, observer, time.monotonic)
         try:
-            _follow(life, standby, _start(spec, standby, signals), signals)
+            _follow(life, standby, _start(spec, standby, signals), observer, signals)
             report = _last_report(life, standby, observer, signals)
         finally:
             standby.close()
@@ -184,7 +186,13 @@ def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.St
     )
 
 
-def _follow(life: AttemptLife, standby: Standby, start: protocol.Start, signals: Signals) -> None:
+def _follow(
+    life: AttemptLife,
+    standby: Standby,
+    start: protocol.Start,
+    observer: Observer,
+    signals: Signals,
+) -> None:
     """Handle messages and signals until the keeper reports the end of the attempt or dies."""
     from saferun.keeper import process_tree
     from saferun.supervise.attempt_life import KEEPER_GONE, KEEPER_STOPPED, OVER
@@ -193,6 +201,7 @@ def _follow(life: AttemptLife, standby: Standby, start: protocol.Start, signals:
     process_tree.become_subreaper()
     inbox = protocol.Inbox(standby.reports)
     protocol.send(standby.commands, start)
+    observer.ordered()
     poller = select.poll()
     poller.register(signals.fd, select.POLLIN)
     poller.register(inbox.fd, select.POLLIN)

@@ -40,7 +40,7 @@ def take_over(
     """
     family = process_tree.Family(observer.spared)
     family.first = life.launcher
-    killed, unkillable = process_tree.end_processes(family.living)
+    killed, unkillable = family.end()
     family.living()  # takes the status of a launcher that had ended by itself
     tails = {1: b"", 2: b""}
     carrying = _Carrying(life, signals)

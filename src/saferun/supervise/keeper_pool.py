@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from saferun.supervise.warm_start import WarmStart
 
 FREE_BYTES = 4 << 30  # a warm agent takes up to 0.6 GB, and the job's own growth comes first
+_LOOK_S = 0.005  # whether it has: it needs some 10 ms, and the run's end waits for it
 END_S = 5.0  # that a keeper that is not needed has to end
 
 # An imported keeper uses its cached byte code, which halves the time of its start. The directory of
@@ -213,7 +214,7 @@ class KeeperPool:
                 if time.monotonic() > limit:
                     os.kill(standby.pid, signal.SIGKILL)
                     limit += END_S
-                time.sleep(0.005)
+                time.sleep(_LOOK_S)
 
 
 def memory_suffices() -> bool:

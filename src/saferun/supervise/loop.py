@@ -262,6 +262,7 @@ class _Run:
             unblocked=self._requests.blocked,
         )
         observer = Observer(
+            ordered=lambda: self._record.harmlessly(own_files.hold),
             started=self._started,
             later=self._later,
             later_s=LOAD_S,
@@ -288,7 +289,6 @@ class _Run:
         if self._hang_watch:
             self._hang_watch.started(launcher)
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
-        self._record.harmlessly(own_files.hold)
 
     def _later(self) -> float:
         """Load what the end needs, make the next attempt ready, then note that the run lives."""

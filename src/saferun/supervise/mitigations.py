@@ -189,9 +189,7 @@ class RunMitigations:
             for name in lasting
         ]
         try:
-            mitigation_history.change(
-                self._environ, lambda known: mitigation_history.merge(known, new)
-            )
+            mitigation_history.keep(self._environ, new)
         except OSError as error:
             why = error.strerror or str(error)
             where = mitigation_history.path(self._environ)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 
+_REAP_S = 0.2  # for one that was killed to go; the kernel may be unable to end it
 LIMIT_S = 8.0  # for all of them; a rank of torch takes about one second
 _MOST_BYTES = 256 * 1024  # of each that are read
 _MOST_RANKS = 64  # that are looked at
@@ -50,7 +51,7 @@ class NativeStacks:
             text = os.pread(file, _MOST_BYTES, 0).decode("utf-8", "replace")
             os.close(file)
             with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
-                if process.wait(0.2) == 0:
+                if process.wait(_REAP_S) == 0:
                     found[pid] = text
         self._running.clear()
         return found

@@ -121,7 +121,7 @@ class Nodes:
 
         self.status = self._history[-1].exit_code
         last = self._history[-1].number
-        if root := nodes.root_report(shared_reports.read(self._shared, last, self._hosts)):
+        if root := shared_reports.read(self._shared, last, self._hosts):
             decision = self._decided_by(root)  # it came too late for the others to wait
             if decision.action == STOP:
                 return decision
@@ -206,8 +206,7 @@ class Nodes:
         }
         self._comes_back = True
         others = self._hosts.keys() - self._lost
-        reports = shared_reports.exchange(self._shared, self._report, others)
-        if root := nodes.root_report(reports):
+        if root := shared_reports.exchange(self._shared, self._report, others):
             return self._decided_by(root)
         delay_s = decision.delay_s if decision.action == AGAIN else 0.0
         return Decision(AGAIN, decision.reason, delay_s, decision.add)

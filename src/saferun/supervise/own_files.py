@@ -1,9 +1,10 @@
 """Our own files, kept in memory from an attempt's start: they may vanish or change while it lives.
 
 An upgrade of the package does that, or the removed bundle of a generated script. The diagnosis, the
-decision and the next attempts must not depend on them then. As soon as the job has been started
-their texts are read (`hold`, some 10 ms); half a second later what an end may need is imported
-(`keep`). The ranks of later attempts find the hooks in the run's directory then.
+decision and the next attempts must not depend on them then. While the keeper starts the job their
+texts are read (`hold`, some 10 ms: a Python needs longer to its first line); half a second later
+what an end may need is imported (`keep`). The ranks of later attempts find the hooks in the run's
+directory then.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class OwnFiles:
         for file in (f"{stem}.py", os.path.join(stem, "__init__.py")):
             if file in self._texts:
                 is_package = file.endswith("__init__.py")
-                spec = ModuleSpec(name, self, origin=file, is_package=is_package)  # type: ignore[arg-type]  # as above
+                spec = ModuleSpec(name, self, origin=file, is_package=is_package)  # type: ignore[arg-type]  # no base class: importlib.abc is slow
                 spec.has_location = True  # it has __file__
                 return spec
         return None

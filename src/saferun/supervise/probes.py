@@ -11,7 +11,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-PTXAS_TIMEOUT_S = 10.0
+PTXAS_TIMEOUT_S = 10.0  # `ptxas --version` takes 10 ms, or seconds from a network's disk
 TOOLKITS = "/usr/local/cuda*/bin"  # where CUDA is installed by default
 _FOREIGN = ("192.0.2.1", "2001:db8::1")  # documentation addresses: routed by default, never reached
 _SIOCGIFCONF = 0x8912  # linux/sockios.h

@@ -2,10 +2,15 @@
 
 Each node that keeps a journal makes a directory in it with a word of its own. Node 0's is used: its
 path and word come to the others by the agents' meeting, and a node that finds the word there shares
-the directory. After a failure each node puts its report there under a name of its own, in one step,
-and waits for those of the others, so that all decide at once and nobody has to start an agent to
-tell the others of its end. No file has two writers, hence there is no lock. Without such a
-directory the reports travel by the next meeting alone (inject/node_agent.py).
+the directory. After a failure each node puts its report there under a name of its own, in one step.
+One node, the lowest that is left, reads them all and puts the root's there as the result, for which
+the others look, so that all decide at once and nobody has to start an agent to tell the others of
+its end. A thousand nodes so read two thousand files, and not a million. Where the lowest node does
+not come the next ones read, too; the first result stands, hence there is no lock. A file is opened
+only where a listing shows it: an NFS client keeps for up to a minute that a file is not there, and
+a listing makes it ask the server (https://github.com/PrimeIntellect-ai/prime-rl/pull/3026). Results
+lie in a directory of their own, since all nodes list it. Without a shared directory the reports
+travel by the next meeting alone (inject/node_agent.py).
 """
 
 from __future__ import annotations
@@ -15,15 +20,19 @@ import os
 import time
 from collections.abc import Collection
 
+from saferun.inject import node_watch, nodes
 from saferun.system import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.inject.nodes import Report
 
-WAIT_S = 15.0  # an agent is told of another's failure within 6 s, and its ranks end
-_LOOK_S = 0.1
-_DIRECTORY, _WORD = "nodes", "word"
+WAIT_S = 15.0  # beside a heartbeat: an agent is told of another's failure, and its ranks end
+_NEXT_S = 3.0  # after which the next node reads the reports, too
+# Between two looks, at first and later: a look is some reads over the network, and the next attempt
+# waits for the last one.
+_LOOK_S, _SELDOM_S = 0.1, 1.0
+_DIRECTORY, _WORD, _RESULTS = "nodes", "word", "results"
 
 
 def offer(run_path: str | None) -> str:
@@ -37,12 +46,13 @@ def offer(run_path: str | None) -> str:
     place, word = os.path.join(run_path, _DIRECTORY), os.urandom(16).hex()
     try:
         os.mkdir(place, 0o700)
+        os.mkdir(os.path.join(place, _RESULTS), 0o700)
     except OSError:
         return ""
     return json.dumps([place, word]) if _put(os.path.join(place, _WORD), word.encode()) else ""
 
 
-def exchange(shared: str, report: Report, expected: Collection[str]) -> list[Report]:
+def exchange(shared: str, report: Report, expected: Collection[str]) -> Report | None:
     """Leave a report and wait for those of the other nodes.
 
     Args:
@@ -51,20 +61,25 @@ def exchange(shared: str, report: Report, expected: Collection[str]) -> list[Rep
         expected: the ranks of all nodes.
 
     Returns:
-        The reports of all nodes; none of them where one did not come in time, or where the
-        directory is not shared.
+        The report of the node where the failure began; None where one of them did not come in
+        time, or where the directory is not shared.
     """
-    place = _place(shared)
-    if not place or not _put(_path(place, report["attempt"], str(report["node"])), _text(report)):
-        return []
-    limit = time.monotonic() + WAIT_S
-    while not (found := read(shared, report["attempt"], expected)) and time.monotonic() < limit:
-        time.sleep(_LOOK_S)
-    return found
+    place, node = _place(shared), str(report["node"])
+    if not place or not _put(_path(place, report["attempt"], node), _text(report)):
+        return None
+    waiting = _Reports(place, report["attempt"], expected)
+    turn_s = sum(int(other) < int(node) for other in expected) * _NEXT_S
+    began = time.monotonic()
+    limit_s = WAIT_S + node_watch.every_s(len(expected))
+    while (waited_s := time.monotonic() - began) < limit_s:
+        if root := waiting.result() or (waiting.gathered(node) if waited_s >= turn_s else None):
+            return root
+        time.sleep(min(_SELDOM_S, _LOOK_S + waited_s / 20))
+    return waiting.result()
 
 
-def read(shared: str, attempt: int, expected: Collection[str]) -> list[Report]:
-    """Return the reports of all nodes of an attempt, none of them where one is missing.
+def read(shared: str, attempt: int, expected: Collection[str]) -> Report | None:
+    """Return the report of the node where an attempt failed; None where one is missing.
 
     Args:
         shared: what node 0 offered.
@@ -72,15 +87,67 @@ def read(shared: str, attempt: int, expected: Collection[str]) -> list[Report]:
         expected: the ranks of all nodes.
     """
     place = _place(shared)
-    if not place:
-        return []
-    contents = [paths.read_private(_path(place, attempt, node)) for node in expected]
+    waiting = _Reports(place, attempt, expected)
+    return (waiting.result() or waiting.gathered("late")) if place else None
+
+
+class _Reports:
+    """The reports of one attempt in a directory; each file is read once.
+
+    Args:
+        place: the directory.
+        attempt: its number.
+        expected: the ranks of all nodes.
+    """
+
+    def __init__(self, place: str, attempt: int, expected: Collection[str]) -> None:
+        self._place, self._attempt = place, attempt
+        self._missing = sorted(expected, key=int, reverse=True)
+        self._found: list[Report | None] = []
+
+    def result(self) -> Report | None:
+        """Return what the first node that had all reports has put there."""
+        path = self._result_path()
+        return _parsed(path) if os.path.basename(path) in _names(os.path.dirname(path)) else None
+
+    def gathered(self, who: str) -> Report | None:
+        """Return the result, and put it there, once all reports have come; None before.
+
+        Args:
+            who: the name of this node in the directory.
+        """
+        names = _names(self._place) if self._missing else set()
+        while self._missing:
+            path = _path(self._place, self._attempt, self._missing[-1])
+            report = _parsed(path) if os.path.basename(path) in names else None
+            if report is None:
+                return None
+            self._found.append(report)
+            self._missing.pop()
+        root = nodes.root_report(self._found)
+        if root is None:
+            return None
+        draft = f"{self._result_path()}.{who}"
+        if _put(draft, _text(root)):
+            _name_once(draft, self._result_path())
+        return self.result() or root
+
+    def _result_path(self) -> str:
+        return os.path.join(self._place, _RESULTS, f"a{self._attempt}.json")
+
+
+def _name_once(draft: str, path: str) -> None:
+    """Give a file its final name, unless another one has it already."""
     try:
-        return [json.loads(content) for content in contents if content is not None] * (
-            None not in contents
-        )
-    except ValueError:
-        return []
+        try:
+            os.link(draft, path)
+        except OSError:  # it is there, or the file system has no links
+            if not os.path.lexists(path):
+                os.rename(draft, path)
+                return
+        os.unlink(draft)
+    except OSError:  # the others do what the reports say by themselves
+        return
 
 
 def _place(shared: str) -> str:
@@ -97,6 +164,21 @@ def _path(place: str, attempt: int, node: str) -> str:
 
 def _text(report: Report) -> bytes:
     return json.dumps(report).encode()
+
+
+def _names(directory: str) -> set[str]:
+    try:
+        return set(os.listdir(directory))
+    except OSError:
+        return set()
+
+
+def _parsed(path: str) -> Report | None:
+    try:
+        report: Report | None = json.loads(paths.read_private(path) or b"null")
+    except ValueError:
+        return None
+    return report
 
 
 def _put(path: str, content: bytes) -> bool:

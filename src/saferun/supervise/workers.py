@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from saferun.supervise.ground import Say
 
 _KEEPER_S = 5.0  # for the keeper of a supervisor that was killed to end its job
+_LOOK_S = 0.01  # whether it has: a look reads all of /proc, some 10 ms
 _POLL_S = (0.05, 1.0)  # first and longest pause between two looks for a free slot
 
 
@@ -303,8 +304,8 @@ class _Workers:
         """Wait for the keeper of a supervisor that was killed, then end what is left."""
         family, limit = self._family(), time.monotonic() + _KEEPER_S
         while family.living() and time.monotonic() < limit:
-            time.sleep(0.01)
-        process_tree.end_processes(family.living)
+            time.sleep(_LOOK_S)
+        family.end()
 
     def _kill_all(self) -> None:
         """End the workers after a fault of ours; usually there are none."""

@@ -23,6 +23,7 @@ from saferun.named_tuple import NamedTuple
 
 OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU
 _PAGE = 1 << 16  # bytes, the largest page; a write that does not fit as a whole is refused
+LOOK_S = 0.05  # between two looks at how much has been written: far from OUTPUT_LIMIT in between
 REAP_S = 0.2  # a killed process that the kernel cannot end is left behind after this
 START_S = 1.0  # for commands that other threads are starting; milliseconds, unless exec hangs
 
@@ -139,7 +140,7 @@ def _wait(child: subprocess.Popen[bytes], files: Sequence[int], timeout_s: float
     end = time.monotonic() + timeout_s
     while child.returncode is None and (left := end - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(min(left, 0.05))
+            child.wait(min(left, LOOK_S))
         if any(_written(file) > OUTPUT_LIMIT - _PAGE for file in files):
             trouble = f"it wrote more than {OUTPUT_LIMIT >> 20} MiB"
             break

@@ -23,6 +23,8 @@ Run = Callable[[tuple[str, ...], Mapping[str, str], float], tuple[str, str]]
 HIDE_ALL = ("", "-1", "NoDevFiles")  # deliberate; Slurm writes NoDevFiles for "no GPU here"
 UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 OUTPUT_LIMIT = 1 << 20  # bytes; 16 GPUs with 7 MIG instances each print 10 kB
+LOOK_MS = 20  # for more output, and whether the program has ended
+ENDING_LOOK_S = 0.001  # a program that has closed its output ends within a millisecond
 REAP_S = 0.2  # the part of timeout_s in which a killed nvidia-smi may end
 
 
@@ -373,7 +375,7 @@ def _read_until(fd: int, poll: Callable[[], int | None], end: float) -> tuple[st
     poller.register(fd, select.POLLIN)
     open_ended = True
     while time.monotonic() < end and len(data) < OUTPUT_LIMIT:
-        if open_ended and poller.poll(0 if status is not None else 20):
+        if open_ended and poller.poll(0 if status is not None else LOOK_MS):
             piece = os.read(fd, 1 << 16)
             open_ended = bool(piece)
             data += piece
@@ -382,7 +384,7 @@ def _read_until(fd: int, poll: Callable[[], int | None], end: float) -> tuple[st
             return data.decode("utf-8", "replace"), True
         status = poll()
         if status is None and not open_ended:
-            time.sleep(0.001)  # its output has ended and so will it
+            time.sleep(ENDING_LOOK_S)  # its output has ended and so will it
     return data.decode("utf-8", "replace"), False
 
 

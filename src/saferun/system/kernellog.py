@@ -18,7 +18,7 @@ from saferun.system import paths
 
 _RECORD = 8192  # bytes; the kernel refuses a shorter buffer
 _RECORDS = 100_000
-JOURNAL_S = 4.0
+JOURNAL_S = 4.0  # journalctl takes 0.1 s, or seconds over a large journal on a slow disk
 _TIME = re.compile(r"\d{1,6},\d{1,20},(\d{1,20}),")
 _APART_S = 1.0  # by which the clocks of the kernel's log and of the machine may differ
 

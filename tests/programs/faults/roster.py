@@ -1,16 +1,19 @@
 """What the small jobs of these tests have in common: `from roster import *`.
 
 `join(role)` enters the roster; `kin()` starts what ranks start: a plain child, one that left its
-group, and one that left everything.
+group, and one that left everything. All that descends from a job has its lock on `ROSTER.lives`.
 """
 
+import fcntl
 import os
 import signal
 import subprocess  # noqa: F401 - for those who import all
-import sys  # noqa: F401 - likewise
+import sys  # noqa: F401 - for those who import all
 import time
 
 ROSTER = os.environ["ROSTER"]
+LIVES = os.open(f"{ROSTER}.lives", os.O_RDWR | os.O_CREAT)
+fcntl.flock(LIVES, fcntl.LOCK_SH)
 
 
 def join(role):

@@ -1,7 +1,8 @@
 """Write a rank's first uncaught exception where torch elastic looks for it, even without @record.
 
 Target: `sys.excepthook` (and `sys.last_value` at exit, for scripts that replace it), in the process
-that the launcher started as a rank, from before its first line; `faulthandler` once torch is there.
+that the launcher started as a rank, from before its first line; `faulthandler` once torch is there,
+and again in DataLoader workers, where torch puts handlers without a Python stack in its place.
 Reason: without `@record` torchrun only knows exit codes and cannot tell the first failure from
 those that it causes (https://docs.pytorch.org/docs/stable/elastic/errors.html). The format is the
 one that torch/distributed/elastic/multiprocessing/errors reads, unchanged from torch 1.9 to 2.13.
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _TRACEBACK_CHARS = 4000  # of a thread's traceback, its end, in the receipt
+_WORKERS = "torch.utils.data._utils.signal_handling"
 _watcher: "Watcher | None" = None
+_is_ours = False  # we switched faulthandler on, the script did not
 
 
 class Watcher:
@@ -116,10 +119,14 @@ def apply(name: str, module: "ModuleType", context: "Context") -> None:
     """Switch `faulthandler` on in a rank, unless it is on, and report what is in place.
 
     Args:
-        name: "torch".
-        module: torch.
+        name: "torch", or that of torch's module for the signals of DataLoader workers.
+        module: that module.
         context: the process's.
     """
+    if name == _WORKERS:
+        if context.hooks["excepthook"] == "on" and "RANK" in os.environ:
+            _keep_stacks_of_workers(module)
+        return
     if context.hooks["excepthook"] == "off":
         context.receipt("excepthook", contract.OFF)
         return
@@ -179,11 +186,32 @@ def _switch_faulthandler_on() -> str:
     if faulthandler.is_enabled():
         return "already on"
     # On the process's own stderr: scripts put objects without a descriptor in its place.
+    global _is_ours
     try:
         faulthandler.enable(file=sys.__stderr__)  # type: ignore[arg-type]  # None is caught
     except (AttributeError, OSError, RuntimeError, ValueError):  # it is closed
         return "no stderr"
+    _is_ours = True
     return "switched on"
+
+
+def _keep_stacks_of_workers(module: "ModuleType") -> None:
+    """Have faulthandler write the Python stack before torch's handlers end a DataLoader worker."""
+    import faulthandler
+    import functools
+
+    original: Callable[..., object] | None = getattr(module, "_set_worker_signal_handlers", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def set_handlers(*args: object) -> None:
+        if _is_ours:
+            faulthandler.disable()  # else its handlers, which are overwritten now, count as there
+        original(*args)
+        _switch_faulthandler_on()
+
+    module._set_worker_signal_handlers = set_handlers  # type: ignore[attr-defined]  # torch's own is replaced
 
 
 def _write_stacks_on_signal(context: "Context") -> str:

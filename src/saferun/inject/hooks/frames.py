@@ -36,7 +36,11 @@ def called_by_library(frame: FrameType | None) -> bool:
 
 def is_users(frame: FrameType) -> bool:
     """Tell whether this very frame is of the user's own code."""
-    name = frame.f_code.co_filename
+    return is_users_file(frame.f_code.co_filename)
+
+
+def is_users_file(name: str) -> bool:
+    """Tell whether a file holds the user's own code."""
     return not (is_torch(name) or name.startswith(_OURS) or _is_library(name))
 
 

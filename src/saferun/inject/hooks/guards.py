@@ -8,9 +8,9 @@ process fails, and which names neither the line nor the value
 Delete when torch raises an error for the call with its values, as it does on a CPU.
 
 Settings (hooks.guards): labels, embeddings, logits (on | off). A check waits for the GPU once.
-In compiled code there are no checks: dynamo and torch.jit take torch's own functions. Neither are
-there any while a CUDA graph is captured, in functorch's transforms, under a dispatch mode, or for a
-subclass of Tensor (DTensor).
+Dynamo and torch.jit take torch's own functions; compiled code has checks where `compiled` is on
+(guards_compiled.py). There are none while a CUDA graph is captured, in functorch's transforms,
+under a dispatch mode, or for a subclass of Tensor (DTensor).
 """
 
 from __future__ import annotations
@@ -39,11 +39,17 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     """Put the checks that the profile asks for before the functions.
 
     Args:
-        name: "torch.nn.functional".
+        name: "torch.nn.functional", or "torch._inductor.compile_fx".
         module: that module.
         context: the process's.
     """
     settings = context.hooks["guards"]
+    if name == "torch._inductor.compile_fx":
+        if settings["compiled"] == "on":
+            from . import guards_compiled
+
+            guards_compiled.hold(module, context)
+        return
     losses: list[Check] = []
     if settings["logits"] == "on":
         losses.append(_check_shapes)
@@ -118,9 +124,7 @@ def _check_labels(name: str, arguments: Mapping[str, Any]) -> None:
     if labels.is_floating_point() or labels.is_complex() or not labels.numel():
         return
     classes = logits.shape[1 if logits.dim() > 1 else 0]
-    ignored = arguments.get("ignore_index", -100)
-    wrong = (labels < 0) | (labels >= classes)
-    _raise_for(wrong & (labels != ignored), labels, f"{name}: labels", classes, "classes", ignored)
+    check_range(name, labels, classes, arguments.get("ignore_index", -100))
 
 
 def _check_indices(name: str, arguments: Mapping[str, Any]) -> None:
@@ -131,9 +135,7 @@ def _check_indices(name: str, arguments: Mapping[str, Any]) -> None:
         return
     if indices.is_floating_point():  # embedding_bag's older order of arguments: (weight, input)
         return
-    rows = table.shape[0]
-    wrong = (indices < 0) | (indices >= rows)
-    _raise_for(wrong, indices, f"{name}: indices", rows, "rows in the table", None)
+    check_range(name, indices, table.shape[0], None)
 
 
 def _check_shapes(name: str, arguments: Mapping[str, Any]) -> None:
@@ -164,19 +166,32 @@ def _is_plain(value: Any) -> bool:
     return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _raise_for(
-    wrong: Any, values: Any, what: str, count: int, of: str, ignored: int | None
-) -> None:
+def check_range(name: str, values: Any, count: int, ignored: int | None) -> None:
+    """Look at the values on the device they are on, and wait for the answer.
+
+    Args:
+        name: of the function.
+        values: labels or indices, a tensor of integers.
+        count: the range is 0 … count-1.
+        ignored: a label that may be anything; None for indices, which have none.
+
+    Raises:
+        FindingError: a value is out of range.
+    """
+    wrong = (values < 0) | (values >= count)
+    if ignored is not None:
+        wrong &= values != ignored
     if not wrong.any().item():
         return
     found = values[wrong]
     some = ", ".join(str(value) for value in found.unique()[:_SHOWN].tolist())
     more = ", …" if found.unique().numel() > _SHOWN else ""
     place = wrong.nonzero()[0].tolist()
+    what, of = ("labels", "classes") if ignored is not None else ("indices", "rows in the table")
     beside = "" if ignored is None else f", or {ignored} to be ignored"
     text = (
-        f"{what} out of range: {some}{more} ({found.numel()} of {values.numel()} values, the first"
-        f" at {place}); there are {count} {of}: 0 to {count - 1}{beside}"
+        f"{name}: {what} out of range: {some}{more} ({found.numel()} of {values.numel()} values,"
+        f" the first at {place}); there are {count} {of}: 0 to {count - 1}{beside}"
     )
     raise FindingError(IndexError(text + _on_rank()))
 

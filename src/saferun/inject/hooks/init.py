@@ -194,7 +194,7 @@ class InitCall:
             text = _absence(missing, size, verb, self._timeout_s)
             if not environment.is_one_node(os.environ):
                 text += " (every node has to run under saferun)"
-            if rank in comparison["reporters"]:
+            if agreement.is_reporter(rank, _local_rank(rank), missing):
                 self._context.say(text)
             self._refuse(RefusalError(text, absent=True), rank=rank, missing=missing)
         self._act_on_differences(comparison, rank)
@@ -207,7 +207,7 @@ class InitCall:
         timeout_s = min(self._timeout_s, AFTERWARDS_S)
         comparison, missing = self._meet(store, rank, size, timeout_s)
         if missing:
-            if rank in comparison["reporters"]:
+            if agreement.is_reporter(rank, _local_rank(rank), missing):
                 text = _absence(missing, size, "meet after", timeout_s)
                 self._context.say(text + " (is saferun there?); the job goes on")
         else:
@@ -270,7 +270,6 @@ class InitCall:
             "barrier": self._settings["barrier"],
             "argv": agreement.comparable_arguments(sys.argv),
             "local": os.environ.get("LOCAL_RANK", ""),
-            "node": os.environ.get("GROUP_RANK", "0"),
         }
         _add_versions(facts, sys.modules["torch"], self._backend)
         return facts
@@ -324,6 +323,12 @@ def device_to_set(backend: str, local_rank: str | None, cuda: Cuda) -> int | Non
         return None
     index = int(local_rank)
     return index if cuda.device_count() > index else None
+
+
+def _local_rank(rank: int) -> int:
+    """Return the place of a rank among those of its node; without torchrun all are of one."""
+    local = os.environ.get("LOCAL_RANK", "")
+    return int(local) if local.isdigit() and "GROUP_RANK" in os.environ else rank
 
 
 def _absence(missing: list[int], size: int, verb: str, timeout_s: float) -> str:

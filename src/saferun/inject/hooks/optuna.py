@@ -18,7 +18,7 @@ import functools
 import os
 import sys
 
-from .. import contract, rank
+from .. import contract, rank, trace
 from . import optuna_repeat, optuna_storage
 from .optuna_call import Trials
 from .optuna_ledger import Ledger
@@ -103,7 +103,7 @@ class Hook:
             finally:
                 self._running.pop(id(self_), None)
 
-        return optimize
+        return trace.hidden(optimize)
 
     def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization | None:
         try:
@@ -158,12 +158,13 @@ class Hook:
         def stop(self_: Any) -> None:
             original(self_)
             call = self._running.get(id(self_))
-            if call is not None and sys._getframe(1).f_code.co_name == _AFTER_TRIAL:
+            # Frame 1 is the wrapper of trace.hidden, frame 2 the caller.
+            if call is not None and sys._getframe(2).f_code.co_name == _AFTER_TRIAL:
                 call.is_exhausted = True
             elif call is not None:
                 call.is_stopped = True
 
-        return stop
+        return trace.hidden(stop)
 
     def _ask(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -176,7 +177,7 @@ class Hook:
                 trials.begun(trial)
             return trial
 
-        return ask
+        return trace.hidden(ask)
 
     def _asked(self, study: Any) -> Trials | None:
         """Return who is told about the trials that a script asks for itself."""

@@ -26,6 +26,7 @@ _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")  # a trial's own
 _CRASHED_TWICE = 2
 _DEATHS = 5  # of whatever kind, of the same trial
 ROW = 10  # processes in a row that end in a trial: it is not the trials' parameters
+# SQLite has waited 5 s by itself, each time; doubled, so that many workers come apart.
 _LOCKED_TRIES, _LOCKED_WAIT_S = 5, 0.2
 
 
@@ -308,7 +309,7 @@ def _identity(params: dict[str, Any]) -> str:
 
 
 def patiently(action: Callable[[], Any]) -> Any:
-    """Do something in the storage; try again for six seconds where its database is locked."""
+    """Do something in the storage; try again for three seconds where its database is locked."""
     for number in range(_LOCKED_TRIES):
         try:
             return action()

@@ -25,7 +25,7 @@ TRIALS = "trials.jsonl"
 _MAX_BYTES = 64 << 20  # of trials.jsonl; 5000 trials take about 2 MB
 _MAX_TEXT = 200  # characters of a parameter's value
 _MAX_PARAMS = 200
-_BESIDE_TRIES, _BESIDE_WAIT_S = 20, 0.1
+_BESIDE_TRIES, _BESIDE_WAIT_S = 20, 0.1  # 2 s: beyond that the other worker has not got so far
 _WORKER = os.environ.get("SAFERUN_WORKER", "")  # as it was at the start: a script may clear it
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -12,6 +12,8 @@ import functools
 import os
 import time
 
+from .. import trace
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 _watchers: dict[tuple[int, int], Watcher] = {}  # by the id of the storage object, and the study's
 _MARK = "_saferun_watched"
+# The process that makes the tables needs less than a second: one transaction on an empty database.
 _TABLES_TRIES, _TABLES_WAIT_S = 5, 0.2
 _MADE_BESIDE = ("already exists", "unique constraint", "duplicate")  # what databases say of it
 
@@ -74,7 +77,7 @@ def make_tables_once() -> None:
                     raise
             time.sleep(_TABLES_WAIT_S)
 
-    storage.__init__ = init
+    storage.__init__ = trace.hidden(init)
 
 
 def watch(study: Any, watcher: Watcher) -> Watcher | None:
@@ -174,8 +177,9 @@ def _creating(original: Callable[..., int]) -> Callable[..., int]:
         watcher.created(template, trial_id)
         return trial_id
 
-    setattr(create_new_trial, _MARK, True)
-    return create_new_trial
+    hidden = trace.hidden(create_new_trial)
+    setattr(hidden, _MARK, True)
+    return hidden
 
 
 def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
@@ -199,7 +203,7 @@ def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
             watcher.finished(trial_id, state, values)
         return done
 
-    return set_trial_state_values
+    return trace.hidden(set_trial_state_values)
 
 
 def _of_trial(storage: Any, trial_id: int) -> Watcher | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
     Made = tuple[weakref.ref[Any], str]  # a loader or sampler, and the script's line
 
+_LOOK_S = 0.02  # between two looks at its key: a request to the store, before the first step only
 _SHARED_S = 5.0  # under `error`: how long a rank waits for another one with the same data
 
 
@@ -205,7 +206,7 @@ def _is_shared(data: str, *, wait: bool) -> bool:
     count: int = store.add(key, 1)
     end = time.monotonic() + _SHARED_S
     while wait and count < 2 and time.monotonic() < end:
-        time.sleep(0.02)
+        time.sleep(_LOOK_S)
         count = store.add(key, 0)
     return count > 1
 

@@ -8,7 +8,8 @@ Delete when torch reports it itself.
 
 Setting (hooks.shards): off, warn, error. Ranks write their fingerprints into the group's store and
 look, without waiting, a few batches later: no thread, no barrier. Silent where the same data may be
-meant (shard_findings.py), and where no optimizer step came between batches (validation).
+meant (shard_findings.py), and in validation: no optimizer step came between batches, or gradients
+are off where they are taken.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Batches:
         self.prints: list[str | None] = []
         self.count = 0
         self.steps_before = 0  # optimizer steps when the batch before this one was taken
-        self.trains = False  # a step came between two batches
+        self.trains = False  # a step came between two batches, and gradients were on
 
 
 class Loaders:
@@ -154,7 +155,8 @@ class Loaders:
             return None
         self._count_steps()
         batches.count += 1
-        batches.trains |= batches.count > 1 and self._steps > batches.steps_before
+        stepped = batches.count > 1 and self._steps > batches.steps_before
+        batches.trains |= stepped and sys.modules["torch"].is_grad_enabled()
         batches.steps_before = self._steps
         if len(batches.prints) < BATCHES:
             batches.prints.append(fingerprint(batch))

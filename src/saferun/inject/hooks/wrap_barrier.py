@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..context import Context
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0  # ranks make the same model seconds apart; more is a rank that wraps none
 LIMIT = 8  # for each group; a model with hundreds of wrapped blocks needs no more
 
 

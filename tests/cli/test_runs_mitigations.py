@@ -1,0 +1,96 @@
+"""`saferun runs mitigations`: the history is listed and forgotten."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from desk import MITIGABLE, NOW, OK
+
+from saferun.cli import runs_view
+from saferun.errors import SaferunError, UsageError
+from saferun.journal import mitigation_history
+from saferun.journal.mitigation_history import Entry, Key
+
+
+def test_mitigations_are_listed_with_what_they_hold_for_and_forgotten(desk):
+    desk.launch(MITIGABLE, OK, command_line=("train.py", "--lr", "1"))
+    reported = desk.ask("mitigations", "list")
+    script = str(desk.cwd / "train.py")
+    for part in (script, "nccl-shm-off, for nccl-shm-failed", "no GPU", "arguments: --lr 1"):
+        assert part in reported
+    (one,) = json.loads(desk.ask("mitigations", "list", "--json"))["mitigations"]
+    assert (one["script"], one["mitigation"], one["kind"]) == (
+        script,
+        "nccl-shm-off",
+        "nccl-shm-failed",
+    )
+    assert one["expires_at"] == one["at"] + mitigation_history.RETRY_WITHOUT_S
+    assert desk.ask("mitigations", "clear", "train.py").endswith("1 mitigation forgotten\n")
+    assert desk.ask("mitigations", "list") == ""
+    assert desk.launch(OK)
+    assert "no mitigation in the history is for `train.py`" in desk.ask(
+        "mitigations", "clear", "train.py", status=2
+    )
+
+
+H200 = Key("/w/train.py", "NVIDIA H200", "2.13.0", "570.86")
+KNOWN = (
+    Entry(H200, "autotune-off", "inductor-autotune-error", None, NOW),
+    Entry(H200._replace(script="-m pkg.train"), "compile-off", "dynamo-error", ("--a",), NOW),
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [
+        ("/w/train.py", [1]),
+        ("train.py", [1]),
+        ("pkg.train", [0]),
+        ("-m pkg.train", [0]),
+        (None, []),
+    ],
+)
+def test_the_mitigations_of_a_script_or_all_are_forgotten(home, script, left):
+    environ = {"HOME": str(home)}
+    mitigation_history.change(environ, lambda _: KNOWN)
+    mitigation_history.clear(environ, script, "/w")
+    assert mitigation_history.load(environ) == tuple(KNOWN[n] for n in left)
+
+
+def test_an_unknown_script_forgets_nothing_and_is_said_with_the_nearest(home):
+    environ = {"HOME": str(home)}
+    mitigation_history.change(environ, lambda _: KNOWN)
+    with pytest.raises(UsageError, match=r"`trian.py`; did you mean `/w/train.py`"):
+        mitigation_history.clear(environ, "trian.py", "/w")
+    assert mitigation_history.load(environ) == KNOWN
+
+
+def test_mitigations_that_cannot_be_written_are_said(home, monkeypatch):
+    environ = {"HOME": str(home)}
+    mitigation_history.change(environ, lambda _: KNOWN)
+    pathlib.Path(mitigation_history.path(environ)).parent.chmod(
+        0o777
+    )  # not ours alone: nothing is written
+    with pytest.raises(SaferunError, match="cannot be forgotten"):
+        mitigation_history.clear(environ, None, "/w")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "later_s", "part"),
+    [
+        (None, 0.0, "holds until the GPU, torch or the driver changes"),
+        (("--a",), 0.0, "holds until "),
+        (("--a",), mitigation_history.RETRY_WITHOUT_S, "held until "),
+    ],
+    ids=["free of cost", "costs", "is over"],
+)
+def test_until_when_a_mitigation_holds_is_said(arguments, later_s, part):
+    reported = runs_view.mitigations([KNOWN[0]._replace(arguments=arguments)], NOW + later_s)
+    assert part in reported
+    assert "on NVIDIA H200, torch 2.13.0, driver 570.86" in reported
+
+
+def test_a_time_that_cannot_be_is_shown_as_unknown():
+    assert "learned ?" in runs_view.mitigations([KNOWN[0]._replace(at=float("inf"))], NOW)

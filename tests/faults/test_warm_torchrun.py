@@ -1,0 +1,78 @@
+"""A warm agent of the real torchrun: its ranks, and how it waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import PROGRAMS, SOURCES, supervised, until, warm_agent_of
+from ranks import SITE, hooks
+
+from saferun.supervise.keeper_pool import prepare, start_keeper
+from saferun.supervise.warm_start import WarmStart
+
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["console script", "module"])
+def test_ranks_of_a_warm_agent_are_guarded_as_those_of_a_fresh_torchrun(tmp_path, launcher):
+    pytest.importorskip("torch")
+    script = PROGRAMS / "guarded_rank.py"
+    arguments = [str(TORCHRUN)]
+    if launcher == "module":
+        arguments = [sys.executable, "-m", "torch.distributed.run"]
+    seen = []
+    for number, ahead in enumerate(({}, {"warm_agent": {"env": {"NCCL_P2P_DISABLE": "0"}}})):
+        place = tmp_path / f"receipts{number}"
+        contract = {"v": 1, "run": "test", "attempt": 2, "hooks": hooks(), "mitigations": []}
+        env = {
+            "PYTHONPATH": f"{SITE}{os.pathsep}{SOURCES}",
+            "SAFERUN_INJECT": json.dumps({**contract, "receipts": str(place)}),
+            "SAFERUN_RANK_PID": "1",
+            "NCCL_P2P_DISABLE": "1",
+        }
+        command = [*arguments, "--nproc-per-node=2", str(script)]
+        with supervised(tmp_path, command, popen={"env": env}, **ahead) as run:
+            assert run.ended()["exit_code"] == 0, run.err
+        lines = [json.loads(line) for file in place.iterdir() for line in _lines(file)]
+        outcomes = sorted((line["rank"], line["hook"], line["outcome"]) for line in lines)
+        ranks = sorted(run.out.decode().splitlines())
+        assert all(json.loads(line)["marked"] and json.loads(line)["agent"] for line in ranks)
+        seen.append((ranks, outcomes, run.err))
+    assert seen[0] == seen[1]
+    assert len(seen[0][0]) == 2
+    assert {outcome[0] for outcome in seen[0][1]} >= {0, 1}
+
+
+@pytest.mark.slow
+def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
+    pytest.importorskip("torch")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SAFERUN")}
+    standby = prepare(start_keeper(), WarmStart((str(TORCHRUN), "t.py"), env, sys.executable))
+    try:
+        pid = warm_agent_of(standby.pid)
+        until(lambda: _blocks(pid))
+        files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        assert not [name for name in files if name.startswith("/dev/") and name != "/dev/null"]
+        assert "cuda" not in Path(f"/proc/{pid}/maps").read_text().replace("torch_cuda", "")
+        assert os.getpgid(pid) == pid
+        assert os.getsid(pid) == standby.pid
+    finally:
+        os.close(standby.commands)
+        os.close(standby.reports)
+        os.waitpid(standby.pid, 0)
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def _blocks(pid: int) -> bool:
+    # It has imported all, and reads from the pipe that its task will come through (read: call 0).
+    loaded = "libtorch_python" in Path(f"/proc/{pid}/maps").read_text()
+    return loaded and Path(f"/proc/{pid}/syscall").read_text().split()[0] == "0"
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines()

@@ -1,0 +1,150 @@
+"""What an ended run left on a GPU is ended, and nobody else: real processes and directories."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakecuda import card
+from recovery_stand import A, contract, ended_owner, holder, left_by
+from repo import source
+
+from saferun.gpu import orphans, recovery
+from saferun.gpu.cuda_errors import LEFTOVERS
+from saferun.journal import writer
+from saferun.model import OK
+from saferun.system import procfs, redact
+
+
+def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
+    stand.smi.reports(card())
+    with holder(stand.dev, **left_by(stand, ended_owner())) as process:
+        done = stand.recover(LEFTOVERS)
+        assert process.wait(300) == -9
+    assert done.acted
+    (finding,) = done.findings
+    assert finding.level == OK
+    assert str(process.pid) in finding.what
+
+
+def test_what_only_nvidia_smi_says_is_on_a_gpu_is_not_ended(stand):
+    """Another user's argv[0] can forge its answer; the open device node cannot be forged."""
+    with holder(stand.dev, **left_by(stand, ended_owner())) as process:
+        elsewhere = stand.world._replace(dev="/nowhere")
+        stand.smi.reports(card(holders=[process.pid]))
+        assert not stand.recover(LEFTOVERS, world=elsewhere).acted
+        assert process.poll() is None
+
+
+def test_the_journal_of_another_directory_is_found_by_its_receipts(stand):
+    stand.smi.reports(card())
+    environ = left_by(stand, ended_owner())
+    environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))
+    stand.runs = Path("/nowhere")
+    with holder(stand.dev, **environ) as process:
+        assert stand.recover(LEFTOVERS).acted
+        assert process.wait(300) == -9
+
+
+def without(environ: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def nested(stand) -> dict[str, str]:
+    environ = left_by(stand, ended_owner())
+    outer = f"{os.getpid()}:{procfs.start(os.getpid())}:{A}"
+    return {**environ, "SAFERUN_LOCKS": f"{outer};{environ['SAFERUN_LOCKS']}"}
+
+
+def of(by=None, **changed):
+    return lambda stand: left_by(stand, {**(by or ended_owner)(), **changed})
+
+
+FOREIGN = {
+    "not saferun's": lambda stand: {},
+    "its saferun lives": of(procfs.this_process),
+    "the outer saferun lives": nested,
+    "an owner that its journal does not know": lambda stand: {
+        **left_by(stand, ended_owner()),
+        "SAFERUN_LOCKS": f"999999:1:{A}",
+    },
+    "unreadable owner": lambda stand: {**left_by(stand, ended_owner()), "SAFERUN_LOCKS": "what:x"},
+    "its run was on another machine": of(boot="another", host="elsewhere"),
+    "its run was before a restart": of(boot="another"),
+    "its run was in another pid namespace": of(pids="pid:[1]"),
+    "it began after the run had ended": lambda stand: left_by(stand, ended_owner(), alive=1),
+    "nobody knows when its run ended": lambda stand: left_by(stand, ended_owner(), alive=0),
+    "its run left no journal": lambda stand: {"SAFERUN_INJECT": contract("r2")},
+    "only locks name its saferun": lambda stand: without(
+        left_by(stand, ended_owner()), "SAFERUN_INJECT"
+    ),
+    "a run's name that leads elsewhere": lambda stand: {
+        **left_by(stand, ended_owner()),
+        "SAFERUN_INJECT": contract("../runs/r1"),
+    },
+    "garbage": lambda stand: {"SAFERUN_INJECT": "{"},
+    "an environment that is cut": lambda stand: {
+        **left_by(stand, ended_owner()),
+        **{f"X{n}": "x" * 100_000 for n in range(11)},
+    },
+}
+
+
+@pytest.mark.parametrize("environ", FOREIGN.values(), ids=FOREIGN)
+def test_what_is_not_certain_to_be_a_leftover_lives(stand, environ):
+    stand.smi.reports(card())
+    with holder(stand.dev, **environ(stand)) as process:
+        done = stand.recover(LEFTOVERS)
+        assert process.poll() is None
+    assert done == recovery.Recovered((), acted=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_another_user_s_process_is_never_ours(stand):
+    script = "import os, sys; os.setuid(65534); print(flush=True); input()"
+    environ = left_by(stand, ended_owner())
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", script],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        process.stdout.readline()
+        begun = procfs.start(process.pid)
+        assert not orphans.is_leftover(process.pid, begun, str(stand.runs))
+        process.communicate(b"\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_an_owner_that_hidepid_hides_is_alive(stand):
+    """What /proc does not show may live: only the kernel's ESRCH says that it is gone."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(["sleep", "60"]) as owner:
+        code = [sys.executable, "-c", source("gpu/ask_behind_hidepid"), str(owner.pid)]
+        done = subprocess.run(code, env=environ, capture_output=True, text=True)
+        owner.kill()
+    if "no mount" in done.stdout:
+        pytest.skip("this sandbox does not allow it")
+    assert done.stdout == "None True False\n", done.stderr
+
+
+def test_a_run_notes_when_it_lived_last(stand):
+    journal = writer.Journal.begin(str(stand.runs), "r1", redact.Masker({}, ()), say=print)
+    before = procfs.now()
+    journal.event("end", status=0)
+    noted = int((stand.runs / "r1" / "alive").read_text())
+    assert before <= noted <= procfs.now()
+    journal.alive()
+    assert int((stand.runs / "r1" / "alive").read_text()) >= noted
+    journal.close()
+
+
+def test_a_pid_that_has_become_another_process_is_not_ended(dev):
+    with holder(dev) as process:
+        begun = procfs.start(process.pid)
+        assert orphans.end({process.pid: begun - 1}, 1) == (0, [])
+        assert procfs.start(process.pid) == begun
+        assert orphans.end({process.pid: begun}, 5) == (1, [])

@@ -1,0 +1,190 @@
+"""The test of the GPUs before a job: what it asks of the machine, and whole launches."""
+
+from __future__ import annotations
+
+import signal
+import uuid as unique
+from pathlib import Path
+
+import pytest
+from cases import slow, with_limits
+from fakecuda import THREE, B, Machine, card, problems, processes_with
+from helpers import until
+
+from saferun.gpu import preflight, preflight_gate
+from saferun.model import NOTE, PROBLEM
+
+
+def examined(library, facts=THREE, timeout_s=300.0, path="/nowhere", **behaviour):
+    environ = {"LD_LIBRARY_PATH": str(library), "PATH": path, "FAKE_CUDA_GPUS": "3", **behaviour}
+    with preflight.PreflightTest(environ) as test:
+        return preflight_gate.examine(test, environ, facts, timeout_s)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [{"FAKE_CUDA_LOST": "1:101"}, {"FAKE_CUDA_BAD": "1:context:crash"}],
+    ids=["cuInit fails with it", "it crashes the driver"],
+)
+def test_a_gpu_that_keeps_all_from_starting_is_found(library, behaviour):
+    judged = examined(library, **behaviour)
+    (finding,) = problems(judged)
+    assert finding.area == "GPU 1"
+    assert B in finding.what
+    assert judged.findings[-1].what.endswith("CUDA_VISIBLE_DEVICES=GPU-11111111,GPU-33333333")
+
+
+def test_what_fails_with_every_gpu_is_no_single_one_s_fault(library):
+    (finding,) = examined(library, FAKE_CUDA_INIT="802").findings
+    assert finding.area == "CUDA"
+    assert all(gpu.uuid in finding.detail for gpu in THREE.gpus)
+
+
+def test_the_holder_of_memory_is_asked_of_nvidia_smi(machine, library):
+    machine.smi.reports(card(0), card(1, holders=[999999]), card(2))
+    path = f"{machine.smi.folder}:/usr/bin:/bin"
+    judged = examined(library, path=path, FAKE_CUDA_BAD="1:memory:2")
+    assert "held by pid 999999 (ended, 70000 MiB)" in problems(judged)[0].fix
+
+
+@pytest.mark.parametrize("script", ["yes", *slow("sleep 600", "echo rubbish; exit 9")])
+def test_an_nvidia_smi_that_hangs_or_lies_costs_a_bounded_time(machine, library, script):
+    machine.smi.behaves(script)
+    path = f"{machine.smi.folder}:/usr/bin:/bin"
+    with_limits(
+        lambda limit_s: examined(library, path=path, timeout_s=limit_s, FAKE_CUDA_BAD="1:memory:2"),
+        lambda judged: problems(judged)[0].fix.startswith("end what holds it"),
+        first_s=8,
+    )
+
+
+# Whole launches
+
+
+@pytest.fixture
+def job(machine: Machine) -> str:
+    (machine.folder / "job.py").write_text("print('the job runs', flush=True)\n")
+    return "job.py"
+
+
+def argv(mode, *more):
+    return ["--profile", "h100", "--set", f"preflight.mode={mode}", *more]
+
+
+PYTHON = ["--set", "launcher=python"]
+WAYS = {"supervised": PYTHON, "replaced": [*PYTHON, "--retries", "0"]}
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@each_way
+def test_require_starts_nothing_on_a_bad_gpu(machine, job, way):
+    ran = machine.run(*argv("require", *way), job, FAKE_CUDA_BAD="1:copy:719")
+    assert (ran.status, ran.out) == (69, "")
+    assert any(B in line and "CUDA_ERROR_LAUNCH_FAILED (719)" in line for line in ran.messages)
+    assert "to run without the bad one: export CUDA_VISIBLE_DEVICES=GPU-11111111" in ran.messages
+    assert ran.messages[-1] == "nothing is started (preflight.mode: require)"
+
+
+@each_way
+def test_warn_says_it_and_goes_on(machine, job, way):
+    ran = machine.run(*argv("warn", *way), job, FAKE_CUDA_BAD="1:copy:719")
+    assert (ran.status, ran.out) == (0, "the job runs\n")
+    assert sum(B in line for line in ran.messages) == 1
+    assert ran.messages[-1] == "starting all the same (preflight.mode: warn)"
+
+
+@each_way
+def test_good_gpus_are_not_spoken_of(machine, job, way):
+    ran = machine.run(*argv("require", *way), job)
+    assert (ran.status, ran.out, len(ran.messages)) == (0, "the job runs\n", 1)
+
+
+@each_way
+def test_no_gpu_is_touched_unless_the_profile_says_so(machine, job, way):
+    log = machine.folder / "log"
+    assert machine.run("--profile", "h100", *way, job, FAKE_CUDA_LOG=str(log)).status == 0
+    assert not log.exists()
+    assert machine.run(*argv("warn", *way), job, FAKE_CUDA_LOG=str(log)).status == 0
+    assert log.read_text() == "-\n"
+
+
+def test_only_what_the_job_will_see_is_tried(machine, job):
+    bad = {"FAKE_CUDA_BAD": "0:copy:719"}
+    ran = machine.run(*argv("require", *PYTHON), job, CUDA_VISIBLE_DEVICES="1", **bad)
+    assert ran.status == 0
+    ran = machine.run(*argv("require", *PYTHON), job, CUDA_VISIBLE_DEVICES="1,0", **bad)
+    assert ran.status == 69
+    assert "to run without the bad one: export CUDA_VISIBLE_DEVICES=1" in ran.messages
+
+
+def test_the_advice_is_good(machine, job):
+    """The value that is said, exported, makes the job run."""
+    bad = {"FAKE_CUDA_BAD": "0:copy:719"}
+    first = machine.run(*argv("require", *PYTHON), job, **bad)
+    (advice,) = [line for line in first.messages if "CUDA_VISIBLE_DEVICES=" in line]
+    value = advice.rpartition("=")[2]
+    again = machine.run(*argv("require", *PYTHON), job, CUDA_VISIBLE_DEVICES=value, **bad)
+    assert again.status == 0
+
+
+def test_a_machine_without_a_driver_is_refused_by_require(machine, job):
+    (machine.folder / "none").mkdir()
+    (machine.folder / "none" / "libcuda.so.1").write_text("")
+    none = {"LD_LIBRARY_PATH": str(machine.folder / "none")}
+    ran = machine.run(*argv("require", *PYTHON), job, **none)
+    assert ran.status == 69
+    assert any("there is no NVIDIA driver library" in line for line in ran.messages)
+    assert machine.run("--profile", "cpu", *PYTHON, job, **none).status == 0
+
+
+def test_a_hang_is_bounded_by_the_profile_and_named(machine, job):
+    def ran(limit_s):
+        limit = argv("require", *PYTHON, "--set", f"preflight.timeout_s={limit_s}")
+        return machine.run(*limit, job, FAKE_CUDA_INIT="hang")
+
+    answer = "the driver does not answer: init took "
+    with_limits(
+        ran,
+        lambda ran: ran.status == 69 and any(answer in line for line in ran.messages),
+        first_s=5,
+    )
+
+
+def test_ctrl_c_ends_a_test_that_hangs(machine, job):
+    mark = unique.uuid4().hex
+    process = machine.start(*argv("require", *PYTHON), job, FAKE_CUDA_INIT="hang", MARK=mark)
+    until(lambda: any("--touch" in line(pid) for pid in processes_with(mark)))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=200)
+    assert process.returncode == -signal.SIGINT
+    until(lambda: not processes_with(mark))
+
+
+def line(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def test_the_journal_keeps_what_was_found(machine, job):
+    ran = machine.run(*argv("warn", *PYTHON), job, FAKE_CUDA_BAD="1:copy:719")
+    (event,) = ran.events("preflight")
+    assert event["granted"] is True
+    assert [f["level"] for f in event["findings"]] == [PROBLEM, NOTE]
+
+
+def test_torchrun_starts_meanwhile_and_the_job_only_afterwards(machine):
+    """The test takes a second, most of which torchrun needs for itself anyway."""
+    (machine.folder / "job.py").write_text(
+        "import os, glob\n"
+        "for path in glob.glob('/proc/[0-9]*/cmdline'):\n"
+        "    try: text = open(path).read()\n"
+        "    except OSError: continue\n"
+        "    assert '--touch' not in text or os.environ['MARK'] not in text\n"
+        "print('the job runs', os.environ['SAFERUN_ATTEMPT'])\n"
+    )
+    ran = machine.run(*argv("require", "--nproc-per-node", "1"), "job.py", FAKE_CUDA_INIT_MS="500")
+    assert (ran.status, ran.out) == (0, "the job runs 1\n"), ran.err
+    assert len(ran.messages) == 1
+    assert ran.events("preflight")[0]["granted"] is True

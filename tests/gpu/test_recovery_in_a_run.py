@@ -1,0 +1,109 @@
+"""Recovery between the attempts of a run, and on its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fakecuda import Machine, card
+from recovery_stand import GPU, A, contract, ended_owner, holder, left_by
+
+from saferun.diagnosis.signatures import load as load_failures
+from saferun.gpu import lock_dir, orphans, preflight_gate
+from saferun.gpu.cuda_errors import AFTER
+from saferun.model import OK, GpuFacts
+
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of "
+    "which 1.00 GiB is free. Process 4711 has 76.00 GiB memory in use. Of the allocated memory "
+    "1.00 GiB is allocated by PyTorch, and 100.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_the_kinds_that_ask_for_recovery_are_kinds():
+    assert set(AFTER) <= set(load_failures({}).kinds)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")
+def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine, tmp_path):
+    (tmp_path / "job.py").write_text(
+        "import os, sys\n"
+        "class OutOfMemoryError(RuntimeError): __module__ = 'torch'\n"
+        f"if os.environ['SAFERUN_ATTEMPT'] == '1': raise OutOfMemoryError({FULL!r})\n"
+        "print('done')\n"
+    )
+    (tmp_path / "dev").mkdir()
+    number = os.makedev(orphans.NVIDIA_MAJOR, 77)  # other tests, at the same time, look at 0 and 1
+    os.mknod(tmp_path / "dev" / "nvidia0", 0o20600, number)
+    stand = SimpleNamespace(runs=tmp_path / "other runs")
+    environ = left_by(stand, ended_owner())
+    environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))
+    with holder(tmp_path / "dev", **environ) as process:
+        machine.smi.reports(card(0, holders=[process.pid], used="77000"), look=0)
+        machine.smi.reports(card(0), card(1))
+        options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]
+        ran = machine.run("--profile", "h100", *options, "job.py")
+        assert process.wait(300) == -9
+    assert (ran.status, ran.out) == (0, "done\n"), ran.err
+    assert any("ended what an earlier run had left on the GPUs" in line for line in ran.messages)
+    assert [f["level"] for event in ran.events("recovery") for f in event["findings"]] == [OK]
+
+
+@pytest.mark.parametrize(
+    ("failure", "trials"),
+    [("raise OutOfMemoryError(text)", 2), ("os.kill(os.getpid(), 9)", 1)],
+    ids=["a full GPU", "killed"],
+)
+def test_gpus_are_tried_again_after_a_failure_that_may_be_theirs(
+    machine, tmp_path, failure, trials
+):
+    (tmp_path / "job.py").write_text(
+        "import os\n"
+        "class OutOfMemoryError(RuntimeError): __module__ = 'torch'\n"
+        f"text = {FULL!r}\n"
+        f"if os.environ['SAFERUN_ATTEMPT'] == '1': {failure}\n"
+    )
+    options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]
+    options += ["--set", "preflight.mode=require"]
+    ran = machine.run("--profile", "h100", *options, "job.py")
+    assert ran.status == 0, ran.err
+    assert [event["granted"] for event in ran.events("preflight")] == [True] * trials
+
+
+@pytest.fixture
+def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """One whose locks are its own, since the UUIDs are the same in all tests."""
+    monkeypatch.setattr(lock_dir, "_directories", lambda environ: [str(tmp_path / "locks")])
+    return Machine(tmp_path, library)
+
+
+def on_its_own(machine, **behaviour):
+    facts = GpuFacts((GPU,), "proc")
+    environ = {**machine.environ, "FAKE_CUDA_GPUS": "1", **behaviour}
+    return preflight_gate.recover_cuda_context(environ, facts, reset="when-idle", runs="")
+
+
+def test_recovery_on_its_own_says_that_there_is_nothing_to_do(machine):
+    machine.smi.reports(card())
+    assert {finding.level for finding in on_its_own(machine)} == {OK}
+
+
+def test_recovery_on_its_own_names_the_gpu_that_stays_bad(machine):
+    machine.smi.reports(card(mig="Enabled"))
+    found = on_its_own(machine, FAKE_CUDA_BAD="0:copy:719")
+    assert any("which is not saferun's to do here" in finding.what for finding in found)
+    assert any("CUDA_ERROR_LAUNCH_FAILED (719)" in finding.what for finding in found)
+    assert not any("--gpu-reset" in argv for argv in machine.smi.asked)
+
+
+def test_recovery_leaves_gpus_alone_that_another_run_has(machine, tmp_path):
+    on_its_own(machine)  # makes the directory
+    before = machine.smi.asked
+    with (tmp_path / "locks" / f"{A}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = on_its_own(machine)
+    assert [finding.area for finding in found] == ["locks"]
+    assert machine.smi.asked == before

@@ -1,0 +1,225 @@
+"""What ranks write down about their hooks: which process does, when, and where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch, other_pythons
+from repo import source
+
+from saferun.inject import contract
+from saferun.inject.targets import TARGETS
+
+BY_HAND = """
+import importlib.util, sys
+found = importlib.util.find_spec("torch")
+sys.modules["torch"] = torch = type(sys)("torch")
+torch.__spec__ = found
+exec(open(found.origin).read(), torch.__dict__)
+"""
+ACTIVE = """
+import os
+from _saferun_inject.context import current
+current(os.environ["SAFERUN_INJECT"]).activate()
+"""
+STATES = {
+    "plain": (ACTIVE + "import torch", "applied"),
+    "none": (ACTIVE, "not imported"),
+    "by hand, before the process is active": (BY_HAND + ACTIVE, "applied"),
+    "by hand, and never seen again": (ACTIVE + BY_HAND, "missed"),
+    "replaced": (ACTIVE + "import torch; torch.compile = len", "missed"),
+    "wrapped": (
+        ACTIVE + "import torch; old = torch.compile; torch.compile = lambda *a: old(*a)",
+        "applied",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "state"), STATES.values(), ids=STATES)
+def test_a_receipt_tells_what_became_of_each_target(
+    interpreters: Interpreters, script: str, state: str
+) -> None:
+    fake = fake_torch(interpreters.folder)
+    hooks = {"compile": {"enabled": "off"}}
+    ran = interpreters.run(script, hooks=hooks, PYTHONPATH=both(SITE, fake), RANK="0")
+    first, *later = [line["targets"] for line in ran.by("targets")]
+    assert set(first) == set(TARGETS), ran.err
+    reported = {name: found for line in (first, *later) for name, found in line.items()}
+    assert reported == {**dict.fromkeys(TARGETS, "not imported"), "torch": state}
+    assert (ran.code, ran.err) == (0, "")
+
+
+WRITES = source("inject/write_receipts")
+
+
+def test_the_receipts_of_hooks_wait_until_the_process_is_active(
+    interpreters: Interpreters,
+) -> None:
+    fake = fake_torch(interpreters.folder)
+    path = both(SITE, fake)
+    idle = interpreters.run("import torch", hooks=NEUTRAL, PYTHONPATH=path, RANK="3")
+    assert (idle.code, [line["hook"] for line in idle.receipts]) == (0, ["bootstrap"])
+    shutil.rmtree(interpreters.receipts)
+    ran = interpreters.run(
+        WRITES, hooks=NEUTRAL, PYTHONPATH=path, RANK="3", TORCHELASTIC_RESTART_COUNT="2"
+    )
+    assert [(line["n"], line["rank"]) for line in ran.by("test", "applied")] == [(1, 3)]
+    (file,) = interpreters.receipts.iterdir()
+    assert file.name.startswith("a1-r2-rank3-pid")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(interpreters.receipts.stat().st_mode) == 0o700
+
+
+def test_receipts_are_appended_and_never_follow_a_link(interpreters: Interpreters) -> None:
+    fake = fake_torch(interpreters.folder)
+    interpreters.receipts.mkdir()
+    target = interpreters.folder / "precious"
+    target.write_text("mine")
+    (interpreters.folder / "script.py").write_text(WRITES + "print('done')")
+    link = f"ln -s {target} {interpreters.receipts}/a1-r0-rank0-pid$$.jsonl"
+    ran = interpreters.run(
+        python="/bin/sh",
+        argv=("-c", f"{link} && exec {sys.executable} {interpreters.folder}/script.py"),
+        hooks=NEUTRAL,
+        PYTHONPATH=both(SITE, fake),
+        RANK="0",
+    )
+    assert (ran.code, ran.out.splitlines()[-1:], target.read_text()) == (0, ["done"], "mine")
+    assert ran.err == ""
+
+
+@pytest.mark.parametrize("where", ["/dev/full/x", "/proc/nowhere", "/dev/null/x"])
+def test_an_unwritable_receipt_stops_no_job(interpreters: Interpreters, where: str) -> None:
+    fake = fake_torch(interpreters.folder)
+    interpreters.receipts = Path(where)
+    ran = interpreters.run(
+        WRITES + "print('done')", hooks=NEUTRAL, PYTHONPATH=both(SITE, fake), RANK="0"
+    )
+    assert (ran.code, ran.out.splitlines()[-1], ran.err) == (0, "done", "")
+
+
+def test_a_forked_helper_of_an_active_rank_leaves_no_receipt(interpreters: Interpreters) -> None:
+    fake = fake_torch(interpreters.folder)
+    script = WRITES + (
+        "import os\n"
+        "if os.fork() == 0:\n    context.receipt('child', 'applied'); os._exit(0)\n"
+        "os.wait()\n"
+    )
+    ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake), RANK="0")
+    assert ran.by("test")
+    assert ran.by("child") == []
+
+
+# a rank's first line
+
+
+@pytest.mark.parametrize("python", other_pythons(), ids=lambda p: p.parts[-3])
+def test_a_rank_says_at_its_start_that_the_hooks_run(
+    interpreters: Interpreters, python: Path
+) -> None:
+    before = time.time()
+    script = "import os; print(os.getpid())"
+    facts = {"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    agents = {
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_ERROR_FILE": "/tmp/t/\u00e9/error.json",
+    }
+    ran = interpreters.run(script, hooks=NEUTRAL, python=str(python), **facts, **agents)
+    line = ran.receipts[0]
+    assert before <= line.pop("at") <= time.time()
+    assert line == {
+        "v": 1,
+        "pid": int(ran.out),
+        "rank": 5,
+        "hook": "bootstrap",
+        "outcome": "applied",
+        "local_rank": 1,
+        "local_world_size": 4,
+        "error_file": "/tmp/t/\u00e9/error.json",
+    }
+    (file,) = interpreters.receipts.iterdir()
+    assert file.name == f"a1-r2-rank5-pid{int(ran.out)}.jsonl"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", os.fsdecode(b"\xff")], ids=range(4))
+def test_a_path_that_json_writes_otherwise_is_left_out(
+    interpreters: Interpreters, name: str
+) -> None:
+    ran = interpreters.run("", hooks=NEUTRAL, RANK="0", TORCHELASTIC_ERROR_FILE=f"/tmp/{name}/e")
+    assert ran.receipts[0]["outcome"] == "applied"
+    assert "error_file" not in ran.receipts[0]
+
+
+def test_the_hooks_go_on_in_the_file_that_the_rank_began(interpreters: Interpreters) -> None:
+    fake = fake_torch(interpreters.folder)
+    ran = interpreters.run(WRITES, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake), RANK="0")
+    hooks = [line["hook"] for line in ran.receipts]
+    assert (hooks[0], hooks[-1]) == ("bootstrap", "test")
+    assert len(list(interpreters.receipts.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "extra"),
+    [
+        ("", {}),
+        ("", {"RANK": "0", "SAFERUN_RANK_PID": "1"}),
+        ("", {"RANK": "0", "SAFERUN_AGENT_PID": "1"}),
+    ],
+    ids=["no rank", "a helper of a rank", "not the agent's child"],
+)
+def test_a_process_that_is_no_rank_leaves_none(
+    interpreters: Interpreters, script: str, extra: dict[str, str]
+) -> None:
+    assert interpreters.run(script, hooks=NEUTRAL, **extra).receipts == []
+
+
+@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
+@pytest.mark.parametrize("odd", ["", "x", "007", '1,"pid":2'])
+def test_odd_numbers_in_the_environment_make_no_odd_line(
+    interpreters: Interpreters, variable: str, odd: str
+) -> None:
+    ran = interpreters.run(hooks=NEUTRAL, **{"RANK": "3", variable: odd})
+    (line,) = ran.receipts
+    assert line[variable.lower()] == (7 if odd == "007" else None)
+    assert ran.err == ""
+
+
+@pytest.mark.parametrize("where", [True, False], ids=["a directory", "no directory"])
+@pytest.mark.parametrize("spaces", [False, True], ids=["as encoded", "as json writes"])
+def test_a_ranks_start_needs_neither_json_nor_re(
+    interpreters: Interpreters, where: bool, spaces: bool
+) -> None:
+    show = "import sys; print(' '.join(sorted(sys.modules)))"
+    bare = set(interpreters.run(show).out.split())
+    reported = json.loads(interpreters.contract(NEUTRAL))
+    reported["receipts"] = reported["receipts"] if where else None
+    text = (
+        json.dumps(reported)
+        if spaces
+        else contract.encode(**{k: reported[k] for k in reported if k != "v"})
+    )
+    agent = str(os.getpid())
+    environ = interpreters.environ(None, SAFERUN_INJECT=text, RANK="0", SAFERUN_AGENT_PID=agent)
+    ran = interpreters.run(show, environ=environ)
+    assert bool(ran.receipts) == where
+    more = {m for m in set(ran.out.split()) - bare if not m.startswith("_saferun_inject")}
+    assert more == {"_ctypes", "atexit"}  # both built in or there already; atexit costs nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_only_the_process_that_compiled_leaves_a_receipt(
+    interpreters: Interpreters, start: str
+) -> None:
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "START": start}
+    ran = interpreters.run(source("inject/compile_beside_workers"), hooks=NEUTRAL, **rank)
+    assert ran.code == 0, ran.err
+    assert len(list(interpreters.receipts.iterdir())) == 1

@@ -1,0 +1,144 @@
+"""A module that hooks wait for is found, loaded and seen as it would be without us."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch
+from repo import source
+
+
+def test_a_hooked_module_keeps_its_own_loader_already_while_it_executes(
+    interpreters: Interpreters,
+) -> None:
+    fake = fake_torch(interpreters.folder)
+    script = """
+import torch, inspect, importlib, pickle, pkgutil, importlib.util
+print([type(l).__name__ for l in torch.now], type(torch.__loader__).__name__)
+print("compile = len" in inspect.getsource(torch), pkgutil.resolve_name("torch") is torch)
+print(pickle.loads(pickle.dumps(torch.__spec__)).name, importlib.reload(torch) is torch)
+print(type(torch.__spec__.loader).__name__)
+"""
+    ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake))
+    assert ran.out.splitlines() == [
+        "['SourceFileLoader', 'SourceFileLoader'] SourceFileLoader",
+        "True True",
+        "torch True",
+        "SourceFileLoader",
+    ], ran.err
+
+
+def test_a_hooked_package_may_come_from_a_zip_or_be_a_namespace(
+    interpreters: Interpreters,
+) -> None:
+    fake = fake_torch(interpreters.folder)
+    packed = interpreters.folder / "packed.zip"
+    subprocess.run([sys.executable, "-m", "zipfile", "-c", packed, "torch"], cwd=fake, check=True)
+    ran = interpreters.run(
+        "import torch; print(torch.__file__, type(torch.__loader__).__name__)",
+        hooks=NEUTRAL,
+        PYTHONPATH=both(SITE, packed),
+    )
+    assert ran.out == f"{packed}/torch/__init__.py zipimporter\n"
+    bare = interpreters.folder / "bare"
+    (bare / "torch").mkdir(parents=True)
+    alone = interpreters.folder / "alone"  # a Python that has no torch
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", alone], check=True)
+    ran = interpreters.run(
+        "import torch; print(torch.__file__)",
+        hooks=NEUTRAL,
+        flags=("-s",),
+        python=str(alone / "bin" / "python"),
+        PYTHONPATH=both(SITE, bare),
+    )
+    assert (ran.code, ran.out) == (0, "None\n")
+
+
+@pytest.mark.parametrize(
+    "body", ["raise OSError('broken torch')", "import not_there"], ids=["error", "import error"]
+)
+def test_an_error_in_a_hooked_module_passes_unchanged(
+    interpreters: Interpreters, body: str
+) -> None:
+    fake = fake_torch(interpreters.folder, body)
+    script = """
+import sys
+try:
+    import torch
+except Exception as error:
+    print(repr(error), "torch" in sys.modules, error.__cause__, error.__context__)
+"""
+    bare = interpreters.run(script, PYTHONPATH=str(fake))
+    assert interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake)).out == bare.out
+
+
+FINDERS = [
+    "one in front that finds nothing",
+    "one at the end",
+    "one in front that finds everything",
+    "one in front that asks the others",
+    "all replaced",
+]
+
+
+@pytest.mark.parametrize("finder", FINDERS)
+@pytest.mark.parametrize("how", ["import", "import_module"])
+def test_a_module_is_hooked_whichever_finder_finds_it_and_none_is_starved(
+    interpreters: Interpreters, finder: str, how: str
+) -> None:
+    ran = interpreters.run(
+        source("inject/other_finder"),
+        hooks={"compile": {"enabled": "off"}},
+        PYTHONPATH=both(SITE, fake_torch(interpreters.folder)),
+        FINDER=finder,
+        HOW=how,
+    )
+    assert ran.out == "True SourceFileLoader False\nFalse\n", ran.err
+
+
+def test_the_finders_stay_as_they_are(interpreters: Interpreters) -> None:
+    show = "import sys; print([*map(type, sys.meta_path)], type(sys.meta_path))"
+    assert interpreters.run(show, hooks=NEUTRAL).out == interpreters.run(show).out
+
+
+def test_what_a_sitecustomize_imported_is_hooked_too_with_the_names_taken_from_it(
+    interpreters: Interpreters,
+) -> None:
+    fake = fake_torch(interpreters.folder, "def compile(model): return 'compiled'\n")
+    (interpreters.folder / "taker.py").write_text("from torch import compile as taken")
+    # Before ours: a .pth file, or a sitecustomize of the interpreter's own.
+    import_first = (
+        "import taker, runpy\n"
+        f"try: runpy.run_path({str(SITE / 'sitecustomize.py')!r})\n"
+        "except ImportError: pass  # there is no other sitecustomize\n"
+    )
+    script = (
+        import_first + "import torch; print(torch.compile is taker.taken, taker.taken.__name__)"
+    )
+    script += "; print(hasattr(torch.compile, '__wrapped__'))"
+    environ = interpreters.environ(
+        {"compile": {"enabled": "off"}}, PYTHONPATH=both(fake, interpreters.folder)
+    )
+    ran = interpreters.run(argv=("-c", script), environ=environ)
+    assert ran.out == "True compile\nTrue\n", ran.err
+
+
+# real torch
+
+IMPORT_TORCH = """
+import sys, torch
+print(" ".join(sorted(m for m in sys.modules if m.split(".")[0] == "torch")))
+"""
+
+
+@pytest.mark.slow
+def test_torch_imports_what_it_imports_without_us(interpreters: Interpreters) -> None:
+    bare = interpreters.run(IMPORT_TORCH, PYTHONPATH="").out
+    hooks = {
+        "compile": {"enabled": "off", "autotune": "off", "cudagraphs": "off", "fallback": "on"},
+        "cudagraph_markers": "off",
+    }
+    ours = interpreters.run(IMPORT_TORCH, hooks=hooks, RANK="0")
+    assert (ours.out, ours.err) == (bare, "")

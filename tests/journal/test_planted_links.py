@@ -1,0 +1,109 @@
+"""No journal is written through a link that somebody planted."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from journals import PLAN, use
+from users import STRANGER, root
+
+
+def test_a_link_under_the_runs_name_is_not_followed(begin, base, tmp_path):
+    base.mkdir(parents=True)
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    (base / "r").symlink_to(trap)
+    journal = begin()
+    use(journal)
+    assert journal.path == str(base / "r-2")
+    assert list(trap.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["plan.json", "attempt-1.stdout", ".plan.json.tmp"])
+def test_a_link_under_a_files_name_is_replaced_not_followed(begin, base, tmp_path, messages, name):
+    target = tmp_path / "target"
+    target.write_text("mine")
+    journal = begin()
+    (base / "r" / name).symlink_to(target)
+    use(journal)
+    assert target.read_text() == "mine"
+    assert not (base / "r" / name).is_symlink()
+    assert (base / "r" / "plan.json").is_file()
+    assert messages == []
+
+
+@pytest.mark.parametrize("plant", ["symlink_to", "hardlink_to", "fifo"])
+def test_a_link_under_the_name_of_the_events_is_refused(begin, base, tmp_path, messages, plant):
+    target = tmp_path / "target"
+    target.write_text("mine")
+    journal = begin()
+    file = base / "r" / "events.jsonl"
+    file.unlink()
+    os.mkfifo(file) if plant == "fifo" else getattr(file, plant)(target)
+    journal.event("start")
+    journal.event("end")
+    assert target.read_text() == "mine"
+    assert len(messages) == 1
+    assert "does not answer" not in messages[0]  # refused, and not waited for
+
+
+def test_a_directory_swapped_underneath_gets_nothing(begin, base, tmp_path):
+    journal = begin()
+    (base / "r").rename(base / "moved")
+    (base / "r").mkdir()
+    (base / "r" / "receipts").mkdir()
+    journal.plan(PLAN)
+    journal.event("start")
+    journal.tails(1, b"out", b"err")
+    assert [p.name for p in (base / "r").rglob("*")] == ["receipts"]
+    assert (base / "moved" / "plan.json").is_file()
+    assert journal.receipts() is None  # ranks go by the path
+
+
+def test_a_link_put_in_place_of_the_directory_just_made_gets_nothing(
+    begin, base, tmp_path, messages, monkeypatch
+):
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    real = os.mkdir
+
+    def swapped(path, *args, **kwargs):
+        real(path, *args, **kwargs)
+        if path == "r":
+            (base / "r").rmdir()
+            (base / "r").symlink_to(trap)
+
+    monkeypatch.setattr(os, "mkdir", swapped)
+    use(begin())
+    assert list(trap.iterdir()) == []
+    assert len(messages) == 1
+
+
+def test_receipts_that_became_a_link_are_not_offered(begin, base, tmp_path):
+    journal = begin()
+    (base / "r" / "receipts").rmdir()
+    (base / "r" / "receipts").symlink_to(tmp_path)
+    assert journal.receipts() is None
+
+
+def test_the_users_own_link_to_a_larger_disk_is_followed(begin, base, tmp_path, messages):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    base.parent.mkdir()
+    base.symlink_to(scratch)
+    use(begin())
+    assert (scratch / "r" / "plan.json").is_file()
+    assert messages == []
+
+
+@root
+def test_somebody_elses_link_in_place_of_the_base_is_refused(begin, base, tmp_path, messages):
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    base.parent.mkdir()
+    base.symlink_to(trap)
+    os.lchown(base, STRANGER, STRANGER)
+    journal = begin()
+    use(journal)
+    assert (journal.path, list(trap.iterdir()), len(messages)) == (None, [], 1)

@@ -1,0 +1,206 @@
+"""The Kubernetes manifests of examples/kubernetes: their fields, and their command in a pod.
+
+FIELDS restates, of the two custom resources, the fields that the manifests use: their types, which
+ones are required, and no other field is allowed. Read from kubeflow/trainer, trainjob_types.go
+(v1alpha1), and kubeflow/training-operator, pytorch_types.go and common_types.go (v1).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hosts
+import jsonschema
+import pytest
+import yaml
+from helpers import ROOT
+from runs import Run, program
+
+MANIFESTS = ROOT / "examples" / "kubernetes"
+POD = ROOT / "tests" / "programs" / "nodes" / "pod.sh"
+TEXT, NUMBER = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 1}
+
+
+def fields(required: str, **properties: Any) -> dict[str, Any]:
+    """Return the schema of an object with these fields and no others."""
+    return {
+        "type": "object",
+        "required": required.split(),
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def many(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": 128}
+
+
+NAMED = fields("name", name={"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"})
+CONTAINER = fields(
+    "name",
+    name={"const": "pytorch"},  # the operator looks for this one
+    image=TEXT,
+    command=many(TEXT),
+    resources=fields("", limits={"type": "object"}),
+    volumeMounts=many(fields("name mountPath", name=TEXT, mountPath=TEXT)),
+)
+VOLUME = fields("name", name=TEXT, persistentVolumeClaim=fields("claimName", claimName=TEXT))
+REPLICAS = fields(
+    "",
+    replicas=NUMBER,
+    restartPolicy={"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
+    template=fields(
+        "", spec=fields("containers", containers=many(CONTAINER), volumes=many(VOLUME))
+    ),
+)
+FIELDS = {
+    "trainjob": fields(
+        "apiVersion kind metadata spec",
+        apiVersion={"const": "trainer.kubeflow.org/v1alpha1"},
+        kind={"const": "TrainJob"},
+        metadata=NAMED,
+        spec=fields(
+            "runtimeRef",
+            runtimeRef=fields("name", name={**TEXT, "maxLength": 253}),
+            trainer=fields(
+                "",
+                image={**TEXT, "maxLength": 500},
+                numNodes=NUMBER,
+                numProcPerNode=NUMBER,  # an integer or a word until Trainer 2.1, then an integer
+                command=many(TEXT),
+            ),
+        ),
+    ),
+    "pytorchjob": fields(
+        "apiVersion kind metadata spec",
+        apiVersion={"const": "kubeflow.org/v1"},
+        kind={"const": "PyTorchJob"},
+        metadata=NAMED,
+        spec=fields(
+            "pytorchReplicaSpecs",
+            nprocPerNode=TEXT,  # a word or a number, as text
+            elasticPolicy=fields(
+                "",
+                rdzvBackend={"enum": ["c10d", "etcd", "etcd-v2"]},
+                minReplicas=NUMBER,
+                maxReplicas=NUMBER,
+            ),
+            pytorchReplicaSpecs=fields("Worker", Worker=REPLICAS),
+        ),
+    ),
+}
+
+
+def manifest(name: str) -> Any:
+    return yaml.safe_load((MANIFESTS / f"{name}.yaml").read_text())
+
+
+def command(name: str) -> list[str]:
+    spec = manifest(name)["spec"]
+    if name == "trainjob":
+        found = spec["trainer"]
+    else:
+        found = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    words: list[str] = found["command"]
+    return words
+
+
+def variables(name: str, node: int, processes: int, port: int) -> dict[str, str]:
+    """Return what the two controllers set in the pod of a node."""
+    if name == "trainjob":
+        return {
+            **{"PET_NNODES": "2", "PET_NPROC_PER_NODE": str(processes)},
+            **{"PET_NODE_RANK": str(node), "PET_MASTER_ADDR": "127.0.0.1"},
+            "PET_MASTER_PORT": str(port),
+        }
+    return {
+        **{"PYTHONUNBUFFERED": "1", "PET_RDZV_BACKEND": "c10d", "PET_NNODES": "2:2"},
+        **{"PET_RDZV_ENDPOINT": f"127.0.0.1:{port}", "PET_NPROC_PER_NODE": str(processes)},
+    }
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_manifest_has_the_fields_of_its_resource_and_no_others(name: str):
+    jsonschema.validate(manifest(name), FIELDS[name])
+    assert {path.stem for path in MANIFESTS.glob("*.yaml")} == set(FIELDS)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_misspelled_field_or_a_wrong_type_is_refused(name: str):
+    wrong = manifest(name)
+    wrong["spec"]["trainr"] = {}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, FIELDS[name])
+    wrong = manifest(name)
+    where = wrong["spec"]["trainer"] if name == "trainjob" else wrong["spec"]
+    where["numProcPerNode" if name == "trainjob" else "nprocPerNode"] = [8]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, FIELDS[name])
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("trainjob", "2"), ("pytorchjob", "2:2")])
+def test_the_plan_is_that_of_the_variables_that_a_controller_sets(
+    name: str, nodes: str, tmp_path: Path
+):
+    """saferun reads them as torchrun does: it adds no option of its own beside them."""
+    environ = {
+        **{"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        **variables(name, 1, 8, 29400),
+    }
+    argv = [sys.executable, "-m", "saferun", "plan", "--json", "--profile=cpu", *command(name)[1:]]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+    plan = json.loads(done.stdout)
+    assert plan["script"] == "train.py"
+    assert not [word for word in plan["torchrun_args"] if word.startswith(("--nnodes", "--nproc"))]
+    assert environ["PET_NNODES"] == nodes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_command_runs_as_process_1_of_a_pod_and_again_after_a_failure(
+    name: str, tmp_path: Path
+):
+    work, shared = tmp_path / "work", tmp_path / "shared"
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    shared.mkdir()
+    (shared / "out").mkdir()
+    shutil.copytree(Path(program("counting_job")).parent, work)
+    shutil.copy(program("counting_job"), work / "train.py")
+    job = [*command(name), "/shared/out", "20", "SIGKILL", "1", "12", "1"]
+    pods = [pod(tmp_path, f"train-{node}", job, variables(name, node, 1, port)) for node in (0, 1)]
+    assert [one.end() for one in pods] == [0, 0], [one.err for one in pods]
+    for one in pods:
+        assert one.messages()[-1] == "saferun: attempt 2 succeeded"
+        one.nothing_lives()
+    assert "done step=20" in pods[0].out + pods[1].out
+    assert len(list((shared / "runs").iterdir())) == 2
+
+
+def pod(place: Path, name: str, job: list[str], variables: dict[str, str]) -> Run:
+    """Start a job as process 1 in namespaces and a root of its own."""
+    folder, root = place / name, place / f"{name}-root"
+    folder.mkdir()
+    root.mkdir()
+    readable = [
+        "/usr",
+        "/bin",
+        "/lib",
+        "/lib64",
+        sys.prefix,
+        sys.base_prefix,
+        *(str(ROOT / name) for name in ("src", "profiles", "shell")),
+    ]
+    readable = [path for path in readable if os.path.lexists(path)]
+    alone = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"]
+    inside = ["sh", str(POD), name, str(root), str(place / "shared"), str(place / "work")]
+    environ = {"HOME": "/tmp", "SAFERUN_PROFILE": "cpu", **variables}
+    return Run(folder, job, command=[*alone, *inside, *readable, "--"], env=environ)

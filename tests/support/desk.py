@@ -1,0 +1,151 @@
+"""A user's machine whose torchrun fails as a test wants, and journals made by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import sys
+
+from command import call
+from helpers import until
+from repo import source
+
+from saferun.cli import runs_view
+from saferun.inject import contract
+from saferun.journal import reader as runs
+from saferun.journal.attempts import attempts
+
+TORCHRUN = f"#!{sys.executable}\n{source('cli/acting_torchrun')}"
+NO_SHM = (
+    "[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:317, unhandled "
+    "system error, NCCL version 2.21.5\n[rank1]: Last error:\n[rank1]: Error while creating shared "
+    "memory segment /dev/shm/nccl-Pm3zaE (size 9637888)\n"
+)
+KEY_ERROR = "[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'label'\n"
+HUB_DOWN = "huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Service Unavailable\n"
+OK = {}
+MITIGABLE = {"status": 1, "says": NO_SHM}
+WRONG = {"status": 1, "says": KEY_ERROR}
+DOWN = {"status": 1, "says": HUB_DOWN}
+FAILED_HOOK = {
+    "v": contract.VERSION,
+    "at": 1.0,
+    "pid": 77,
+    "rank": 3,
+    "hook": "compile",
+    "outcome": contract.FAILED,
+    "error": "no such attribute",
+}
+NOW = 1_800_000_000.0
+
+
+class Desk:
+    """A user's machine with a torchrun that does what a test wants, attempt by attempt."""
+
+    def __init__(self, home: pathlib.Path, tmp: pathlib.Path) -> None:
+        self.tmp, self.cwd, self.home = tmp, tmp / "work", home
+        self.cwd.mkdir()
+        self.base = home / ".local/state/saferun/runs"
+        program = tmp / "bin" / "torchrun"
+        program.parent.mkdir()
+        program.write_text(TORCHRUN)
+        program.chmod(0o755)
+        self.environ = {
+            "HOME": str(home),
+            "PATH": f"{tmp / 'bin'}:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+        }
+        (self.cwd / "train.py").write_text("")
+
+    def _popen(self, *command_line: str, **environ: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "saferun", *command_line],
+            cwd=self.cwd,
+            env={**self.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def launch(self, *acts: dict, command_line: tuple[str, ...] = ("train.py",)) -> pathlib.Path:
+        """Run a job to its end and return its journal."""
+        before = set(self.base.glob("*"))
+        self._popen(*command_line, ACTS=json.dumps(acts)).communicate()
+        (new,) = set(self.base.glob("*")) - before
+        return new
+
+    @contextlib.contextmanager
+    def running(self, *acts: dict, waits_for: str):
+        """A job that runs, and whose journal has come to this event."""
+        job = self._popen("train.py", ACTS=json.dumps(acts))
+        try:
+            until(lambda: waits_for in "".join(p.read_text() for p in self._events()), "", 300)
+            yield job
+        finally:
+            job.kill()
+            job.communicate()
+
+    def _events(self) -> list[pathlib.Path]:
+        return list(self.base.glob("*/events.jsonl"))
+
+    def ask(self, *argv: str, status: int = 0, **environ: str) -> str:
+        """Call `saferun runs ARGV` in this process; return what it printed."""
+        done = call("runs", *argv, environ={**self.environ, **environ}, cwd=self.cwd)
+        assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
+        return done.stdout if status == 0 else done.stderr
+
+    def listed(self, *command_line: str) -> list[dict]:
+        return json.loads(self.ask("list", "--json", *command_line))["runs"]
+
+
+def event(name: str, at: float = NOW, s: float = 0.0, **facts) -> dict:
+    return {"at": at, "s": s, "event": name, **facts}
+
+
+def journal(base: pathlib.Path, name: str, *events: dict, plan: object = None) -> pathlib.Path:
+    """A journal made by hand."""
+    place = base / name
+    place.mkdir(parents=True)
+    (place / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    (place / "plan.json").write_text(json.dumps(plan or {"script": "train.py"}))
+    return place
+
+
+def finished(base: pathlib.Path, name: str, at: float, status: int = 0) -> pathlib.Path:
+    return journal(base, name, event("attempt", at, attempt=1), event("end", at, status=status))
+
+
+def names(found) -> list[str]:
+    return [run.id for run in found]
+
+
+def whole_page(base: pathlib.Path) -> str:
+    run = runs.named(str(base), "last", NOW)
+    plan = runs.read_plan(run.path)
+    tried = attempts(run)
+    json.dumps(runs_view.as_json_whole(run, tried, plan))
+    return runs_view.as_text(run, tried, plan, NOW)
+
+
+def a_run(**facts) -> runs.Run:
+    plain = {
+        "id": "20260101-101010-12345",
+        "path": "/r",
+        "outcome": "failed",
+        "kind": "cuda-oom-fragmentation",
+        "status": 1,
+        "reason": "",
+        "started_at": NOW,
+        "took_s": 75.0,
+        "last_at": NOW,
+        "attempts": 3,
+        "mitigations": (),
+        "script": "/home/me/a_rather_long_name_of_a_script.py",
+        "script_args": (),
+        "process": {},
+        "lost": 0,
+    }
+    return runs.Run(**{**plain, **facts})

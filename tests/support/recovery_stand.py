@@ -1,0 +1,88 @@
+"""Where a recovery is tried, and who holds a GPU there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from fakecuda import Smi, driver_files, uuid
+
+from saferun.gpu import nvidia_smi, recovery
+from saferun.gpu.cuda_errors import RESET
+from saferun.model import Gpu
+from saferun.system import procfs
+
+A = uuid(0)
+GPU = Gpu(0, A, "NVIDIA Fake")
+LOOK = [" ".join(nvidia_smi.QUERY), " ".join(nvidia_smi.APPS)]
+
+
+class Stand:
+    """Where a recovery is tried: our own devices, a root that is none, no waiting."""
+
+    def __init__(self, smi: Smi, dev: Path) -> None:
+        self.smi, self.dev = smi, dev
+        self.runs = dev.parent / "runs"
+        driver = str(driver_files(dev.parent / "driver"))
+        self.world = recovery.World(True, True, str(dev), driver, sleep=lambda s: None)
+        self.environ = {"PATH": f"{smi.folder}:/usr/bin:/bin", "TMPDIR": str(dev.parent)}
+
+    def recover(self, *asks, **options):
+        scope = recovery.Scope((GPU,), self.environ, str(self.runs))
+        options = {"world": self.world, "drain_s": 0.3, **options}
+        return recovery.recover(scope, asks, **options)
+
+    def reset(self, *, world=None, **terms):
+        idle = {"policy": "when-idle", "alone": lambda: True, "suspects": [A]}
+        terms = recovery.ResetTerms(**{**idle, **terms})
+        return self.recover(RESET, terms=terms, world=world or self.world)
+
+    @property
+    def was_reset(self) -> bool:
+        return any("reset" in argv for argv in self.smi.asked)
+
+
+@contextlib.contextmanager
+def holder(dev: Path, **environ: str):
+    """A process that has the device node open, as one that computes on the GPU has."""
+    node = str(dev / "nvidia0")  # O_PATH: there is no driver to open it otherwise
+    code = f"import os, signal; os.open({node!r}, os.O_PATH); print(flush=True); signal.pause()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], env=environ, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended_owner() -> dict:
+    """A saferun that has ended, as its run's journal names it."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as owner:
+        start = procfs.start(owner.pid)
+        owner.communicate(b"\n")
+    return {**procfs.this_process(), "pid": owner.pid, "start": start}
+
+
+def left_by(stand, by: dict, *, alive: int | None = None, run: str = "r1") -> dict[str, str]:
+    """The environment of what a run started, and the run's journal, which says who ran it.
+
+    `alive` is when the run last lived; None: after all that these tests start.
+    """
+    folder = stand.runs / run
+    folder.mkdir(parents=True)
+    event = {"at": 1, "event": "attempt", "attempt": 1, "by": by}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    last = procfs.now() + 1000 if alive is None else alive
+    (folder / "alive").write_text(f"{last:020d}\n")
+    locks = f"{by['pid']}:{by['start']}:{A}"
+    return {"SAFERUN_INJECT": contract(run), "SAFERUN_LOCKS": locks}
+
+
+def contract(run: str, **more) -> str:
+    known = {"v": 1, "run": run, "attempt": 1, "hooks": {}, "mitigations": []}
+    return json.dumps({**known, **more})
