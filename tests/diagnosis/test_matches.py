@@ -78,3 +78,7 @@ def test_a_batch_that_cannot_be_fetched_means_a_dead_dataloader_worker(error):
     )
     assert diagnose(f"{TRACEBACK}{frames}{error}\n").kind == "dataloader-worker-died"
     assert diagnose(f"{TRACEBACK}{error}\n").kind != "dataloader-worker-died"
+    # torch looks at its workers while the batch is fetched: its own report is the later one.
+    died = "RuntimeError: DataLoader worker (pid 538) is killed by signal: Aborted. \n"
+    both = f"{TRACEBACK}{frames}{error}\n\nDuring handling of the above exception, another exception occurred:\n\n{TRACEBACK}{died}"
+    assert diagnose(both, oom_kills=0).kind == "ended-by-signal"

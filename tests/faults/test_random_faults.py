@@ -16,6 +16,6 @@ def test_after_a_random_fault_nothing_is_left_or_lost(tmp_path, number):
 
 
 @root
-@pytest.mark.parametrize("number", slow(*range(5)))
+@pytest.mark.parametrize("number", slow(2, 6, 10, 13, 23))
 def test_after_a_random_fault_a_training_with_torch_ends_right(tmp_path, number):
     assert try_one(TorchTrial(number, tmp_path)) == ""

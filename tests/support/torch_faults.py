@@ -24,11 +24,9 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 SHARED = 48  # runs that may share a real GPU
 KEPT = re.compile(r"NCCL_|NVSHMEM_|NVIDIA_|CUDA|TORCH|TRITON_|(CC|CXX)$")
 STACKS = signal.SIGRTMIN + 5  # torch_tree_job.py prints its stacks then
-# Two helpers and not one for each core; headers are compiled for minutes, in a TMPDIR of a run.
-COMPILER = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "2",
-    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
-}
+# Two helpers and not one for each core. A test of what this CPU can do imports torch for each kind
+# of vector instructions, under a lock that all runs of a cache share.
+COMPILER_ENV = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
 SERVED = "served"  # the run ends well, in however many attempts
 EARLY = ("main", "keeper", "launcher", "rank", "reader", "journal")
 
@@ -57,7 +55,7 @@ def warm(folder: Path) -> None:
         place.mkdir()
         words = [program("torch_tree_job"), str(place), "2", "0", device]
         torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node=2"]
-        environ = {**os.environ, **COMPILER, "SAFERUN_ATTEMPT": "1"}
+        environ = {**os.environ, **COMPILER_ENV, "SAFERUN_ATTEMPT": "1"}
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = [*torchrun, f"--master-port={port}", *words]
         jobs.append(subprocess.Popen(command, env=environ, **quiet))
@@ -114,8 +112,9 @@ class TorchTrial(Trial):
         if not gpus():
             self._fake_gpu()
         path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.folder / "inductor"))
-        found.update(COMPILER)
+        cache = found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.folder / "inductor"))
+        found.setdefault("TRITON_CACHE_DIR", f"{cache}/triton")  # else in HOME, which may be full
+        found.update(COMPILER_ENV)
         return {**found, "PATH": path, "TMPDIR": str(self.folder / "tmp")}
 
     def settings(self) -> list[str]:

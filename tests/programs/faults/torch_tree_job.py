@@ -39,6 +39,7 @@ if not cuda:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch  # noqa: E402 - the rank is known before, and its GPUs are chosen
+import torch._inductor.config as inductor  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -47,6 +48,8 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 BATCH = 4
 CHECKPOINT = folder / "checkpoint.pt"
 COMPILER = any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
+# They lie in TMPDIR, are compiled for half a minute, and their path is in the key of each kernel.
+inductor.cpp_cache_precompile_headers = False
 
 
 class Numbers(Dataset):
