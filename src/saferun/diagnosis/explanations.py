@@ -42,6 +42,11 @@ _ENDED_ELSEWHERE = re.compile(
     r"died with <Signals|-- Tracebacks above this line|"
     r"[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
 )
+_OF_CUT = {  # a traceback without its last line
+    "own": ("user-exception", WEIGHTS["process"]),
+    "likely": ("user-exception", WEIGHTS["hint"] + 1),
+    "": ("unknown", WEIGHTS["hint"]),
+}
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
 # Exceptions that programs use for control flow: one raised while handling them explains more.
 _CONTROL_FLOW = frozenset(
@@ -182,6 +187,8 @@ def _of_unknown_exceptions(
         root = _root_of_chain(chain)
         kind, weight = _by_class(root, knowledge)
         why: tuple[str, ...] = ()
+        if not root.type:
+            why = ("the traceback is cut before its exception",)
         if root.background or matches.goes_on(root, lines):
             weight, why = WEIGHTS["hint"], ("the process went on after it",)
         yield Explanation(
@@ -205,8 +212,7 @@ def _is_wrapper(item: Raised) -> bool:
 def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
     """Return kind and weight of an exception by its class, else by a phrase of its message."""
     if not item.type:  # a traceback that is cut before its last line
-        own = user_frame.is_last(item.frames)
-        return ("user-exception", WEIGHTS["process"]) if own else ("unknown", WEIGHTS["hint"])
+        return _OF_CUT[user_frame.of_cut(item.frames)]
     if _is_wrapper(item):
         return "child-failed-no-root", WEIGHTS["hint"] + 3
     if item.type == "Error" and not item.headed:  # of any program that writes to the log
