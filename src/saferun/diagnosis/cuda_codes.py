@@ -28,7 +28,8 @@ _NAMES = {
 }  # fmt: skip
 _NUMBER = re.compile(
     r"\b(?:cuda|cu[A-Z]\w{2,40}|physx)[^\n]{0,120}?"
-    r"\b(?:errors?|failure|failed!?|code|status)(?: code)?[ =:(#]{1,4}(?P<number>\d{1,3})\b(?![.:]\d)",
+    r"\b(?:errors?|failure|failed!?|code|status)(?: code)?[ =:(#]{1,4}"
+    r"(?P<number>\d{1,3})\b(?![.:]\d)",
     re.I,
 )
 
@@ -43,7 +44,10 @@ def named(lines: Sequence[Line]) -> list[Line]:
 
 
 def _may_have(text: str) -> bool:
-    return "uda" in text or "UDA" in text or "hysX" in text or " cu" in text
+    """Return whether a line may report an error with its number: a cheap test, for every line."""
+    if not ("rror" in text or "ail" in text or "ode" in text or "RROR" in text):
+        return False
+    return "uda" in text or "UDA" in text or "hysX" in text or " cu" in text or text[:2] == "cu"
 
 
 def _named(line: Line) -> Line:

@@ -37,11 +37,13 @@ _BESIDE = re.compile(
 # The level that a program gave to a line of its own. A collector's level of stderr says nothing.
 _LEVELS = {"info": "INFO", "debug": "INFO", "warning": "WARNING", "warn": "WARNING"}
 _OWN_LEVEL = re.compile(r"(?:level|levelname|lvl|loglevel)\Z", re.I)
+_EXCEPTION = re.compile(r"\s{0,20}[\w.]{0,120}(?:Error|Exception)\b[:(]")
 _NO_SENTENCE = re.compile(r"\s|Traceback|\[|[\w.]{1,120}(?:Error|Exception)\b|\{")
 _ESCAPED = re.compile(r"(?:\\){1,4}(?:r(?:\\){1,4})?n")
 # A text without that head, of which a line is a frame's or an exception's.
 _ESCAPED_LINE = re.compile(
-    r"(?:\\){1,4}n['\", ]{0,6}(?:[\w.]{0,120}(?:Error|Exception)(?::|(?:\\){1,4}n)|File (?:\\){0,4}\")"
+    r"(?:\\){1,4}n['\", ]{0,6}"
+    r"(?:[\w.]{0,120}(?:Error|Exception)(?::|(?:\\){1,4}n)|File (?:\\){0,4}\")"
 )
 _ESCAPES = 3  # in a line that holds a text; a line of source may have one
 _BETWEEN = re.compile(r"^['\"], ['\"]")  # two strings of a list
@@ -125,8 +127,8 @@ def _texts(record: dict[str, object], depth: int) -> list[tuple[bool, str]]:
 
 
 def _holds_lines(value: object) -> bool:
-    """Return whether a field is a text of several lines, whatever its name."""
-    return isinstance(value, str) and "\n" in value.strip()
+    """Return whether a field is a text of several lines or an exception's, whatever its name."""
+    return isinstance(value, str) and bool("\n" in value.strip() or _EXCEPTION.match(value))
 
 
 def _rank(record: dict[str, object]) -> int | None:

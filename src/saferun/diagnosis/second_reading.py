@@ -18,7 +18,8 @@ _WITHIN = re.compile(
     r"(?<![\w.'\"/])(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?=: \S)"
 )
 _NOT_RAISED = re.compile(
-    r"\b(?:raise|except|catch|caught|if|for|an?|the|no|on|of|from|ignor\w{1,4}|handl\w{1,4}) $", re.I
+    r"\b(?:raise|except|catch|caught|if|for|an?|the|no|on|of|from|ignor\w{1,4}|handl\w{1,4}) $",
+    re.I,
 )
 _WARNS = re.compile(r"\bwarn", re.I)
 

@@ -29,7 +29,7 @@ _HIDES_MORE = re.compile(
 )
 # Of those, the code and the calls that reach what is outside of this process.
 _REACHES = re.compile(
-    r"/torch/(?:distributed|cuda|_inductor|_dynamo|_functorch|_tensor|autograd|serialization|storage"
+    r"/torch/(?:nn|distributed|cuda|_inductor|_dynamo|_functorch|_tensor|autograd|serialization|storage"
     r"|multiprocessing/(?:queue|reductions))\b|/(?:triton|requests|urllib3|httpx|httpcore|aiohttp"
     r"|huggingface_hub|datasets|ray|jaxlib|grpc|socket\.py|ssl\.py|http|asyncio|concurrent)\b"
     r"|\b(?:backward|barrier|all_?(?:gather|reduce)\w{0,20}|broadcast|init_process_group|new_group"
