@@ -63,7 +63,8 @@ _CODE = re.compile(
     r"(?:return code = |exit(?:ed)?(?: with)?(?: (?:return )?(?:code|status))?[ =:]{1,12}"
     r"|container rank \d{1,5} status failed cmd \[.{1,3900}\] code "  # paddle's launcher
     r"|error code[ =:]{1,3}(?=-(?:6|9|11|15)\b)|pid \d{1,9} terminated with code "
-    r"|exit code \(|non-zero (?:exit )?(?:status|code)(?: of)? |with errorcode |exit_code[ =:]{1,3}|exitcode[ =]{1,3})(-?\d{1,3})\b"
+    r"|exit code \(|non-zero (?:exit )?(?:status|code)(?: of)? |with errorcode "
+    r"|exit_code[ =:]{1,3}|exitcode[ =]{1,3})(-?\d{1,3})\b"
 )
 # What Windows returns where Linux has a signal (NTSTATUS), a number of 32 bits, signed or in hex.
 # https://learn.microsoft.com/openspecs/windows_protocols/ms-erref/596a1078-e883-4972-9bbc-49e60bebca55

@@ -39,7 +39,7 @@ _WRAPPERS = frozenset(
 )  # fmt: skip
 _ENDED_ELSEWHERE = re.compile(
     r"\A.{0,400}terminated with (?:signal|exit code)|-- Process \d{1,5} terminated|"
-    r"died with <Signals|-- Tracebacks above this line|"
+    r"died with <Signals|is detected by the operating system|-- Tracebacks above this line|"
     r"[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
 )
 _OF_CUT = {  # a traceback without its last line
@@ -47,6 +47,8 @@ _OF_CUT = {  # a traceback without its last line
     "likely": ("user-exception", WEIGHTS["hint"] + 1),
     "": ("unknown", WEIGHTS["hint"]),
 }
+# A traceback's; the dump of a stack (faulthandler) has no comma behind the number.
+_FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in ')
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
 # Exceptions that programs use for control flow: one raised while handling them explains more.
 _CONTROL_FLOW = frozenset(
@@ -182,7 +184,7 @@ def _of_unknown_exceptions(
     for item in raised:
         chains.setdefault(item.chain, []).append(item)
     for chain in chains.values():
-        if any(item.at in explained for item in chain) or not (chain[0].type or chain[0].headed):
+        if any(item.at in explained for item in chain) or not _is_read(chain[0]):
             continue
         root = _root_of_chain(chain)
         kind, weight = _by_class(root, knowledge)
@@ -194,6 +196,11 @@ def _of_unknown_exceptions(
         yield Explanation(
             kind, weight, root.at, root.rank, root.text, root, True, source="exception", why=why
         )
+
+
+def _is_read(item: Raised) -> bool:
+    """Return whether it is an exception, or a traceback; not the frames of a stack that is shown."""
+    return bool(item.type or item.headed or _FRAME.search(item.frames))
 
 
 def _root_of_chain(chain: Sequence[Raised]) -> Raised:
