@@ -108,9 +108,7 @@ def test_the_longest_phrase_is_the_nearest():
 
 
 def test_a_cut_traceback_weighs_less_than_any_other_word_of_the_cause():
-    cut = (
-        'Traceback (most recent call last):\n  File "/w/fit.py", line 3, in <module>\n    main()\n'
-    )
+    cut = 'Traceback (most recent call last):\n  File "/w/fit.py", line 3, in run\n    main()\n'
     assert diagnose(cut).kind == "user-exception"
     assert diagnose(cut + "Killed\n").kind == "host-oom-killed"
     assert diagnose(cut, exit_code=-11).kind == "segfault"

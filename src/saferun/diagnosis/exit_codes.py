@@ -94,6 +94,7 @@ _KILLED_ALONE = re.compile(
     r"\s{0,4}(?:\d{1,9}\s{1,4})?(?:killed\b|(?P<term>terminated(?:$|: 15$|\s{6})))"
     r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
 )
+_KILLED_IN_SHELL = re.compile(r": line \d{1,6}:\s{1,6}\d{1,9} killed\b")  # behind a bar, too
 # Launchers, and Lightning, end the remaining ranks by SIGKILL: that says nothing about the cause.
 _KILL_ALL = re.compile(r"forcefully terminating all other processes|^srun: (?:force )?terminat")
 _KILLING_LINES = 40  # below such a line, within which SIGKILLs are the launcher's
@@ -315,5 +316,7 @@ def _code(text: str) -> int | None:
     for phrase, number in _PHRASES:
         if phrase in text and len(text) < 400:
             return -number
+    if _KILLED_IN_SHELL.search(text):
+        return -9
     found = _KILLED_ALONE.match(text[:600])  # a shell adds the whole command
     return (-15 if found["term"] else -9) if found else None

@@ -199,8 +199,8 @@ def _of_unknown_exceptions(
 
 
 def _is_read(item: Raised) -> bool:
-    """Return whether it is an exception, or a traceback; not the frames of a stack that is shown."""
-    return bool(item.type or item.headed or _FRAME.search(item.frames))
+    """Return whether it is an exception or a traceback; a frame or a stack's dump is none."""
+    return bool(item.type or item.headed) or len(_FRAME.findall(item.frames)) > 1
 
 
 def _root_of_chain(chain: Sequence[Raised]) -> Raised:

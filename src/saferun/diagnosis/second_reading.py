@@ -15,7 +15,7 @@ from saferun.diagnosis.tracebacks import GOES_ON
 
 _CHARS = 8000  # of a line that are searched
 _WITHIN = re.compile(
-    r"(?<![\w.'\"/])(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?=: \S)"
+    r"(?<![\w.'\"/])(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?=: \S|:$)"
 )
 _NOT_RAISED = re.compile(
     r"\b(?:raise|except|catch|caught|if|for|an?|the|no|on|of|from|ignor\w{1,4}|handl\w{1,4}) $",
@@ -37,7 +37,7 @@ def lines(read: Sequence[Line]) -> list[Line]:
 
 def _from_exception(line: Line) -> Line:
     text = line.text[:_CHARS]
-    if "Error: " not in text and "Exception: " not in text:
+    if "Error:" not in text and "Exception:" not in text:
         return line
     if is_information(line) or GOES_ON.search(text.lower()):
         return line
