@@ -105,3 +105,10 @@ def test_the_longest_phrase_is_the_nearest():
     longest = max(diagnose(log).nearest, key=lambda near: len(near.phrase))
     assert diagnose(log).nearest[0] == longest
     assert longest.phrase == "failed to open libibverbs"
+
+
+def test_a_cut_traceback_weighs_less_than_any_other_word_of_the_cause():
+    cut = 'Traceback (most recent call last):\n  File "/w/fit.py", line 3, in run\n    main()\n'
+    assert diagnose(cut).kind == "user-exception"
+    assert diagnose(cut + "Killed\n").kind == "host-oom-killed"
+    assert diagnose(cut, exit_code=-11).kind == "segfault"

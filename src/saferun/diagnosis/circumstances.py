@@ -39,7 +39,9 @@ _CALL_FAILED = re.compile(r"STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ER
 # still prepares data. PG 0 is the default group.
 _TIMED_OUT = re.compile(
     r"(?:\[(?:PG (?:ID )?(?P<group>\d{1,4})[^\]]{0,80} )?Rank (?P<rank>\d{1,5})\].{0,200}?)?"
-    r"WorkNCCL\(SeqNum=(?P<seq>\d{1,9}), OpType=\w{1,40}(?:, NumelIn=(?P<numel>\d{1,12}))?"
+    r"WorkNCCL\(SeqNum=(?P<seq>\d{1,9}), OpType=\w{1,40}"
+    r"(?:, NumelIn=(?P<numel>\d{1,12})"
+    r"|, TensorShape=\[(?P<shape>[\d, ]{0,60})\])?"  # up to torch 2.0
 )
 # The limit, and how long the operation ran: the watchdog looks now and then.
 _TIMEOUT_MS = re.compile(r"(?:Timeout\(ms\)=| ran for )(\d{1,10})")
@@ -220,7 +222,8 @@ def _own_pids(lines: Sequence[Line]) -> Iterator[str]:
 
 def _is_first_barrier(found: re.Match[str]) -> bool:
     default_group = found["group"] in (None, "0")
-    return default_group and found["numel"] == "1" and int(found["seq"]) <= _FIRST_SEQUENCE
+    single = found["numel"] == "1" or found["shape"] in ("", "1")
+    return default_group and single and int(found["seq"]) <= _FIRST_SEQUENCE
 
 
 def _is_complete(ranks: set[int]) -> bool:

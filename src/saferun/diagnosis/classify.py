@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis import (
+    cuda_codes,
     deciding,
     exit_codes,
     explanations,
@@ -20,6 +21,7 @@ from saferun.diagnosis import (
     oom_message,
     root_cause,
     runs,
+    second_reading,
     user_frame,
 )
 from saferun.diagnosis.crash_stack import crash_stack
@@ -105,6 +107,15 @@ def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
 
 def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
     """Return what the lines of one run mean, with the rest of the evidence."""
+    found = _of_lines(evidence, cuda_codes.named(log), knowledge)
+    if found.diagnosis.kind == "unknown" and (again := second_reading.lines(found.collected.lines)):
+        second = _of_lines(evidence, again[-len(log) :], knowledge)
+        return second if second.diagnosis.kind != "unknown" else found
+    return found
+
+
+def _of_lines(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
+    """Return what lines of a log mean, with the rest of the evidence."""
     lines = (*_error_file_lines(evidence.failures), *exit_codes.with_ranks(log))
     collected = explanations.collect(evidence, lines, knowledge)
     root_rank = collected.exits.root_rank

@@ -63,7 +63,18 @@ _CODE = re.compile(
     r"(?:return code = |exit(?:ed)?(?: with)?(?: (?:return )?(?:code|status))?[ =:]{1,12}"
     r"|container rank \d{1,5} status failed cmd \[.{1,3900}\] code "  # paddle's launcher
     r"|error code[ =:]{1,3}(?=-(?:6|9|11|15)\b)|pid \d{1,9} terminated with code "
-    r"|exit code \(|non-zero exit status |exit_code[ =:]{1,3}|exitcode[ =]{1,3})(-?\d{1,3})\b"
+    r"|exit code \(|non-zero (?:exit )?(?:status|code)(?: of)? |with errorcode "
+    r"|exit_code[ =:]{1,3}|exitcode[ =]{1,3})(-?\d{1,3})\b"
+)
+# What Windows returns where Linux has a signal (NTSTATUS), a number of 32 bits, signed or in hex.
+# https://learn.microsoft.com/openspecs/windows_protocols/ms-erref/596a1078-e883-4972-9bbc-49e60bebca55
+_NTSTATUS = {
+    0xC0000005: 11, 0xC00000FD: 11, 0xC0000374: 11, 0xC0000006: 7, 0xC0000094: 8, 0xC000001D: 4,
+    0xC0000409: 6, 0xC0000420: 6, 0xC000013A: 2, 0xC0000017: 9,
+}  # fmt: skip
+_OF_WINDOWS = re.compile(
+    r"\b(?:exit|return|status|code|signal|exception)[^\n\d-]{0,40}?"
+    r"(?:(?P<number>-10737\d{5}|322[12]\d{6})\b|(?P<hex>0xc0[0-9a-f]{6})\b)"
 )
 _AGENT_SIGNAL = re.compile(
     r"received (\d{1,2}) death signal|got sig(?:nal|val) ?: ?(\d{1,2})\b"
@@ -83,6 +94,7 @@ _KILLED_ALONE = re.compile(
     r"\s{0,4}(?:\d{1,9}\s{1,4})?(?:killed\b|(?P<term>terminated(?:$|: 15$|\s{6})))"
     r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
 )
+_KILLED_IN_SHELL = re.compile(r": line \d{1,6}:\s{1,6}\d{1,9} killed\b")  # behind a bar, too
 # Launchers, and Lightning, end the remaining ranks by SIGKILL: that says nothing about the cause.
 _KILL_ALL = re.compile(r"forcefully terminating all other processes|^srun: (?:force )?terminat")
 _KILLING_LINES = 40  # below such a line, within which SIGKILLs are the launcher's
@@ -274,10 +286,23 @@ def _moment(text: str) -> float | None:
     return ((days * 24 + int(found[2])) * 60 + int(found[3])) * 60.0 + int(found[4])
 
 
+def _of_windows(text: str) -> int | None:
+    """Return the signal, negative, that a status of Windows stands for; None without one."""
+    if "322" not in text and "-107" not in text and "0xc0" not in text:
+        return None
+    found = _OF_WINDOWS.search(text)
+    if found is None:
+        return None
+    number = int(found["hex"], 16) if found["hex"] else int(found["number"]) & 0xFFFFFFFF
+    return -_NTSTATUS[number] if number in _NTSTATUS else None
+
+
 def _code(text: str) -> int | None:
     """Return the exit code that a line (lower case) states; negative for a signal."""
     if any(word in text for word in _NOISE):
         return None
+    if (status := _of_windows(text)) is not None:
+        return status
     if found := _EXITCODE.search(text):
         return int(found[1])
     if found := _AGENT_SIGNAL.search(text):
@@ -291,5 +316,7 @@ def _code(text: str) -> int | None:
     for phrase, number in _PHRASES:
         if phrase in text and len(text) < 400:
             return -number
+    if _KILLED_IN_SHELL.search(text):
+        return -9
     found = _KILLED_ALONE.match(text[:600])  # a shell adds the whole command
     return (-15 if found["term"] else -9) if found else None

@@ -39,9 +39,16 @@ _WRAPPERS = frozenset(
 )  # fmt: skip
 _ENDED_ELSEWHERE = re.compile(
     r"\A.{0,400}terminated with (?:signal|exit code)|-- Process \d{1,5} terminated|"
-    r"died with <Signals|-- Tracebacks above this line|"
+    r"died with <Signals|is detected by the operating system|-- Tracebacks above this line|"
     r"[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
 )
+_OF_CUT = {  # a traceback without its last line
+    "own": ("user-exception", WEIGHTS["process"]),
+    "likely": ("user-exception", WEIGHTS["hint"] + 1),
+    "": ("unknown", WEIGHTS["hint"]),
+}
+# A traceback's; the dump of a stack (faulthandler) has no comma behind the number.
+_FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in ')
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
 # Exceptions that programs use for control flow: one raised while handling them explains more.
 _CONTROL_FLOW = frozenset(
@@ -177,16 +184,23 @@ def _of_unknown_exceptions(
     for item in raised:
         chains.setdefault(item.chain, []).append(item)
     for chain in chains.values():
-        if any(item.at in explained for item in chain) or not (chain[0].type or chain[0].headed):
+        if any(item.at in explained for item in chain) or not _is_read(chain[0]):
             continue
         root = _root_of_chain(chain)
         kind, weight = _by_class(root, knowledge)
         why: tuple[str, ...] = ()
+        if not root.type:
+            why = ("the traceback is cut before its exception",)
         if root.background or matches.goes_on(root, lines):
             weight, why = WEIGHTS["hint"], ("the process went on after it",)
         yield Explanation(
             kind, weight, root.at, root.rank, root.text, root, True, source="exception", why=why
         )
+
+
+def _is_read(item: Raised) -> bool:
+    """Return whether it is an exception or a traceback; a frame or a stack's dump is none."""
+    return bool(item.type or item.headed) or len(_FRAME.findall(item.frames)) > 1
 
 
 def _root_of_chain(chain: Sequence[Raised]) -> Raised:
@@ -205,8 +219,7 @@ def _is_wrapper(item: Raised) -> bool:
 def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
     """Return kind and weight of an exception by its class, else by a phrase of its message."""
     if not item.type:  # a traceback that is cut before its last line
-        own = user_frame.is_last(item.frames)
-        return ("user-exception", WEIGHTS["process"]) if own else ("unknown", WEIGHTS["hint"])
+        return _OF_CUT[user_frame.of_cut(item.frames)]
     if _is_wrapper(item):
         return "child-failed-no-root", WEIGHTS["hint"] + 3
     if item.type == "Error" and not item.headed:  # of any program that writes to the log

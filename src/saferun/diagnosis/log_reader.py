@@ -13,7 +13,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from saferun.diagnosis import records
+from saferun.diagnosis import own_prefix, records
 from saferun.named_tuple import NamedTuple
 
 HEAD_BYTES = 128 * 1024
@@ -216,7 +216,7 @@ class _Reader:
         if not self._offset:
             return Log()
         pieces = _joined([_Piece(0, 1, bytes(self._head)), *self._first, *self._last, self._end()])
-        lines = tuple(line for piece in pieces for line in _lines(piece))
+        lines = own_prefix.without([line for piece in pieces for line in _lines(piece)])
         return Log(lines, self._offset, self._newlines + 1, len(pieces) == 1)
 
     def _end(self) -> _Piece:
@@ -285,7 +285,7 @@ def _is_plain(row: bytes) -> bool:
     """Return whether a row is one line with nothing but prefixes before it; no digit decides."""
     return not (
         b"\\n" in row
-        or row.endswith(b"}")
+        or row.endswith((b"}", b'"', b'",'))
         or row.startswith(_DOCKER)
         or len(row) > LINE_CHARS
         or "│".encode() in row
@@ -296,7 +296,8 @@ def _is_plain(row: bytes) -> bool:
 
 def _of_row(number: int, row: bytes) -> Iterator[Line]:
     """Yield the lines of a row: of a record, a progress bar, or without control characters."""
-    if (b"\\n" in row or row.endswith(b"}")) and (unpacked := _unpacked(number, row)):
+    may_hold = b"\\n" in row or row.endswith((b"}", b'"', b'",'))
+    if may_hold and (unpacked := _unpacked(number, row)):
         yield from unpacked
         return
     row = row.lstrip(b"\0")  # the hole in a file that was truncated while it was written

@@ -6,6 +6,7 @@ like any other. Records that report nothing wrong stay as they are.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 
@@ -36,8 +37,17 @@ _BESIDE = re.compile(
 # The level that a program gave to a line of its own. A collector's level of stderr says nothing.
 _LEVELS = {"info": "INFO", "debug": "INFO", "warning": "WARNING", "warn": "WARNING"}
 _OWN_LEVEL = re.compile(r"(?:level|levelname|lvl|loglevel)\Z", re.I)
+_EXCEPTION = re.compile(r"\s{0,20}[\w.]{0,120}(?:Error|Exception)\b[:(]")
 _NO_SENTENCE = re.compile(r"\s|Traceback|\[|[\w.]{1,120}(?:Error|Exception)\b|\{")
 _ESCAPED = re.compile(r"(?:\\){1,4}(?:r(?:\\){1,4})?n")
+# A text without that head, of which a line is a frame's or an exception's.
+_ESCAPED_LINE = re.compile(
+    r"(?:\\){1,4}n['\", ]{0,6}"
+    r"(?:[\w.]{0,120}(?:Error|Exception)(?::|(?:\\){1,4}n)|File (?:\\){0,4}\")"
+)
+_ESCAPES = 3  # in a line that holds a text; a line of source may have one
+_BETWEEN = re.compile(r"^['\"], ['\"]")  # two strings of a list
+_STRING = re.compile(r"\s{0,40}(?P<text>\"(?:[^\"\\]|\\.){1,3900}\"),?\s{0,4}$")  # a list's, alone
 _END = re.compile(r'"[\s,}\]]{0,12}$')  # of a record, behind its last text
 _HEAD = "Traceback (most recent call last):"
 
@@ -69,12 +79,22 @@ def _is_of_text(record: dict[str, object], text: str) -> bool:
 
 
 def _unescaped(text: str) -> tuple[int | None, list[str]] | None:
-    """Return the lines of a traceback whose newlines are escaped; of a record that is cut, too."""
+    """Return the lines of a text whose newlines are escaped; of a record that is cut, too."""
     at = text.find(_HEAD)
-    if at < 0 or not _ESCAPED.match(text, at + len(_HEAD)):
-        return None
-    before, trace = text[:at], text[at:].replace('\\"', '"')
-    return None, _bounded([before, *_ESCAPED.split(_END.sub("", trace))])
+    if at >= 0 and _ESCAPED.match(text, at + len(_HEAD)):
+        before, trace = text[:at], text[at:].replace('\\"', '"')
+        return None, _bounded([before, *_unlisted(_ESCAPED.split(_END.sub("", trace)))])
+    if text.count("\\n") >= _ESCAPES and _ESCAPED_LINE.search(text):
+        return None, _bounded(_unlisted(_ESCAPED.split(text.replace('\\"', '"'))))
+    if (found := _STRING.fullmatch(text)) is not None:
+        with contextlib.suppress(ValueError):
+            return None, str(json.loads(found["text"])).splitlines()
+    return None
+
+
+def _unlisted(lines: list[str]) -> list[str]:
+    """Return lines without what a list puts between its strings, as that of a traceback's lines."""
+    return [_BETWEEN.sub("", line) for line in lines]
 
 
 def _bounded(lines: list[str]) -> list[str]:
@@ -95,7 +115,7 @@ def _texts(record: dict[str, object], depth: int) -> list[tuple[bool, str]]:
     """Return what the record's fields say, tracebacks last."""
     found: list[tuple[bool, str]] = []
     for key, value in record.items():
-        if not _TEXT.match(key):
+        if not _TEXT.match(key) and not _holds_lines(value):
             continue
         if isinstance(value, list):
             value = "\n".join(item for item in value if isinstance(item, str))
@@ -104,6 +124,11 @@ def _texts(record: dict[str, object], depth: int) -> list[tuple[bool, str]]:
         elif isinstance(value, dict) and depth:
             found += _texts(value, depth - 1)
     return sorted(found, key=lambda item: item[0])
+
+
+def _holds_lines(value: object) -> bool:
+    """Return whether a field is a text of several lines or an exception's, whatever its name."""
+    return isinstance(value, str) and bool("\n" in value.strip() or _EXCEPTION.match(value))
 
 
 def _rank(record: dict[str, object]) -> int | None:

@@ -47,6 +47,7 @@ _OTHER = re.compile(
     r"|Process finished with |Error: Process completed|command terminated with |FATAL: "
     r"|'\(\w{1,80}Error\(|thread '|panic: |goroutine \d|During handling|The above exception"
     r"|\S{1,200}:\d{1,6}: "
+    r"|(?:Killed|Terminated|Aborted|Hangup|Quit|Segmentation fault|Bus error)(?: \(core dumped\))?$"
 )
 # Another process's last output. It only continues a message that has the same subject.
 _ELSEWHERE = re.compile(

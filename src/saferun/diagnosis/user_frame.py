@@ -27,6 +27,15 @@ _HIDES_MORE = re.compile(
     r"|cuda|to|item|from_pretrained|load_dataset|\w{0,20}download\w{0,20}|wait|compile|dist|save)"
     r"[.(]|requests\.|urlopen"
 )
+# Of those, the code and the calls that reach what is outside of this process.
+_REACHES = re.compile(
+    r"/torch/(?:nn|distributed|cuda|_inductor|_dynamo|_functorch|_tensor|autograd|serialization|storage"
+    r"|multiprocessing/(?:queue|reductions))\b|/(?:triton|requests|urllib3|httpx|httpcore|aiohttp"
+    r"|huggingface_hub|datasets|ray|jaxlib|grpc|socket\.py|ssl\.py|http|asyncio|concurrent)\b"
+    r"|\b(?:backward|barrier|all_?(?:gather|reduce)\w{0,20}|broadcast|init_process_group|new_group"
+    r"|synchronize|load_dataset|from_pretrained|\w{0,20}download\w{0,20}|wait|compiled?|cuda|urlopen)\("
+    r"|\bdist\.|requests\.|ray\.get"
+)
 _FIRST, _LAST = "most recent call first", "most recent call last"
 
 
@@ -63,19 +72,26 @@ def _users(text: str) -> str:
     return f'File "{found["path"]}", line {found["line"]}, in {found["name"]}'
 
 
-def is_last(traceback: str) -> bool:
-    """Return whether the last frame is a function of the script's that calls nothing that may pass.
+def of_cut(traceback: str) -> str:
+    """Return whose fault a traceback shows that is cut before its exception.
 
-    Args:
-        traceback: lines of a traceback that is cut before its exception.
+    Returns:
+        "own" where its last frame is a function of the script's that calls nothing that may pass;
+        "likely" where it ends in other code, but in none that reaches a device, other ranks, a
+        compiler or a server; "" where it may be anything.
     """
     rows = [row.strip() for row in traceback.splitlines()]
     frames = [
-        (at, found)
+        (at, _FRAME.match(row) or _BOXED.match(row))
         for at, row in enumerate(rows)
-        if (found := _FRAME.match(row) or _BOXED.match(row)) or row.startswith("File ")
+        if _FRAME.match(row) or _BOXED.match(row) or row.startswith("File ")
     ]
-    at, last = frames[-1] if frames else (0, None)
-    if last is None or last["name"] == "<module>" or _MAY_PASS.search(last["path"]):
-        return False
-    return not any(_HIDES_MORE.search(row) for row in rows[at + 1 :])
+    if not frames:
+        return ""
+    at, last = frames[-1]
+    calls = rows[at + 1 :]
+    whole = last is not None and last["name"] != "<module>" and not _MAY_PASS.search(last["path"])
+    if whole and not any(_HIDES_MORE.search(row) for row in calls):
+        return "own"
+    above = frames[-2][0] if last is None and len(frames) > 1 else at  # of one that is cut, too
+    return "" if any(_REACHES.search(row) for row in rows[above:]) else "likely"

@@ -1,0 +1,48 @@
+"""Pure: what a log may say where its lines, read as they are, say nothing.
+
+An exception within a line, behind words that are no prefix, is taken for one. Read so at first, a
+log would be full of exceptions that somebody only mentions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.matches import is_information
+from saferun.diagnosis.tracebacks import GOES_ON
+
+_CHARS = 8000  # of a line that are searched
+_WITHIN = re.compile(
+    r"(?<![\w.'\"/])(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?=: \S|:$)"
+)
+_NOT_RAISED = re.compile(
+    r"\b(?:raise|except|catch|caught|if|for|an?|the|no|on|of|from|ignor\w{1,4}|handl\w{1,4}) $",
+    re.I,
+)
+_WARNS = re.compile(r"\bwarn", re.I)
+
+
+def lines(read: Sequence[Line]) -> list[Line]:
+    """Return the lines with the exceptions within them at their begin; [] where there are none.
+
+    Args:
+        read: the log's lines.
+    """
+    found = [_from_exception(line) for line in read]
+    changed = any(new is not line for new, line in zip(found, read, strict=True))
+    return found if changed else []
+
+
+def _from_exception(line: Line) -> Line:
+    text = line.text[:_CHARS]
+    if "Error:" not in text and "Exception:" not in text:
+        return line
+    if is_information(line) or GOES_ON.search(text.lower()):
+        return line
+    for found in reversed(list(_WITHIN.finditer(text))):
+        before = text[: found.start()]
+        if before and not _NOT_RAISED.search(before[-20:]) and not _WARNS.search(before):
+            return line._replace(text=line.text[found.start() :])
+    return line

@@ -1,0 +1,60 @@
+"""A prefix that no list knows: a traceback shows it, and it is removed from every line."""
+
+from __future__ import annotations
+
+import pytest
+from job_logs import diagnose, table
+
+from saferun.diagnosis import log_reader
+
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "/w/fit.py", line 61, in main',
+    '    x = batch["mask"]',
+    "KeyError: 'mask'",
+]
+PREFIXES = {
+    "an unknown rank": "[rankx]: ",
+    "a node": "node07> ",
+    "a job and its host": "job=77 host=n3 | ",
+    "a name": "(trainer) ",
+    "a number": "{n:4d}  ",
+    "a quoted reply": "> ",
+    "a counter in brackets": "[{n}|n3] ",
+    "a time of its own": "10h{n:02d}m: ",
+}
+
+
+def carried(rows: list[str], prefix: str) -> str:
+    return "\n".join(prefix.format(n=n) + row for n, row in enumerate(rows, 8))
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+def test_a_log_means_the_same_behind_a_prefix_that_its_traceback_shows(prefix):
+    rows = [row for row in table("kinds") if TRACEBACK[0] in row["log"] and 'File "' in row["log"]]
+    for row in rows:
+        alone = diagnose(row["log"], exit_code=row.get("exit_code"))
+        found = diagnose(carried(row["log"].split("\n"), prefix), exit_code=row.get("exit_code"))
+        assert found.kind == alone.kind, row["name"]
+    assert len(rows) > 20
+
+
+def test_lines_without_the_prefix_stay_as_they_are():
+    log = log_reader.of_text("step 1\n" + carried(TRACEBACK, "node07> ") + "\nnode: done")
+    assert [line.text for line in log.lines] == ["step 1", *TRACEBACK, "node: done"]
+
+
+def test_the_raw_lines_keep_their_prefix():
+    log = log_reader.of_text(carried(TRACEBACK, "node07> "))
+    assert log.lines[3].raw == "node07> KeyError: 'mask'"
+
+
+def test_what_stands_before_a_head_alone_is_no_prefix():
+    rows = ["ERROR root: " + TRACEBACK[0], *TRACEBACK[1:]]
+    log = log_reader.of_text("\n".join(rows))
+    assert [line.text for line in log.lines] == rows
+
+
+def test_a_progress_bar_before_a_head_is_no_prefix():
+    rows = ["train  46%|####     | 31/67" + TRACEBACK[0], *TRACEBACK[1:]]
+    assert diagnose("\n".join(rows)).kind == "user-exception"
