@@ -18,7 +18,7 @@ import functools
 import os
 import sys
 
-from .. import contract, rank
+from .. import contract, rank, trace
 from . import optuna_repeat, optuna_storage
 from .optuna_call import Trials
 from .optuna_ledger import Ledger
@@ -103,7 +103,7 @@ class Hook:
             finally:
                 self._running.pop(id(self_), None)
 
-        return optimize
+        return trace.hidden(optimize, trace.hide_all)
 
     def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization | None:
         try:
@@ -176,7 +176,7 @@ class Hook:
                 trials.begun(trial)
             return trial
 
-        return ask
+        return trace.hidden(ask, trace.hide_all)
 
     def _asked(self, study: Any) -> Trials | None:
         """Return who is told about the trials that a script asks for itself."""

@@ -8,6 +8,7 @@ ends, to be replaced, once the storage has the trial.
 
 from __future__ import annotations
 
+from .. import trace
 from . import cuda_failures, memory, optuna_ledger, optuna_state
 
 TYPE_CHECKING = False
@@ -134,6 +135,7 @@ class Objective:
         except BaseException as error:
             pruned = self._judged(running, error)
             if not pruned:
+                trace.hide(error)
                 raise
         else:
             self._look(trial.number)

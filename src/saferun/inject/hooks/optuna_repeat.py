@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 
+from .. import trace
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +100,7 @@ def wrap(module: ModuleType, once: Once, is_running: Callable[[Any], bool]) -> N
             original(self, trial)
             once.made("add", self.study_name)
 
-    studies.Study.add_trial = add_trial
+    studies.Study.add_trial = trace.hidden(add_trial)
 
 
 def is_in_memory(storage: Any) -> bool:
@@ -131,7 +133,7 @@ def _create(original: Callable[..., Any], once: Once) -> Callable[..., Any]:
             once.created(given, study.study_name)
         return study
 
-    return create_study
+    return trace.hidden(create_study)
 
 
 def _named(
@@ -147,4 +149,4 @@ def _named(
         finally:
             once.made(call, study)
 
-    return once_only
+    return trace.hidden(once_only)

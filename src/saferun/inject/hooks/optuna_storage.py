@@ -12,6 +12,8 @@ import functools
 import os
 import time
 
+from .. import trace
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +76,7 @@ def make_tables_once() -> None:
                     raise
             time.sleep(_TABLES_WAIT_S)
 
-    storage.__init__ = init
+    storage.__init__ = trace.hidden(init)
 
 
 def watch(study: Any, watcher: Watcher) -> Watcher | None:
