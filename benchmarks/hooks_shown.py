@@ -141,7 +141,7 @@ def treat(kind: str, folder: Path, limit_s: float) -> dict[str, Any]:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     line = next((text for text in done.stdout.splitlines() if kind in text), "")
     seconds = time.monotonic() - start
-    ok = not done.returncode and "finishes" in line
+    ok = not done.returncode and "yes, " in line
     return {"name": kind, "ok": ok, "seconds": seconds, "said": line, "all": done.stderr[-2000:]}
 
 
