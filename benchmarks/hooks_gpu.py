@@ -302,7 +302,7 @@ def main() -> None:
                     report.shown.append(found)
                     report.write()
             elif part == "shards":
-                report.texts[part] = hooks_shown.shards(until)
+                report.texts[part] = hooks_shown.shards(until, folder / "shards.md")
             else:
                 wave(part, report, folder, until)
             report.write()
