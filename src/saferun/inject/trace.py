@@ -23,8 +23,15 @@ def hide(error: BaseException) -> None:
     error.__traceback__ = trace
 
 
-def hidden(function: "Callable[..., Any]") -> "Callable[..., Any]":
-    """Return a wrapper whose frame and `function`'s own are in no traceback."""
+def hidden(
+    function: "Callable[..., Any]", take_off: "Callable[[BaseException], None]" = hide
+) -> "Callable[..., Any]":
+    """Return a wrapper whose frame and `function`'s own are in no traceback.
+
+    Args:
+        function: a hook's, which stands in the place of a library's.
+        take_off: `hide_all` where the library calls other functions of ours in turn.
+    """
     import functools
 
     @functools.wraps(function)
@@ -32,7 +39,7 @@ def hidden(function: "Callable[..., Any]") -> "Callable[..., Any]":
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            hide(error)
+            take_off(error)
             raise
 
     return wrapper

@@ -55,6 +55,13 @@ def test_enabled_off_compiles_nothing(gpus, saferun):
     assert done.reported[0]["kernels"] == 0, done.err[-3000:]
 
 
+def test_a_kernel_that_the_script_tunes_itself_is_kept_and_named(gpus, saferun):
+    done = saferun(source("gpu/own_autotune"), "--set", "hooks.compile.autotune=off")
+    assert done.code == 0, done.err[-3000:]
+    assert "the same: True" in done.out
+    assert [line["kept"] for line in done.receipts if "kept" in line] == ["double"]
+
+
 FLEX = """
 from torch.nn.attention.flex_attention import flex_attention
 {how}

@@ -1,12 +1,15 @@
 """Train a small GPT, some steps whenever benchmarks/hooks_gpu.py asks for them.
 
-WRAP is ddp or fsdp2, MODE eager or a mode of torch.compile, TURNS the address to connect to, NAME
-what this job is called there. Between its turns a rank waits on its socket, and uses no GPU.
+WRAP is ddp or fsdp2, MODE eager, deterministic (eager, and the same losses each time) or a mode of
+torch.compile, TURNS the address to connect to, NAME what this job is called there. Between its
+turns a rank waits on its socket, and uses no GPU. The time of a turn is that of its median step.
 """
 
+import itertools
 import json
 import os
 import socket
+import statistics
 import time
 
 import torch
@@ -18,9 +21,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 CUDA = torch.cuda.is_available()
 WIDTH, HEADS, LAYERS, LENGTH, BATCH, WORDS = (
-    (768, 12, 12, 1024, 8, 50304) if CUDA else (16, 2, 2, 8, 2, 64)
+    (1536, 12, 6, 1024, 8, 32768) if CUDA else (16, 2, 2, 8, 2, 64)
 )
 WRAP, MODE = os.environ["WRAP"], os.environ["MODE"]
+EAGER = MODE in ("eager", "deterministic")
 WARM_UP = 12 if CUDA else 3
 
 
@@ -59,12 +63,12 @@ def wrap(net, local):
     how = {} if MODE == "default" else {"mode": MODE}
     if WRAP == "fsdp2":
         for block in net.blocks:
-            if MODE != "eager":
+            if not EAGER:
                 block.compile(**how)
             fully_shard(block)
         return fully_shard(net)
     net = DistributedDataParallel(net, device_ids=[local] if CUDA else None)
-    return net if MODE == "eager" else torch.compile(net, **how)
+    return net if EAGER else torch.compile(net, **how)
 
 
 def batches(device):
@@ -81,6 +85,7 @@ def main():
     if CUDA:
         torch.cuda.set_device(local)
     dist.init_process_group("nccl" if CUDA else "gloo")
+    torch.use_deterministic_algorithms(MODE == "deterministic")
     device = torch.device("cuda", local) if CUDA else torch.device("cpu")
     torch.manual_seed(0)
     net = wrap(GPT().to(device, torch.bfloat16 if CUDA else None), local)
@@ -94,7 +99,17 @@ def main():
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return loss
+        return loss.detach()
+
+    def mark():
+        if not CUDA:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(first, second):
+        return first.elapsed_time(second) if CUDA else 1000 * (second - first)
 
     def wait():
         if CUDA:
@@ -117,13 +132,13 @@ def main():
         if not count:
             break
         wait()
-        start = time.perf_counter()
+        marks = [mark()]
         for _ in range(count):
             loss = step()
-        if CUDA:
-            torch.cuda.synchronize()
-        taken = time.perf_counter() - start
-        say(ms=1000 * taken / count, loss=float(loss))
+            marks.append(mark())
+        last = float(loss)
+        taken = [between(*pair) for pair in itertools.pairwise(marks)]
+        say(ms=statistics.median(taken), loss=last)
     wait()
     dist.destroy_process_group()
 

@@ -100,7 +100,14 @@ def _hold_entry(torch: ModuleType, settings: CompileSettings, context: Context) 
 
     @functools.wraps(original)
     def compile(model: Any = None, **kwargs: Any) -> Any:
-        if _is_in_torch(sys._getframe(1)):
+        try:
+            return choose(sys._getframe(1), model, kwargs)
+        except BaseException as error:
+            trace.hide(error)
+            raise
+
+    def choose(frame: FrameType, model: Any, kwargs: dict[str, Any]) -> Any:
+        if _is_in_torch(frame):
             return original(model, **kwargs)
         if model is None:
             return functools.partial(compile, **kwargs)

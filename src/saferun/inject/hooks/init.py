@@ -255,13 +255,15 @@ class InitCall:
     def _agent_store(self) -> Any:
         import datetime
 
-        return _torch_distributed().TCPStore(
+        store = _torch_distributed().TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             is_master=False,
             wait_for_workers=False,  # the original's own count of clients stays as it was
-            timeout=datetime.timedelta(seconds=min(self._timeout_s, CONNECT_S)),
+            timeout=datetime.timedelta(seconds=CONNECT_S),  # a loaded machine, not a missing rank
         )
+        store.set_timeout(datetime.timedelta(seconds=min(self._timeout_s, CONNECT_S)))
+        return store
 
     def _facts(self, size: int) -> agreement.Facts:
         facts: agreement.Facts = {

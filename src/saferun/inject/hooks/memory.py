@@ -59,7 +59,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
             kwargs["callbacks"] = _with_ours(kwargs.get("callbacks"), context)
         return original(self, func, *args, **kwargs)
 
-    study.optimize = trace.hidden(optimize)
+    study.optimize = trace.hidden(optimize, trace.hide_all)
     context.receipt(_HOOK, contract.APPLIED)
 
 

@@ -103,7 +103,7 @@ class Hook:
             finally:
                 self._running.pop(id(self_), None)
 
-        return trace.hidden(optimize)
+        return trace.hidden(optimize, trace.hide_all)
 
     def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization | None:
         try:
@@ -177,7 +177,7 @@ class Hook:
                 trials.begun(trial)
             return trial
 
-        return trace.hidden(ask)
+        return trace.hidden(ask, trace.hide_all)
 
     def _asked(self, study: Any) -> Trials | None:
         """Return who is told about the trials that a script asks for itself."""

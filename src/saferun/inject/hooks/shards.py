@@ -70,6 +70,16 @@ def _note_meshes(cls: Any, context: Context) -> None:
     cls.__init__ = trace.followed(cls.__init__, made)
 
 
+def _outside(loader: Any, frame: FrameType) -> FrameType:
+    """Return the frame that makes the loader, which may be of a class of the script's own."""
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_code.co_name == "__init__":
+        if not any(one is loader for one in outer.f_locals.values()):
+            break
+        outer = outer.f_back
+    return outer or frame
+
+
 class Batches:
     """The first batches of one loader in one process."""
 
@@ -143,7 +153,7 @@ class Loaders:
     # what they note
 
     def _note_place(self, loader: Any, frame: FrameType) -> None:
-        place = frames.user_place(frame)
+        place = frames.user_place(_outside(loader, frame))
         count = self._made[place] = self._made.get(place, 0) + 1
         key = hashlib.blake2b(f"{place} {count}".encode(), digest_size=8).hexdigest()
         self._places[loader] = Batches(place, key)
