@@ -25,7 +25,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from store_counter import RENDEZVOUS, Counts, Proxy
+from scale_ranks import ranks_meet
+from store_counter import Counts, Proxy, flat, free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCHRUN, STORE, DIRECTORY = "torchrun", "saferun", "saferun, shared directory"
@@ -85,7 +85,7 @@ class Run:
 
     def __init__(self, count: int, launcher: str, place: Path) -> None:
         self._count, self._launcher, self._place = count, launcher, place
-        self._port = _free_port()
+        self._port = free_port()
         self._proxy = Proxy(self._port)
         self._agents: list[subprocess.Popen[bytes]] = []
         place.mkdir(parents=True)
@@ -197,66 +197,6 @@ class Run:
         self._proxy.close()
 
 
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as free:
-        return int(free.getsockname()[1])
-
-
-# --- ranks alone ---------------------------------------------------------------------------------
-
-
-def ranks_meet(count: int) -> dict[str, Any]:
-    """Have ranks meet as `hooks.init` has them meet twice: to compare facts, and as a barrier."""
-    sys.path.insert(0, str(ROOT / "src"))
-    import torch
-    import torch.distributed as dist
-
-    from saferun.inject import agreement, meeting
-
-    port = _free_port()
-    server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    proxy = Proxy(port)
-    argv = [
-        "train.py",
-        "--layers=48",
-        "--width=6144",
-        "--data=/shared/data/tokens",
-        "--steps=100000",
-    ]
-    results: list[float] = []
-    connected = threading.Barrier(count)
-
-    def rank(number: int) -> None:
-        facts: agreement.Facts = {
-            **{"world_size": count, "torch": torch.__version__, "cuda": "13.0", "nccl": "2.28.9"},
-            **{"gpu": "NVIDIA H200", "mitigations": "none", "barrier": "store", "argv": argv},
-            **{"local": str(number % 8), "node": str(number // 8)},
-        }  # type: ignore[typeddict-item]  # parts of one dict
-        own = dist.TCPStore("127.0.0.1", proxy.port, is_master=False, wait_for_workers=False)
-        connected.wait()
-        began = time.monotonic()
-        for what, brought in (("check-in", facts), ("barrier", {})):
-            store: Any = dist.PrefixStore(f"saferun/{what}", own)
-            compared, missing = meeting.meet(
-                store, number, count, brought, agreement.compare, LIMIT_S
-            )
-            assert not missing
-            assert not compared["differences"]
-        results.append(time.monotonic() - began)
-
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    counts = proxy.counts()
-    proxy.close()
-    del server
-    if len(results) < count:
-        raise SystemExit(f"only {len(results)} of {count} ranks met")
-    return {"ranks": count, "seconds": max(results), **_flat(counts)}
-
-
 # --- all runs ------------------------------------------------------------------------------------
 
 
@@ -293,36 +233,13 @@ def measure_group(group: list[int], launcher: str) -> list[Measured]:
     return sorted(found)
 
 
-def _flat(counts: Counts) -> dict[str, Any]:
-    """Return counts as JSON has them, ours apart from torch's own."""
-
-    def kind(key: str) -> str:
-        return "saferun" if "saferun" in key else "join" if RENDEZVOUS in key else "other"
-
-    def table(by: dict[Any, int]) -> dict[str, int]:
-        found = dict.fromkeys(("saferun", "join", "other"), 0)
-        for request, count in by.items():
-            found[kind(request.key)] += count
-        return found
-
-    each = sorted(counts.requests.items(), key=lambda pair: -pair[1])
-    return {
-        "requests": table(counts.requests),
-        "sent_bytes": table(counts.sent),
-        "received_bytes": counts.received,
-        "connections": counts.connections,
-        "peak_requests_per_s": counts.peak,
-        "each": {f"{request.kind} {request.key}": count for request, count in each},
-    }
-
-
 def as_json(one: Measured) -> dict[str, Any]:
     """Return a run as JSON has it."""
     phases = {
         name: {
             "seconds": round(phase.seconds, 3),
             "since_last_join_s": round(phase.since_last_join_s, 3),
-            **_flat(phase.counts),
+            **flat(phase.counts),
         }
         for name, phase in one.phases.items()
     }
@@ -347,9 +264,15 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.environ.pop("PYTHONPATH", None)  # saferun's; torchrun is measured without it
+    measure(given)
+    print((given.out / "scale.md").read_text())
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Measure all, and write what there is after each part."""
     import scale_tables
 
-    os.environ.pop("PYTHONPATH", None)  # saferun's; torchrun is measured without it
     budget = Budget(given.budget)
     document: dict[str, Any] = {"machine": scale_tables.machine(), "runs": [], "ranks": []}
 
@@ -377,7 +300,6 @@ def main() -> None:
         budget.took(sum(group), time.monotonic() - began)
         print(f"{group} nodes, {launcher}: {time.monotonic() - began:.0f} s", flush=True)
         keep()
-    print((given.out / "scale.md").read_text())
 
 
 class Budget:

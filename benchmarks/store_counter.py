@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import re
+import socket
 import threading
 import time
 from collections.abc import Generator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # What follows the byte of each kind: k a key, v a value, K keys, P pairs of both, digits: bytes.
 PARTS = ["4", "kv", "kvv", "k", "k8", "K", "K", "", "k", "kv", "K", "P", "", "4", "kv", "k1", "k"]
@@ -209,3 +210,32 @@ class _Parser:
             yield -size
         content = (yield size) if size and is_key else b""
         return re.sub(r"\d+", "#", content.decode("utf-8", "replace"))
+
+
+def flat(counts: Counts) -> dict[str, Any]:
+    """Return counts as JSON has them, ours apart from torch's own."""
+
+    def kind(key: str) -> str:
+        return "saferun" if "saferun" in key else "join" if RENDEZVOUS in key else "other"
+
+    def table(by: dict[Any, int]) -> dict[str, int]:
+        found = dict.fromkeys(("saferun", "join", "other"), 0)
+        for request, count in by.items():
+            found[kind(request.key)] += count
+        return found
+
+    each = sorted(counts.requests.items(), key=lambda pair: -pair[1])
+    return {
+        "requests": table(counts.requests),
+        "sent_bytes": table(counts.sent),
+        "received_bytes": counts.received,
+        "connections": counts.connections,
+        "peak_requests_per_s": counts.peak,
+        "each": {f"{request.kind} {request.key}": count for request, count in each},
+    }
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on at the moment."""
+    with socket.create_server(("", 0)) as free:
+        return int(free.getsockname()[1])

@@ -46,7 +46,6 @@ AGAIN_S = 1.0
 # After a failure they all come at once, so each waits a part of this, for each node of the run.
 SPREAD_S, LONGEST_SPREAD_S = 0.005, 5.0
 DONE_LOOK_S = 0.01  # between two looks whether all nodes are done, of those that end together
-GONE_LOOK_S = 0.5  # between two looks whether a store has gone, which costs its host a request
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
 _party: Party | None = None
@@ -199,8 +198,9 @@ class Party:
         while True:
             try:
                 original(agent, *rest)
-                await_end = functools.partial(_await_end, agent, self._attempt, self._rejoin_s)
-                if not harmlessly("an earlier attempt may be met", await_end, store=True):
+                if not harmlessly(
+                    "an earlier attempt may be met", lambda: self._is_early(agent), store=True
+                ):
                     return
                 error: Exception = RuntimeError("the store of an earlier attempt lives on")
             except Exception as caught:
@@ -222,6 +222,10 @@ class Party:
             text = f"only {', '.join(sorted(here.values()))} came back"
         self._write(outcome_name(self._attempt), {"alone": text})
         raise SystemExit(nodes.REGROUP_STATUS)
+
+    def _is_early(self, agent: Any) -> bool:
+        store = _prefixed(agent._store)
+        return node_watch.await_earlier(store, self._attempt, self._rejoin_s)
 
     def _refuse(self, agreement: nodes.Agreement) -> None:
         self._joining.end()
@@ -368,26 +372,6 @@ def _around(original: Callable[..., Any], around: Callable[..., Any]) -> Callabl
 
 def _prefixed(store: Any) -> Any:
     return sys.modules["torch.distributed"].PrefixStore("saferun", store)
-
-
-def _await_end(agent: Any, attempt: int, bound_s: float) -> bool:
-    """Have the agents of an earlier attempt end, if they have met in the agent's store.
-
-    Returns:
-        Whether they have, and their store is still there.
-
-    Raises:
-        RuntimeError: it has gone.
-    """
-    ours = _prefixed(agent._store)
-    if not ours.check(["result"]):
-        return False
-    ours.set(node_watch.WANTED, str(attempt))
-    limit = time.monotonic() + bound_s
-    while time.monotonic() < limit:
-        ours.check(["result"])
-        time.sleep(GONE_LOOK_S)
-    return True
 
 
 def _leave(store: Any, size: int) -> None:

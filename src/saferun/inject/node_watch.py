@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BEAT_S = 2.0  # and LONGEST_BEAT_S from 1,000 nodes on, to spare the host
 LONGEST_BEAT_S = 10.0
+GONE_LOOK_S = 0.5  # between two looks whether a store has gone, which costs its host a request
 # A cut of the network that heals within 30 s harms no job today and must not end one. The silence,
 # and what a stuck agent and its ranks get to end, stay below a minute.
 LOST_S = 40.0
@@ -241,3 +242,27 @@ def _own(store: Any) -> Any:
 
 def _beat(node: int) -> str:
     return f"beat/{node}"
+
+
+def await_earlier(store: Any, attempt: int, bound_s: float) -> bool:
+    """Have the agents of an earlier attempt end, if they have met in a store.
+
+    Args:
+        store: the agent's, under our prefix.
+        attempt: the number of the one that begins.
+        bound_s: how long to wait.
+
+    Returns:
+        Whether they have, and their store is still there.
+
+    Raises:
+        RuntimeError: it has gone.
+    """
+    if not store.check(["result"]):
+        return False
+    store.set(WANTED, str(attempt))
+    limit = time.monotonic() + bound_s
+    while time.monotonic() < limit:
+        store.check(["result"])
+        time.sleep(GONE_LOOK_S)
+    return True
