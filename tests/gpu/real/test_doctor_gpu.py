@@ -209,8 +209,10 @@ def test_a_gpu_that_another_job_slows_down_is_named():
         _, reported = doctor("--full")
         keep("doctor-busy.json", json.dumps(reported, indent=1))
         slow = [f for f in reported["findings"] if "below the others" in f["what"]]
-        assert {f["area"] for f in slow} == {"GPU 1"}
-        assert any(f["what"].startswith("matmul") for f in slow)
+        # A transfer has two ends, so that the link of the idle GPU may fall behind, too.
+        own = [f for f in slow if not f["what"].startswith("to the next GPU")]
+        assert {f["area"] for f in own} == {"GPU 1"}
+        assert any(f["what"].startswith("matmul") for f in own)
     finally:
         other.kill()
         other.communicate()
