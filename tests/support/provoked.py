@@ -47,7 +47,7 @@ _WITH_TORCH: dict[str, tuple[str, str, int | None]] = {
     "arguments": ("user-args-error", "unrecognized arguments", None),
     "worker-raises": ("user-exception", "KeyError: 'pixel_values'", None),
     "worker-killed": ("host-oom-killed", "is killed by signal: Killed", None),
-    "worker-crashes": ("dataloader-worker-died", "", None),
+    "worker-crashes": ("segfault", "is killed by signal: Segmentation fault", None),
     "damaged-pt": ("checkpoint-corrupt", "[Errno 22] Invalid argument", None),
     "damaged-safetensors": ("checkpoint-corrupt", "SafetensorError", None),
     "other-shapes": ("state-dict-mismatch", "Error(s) in loading state_dict", None),

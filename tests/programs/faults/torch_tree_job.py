@@ -93,7 +93,8 @@ def counter():
         return mmap.mmap(file.fileno(), 8)
 
 
-def train():
+def begin():
+    """Return the device, model and optimizer, how many steps were made, and the sum so far."""
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
@@ -107,14 +108,24 @@ def train():
         first, total = state["step"], state["total"]
         raw.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-    model = DistributedDataParallel(raw, [device.index] if cuda else None)
+    return device, raw, optimizer, first, total
+
+
+def batches(first):
+    """Return what yields this rank's batches; its workers, and the helper, are reported."""
     size = dist.get_world_size()
     starts = (((step * size) + rank) * BATCH for step in range(first, steps))
-    batches = [list(range(start, start + BATCH)) for start in starts]
-    loader = DataLoader(Numbers(), batch_sampler=batches, num_workers=2, pin_memory=cuda)
-    data = iter(loader)
-    names = [f"data {worker.pid}" for worker in data._workers] if batches else []
+    wanted = [list(range(start, start + BATCH)) for start in starts]
+    data = iter(DataLoader(Numbers(), batch_sampler=wanted, num_workers=2, pin_memory=cuda))
+    names = [f"data {worker.pid}" for worker in data._workers]
     report(*names, *([f"helper {helper()}"] if rank == 0 else []))
+    return data
+
+
+def train():
+    device, raw, optimizer, first, total = begin()
+    model = DistributedDataParallel(raw, [device.index] if cuda else None)
+    data = batches(first)
     count = counter()
     for step in range(first + 1, steps + 1):
         batch = next(data).to(device)
