@@ -132,7 +132,7 @@ class Loaders:
                 if batches is not None:
                     finding = self._guard(self._note_batch, iterator, batches, batch)
                     if finding:
-                        self._report(finding)
+                        self._report(finding, batches.key)
             except BaseException as error:
                 trace.hide(error)
                 raise
@@ -214,10 +214,11 @@ class Loaders:
             self._handle.remove()
             self._handle = None
 
-    def _report(self, finding: str) -> None:
+    def _report(self, finding: str, key: str) -> None:
         if self._context.hooks["shards"] == "error":
             raise RuntimeError(finding)
         self._context.receipt(_HOOK, contract.OBSERVED, finding=finding)
         store = sys.modules[rank.C10D]._get_default_store()
-        if store.add("saferun/reported/" + finding, 1) == 1:
+        # Once for each loader: a rank that looks early may know of other ranks than the next one.
+        if store.add(f"saferun/shards/reported/{key}", 1) == 1:
             self._context.say(finding)
