@@ -104,6 +104,16 @@ def test_the_machines_counters_decide_why_a_dataloader_worker_died(signal, known
     assert diagnose(TRACEBACK + line, exit_code=1, **known).kind == kind
 
 
+@pytest.mark.parametrize(
+    ("ample", "kind"),
+    [(True, "bus-error"), (False, "dataloader-shm-full"), (None, "dataloader-shm-full")],
+)
+def test_a_bus_error_that_a_worker_reports_itself_is_asked_of_the_machine_too(ample, kind):
+    line = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n"
+    ended = TRACEBACK + "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    assert diagnose(line + ended, exit_code=1, shm_ample=ample).kind == kind
+
+
 def test_a_killed_rank_is_known_from_its_status_alone():
     failures = (RankFailure(rank=6, exit_code=-9),)
     found = diagnose("", failures=failures, exit_code=1)

@@ -88,7 +88,8 @@ class Circumstances:
         """Return the kind of a match, where circumstances decide between look-alikes."""
         if _WORKER_CRASHED.search(match.text):  # a crash of the worker, not of its memory
             return by_progress("segfault", match.text, self._evidence, self._lines[: match.at])
-        if "killed by signal" in match.text:  # a DataLoader worker: torch knows only the number
+        # A DataLoader worker: torch knows only the signal's number, and supposes a reason for one.
+        if "killed by signal" in match.text or "bus error encountered in worker" in match.text:
             kind = by_machine(match.kind, self._evidence)
             if kind == "dataloader-worker-died" and self._evidence.oom_kills == 0:
                 return "ended-by-signal"  # memory was not short: it need not come again
