@@ -80,44 +80,28 @@ def batches(device):
             yield ids[:, :-1].to(device), ids[:, 1:].to(device)
 
 
-def main():
-    local = int(os.environ["LOCAL_RANK"])
+def mark():
+    if not CUDA:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(first, second):
+    return first.elapsed_time(second) if CUDA else 1000 * (second - first)
+
+
+def wait():
     if CUDA:
-        torch.cuda.set_device(local)
-    dist.init_process_group("nccl" if CUDA else "gloo")
-    torch.use_deterministic_algorithms(MODE == "deterministic")
-    device = torch.device("cuda", local) if CUDA else torch.device("cpu")
-    torch.manual_seed(0)
-    net = wrap(GPT().to(device, torch.bfloat16 if CUDA else None), local)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-4)
-    data, losses = batches(device), []
+        torch.cuda.synchronize()
+    dist.barrier()
+    if CUDA:
+        torch.cuda.synchronize()
 
-    def step():
-        if MODE == "reduce-overhead":
-            torch.compiler.cudagraph_mark_step_begin()
-        loss = net(*next(data))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
 
-    def mark():
-        if not CUDA:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between(first, second):
-        return first.elapsed_time(second) if CUDA else 1000 * (second - first)
-
-    def wait():
-        if CUDA:
-            torch.cuda.synchronize()
-        dist.barrier()
-        if CUDA:
-            torch.cuda.synchronize()
-
+def take_turns(step):
+    """Take as many steps as each line of the benchmark says, and tell it what a step took."""
     losses = [float(step()) for _ in range(WARM_UP)]
     host, port = os.environ["TURNS"].split(":")
     turns = socket.create_connection((host, int(port))).makefile("rw")
@@ -140,6 +124,30 @@ def main():
         taken = [between(*pair) for pair in itertools.pairwise(marks)]
         say(ms=statistics.median(taken), loss=last)
     wait()
+
+
+def main():
+    local = int(os.environ["LOCAL_RANK"])
+    if CUDA:
+        torch.cuda.set_device(local)
+    dist.init_process_group("nccl" if CUDA else "gloo")
+    torch.use_deterministic_algorithms(MODE == "deterministic")
+    device = torch.device("cuda", local) if CUDA else torch.device("cpu")
+    torch.manual_seed(0)
+    net = wrap(GPT().to(device, torch.bfloat16 if CUDA else None), local)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-4)
+    data = batches(device)
+
+    def step():
+        if MODE == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        loss = net(*next(data))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    take_turns(step)
     dist.destroy_process_group()
 
 
