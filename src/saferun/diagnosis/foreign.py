@@ -1,6 +1,6 @@
 """Pure: the exceptions that other languages' runtimes print when they end a process.
 
-C++ (`terminate called ... what(): X`, glog's `Check failed: X`), Rust (`panicked at`), Go (`panic:`)
+C++ (`terminate called`, `what(): X`), glog (`Check failed: X`), Rust (`panicked at`), Go (`panic:`)
 and Java (`Exception in thread "main"`) each state a type or none, and a message that means the same
 as a Python exception's.
 """
