@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Of the runtime since CUDA 10.1, which are those of the driver, and before. A number that means
 # two things is left out. https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html
 _NAMES = {
-    2: "cudaErrorMemoryAllocation", 35: "CUDA driver version is insufficient",
+    35: "CUDA driver version is insufficient",
     46: "all CUDA-capable devices are busy or unavailable", 48: "no kernel image is available",
     59: "device-side assert triggered", 74: "cudaErrorMisalignedAddress",
     77: "cudaErrorIllegalAddress", 79: "uncorrectable ECC error encountered",
@@ -28,8 +28,8 @@ _NAMES = {
 }  # fmt: skip
 _NUMBER = re.compile(
     r"\b(?:cuda|cu[A-Z]\w{2,40}|physx)[^\n]{0,120}?"
-    r"\b(?:errors?|failure|failed!?|code|status)(?: code)?[ =:(#]{1,4}"
-    r"(?P<number>\d{1,3})\b(?![.:]\d)",
+    r"\b(?<!exit )(?<!exit: )(?<!return )(?:errors?|failure|failed!?|code)(?: code)?[ =:(#]{1,4}"
+    r"(?P<number>\d{1,3})(?![.:]?\d)(?=\s{0,3}(?:$|[().,;:'\"\]-]|(?:at|in|on|from) ))",
     re.I,
 )
 

@@ -101,7 +101,9 @@ _KILLING_LINES = 40  # below such a line, within which SIGKILLs are the launcher
 _NOISE = (
     "sending process", "closing signal", "killing subprocess", "registered signal",
     "signal handler", "stopping process", "signals_to_handle", "unable to shutdown process",
-    "potential root causes",  # Ray lists them all, whatever ended its worker
+    # Ray lists them all, whatever ended its worker, in one line that terminals break
+    "potential root causes", "sigkill by oom killer due to high memory",
+    "due to sigsegv or other unexpected",
 )  # fmt: skip
 # Substrings of every line that may hold an exit code or a signal: a cheap test, for every line.
 _HINTS = (

@@ -1,8 +1,8 @@
 """Pure: the exceptions that other languages' runtimes print when they end a process.
 
-C++ (`terminate called ... what(): X`), Rust (`panicked at`), Go (`panic:`) and Java (`Exception in
-thread "main"`) each state a type or none, and a message that means the same as a Python
-exception's.
+C++ (`terminate called`, `what(): X`), glog (`Check failed: X`), Rust (`panicked at`), Go (`panic:`)
+and Java (`Exception in thread "main"`) each state a type or none, and a message that means the same
+as a Python exception's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,20 @@ _JAVA = re.compile(
     r"^Exception in thread \"(?P<thread>[^\"]{1,80})\" "
     r"(?P<type>(?:[a-z]\w{0,60}\.){1,10}[A-Z]\w{0,80})(?P<text>(?:: .*)?)$"
 )
-_WORDS = ("what():", "libc++abi", "panicked at ", "panic: ", "fatal error: ", "Exception in thread")
+# glog's, and that of the libraries which log as it does: its level F ends the process
+_CHECK = re.compile(
+    r"^(?:(?:.{0,80}: )?F(?:\d{4} [\d:.]{8,20} {1,6}\d{1,9})? \S{1,160}:\d{1,6}\] )?"
+    r"(?P<text>Check failed: \S.{0,2000})"
+)
+_WORDS = (
+    "Check failed: ",
+    "what():",
+    "libc++abi",
+    "panicked at ",
+    "panic: ",
+    "fatal error: ",
+    "Exception in thread",
+)
 
 
 class Thrown(NamedTuple):
@@ -70,6 +83,8 @@ def _thrown(lines: Sequence[Line], at: int, line: Line) -> Iterator[Thrown]:
     elif found := _GO.match(line.text):
         if any(_GOROUTINE.match(lines[row].text) for row in _below(lines, at)):
             yield Thrown(at, line.rank, "panic", line.text.strip(), ends=True)
+    elif found := _CHECK.match(line.text):
+        yield Thrown(at, line.rank, "check", found["text"].strip(), ends=True)
     elif found := _JAVA.match(line.text):
         ends = found["thread"] == "main"
         yield Thrown(at, line.rank, found["type"], found["type"] + found["text"], ends)

@@ -17,9 +17,10 @@ _CHARS = 8000  # of a line that are searched
 _WITHIN = re.compile(
     r"(?<![\w.'\"/])(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?=: \S|:$)"
 )
-_NOT_RAISED = re.compile(
-    r"\b(?:raise|except|catch|caught|if|for|an?|the|no|on|of|from|ignor\w{1,4}|handl\w{1,4}) $",
-    re.I,
+# Words before an exception that is only mentioned.
+_MENTIONS = (
+    *("raise", "except", "catch", "catching", "caught", "if", "for", "a", "an", "the", "no", "on"),
+    *("of", "from", "ignore", "ignored", "ignoring", "handle", "handled", "handling"),
 )
 _WARNS = re.compile(r"\bwarn", re.I)
 
@@ -43,6 +44,8 @@ def _from_exception(line: Line) -> Line:
         return line
     for found in reversed(list(_WITHIN.finditer(text))):
         before = text[: found.start()]
-        if before and not _NOT_RAISED.search(before[-20:]) and not _WARNS.search(before):
+        word = before.split()[-1:] if before.endswith(" ") else []
+        mentioned = bool(word) and word[0].lower() in _MENTIONS
+        if before and not mentioned and not _WARNS.search(before):
             return line._replace(text=line.text[found.start() :])
     return line

@@ -1,0 +1,41 @@
+"""A CUDA error of which only the number is printed is named; other numbers stay as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.diagnosis import cuda_codes, log_reader
+
+
+def named(text: str) -> str:
+    return cuda_codes.named(log_reader.of_text(text).lines)[0].text
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("GPUassert: CUDA error 719 at /w/kernel.cu:33", "cudaErrorLaunchFailure"),
+        ("cuCtxSynchronize failed with error 214", "uncorrectable ECC error"),
+        ("CUDA failure at fft.cu:77: code=700 (see the manual)", "cudaErrorIllegalAddress"),
+        ("cudaMalloc failed, error code 46", "busy or unavailable"),
+        ("CUDA error: 59, in loss_kernel<<<8, 256>>>", "device-side assert"),
+    ],
+)
+def test_a_number_is_named(text, name):
+    assert name in named(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Command 'python fit.py --device cuda' returned non-zero exit status 2.",
+        "fit.py on cuda:0 ended with exit code 101",
+        "device cuda: failed 35 of 99 tests",
+        "cuda validation error: 100.0",
+        "CUDA error 12.1",
+        "step 700 on cuda:0, loss 0.719",
+        "RuntimeError: cuda runtime error (700) : cudaErrorIllegalAddress",
+    ],
+)
+def test_other_numbers_are_not(text):
+    assert named(text) == text
