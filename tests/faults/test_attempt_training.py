@@ -101,7 +101,8 @@ def test_torchrun_that_does_not_take_them_is_passed_by(user_signals):
         run.kill("saferun", signal.SIGTERM)
         run.kill("saferun", signal.SIGINT)
         for pid in _ranks(run.mark):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # torchrun ends them meanwhile
+                os.kill(pid, signal.SIGKILL)
         assert run.ended()["exit_code"] == 1
         assert living(run.mark) == {}
 
@@ -109,7 +110,8 @@ def test_torchrun_that_does_not_take_them_is_passed_by(user_signals):
 def _ranks(mark: str) -> list[int]:
     found = []
     for pid in living(mark):
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if any(word.startswith(b"LOCAL_RANK=") for word in environ) and os.getsid(pid) == pid:
-            found.append(pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if any(word.startswith(b"LOCAL_RANK=") for word in environ) and os.getsid(pid) == pid:
+                found.append(pid)
     return found
