@@ -34,7 +34,12 @@ FUNCTIONS = [
 )
 def test_a_fault_of_ours_is_one_line_and_the_job_succeeds_at_attempt_1(tmp_path, function):
     (tmp_path / "job.py").write_text("print('done')\n")
-    options = ["--nnodes=1", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+    options = [
+        "--nnodes=1",
+        "--nproc-per-node=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+    ]
     done = subprocess.run(
         [sys.executable, str(PROGRAM), function, str(tmp_path), *options, "job.py"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},

@@ -31,6 +31,8 @@ SELDOM_S = 0.9  # between two questions for a refusal: nodes that join at once r
 DELAY_S = 5.0  # that a heartbeat may be old when it is first seen
 SIGNALLED = "SignalException"  # raised by torchrun's handler of SIGTERM: a subclass of Exception
 
+_reported: set[str] = set()  # the lines about faults of ours
+
 
 class Joining:
     """A node that waits for the others in a c10d rendezvous.
@@ -186,5 +188,8 @@ def harmlessly(what: str, act: Callable[[], Any], *, store: bool = False) -> Any
     except Exception as error:
         if type(error).__name__ == SIGNALLED or (store and is_of_torch(error)):
             raise
-        say(f"{what}: {type(error).__name__}: {error}")
+        line = f"{what}: {type(error).__name__}: {error}"
+        if line not in _reported:  # a node that tries again to join meets a fault again
+            _reported.add(line)
+            say(line)
         return None
