@@ -37,7 +37,7 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
     )
     (tmp_path / "dev").mkdir()
     # Other tests look at the GPUs 0 and 1 at the same time, and other suites at one of this test's.
-    number = os.makedev(orphans.NVIDIA_MAJOR, 1000 + os.getpid())
+    number = os.makedev(orphans.NVIDIA_MAJOR, 10 + os.getpid() % 200)
     os.mknod(tmp_path / "dev" / "nvidia0", 0o20600, number)
     stand = SimpleNamespace(runs=tmp_path / "other runs")
     environ = left_by(stand, ended_owner())
