@@ -43,6 +43,7 @@ LAUNCHERS = [TORCHRUN, STORE, DIRECTORY]
 TOGETHER = 40  # nodes that are measured beside each other
 LIMIT_S = 150.0  # of one step of one run
 STEADY_S = 8.0
+LOOK_S = 0.02  # between two looks whether all ranks have written; when they did, they say
 END_S = 60.0
 NO_WARM_AGENT = "--start-method=fork"  # of no effect on a script, but saferun then keeps none
 HOST = "127.0.9.1"  # sorted last: node 0 reads all heartbeats, and is to do so through the proxy
@@ -56,7 +57,7 @@ os.rename(name + ".tmp", name)
 while os.path.isdir(place) and not os.path.exists(f"{place}/end"):
     if attempt == "1" and os.environ["RANK"] == "0" and os.path.exists(f"{place}/fail"):
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.1)
+    time.sleep(0.1)  # 800 of them share the machine: they are to take none of it
 """
 
 
@@ -165,7 +166,7 @@ class Run:
         while not all(path.exists() for path in expected):
             if time.monotonic() > limit or any(agent.poll() for agent in self._agents):
                 raise RuntimeError(f"{self._count} nodes, {self._launcher}:\n{self._logs()}")
-            time.sleep(0.02)
+            time.sleep(LOOK_S)
         if self._launcher == STORE:
             for word in self._place.glob("runs/*/nodes/word"):
                 word.unlink()  # by this word nodes know that they share the directory

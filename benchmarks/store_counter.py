@@ -114,7 +114,7 @@ class Proxy:
                 if time.monotonic() > limit:
                     writer.close()
                     return
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # the host's store is not there yet
         back = asyncio.create_task(self._answer(far_reader, writer))
         await self._ask(reader, far_writer)
         await back

@@ -24,6 +24,7 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 SHARED = 48  # runs that may share a real GPU
 KEPT = re.compile(r"NCCL_|NVSHMEM_|NVIDIA_|CUDA|TORCH|TRITON_|(CC|CXX)$")
 STACKS = signal.SIGRTMIN + 5  # torch_tree_job.py prints its stacks then
+STACKS_S = 2  # for ranks to write them: whether one has is seen by nothing
 # Two helpers and not one for each core. A test of what this CPU can do imports torch for each kind
 # of vector instructions, under a lock that all runs of a cache share.
 COMPILER_ENV = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
@@ -168,7 +169,10 @@ class TorchTrial(Trial):
             return
         with socket.socket() as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            os.kill(self.pids(1, self.rank)["rank"][0], signal.SIGKILL)
+            rank = self.pids(1, self.rank).get("rank")
+            if not rank:  # it is over: the fault comes too late
+                return
+            os.kill(rank[0], signal.SIGKILL)
 
             def taken() -> bool:
                 with contextlib.suppress(OSError):
@@ -186,7 +190,7 @@ class TorchTrial(Trial):
         for pid in job.ranks().values():
             with contextlib.suppress(OSError):
                 os.kill(pid, STACKS)
-        time.sleep(2)
+        time.sleep(STACKS_S)
 
     # --- the promises ----------------------------------------------------------------------
 

@@ -36,8 +36,8 @@ _CHUNK_BYTES = 4 << 20
 _LOOK_S = 0.002  # between two looks whether it has gone: the job waits
 _REAP_S = 0.5  # for a killed test to go; the kernel may be unable to end it
 _LET_GO_S = 2.0  # for a test that has reported all to close the GPUs
-_OUTPUT_BYTES = 2000
-_OUTPUT_BYTES = 1 << 20
+_OUTPUT_BYTES = 1 << 20  # read of a test at most
+_KEPT_BYTES = 2000  # of them, in the document: the end of what were no reports
 _SET_PDEATHSIG = 1  # linux/prctl.h
 _NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 _UNKNOWN_FUNCTION = 500  # CUDA_ERROR_NOT_FOUND, for a function that this driver does not have
@@ -151,7 +151,7 @@ def _hear(document: dict[str, Any], line: bytes) -> None:
         number = report.pop("device", None)
     except (ValueError, AttributeError, RecursionError):
         text = document["output"] + line.decode("utf-8", "replace").strip() + "\n"
-        document["output"] = text[-_OUTPUT_BYTES:]
+        document["output"] = text[-_KEPT_BYTES:]
         return
     into = document if number is None else document["devices"].setdefault(str(number), {})
     into.update(report)

@@ -141,7 +141,8 @@ class Family:
         children: dict[int, list[int]] = {}
         for pid, stat in stats.items():
             children.setdefault(stat[0], []).append(pid)
-        ours = [pid for pid in children.get(self._root, ()) if pid not in set(self._spared())]
+        spared = set(self._spared())
+        ours = [pid for pid in children.get(self._root, ()) if pid not in spared]
         tree = list(ours)
         for pid in tree:
             tree += children.get(pid, ())

@@ -39,11 +39,11 @@ if not cuda:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch  # noqa: E402 - the rank is known before, and its GPUs are chosen
-import torch._inductor.config as inductor  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.data import DataLoader, Dataset  # noqa: E402
+import torch._inductor.config as inductor  # noqa: E402 - as above
+import torch.distributed as dist  # noqa: E402 - as above
+from torch import nn  # noqa: E402 - as above
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402 - as above
+from torch.utils.data import DataLoader, Dataset  # noqa: E402 - as above
 
 BATCH = 4
 CHECKPOINT = folder / "checkpoint.pt"
