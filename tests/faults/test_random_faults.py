@@ -9,6 +9,7 @@ from torch_faults import TorchTrial
 from users import root
 
 LIMIT_S = 1500  # the longest takes a minute on an idle machine; a loaded one is no hang
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)  # what is left then is looked at, too
 
 
 @root  # one of them mounts a full disk
