@@ -1,6 +1,7 @@
 """Notice ranks that train on the same data, by fingerprints of each loader's first batches.
 
 Target: torch.utils.data.dataloader, DataLoader.__init__, the iterators' __init__ and __next__;
+torchdata's StatefulDataLoader.__init__, which does not call it (torchtitan's loaders are such);
 torch.distributed.device_mesh, DeviceMesh.__init__. torch >= 2.4.
 Reason: a loader without a DistributedSampler, or an IterableDataset that is not split by rank,
 makes several ranks do the same work without any error.
@@ -21,7 +22,7 @@ import weakref
 
 from .. import contract, rank, trace
 from ..fingerprint import fingerprint
-from . import frames, shard_findings
+from . import frames, order_findings, shard_findings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ BATCHES = 3  # of each loader, that have a fingerprint
 LOOKS = (6, 12, 24, 48)  # the batch before which ranks look at each other's
 
 _meshes: list[shard_findings.Mesh] = []
+_watches: list[Loaders] = []  # the one of this process, once torch's loaders are there
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -51,7 +53,13 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         if hasattr(module, "DeviceMesh"):
             _note_meshes(module.DeviceMesh, context)
         return
+    if name == "torchdata.stateful_dataloader.stateful_dataloader":
+        cls = module.StatefulDataLoader  # its base has been executed before, and so is watched
+        if _watches:
+            cls.__init__ = _watches[0].noting_place(cls.__init__)
+        return
     watch = Loaders(context)
+    _watches[:] = [watch]
     module.DataLoader.__init__ = watch.noting_place(module.DataLoader.__init__)
     iterators = module._BaseDataLoaderIter
     iterators.__init__ = watch.noting_loader(iterators.__init__)
@@ -86,6 +94,7 @@ class Batches:
     def __init__(self, place: str, key: str) -> None:
         self.place = place
         self.key = key  # the same on every rank
+        self.part = ""  # of the data, as the loader's sampler says
         self.prints: list[str | None] = []
         self.count = 0
         self.steps_before = 0  # optimizer steps when the batch before this one was taken
@@ -117,7 +126,7 @@ class Loaders:
         """Wrap an iterator's __init__: the first iterator of a loader is watched."""
 
         def made(frame: FrameType, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            iterator._saferun_batches = self._guard(self._places.pop, loader, None)
+            iterator._saferun_batches = self._guard(self._begin, loader)
 
         return trace.followed(original, made)
 
@@ -158,6 +167,12 @@ class Loaders:
         key = hashlib.blake2b(f"{place} {count}".encode(), digest_size=8).hexdigest()
         self._places[loader] = Batches(place, key)
 
+    def _begin(self, loader: Any) -> Batches | None:
+        batches = self._places.pop(loader, None)
+        if batches is not None:
+            batches.part = shard_findings.part(order_findings.samplers(loader))
+        return batches
+
     def _note_batch(self, iterator: Any, batches: Batches, batch: Any) -> str | None:
         c10d = sys.modules.get(rank.C10D)
         if c10d is None or not rank.group_is_initialised() or c10d.get_world_size() < 2:
@@ -182,16 +197,18 @@ class Loaders:
 
     def _publish(self, c10d: Any, batches: Batches) -> None:
         store, own = c10d._get_default_store(), c10d.get_rank()
-        text = shard_findings.encode(batches.prints)
+        text = shard_findings.encode(batches.part, batches.prints)
         store.set(f"saferun/shards/{batches.key}/{own}", text)
 
     def _look(self, c10d: Any, batches: Batches) -> str | None:
         """Return the finding; "" where all ranks are there and differ, None to look again."""
         store, size = c10d._get_default_store(), c10d.get_world_size()
         peers = shard_findings.peers(c10d.get_rank(), size)
-        keys = {one: f"saferun/shards/{batches.key}/{one}" for one in peers}
-        there = {one: key for one, key in keys.items() if store.check([key])}
-        texts = {one: store.get(key).decode() for one, key in there.items()}
+        there = {one: f"saferun/shards/{batches.key}/{one}" for one in peers}
+        if not store.check(list(there.values())):  # one request, nearly always the only one
+            there = {one: key for one, key in there.items() if store.check([key])}
+        found = store.multi_get(list(there.values()))
+        texts = {one: text.decode() for one, text in zip(there, found)}
         groups = shard_findings.groups(c10d._world, size)
         same = shard_findings.same(texts, _meshes, groups)
         if same:
