@@ -47,7 +47,7 @@ def answer(forks: Forks, program: Program, folder: Path) -> Answer:
         folder,
         program.text(),
         ranks=program.ranks,
-        more={"shards": "warn"},
+        shards="warn",
         environ={"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"},
     )
     if job.code or job.out.count("done") != program.ranks:
