@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from ranks import Job, RunRanks, line_of
-from shard_programs import PROGRAMS, Program
+from shard_program import Program
+from shard_programs import PROGRAMS
 
 from saferun.inject.hooks import shard_findings
 
@@ -88,7 +89,7 @@ def test_ranks_of_a_group_of_the_scripts_own_may_share() -> None:
     [(["a", "b", "c"], True), (["a", "b", None], False), (["a", "a", "a"], False)],
 )
 def test_batches_that_tell_nothing_are_published_as_nothing(prints: list, tells: bool) -> None:
-    assert bool(shard_findings.encode(prints)) is tells
+    assert bool(shard_findings.encode("", prints)) is tells
     assert shard_findings.same({0: "", 1: ""}, [], []) == []
 
 

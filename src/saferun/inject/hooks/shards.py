@@ -58,12 +58,11 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         if _watches:
             cls.__init__ = _watches[0].noting_place(cls.__init__)
         return
-    watch = Loaders(context)
+    iterators = module._BaseDataLoaderIter
+    watch = Loaders(context, iterators)
     _watches[:] = [watch]
     module.DataLoader.__init__ = watch.noting_place(module.DataLoader.__init__)
-    iterators = module._BaseDataLoaderIter
     iterators.__init__ = watch.noting_loader(iterators.__init__)
-    iterators.__next__ = watch.noting_batches(iterators.__next__)
     context.receipt(_HOOK, contract.APPLIED, setting=context.hooks["shards"])
 
 
@@ -102,10 +101,16 @@ class Batches:
 
 
 class Loaders:
-    """The loaders of this process, while they are young."""
+    """The loaders of this process, while they are young.
 
-    def __init__(self, context: Context) -> None:
+    No function of ours is called for a batch, or a step, once no iterator is watched.
+    """
+
+    def __init__(self, context: Context, iterators: Any) -> None:
         self._context = context
+        self._iterators = iterators  # the base class of all
+        self._nexts: tuple[Any, Any] | None = None  # its __next__ and ours, while ours is there
+        self._young: weakref.WeakSet[Batches] = weakref.WeakSet()  # what living iterators hold
         self._places: weakref.WeakKeyDictionary[Any, Batches] = weakref.WeakKeyDictionary()
         self._made: dict[str, int] = {}  # place -> loaders made there
         self._steps = 0
@@ -130,7 +135,7 @@ class Loaders:
 
         return trace.followed(original, made)
 
-    def noting_batches(self, original: Any) -> Any:
+    def _noting_batches(self, original: Any) -> Any:
         """Wrap an iterator's __next__."""
 
         @functools.wraps(original)
@@ -142,7 +147,8 @@ class Loaders:
                     finding = self._guard(self._note_batch, iterator, batches, batch)
                     if finding:
                         self._report(finding, batches.key)
-            except BaseException as error:
+            except BaseException as error:  # it is over, most often
+                self._end(iterator)
                 trace.hide(error)
                 raise
             return batch
@@ -156,6 +162,7 @@ class Loaders:
             return step(*args)
         except Exception as error:  # a store that went away, a batch of an odd type
             self._failed = True
+            self._rest()
             self._context.failed(_HOOK, error)
             return None
 
@@ -169,14 +176,39 @@ class Loaders:
 
     def _begin(self, loader: Any) -> Batches | None:
         batches = self._places.pop(loader, None)
+        worker = sys.modules.get("torch.utils.data._utils.worker")
+        if worker is not None and worker._worker_info is not None:
+            return None  # a loader inside a dataset: the store's connection is the parent's
         if batches is not None:
             batches.part = shard_findings.part(order_findings.samplers(loader))
+            self._young.add(batches)
+            if self._nexts is None:
+                original = self._iterators.__next__
+                self._nexts = (original, self._noting_batches(original))
+                self._iterators.__next__ = self._nexts[1]
         return batches
+
+    def _end(self, iterator: Any) -> None:
+        """Watch an iterator no longer; take our functions away with the last one."""
+        batches = getattr(iterator, "_saferun_batches", None)
+        if batches is not None:
+            iterator._saferun_batches = None
+            self._young.discard(batches)
+        if not self._young:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        if self._nexts is not None and self._iterators.__next__ is self._nexts[1]:
+            self._iterators.__next__ = self._nexts[0]
+            self._nexts = None
 
     def _note_batch(self, iterator: Any, batches: Batches, batch: Any) -> str | None:
         c10d = sys.modules.get(rank.C10D)
         if c10d is None or not rank.group_is_initialised() or c10d.get_world_size() < 2:
-            iterator._saferun_batches = None
+            self._end(iterator)
             return None
         self._count_steps()
         batches.count += 1
@@ -191,8 +223,7 @@ class Loaders:
             return None
         found = self._look(c10d, batches) if batches.trains else None
         if found is not None or batches.count == LOOKS[-1]:
-            iterator._saferun_batches = None
-            self._stop_counting()
+            self._end(iterator)
         return found
 
     def _publish(self, c10d: Any, batches: Batches) -> None:
@@ -226,14 +257,12 @@ class Loaders:
     def _stepped(self, *_: object) -> None:
         self._steps += 1
 
-    def _stop_counting(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-
     def _report(self, finding: str, key: str) -> None:
         if self._context.hooks["shards"] == "error":
             raise RuntimeError(finding)
+        self._guard(self._say, finding, key)
+
+    def _say(self, finding: str, key: str) -> None:
         self._context.receipt(_HOOK, contract.OBSERVED, finding=finding)
         store = sys.modules[rank.C10D]._get_default_store()
         # Once for each loader: a rank that looks early may know of other ranks than the next one.
