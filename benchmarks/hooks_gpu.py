@@ -45,18 +45,18 @@ SIDES = {
     "no hooks": [
         *("hooks.excepthook=off", "hooks.order.mode=off", "hooks.order.wrap_barrier=false"),
         *("hooks.init.barrier=off", "hooks.init.agree=off", "hooks.init.set_device=false"),
+        "hooks.shards=off",
     ],
     "guards": GUARDS,
     "guards, compiled too": [*GUARDS, "hooks.guards.compiled=on"],
-    "shards": ["hooks.shards=warn"],
     "autotune off": ["hooks.compile.autotune=off"],
     "graphs and markers off": ["hooks.compile.cudagraphs=off", "hooks.cudagraph_markers=off"],
-    "all": [*GUARDS, "hooks.guards.compiled=on", "hooks.shards=warn", "hooks.order.mode=fix"],
+    "all": [*GUARDS, "hooks.guards.compiled=on", "hooks.order.mode=fix"],
 }
 BOTH = (PLAIN, AGAIN, "default")
 WAVES: dict[str, dict[str, tuple[str, ...]]] = {  # jobs that are there at the same time
     "ddp": {
-        "ddp eager": (*BOTH, "no hooks", "guards", "shards"),
+        "ddp eager": (*BOTH, "no hooks", "guards"),
         "ddp default": (*BOTH, "guards, compiled too"),
     },
     "fsdp2": {
