@@ -1,11 +1,12 @@
 """What the hooks cost in a training step, and what they show of planted faults, on two GPUs.
 
-    python benchmarks/hooks_gpu.py --out FOLDER [--limit-s 520] [--only WAVE] [--smoke]
+    python benchmarks/hooks_gpu.py --out FOLDER [--limit-s 520] [--only WAVE] [--steps N] [--smoke]
 
 Each row is a training of a small GPT on two ranks, wrapped and compiled in one way, under plain
 torchrun and under saferun with some settings. The jobs of a row are started and warmed up together
 and then take turns of some steps, nine rounds, so that a round is a pair: the median step of a side
-is divided by that of torchrun in the same round. Before that faults are planted (hooks_shown.py),
+is divided by that of torchrun in the same round. A second torchrun shows what two equal jobs differ
+by on that machine. Before that faults are planted (hooks_shown.py),
 and ordinary programs with real trainers follow (shards.py). FOLDER gets hooks.json and hooks.md
 after each row, with the end of the output of jobs that failed. --smoke: tiny sizes, gloo, two rows.
 """
@@ -32,33 +33,35 @@ import hooks_shown
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "tests" / "programs" / "gpu" / "train_in_turns.py"
-PLAIN = "torchrun"
-ROUNDS, STEPS = 9, 25
+PLAIN, AGAIN = "torchrun", "torchrun again"
+ROUNDS = 9
+STEPS = {"ddp": 25, "fsdp2": 60}  # of a turn; FSDP2's vary more from one to the next
 WARM_S, TURN_S = 240.0, 60.0  # longest
 GUARDS = ["hooks.guards.labels=on", "hooks.guards.embeddings=on", "hooks.guards.logits=on"]
 SIDES = {
     PLAIN: None,
+    AGAIN: None,
     "default": [],
     "no hooks": [
         *("hooks.excepthook=off", "hooks.order.mode=off", "hooks.order.wrap_barrier=false"),
         *("hooks.init.barrier=off", "hooks.init.agree=off", "hooks.init.set_device=false"),
+        "hooks.shards=off",
     ],
     "guards": GUARDS,
     "guards, compiled too": [*GUARDS, "hooks.guards.compiled=on"],
-    "shards": ["hooks.shards=warn"],
     "autotune off": ["hooks.compile.autotune=off"],
     "graphs and markers off": ["hooks.compile.cudagraphs=off", "hooks.cudagraph_markers=off"],
-    "all": [*GUARDS, "hooks.guards.compiled=on", "hooks.shards=warn", "hooks.order.mode=fix"],
+    "all": [*GUARDS, "hooks.guards.compiled=on", "hooks.order.mode=fix"],
 }
-BOTH = (PLAIN, "default")
+BOTH = (PLAIN, AGAIN, "default")
 WAVES: dict[str, dict[str, tuple[str, ...]]] = {  # jobs that are there at the same time
     "ddp": {
-        "ddp eager": (*BOTH, "no hooks", "guards", "shards"),
-        "ddp default": (*BOTH, "guards, compiled too", "autotune off", "all"),
+        "ddp eager": (*BOTH, "no hooks", "guards"),
+        "ddp default": (*BOTH, "guards, compiled too"),
     },
     "fsdp2": {
-        "fsdp2 eager": (*BOTH, "all"),
-        "fsdp2 default": (*BOTH, "autotune off"),
+        "fsdp2 eager": BOTH,
+        "fsdp2 default": BOTH,
         "ddp deterministic": (PLAIN, "all"),
     },
     "graphs": {
@@ -246,10 +249,18 @@ class Report:
         (self.folder / "hooks.md").write_text("\n".join(lines) + "\n")
 
 
-def wave(part: str, report: Report, work: Path, until: float) -> None:
-    """Start the jobs of some rows, have them take turns row by row, and report."""
+def wave(part: str, report: Report, work: Path, until: float, steps: int | None) -> None:
+    """Start the jobs of some rows, have them take turns row by row, and report.
+
+    Args:
+        part: a key of WAVES or SMOKE.
+        report: gets each row.
+        work: an empty folder.
+        until: time.monotonic() when the last round begins.
+        steps: of a turn; None for those of STEPS.
+    """
     rows = {**WAVES, **SMOKE}[part]
-    rounds, steps = (2, 2) if part in SMOKE else (ROUNDS, STEPS)
+    rounds = 2 if part in SMOKE else ROUNDS
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         port = listener.getsockname()[1]
         all_rows = [
@@ -259,7 +270,7 @@ def wave(part: str, report: Report, work: Path, until: float) -> None:
         try:
             warm(all_rows, listener, until if part in SMOKE else time.monotonic() + WARM_S)
             for row in all_rows:
-                taken = take_turns(row, rounds, steps, until)
+                taken = take_turns(row, rounds, steps or STEPS[row.name.split()[0]], until)
                 report.rows.append(result(row, taken))
                 report.write()
         finally:
@@ -281,11 +292,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit-s", type=float, default=520.0, help="for all of it")
     parser.add_argument("--only", action="append", choices=["shown", *WAVES, *SMOKE, "shards"])
+    parser.add_argument("--steps", type=int, help="of each turn")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     until = time.monotonic() + options.limit_s
     if options.smoke:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        options.steps = options.steps or 2
     parts = options.only or ["shown", *(SMOKE if options.smoke else WAVES), "shards"]
     parts.sort(key=lambda part: part == "max-autotune")  # last, since it compiles for minutes
     report = Report(options.out)
@@ -304,7 +317,7 @@ def main() -> None:
             elif part == "shards":
                 report.texts[part] = hooks_shown.shards(until, folder / "shards.md")
             else:
-                wave(part, report, folder, until)
+                wave(part, report, folder, until, options.steps)
             report.write()
     print((options.out / "hooks.md").read_text())
 

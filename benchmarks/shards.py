@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
 from ranks import Forks, line_of  # noqa: E402 - where they lie is known only now
-from shard_programs import PROGRAMS, Program  # noqa: E402 - as above
+from shard_program import Program  # noqa: E402 - as above
+from shard_programs import PROGRAMS  # noqa: E402 - as above
 
 MARK = "# here"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from ranks import Job, RunRanks, line_of
-from shard_programs import PROGRAMS, Program
+from shard_program import Program
+from shard_programs import PROGRAMS
 
 from saferun.inject.hooks import shard_findings
 
@@ -19,11 +20,12 @@ CASES = [
 ]
 
 
-def train(run_ranks: RunRanks, program: Program, setting: str = "warn") -> Job:
+def train(run_ranks: RunRanks, program: Program, **setting: str) -> Job:
+    """Run it; without a setting of `shards`, the hook is on as it is from the start."""
     if program.needs:
         pytest.importorskip(program.needs)
     environ = {"ACCELERATE_USE_CPU": "true"}
-    return run_ranks(program.text(), ranks=program.ranks, environ=environ, shards=setting)
+    return run_ranks(program.text(), ranks=program.ranks, environ=environ, **setting)
 
 
 @pytest.mark.parametrize("program", CASES)
@@ -44,7 +46,7 @@ def test_ranks_with_the_same_data_are_named_once_with_the_loaders_line_and_no_ot
 @pytest.mark.slow
 def test_under_error_the_job_ends_at_the_users_line(run_ranks: RunRanks) -> None:
     program = next(program for program in PROGRAMS if program.case == "no sampler")
-    job = train(run_ranks, program, "error")
+    job = train(run_ranks, program, shards="error")
     assert job.code == 1
     assert "RuntimeError: " in job.err
     assert "shards.py" not in job.err.split("RuntimeError: ")[0]
@@ -83,12 +85,30 @@ def test_ranks_of_a_group_of_the_scripts_own_may_share() -> None:
     assert shard_findings.same(texts, [], [{0, 2}, {1, 3}]) == [0, 1]
 
 
+class Sampler:
+    """One that takes a part, as DistributedSampler names it."""
+
+    def __init__(self, rank: int, num_replicas: int) -> None:
+        self.rank = rank
+        self.num_replicas = num_replicas
+
+
+def test_ranks_whose_samplers_take_different_parts_are_not_alike() -> None:
+    def texts(*parts: tuple[int, int]) -> dict[int, str]:
+        taken = [shard_findings.part([None, Sampler(*part)]) for part in parts]
+        return {rank: shard_findings.encode(part, ["a", "b"]) for rank, part in enumerate(taken)}
+
+    assert shard_findings.same(texts((0, 2), (1, 2)), [], []) == []
+    assert shard_findings.same(texts((0, 2), (0, 2)), [], []) == [0, 1]  # a rank that is fixed
+    assert shard_findings.same(texts((0, 1), (0, 1)), [], []) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("prints", "tells"),
     [(["a", "b", "c"], True), (["a", "b", None], False), (["a", "a", "a"], False)],
 )
 def test_batches_that_tell_nothing_are_published_as_nothing(prints: list, tells: bool) -> None:
-    assert bool(shard_findings.encode(prints)) is tells
+    assert bool(shard_findings.encode("", prints)) is tells
     assert shard_findings.same({0: "", 1: ""}, [], []) == []
 
 

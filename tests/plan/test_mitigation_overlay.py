@@ -65,7 +65,10 @@ HOOKS = {
     "cudagraphs-off": {"compile": {"cudagraphs": "off"}},
     "compile-fallback": {"compile": {"fallback": "on"}},
     "compile-off": {"compile": {"enabled": "off"}},
-    "debug-guards": {"guards": {"labels": "on", "embeddings": "on"}, "compile": {"enabled": "off"}},
+    "debug-guards": {
+        "guards": {"labels": "on", "embeddings": "on", "compiled": "on"},
+        "compile": {"cudagraphs": "off"},
+    },
     "tf-hierarchical-copy": {"tensorflow": {"cross_device_ops": "hierarchical-copy"}},
 }
 OPTIONS = {

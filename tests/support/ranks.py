@@ -167,7 +167,7 @@ class Forks:
     def _start(self, patches: str) -> subprocess.Popen[bytes]:
         settings = json.loads(patches)
         modules = ["torch"]
-        if settings == hooks():
+        if settings == hooks() or "shards" in settings:  # an optimizer imports torch._dynamo
             modules += ["torch._dynamo", "torch.distributed.fsdp"]
         elif settings["compile"] != hooks()["compile"] or settings["order"]["mode"] == "off":
             modules += ["torch._inductor.compile_fx"]

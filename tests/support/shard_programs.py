@@ -1,38 +1,11 @@
-"""Programs that train, by the shape of their way to data, and whether `shards` should warn.
-
-A body stands between HEAD and TAIL, which trains on what `loader` gives. A faulty program has the
-mark `# here` at the line that a warning should name.
-"""
+"""Programs that train, by the shape of their way to data; those with real libraries come last."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from repo import source
+from shard_libraries import STREAM, WITH_LIBRARIES
+from shard_program import fine, same
 
-HEAD = source("inject/data_for_ranks")
-TAIL = """
-optimizer = torch.optim.SGD(net.parameters(), 0.01)
-for epoch in range(2):
-    for batch in loader:
-        batch = batch[0] if isinstance(batch, (list, tuple)) else batch
-        optimizer.zero_grad(); net(batch.float().reshape(-1, 4)).sum().backward(); optimizer.step()
-"""
-END = """
-print("done", flush=True)
-store = dist.distributed_c10d._get_default_store()
-store.set(f"end{rank}", "")
-store.wait([f"end{one}" for one in range(size)])
-"""
-STREAM = """
-class Stream(IterableDataset):
-    def __init__(self, start=0, step=1): self.start, self.step = start, step
-    def __iter__(self):
-        worker = torch.utils.data.get_worker_info()
-        start, step = self.start, self.step
-        if worker is not None: start, step = start + step * worker.id, step * worker.num_workers
-        return iter(torch.randn(320, 4, generator=torch.Generator().manual_seed(5))[start::step])
-"""
 MESH = (
     "from torch.distributed.device_mesh import init_device_mesh\n"
     "mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp_shard', 'tp'))\n"
@@ -80,39 +53,6 @@ def batches(start, step):  # tokens of row groups, as a generator without a Data
     rows = torch.randint(0, 99, (320, 4), generator=torch.Generator().manual_seed(3))
     for place in range(start * 4, 320, step * 4): yield rows[place : place + 4]
 """
-ACCELERATE = "from accelerate import Accelerator\naccelerator = Accelerator(cpu=True)\n"
-TRANSFORMERS = source("inject/train_by_transformers")
-LIGHTNING = source("inject/train_by_lightning")
-AFTER = "\nimport torch.distributed as dist\nrank, size = dist.get_rank(), dist.get_world_size()\n"
-
-
-class Program(NamedTuple):
-    """One program. `known` says why an answer that is not the right one is expected."""
-
-    shape: str
-    case: str
-    body: str
-    warns: bool  # the ranks train on the same data, and it is not meant
-    known: str = ""
-    ranks: int = 2
-    needs: str = ""  # a package
-    whole: bool = False  # it has its own training loop
-
-    def text(self) -> str:
-        """Return the whole script."""
-        return self.body + AFTER + END if self.whole else HEAD + self.body + TAIL + END
-
-
-def same(shape: str, case: str, body: str, **more: object) -> Program:
-    """Return a program whose ranks train on the same data by mistake."""
-    return Program(shape, case, body, True, **more)  # type: ignore[arg-type]  # fields
-
-
-def fine(shape: str, case: str, body: str, **more: object) -> Program:
-    """Return a program that is as it is meant."""
-    return Program(shape, case, body, False, **more)  # type: ignore[arg-type]  # fields
-
-
 SAMPLED = "loader = DataLoader(data, 4, sampler=DistributedSampler(data))"
 PLAIN = "loader = DataLoader(data, 4, shuffle=True)  # here"
 LOADERLESS = "a generator is no DataLoader, and is not seen"
@@ -182,69 +122,6 @@ PROGRAMS = [
     # trainers
     fine("HF Trainer's shape", "sharded", TRAINER.replace("SHARD", "True")),
     same("HF Trainer's shape", "not sharded", TRAINER.replace("SHARD", "False")),
-    fine(
-        "HF Trainer",
-        "map-style",
-        'KIND = "Trainer"\n' + TRANSFORMERS,
-        needs="transformers",
-        whole=True,
-    ),
-    same(
-        "HF Trainer",
-        "own get_train_dataloader",
-        'KIND = "Own"\n' + TRANSFORMERS,
-        needs="transformers",
-        whole=True,
-    ),
-    fine(
-        "accelerate",
-        "prepared",
-        ACCELERATE + "loader = DataLoader(data, 4, shuffle=True)\n"
-        "net, loader = accelerator.prepare(net, loader)",
-        needs="accelerate",
-    ),
-    fine(
-        "accelerate",
-        "split batches",
-        "from accelerate import Accelerator, DataLoaderConfiguration as C\n"
-        "accelerator = Accelerator(cpu=True, dataloader_config=C(split_batches=True))\n"
-        "loader = accelerator.prepare(DataLoader(data, 4))",
-        needs="accelerate",
-    ),
-    fine(
-        "accelerate",
-        "rank 0 reads and dispatches",
-        "from accelerate import Accelerator, DataLoaderConfiguration as C\n"
-        "accelerator = Accelerator(cpu=True, dataloader_config=C(dispatch_batches=True))\n"
-        "loader = accelerator.prepare(DataLoader(data, 4))",
-        needs="accelerate",
-    ),
-    fine(
-        "accelerate",
-        "a stream",
-        ACCELERATE + STREAM + "loader = accelerator.prepare(DataLoader(Stream(), 4))",
-        needs="accelerate",
-    ),
-    same(
-        "accelerate",
-        "loader not prepared",
-        ACCELERATE + "net = accelerator.prepare(net)\nloader = DataLoader(data, 4)  # here",
-        needs="accelerate",
-    ),
-    fine(
-        "Lightning",
-        "its sampler",
-        "SHARD = True\n" + LIGHTNING,
-        needs="lightning",
-        whole=True,
-    ),
-    same(
-        "Lightning",
-        "use_distributed_sampler=False",
-        "SHARD = False\n" + LIGHTNING,
-        needs="lightning",
-        whole=True,
-    ),
     # streams
     fine(
         "torchtitan's shape",
@@ -372,4 +249,5 @@ PROGRAMS = [
         "one batch kept",
         "loader = [batch for batch in DataLoader(data, 4)][:1] * 60",
     ),
+    *WITH_LIBRARIES,
 ]

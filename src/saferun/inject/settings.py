@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         memory: MemorySettings
         optuna: OptunaSettings
         order: OrderSettings | None  # None: torch is left as it is
-        shards: Literal["off", "warn", "error"]
+        shards: Literal["warn", "error", "off"]
         tensorflow: TensorflowSettings
         required: bool
 
@@ -89,7 +89,7 @@ DEFAULTS: HookSettings = {
     "memory": {"clear_between_trials": False},
     "optuna": {"mode": "off", "recycle_every": 50},
     "order": ORDER,
-    "shards": "off",
+    "shards": "warn",
     "tensorflow": {"cross_device_ops": "keep", "memory_growth": False},
     "required": False,
 }

@@ -21,6 +21,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torch.distributed.device_mesh": ("shards",),
     "torch.utils.data._utils.signal_handling": ("excepthook",),
     "torch.utils.data.dataloader": ("order", "shards"),
+    "torchdata.stateful_dataloader.stateful_dataloader": ("shards",),
     "torch.nn.parallel.distributed": ("order",),
     "torch.cuda.memory": ("memory",),
     "optuna.study.study": ("memory", "optuna"),

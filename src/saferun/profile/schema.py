@@ -88,7 +88,7 @@ KEYS: dict[str, Key] = {
     ),
     "hooks.order.wrap_barrier": _flag(True, "Ranks wait for each other after DDP/FSDP wrapping."),
     "hooks.shards": _choice(
-        "off", "warn", "error", doc="What happens when ranks read the same data."
+        "warn", "error", "off", doc="What happens when ranks read the same data."
     ),
     "hooks.guards.labels": _choice("off", "on", doc="Check class labels before the loss kernel."),
     "hooks.guards.logits": _choice("off", "on", doc="Check the shape of logits before the loss."),

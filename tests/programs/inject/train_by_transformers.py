@@ -30,7 +30,7 @@ class Own(Trainer):
 
 
 arguments = TrainingArguments(
-    output_dir="out",
+    output_dir="trained",
     use_cpu=True,
     per_device_train_batch_size=4,
     max_steps=20,

@@ -49,12 +49,17 @@ def device_text(place: str, what: str, local_rank: str | None) -> str:
     )
 
 
-def shards_itself(loader: object) -> bool:
-    """Tell whether a loader's sampler or dataset knows its rank, or may (IterableDataset)."""
+def samplers(loader: object) -> tuple[object, ...]:
+    """Return a loader's samplers, batch samplers and what those wrap; None for one it has not."""
     batches = getattr(loader, "batch_sampler", None)
     inner = (getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None))
+    return (getattr(loader, "sampler", None), batches, *inner)
+
+
+def shards_itself(loader: object) -> bool:
+    """Tell whether a loader's sampler or dataset knows its rank, or may (IterableDataset)."""
     dataset = getattr(loader, "dataset", None)
-    parts = (getattr(loader, "sampler", None), batches, *inner, dataset)
+    parts = (*samplers(loader), dataset)
     if any(hasattr(part, name) for part in parts for name in _SHARDING):
         return True
     if any(hasattr(dataset, name) for name in _CHOSEN):

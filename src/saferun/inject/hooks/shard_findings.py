@@ -8,23 +8,40 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     Place = tuple[int, ...]  # a rank's coordinates in a mesh
     Mesh = dict[int, tuple[Place, tuple[bool, ...]]]  # rank -> place; dimensions that split data
 
 ALL_LOOK = 16  # ranks; in a larger job each one looks at a number that grows with the logarithm
+_PARTS = (("num_replicas", "rank"), ("num_processes", "process_index"))  # how samplers name them
 _DATA = ("dp", "data", "fsdp", "shard", "replicate", "batch")  # parts of names of such dimensions
 
 
-def encode(prints: Sequence[str | None]) -> str:
+def part(samplers: Iterable[object]) -> str:
+    """Return which part of the data samplers say that they take ("1/2"); "" for all, or unknown."""
+    for sampler in samplers:
+        for size, place in _PARTS:
+            count, number = getattr(sampler, size, None), getattr(sampler, place, None)
+            if isinstance(count, int) and isinstance(number, int) and count > 1:
+                return f"{number}/{count}"
+    return ""
+
+
+def encode(part: str, prints: Sequence[str | None]) -> str:
     """Return what a rank publishes: its batches' fingerprints; "" where they tell nothing.
 
     Batches that are all the same, as when one is trained on again and again, tell nothing either.
+
+    Args:
+        part: of the data, as `part` returned. Ranks that take different parts are not alike: equal
+            batches are in the data themselves, as where one prompt goes to several ranks.
+        prints: of the batches; None for one that tells nothing.
     """
     known = [one for one in prints if one is not None]
-    return " ".join(known) if len(known) == len(prints) and len(set(known)) > 1 else ""
+    tells = len(known) == len(prints) and len(set(known)) > 1
+    return f"{part} {' '.join(known)}" if tells else ""
 
 
 def mesh(ranks: Any, names: Sequence[str | None]) -> Mesh:

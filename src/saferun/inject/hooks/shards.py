@@ -1,6 +1,7 @@
 """Notice ranks that train on the same data, by fingerprints of each loader's first batches.
 
 Target: torch.utils.data.dataloader, DataLoader.__init__, the iterators' __init__ and __next__;
+torchdata's StatefulDataLoader.__init__, which does not call it (torchtitan's loaders are such);
 torch.distributed.device_mesh, DeviceMesh.__init__. torch >= 2.4.
 Reason: a loader without a DistributedSampler, or an IterableDataset that is not split by rank,
 makes several ranks do the same work without any error.
@@ -21,7 +22,7 @@ import weakref
 
 from .. import contract, rank, trace
 from ..fingerprint import fingerprint
-from . import frames, shard_findings
+from . import frames, order_findings, shard_findings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ BATCHES = 3  # of each loader, that have a fingerprint
 LOOKS = (6, 12, 24, 48)  # the batch before which ranks look at each other's
 
 _meshes: list[shard_findings.Mesh] = []
+_watches: list[Loaders] = []  # the one of this process, once torch's loaders are there
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -51,11 +53,16 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         if hasattr(module, "DeviceMesh"):
             _note_meshes(module.DeviceMesh, context)
         return
-    watch = Loaders(context)
-    module.DataLoader.__init__ = watch.noting_place(module.DataLoader.__init__)
+    if name == "torchdata.stateful_dataloader.stateful_dataloader":
+        cls = module.StatefulDataLoader  # its base has been executed before, and so is watched
+        if _watches:
+            cls.__init__ = _watches[0].noting_place(cls.__init__)
+        return
     iterators = module._BaseDataLoaderIter
+    watch = Loaders(context, iterators)
+    _watches[:] = [watch]
+    module.DataLoader.__init__ = watch.noting_place(module.DataLoader.__init__)
     iterators.__init__ = watch.noting_loader(iterators.__init__)
-    iterators.__next__ = watch.noting_batches(iterators.__next__)
     context.receipt(_HOOK, contract.APPLIED, setting=context.hooks["shards"])
 
 
@@ -86,6 +93,7 @@ class Batches:
     def __init__(self, place: str, key: str) -> None:
         self.place = place
         self.key = key  # the same on every rank
+        self.part = ""  # of the data, as the loader's sampler says
         self.prints: list[str | None] = []
         self.count = 0
         self.steps_before = 0  # optimizer steps when the batch before this one was taken
@@ -93,10 +101,16 @@ class Batches:
 
 
 class Loaders:
-    """The loaders of this process, while they are young."""
+    """The loaders of this process, while they are young.
 
-    def __init__(self, context: Context) -> None:
+    No function of ours is called for a batch, or a step, once no iterator is watched.
+    """
+
+    def __init__(self, context: Context, iterators: Any) -> None:
         self._context = context
+        self._iterators = iterators  # the base class of all
+        self._nexts: tuple[Any, Any] | None = None  # its __next__ and ours, while ours is there
+        self._young: weakref.WeakSet[Batches] = weakref.WeakSet()  # what living iterators hold
         self._places: weakref.WeakKeyDictionary[Any, Batches] = weakref.WeakKeyDictionary()
         self._made: dict[str, int] = {}  # place -> loaders made there
         self._steps = 0
@@ -117,11 +131,11 @@ class Loaders:
         """Wrap an iterator's __init__: the first iterator of a loader is watched."""
 
         def made(frame: FrameType, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            iterator._saferun_batches = self._guard(self._places.pop, loader, None)
+            iterator._saferun_batches = self._guard(self._begin, loader)
 
         return trace.followed(original, made)
 
-    def noting_batches(self, original: Any) -> Any:
+    def _noting_batches(self, original: Any) -> Any:
         """Wrap an iterator's __next__."""
 
         @functools.wraps(original)
@@ -133,7 +147,8 @@ class Loaders:
                     finding = self._guard(self._note_batch, iterator, batches, batch)
                     if finding:
                         self._report(finding, batches.key)
-            except BaseException as error:
+            except BaseException as error:  # it is over, most often
+                self._end(iterator)
                 trace.hide(error)
                 raise
             return batch
@@ -147,6 +162,7 @@ class Loaders:
             return step(*args)
         except Exception as error:  # a store that went away, a batch of an odd type
             self._failed = True
+            self._rest()
             self._context.failed(_HOOK, error)
             return None
 
@@ -158,10 +174,41 @@ class Loaders:
         key = hashlib.blake2b(f"{place} {count}".encode(), digest_size=8).hexdigest()
         self._places[loader] = Batches(place, key)
 
+    def _begin(self, loader: Any) -> Batches | None:
+        batches = self._places.pop(loader, None)
+        worker = sys.modules.get("torch.utils.data._utils.worker")
+        if worker is not None and worker._worker_info is not None:
+            return None  # a loader inside a dataset: the store's connection is the parent's
+        if batches is not None:
+            batches.part = shard_findings.part(order_findings.samplers(loader))
+            self._young.add(batches)
+            if self._nexts is None:
+                original = self._iterators.__next__
+                self._nexts = (original, self._noting_batches(original))
+                self._iterators.__next__ = self._nexts[1]
+        return batches
+
+    def _end(self, iterator: Any) -> None:
+        """Watch an iterator no longer; take our functions away with the last one."""
+        batches = getattr(iterator, "_saferun_batches", None)
+        if batches is not None:
+            iterator._saferun_batches = None
+            self._young.discard(batches)
+        if not self._young:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        if self._nexts is not None and self._iterators.__next__ is self._nexts[1]:
+            self._iterators.__next__ = self._nexts[0]
+            self._nexts = None
+
     def _note_batch(self, iterator: Any, batches: Batches, batch: Any) -> str | None:
         c10d = sys.modules.get(rank.C10D)
         if c10d is None or not rank.group_is_initialised() or c10d.get_world_size() < 2:
-            iterator._saferun_batches = None
+            self._end(iterator)
             return None
         self._count_steps()
         batches.count += 1
@@ -176,22 +223,23 @@ class Loaders:
             return None
         found = self._look(c10d, batches) if batches.trains else None
         if found is not None or batches.count == LOOKS[-1]:
-            iterator._saferun_batches = None
-            self._stop_counting()
+            self._end(iterator)
         return found
 
     def _publish(self, c10d: Any, batches: Batches) -> None:
         store, own = c10d._get_default_store(), c10d.get_rank()
-        text = shard_findings.encode(batches.prints)
+        text = shard_findings.encode(batches.part, batches.prints)
         store.set(f"saferun/shards/{batches.key}/{own}", text)
 
     def _look(self, c10d: Any, batches: Batches) -> str | None:
         """Return the finding; "" where all ranks are there and differ, None to look again."""
         store, size = c10d._get_default_store(), c10d.get_world_size()
         peers = shard_findings.peers(c10d.get_rank(), size)
-        keys = {one: f"saferun/shards/{batches.key}/{one}" for one in peers}
-        there = {one: key for one, key in keys.items() if store.check([key])}
-        texts = {one: store.get(key).decode() for one, key in there.items()}
+        there = {one: f"saferun/shards/{batches.key}/{one}" for one in peers}
+        if not store.check(list(there.values())):  # one request, nearly always the only one
+            there = {one: key for one, key in there.items() if store.check([key])}
+        found = store.multi_get(list(there.values()))
+        texts = {one: text.decode() for one, text in zip(there, found)}
         groups = shard_findings.groups(c10d._world, size)
         same = shard_findings.same(texts, _meshes, groups)
         if same:
@@ -209,14 +257,12 @@ class Loaders:
     def _stepped(self, *_: object) -> None:
         self._steps += 1
 
-    def _stop_counting(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-
     def _report(self, finding: str, key: str) -> None:
         if self._context.hooks["shards"] == "error":
             raise RuntimeError(finding)
+        self._guard(self._say, finding, key)
+
+    def _say(self, finding: str, key: str) -> None:
         self._context.receipt(_HOOK, contract.OBSERVED, finding=finding)
         store = sys.modules[rank.C10D]._get_default_store()
         # Once for each loader: a rank that looks early may know of other ranks than the next one.

@@ -1,0 +1,51 @@
+"""What a step of training costs is counted: calls of functions of the hooks, not milliseconds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ranks import RunRanks
+from repo import source
+
+STEPS = 10  # of count_hook_calls.py, in which it counts
+GUARDS = {"labels": "on", "embeddings": "on", "logits": "on", "compiled": "on"}
+
+
+def calls_of(run_ranks: RunRanks, wrap: str, mode: str, **more: Any) -> dict[str, int]:
+    job = run_ranks(source("inject/count_hook_calls"), environ={"WRAP": wrap, "MODE": mode}, **more)
+    assert job.code == 0, job.err
+    found: dict[str, int] = json.loads(job.out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wrap", "mode"),
+    [
+        ("ddp", "eager"),
+        ("fsdp2", "eager"),
+        pytest.param("ddp", "inductor", marks=pytest.mark.slow),
+        pytest.param("fsdp2", "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_under_default_hooks_and_shards_calls_no_function_of_theirs(
+    run_ranks: RunRanks, wrap: str, mode: str
+) -> None:
+    assert calls_of(run_ranks, wrap, mode, excepthook="on", shards="warn") == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "function", "calls"),
+    [
+        ("eager", "guarded", 2),  # embedding and cross_entropy
+        ("eager", "check_range", 2),
+        pytest.param("inductor", "_in_range", 2, marks=pytest.mark.slow),
+        pytest.param("inductor", "guarded", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_with_guards_has_one_check_for_each_loss_and_look_up(
+    run_ranks: RunRanks, mode: str, function: str, calls: int
+) -> None:
+    found = calls_of(run_ranks, "ddp", mode, guards=GUARDS)
+    assert found.get(function, 0) == calls * STEPS
