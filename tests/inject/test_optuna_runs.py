@@ -260,6 +260,34 @@ def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -
     assert stored(folder, place)[1].user_attrs == {"saferun_cause": "its process ended (SIGTERM)"}
 
 
+@pytest.mark.parametrize(
+    ("raised", "states"),
+    [
+        ("sys.exit()", ["COMPLETE", "FAIL"]),
+        # As Lightning ends a training on SIGTERM: the trial is one that was killed.
+        ("raise SIGTERMException", ["COMPLETE", "FAIL", "COMPLETE"]),
+    ],
+)
+def test_a_trial_whose_process_ends_with_status_0_is_not_left_running(
+    folder: Path, raised: str, states: list[str]
+) -> None:
+    text = f"""
+class SIGTERMException(SystemExit):
+    pass
+study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
+def objective(trial):
+    if trial.number == 1:
+        {raised}
+    return 1.0
+study.optimize(objective, n_trials=2)
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 0, job.err
+        check_account(trials := stored(folder, "sqlite"), recorded(job))
+    assert [trial.state.name for trial in trials] == states
+    assert trials[1].user_attrs["saferun_cause"].startswith("its process ended (")
+
+
 @pytest.mark.slow
 def test_a_script_with_a_callback_for_trials_without_heartbeat_has_it_called_at_once(
     folder: Path,
