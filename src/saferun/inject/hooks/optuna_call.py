@@ -52,6 +52,7 @@ class Trials:
         self.ledger: Ledger | None = None
         self.running: dict[int, Running] = {}
         self.good = 0  # of this process
+        self.failed = "no valid value"  # the cause of a failed trial that has no other
         self.on_finished: Callable[[], None] = lambda: None
 
     def creating(self) -> Any:
@@ -83,8 +84,7 @@ class Trials:
             "study": self.study.study_name,
             "number": running.trial.number,
             "state": state.name,
-            "cause": running.cause
-            or {"FAIL": "no valid value", "PRUNED": "pruner"}.get(state.name, ""),
+            "cause": running.cause or {"FAIL": self.failed, "PRUNED": "pruner"}.get(state.name, ""),
             "params": optuna_state.shown(running.trial.params),
             "values": list(values) if values is not None else None,
             "seconds": round(_now() - running.began_s, 6),
