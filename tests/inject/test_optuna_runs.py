@@ -149,7 +149,7 @@ def test_three_processes_that_share_a_study_cover_its_grid(
     crashed = {point for point in failed if failed.count(point) > 1 and point not in points}
     assert len(points | crashed) == 504
     best = min(t.value for t in trials if t.state.name == "COMPLETE")
-    assert best == undisturbed(folder, kind, "grid", "600")["best"]
+    assert best == undisturbed(folder, "journal", "grid", "600")["best"]
 
 
 def test_a_trial_in_the_queue_of_a_sqlite_study_is_taken_once(folder: Path) -> None:
