@@ -211,3 +211,14 @@ def test_a_sticky_error_counts_where_the_script_has_hidden_it() -> None:
     hidden.__context__ = RuntimeError("CUDA error: misaligned address")
     assert cuda_failures.sticky_kind(hidden) == "cuda-launch-failure"
     assert not cuda_failures.is_out_of_memory(hidden)
+
+
+def test_a_rank_that_the_objective_spawned_counts_as_its_own() -> None:
+    """What torch.multiprocessing.spawn raises has the rank's traceback as its text."""
+    spawn = pytest.importorskip("torch.multiprocessing.spawn")
+    text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+    text += f"torch.OutOfMemoryError: {MEMORY}\n"
+    handled = "\nDuring handling of the above exception, another exception occurred:\nKeyError: 'x'"
+    for ending, expected in (("", True), (handled, False)):
+        error = spawn.ProcessRaisedException(text + ending, 1, 7)
+        assert cuda_failures.is_out_of_memory(error) is expected

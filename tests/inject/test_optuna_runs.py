@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,9 @@ def test_three_processes_that_share_a_study_cover_its_grid(
     argv = [f"--set=workers={workers}", SEARCH, kind, "grid", "600", ALL]
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(hpo(folder, *argv, every=50)) for _ in range(runs)]
-        for job in jobs:
-            assert job.end(3500) == 0, job.err
+        with ThreadPoolExecutor(runs) as readers:  # a job whose output nobody reads stands still
+            statuses = list(readers.map(lambda job: job.end(3500), jobs))
+        assert statuses == [0] * runs, "\n".join(job.err for job in jobs)
         journals = sorted((folder / "home").rglob("trials.jsonl"))
     records = [json.loads(line) for path in journals for line in path.read_text().splitlines()]
     trials = stored(folder, kind)
@@ -147,7 +149,15 @@ def test_three_processes_that_share_a_study_cover_its_grid(
     crashed = {point for point in failed if failed.count(point) > 1 and point not in points}
     assert len(points | crashed) == 504
     best = min(t.value for t in trials if t.state.name == "COMPLETE")
-    assert best == undisturbed(folder, kind, "grid", "600")["best"]
+    assert best == undisturbed(folder, "journal", "grid", "600")["best"]
+
+
+def test_a_trial_in_the_queue_of_a_sqlite_study_is_taken_once(folder: Path) -> None:
+    """Optuna's own lock is one that SQLite does not have."""
+    with hpo(folder, str(PROGRAMS / "optuna" / "two_takers.py")) as job:
+        assert job.end() == 0, job.err
+        check_account(trials := stored(folder, "sqlite"), recorded(job))
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2
 
 
 def test_crashes_of_two_trials_are_told_apart(folder: Path) -> None:
@@ -248,6 +258,34 @@ def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -
         check_account(stored(folder, place), recorded(job))
     assert [trial.state.name for trial in stored(folder, place)] == ["COMPLETE", "FAIL"]
     assert stored(folder, place)[1].user_attrs == {"saferun_cause": "its process ended (SIGTERM)"}
+
+
+@pytest.mark.parametrize(
+    ("raised", "states"),
+    [
+        ("sys.exit()", ["COMPLETE", "FAIL"]),
+        # As Lightning ends a training on SIGTERM: the trial is one that was killed.
+        ("raise SIGTERMException", ["COMPLETE", "FAIL", "COMPLETE"]),
+    ],
+)
+def test_a_trial_whose_process_ends_with_status_0_is_not_left_running(
+    folder: Path, raised: str, states: list[str]
+) -> None:
+    text = f"""
+class SIGTERMException(SystemExit):
+    pass
+study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
+def objective(trial):
+    if trial.number == 1:
+        {raised}
+    return 1.0
+study.optimize(objective, n_trials=2)
+"""
+    with hpo(folder, script(folder, text)) as job:
+        assert job.end() == 0, job.err
+        check_account(trials := stored(folder, "sqlite"), recorded(job))
+    assert [trial.state.name for trial in trials] == states
+    assert trials[1].user_attrs["saferun_cause"].startswith("its process ended (")
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ process. It writes a second one when its script has ended: what kills the proces
 process that has done its work.
 
     SAFERUN_INJECT   {"v": 1, "run": ID, "attempt": N, "hooks": {…}, "mitigations": […],
-                      "receipts": DIRECTORY or null, "state": DIRECTORY (launcher: python only),
+                      "receipts": DIRECTORY or null,
+                      "state": DIRECTORY (launcher: python, or hooks.optuna.mode: on),
                       "previous": EXIT STATUS (where the attempt before this one failed),
                       "watch": 1 (where it is on)}
     receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from saferun.model import LaunchPlan
-
 TIMEOUT_S = 60.0  # the import of Optuna, and a database that others write
 _RUNNING = "-running.json"
 _CODE = "from _saferun_inject.hooks import optuna_sweep; optuna_sweep.main()"
@@ -19,7 +17,7 @@ _MAX_BYTES = 1 << 20
 
 def fail_left_over(
     state: str | None,
-    plan: LaunchPlan,
+    python: str | None,
     environ: Mapping[str, str],
     status: int,
     say: Callable[[str], None],
@@ -28,16 +26,16 @@ def fail_left_over(
 
     Args:
         state: directory that the processes of the run shared; None for none.
-        plan: of the last attempt.
+        python: the job's; None where it is not known.
         environ: of its job.
         status: its exit status.
         say: takes lines for people.
     """
-    if state is None or not status or not _is_any_left(state):
+    if state is None or python is None or not status or not _is_any_left(state):
         return
     from saferun.system import command
 
-    done = command.run((plan.command[0], "-c", _CODE, str(status)), environ, TIMEOUT_S)
+    done = command.run((python, "-c", _CODE, str(status)), environ, TIMEOUT_S)
     if done.trouble:
         say(f"trials may still be marked as running in their study: {done.trouble}")
 

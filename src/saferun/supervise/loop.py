@@ -204,8 +204,9 @@ class _Run:
             from saferun.supervise.left_trials import fail_left_over
 
             plan = self._mitigations.plan(self._gathered)
-            environ, say = self._environment(plan), self._means.ground.say
-            fail_left_over(identity.state, plan, environ, status, say)
+            launcher, say = self._gathered.launcher, self._means.ground.say
+            python = launcher.interpreter if launcher else plan.command[0]
+            fail_left_over(identity.state, python, self._environment(plan), status, say)
 
     def _cleared(self) -> bool:
         """Have the GPUs tried; meanwhile the torchrun of attempt 1 imports torch."""

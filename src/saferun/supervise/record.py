@@ -234,9 +234,16 @@ def begin(gathered: Gathered, say: Callable[[str], None]) -> tuple[Gathered, Jou
 def with_places(gathered: Gathered, journal: Journal) -> Gathered:
     """Return `gathered` with the directories that a journal has for the job's processes."""
     receipts = journal.receipts()
-    state = journal.state() if gathered.starts_python else None
+    counts = gathered.starts_python or _has_trials(gathered)
+    state = journal.state() if counts else None
     identity = gathered.identity._replace(receipts=receipts, state=state)
     return gathered._replace(identity=identity)
+
+
+def _has_trials(gathered: Gathered) -> bool:
+    """Return whether ranks may note the trials of a study."""
+    profile = gathered.profile
+    return profile is not None and profile.settings.hooks.optuna.mode == "on"
 
 
 def leave_verdict(environ: Mapping[str, str], verdict: str) -> None:

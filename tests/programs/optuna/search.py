@@ -77,8 +77,8 @@ def strike(trial: optuna.Trial) -> None:
     if way in ("kill", "term"):
         os.kill(os.getpid(), signal.SIGKILL if way == "kill" else signal.SIGTERM)
     elif kind == "sqlite" and way == "locked":
-        with trial.storage._backend.engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA busy_timeout = 1")
+        engine = trial.storage._backend.engine  # it has several connections
+        sqlalchemy.event.listen(engine, "checkout", at_once)
         held.append(sqlite3.connect("study.db", timeout=60))
         held[-1].execute("BEGIN EXCLUSIVE")
     elif "://" in kind:
@@ -86,6 +86,10 @@ def strike(trial: optuna.Trial) -> None:
     else:  # no file of this process grows any more
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def at_once(connection: sqlite3.Connection, *_: object) -> None:
+    connection.execute("PRAGMA busy_timeout = 1")
 
 
 def strike_server(engine: sqlalchemy.Engine, way: str) -> None:

@@ -34,6 +34,7 @@ _MEMORY = (
 )
 _GPU = ("cuda", "hip", "cublas", "cudnn", "nccl", "gpu")
 _LIBRARIES = ("torch", "jax", "jaxlib", "tensorflow", "cupy", "numba", "triton")
+_IN_HANDLING = "another exception occurred:"  # in a traceback, between two exceptions
 _CHAIN = 20  # exceptions of a chain that are looked at
 
 
@@ -67,7 +68,11 @@ def _is_full(error: BaseException) -> bool:
         return True
     if names & {"XlaRuntimeError", "JaxRuntimeError", "ResourceExhaustedError"}:
         return "resource_exhausted" in text or "ResourceExhaustedError" in names
-    return isinstance(error, RuntimeError) and any(words in text for words in _MEMORY)
+    if "ProcessRaisedException" in names and _library(error):  # torch's; its text is a traceback
+        text = text.rpartition(_IN_HANDLING)[2]
+    elif not isinstance(error, RuntimeError):
+        return False
+    return any(words in text for words in _MEMORY)
 
 
 def _is_of_gpu(error: BaseException) -> bool:

@@ -9,7 +9,8 @@ Delete when Optuna runs each trial in a process of its own.
 
 The process that comes next runs the same script. What the run has done already it does not do again
 (optuna_repeat.py), and a call of `optimize` goes on where the earlier process left it
-(optuna_ledger.py), with the same sequence of a seeded sampler (optuna_sampler.py).
+(optuna_ledger.py), with the same sequence of a seeded sampler (optuna_sampler.py). A rank of a
+distributed job keeps its trials as a script that asks for them itself does.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Hook:
         self._reported: set[str] = set()
         self._last: Optimization | None = None
         self._state = State(context.state, context) if context.state else None
+        self._rank = f"rank{rank.number()}" if rank.is_rank_process() else ""
 
     def wrap(self, module: ModuleType) -> None:
         """Put the wrappers into optuna.study.study."""
@@ -79,8 +81,8 @@ class Hook:
         study.ask = self._ask(study.ask)
         study.stop = self._stop(study.stop)
         optuna_storage.make_tables_once()
-        if self._state is not None and self._is_script():
-            once = optuna_repeat.Once(self._state, self._context)
+        if self._state is not None and (self._is_script() or self._rank):
+            once = optuna_repeat.Once(self._state, self._context, self._rank)
             optuna_repeat.wrap(module, once, lambda one: id(one) in self._running)
             can_leave()
 
@@ -135,7 +137,7 @@ class Hook:
         if optuna_repeat.is_in_memory(study._storage):
             why = "the study is in memory and would be lost with its process"
             return f"{why}; give create_study a storage, such as sqlite:///study.db"
-        if self._state is None:
+        if self._state is None or self._rank:
             return "the trials' state cannot be kept: no run directory, or not plain python"
         if not self._is_script():
             return "this is a process that the script started"
@@ -169,7 +171,7 @@ class Hook:
     def _ask(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def ask(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(self_) in self._running or rank.is_distributed():
+            if id(self_) in self._running:
                 return original(self_, *args, **kwargs)
             trials = self._asked(self_)
             trial = original(self_, *args, **kwargs)
@@ -180,16 +182,19 @@ class Hook:
         return trace.hidden(ask, trace.hide_all)
 
     def _asked(self, study: Any) -> Trials | None:
-        """Return who is told about the trials that a script asks for itself."""
+        """Return who is told about trials that a script asks for itself, or a distributed rank."""
         known = self._asking.get(id(study))
         if known is not None or optuna_repeat.is_in_memory(study._storage):
             return known
         self._running[id(study)] = None
         try:
             trials = Trials(self._context, study, self._state)
-            if self._state is not None and self._is_script():
-                self._say_once("the script counts its trials itself, by `ask` and `tell`")
-                ledger = Ledger(self._state, study, "ask", draws=True)
+            if self._state is not None and (self._is_script() or self._rank):
+                if self._rank:
+                    trials.failed = "exception"
+                else:
+                    self._say_once("the script counts its trials itself, by `ask` and `tell`")
+                ledger = Ledger(self._state, study, self._rank or "ask", draws=True)
                 if not ledger.begin(self._context.say):
                     trials.ledger = ledger
             optuna_storage.watch(study, trials)

@@ -8,6 +8,8 @@ ends, to be replaced, once the storage has the trial.
 
 from __future__ import annotations
 
+import signal
+
 from .. import trace
 from . import cuda_failures, memory, optuna_ledger, optuna_state
 
@@ -50,6 +52,7 @@ class Trials:
         self.ledger: Ledger | None = None
         self.running: dict[int, Running] = {}
         self.good = 0  # of this process
+        self.failed = "no valid value"  # the cause of a failed trial that has no other
         self.on_finished: Callable[[], None] = lambda: None
 
     def creating(self) -> Any:
@@ -81,8 +84,7 @@ class Trials:
             "study": self.study.study_name,
             "number": running.trial.number,
             "state": state.name,
-            "cause": running.cause
-            or {"FAIL": "no valid value", "PRUNED": "pruner"}.get(state.name, ""),
+            "cause": running.cause or {"FAIL": self.failed, "PRUNED": "pruner"}.get(state.name, ""),
             "params": optuna_state.shown(running.trial.params),
             "values": list(values) if values is not None else None,
             "seconds": round(_now() - running.began_s, 6),
@@ -159,7 +161,24 @@ class Objective:
         if not is_pruned:
             running.cause = type(error).__name__
             running.counts = isinstance(error, self._catch)
+        if isinstance(error, SystemExit) and not error.code:
+            self._ended(running, error)
         return ""
+
+    def _ended(self, running: Running, error: SystemExit) -> None:
+        """Leave no trial running in which its process ends with status 0; Optuna would.
+
+        Lightning (2.0 to 2.6) does that on SIGTERM. With the signal's status the trial is one that
+        was killed, and the search goes on unless it was saferun that got the signal.
+        """
+        if self._replaces and type(error).__name__ == "SIGTERMException":
+            error.code = 128 + signal.SIGTERM
+            return
+        trials, own = self._trials, running.trial._trial_id
+        try:
+            optuna_ledger.fail(trials.study, own, "its process ended (status 0)")
+        except Exception as failure:
+            trials.context.failed("optuna", failure)
 
     def _sticky(self, running: Running, error: BaseException, kind: str) -> str:
         import optuna

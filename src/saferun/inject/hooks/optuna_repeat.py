@@ -21,17 +21,22 @@ if TYPE_CHECKING:
     from ..context import Context
     from .optuna_state import State
 
-_FILE = "optuna-script.json"
-
 
 class Once:
-    """The calls that earlier processes of the run have made, and those of this one."""
+    """The calls that earlier processes of the run have made, and those of this one.
 
-    def __init__(self, state: State, context: Context) -> None:
+    Args:
+        state: the run's files.
+        context: the process's.
+        rank: of a distributed job; "" for a script of its own.
+    """
+
+    def __init__(self, state: State, context: Context, rank: str = "") -> None:
         self._state = state
+        self._file = f"optuna-{rank or 'script'}.json"
         self._context = context
         self._made: dict[str, int] = {}  # by this process
-        entry = state.read(_FILE)
+        entry = state.read(self._file)
         self._before: dict[str, int] = dict(entry.get("calls", {}))
         self._calls = dict(self._before)  # by all
         self._created: dict[str, list[str]] = entry.get("created", {})
@@ -62,7 +67,7 @@ class Once:
     def created_beside(self, name: str) -> bool:
         """Tell whether another worker of this run has created a study; it notes that afterwards."""
         return self._state.wait_beside(
-            _FILE, lambda entry: name in entry.get("created", {}).get(name, [])
+            self._file, lambda entry: name in entry.get("created", {}).get(name, [])
         )
 
     def created(self, given: str, name: str) -> None:
@@ -72,7 +77,7 @@ class Once:
 
     def _save(self) -> None:
         try:
-            self._state.write(_FILE, {"calls": self._calls, "created": self._created})
+            self._state.write(self._file, {"calls": self._calls, "created": self._created})
         except Exception as error:
             self._context.failed("optuna", error)
 

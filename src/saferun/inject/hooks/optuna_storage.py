@@ -191,6 +191,7 @@ def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
         taking = state.name == "RUNNING"
         if taking:
             watcher.taking(trial_id)
+            _lock_sqlite(self)
         try:
             done = original(self, trial_id, state, values)
         except Exception:
@@ -204,6 +205,24 @@ def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
         return done
 
     return trace.hidden(set_trial_state_values)
+
+
+def _lock_sqlite(storage: Any) -> None:
+    """Begin the transaction that takes a trial out of the queue as one that writes.
+
+    `RDBStorage` reads whether the trial waits, then writes that it runs, and relies on SELECT FOR
+    UPDATE, which SQLite does not have (Optuna 4.5 to 5.0): two processes could both take the trial,
+    and the second one to finish it failed (UpdateFinishedTrialError).
+    """
+    backend = getattr(storage, "_backend", storage)
+    is_sqlite = str(getattr(backend, "url", "")).startswith("sqlite")
+    if not is_sqlite or not hasattr(backend, "scoped_session"):
+        return
+    session = backend.scoped_session()  # this thread's, which the storage is about to use
+    try:
+        session.connection().exec_driver_sql("BEGIN IMMEDIATE")
+    except Exception:
+        session.close()  # locked, or a transaction of the script's own: as without us
 
 
 def _of_trial(storage: Any, trial_id: int) -> Watcher | None:
