@@ -38,7 +38,7 @@ def strike(chance: random.Random, struck: list[Host], runs: list[Run], *, shared
     """Do one bad thing to one host; start saferun there again where nothing of it is left."""
     place = chance.randrange(len(struck))
     host, run = struck[place], runs[place]
-    what = chance.choice(["rank", "agent", "keeper", "node", "cut", "slow"])
+    what = chance.choice(["rank", "agent", "keeper", "node", "cut", "slow", "lossy"])
     if what in ("rank", "agent"):
         rank = until(lambda: list(run.ranks().values()), "a rank")[0]
         stat = Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()
@@ -54,8 +54,10 @@ def strike(chance: random.Random, struck: list[Host], runs: list[Run], *, shared
         host.cut()
         until(lambda: host.repeats() >= before + chance.randint(1, 6), "it tries in vain")
         host.heal()
-    elif not host.disturb():
+    elif what == "slow":
         host.slow()
+    elif not host.is_lossy:
+        host.disturb()
     return f"{what} on {host.name}"
 
 

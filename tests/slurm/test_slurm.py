@@ -62,7 +62,7 @@ class User:
         reported = self.slurm("scontrol", "-o", "show", "job", job)
         return next(w for w in reported.split() if w.startswith(f"{name}=")).partition("=")[2]
 
-    def waits_for(self, what: Callable[[], object], within_s: float = 60) -> None:
+    def waits_for(self, what: Callable[[], object], within_s: float = 300) -> None:
         end = time.monotonic() + within_s
         while not what():
             assert time.monotonic() < end, self.logs()
@@ -138,7 +138,7 @@ def test_nodes_meet_again_after_a_rank_of_one_is_killed(user):
 def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
     user.generates("--time", "2", "--sbatch=--signal=B:USR2@45", "--", "job.py", "limit", "1500")
     job = user.submits("job.sh")  # for longer than its time
-    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"), within_s=150)
+    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"))
     saved = int((user.cwd / "limit.step").read_text())
     assert f"saved step {saved} because of SIGUSR2" in user.logs()
     (user.cwd / "job.py").write_text((user.cwd / "job.py").read_text().replace("0.1", "0.001"))
@@ -204,6 +204,34 @@ def test_a_job_goes_on_without_the_node_whose_hardware_failed(user):
     assert user.waits_for_end(job) == "COMPLETED", user.logs()
     assert user.fact(job, "NodeList") == "n[1,3]"
     assert "the hardware of n2 failed: the job is queued again, without n2" in user.logs()
+    assert user.left_behind() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["n1", "n2"])  # the script's own, and another one
+def test_a_job_goes_on_without_a_node_that_is_set_down(user, node):
+    shutil.copy(ROOT / "examples" / "train_gpt.py", user.cwd)
+    size = ["--steps", "800", "--layers", "1", "--width", "16", "--block", "16", "--log-every=1"]
+    size += ["--save-every=20", "--eval-every=5000", "--resume"]
+    user.generates("--nodes", "2", "--", "train_gpt.py", *size)
+    undisturbed = user.submits("--nodelist=n[1-2]", "job.sh", "--out=undisturbed")
+    assert user.waits_for_end(undisturbed) == "COMPLETED", user.logs()
+    job = user.submits("job.sh", "--out=struck")
+    user.waits_for(lambda: (user.cwd / "struck" / "checkpoint.pt").is_file())
+    user.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=a test")
+    try:
+        user.lets_begin(job)
+        assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    finally:
+        user.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+    left = "n[2-3]" if node == "n1" else "n[1,3]"
+    assert (user.fact(job, "NodeList"), user.fact(job, "Restarts")) == (left, "1")
+    log = user.log(f"train_gpt-{job}-n*.out")
+    begun = [line for line in log.splitlines() if line.startswith("resumed")]
+    assert len(begun) == 1, log
+    done = [line for line in user.logs().splitlines() if line.startswith("done step=800 ")]
+    assert len(done) == 2, user.logs()
+    assert done[0] == done[1]
     assert user.left_behind() == []
 
 
