@@ -105,3 +105,12 @@ def test_a_report_of_an_earlier_attempt_is_no_root():
 def test_nodes_that_do_not_fit_are_refused_by_name(key: str, other: str, says: str):
     found = nodes.agree({0: fact("h0"), 1: fact("h1", **{key: other})})
     assert (found["action"], found["why"]) == (nodes.REFUSE, says)
+
+
+def test_a_script_that_is_another_one_on_some_nodes_is_named_and_not_refused():
+    contents = ["aa", "bb", "aa", ""]
+    found = nodes.agree({n: fact(f"h{n}", content=content) for n, content in enumerate(contents)})
+    assert found["action"] == nodes.BEGIN
+    expected = "train.py is one file on h0, h2, another one on h1; copy one of them to all nodes"
+    assert found["warning"] == expected
+    assert nodes.agree({0: fact("h0", content="aa"), 1: fact("h1", content="")})["warning"] == ""

@@ -186,6 +186,8 @@ class Party:
             _leave(store, size)
             handler.shutdown = lambda: True  # the next attempt may have the same store
             raise SystemExit(nodes.REGROUP_STATUS)
+        if agreement["warning"]:
+            say(agreement["warning"])
         self._say_root(agreement)
         self._begin(store, rank, agreement, agent)
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         torch: str
         nnodes: str  # as given
         script: str  # its file name
+        content: str  # a checksum of the script; "" where it is not known
         shared: str  # a directory and a word in it, by which others tell whether they share it
         beats: bool  # of node 0: it has prepared the store for heartbeats
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         mitigations: list[str]
         root: Report | None
         why: str  # of a refusal: what differs, by host
+        warning: str  # what differs and is not refused; "" for nothing
         hosts: dict[str, str]  # node rank -> host
         shared: str  # of node 0
         beats: bool  # of node 0
@@ -101,6 +103,7 @@ def agree(facts: Mapping[int, Facts]) -> Agreement:
         "mitigations": mitigations,
         "root": root,
         "why": why,
+        "warning": _other_contents(facts, hosts),
         "hosts": hosts,
         "shared": facts[min(facts)].get("shared", ""),
         "beats": facts[min(facts)].get("beats", False),
@@ -115,6 +118,7 @@ def refusal(hosts: dict[str, str], why: str) -> Agreement:
         "mitigations": [],
         "root": None,
         "why": why,
+        "warning": "",
         "hosts": hosts,
         "shared": "",
         "beats": False,
@@ -134,13 +138,31 @@ def _union(lists: list[list[str]]) -> list[str]:
     return list(dict.fromkeys(name for names in lists for name in names))
 
 
+def _by_value(
+    facts: Mapping[int, Facts], hosts: Mapping[str, str], key: str
+) -> dict[str, list[str]]:
+    """Return the hosts by what they have of a fact, in the order of the nodes."""
+    values: dict[str, list[str]] = {}
+    for node, fact in sorted(facts.items()):
+        values.setdefault(str(fact.get(key, "")), []).append(hosts[str(node)])
+    return values
+
+
 def _differences(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
     """Return what makes the nodes unfit for one run, by host; "" for nothing."""
     for key, name in NAMES.items():
-        values: dict[str, list[str]] = {}
-        for node, fact in sorted(facts.items()):
-            values.setdefault(str(fact.get(key, "")), []).append(hosts[str(node)])
+        values = _by_value(facts, hosts, key)
         if len(values) > 1:
             parts = [f"{value} on {', '.join(on)}" for value, on in values.items()]
             return f"{name} differs: {'; '.join(parts)}"
     return ""
+
+
+def _other_contents(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
+    """Return which nodes have another script of the same name; "" for none."""
+    values = _by_value(facts, hosts, "content")
+    values.pop("", None)
+    if len(values) < 2:
+        return ""
+    groups = ", another one on ".join(", ".join(on) for on in values.values())
+    return f"{facts[min(facts)]['script']} is one file on {groups}; copy one of them to all nodes"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from saferun.supervise.mitigations import RunMitigations
     from saferun.supervise.record import Record
 
+CONTENT_BYTES = 1 << 20  # of the script, for its checksum: --no-python may start a large program
 TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
 REGROUPS = 20  # in a row: nodes that come and go, and never begin together
 # Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
@@ -260,7 +261,19 @@ def _facts(gathered: Gathered) -> nodes.Facts:
         "torch": gathered.facts.torch or "" if strict else "",
         "nnodes": least if least == most or not most else f"{least}:{most}",
         "script": os.path.basename(line.script or ""),
+        "content": _checksum(line.script),
     }
+
+
+def _checksum(script: str | None) -> str:
+    """Return a checksum of a script; "" for a module, or for what cannot be read."""
+    import zlib
+
+    try:
+        with open(script or "", "rb") as file:
+            return f"{zlib.crc32(file.read(CONTENT_BYTES)):08x}"
+    except (OSError, ValueError):
+        return ""
 
 
 def _tuples(value: Any) -> Any:
