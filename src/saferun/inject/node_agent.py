@@ -27,7 +27,7 @@ import sys
 import time
 
 from . import meeting, node_joining, node_watch, nodes, receipts
-from .node_joining import SIGNALLED, harmlessly, is_of_torch, say
+from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Party:
         except Exception as error:
             if is_of_torch(error):  # the store has gone, and with it the rendezvous
                 raise
-            say(f"the nodes could not compare notes: {type(error).__name__}: {error}")
+            say(fault("the nodes could not compare notes", error))
 
     def _go_on(self, agent: Any) -> None:
         """Meet; return where the ranks are to be started, and leave otherwise."""
@@ -349,7 +349,7 @@ class Party:
             content["at"] = time.time()
             receipts.write_new(path, json.dumps(content).encode())
         except OSError as error:
-            say(f"{name} could not be written: {error.strerror}")
+            say(fault(f"{name} could not be written", error))
 
 
 def _chance() -> float:

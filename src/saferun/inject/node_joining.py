@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 WAITED_S = 30.0  # torchrun itself gives up a connection after 60 s
 LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
 SELDOM_S = 0.9  # between two questions for a refusal: nodes that join at once read states in bursts
+FAULT_CHARS = 300  # of an error's message: torch's may have a C++ stack
 DELAY_S = 5.0  # that a heartbeat may be old when it is first seen
 SIGNALLED = "SignalException"  # raised by torchrun's handler of SIGTERM: a subclass of Exception
 
@@ -90,7 +91,7 @@ class Joining:
                 if type(error).__name__ == SIGNALLED:
                     raise
                 if not is_of_torch(error):
-                    say(f"the other nodes are not looked at: {type(error).__name__}: {error}")
+                    say(fault("the other nodes are not looked at", error))
             original()
 
         self._holder._sanitize = sanitize
@@ -169,6 +170,12 @@ def say(text: str) -> None:
         return
 
 
+def fault(what: str, error: Exception) -> str:
+    """Return a line about a fault of ours; by its end a diagnosis knows that it ended nothing."""
+    message = " ".join(str(error).split())[:FAULT_CHARS]
+    return f"{what}: {type(error).__name__}: {message}; the job goes on"
+
+
 def is_of_torch(error: Exception) -> bool:
     """Tell whether an exception is no fault of ours: a lost store, or a signal."""
     is_ours = isinstance(error, (meeting.NoResultError, NotImplementedError, RecursionError))
@@ -188,7 +195,7 @@ def harmlessly(what: str, act: Callable[[], Any], *, store: bool = False) -> Any
     except Exception as error:
         if type(error).__name__ == SIGNALLED or (store and is_of_torch(error)):
             raise
-        line = f"{what}: {type(error).__name__}: {error}"
+        line = fault(what, error)
         if line not in _reported:  # a node that tries again to join meets a fault again
             _reported.add(line)
             say(line)
