@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,7 @@ class User:
         reported = self.slurm("scontrol", "-o", "show", "job", job)
         return next(w for w in reported.split() if w.startswith(f"{name}=")).partition("=")[2]
 
-    def waits_for(self, what: Callable[[], object], within_s: float = 300) -> None:
+    def waits_for(self, what: Callable[[], object], within_s: float = 400) -> None:
         end = time.monotonic() + within_s
         while not what():
             assert time.monotonic() < end, self.logs()
@@ -207,17 +208,16 @@ def test_a_job_goes_on_without_the_node_whose_hardware_failed(user):
     assert user.left_behind() == []
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["n1", "n2"])  # the script's own, and another one
 def test_a_job_goes_on_without_a_node_that_is_set_down(user, node):
     shutil.copy(ROOT / "examples" / "train_gpt.py", user.cwd)
-    size = ["--steps", "800", "--layers", "1", "--width", "16", "--block", "16", "--log-every=1"]
+    size = ["--steps", "300", "--layers", "1", "--width", "16", "--block", "16", "--log-every=1"]
     size += ["--save-every=20", "--eval-every=5000", "--resume"]
     user.generates("--nodes", "2", "--", "train_gpt.py", *size)
-    undisturbed = user.submits("--nodelist=n[1-2]", "job.sh", "--out=undisturbed")
-    assert user.waits_for_end(undisturbed) == "COMPLETED", user.logs()
-    job = user.submits("job.sh", "--out=struck")
-    user.waits_for(lambda: (user.cwd / "struck" / "checkpoint.pt").is_file())
+    job = user.submits("job.sh")
+    user.waits_for(lambda: "\nstep 30 " in user.log(f"train_gpt-{job}-*.out"))
     user.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=a test")
     try:
         user.lets_begin(job)
@@ -227,11 +227,10 @@ def test_a_job_goes_on_without_a_node_that_is_set_down(user, node):
     left = "n[2-3]" if node == "n1" else "n[1,3]"
     assert (user.fact(job, "NodeList"), user.fact(job, "Restarts")) == (left, "1")
     log = user.log(f"train_gpt-{job}-n*.out")
-    begun = [line for line in log.splitlines() if line.startswith("resumed")]
-    assert len(begun) == 1, log
-    done = [line for line in user.logs().splitlines() if line.startswith("done step=800 ")]
-    assert len(done) == 2, user.logs()
-    assert done[0] == done[1]
+    assert len(re.findall(r"^resumed at step \d+0$", log, re.MULTILINE)) == 1, log
+    assert log.count("done step=300 ") == 1, log
+    printed = set(re.findall(r"^step (\d+) loss ([\d.]+) ", log, re.MULTILINE))
+    assert len(printed) == 300, sorted(printed)  # also of a step that was done twice
     assert user.left_behind() == []
 
 
