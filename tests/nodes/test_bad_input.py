@@ -110,6 +110,29 @@ def test_an_endpoint_that_is_each_node_itself_is_named(pair: list[Host], tmp_pat
         run.wait_for_message(", which is each node itself) since 30 s; --nnodes is 2")
 
 
+def test_nodes_that_never_come_are_named_after_a_failure_too(pair: list[Host], tmp_path: Path):
+    """The first attempt fails in the rendezvous itself, before the nodes have met."""
+    place = tmp_path / "bin"
+    place.mkdir()
+    failing = [
+        f"#!{sys.executable}",
+        "import os, sys",
+        "from torch.distributed.run import main",
+        "if os.environ['SAFERUN_ATTEMPT'] == '1':",
+        "    sys.exit('torch.distributed.DistStoreError: wait timeout after 60000ms, keys: /a/b')",
+        "sys.exit(main())",
+    ]
+    executable(place / "torchrun", "\n".join(failing) + "\n")
+    path = {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    limits = ["--set=retry.backoff_s=[0, 0]", "--set=retry.rejoin_s=5"]
+    run = pair[0].start(*options(), *limits, script(tmp_path), env=path)
+    assert run.end() == 1, run.err
+    assert "fault of ours" not in run.err
+    assert "saferun: the run failed: node-lost" in run.err
+    assert "not all of the other nodes came back in time (retry.rejoin_s: 5 s)" in run.err
+    clean([run])
+
+
 def test_a_clock_that_is_off_is_named_on_every_node(pair: list[Host], tmp_path: Path):
     """The other node's agent takes an hour off the time of each heartbeat."""
     place = tmp_path / "bin"
@@ -139,7 +162,14 @@ def test_a_clock_that_is_off_is_named_on_every_node(pair: list[Host], tmp_path: 
 
 def test_a_shared_disk_that_is_full_is_named_and_the_run_goes_on(small_disk: Path, tmp_path: Path):
     fill(small_disk)
-    job = [f"--run-dir={small_disk / 'runs'}", str(SUMS), str(tmp_path / "out"), "30", "0.2"]
+    job = [
+        "--set=retry.rejoin_s=300",
+        f"--run-dir={small_disk / 'runs'}",
+        str(SUMS),
+        str(tmp_path / "out"),
+        "30",
+        "0.2",
+    ]
     with hosts.standing(tmp_path, 2) as pair:
         runs = [host.start(*options(), *job) for host in pair]
         until((tmp_path / "out" / "saved").exists, "something saved")
@@ -157,7 +187,14 @@ def test_a_shared_disk_that_is_full_is_named_and_the_run_goes_on(small_disk: Pat
 def test_a_shared_disk_that_fills_up_ends_the_run_with_the_same_words(
     small_disk: Path, tmp_path: Path
 ):
-    job = [f"--run-dir={small_disk / 'runs'}", str(SUMS), str(small_disk / "out"), "30", "0.2"]
+    job = [
+        "--set=retry.rejoin_s=300",
+        f"--run-dir={small_disk / 'runs'}",
+        str(SUMS),
+        str(small_disk / "out"),
+        "30",
+        "0.2",
+    ]
     with hosts.standing(tmp_path, 2) as pair:
         runs = [host.start(*options(), *job) for host in pair]
         until((small_disk / "out" / "saved").exists, "something saved")
