@@ -134,6 +134,26 @@ def test_nodes_meet_again_after_a_rank_of_one_is_killed(user):
     assert user.left_behind() == []
 
 
+def test_the_recipe_for_srun_in_the_documentation_brings_nodes_back(user):
+    text = (ROOT / "docs" / "many-machines.md").read_text()
+    recipe = text[text.index("    #SBATCH --nodes=2") : text.index("`--kill-on-bad-exit=0` lets")]
+    for theirs, here in (
+        (" --gpus-per-node=8", ""),
+        ("per-node gpu", "per-node 1 --profile cpu"),
+        ("train.py", "job.py gloo 9 kill n2"),
+    ):
+        assert recipe.count(theirs) == 1
+        recipe = recipe.replace(theirs, here)
+    lines = [line.removeprefix("    ") for line in recipe.splitlines()]
+    (user.cwd / "recipe.sh").write_text("\n".join(["#!/bin/bash", *lines, ""]))
+    job = user.submits("--nodelist=n[1-2]", "recipe.sh")
+    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    for node in ("n1", "n2"):
+        assert f"on {node}: done at step 9" in user.logs()
+    assert user.logs().count("saferun: attempt 2 succeeded") == 2, user.logs()
+    assert user.left_behind() == []
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.slow  # Slurm signals up to a minute early: the limit has to be longer than that
 def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
@@ -235,9 +255,14 @@ def test_a_job_goes_on_without_a_node_that_is_set_down(user, node):
 
 
 def test_a_mistake_of_the_scripts_own_is_not_tried_again(user):
-    user.generates("--nodes", "1", "--", "job.py", "mistake", "6", "raise", "n1")
-    job = user.submits("--nodelist=n1", "job.sh")
+    user.generates("--nodes", "2", "--", "job.py", "mistake", "3000", "raise", "n1")
+    job = user.submits("--nodelist=n[1-2]", "job.sh")
     assert user.waits_for_end(job) == "FAILED"
+    for node in ("n1", "n2"):
+        log = user.log(f"job-{job}-{node}.out")
+        assert re.search(r"^saferun: the run failed: .* on rank \d, host n1$", log, re.MULTILINE), (
+            log
+        )
     assert user.fact(job, "ExitCode") == "1:0"
     assert user.fact(job, "Restarts") == "0"
     assert "queued again" not in user.logs()

@@ -250,7 +250,9 @@ class Party:
     def _meet(self, store: Any, rank: int, size: int, names: dict[int, str]) -> nodes.Agreement:
         if rank == 0:
             self._facts = {**self._facts, "beats": node_watch.prepare(store, size)}
-        agreement, missing = meeting.meet(store, rank, size, self._facts, nodes.agree, MEET_S)
+        agreement, missing = meeting.meet(
+            store, rank, size, self._facts, node_joining.compare, MEET_S
+        )
         if missing:
             known = [f"node {node} ({names.get(node, 'host not known')})" for node in missing]
             who = ", ".join(known)

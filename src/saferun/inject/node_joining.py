@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
 SELDOM_S = 0.9  # between two questions for a refusal: nodes that join at once read states in bursts
 FAULT_CHARS = 300  # of an error's message: torch's may have a C++ stack
 DELAY_S = 5.0  # that a heartbeat may be old when it is first seen
+WORD_FILE = "word"  # in a directory that a node offers (supervise/shared_reports.py)
 SIGNALLED = "SignalException"  # raised by torchrun's handler of SIGTERM: a subclass of Exception
 
 _reported: set[str] = set()  # the lines about faults of ours
@@ -146,6 +148,23 @@ class Joining:
             f"{self._facts['host']} waits for other nodes at {where} since {WAITED_S:.0f} s; "
             f"--nnodes is {self._facts['nnodes']}, and these have come: {', '.join(here) or 'none'}"
         )
+
+
+def compare(facts: dict[int, nodes.Facts]) -> nodes.Agreement:
+    """Compare all nodes on one of them, which looks for their directories."""
+    return nodes.agree(facts, [node for node in facts if not _sees(facts[node].get("shared", ""))])
+
+
+def _sees(shared: str) -> bool:
+    """Tell whether a directory that a node offers is the same one here, by the word in it."""
+    if not shared:
+        return False
+    place, word = json.loads(shared)
+    try:
+        with open(os.path.join(place, WORD_FILE), encoding="utf-8") as file:
+            return file.read(len(word) + 1) == word
+    except (OSError, UnicodeError):
+        return False
 
 
 def addresses(host: str) -> str:

@@ -266,6 +266,7 @@ def _facts(gathered: Gathered) -> nodes.Facts:
         "nnodes": least if least == most or not most else f"{least}:{most}",
         "script": os.path.basename(line.script or ""),
         "content": _checksum(line.script),
+        "run_dir": gathered.request.run_dir or "",
     }
 
 
