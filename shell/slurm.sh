@@ -18,6 +18,7 @@ place=$(mktemp -d "${TMPDIR:-/tmp}/saferun-slurm.XXXXXX") && cat >"$place/job.sh
 [[ -z $1 ]] || export SAFERUN_VERDICT_FILE="$1/$SLURMD_NODENAME"
 status=0
 bash "$place/job.sh" --on-node "${@:2}" </dev/null || status=$?
+trap "" HUP INT QUIT TERM USR1 USR2
 rm -rf -- "$place"
 exit "$status"
 '

@@ -29,6 +29,14 @@ def test_a_signal_asks_the_job_to_end_once_and_nothing_is_tried_again(machine, n
     assert machine.unpacked() == []
 
 
+def test_a_signal_to_all_at_the_end_leaves_nothing_unpacked(machine):
+    """Slurm ends every process of a step where one node's part has failed: this `rm`, too."""
+    machine.program("rm", '#!/bin/sh\nkill -TERM $$\nexec /bin/rm "$@"\n')
+    job = machine.start(["bash", machine.script("--profile", "cpu", "--", "train.py")])
+    assert end(job)[0] == 0
+    assert machine.unpacked() == []
+
+
 def test_a_user_signal_reaches_the_job_which_goes_on(machine):
     script = machine.script("--profile", "cpu", "--", "train.py")
     job = machine.start(["bash", script], ends=STAYS)

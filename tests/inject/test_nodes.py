@@ -105,3 +105,27 @@ def test_a_report_of_an_earlier_attempt_is_no_root():
 def test_nodes_that_do_not_fit_are_refused_by_name(key: str, other: str, says: str):
     found = nodes.agree({0: fact("h0"), 1: fact("h1", **{key: other})})
     assert (found["action"], found["why"]) == (nodes.REFUSE, says)
+
+
+def test_a_script_that_is_another_one_on_some_nodes_is_named_and_not_refused():
+    contents = ["aa", "bb", "aa", ""]
+    found = nodes.agree({n: fact(f"h{n}", content=content) for n, content in enumerate(contents)})
+    assert found["action"] == nodes.BEGIN
+    expected = "train.py is one file on h0, h2, another one on h1; copy one of them to all nodes"
+    assert found["warning"] == expected
+    assert nodes.agree({0: fact("h0", content="aa"), 1: fact("h1", content="")})["warning"] == ""
+
+
+def test_a_directory_that_not_all_nodes_see_is_not_used():
+    facts = {0: fact("h0", shared="a"), 1: fact("h1", shared="b")}
+    assert nodes.agree(facts)["shared"] == "a"
+    assert (nodes.agree(facts, [1])["shared"], nodes.agree(facts, [1])["warning"]) == ("", "")
+
+
+def test_a_given_run_directory_that_not_all_nodes_see_is_named():
+    facts = {0: fact("h0", shared="a", run_dir="/n"), 1: fact("h1", shared="b", run_dir="/n")}
+    expected = "the run directory of h1 (/n) is not seen by all nodes: they tell each other by the"
+    assert nodes.agree(facts, [1])["warning"] == f"{expected} rendezvous"
+    assert nodes.agree(facts)["warning"] == ""
+    again = {node: {**one, "attempt": 2} for node, one in facts.items()}
+    assert nodes.agree(again, [1])["warning"] == ""

@@ -1,7 +1,8 @@
-"""Whatever strikes two hosts, and whenever: the run ends right, and nothing of it is left."""
+"""Whatever strikes two to four hosts, and when: the run ends right, and nothing of it is left."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -21,8 +22,8 @@ SUMS = Path(__file__).parents[1] / "programs" / "nodes" / "summing_job.py"
 SEEDS = int(os.environ.get("SAFERUN_TEST_STRIKES", "6"))
 
 
-def start(host: Host, place: Path, *, shared: bool) -> Run:
-    ours = ["--profile=cpu", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+def start(host: Host, place: Path, *, count: int, shared: bool) -> Run:
+    ours = ["--profile=cpu", f"--nnodes={count}", "--nproc-per-node=1", "--rdzv-backend=c10d"]
     ours += [f"--rdzv-endpoint=h1:{PORT}", "--rdzv-id=job", "--set", "retry.rejoin_s=300"]
     ours += [f"--run-dir={place / 'runs'}"] if shared else []
     return host.start(*ours, str(SUMS), str(place / "out"), "30", "0.2")
@@ -33,11 +34,11 @@ def steps_done(place: Path) -> int:
     return int(path.read_text().split()[0]) if path.exists() else 0
 
 
-def strike(chance: random.Random, pair: list[Host], runs: list[Run], *, shared: bool) -> str:
+def strike(chance: random.Random, struck: list[Host], runs: list[Run], *, shared: bool) -> str:
     """Do one bad thing to one host; start saferun there again where nothing of it is left."""
-    place = chance.randrange(2)
-    host, run = pair[place], runs[place]
-    what = chance.choice(["rank", "agent", "keeper", "node", "cut", "slow"])
+    place = chance.randrange(len(struck))
+    host, run = struck[place], runs[place]
+    what = chance.choice(["rank", "agent", "keeper", "node", "cut", "slow", "lossy"])
     if what in ("rank", "agent"):
         rank = until(lambda: list(run.ranks().values()), "a rank")[0]
         stat = Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()
@@ -47,26 +48,42 @@ def strike(chance: random.Random, pair: list[Host], runs: list[Run], *, shared: 
     elif what == "node":
         host.kill()
         host.boot()
-        runs[place] = start(host, host.folder.parent, shared=shared)
+        runs[place] = start(host, host.folder.parent, count=len(struck), shared=shared)
     elif what == "cut":
         before = host.repeats()
         host.cut()
         until(lambda: host.repeats() >= before + chance.randint(1, 6), "it tries in vain")
         host.heal()
-    elif not host.disturb():
+    elif what == "slow":
         host.slow()
+    elif not host.is_lossy:
+        host.disturb()
     return f"{what} on {host.name}"
 
 
+def locked(place: Path) -> list[str]:
+    """Return the files below a directory on which some process holds a lock."""
+    rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    held = {word for row in rows for word in row if word.count(":") == 2}
+    found = []
+    for path in place.rglob("*"):
+        with contextlib.suppress(OSError):
+            facts = path.lstat()
+            name = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+            found += [str(path)] if name in held else []
+    return found
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_two_hosts_that_are_struck_finish_the_job(tmp_path: Path, seed: int):
+def test_hosts_that_are_struck_finish_the_job(tmp_path: Path, seed: int):
     chance = random.Random(seed)
-    shared, struck = chance.random() < 0.5, []
-    with hosts.standing(tmp_path, 2) as pair:
-        runs = [start(host, tmp_path, shared=shared) for host in pair]
+    count, shared, log = chance.choice([2, 3, 4]), chance.random() < 0.5, []
+    with hosts.standing(tmp_path, count) as struck:
+        runs = [start(host, tmp_path, count=count, shared=shared) for host in struck]
         for at in sorted(chance.sample(range(2, 24, 2), chance.choice([1, 2]))):
             until(lambda at=at: steps_done(tmp_path) >= at, f"step {at}")
-            struck.append(f"{strike(chance, pair, runs, shared=shared)} at {at}")
-        assert end_all(runs) == [0, 0], (struck, [run.err for run in runs])
-        assert "done total=465.0" in runs[0].out, struck
+            log.append(f"{strike(chance, struck, runs, shared=shared)} at {at}")
+        assert end_all(runs) == [0] * count, (log, [run.err for run in runs])
+        assert "done total=465.0" in "".join(run.out for run in runs), log
         clean(runs)
+        assert locked(tmp_path) == [], log

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import hosts
 import pytest
+from helpers import until
 from hosts import PORT, Host, clean, end_all
 from runs import Run, executable
 
 pytestmark = [pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()), pytest.mark.slow]
 MISFIT = 78  # the exit status: nodes that do not fit
+SUMS = Path(__file__).parents[1] / "programs" / "nodes" / "summing_job.py"
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[list[Host]]:
     with hosts.standing(tmp_path, 2) as found:
         yield found
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB that hosts made after it see."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    assert shutil.disk_usage(disk).free == 0
 
 
 def options(host: str = "h1", nodes: str = "2") -> list[str]:
@@ -53,6 +76,27 @@ def test_other_scripts_are_refused_by_name(pair: list[Host], tmp_path: Path):
     clean(runs)
 
 
+def test_another_script_of_the_same_name_is_named(pair: list[Host], tmp_path: Path):
+    runs = []
+    for host in pair:
+        job = script(host.folder)
+        Path(job).write_text(f"print('ran on {host.name}')\n")
+        runs.append(host.start(*options(), "train.py"))
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    for run in runs:
+        assert "saferun: train.py is one file on h1, another one on h2; copy one of them" in run.err
+    clean(runs)
+
+
+def test_a_run_directory_that_only_one_node_sees_is_named(pair: list[Host], tmp_path: Path):
+    place = tmp_path / "h1" / "runs"  # which h2 has, too, on a disk of its own
+    job = [f"--run-dir={place}", script(tmp_path)]
+    runs = [host.start(*options(), *job) for host in pair]
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    assert all(f"({place}) is not seen by all nodes" in run.err for run in runs), runs[0].err
+    clean(runs)
+
+
 def test_a_node_under_torchrun_itself_is_refused_by_name(pair: list[Host], tmp_path: Path):
     ours = pair[0].start(*options(), script(tmp_path))
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
@@ -73,6 +117,29 @@ def test_an_endpoint_that_is_each_node_itself_is_named(pair: list[Host], tmp_pat
     runs = [host.start(*options("localhost"), script(tmp_path)) for host in pair]
     for run in runs:
         run.wait_for_message(", which is each node itself) since 30 s; --nnodes is 2")
+
+
+def test_nodes_that_never_come_are_named_after_a_failure_too(pair: list[Host], tmp_path: Path):
+    """The first attempt fails in the rendezvous itself, before the nodes have met."""
+    place = tmp_path / "bin"
+    place.mkdir()
+    failing = [
+        f"#!{sys.executable}",
+        "import os, sys",
+        "from torch.distributed.run import main",
+        "if os.environ['SAFERUN_ATTEMPT'] == '1':",
+        "    sys.exit('torch.distributed.DistStoreError: wait timeout after 60000ms, keys: /a/b')",
+        "sys.exit(main())",
+    ]
+    executable(place / "torchrun", "\n".join(failing) + "\n")
+    path = {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    limits = ["--set=retry.backoff_s=[0, 0]", "--set=retry.rejoin_s=5"]
+    run = pair[0].start(*options(), *limits, script(tmp_path), env=path)
+    assert run.end() == 1, run.err
+    assert "fault of ours" not in run.err
+    assert "saferun: the run failed: node-lost" in run.err
+    assert "not all of the other nodes came back in time (retry.rejoin_s: 5 s)" in run.err
+    clean([run])
 
 
 def test_a_clock_that_is_off_is_named_on_every_node(pair: list[Host], tmp_path: Path):
@@ -100,3 +167,50 @@ def test_a_clock_that_is_off_is_named_on_every_node(pair: list[Host], tmp_path: 
     assert end_all(runs) == [MISFIT, MISFIT], [run.err for run in runs]
     assert all("the clock of h" in run.err for run in runs), [run.err for run in runs]
     clean(runs)
+
+
+def test_a_shared_disk_that_is_full_is_named_and_the_run_goes_on(small_disk: Path, tmp_path: Path):
+    fill(small_disk)
+    job = [
+        "--set=retry.rejoin_s=300",
+        f"--run-dir={small_disk / 'runs'}",
+        str(SUMS),
+        str(tmp_path / "out"),
+        "30",
+        "0.2",
+    ]
+    with hosts.standing(tmp_path, 2) as pair:
+        runs = [host.start(*options(), *job) for host in pair]
+        until((tmp_path / "out" / "saved").exists, "something saved")
+        os.kill(until(lambda: list(runs[1].ranks().values()), "a rank")[0], signal.SIGKILL)
+        assert end_all(runs) == [0, 0], [run.err for run in runs]
+        for run in runs:
+            first = next(line for line in run.messages() if "profile cpu" not in line)
+            assert f"cannot write {small_disk / 'runs'}/" in first
+            assert "No space left on device" in first
+            assert run.messages()[-1] == "saferun: attempt 2 succeeded"
+        assert "done total=465.0" in "".join(run.out for run in runs)
+        clean(runs)
+
+
+def test_a_shared_disk_that_fills_up_ends_the_run_with_the_same_words(
+    small_disk: Path, tmp_path: Path
+):
+    job = [
+        "--set=retry.rejoin_s=300",
+        f"--run-dir={small_disk / 'runs'}",
+        str(SUMS),
+        str(small_disk / "out"),
+        "30",
+        "0.2",
+    ]
+    with hosts.standing(tmp_path, 2) as pair:
+        runs = [host.start(*options(), *job) for host in pair]
+        until((small_disk / "out" / "saved").exists, "something saved")
+        fill(small_disk)
+        assert end_all(runs) == [1, 1], [run.err for run in runs]
+        for run in runs:
+            assert "saferun: the run failed: disk-full on rank 0, host h" in run.err
+            assert "saferun:   OSError: [Errno 28] No space left on device" in run.err
+            assert "Make room (old checkpoints, caches)" in run.err
+        clean(runs)

@@ -41,3 +41,41 @@ def test_hosts_have_names_reach_each_other_and_lose_each_other(pair: list[hosts.
     other.kill()
     assert server.wait() != 0
     server.stdout.close()
+
+
+def pings(one: hosts.Host, other: hosts.Host) -> list[float]:
+    """Return the round trips of 40 datagrams that the other sends back, in ms, as they come."""
+    code = [
+        "import socket, time",
+        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+        f"s.connect(({other.address!r}, 4001)); s.settimeout(0.5)",
+        "for n in range(40):",
+        "    began = time.monotonic(); s.send(b'%d' % n)",
+        "    try:",
+        "        while s.recv(9) != b'%d' % n: pass",
+        "        print((time.monotonic() - began) * 1000)",
+        "    except TimeoutError: pass",
+    ]
+    asked = one.popen("python3", "-c", "\n".join(code), stdout=subprocess.PIPE)
+    return [float(line) for line in asked.communicate()[0].split()]
+
+
+def test_a_link_is_slow_and_lossy_until_it_settles(pair: list[hosts.Host]):
+    one, other = pair
+    echo = (
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 4001))\n"
+        "print('up', flush=True)\n"
+        "while True: s.sendto(*s.recvfrom(9))"
+    )
+    server = other.popen("python3", "-c", echo, stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"up\n"
+    other.disturb(delay_ms=50, loss_percent=20)
+    came = pings(one, other)
+    assert 0 < len(came) < 40
+    assert min(came) >= 100
+    other.settle()
+    assert len(pings(one, other)) == 40
+    other.kill()
+    server.wait()
+    server.stdout.close()

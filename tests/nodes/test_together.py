@@ -187,3 +187,17 @@ def test_a_cut_that_heals_soon_costs_nothing(pair: list[Host], tmp_path: Path):
     assert end_all(runs) == [0, 0], [run.err for run in runs]
     assert not any("attempt" in line for run in runs for line in run.messages())
     clean(runs)
+
+
+@pytest.mark.slow
+def test_a_link_that_is_slow_and_lossy_is_no_death_of_a_node(pair: list[Host], tmp_path: Path):
+    """The rank that is killed is the only failure, and both nodes meet again over that link."""
+    pair[1].disturb(delay_ms=200, loss_percent=5)
+    runs = start(pair, add_up(tmp_path, "SIGKILL", "1", "6", "1"))
+    assert end_all(runs) == [0, 0], [run.err for run in runs]
+    assert "done total=465.0" in runs[0].out
+    for run in runs:
+        assert [event["kind"] for event in run.events("ended")] == ["killed-from-outside", None]
+        assert run.messages()[-1] == "saferun: attempt 2 succeeded"
+        assert roots(run) == ["h2"]
+    clean(runs)

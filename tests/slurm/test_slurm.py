@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,7 @@ class User:
         reported = self.slurm("scontrol", "-o", "show", "job", job)
         return next(w for w in reported.split() if w.startswith(f"{name}=")).partition("=")[2]
 
-    def waits_for(self, what: Callable[[], object], within_s: float = 60) -> None:
+    def waits_for(self, what: Callable[[], object], within_s: float = 400) -> None:
         end = time.monotonic() + within_s
         while not what():
             assert time.monotonic() < end, self.logs()
@@ -133,12 +134,32 @@ def test_nodes_meet_again_after_a_rank_of_one_is_killed(user):
     assert user.left_behind() == []
 
 
+def test_the_recipe_for_srun_in_the_documentation_brings_nodes_back(user):
+    text = (ROOT / "docs" / "many-machines.md").read_text()
+    recipe = text[text.index("    #SBATCH --nodes=2") : text.index("`--kill-on-bad-exit=0` lets")]
+    for theirs, here in (
+        (" --gpus-per-node=8", ""),
+        ("per-node gpu", "per-node 1 --profile cpu"),
+        ("train.py", "job.py gloo 9 kill n2"),
+    ):
+        assert recipe.count(theirs) == 1
+        recipe = recipe.replace(theirs, here)
+    lines = [line.removeprefix("    ") for line in recipe.splitlines()]
+    (user.cwd / "recipe.sh").write_text("\n".join(["#!/bin/bash", *lines, ""]))
+    job = user.submits("--nodelist=n[1-2]", "recipe.sh")
+    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    for node in ("n1", "n2"):
+        assert f"on {node}: done at step 9" in user.logs()
+    assert user.logs().count("saferun: attempt 2 succeeded") == 2, user.logs()
+    assert user.left_behind() == []
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.slow  # Slurm signals up to a minute early: the limit has to be longer than that
 def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
     user.generates("--time", "2", "--sbatch=--signal=B:USR2@45", "--", "job.py", "limit", "1500")
     job = user.submits("job.sh")  # for longer than its time
-    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"), within_s=150)
+    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"))
     saved = int((user.cwd / "limit.step").read_text())
     assert f"saved step {saved} because of SIGUSR2" in user.logs()
     (user.cwd / "job.py").write_text((user.cwd / "job.py").read_text().replace("0.1", "0.001"))
@@ -207,10 +228,41 @@ def test_a_job_goes_on_without_the_node_whose_hardware_failed(user):
     assert user.left_behind() == []
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["n1", "n2"])  # the script's own, and another one
+def test_a_job_goes_on_without_a_node_that_is_set_down(user, node):
+    shutil.copy(ROOT / "examples" / "train_gpt.py", user.cwd)
+    size = ["--steps", "300", "--layers", "1", "--width", "16", "--block", "16", "--log-every=1"]
+    size += ["--save-every=20", "--eval-every=5000", "--resume"]
+    user.generates("--nodes", "2", "--", "train_gpt.py", *size)
+    job = user.submits("job.sh")
+    user.waits_for(lambda: "\nstep 30 " in user.log(f"train_gpt-{job}-*.out"))
+    user.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=a test")
+    try:
+        user.lets_begin(job)
+        assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    finally:
+        user.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+    left = "n[2-3]" if node == "n1" else "n[1,3]"
+    assert (user.fact(job, "NodeList"), user.fact(job, "Restarts")) == (left, "1")
+    log = user.log(f"train_gpt-{job}-n*.out")
+    assert len(re.findall(r"^resumed at step \d+0$", log, re.MULTILINE)) == 1, log
+    assert log.count("done step=300 ") == 1, log
+    printed = set(re.findall(r"^step (\d+) loss ([\d.]+) ", log, re.MULTILINE))
+    assert len(printed) == 300, sorted(printed)  # also of a step that was done twice
+    assert user.left_behind() == []
+
+
 def test_a_mistake_of_the_scripts_own_is_not_tried_again(user):
-    user.generates("--nodes", "1", "--", "job.py", "mistake", "6", "raise", "n1")
-    job = user.submits("--nodelist=n1", "job.sh")
+    user.generates("--nodes", "2", "--", "job.py", "mistake", "3000", "raise", "n1")
+    job = user.submits("--nodelist=n[1-2]", "job.sh")
     assert user.waits_for_end(job) == "FAILED"
+    for node in ("n1", "n2"):
+        log = user.log(f"job-{job}-{node}.out")
+        assert re.search(r"^saferun: the run failed: .* on rank \d, host n1$", log, re.MULTILINE), (
+            log
+        )
     assert user.fact(job, "ExitCode") == "1:0"
     assert user.fact(job, "Restarts") == "0"
     assert "queued again" not in user.logs()

@@ -50,7 +50,7 @@ SchedulerParameters=sched_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=0
-ReturnToService=2
+ReturnToService=1
 KillWait=10
 MpiDefault=none
 GresTypes=gpu

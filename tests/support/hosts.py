@@ -22,6 +22,7 @@ from helpers import until
 from runs import Run
 
 PROGRAMS = ("unshare", "nsenter", "ip", "tc")
+LOSSY = Path(__file__).parents[1] / "programs" / "nodes" / "lossy_link.py"
 PORT = 29512  # of the rendezvous: the network is the hosts' own, and no port of it is taken
 INIT = 'hostname "$1"; mount --bind "$2" /etc/hosts; ip link set lo up; echo up; exec cat'
 
@@ -78,6 +79,7 @@ class Host:
         self.folder.mkdir(exist_ok=True)
         self._bridge, self._number, self._hosts = bridge, number, folder / "hosts"
         self._runs: list[Run] = []
+        self._lossy: subprocess.Popen[bytes] | None = None
         self._boot()
 
     def _boot(self) -> None:
@@ -124,11 +126,15 @@ class Host:
 
     def cut(self) -> None:
         """Cut its link; nothing that it sends or gets arrives, and nobody is told."""
-        self._at_bridge("link", "set", f"v{self._number}", "nomaster")
+        self._at_bridge("link", "set", self._port(), "nomaster")
 
     def heal(self) -> None:
         """Join its link again."""
-        self._at_bridge("link", "set", f"v{self._number}", "master", "br0")
+        self._at_bridge("link", "set", self._port(), "master", "br0")
+
+    def _port(self) -> str:
+        """Return the name of the interface by which it is at the bridge."""
+        return f"{'y' if self.is_lossy else 'v'}{self._number}"
 
     def _at_bridge(self, *arguments: str) -> None:
         inside = ["nsenter", "-t", str(self._bridge.pid), "--net", "ip"]
@@ -145,14 +151,49 @@ class Host:
         limit = ["tbf", "rate", "512kbit", "burst", "16kbit", "latency", "100ms"]
         self.do("tc", "qdisc", "replace", "dev", "eth0", "root", *limit)
 
-    def disturb(self) -> bool:
-        """Lose and delay some of what it sends; return False where the kernel has no netem."""
-        arguments = ["netem", "delay", "20ms", "10ms", "loss", "3%"]
-        return self.ask("tc", "qdisc", "replace", "dev", "eth0", "root", *arguments) == 0
+    def disturb(self, delay_ms: int = 20, loss_percent: float = 3) -> None:
+        """Delay what it sends and gets, each way, and lose some of it, until `settle`.
+
+        A program does it (lossy_link.py), between its link and the bridge: not every kernel has
+        netem.
+        """
+        one, other = f"x{self._number}", f"y{self._number}"
+        self._at_bridge("link", "add", "name", one, "type", "veth", "peer", "name", other)
+        self._at_bridge("link", "set", other, "master", "br0", "up")
+        self._at_bridge("link", "set", one, "up")
+        self.cut()
+        command = [sys.executable, str(LOSSY), f"v{self._number}", one]
+        inside = ["nsenter", "-t", str(self._bridge.pid), "--net", *command]
+        self._lossy = subprocess.Popen(
+            [*inside, str(delay_ms), str(loss_percent)], stdout=subprocess.PIPE
+        )
+        assert self._lossy.stdout is not None
+        assert self._lossy.stdout.readline() == b"up\n"
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether `disturb` is in force."""
+        return self._lossy is not None
+
+    def settle(self) -> None:
+        """End what `disturb` has begun."""
+        self._end_lossy()
+        self.heal()
+
+    def _end_lossy(self) -> None:
+        if self._lossy is None:
+            return
+        assert self._lossy.stdout is not None
+        self._lossy.kill()
+        self._lossy.wait()
+        self._lossy.stdout.close()
+        self._lossy = None
+        self._at_bridge("link", "del", f"x{self._number}")
 
     def kill(self) -> None:
         """Kill all its processes at once; its kernel still says goodbye for them (FIN, RST)."""
         self._own.end()
+        self._end_lossy()
 
     def lose_power(self) -> None:
         """End it without a goodbye: from one moment on nobody hears of it."""
@@ -167,6 +208,7 @@ class Host:
         """End all that it has started, and itself."""
         for run in self._runs:
             run.clean()
+        self._end_lossy()
         self._own.end()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -148,3 +149,16 @@ def test_root_does_not_write_into_a_users_tmpdir(place):
     os.chown(f"{place}/private", OTHER, OTHER)
     environ = of(place, TMPDIR=f"{place}/private")
     assert paths.cache_dir(environ) == "/tmp/saferun-0/saferun"
+
+
+def test_a_disk_that_takes_a_part_only_keeps_the_old_file(tmp_path):
+    """A limit on the size of files stands in: both write what fits, and report no error then."""
+    path = str(tmp_path / "x")
+    assert paths.write_private(path, b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        assert not paths.write_private(path, b"n" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("x", b"old")]

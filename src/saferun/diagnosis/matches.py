@@ -67,12 +67,23 @@ def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
     return any(GOES_ON.search(line.text.lower()) for line in lines[item.at : item.at + 2])
 
 
+def _own_faults(lines: Sequence[Line]) -> frozenset[int]:
+    """Return the lines in which saferun, inside the job, reports what does not end it."""
+    own = (
+        row
+        for row, line in enumerate(lines)
+        if line.text.startswith("saferun: ") and " the job goes on" in line.text
+    )
+    return frozenset(own)
+
+
 class Text:
     """A log's lines in lower case, searched as one text.
 
     Args:
         lines: the log's.
-        exceptions: that were found in them; no sign fits the frames of their tracebacks.
+        exceptions: that were found in them; no sign fits the frames of their tracebacks, nor what
+            saferun says of a fault of its own.
         alike: the lines' forms (`forms.of`).
     """
 
@@ -80,7 +91,7 @@ class Text:
         self.whole = "\n".join([line.text for line in lines]).lower()
         self.lower = self.whole.split("\n")
         self.lines = lines
-        self.framed = exceptions.framed
+        self.framed = exceptions.framed | _own_faults(lines)
         self.raised = exceptions.raised
         self.by_row = {row: number for number, item in enumerate(self.raised) for row in item.rows}
         self.messages = [item.text.lower() for item in self.raised]

@@ -27,7 +27,7 @@ import sys
 import time
 
 from . import meeting, node_joining, node_watch, nodes, receipts
-from .node_joining import SIGNALLED, harmlessly, is_of_torch, say
+from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Party:
         except Exception as error:
             if is_of_torch(error):  # the store has gone, and with it the rendezvous
                 raise
-            say(f"the nodes could not compare notes: {type(error).__name__}: {error}")
+            say(fault("the nodes could not compare notes", error))
 
     def _go_on(self, agent: Any) -> None:
         """Meet; return where the ranks are to be started, and leave otherwise."""
@@ -186,6 +186,8 @@ class Party:
             _leave(store, size)
             handler.shutdown = lambda: True  # the next attempt may have the same store
             raise SystemExit(nodes.REGROUP_STATUS)
+        if agreement["warning"]:
+            say(agreement["warning"])
         self._say_root(agreement)
         self._begin(store, rank, agreement, agent)
 
@@ -248,7 +250,9 @@ class Party:
     def _meet(self, store: Any, rank: int, size: int, names: dict[int, str]) -> nodes.Agreement:
         if rank == 0:
             self._facts = {**self._facts, "beats": node_watch.prepare(store, size)}
-        agreement, missing = meeting.meet(store, rank, size, self._facts, nodes.agree, MEET_S)
+        agreement, missing = meeting.meet(
+            store, rank, size, self._facts, node_joining.compare, MEET_S
+        )
         if missing:
             known = [f"node {node} ({names.get(node, 'host not known')})" for node in missing]
             who = ", ".join(known)
@@ -347,7 +351,7 @@ class Party:
             content["at"] = time.time()
             receipts.write_new(path, json.dumps(content).encode())
         except OSError as error:
-            say(f"{name} could not be written: {error.strerror}")
+            say(fault(f"{name} could not be written", error))
 
 
 def _chance() -> float:

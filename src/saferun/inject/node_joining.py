@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import threading
 import time
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 WAITED_S = 30.0  # torchrun itself gives up a connection after 60 s
 LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
 SELDOM_S = 0.9  # between two questions for a refusal: nodes that join at once read states in bursts
+FAULT_CHARS = 300  # of an error's message: torch's may have a C++ stack
 DELAY_S = 5.0  # that a heartbeat may be old when it is first seen
+WORD_FILE = "word"  # in a directory that a node offers (supervise/shared_reports.py)
 SIGNALLED = "SignalException"  # raised by torchrun's handler of SIGTERM: a subclass of Exception
 
 _reported: set[str] = set()  # the lines about faults of ours
@@ -90,7 +93,7 @@ class Joining:
                 if type(error).__name__ == SIGNALLED:
                     raise
                 if not is_of_torch(error):
-                    say(f"the other nodes are not looked at: {type(error).__name__}: {error}")
+                    say(fault("the other nodes are not looked at", error))
             original()
 
         self._holder._sanitize = sanitize
@@ -147,6 +150,23 @@ class Joining:
         )
 
 
+def compare(facts: dict[int, nodes.Facts]) -> nodes.Agreement:
+    """Compare all nodes on one of them, which looks for their directories."""
+    return nodes.agree(facts, [node for node in facts if not _sees(facts[node].get("shared", ""))])
+
+
+def _sees(shared: str) -> bool:
+    """Tell whether a directory that a node offers is the same one here, by the word in it."""
+    if not shared:
+        return False
+    place, word = json.loads(shared)
+    try:
+        with open(os.path.join(place, WORD_FILE), encoding="utf-8") as file:
+            return file.read(len(word) + 1) == word
+    except (OSError, UnicodeError):
+        return False
+
+
 def addresses(host: str) -> str:
     """Return the addresses that a name has here, in words."""
     import socket
@@ -169,6 +189,12 @@ def say(text: str) -> None:
         return
 
 
+def fault(what: str, error: Exception) -> str:
+    """Return a line about a fault of ours; by its end a diagnosis knows that it ended nothing."""
+    message = " ".join(str(error).split())[:FAULT_CHARS]
+    return f"{what}: {type(error).__name__}: {message}; the job goes on"
+
+
 def is_of_torch(error: Exception) -> bool:
     """Tell whether an exception is no fault of ours: a lost store, or a signal."""
     is_ours = isinstance(error, (meeting.NoResultError, NotImplementedError, RecursionError))
@@ -188,7 +214,7 @@ def harmlessly(what: str, act: Callable[[], Any], *, store: bool = False) -> Any
     except Exception as error:
         if type(error).__name__ == SIGNALLED or (store and is_of_torch(error)):
             raise
-        line = f"{what}: {type(error).__name__}: {error}"
+        line = fault(what, error)
         if line not in _reported:  # a node that tries again to join meets a fault again
             _reported.add(line)
             say(line)

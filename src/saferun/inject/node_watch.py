@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 
-from .node_joining import SIGNALLED, harmlessly, is_of_torch, say
+from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class NodeWatch:
             if is_of_torch(error):
                 raise
             if not self._is_blind:
-                say(f"the other nodes are not watched: {type(error).__name__}: {error}")
+                say(fault("the other nodes are not watched", error))
             self._is_blind = True
             if self._node == 0:  # a beat that does not come would end the attempt on the others
                 store.set(WORD, json.dumps({"n": count, "silent": []}))

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
         torch: str
         nnodes: str  # as given
         script: str  # its file name
+        content: str  # a checksum of the script; "" where it is not known
         shared: str  # a directory and a word in it, by which others tell whether they share it
+        run_dir: str  # that the user gave for it; "" for none
         beats: bool  # of node 0: it has prepared the store for heartbeats
 
     class Agreement(TypedDict):
@@ -50,8 +52,9 @@ if TYPE_CHECKING:
         mitigations: list[str]
         root: Report | None
         why: str  # of a refusal: what differs, by host
+        warning: str  # what differs and is not refused; "" for nothing
         hosts: dict[str, str]  # node rank -> host
-        shared: str  # of node 0
+        shared: str  # of node 0; "" where not all nodes share it
         beats: bool  # of node 0
 
     class Outcome(TypedDict, total=False):
@@ -78,8 +81,13 @@ REGROUP_STATUS = 79  # the exit status of an agent that leaves before it has sta
 NAMES = {"saferun": "saferun", "torch": "torch", "nnodes": "--nnodes", "script": "script"}
 
 
-def agree(facts: Mapping[int, Facts]) -> Agreement:
-    """Return what all nodes do next, from their facts by node rank."""
+def agree(facts: Mapping[int, Facts], unseen: Sequence[int] = ()) -> Agreement:
+    """Return what all nodes do next.
+
+    Args:
+        facts: of all nodes, by node rank.
+        unseen: the nodes whose directory the node that calls this does not see.
+    """
     hosts = {str(node): fact["host"] for node, fact in facts.items()}
     attempt = max(fact["attempt"] for fact in facts.values())
     ready = [fact for _, fact in sorted(facts.items()) if fact["attempt"] == attempt]
@@ -101,8 +109,9 @@ def agree(facts: Mapping[int, Facts]) -> Agreement:
         "mitigations": mitigations,
         "root": root,
         "why": why,
+        "warning": _other_contents(facts, hosts) or _not_shared(facts, unseen),
         "hosts": hosts,
-        "shared": facts[min(facts)].get("shared", ""),
+        "shared": "" if unseen else facts[min(facts)].get("shared", ""),
         "beats": facts[min(facts)].get("beats", False),
     }
 
@@ -115,6 +124,7 @@ def refusal(hosts: dict[str, str], why: str) -> Agreement:
         "mitigations": [],
         "root": None,
         "why": why,
+        "warning": "",
         "hosts": hosts,
         "shared": "",
         "beats": False,
@@ -134,13 +144,41 @@ def _union(lists: list[list[str]]) -> list[str]:
     return list(dict.fromkeys(name for names in lists for name in names))
 
 
+def _by_value(
+    facts: Mapping[int, Facts], hosts: Mapping[str, str], key: str
+) -> dict[str, list[str]]:
+    """Return the hosts by what they have of a fact, in the order of the nodes."""
+    values: dict[str, list[str]] = {}
+    for node, fact in sorted(facts.items()):
+        values.setdefault(str(fact.get(key, "")), []).append(hosts[str(node)])
+    return values
+
+
 def _differences(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
     """Return what makes the nodes unfit for one run, by host; "" for nothing."""
     for key, name in NAMES.items():
-        values: dict[str, list[str]] = {}
-        for node, fact in sorted(facts.items()):
-            values.setdefault(str(fact.get(key, "")), []).append(hosts[str(node)])
+        values = _by_value(facts, hosts, key)
         if len(values) > 1:
             parts = [f"{value} on {', '.join(on)}" for value, on in values.items()]
             return f"{name} differs: {'; '.join(parts)}"
+    return ""
+
+
+def _other_contents(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
+    """Return which nodes have another script of the same name; "" for none."""
+    values = _by_value(facts, hosts, "content")
+    values.pop("", None)
+    if len(values) < 2:
+        return ""
+    groups = ", another one on ".join(", ".join(on) for on in values.values())
+    return f"{facts[min(facts)]['script']} is one file on {groups}; copy one of them to all nodes"
+
+
+def _not_shared(facts: Mapping[int, Facts], unseen: Sequence[int]) -> str:
+    """Return which given run directory not all nodes see; "" for none, and after attempt 1."""
+    for node in unseen:
+        fact = facts[node]
+        if fact.get("run_dir") and fact.get("shared") and fact["attempt"] == 1:
+            where = f"the run directory of {fact['host']} ({fact['run_dir']})"
+            return f"{where} is not seen by all nodes: they tell each other by the rendezvous"
     return ""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from saferun.supervise.mitigations import RunMitigations
     from saferun.supervise.record import Record
 
+CONTENT_BYTES = 1 << 20  # of the script, for its checksum: --no-python may start a large program
 TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
 REGROUPS = 20  # in a row: nodes that come and go, and never begin together
 # Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
@@ -105,7 +106,8 @@ class Nodes:
         self._outcome = outcome
         ends = ended.exit_code == 0 or end_requested(ended)
         if outcome is None or "alone" in outcome:
-            return self._not_met(plan, outcome) if self._comes_back and not ends else None
+            waited = self._comes_back or (outcome is not None and self._history)
+            return self._not_met(plan, outcome) if waited and not ends else None
         agreement = outcome["agreement"]
         self._hosts, self._shared = agreement["hosts"], agreement["shared"]
         self._record.nodes(self.number, agreement)
@@ -130,13 +132,14 @@ class Nodes:
             return self._own
         here = self._facts["host"]
         others = ", ".join(host for host in self._hosts.values() if host != here)
+        names = f" ({others})" if others else ""  # none where this node has never met them
         known = signatures.load(self._gathered.environ)
-        lost = f"of the nodes {here}, {others}: {outcome['alone']}" if outcome else f"no {others}"
+        lost = f"of {here} and the others{names}: {outcome['alone']}" if outcome else f"no {others}"
         self._diagnoses[-1] = found = classify.by_nodes(self._diagnoses[-1], lost, known)
         if found.kind == "node-lost":
             self.host = others
         limit = f"retry.rejoin_s: {plan.settings.retry.rejoin_s:g} s"
-        return Decision(STOP, f"not all of the other nodes ({others}) came back in time ({limit})")
+        return Decision(STOP, f"not all of the other nodes{names} came back in time ({limit})")
 
     def _without_ranks(self, agreement: nodes.Agreement) -> Decision:
         """Return what follows a meeting after which no node started a rank."""
@@ -190,7 +193,9 @@ class Nodes:
         last, outcome = self._history[-1], self._outcome
         self.number = last.number + 1
         self.host = self._facts["host"]
-        if decision.action == retry_policy.DONE or last.asked or last.replaced or outcome is None:
+        if decision.action == retry_policy.DONE or last.asked or last.replaced:
+            return decision
+        if outcome is None or "alone" in outcome:
             return decision
         diagnosis = self._diagnoses[-1]
         failed_at = ended.started_at + ended.lived_s
@@ -260,7 +265,20 @@ def _facts(gathered: Gathered) -> nodes.Facts:
         "torch": gathered.facts.torch or "" if strict else "",
         "nnodes": least if least == most or not most else f"{least}:{most}",
         "script": os.path.basename(line.script or ""),
+        "content": _checksum(line.script),
+        "run_dir": gathered.request.run_dir or "",
     }
+
+
+def _checksum(script: str | None) -> str:
+    """Return a checksum of a script; "" for a module, or for what cannot be read."""
+    import zlib
+
+    try:
+        with open(script or "", "rb") as file:
+            return f"{zlib.crc32(file.read(CONTENT_BYTES)):08x}"
+    except (OSError, ValueError):
+        return ""
 
 
 def _tuples(value: Any) -> Any:

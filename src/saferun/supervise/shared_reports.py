@@ -1,14 +1,14 @@
 """What the nodes of a run tell each other through a directory that all of them see.
 
-Each node that keeps a journal makes a directory in it with a word of its own. Node 0's is used: its
-path and word come to the others by the agents' meeting, and a node that finds the word there shares
-the directory. After a failure each node puts its report there under a name of its own, in one step.
-One node, the lowest that is left, reads them all and puts the root's there as the result, for which
-the others look, so that all decide at once and nobody has to start an agent to tell the others of
-its end. A thousand nodes so read two thousand files, and not a million. Where the lowest node does
-not come the next ones read, too; the first result stands, hence there is no lock. A file is opened
-only where a listing shows it: an NFS client keeps for up to a minute that a file is not there, and
-a listing makes it ask the server (https://github.com/PrimeIntellect-ai/prime-rl/pull/3026). Results
+Each node that keeps a journal makes a directory in it with a word of its own; path and word come to
+the agents' meeting. Where the node that compares all finds all words, node 0's directory is used.
+After a failure each node puts its report there under a name of its own, in one step. One node, the
+lowest that is left, reads them all and puts the root's there as the result, for which the others
+look, so that all decide at once and nobody has to start an agent to tell the others of its end. A
+thousand nodes so read two thousand files, and not a million. Where the lowest node does not come
+the next ones read, too; the first result stands, hence there is no lock. A file is opened only
+where a listing shows it: an NFS client keeps for up to a minute that a file is not there, and a
+listing makes it ask the server (https://github.com/PrimeIntellect-ai/prime-rl/pull/3026). Results
 lie in a directory of their own, since all nodes list it. Without a shared directory the reports
 travel by the next meeting alone (inject/node_agent.py).
 """
@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Collection
 
-from saferun.inject import node_watch, nodes
+from saferun.inject import node_joining, node_watch, nodes
 from saferun.system import paths
 
 TYPE_CHECKING = False
@@ -32,7 +32,7 @@ _NEXT_S = 3.0  # after which the next node reads the reports, too
 # Between two looks, at first and later: a look is some reads over the network, and the next attempt
 # waits for the last one.
 _LOOK_S, _SELDOM_S = 0.1, 1.0
-_DIRECTORY, _WORD, _RESULTS = "nodes", "word", "results"
+_DIRECTORY, _RESULTS = "nodes", "results"
 
 
 def offer(run_path: str | None) -> str:
@@ -49,7 +49,11 @@ def offer(run_path: str | None) -> str:
         os.mkdir(os.path.join(place, _RESULTS), 0o700)
     except OSError:
         return ""
-    return json.dumps([place, word]) if _put(os.path.join(place, _WORD), word.encode()) else ""
+    return (
+        json.dumps([place, word])
+        if _put(os.path.join(place, node_joining.WORD_FILE), word.encode())
+        else ""
+    )
 
 
 def exchange(shared: str, report: Report, expected: Collection[str]) -> Report | None:
@@ -155,7 +159,11 @@ def _place(shared: str) -> str:
     if not shared:
         return ""
     place, word = json.loads(shared)
-    return place if paths.read_private(os.path.join(place, _WORD)) == word.encode() else ""
+    return (
+        place
+        if paths.read_private(os.path.join(place, node_joining.WORD_FILE)) == word.encode()
+        else ""
+    )
 
 
 def _path(place: str, attempt: int, node: str) -> str:

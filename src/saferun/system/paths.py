@@ -218,7 +218,8 @@ def write_private(path: str, content: bytes) -> bool:
     try:
         descriptor = os.open(temporary, flags, 0o600)
         try:
-            os.write(descriptor, content)
+            while content:  # where the disk is nearly full a part may be written without an error
+                content = content[os.write(descriptor, content) :]
         finally:
             os.close(descriptor)
         os.replace(temporary, path)
