@@ -10,6 +10,12 @@ from ranks import RunRanks
 from repo import source
 
 STEPS = 10  # of count_hook_calls.py, in which it counts
+OTHERS = {  # hooks that act while a program is set up or compiled, or between trials
+    "compile": {"enabled": "keep", "autotune": "off", "cudagraphs": "off", "fallback": "on"},
+    "cudagraph_markers": "off",
+    "memory": {"clear_between_trials": True},
+    "optuna": {"mode": "on", "recycle_every": 50},
+}
 GUARDS = {"labels": "on", "embeddings": "on", "logits": "on", "compiled": "on"}
 
 
@@ -33,6 +39,11 @@ def test_a_step_under_default_hooks_and_shards_calls_no_function_of_theirs(
     run_ranks: RunRanks, wrap: str, mode: str
 ) -> None:
     assert calls_of(run_ranks, wrap, mode, excepthook="on", shards="warn") == {}
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_nor_does_a_step_under_the_hooks_that_hold_settings(run_ranks: RunRanks, mode: str) -> None:
+    assert calls_of(run_ranks, "ddp", mode, order={"mode": "fix"}, **OTHERS) == {}
 
 
 @pytest.mark.parametrize(

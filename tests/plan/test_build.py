@@ -127,6 +127,7 @@ ALL_OFF = {
     "hooks.excepthook": Leaf("off"),
     "hooks.order.mode": Leaf("off"),
     "hooks.order.wrap_barrier": Leaf(False),
+    "hooks.shards": Leaf("off"),
 }
 
 

@@ -51,7 +51,7 @@ class Interpreters:
 
     def contract(self, hooks: dict[str, Any]) -> str:
         quiet = {"init": {"set_device": False, "barrier": "off", "agree": "off", "timeout_s": 30}}
-        hooks = {**quiet, "order": {"mode": "off", "wrap_barrier": False}, **hooks}
+        hooks = {**quiet, "order": {"mode": "off", "wrap_barrier": False}, "shards": "off", **hooks}
         return json.dumps(
             {
                 "v": 1,

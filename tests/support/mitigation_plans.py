@@ -33,6 +33,7 @@ QUIET = {
     "hooks.order.mode": Leaf("off"),
     "hooks.order.wrap_barrier": Leaf(False),
     "hooks.excepthook": Leaf("off"),
+    "hooks.shards": Leaf("off"),
 }
 
 

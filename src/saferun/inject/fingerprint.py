@@ -29,12 +29,16 @@ def fingerprint(value: object) -> str | None:
 
     Args:
         value: a batch, or the `vars` of a dataset. It is read and not changed; a tensor on a GPU is
-            waited for.
+            waited for. Where a part of it raises, being of a type that answers in its own way, it
+            tells nothing.
     """
     import hashlib
 
     walk = _Walk(hashlib.blake2b(digest_size=12))
-    walk.add(value, 0)
+    try:
+        walk.add(value, 0)
+    except Exception:
+        return None
     return walk.hash.hexdigest() if walk.tells else None
 
 

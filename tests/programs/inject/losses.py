@@ -191,7 +191,8 @@ def transformers():
             return DataLoader(self.train_dataset, BATCH, shuffle=True)  # here too
 
     rows, held_out = data()
-    config = GPT2Config(WORDS, LENGTH, WIDTH, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+    shape = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": WIDTH, "n_layer": 2, "n_head": 4}
+    config = GPT2Config(**shape, bos_token_id=0, eos_token_id=0)
     arguments = TrainingArguments(
         output_dir="trained",
         use_cpu=True,
