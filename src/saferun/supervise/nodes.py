@@ -271,10 +271,13 @@ def _facts(gathered: Gathered) -> nodes.Facts:
 
 
 def _checksum(script: str | None) -> str:
-    """Return a checksum of a script; "" for a module, or for what cannot be read."""
+    """Return a checksum of a script; "" for a module, a pipe, or for what cannot be read."""
+    import stat
     import zlib
 
     try:
+        if not stat.S_ISREG(os.stat(script or "").st_mode):
+            return ""
         with open(script or "", "rb") as file:
             return f"{zlib.crc32(file.read(CONTENT_BYTES)):08x}"
     except (OSError, ValueError):
