@@ -86,7 +86,8 @@ unpack() { # sets `kit`; nothing in it need be executable
   local self=${BASH_SOURCE[0]:-} place signal
   [[ -f $self ]] || give_up 69 "this script reads its own file: save it, and run that"
   kit=
-  trap 'trap "" HUP INT QUIT TERM USR1 USR2; rm -rf -- "$kit"' EXIT # Slurm would end this rm, too
+  # Slurm would end this rm, too.
+  trap 'trap "" HUP INT QUIT TERM USR1 USR2; rm -rf -- "$kit"' EXIT
   for signal in HUP INT QUIT TERM USR1 USR2; do # untrapped, they would have it removed half-way
     # shellcheck disable=SC2064 # the signal's name is known now
     trap "exit $((128 + $(kill -l "$signal")))" "$signal"
