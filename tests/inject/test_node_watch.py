@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
+from repo import ROOT
 
 from saferun.inject.node_watch import LOST_S, Beats, every_s, first_beat_s
 
@@ -43,3 +48,17 @@ def test_a_thousand_nodes_beat_seldom_enough_for_the_host_and_often_enough_to_li
     assert every_s(2) < 2.1
     assert 1000 / every_s(1000) <= 100
     assert 3 * every_s(100_000) < LOST_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_beat_that_is_inside_torch_as_the_agent_ends_changes_no_exit_status(status: int):
+    program = ROOT / "tests" / "programs" / "nodes" / "late_beat.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(status)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr

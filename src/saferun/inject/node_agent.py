@@ -308,10 +308,14 @@ class Party:
 
     def _ended(self, result: Any) -> None:
         if self._watch is not None:
-            if result is not None and not result.is_failed():
+            succeeded = result is not None and not result.is_failed()
+            if succeeded:
                 self._watch.stop()
             else:
                 self._watch.fail()
+            error = sys.exc_info()[1]  # SystemExit is ours alone
+            failed = error.code if isinstance(error, SystemExit) else 1
+            self._watch.leave_with(0 if succeeded else int(failed or 0))
 
     def _exit_barrier(self, original: Callable[..., Any], agent: Any, *rest: Any) -> Any:
         """Wait until the ranks of all nodes have ended, in Python, where a signal is answered."""

@@ -13,9 +13,11 @@ that breaks tells at once that the host's agent has ended.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -37,6 +39,7 @@ STUCK_S = 8.0  # for the agent's main thread to take the signal; it may hang in 
 TERM_S = 5.0  # for the ranks of a stuck agent
 STORE_LOOK_S = 1.0  # looks whether the store answers: it is late by no more, and asks no store
 STALE_S = 0.1  # for the others to be told over a connection that has not answered for two beats
+RETURN_S = 0.5  # for a request of the beating thread to come back, at the process's end
 ENDING_LOOK_S = 0.1  # between two looks whether the main thread has taken the signal: STUCK_S / 80
 WORD, WANTED, DONE, ALL_DONE = "word", "wanted", "done", "all done"
 
@@ -113,29 +116,52 @@ class NodeWatch:
         self._store, self._node, self._hosts, self._attempt = store, node, hosts, attempt
         self._end = end
         self._stopped = threading.Event()
+        self._wake = threading.Event()  # the beating thread need not wait for its next beat
         self._failed = threading.Event()  # the attempt has failed here
         self._told = threading.Event()  # and the others know
         self._answered_at = time.monotonic()
         self._word = (0, self._answered_at)  # node 0's count, and when it changed
         self._ended = threading.Lock()
         self._every_s = every_s(len(hosts))
+        self._beating = threading.Thread(target=self._beat_on, name="saferun-nodes", daemon=True)
         self._is_blind = False  # a fault of ours: this node beats and no longer watches
         self.lost = ""
 
     def start(self) -> None:
         """Begin to beat and to watch."""
-        for work in (self._beat_on, self._watch_the_store):
-            threading.Thread(target=work, name="saferun-nodes", daemon=True).start()
+        self._beating.start()
+        threading.Thread(target=self._watch_the_store, name="saferun-nodes", daemon=True).start()
 
     def stop(self) -> None:
         """End the watch: the attempt is over here."""
         self._stopped.set()
+        self._wake.set()
+
+    def leave_with(self, status: int) -> None:
+        """End this process with a status where the beating thread is inside torch until then.
+
+        A thread that returns from C++ while the interpreter ends aborts the process, up to Python
+        3.13 (https://github.com/python/cpython/issues/87135).
+
+        Args:
+            status: with which torchrun is about to end.
+        """
+        atexit.register(self._leave, status)
+
+    def _leave(self, status: int) -> None:
+        if self._beating.is_alive():
+            self._beating.join(RETURN_S)
+        if self._beating.is_alive():
+            for stream in (sys.stdout, sys.stderr):
+                harmlessly("the last output is lost", stream.flush)
+            os._exit(status)
 
     def fail(self) -> None:
         """Tell the others that the attempt has failed here; returns within 2 * BEAT_S."""
         if self._stopped.is_set():
             return
         self._failed.set()
+        self._wake.set()
         self._told.wait(2 * BEAT_S if self._is_fresh() else STALE_S)
         self.stop()
 
@@ -146,12 +172,13 @@ class NodeWatch:
         beats, count = Beats(len(self._hosts), time.monotonic()), 0
         try:
             store = _own(self._store)
-            self._failed.wait(first_beat_s(self._node, len(self._hosts)))
+            self._wake.wait(first_beat_s(self._node, len(self._hosts)))
             while not self._stopped.is_set():
                 count += 1
                 self._beat(store, beats, count)
                 self._answered_at = time.monotonic()
-                if self._failed.wait(self._every_s) and not self._told.is_set():
+                self._wake.wait(self._every_s)
+                if self._failed.is_set() and not self._told.is_set():
                     store.set(WANTED, str(self._attempt + 1))
                     self._told.set()
                     return
