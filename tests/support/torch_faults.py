@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -87,6 +88,7 @@ class TorchTrial(Trial):
             self.moment = "step"
         self.standalone = self.fault.whom != "port" and self.chance.random() < 0.5
         self.port = self._free_port()
+        self.temporary = ""  # the job's TMPDIR
 
     def __str__(self) -> str:
         meet = "standalone" if self.standalone else f"port {self.port}"
@@ -116,7 +118,7 @@ class TorchTrial(Trial):
         cache = found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.folder / "inductor"))
         found.setdefault("TRITON_CACHE_DIR", f"{cache}/triton")  # else in HOME, which may be full
         found.update(COMPILER_ENV)
-        return {**found, "PATH": path, "TMPDIR": str(self.folder / "tmp")}
+        return {**found, "PATH": path, "TMPDIR": self.temporary}
 
     def settings(self) -> list[str]:
         """Return saferun's own options."""
@@ -134,6 +136,8 @@ class TorchTrial(Trial):
     def go(self) -> None:
         """Run it; raise where a promise was not kept. The folder then has what the run wrote."""
         with contextlib.ExitStack() as stack:
+            # Batches go through sockets there, whose paths may have 107 characters.
+            self.temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="trial-"))
             if self.fault == ("port", "taken", SERVED):
                 one = stack.enter_context(socket.socket())
                 one.bind(("", self.port))
