@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
+from .. import trace
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_WRAPPERS = trace.__file__
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
@@ -35,7 +38,12 @@ def called_by_library(frame: FrameType | None) -> bool:
 
 
 def is_users(frame: FrameType) -> bool:
-    """Tell whether this very frame is of the user's own code."""
+    """Tell whether this very frame is of the user's own code.
+
+    A wrapper of another hook around the same function counts as the one who calls it.
+    """
+    while frame.f_code.co_filename == _WRAPPERS and frame.f_back is not None:
+        frame = frame.f_back
     return is_users_file(frame.f_code.co_filename)
 
 
