@@ -12,7 +12,7 @@ STATED = [
     "make: *** [Makefile:12: train] Error 1",
     "train.sh: line 8: syntax error near unexpected token `('",
     "train.sh: line 12: SEED: unbound variable",
-    "[2024-01-01 10:00:00,000] [ERROR] [data.py:200:read] The vocabulary is not formatted correctly",
+    "[2024-01-01 10:00:00,000] [ERROR] [data.py:20:read] The vocabulary is not formatted",
     "F0412 11:12:08.555555 12345 transformer.cpp:63] the corpus has 1 of 3 channels",
     "config: fatal error: the schedule has no steps",
     "Wanted shape (4, 86), must match the (16, 86) of the parameter",

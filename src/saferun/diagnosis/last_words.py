@@ -38,12 +38,12 @@ _COMPLAINS = re.compile(
 _LINK = re.compile(r"https?://\S{1,400}")  # to the manual, mostly
 _MAY_PASS = re.compile(
     r"time(?:d|s)?[ -]?out|deadline|connect|network|socket|refus|\breset\b|unreach|retr(?:y|ies)"
-    r"|temporar|unavail|\bbusy\b|\block(?:ed)?\b|\blost\b|\bpeer|\bhosts?\b|\bports?\b|address|resolve"
-    r"|rendezvous|collective|nccl|rccl|gloo|\bmpi|cuda|\bgpus?\b|device|driver|\bhip|\brocm|\btpu|memory"
-    r"|alloc|space left|\bdisk|quota|signal|kill|terminat|abort|crash|preempt|evict|cancel|\bnodes?\b"
-    r"|server|\b(?:429|5\d\d)\b|i/o|input/output|fault|core dumped|deadlock|barrier|heartbeat|\bworkers?\b"
-    r"|\branks?\b|process|launch|slurm|srun|kubelet|container|pod\b|exit (?:code|status)|download|upload"
-    r"|\bhub\b|http|fetch|stream|\bstall|interrupt|\bindex out of",
+    r"|temporar|unavail|\bbusy\b|\block(?:ed)?\b|\blost\b|\bpeer|\bhosts?\b|\bports?\b|address"
+    r"|resolve|rendezvous|collective|nccl|rccl|gloo|\bmpi|cuda|\bgpus?\b|device|driver|\bhip|\brocm"
+    r"|\btpu|memory|alloc|space left|\bdisk|quota|signal|kill|terminat|abort|crash|preempt|evict"
+    r"|cancel|\bnodes?\b|server|\b(?:429|5\d\d)\b|i/o|input/output|fault|core dumped|deadlock"
+    r"|barrier|heartbeat|\bworkers?\b|\branks?\b|process|launch|slurm|srun|kubelet|container|pod\b"
+    r"|exit (?:code|status)|download|upload|\bhub\b|http|fetch|stream|\bstall|interrupt",
     re.I,
 )
 
