@@ -61,8 +61,9 @@ def stated(lines: Sequence[Line]) -> int | None:
         if progress.step_in(text) is not None:
             return None  # the job went on
         states = _STATES.match(text) or _STATES.match(lines[at].raw[:_CHARS])
-        states = states or (brief and _COMPLAINS.search(text))
-        if not states or is_information(lines[at]) or GOES_ON.search(text.lower()):
+        if states is None and brief:
+            states = _COMPLAINS.search(text)
+        if states is None or is_information(lines[at]) or GOES_ON.search(text.lower()):
             continue
         if "warn" in text[:80].lower():
             continue
