@@ -19,6 +19,11 @@ def named(text: str) -> str:
         ("CUDA failure at fft.cu:77: code=700 (see the manual)", "cudaErrorIllegalAddress"),
         ("cudaMalloc failed, error code 46", "busy or unavailable"),
         ("CUDA error: 59, in loss_kernel<<<8, 256>>>", "device-side assert"),
+        ("Error: Curand error 203 - rand.cpp:74: create(&generator)", "initialization failed"),
+        ("cuBLAS error 13 at gemm.cu:9", "CUBLAS_STATUS_EXECUTION_FAILED"),
+        ("CUBLAS error: 1", "CUBLAS_STATUS_NOT_INITIALIZED"),
+        ("cuDNN error 8, in conv", "CUDNN_STATUS_EXECUTION_FAILED"),
+        ("cufft failed (2)", "CUFFT_ALLOC_FAILED"),
     ],
 )
 def test_a_number_is_named(text, name):
@@ -33,6 +38,8 @@ def test_a_number_is_named(text, name):
         "device cuda: failed 35 of 99 tests",
         "cuda validation error: 100.0",
         "CUDA error 12.1",
+        "cuDNN error: version 8 is not 9.1",
+        "cublas workspace: 13",
         "step 700 on cuda:0, loss 0.719",
         "RuntimeError: cuda runtime error (700) : cudaErrorIllegalAddress",
     ],

@@ -16,6 +16,7 @@ from saferun.diagnosis import (
     deciding,
     exit_codes,
     explanations,
+    last_words,
     log_reader,
     nearest,
     oom_message,
@@ -27,7 +28,7 @@ from saferun.diagnosis import (
 from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
 from saferun.diagnosis.log_reader import Line
-from saferun.diagnosis.root_line import root_line, telling_line
+from saferun.diagnosis.root_line import ROOT_CHARS, root_line, telling_line
 from saferun.diagnosis.signatures import Kind, Knowledge, says
 from saferun.inject import nodes
 from saferun.named_tuple import NamedTuple
@@ -36,6 +37,7 @@ SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")
 # What says little of a cause: what another node reports comes before it.
 _TELLS_LITTLE = (*_TELLS_NOTHING, "node-lost", "sigterm-preempted", "nccl-timeout")
+_LAST_STATEMENT = ("the log's last statement",)  # decided: a guess, so all else comes before it
 _NUMBERS_CHARS = 8000  # of a message, in which its numbers are looked for
 
 
@@ -108,10 +110,30 @@ def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
 def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
     """Return what the lines of one run mean, with the rest of the evidence."""
     found = _of_lines(evidence, cuda_codes.named(log), knowledge)
-    if found.diagnosis.kind == "unknown" and (again := second_reading.lines(found.collected.lines)):
+    if found.diagnosis.kind != "unknown":
+        return found
+    if again := second_reading.lines(found.collected.lines):
         second = _of_lines(evidence, again[-len(log) :], knowledge)
-        return second if second.diagnosis.kind != "unknown" else found
-    return found
+        if second.diagnosis.kind != "unknown":
+            return second
+    return _by_last_words(found, knowledge)
+
+
+def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
+    """Return an unknown failure as the job's own, where the program itself stated it last.
+
+    The half-answer stays with it: what the line states is not known.
+    """
+    lines = found.collected.lines
+    at = last_words.stated(lines)
+    if at is None:
+        return found
+    line = lines[at].raw.strip()[:ROOT_CHARS]
+    rank = lines[at].rank if lines[at].rank is not None else found.diagnosis.root_rank
+    own = _diagnosis("user-exception", knowledge, line, rank, lines[at].text)
+    half = found.diagnosis
+    own = own._replace(user_frame=half.user_frame, nearest=half.nearest)
+    return found._replace(diagnosis=own._replace(decided_by=_LAST_STATEMENT))
 
 
 def _of_lines(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
@@ -157,7 +179,7 @@ def by_machine(
         observed: in the order in which they count; taken one by one, and none where it is known.
         knowledge: how failures look.
     """
-    if diagnosis.kind not in _TELLS_NOTHING:
+    if diagnosis.kind not in _TELLS_NOTHING and diagnosis.decided_by != _LAST_STATEMENT:
         return diagnosis
     for one in observed:
         if one.kind == "user-exception" and diagnosis.kind != "unknown":
@@ -192,7 +214,8 @@ def weight(diagnosis: Diagnosis, knowledge: Knowledge) -> int:
     """Return what a diagnosis weighs among those of several nodes (inject/nodes.py)."""
     if knowledge.kinds[diagnosis.kind].echo:
         return nodes.ECHO
-    return nodes.WEAK if diagnosis.kind in _TELLS_LITTLE else nodes.ROOT
+    little = diagnosis.kind in _TELLS_LITTLE or diagnosis.decided_by == _LAST_STATEMENT
+    return nodes.WEAK if little else nodes.ROOT
 
 
 def by_nodes(diagnosis: Diagnosis, lost: str, knowledge: Knowledge) -> Diagnosis:

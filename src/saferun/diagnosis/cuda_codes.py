@@ -1,7 +1,8 @@
 """Pure: the names of CUDA's errors where a program prints only their numbers.
 
 `CUDA error 700`, `failed with error 719` of a library and `code=77(...)` mean what the runtime's
-names say. The name is added to the line, so that the same signs fit it.
+names say, `cuBLAS error 13` what the library's say. The name is added to the line, so that the same
+signs fit it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,46 @@ _NAMES = {
     716: "cudaErrorMisalignedAddress", 719: "cudaErrorLaunchFailure",
     802: "CUDA_ERROR_SYSTEM_NOT_READY", 999: "cuda error: unknown error",
 }  # fmt: skip
+# Of the libraries, each with numbers of its own; of cuDNN those before version 9.
+# https://docs.nvidia.com/cuda/curand/group__HOST.html and the pages of the others
+_OF_LIBRARIES = {
+    "curand": {
+        102: "CURAND_STATUS_ALLOCATION_FAILED", 201: "CURAND_STATUS_LAUNCH_FAILURE",
+        203: "CUDA driver initialization failed", 204: "no kernel image is available",
+    },
+    "cublas": {
+        1: "CUBLAS_STATUS_NOT_INITIALIZED", 3: "CUBLAS_STATUS_ALLOC_FAILED",
+        7: "CUBLAS_STATUS_INVALID_VALUE", 8: "CUBLAS_STATUS_ARCH_MISMATCH",
+        13: "CUBLAS_STATUS_EXECUTION_FAILED", 14: "CUBLAS_STATUS_INTERNAL_ERROR",
+        15: "CUBLAS_STATUS_NOT_SUPPORTED",
+    },
+    "cudnn": {
+        1: "CUDNN_STATUS_NOT_INITIALIZED", 2: "CUDNN_STATUS_ALLOC_FAILED",
+        3: "CUDNN_STATUS_BAD_PARAM", 4: "CUDNN_STATUS_INTERNAL_ERROR",
+        8: "CUDNN_STATUS_EXECUTION_FAILED", 9: "CUDNN_STATUS_NOT_SUPPORTED",
+    },
+    "cufft": {2: "CUFFT_ALLOC_FAILED", 5: "CUFFT_INTERNAL_ERROR", 6: "CUFFT_EXEC_FAILED"},
+}  # fmt: skip
+_OF_LIBRARY = re.compile(
+    r"\b(?P<library>curand|cublas|cudnn|cufft)(?:lt)?(?:_?(?:status|error))?\b[^\n\d]{0,60}?"
+    r"(?<=[\s=:(#])(?P<number>\d{1,3})(?![.:]?\d)(?=\s{0,3}(?:$|[(),;'\"\]-]|(?:at|in|on|from) ))",
+    re.I,
+)
+_HINTS = ("rror", "ail", "ode", "RROR", "tatus", "TATUS")
+_OF_CUDA = (
+    "uda",
+    "UDA",
+    "hysX",
+    " cu",
+    "urand",
+    "URAND",
+    "ublas",
+    "UBLAS",
+    "uBLAS",
+    "udnn",
+    "uDNN",
+)
+_FAILED = re.compile(r"error|fail|status", re.I)
 _NUMBER = re.compile(
     r"\b(?:cuda|cu[A-Z]\w{2,40}|physx)[^\n]{0,120}?"
     r"\b(?<!exit )(?<!exit: )(?<!return )(?:errors?|failure|failed!?|code)(?: code)?[ =:(#]{1,4}"
@@ -45,14 +86,23 @@ def named(lines: Sequence[Line]) -> list[Line]:
 
 def _may_have(text: str) -> bool:
     """Return whether a line may report an error with its number: a cheap test, for every line."""
-    if not ("rror" in text or "ail" in text or "ode" in text or "RROR" in text):
+    if not any(word in text for word in _HINTS):
         return False
-    return "uda" in text or "UDA" in text or "hysX" in text or " cu" in text or text[:2] == "cu"
+    return any(word in text for word in _OF_CUDA) or text[:2] in ("cu", "Cu", "CU")
+
+
+def _of_library(text: str) -> str | None:
+    """Return the name of the error that a library's number in a line stands for."""
+    found = _OF_LIBRARY.search(text) if _FAILED.search(text) else None
+    return _OF_LIBRARIES[found["library"].lower()].get(int(found["number"])) if found else None
 
 
 def _named(line: Line) -> Line:
-    found = _NUMBER.search(line.text[:1000])
-    name = _NAMES.get(int(found["number"])) if found else None
+    text = line.text[:1000]
+    name = _of_library(text)
+    if name is None:
+        found = _NUMBER.search(text)
+        name = _NAMES.get(int(found["number"])) if found else None
     if name is None or name.lower() in line.text.lower():
         return line
     return line._replace(text=f"{line.text} ({name})")

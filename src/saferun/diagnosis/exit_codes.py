@@ -105,6 +105,11 @@ _NOISE = (
     "potential root causes", "sigkill by oom killer due to high memory",
     "due to sigsegv or other unexpected",
 )  # fmt: skip
+# What follows is what may have been, not what was: the signals there are examples.
+_HEDGE = re.compile(
+    r"\((?:e\.g\.|for example|such as|maybe|perhaps|possibly)|\bthis (?:can|may|might|could) \b"
+    r"|\b(?:possible|potential|likely|common) (?:root )?(?:cause|reason)s?\b"
+)
 # Substrings of every line that may hold an exit code or a signal: a cheap test, for every line.
 _HINTS = (
     *("exit", "sig", "kill", "fault", "error", "core", "free", "malloc", "terminat", "munmap"),
@@ -303,6 +308,7 @@ def _code(text: str) -> int | None:
     """Return the exit code that a line (lower case) states; negative for a signal."""
     if any(word in text for word in _NOISE):
         return None
+    text = _HEDGE.split(text, maxsplit=1)[0]
     if (status := _of_windows(text)) is not None:
         return status
     if found := _EXITCODE.search(text):
