@@ -162,7 +162,7 @@ def _sees(shared: str) -> bool:
     place, word = json.loads(shared)
     try:
         with open(os.path.join(place, WORD_FILE), encoding="utf-8") as file:
-            return file.read(len(word) + 1) == word
+            return bool(file.read(len(word) + 1) == word)
     except (OSError, UnicodeError):
         return False
 
