@@ -103,7 +103,7 @@ class Nodes:
             What follows where no rank was started; None where ranks ran, or may have.
         """
         outcome: nodes.Outcome | None = self._read(node_agent.outcome_name(self.number))
-        self._outcome = outcome
+        self._outcome = None if outcome is None or "alone" in outcome else outcome
         ends = ended.exit_code == 0 or end_requested(ended)
         if outcome is None or "alone" in outcome:
             waited = self._comes_back or (outcome is not None and self._history)
@@ -193,9 +193,7 @@ class Nodes:
         last, outcome = self._history[-1], self._outcome
         self.number = last.number + 1
         self.host = self._facts["host"]
-        if decision.action == retry_policy.DONE or last.asked or last.replaced:
-            return decision
-        if outcome is None or "alone" in outcome:
+        if decision.action == retry_policy.DONE or last.asked or last.replaced or outcome is None:
             return decision
         diagnosis = self._diagnoses[-1]
         failed_at = ended.started_at + ended.lived_s
