@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 SUMS = Path(__file__).parents[1] / "programs" / "nodes" / "summing_job.py"
+CARD = SUMS.with_name("bad_card.py")
 SOON = "--rdzv-conf=last_call_timeout=5"
 
 
@@ -63,6 +64,25 @@ def test_a_spare_node_takes_the_place_of_one_that_is_gone(three: list[Host], tmp
     assert "done total=820.0" in runs[0].out
     assert set(runs[0].events("nodes")[-1]["hosts"].values()) == {"h1", "h3"}
     clean([runs[0], spare])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_spare_node_takes_the_place_of_one_whose_hardware_failed(
+    three: list[Host], tmp_path: Path, *, shared: bool
+):
+    flag = tmp_path / "flag"
+    given = [f"--run-dir={tmp_path / 'runs'}"] if shared else []
+    job = ["--set=retry.rejoin_s=300", *given, str(CARD), str(flag)]
+    runs = [host.start(*options("2"), *job) for host in three[:2]]
+    until(lambda: all((tmp_path / f"up-h{number}").exists() for number in (1, 2)), "ranks")
+    runs.append(three[2].start(*options("2"), *job))
+    hosts.alive(runs[2], "torchrun")
+    flag.touch()
+    assert runs[1].end() == 1, runs[1].err
+    assert "saferun: the run failed: gpu-ecc-uncorrectable on rank " in runs[1].err
+    assert [runs[0].end(), runs[2].end()] == [0, 0], [runs[0].err, runs[2].err]
+    assert [runs[0].out, runs[2].out] == ["done on h1\n", "done on h3\n"]
+    clean(runs)
 
 
 def agent(run: Run) -> int:

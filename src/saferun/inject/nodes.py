@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         diagnosis: dict[str, Any]  # of diagnosis/classify.py
         facts: dict[str, Any]  # of diagnosis/retry_policy.py's Try: kind, verdict, fingerprint, ...
         decision: dict[str, Any]  # of diagnosis/retry_policy.py, made on that node
+        leaves: bool  # its hardware has failed: the others go on without it
         node: int  # its node rank in the attempt
 
     class Facts(TypedDict, total=False):

@@ -103,7 +103,7 @@ class Nodes:
             What follows where no rank was started; None where ranks ran, or may have.
         """
         outcome: nodes.Outcome | None = self._read(node_agent.outcome_name(self.number))
-        self._outcome = outcome
+        self._outcome = None if outcome is None or "alone" in outcome else outcome
         ends = ended.exit_code == 0 or end_requested(ended)
         if outcome is None or "alone" in outcome:
             waited = self._comes_back or (outcome is not None and self._history)
@@ -193,12 +193,11 @@ class Nodes:
         last, outcome = self._history[-1], self._outcome
         self.number = last.number + 1
         self.host = self._facts["host"]
-        if decision.action == retry_policy.DONE or last.asked or last.replaced:
-            return decision
-        if outcome is None or "alone" in outcome:
+        if decision.action == retry_policy.DONE or last.asked or last.replaced or outcome is None:
             return decision
         diagnosis = self._diagnoses[-1]
         failed_at = ended.started_at + ended.lived_s
+        leaves = decision.action == STOP and _is_of_hardware(diagnosis)
         self._own = decision
         self._report = {
             "attempt": last.number,
@@ -209,18 +208,24 @@ class Nodes:
             "diagnosis": self._masked({**as_tree(diagnosis), "nearest": []}),
             "facts": {key: getattr(last, key) for key in _SHARED},
             "decision": decision._asdict(),
+            "leaves": leaves,
         }
         self._comes_back = True
         others = self._hosts.keys() - self._lost
         if root := shared_reports.exchange(self._shared, self._report, others):
             return self._decided_by(root)
+        if leaves:  # and joins no meeting: a spare node can take its place
+            return decision
         delay_s = decision.delay_s if decision.action == AGAIN else 0.0
         return Decision(AGAIN, decision.reason, delay_s, decision.add)
 
     def _decided_by(self, root: nodes.Report) -> Decision:
         """Return the decision of the node where the failure began, which all have read."""
+        is_here = self._report is not None and root["node"] == self._report["node"]
         self._take_root(root)
         self._report, self._own = None, Decision(AGAIN, "")
+        if root.get("leaves") and not is_here:
+            return Decision(AGAIN, f"the others go on without {root['host']}")
         decision = Decision(**root["decision"])
         if decision.add in self._mitigations.in_force:
             decision = decision._replace(add="")
@@ -248,6 +253,11 @@ class Nodes:
             return None if content is None else json.loads(content)
         except (OSError, ValueError):
             return None
+
+
+def _is_of_hardware(diagnosis: Diagnosis) -> bool:
+    """Return whether a node's own hardware has failed, which another node can replace."""
+    return (diagnosis.group, diagnosis.verdict) == ("hardware-driver", "stop-hardware")
 
 
 def _facts(gathered: Gathered) -> nodes.Facts:
