@@ -18,6 +18,7 @@ place=$(mktemp -d "${TMPDIR:-/tmp}/saferun-slurm.XXXXXX") && cat >"$place/job.sh
 [[ -z $1 ]] || export SAFERUN_VERDICT_FILE="$1/$SLURMD_NODENAME"
 status=0
 bash "$place/job.sh" --on-node "${@:2}" </dev/null || status=$?
+((status == 0)) || sleep 5 # srun ends the others at once when this one fails: they end by themselves
 trap "" HUP INT QUIT TERM USR1 USR2
 rm -rf -- "$place"
 exit "$status"
