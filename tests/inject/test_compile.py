@@ -259,7 +259,7 @@ show([seen, exported, lowered])
 
 @pytest.mark.parametrize(
     ("setting", "backends"),
-    [(OFF, 1), (NOT_AT_ALL, 0), pytest.param(KEEP, 1, marks=pytest.mark.slow)],
+    [(OFF, 1), *slow((NOT_AT_ALL, 0), (KEEP, 1))],
     ids=["off", "not at all", "keep"],
 )
 def test_export_and_backends_of_the_scripts_own_are_left_alone(
@@ -276,7 +276,7 @@ def test_export_and_backends_of_the_scripts_own_are_left_alone(
 
 @pytest.mark.parametrize(
     ("setting", "custom", "left"),
-    [(OFF, False, 1), (KEEP, False, 3), (OFF, True, 3)],
+    [(OFF, False, 1), pytest.param(KEEP, False, 3, marks=pytest.mark.slow), (OFF, True, 3)],
     ids=["off", "keep", "a user's own kernel"],
 )
 def test_a_generated_kernel_has_one_launcher(
@@ -371,9 +371,9 @@ def test_flex_attention_stays_compiled_when_asked_for(run: Run, name: str) -> No
 @pytest.mark.parametrize(
     ("setting", "full", "works", "backward"),
     [
-        pytest.param("on", False, True, True, id="on, backward"),
         pytest.param("on", True, False, False, id="fullgraph, forward"),
         *slow(
+            ("on", False, True, True),
             ("on", False, True, False),
             ("off", False, False, False),
             ("off", False, False, True),

@@ -22,6 +22,7 @@ def compiled(interpreters: Interpreters, **extra: str) -> tuple[dict[str, Any], 
     return json.loads(ran.out), ran
 
 
+@pytest.mark.slow
 def test_compiled_code_is_checked_where_that_is_asked_for_without_a_graph_break(
     interpreters: Interpreters,
 ) -> None:

@@ -30,7 +30,7 @@ def calls_of(run_ranks: RunRanks, wrap: str, mode: str, **more: Any) -> dict[str
     ("wrap", "mode"),
     [
         ("ddp", "eager"),
-        ("fsdp2", "eager"),
+        pytest.param("fsdp2", "eager", marks=pytest.mark.slow),
         pytest.param("ddp", "inductor", marks=pytest.mark.slow),
         pytest.param("fsdp2", "inductor", marks=pytest.mark.slow),
     ],
@@ -41,18 +41,20 @@ def test_a_step_under_default_hooks_and_shards_calls_no_function_of_theirs(
     assert calls_of(run_ranks, wrap, mode, excepthook="on", shards="warn") == {}
 
 
-@pytest.mark.parametrize("mode", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["eager", "inductor"])
 def test_nor_does_a_step_under_the_hooks_that_hold_settings(run_ranks: RunRanks, mode: str) -> None:
     assert calls_of(run_ranks, "ddp", mode, order={"mode": "fix"}, **OTHERS) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "function", "calls"),
     [
         ("eager", "guarded", 2),  # embedding and cross_entropy
         ("eager", "check_range", 2),
-        pytest.param("inductor", "_in_range", 2, marks=pytest.mark.slow),
-        pytest.param("inductor", "guarded", 0, marks=pytest.mark.slow),
+        ("inductor", "_in_range", 2),
+        ("inductor", "guarded", 0),
     ],
 )
 def test_a_step_with_guards_has_one_check_for_each_loss_and_look_up(

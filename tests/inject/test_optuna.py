@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import slow
 from interpreters import SITE, Interpreters
 from repo import PROGRAMS, source
 
@@ -149,7 +150,7 @@ print(calls)
     assert ran.out == f"{['own', *cleared, 'own', *cleared, *cleared]}\n", ran.err
 
 
-@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("on", [True, *slow(False)])
 def test_the_scripts_own_clearing_collects_garbage_and_the_receipt_tells_what_it_freed(
     interpreters: Interpreters, on: bool
 ) -> None:

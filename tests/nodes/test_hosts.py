@@ -60,6 +60,7 @@ def pings(one: hosts.Host, other: hosts.Host) -> list[float]:
     return [float(line) for line in asked.communicate()[0].split()]
 
 
+@pytest.mark.slow
 def test_a_link_is_slow_and_lossy_until_it_settles(pair: list[hosts.Host]):
     one, other = pair
     echo = (
