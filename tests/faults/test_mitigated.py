@@ -53,6 +53,7 @@ def test_a_port_that_is_taken_is_left_for_a_free_one(tmp_path):
     assert [e["add"] for e in job.events("ended")] == ["free-port", ""]
 
 
+@pytest.mark.slow
 def test_mitigations_can_be_switched_off_and_the_advice_remains(tmp_path):
     script = written(tmp_path, "print('met')\n")
     argv = ["--set", "mitigate.enabled=false", script]

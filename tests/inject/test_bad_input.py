@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import few
 from interpreters import SITE, Interpreters
 from ranks import RunRanks
 from repo import source
@@ -55,7 +56,9 @@ CASES = {  # what a rank prints, and the lines of saferun's in the whole job
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", few({case: case for case in CASES}, "batches_of_generators", "store_went_away")
+)
 def test_odd_loaders_batches_and_stores_are_the_jobs_own_affair(
     run_ranks: RunRanks, case: str
 ) -> None:

@@ -176,7 +176,7 @@ def test_a_trial_of_a_helper_process_is_pruned_and_the_helper_is_not_replaced(
     assert ran.err.count(REFUSED + "this is a process that the script started") == 1
 
 
-@pytest.mark.parametrize(("hooks", "made"), [(ON, "made\n"), ({}, "")])
+@pytest.mark.parametrize(("hooks", "made"), [(ON, "made\n"), *slow(({}, ""))])
 def test_tables_that_another_process_makes_at_the_same_time_are_no_failure(
     interpreters: Interpreters, hooks: dict[str, object], made: str
 ) -> None:

@@ -160,6 +160,7 @@ def test_a_trial_in_the_queue_of_a_sqlite_study_is_taken_once(folder: Path) -> N
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2
 
 
+@pytest.mark.slow
 def test_crashes_of_two_trials_are_told_apart(folder: Path) -> None:
     """Each of the queued trials crashes once; the second one before the first is tried again."""
     with hpo(folder, QUEUED, "trial.number < 2", "SIGSEGV", "3") as job:
@@ -263,7 +264,7 @@ def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -
 @pytest.mark.parametrize(
     ("raised", "states"),
     [
-        ("sys.exit()", ["COMPLETE", "FAIL"]),
+        pytest.param("sys.exit()", ["COMPLETE", "FAIL"], marks=pytest.mark.slow),
         # As Lightning ends a training on SIGTERM: the trial is one that was killed.
         ("raise SIGTERMException", ["COMPLETE", "FAIL", "COMPLETE"]),
     ],

@@ -44,6 +44,7 @@ def test_under_error_the_same_finding_is_raised_where_the_group_is_made(
     assert (job.code, job.out) == (1, "")
 
 
+@pytest.mark.slow
 def test_off_reports_nothing(run_ranks: RunRanks) -> None:
     job = run_ranks(EARLY, order={"mode": "off"})
     assert (job.code, job.messages()) == (0, [])
