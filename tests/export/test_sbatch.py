@@ -212,6 +212,7 @@ MET += ["--rdzv-id", "4711-0"]
     ],
     ids=["ours", "later", "endpoint", "exported", "standalone", "static", "again", "port"],
 )  # fmt: skip
+@pytest.mark.slow
 def test_torchrun_gets_what_makes_nodes_meet_unless_the_user_gives_it(
     cluster, made, given, environ, expected
 ):

@@ -88,6 +88,7 @@ def after_origin(messages: list[str]) -> list[str]:
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_arguments_given_when_it_is_run_are_torchruns_own(machine, argv):
     machine.program("prog", "#!/bin/sh\n")
     (machine.cwd / "prog").symlink_to(machine.bin / "prog")

@@ -31,6 +31,7 @@ def test_a_stopped_rank_is_named_and_nothing_is_done_to_the_job(tmp_path):
     assert [place["odd"] for place in event["ranks"]] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_ended_and_goes_on(tmp_path):
     # Longer than a busy machine may leave the second attempt without a turn.
     end = ["--set", "watch.mode=end", "--set", "watch.silence_s=12"]

@@ -128,6 +128,7 @@ def test_what_waits_for_a_slow_reader_is_carried_after_the_keepers_death(tmp_pat
 
 
 @pytest.mark.parametrize("asked", ["before the loss is seen", "while the rest is carried"])
+@pytest.mark.slow
 def test_a_reader_that_takes_nothing_holds_nobody_who_wants_an_end(tmp_path, asked):
     code = COMMON + "join('agent')\nwhile True: os.write(1, bytes(65536))"
     with supervised(tmp_path, python(code)) as run:

@@ -42,6 +42,7 @@ def taken_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_left_for_a_free_one(tmp_path):
     script = written(tmp_path, "print('met', flush=True)\n")  # torchrun itself listens at the port
     argv = ["--nproc-per-node=2", script]

@@ -102,6 +102,7 @@ def test_a_job_that_crashes_after_its_end_is_not_done_again(tmp_path):
     assert (ended["kind"], job.out.count("saved")) == ("crash-after-the-end", 2)
 
 
+@pytest.mark.slow
 def test_a_rank_that_crashes_at_its_end_while_another_works_is_survived(tmp_path):
     script = [program("crash_at_exit"), "unless-second"]
     with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", *script) as job:

@@ -188,6 +188,7 @@ def test_a_signal_ends_the_wait_for_a_slot(gpus):
         job.nothing_lives()
 
 
+@pytest.mark.slow
 def test_a_slot_is_given_only_with_its_memory_and_the_holder_is_named(gpus):
     need = ("locks.gpus=wait", "locks.wait_s=600", "locks.slots=3", "locks.slot_memory_gib=100")
     name = Path("/proc/self/comm").read_text().strip()

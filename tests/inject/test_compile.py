@@ -193,7 +193,7 @@ show(lowered)
 @pytest.mark.parametrize(
     ("before", "extra", "graphs"),
     [
-        ("", {}, True),
+        pytest.param("", {}, True, marks=pytest.mark.slow),
         (GROUP, {}, False),
         ("", {"RANK": "0", "WORLD_SIZE": "2"}, False),
         pytest.param("", {"RANK": "0", "WORLD_SIZE": "1"}, True, marks=pytest.mark.slow),

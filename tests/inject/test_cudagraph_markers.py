@@ -39,6 +39,7 @@ def run(forks: Forks, tmp_path: Path) -> Callable[..., Job]:
         ("off-when-distributed", 2, 0),
     ],
 )
+@pytest.mark.slow
 def test_markers_count_steps_only_where_the_profile_lets_them(
     run: Callable[..., Job], setting: str, ranks: int, steps: int
 ) -> None:

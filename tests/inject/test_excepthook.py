@@ -321,6 +321,7 @@ def torchrun_two(
     return interpreters.run(hooks=hooks, argv=argv, **extra)
 
 
+@pytest.mark.slow
 def test_a_stderr_without_a_descriptor_is_no_fault(
     interpreters: Interpreters, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def calls_of(run_ranks: RunRanks, wrap: str, mode: str, **more: Any) -> dict[str
         pytest.param("fsdp2", "inductor", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_step_under_default_hooks_and_shards_calls_no_function_of_theirs(
     run_ranks: RunRanks, wrap: str, mode: str
 ) -> None:

@@ -188,6 +188,7 @@ def test_a_search_whose_processes_always_end_is_not_started_for_ever(folder: Pat
     assert len(stored(folder, "sqlite")) < 20
 
 
+@pytest.mark.slow
 def test_what_a_script_does_once_is_not_done_again(folder: Path) -> None:
     """Old study deleted, new one made, trials queued, several calls, callbacks that count."""
     with hpo(folder, ONCE) as job:
@@ -206,6 +207,7 @@ def test_what_a_script_does_once_is_not_done_again(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("argv", [[], pytest.param(["catch"], marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_threads_end_before_their_process_is_replaced(folder: Path, argv: list[str]) -> None:
     with hpo(folder, THREADS, *argv) as job:
         assert job.end() == 0, job.err
@@ -336,6 +338,7 @@ study.optimize(objective, n_trials=4)
     assert not (folder / "study.db").exists()
 
 
+@pytest.mark.slow
 def test_timeout_counts_from_the_first_process(folder: Path) -> None:
     """The only trial lasts longer than `timeout`; its process is killed, and no other begins."""
     text = f"""
@@ -375,6 +378,7 @@ print(len(study.trials))
         assert "its storage was deleted or replaced" in job.err
 
 
+@pytest.mark.slow
 def test_the_trials_of_a_run_are_shown_by_cause_and_region(folder: Path) -> None:
     with hpo(folder, REGION) as job:
         assert job.end() == 0, job.err
