@@ -153,7 +153,6 @@ def test_three_processes_that_share_a_study_cover_its_grid(
 
 
 def test_a_trial_in_the_queue_of_a_sqlite_study_is_taken_once(folder: Path) -> None:
-    """Optuna's own lock is one that SQLite does not have."""
     with hpo(folder, str(PROGRAMS / "optuna" / "two_takers.py")) as job:
         assert job.end() == 0, job.err
         check_account(trials := stored(folder, "sqlite"), recorded(job))
