@@ -345,7 +345,8 @@ def test_no_rank_gets_through_before_all_are_in(run_ranks: RunRanks, tmp_path: P
     """Rank 1 ends its init only when rank 0 is through, which a barrier makes impossible."""
     script = source("inject/slow_group")
     assert run_ranks(script, environ={"WAIT": "1"}).out == "rank 0 is through False\n"
-    (tmp_path / "through").unlink()
+    for name in ("through", "said"):
+        (tmp_path / name).unlink()
     job = run_ranks(script, environ={"WAIT": "60"}, init={"barrier": "off"})
     assert job.out == "rank 0 is through True\n", "the barrier is what held rank 0"
 
