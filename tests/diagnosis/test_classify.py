@@ -107,6 +107,10 @@ def test_a_command_that_succeeded_has_no_failure():
 def test_a_process_that_the_kernel_cannot_end_outweighs_the_log():
     found = diagnose(TRACEBACK + "KeyError: 'a'\n", unkillable=1, exit_code=1)
     assert (found.kind, found.verdict) == ("process-unkillable", "stop-hardware")
+    hang = Hang("hang", 1, "waits in request_wait_answer on /mnt/data")
+    found = diagnose("", unkillable=1, exit_code=1, hang=hang)
+    assert (found.kind, found.root_rank) == ("process-unkillable", 1)
+    assert found.root_line == hang.line
 
 
 def test_our_keepers_death_outweighs_the_output_that_it_cut():

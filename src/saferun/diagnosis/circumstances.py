@@ -33,6 +33,11 @@ _WORKER_CRASHED = re.compile(
     r"unexpected segmentation fault encountered in worker|killed by signal: Segmentation fault",
     re.I,
 )
+# What a shell says of a program that crashed.
+_CRASHED = re.compile(
+    r"(?:\S{1,80}: line \d{1,6}:\s{1,6}\d{1,9} )?(?:Segmentation fault|Aborted|Bus error)\s{1,20}\("
+)
+_AGAIN = 3  # times: no chance
 # Of cuBLAS and cuDNN only these say that a call failed which had been possible.
 _CALL_FAILED = re.compile(r"STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)")
 # The first collective of a group is a barrier in most programs: nobody reaches it while a rank
@@ -86,8 +91,10 @@ class Circumstances:
 
     def kind_of(self, match: Match) -> str:
         """Return the kind of a match, where circumstances decide between look-alikes."""
+        # a bar may stand before a message on its line
+        before = self._lines[: match.at + (match.raised is None)]
         if _WORKER_CRASHED.search(match.text):  # a crash of the worker, not of its memory
-            return by_progress("segfault", match.text, self._evidence, self._lines[: match.at])
+            return by_progress("segfault", match.text, self._evidence, before)
         # A DataLoader worker: torch knows only the signal's number, and supposes a reason for one.
         if "killed by signal" in match.text or "bus error encountered in worker" in match.text:
             kind = by_machine(match.kind, self._evidence)
@@ -97,7 +104,7 @@ class Circumstances:
         decide = self._decide.get(match.kind)
         if decide is not None:
             return decide(match)
-        return by_progress(match.kind, match.text, self._evidence, self._lines[: match.at])
+        return by_progress(match.kind, match.text, self._evidence, before)
 
     def wrong_values(self) -> int | None:
         """Return the line in which nccl-tests count wrong values; None where there is none."""
@@ -202,6 +209,8 @@ def by_progress(kind: str, text: str, evidence: Evidence, before: Sequence[Line]
         return kind
     if _ran_long(evidence, before):
         return long
+    if kind == "segfault" and _came_again(evidence.log.lines):
+        return early
     return early if progress.is_early(before) else kind
 
 
@@ -212,6 +221,12 @@ def _ran_long(evidence: Evidence, before: Sequence[Line]) -> bool:
     if (evidence.age_s or 0.0) >= progress.LONG_S or (evidence.step or 0) >= progress.LONG_STEPS:
         return True
     return progress.is_long(before)
+
+
+def _came_again(lines: Sequence[Line]) -> bool:
+    """Return whether programs crashed one after the other in a log, and none made a step."""
+    ends = sum(1 for line in lines if "core dumped" in line.text and _CRASHED.match(line.text))
+    return ends >= _AGAIN and not progress.steps(lines, 0, len(lines))
 
 
 def _own_pids(lines: Sequence[Line]) -> Iterator[str]:

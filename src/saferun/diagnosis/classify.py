@@ -83,7 +83,8 @@ def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None
         return _diagnosis("no-failure", knowledge)._replace(decided_by=("exit status 0",))
     if evidence.unkillable:
         left = f"processes: {evidence.unkillable} could not be ended"
-        return _diagnosis("process-unkillable", knowledge)._replace(decided_by=(left,))
+        where = (evidence.hang.line, evidence.hang.rank) if evidence.hang else ()
+        return _diagnosis("process-unkillable", knowledge, *where)._replace(decided_by=(left,))
     if evidence.keeper:  # the job's output is cut, and what its ranks report are echoes
         found = _diagnosis("keeper-killed", knowledge, evidence.keeper)
         return found._replace(decided_by=("the keeper's end",))
@@ -110,13 +111,23 @@ def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
 def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
     """Return what the lines of one run mean, with the rest of the evidence."""
     found = _of_lines(evidence, cuda_codes.named(log), knowledge)
-    if found.diagnosis.kind != "unknown":
+    if found.diagnosis.kind != "unknown" and not _is_broken_off(found):
         return found
     if again := second_reading.lines(found.collected.lines):
         second = _of_lines(evidence, again[-len(log) :], knowledge)
         if second.diagnosis.kind != "unknown":
             return second
-    return _by_last_words(found, knowledge)
+    return found if found.diagnosis.kind != "unknown" else _by_last_words(found, knowledge)
+
+
+def _is_broken_off(found: Reading) -> bool:
+    """Return whether it is an unknown exception, in a line that a terminal has broken."""
+    best = found.steps[-1].taken if found.steps else None
+    return (
+        best is not None
+        and best.generic
+        and second_reading.is_broken(found.collected.lines, best.at)
+    )
 
 
 def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:

@@ -30,7 +30,7 @@ def crash_stack(lines: Iterable[Line], rank: int | None) -> tuple[str, ...]:
     for line in lines:
         if rank is not None and line.rank not in (None, rank):
             continue
-        if _FATAL.search(line.text):
+        if "atal" in line.text and _FATAL.search(line.text):
             crashed = True
         elif crashed and (thread := _THREAD.search(line.text)):
             if found:

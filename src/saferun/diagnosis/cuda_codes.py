@@ -8,7 +8,9 @@ signs fit it.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,13 +83,29 @@ def named(lines: Sequence[Line]) -> list[Line]:
     Args:
         lines: the log's.
     """
-    return [_named(line) if _may_have(line.text) else line for line in lines]
+    changed = list(lines)
+    for at in _rows_with_hints(lines):
+        if _may_have(lines[at].text):
+            changed[at] = _named(lines[at])
+    return changed
+
+
+def _rows_with_hints(lines: Sequence[Line]) -> set[int]:
+    """Return the indices of the lines with a word of a failure; all lines are searched at once."""
+    whole = "\n".join(line.text for line in lines)
+    ends = list(accumulate(len(line.text) + 1 for line in lines))
+    rows = set()
+    for word in _HINTS:
+        at = whole.find(word)
+        while at >= 0:
+            row = bisect_right(ends, at)
+            rows.add(row)
+            at = whole.find(word, ends[row])
+    return rows
 
 
 def _may_have(text: str) -> bool:
-    """Return whether a line may report an error with its number: a cheap test, for every line."""
-    if not any(word in text for word in _HINTS):
-        return False
+    """Return whether a line with a word of a failure may report an error of CUDA's."""
     return any(word in text for word in _OF_CUDA) or text[:2] in ("cu", "Cu", "CU")
 
 

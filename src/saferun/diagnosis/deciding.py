@@ -55,7 +55,7 @@ def _facts(best: Explanation, evidence: Evidence) -> Iterator[str]:
     elif best.kind in _BY_PROGRESS:
         ran = f" in {evidence.age_s:.0f} s" if evidence.age_s is not None else ""
         at = f" up to step {evidence.step}" if evidence.step is not None else ""
-        yield f"progress{at}{ran}" if at or ran else "progress: the steps in the log"
+        yield f"progress{at}{ran}" if at or ran else "progress, as the log shows it"
     else:
         yield f"numbers and lines beside the message, which is that of {best.usual}"
 

@@ -46,6 +46,7 @@ _BY_CODE = {
 }
 _ROOT = "root cause (first observed failure)"
 _ROOT_LINES = 8  # of the block below that line
+AGENT_ASKED = 40  # weight of what a launcher reports that was itself asked to end
 _ECHO = 40  # what weighs no more may be an echo, or caused by the launcher
 _LISTED = "failures:"  # the line above the ranks that failed beside the root
 _TIME = re.compile(r"^\s{0,4}time\s{1,6}: (\d{4}-\d\d-\d\d)_(\d\d):(\d\d):(\d\d)")
@@ -204,7 +205,7 @@ def find(
             continue
         if known := kind_of(code):
             kind, weight = known
-            weight = 40 if _AGENT_SIGNAL.search(text) else weight
+            weight = AGENT_ASKED if _AGENT_SIGNAL.search(text) else weight
             weight = max(weight, _OF_ROOT) if code < 0 and reader.in_root(at) else weight
             reader.add(ExitSign(kind, weight, at, reader.rank_of(line), code))
     return Exits(tuple(reader.signs), reader.root_rank)

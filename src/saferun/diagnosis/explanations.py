@@ -110,7 +110,7 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
         found.append(Explanation("gpu-p2p-corrupt", WEIGHTS["hard"], at, None, lines[at].text))
     explained = {m.raised.at for m in fitting if m.raised}
     found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, lines)
-    found = _with_survived_weights(found, lines)
+    found = _with_survived_weights(_without_cut(found), lines)
     found += _of_exits(evidence, exits, lines)
     return Collected(lines, text, found, exits, left_out)
 
@@ -138,7 +138,7 @@ def _of_exits(
     for sign in exits.signs:
         text = " ".join(line.text for line in lines[sign.at : sign.at + 2])
         place = (sign.weight, sign.at, sign.rank, text)
-        yield _of_exit(sign.kind, evidence, lines[: sign.at], place)
+        yield _of_exit(sign.kind, evidence, lines[: sign.at + 1], place)  # a bar may be before it
     for failure in evidence.failures:
         if failure.exit_code is not None and (known := exit_codes.kind_of(failure.exit_code)):
             kind, weight = known
@@ -160,7 +160,7 @@ def _of_exit(
     Args:
         usual: the kind.
         evidence: of the attempt.
-        before: the lines above it.
+        before: the lines up to it.
         place: weight, index of the line, rank and text.
     """
     kind = circumstances.by_machine(usual, evidence)
@@ -196,6 +196,19 @@ def _of_unknown_exceptions(
         yield Explanation(
             kind, weight, root.at, root.rank, root.text, root, True, source="exception", why=why
         )
+
+
+def _without_cut(found: Sequence[Explanation]) -> list[Explanation]:
+    """Return the explanations without cut tracebacks whose message stands in the next line.
+
+    Only the exception's name is missing there, and the message is known.
+    """
+    stated = {(item.at, item.rank) for item in found if item.weight >= WEIGHTS["bare"]}
+    return [
+        item
+        for item in found
+        if item.raised is None or item.raised.type or (item.at + 1, item.rank) not in stated
+    ]
 
 
 def _is_read(item: Raised) -> bool:

@@ -55,7 +55,7 @@ _PREFIX = re.compile(
     | \[\d{4,9}\][ ](?=\S)                               # numbered lines of log viewers
     | \[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:[ ]?   # mpirun --tag-output
     | [ ]{0,4}(?P<srun>\d{1,5}):[ ](?=[ ]{0,8}\D|\d{4}-)  # srun --label
-    | \(\w{1,60}[ ](?:\w{1,20}[ ])?pid=\d{1,9}(?:,[ ]ip=[\d.]{1,20})?\)[ ]?  # ray
+    | \((?:\w{1,60}[ ](?:\w{1,20}[ ])?)?pid=\d{1,9}(?:,[ ]ip=[\d.]{1,20})?\)[ ]?  # ray
     | \[?"""
     + _STAMP
     + r"""\]?[ ]{0,3}(?:std(?:err|out)[ ][FP][ ])?        # ISO time: docker, kubectl, loggers

@@ -150,9 +150,8 @@ class Text:
             context = (
                 line
                 for at, line in enumerate(self.lower[begin:end], begin)
-                if at not in self._launcher_rows
-                and not _is_warning(line)
-                and not _NOT_CONTEXT.match(line)
+                if at == row
+                or not (at in self._launcher_rows or _is_warning(line) or _NOT_CONTEXT.match(line))
             )
             text = "\n".join(context)
             self._around[row] = f"{self.own(row)}\n{text}" if row in self.by_row else text

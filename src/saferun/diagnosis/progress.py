@@ -42,6 +42,8 @@ _TQDM = re.compile(
     r"(?<![\d.])(?P<at>\d{1,9})(?:/(?P<of>\d{1,9})|it) ?"
     r"\[(?:(?P<h>\d{1,3}):)?(?P<m>\d{1,2}):(?P<s>\d\d)[<,]"
 )
+# tqdm's bar before its first step, but not at 0: its numbers are those that a job resumed at.
+_RESUMED = re.compile(r"(?<![\d.])[1-9]\d{0,8}/\d{1,9} ?\[00:00<\?")
 _FIRST_STEPS = 1  # a job that reports no higher step is in its first one
 _STARTED = 20  # an unfinished bar beyond this shows that the job had made steps before
 _SAME_AGE = (0.95, 1.1)  # of a time-out: a bar of that age began when the waiting began
@@ -153,6 +155,8 @@ def is_long(before: Sequence[Line]) -> bool:
     """Return whether the last of these lines report many steps, epochs or minutes."""
     for line in before[-_LINES:]:
         text = line.text[-_END_CHARS:]
+        if _RESUMED.search(text):
+            continue
         if any(int(number) >= LONG_STEPS for number in _COUNTED.findall(text)):
             return True
         if any(int(a or b) >= _LONG_EPOCHS for a, b in _EPOCHS.findall(text)):
@@ -168,6 +172,9 @@ def is_early(before: Sequence[Line]) -> bool:
     last: int | None = None
     for line in before[-_LINES:]:
         text = line.text[-_END_CHARS:]
+        if _RESUMED.search(text):
+            last = 0
+            continue
         if any(int(a or b) > _FIRST_STEPS for a, b in _EPOCHS.findall(text)):
             return False
         bar = _POSITION.search(text)

@@ -7,9 +7,11 @@ exception of the user's own comes before what it led to.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from saferun.diagnosis import progress
+from saferun.diagnosis.exit_codes import AGENT_ASKED
 from saferun.diagnosis.explanations import Explanation
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
@@ -22,7 +24,14 @@ _SILENT = ("child-failed-no-root", "user-args-error")
 # The same for the echo `peer-lost`. An abort may follow any other echo, so it explains no other.
 _SIGNALLED = ("abort-unknown", "ended-by-signal", "interrupted", "sigterm-preempted")
 _SILENT_TO_PEERS = (*_SILENT, *_SIGNALLED)
+# What torchrun's own end by a signal from outside is called.
+_ASKED = ("sigterm-preempted", "sighup-terminal-closed", "interrupted")
+_KILLED = ("killed-from-outside", "host-oom-killed")
+_GONE = ("BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "EOFError")
 _COMMUNICATION = ("collective", "rendezvous")  # groups of kinds
+_NO_GPU = "cuda-not-available"
+_OF_GPU = re.compile(r"(?i:\b(?:cuda|gpus?|nvidia)\b)")
+_TO_GPU = re.compile(r"\.cuda\b|\bcuda\.|\.to\(|\bto_device\(|\bdevice\b")
 
 
 class Step(NamedTuple):
@@ -64,6 +73,9 @@ def choose(
         own = _own_faults(best, found, lines, knowledge)
         best = min(own, key=order, default=best)
         steps.append(Step(best, "an exception of the script's own ended the job"))
+    if best.generic and root_rank is None:
+        best = _asked_before(best, found) or _killed(best, found) or best
+        steps.append(Step(best, "the launcher was asked to end, or killed, before that exception"))
     steps.append(Step(_standing(best, found, lines) or best, "the other one is its consequence"))
     return tuple(
         step for at, step in enumerate(steps) if not at or step.taken is not steps[at - 1].taken
@@ -78,12 +90,43 @@ def _standing(
     A job that made steps after the warning was not hindered by it.
     """
     end = best.at if best.at >= 0 else len(lines)
+    without = _is_without_gpu(best)
     for item in found:
-        if best.kind in item.explains and 0 <= item.at < end:
+        follows = best.kind in item.explains or (without and _NO_GPU in item.explains)
+        if follows and 0 <= item.at < end:
             steps = progress.steps(lines, item.at, end)
             if not any(progress.went_on(steps, item.at, rank) for rank in {s.rank for s in steps}):
                 return item
     return None
+
+
+def _is_without_gpu(item: Explanation) -> bool:
+    """Return whether it is an exception of the script's own that is about the GPU.
+
+    Of a traceback that is cut before its exception, the last call counts.
+    """
+    if not item.generic or item.raised is None:
+        return False
+    if item.raised.type:
+        return _OF_GPU.search(item.text) is not None
+    last = item.raised.frames.rstrip().rsplit("\n", 1)[-1]
+    return _TO_GPU.search(last) is not None
+
+
+def _asked_before(best: Explanation, found: Sequence[Explanation]) -> Explanation | None:
+    """Return the signal that the launcher reports before an exception: ranks are ended then.
+
+    Where a rank had failed by itself the launcher names it, and reports no such signal.
+    """
+    asked = (i for i in found if i.kind in _ASKED and i.weight >= AGENT_ASKED and not i.raised)
+    return min((i for i in asked if 0 <= i.at < best.at), key=lambda item: item.at, default=None)
+
+
+def _killed(best: Explanation, found: Sequence[Explanation]) -> Explanation | None:
+    """Return the launcher's own end by SIGKILL, where an exception says that a peer is gone."""
+    if best.raised is None or best.raised.type not in _GONE:
+        return None
+    return next((item for item in found if item.at < 0 and item.kind in _KILLED), None)
 
 
 def _ended(item: Explanation, root_rank: int | None) -> bool:

@@ -52,6 +52,7 @@ _OTHER = re.compile(
 # Another process's last output. It only continues a message that has the same subject.
 _ELSEWHERE = re.compile(
     r"\s{0,4}(?:(?P<nccl>nccl[A-Z]\w{2,40}: |Last error:)|(?P<http>\(?HTTPS?ConnectionPool\()"
+    r"|(?P<actor>The actor (?:is dead|died) )"
     r"|terminate called|what\(\): )"
 )
 # Phrases of a program that goes on: the line (lower case) reports what is over or will be retried.

@@ -27,6 +27,13 @@ _HIDES_MORE = re.compile(
     r"|cuda|to|item|from_pretrained|load_dataset|\w{0,20}download\w{0,20}|wait|compile|dist|save)"
     r"[.(]|requests\.|urlopen"
 )
+_CUT_PATH = re.compile(r'File "[^"]{0,400}$')
+_CUT_NAME = re.compile(r"-packages/(\w{3,80})$")
+_PACKAGES = (  # of those, the names that may be cut
+    *("torch", "triton", "requests", "urllib3", "httpx", "httpcore", "aiohttp", "huggingface_hub"),
+    *("datasets", "deepspeed", "accelerate", "lightning", "pytorch_lightning", "transformers"),
+    *("megatron", "jaxlib", "tensorflow", "keras"),
+)
 # Of those, the code and the calls that reach what is outside of this process.
 _REACHES = re.compile(
     r"/torch/(?:nn|distributed|cuda|_inductor|_dynamo|_functorch|_tensor|autograd|serialization|storage"
@@ -72,6 +79,15 @@ def _users(text: str) -> str:
     return f'File "{found["path"]}", line {found["line"]}, in {found["name"]}'
 
 
+def _in_what_may_pass(row: str) -> bool:
+    """Return whether a frame is cut within the path of code that may pass."""
+    if not _CUT_PATH.match(row):
+        return False
+    name = _CUT_NAME.search(row)
+    begun = name is not None and any(package.startswith(name[1]) for package in _PACKAGES)
+    return begun or _MAY_PASS.search(row) is not None
+
+
 def of_cut(traceback: str) -> str:
     """Return whose fault a traceback shows that is cut before its exception.
 
@@ -89,6 +105,8 @@ def of_cut(traceback: str) -> str:
     if not frames:
         return ""
     at, last = frames[-1]
+    if last is None and _in_what_may_pass(rows[at]):
+        return ""  # of its place no more is known
     calls = rows[at + 1 :]
     whole = last is not None and last["name"] != "<module>" and not _MAY_PASS.search(last["path"])
     if whole and not any(_HIDES_MORE.search(row) for row in calls):
