@@ -61,7 +61,8 @@ class Result(NamedTuple):
 def main() -> int:
     """Make the runs; return 1 where a promise was not kept."""
     options = parsed()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # `&` in a script had it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `&` in a script had it ignored,
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup this one
     path = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(os.path.realpath(entry) for entry in path)
     os.environ.setdefault("OMP_NUM_THREADS", "1")

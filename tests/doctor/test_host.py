@@ -331,6 +331,17 @@ def test_the_kernel_log_is_read_record_by_record(tmp_path):
     assert read.source == str(log)
 
 
+KILLED = "Memory cgroup stats for /NVRM: Xid (PCI:0000:c1:00): 79, gone:"
+
+
+@pytest.mark.parametrize("line", [KILLED, f"6,532,4930911001,-;{KILLED}", f"6,5,4,-; x;{KILLED}"])
+def test_a_user_s_name_of_a_control_group_is_no_word_of_the_driver(tmp_path, line):
+    """The kernel prints it where it kills what is in the group for lack of memory."""
+    log = tmp_path / "kmsg"
+    log.write_text(f"{line}\n")
+    assert kernellog.read({}, str(log)) == kernellog.Log((), str(log))
+
+
 def test_journald_is_asked_where_the_log_may_not_be_read(tmp_path):
     program = tmp_path / "journalctl"
     program.write_text("#!/bin/sh\necho 'NVRM: Xid (PCI:0000:c1:00): 31, pid=1'; echo other\n")

@@ -64,7 +64,22 @@ def of(by=None, **changed):
     return lambda stand: left_by(stand, {**(by or ended_owner)(), **changed})
 
 
+def kept_by_another_user(stand) -> dict[str, str]:
+    environ = left_by(stand, ended_owner())
+    (stand.runs / "r1").chmod(0o777)
+    return environ
+
+
+def swapped_for_a_link(stand) -> dict[str, str]:
+    environ = left_by(stand, ended_owner())
+    (stand.runs / "r1").rename(stand.runs / "r0")
+    (stand.runs / "r1").symlink_to("r0")
+    return environ
+
+
 FOREIGN = {
+    "others can write its journal": kept_by_another_user,
+    "its journal is a link": swapped_for_a_link,
     "not saferun's": lambda stand: {},
     "its saferun lives": of(procfs.this_process),
     "the outer saferun lives": nested,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -217,3 +218,17 @@ def test_importing_the_journal_imports_nothing_heavy():
         [sys.executable, "-S", "-c", code], env=environ, capture_output=True, text=True, check=True
     )
     assert not HEAVY & set(done.stdout.split())
+
+
+def test_a_place_for_flight_records_is_given_only_where_it_takes_named_pipes(begin, monkeypatch):
+    journal = begin()
+    assert journal.flight() == f"{journal.path}/flight"
+    assert os.listdir(f"{journal.path}/flight") == []
+    assert stat.S_IMODE(os.stat(f"{journal.path}/flight").st_mode) == 0o700
+    assert journal.flight() == f"{journal.path}/flight", "of another node, or worker"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "as a file system without them does")
+
+    monkeypatch.setattr(os, "mkfifo", refuse)
+    assert journal.flight() is None

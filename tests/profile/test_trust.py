@@ -193,6 +193,25 @@ def test_a_list_that_lets_a_stranger_write_shows_as_the_groups_bits(place, name)
 
 
 @root
+@pytest.mark.parametrize(("gid", "problem"), [(OTHER, ""), (0, "others can write it (mode 0664)")])
+def test_a_group_that_is_another_users_own_is_not_private(place, gid, problem):
+    """It does not list the users whose own group it is."""
+    with open("/etc/passwd") as file, open(f"{place}/passwd", "w") as copy:
+        copy.write(f"{file.read()}colleague:x:{OTHER}:{gid}::/:/bin/sh\n")
+    mount = 'mount --bind "$1/passwd" /etc/passwd || { echo no mount; exit; }; exec "$2" -c "$3"'
+    ask = f"from saferun.system import trust; print(trust.problem({put(place, mode=0o664)!r}))"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, "sh", place, sys.executable, ask],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "no mount" in done.stdout or "unshare:" in done.stderr:
+        pytest.skip("this sandbox does not allow it")
+    assert done.stdout == f"{problem}\n", done.stderr
+
+
+@root
 def test_the_owner_of_a_sticky_directory_can_replace_what_a_link_leads_to(place):
     theirs = f"{place}/theirs"
     put(theirs, name="real.yaml")

@@ -55,6 +55,11 @@ def test_without_any_of_these_it_stays_unknown(kills):
     assert judged("odd\n", oom_kills=kills, exit_code=1).kind == "unknown"
 
 
+def test_of_a_program_that_said_nothing_the_exit_status_tells():
+    found = judged("\n", exit_code=1)
+    assert (found.kind, found.decided_by) == ("child-failed-no-root", ("exit status 1",))
+
+
 def test_what_the_log_says_is_not_asked_of_the_machine():
     def fails() -> Any:
         raise AssertionError("nothing is looked at")

@@ -117,6 +117,21 @@ def test_a_directory_that_xdg_names_is_used_where_it_is_ours_or_the_systems(plac
 
 
 @root
+@pytest.mark.parametrize("link", [False, True], ids=["there", "a link"])
+def test_a_users_directory_in_a_home_of_ours_gets_nothing(place, link):
+    """HOME=/tmp, or caches that an administrator has linked to a user's."""
+    os.chown(f"{place}/home", 0, 0)
+    theirs = f"{place}/{'theirs' if link else 'home'}/.cache"
+    os.makedirs(theirs)
+    os.chown(theirs, OTHER, OTHER)
+    if link:
+        os.symlink(theirs, f"{place}/home/.cache")
+    assert paths.cache_dir(of(place)) == f"{place}/tmp/saferun-0/saferun"
+    assert f"belongs to user {OTHER}" in paths.foreign_home(of(place))
+    assert paths.state_dir(of(place)).startswith(f"{place}/home/")
+
+
+@root
 def test_a_home_that_does_not_exist_is_not_made(place):
     environ = of(place, HOME=f"{place}/nobody")
     assert paths.write_private(f"{paths.cache_dir(environ)}/x", b"y")

@@ -40,6 +40,19 @@ def test_a_process_that_ended_is_known_to_be_gone(other):
     assert procfs.lives(record) is False
 
 
+def test_a_process_whose_clock_is_shifted_is_not_taken_for_gone():
+    """In a time namespace /proc shows other start times, and those outside it in turn."""
+    code = f"{PRINT_THIS_PROCESS[:-1]}, flush=True); input()"
+    command = ["unshare", "--time", "--boottime", "100000", "--fork", sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:
+        line = process.stdout.readline()
+        if not line:
+            pytest.skip("no time namespace can be made here")
+        assert procfs.lives(json.loads(line)) is None
+        process.communicate(b"\n")
+
+
 def test_a_zombie_does_not_live(other):
     record, process = other
     process.kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import json
 import re
 import urllib.parse
@@ -85,6 +87,30 @@ def test_a_secret_is_masked_as_json_python_and_utf8_write_it(value):
     for written in (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)):
         assert given.text(f"<{written}>") == f"<{written[0]}{MASK}{written[-1]}>"
     assert given.data(f"a {value} b".encode()) == f"a {MASK} b".encode()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda value: json.dumps(json.dumps(value))[3:-3],
+        lambda value: repr(value.encode())[2:-1],
+        lambda value: value.replace("'", "'\\''"),
+        html.escape,
+        lambda value: html.escape(value, quote=False),
+        lambda value: base64.b64encode(value.encode()).decode().rstrip("="),
+        lambda value: base64.urlsafe_b64encode(value.encode()).decode().rstrip("="),
+    ],
+    ids=["JSON in JSON", "bytes", "shell", "attribute", "XML", "base64", "base64 in an address"],
+)
+@pytest.mark.parametrize("value", ["p&s <w>'q\"é\\z/9K=Lm", "Zq8rTy2LpWm4KxVn7Bd3", "?>?>~~~ÿÿÿ"])
+def test_a_secret_is_masked_as_other_programs_write_it(write, value):
+    assert masker(MY_TOKEN=value).text(f"<{write(value)}>") == f"<{MASK}>"
+
+
+def test_a_secret_that_base64_has_with_what_follows_it_is_masked():
+    written = base64.b64encode(b"Zq8rTy2LpWm4KxVn7Bd\n").decode()
+    masked = masker(MY_TOKEN="Zq8rTy2LpWm4KxVn7Bd").text(written)
+    assert masked.removeprefix(MASK) in (written[-4:], written[-2:])  # of the last group at most
 
 
 def test_each_line_of_a_private_key_is_masked_alone_too():

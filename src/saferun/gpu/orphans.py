@@ -92,7 +92,7 @@ def is_leftover(pid: int, started: int, runs: str) -> bool:
         return False
     environ = _environment(pid)
     folder = _journal(environ.get(contract.VARIABLE, ""), runs)
-    owners = _ended_owners(folder) if folder else set()
+    owners = _ended_owners(folder) if paths.is_private(folder) else set()
     named = {_owner(entry) for entry in environ.get(LOCKS, "").split(";") if entry}
     return bool(owners) and named <= owners and started < _last_alive(folder)
 

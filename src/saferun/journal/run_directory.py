@@ -13,6 +13,7 @@ pid and host in the form of filelock's SoftFileLock, which file_lock.py uses the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -159,6 +160,17 @@ class RunDirectory:
     def make_state(self) -> None:
         """Make the directory that the processes of the run share."""
         os.mkdir("state", 0o700, dir_fd=self._directory)
+
+    def make_flight(self) -> None:
+        """Make the directory for torch's flight records, where named pipes can be made in it.
+
+        Not every file system has them, and torch ends a rank that cannot make its own.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir("flight", 0o700, dir_fd=self._directory)
+        tried = f"flight/tried-{os.getpid()}"
+        os.mkfifo(tried, 0o600, dir_fd=self._directory)
+        os.unlink(tried, dir_fd=self._directory)
 
     def close(self) -> None:
         """Close all descriptors; the kernel frees the lock."""

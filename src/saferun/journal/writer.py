@@ -214,6 +214,12 @@ class Journal:
             return None
         return os.path.join(self.path, "state")
 
+    def flight(self) -> str | None:
+        """Make the directory for torch's flight records; None where that fails."""
+        if self.path is None or self._disk.do(self._directory().make_flight, WRITE_S):
+            return None
+        return os.path.join(self.path, "flight")
+
     def took_receipts(self) -> bool:
         """Return whether the disk will have taken what ranks wrote: it took all else."""
         return not self._complained and self.receipts() is not None

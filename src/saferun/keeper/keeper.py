@@ -270,13 +270,7 @@ class Keeper(StateMachine):
             return 0, []
         if mine.status == 0 and self.state == EXITED:
             # The job detached the others on purpose, and torchrun would leave them.
-            return process_tree.end_processes(
-                lambda: {
-                    pid: start
-                    for pid, start in mine.living().items()
-                    if process_tree.opens(pid, self._gpu_prefix)
-                }
-            )
+            return mine.end_openers(self._gpu_prefix)
         return mine.end()
 
     def _drain(self) -> None:

@@ -19,6 +19,7 @@ UNKILLABLE_S = 30.0  # for the kernel to free what a killed process holds: a GPU
 # For all to be stopped before the first is killed. What still makes new processes then (beyond our
 # reach: another user's) is killed as it is found.
 _FREEZE_S = 5.0
+_LOOKS = 5  # at what holds a GPU, while processes fork and exit: one may be between two openings
 # Between two looks at whether the killed are gone: the first after what one exit takes, then
 # doubled, up to what costs a core nothing.
 _PAUSES_S = (0.0005, 0.05)
@@ -129,6 +130,7 @@ class Family:
         self._spared = spared
         self.first = 0  # the child whose wait status is kept
         self.status: int | None = None
+        self._reaped = 0  # how many children
 
     def living(self, *, stopping: bool = False) -> dict[int, int]:
         """Return {pid: start time} of every living descendant; dead children are reaped.
@@ -184,6 +186,53 @@ class Family:
         """Kill them all, as `end_processes` does."""
         return end_processes(lambda: self.living(stopping=True), limit_s, self.children)
 
+    def end_openers(self, prefix: str, limit_s: float = UNKILLABLE_S) -> tuple[int, list[int]]:
+        """Kill those that have a file open whose path begins with `prefix`; the others go on.
+
+        Where a child died during the look, what forks and exits may have been missed: all are
+        stopped for another one.
+
+        Returns:
+            As `end_processes`.
+        """
+
+        def openers() -> dict[int, int]:
+            return {pid: start for pid, start in self.living().items() if opens(pid, prefix)}
+
+        limit = time.monotonic() + limit_s
+        total = 0
+        left: list[int] = []
+        for _ in range(_LOOKS):
+            self.reap()
+            before = self._reaped
+            killed, left = end_processes(openers, limit - time.monotonic())
+            total += killed
+            self.reap()
+            if (not killed and self._reaped == before) or time.monotonic() > limit:
+                break
+            stopped = self._stop()
+            killed, left = end_processes(openers, limit - time.monotonic())
+            total += killed
+            self._continue(stopped)
+        return total, left
+
+    def _stop(self) -> set[int]:
+        """Stop all; return those that were stopped before."""
+        stats = {pid: read_stat(pid) for pid in self.living()}
+        limit = time.monotonic() + _FREEZE_S
+        before = -1
+        while self._reaped != before and time.monotonic() < limit:  # else no new one was made
+            before = self._reaped
+            _freeze(lambda: self.living(stopping=True))
+            self.reap()
+        return {pid for pid, stat in stats.items() if stat and stat[1] == "T"}
+
+    def _continue(self, stopped: set[int]) -> None:
+        """Continue all but those; children first, so that no shell takes one for stopped."""
+        for pid, start in reversed(self.living().items()):
+            if pid not in stopped:
+                send_signal(pid, start, signal.SIGCONT)
+
     def reap(self, which: int = -1) -> bool:
         """Take the status of dead children; return whether there are any children left."""
         try:
@@ -191,6 +240,7 @@ class Family:
                 pid, status = os.waitpid(which, os.WNOHANG)
                 if not pid:
                     return True
+                self._reaped += 1
                 if pid == self.first:
                     self.status = status
         except ChildProcessError:

@@ -239,7 +239,7 @@ class _Run:
 
         gathered, say = self._gathered, self._means.ground.say
         receipts = gathered.identity.receipts
-        return HangWatch(plan.settings.watch, receipts, self._record, say, gathered.environ)
+        return HangWatch(plan, receipts, self._record, say, gathered.environ)
 
     def _other_nodes(self, plan: LaunchPlan) -> Nodes | None:
         if self._gathered.launcher is None or plan.options.nodes == 1:

@@ -52,6 +52,9 @@ def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
     yield from full_disks(scene.folders)
     yield from _gpus(scene)
     yield from _signal(seen, scene)
+    silent = not any(line.text.strip() for line in seen.log.lines)
+    if silent and seen.exit_code == 1:  # torchrun, which returns 1 for all, is never silent
+        yield Observation("exit status 1", "", "child-failed-no-root")
 
 
 def _kernels_log(scene: Scene) -> Iterator[Observation]:

@@ -236,8 +236,16 @@ def with_places(gathered: Gathered, journal: Journal) -> Gathered:
     receipts = journal.receipts()
     counts = gathered.starts_python or _has_trials(gathered)
     state = journal.state() if counts else None
-    identity = gathered.identity._replace(receipts=receipts, state=state)
+    flight = journal.flight() if _asks_for_flight_records(gathered) else None
+    identity = gathered.identity._replace(receipts=receipts, state=state, flight=flight)
     return gathered._replace(identity=identity)
+
+
+def _asks_for_flight_records(gathered: Gathered) -> bool:
+    """Return whether the watch may ask ranks of NCCL for their last collectives."""
+    profile = gathered.profile
+    watches = profile is not None and profile.settings.watch.mode != "off"
+    return watches and bool(gathered.facts.gpu.gpus)
 
 
 def _has_trials(gathered: Gathered) -> bool:

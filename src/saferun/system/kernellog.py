@@ -20,11 +20,14 @@ _RECORD = 8192  # bytes; the kernel refuses a shorter buffer
 _RECORDS = 100_000
 JOURNAL_S = 4.0  # journalctl takes 0.1 s, or seconds over a large journal on a slow disk
 _TIME = re.compile(r"\d{1,6},\d{1,20},(\d{1,20}),")
+# The driver's own lines begin so, after a record's head. Others hold names that users choose: the
+# kernel prints a control group's where it kills for lack of memory.
+_DRIVER = re.compile(r"(?:\d{1,6},\d{1,20},\d{1,20},[^;]{0,80};)?\s*(?:NVRM:|nvidia-nvswitch\d*:)")
 _APART_S = 1.0  # by which the clocks of the kernel's log and of the machine may differ
 
 
 class Log(NamedTuple):
-    """The lines that mention NVIDIA's driver."""
+    """The lines of NVIDIA's driver."""
 
     lines: tuple[str, ...] = ()
     source: str = ""  # "" where no log may be read
@@ -34,7 +37,7 @@ class Log(NamedTuple):
 def read(
     environ: Mapping[str, str], path: str = "/dev/kmsg", *, since_s: float | None = None
 ) -> Log:
-    """Return the lines that name NVIDIA's driver (NVRM, nvidia-nvswitch).
+    """Return the lines of NVIDIA's driver (NVRM, nvidia-nvswitch).
 
     Args:
         environ: PATH finds journalctl.
@@ -68,7 +71,7 @@ def _is_since(record: str, since_s: float | None) -> bool:
 
 
 def _ours(line: str) -> bool:
-    return "NVRM" in line or "nvidia-nvswitch" in line
+    return _DRIVER.match(line) is not None
 
 
 def _records(path: str) -> list[str]:

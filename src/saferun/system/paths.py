@@ -66,18 +66,22 @@ def _base(environ: Mapping[str, str], variable: str, default: str) -> tuple[str,
 def _foreign(base: str, home: str) -> str:
     """Return why nothing is to be written below a directory: `su` and `sudo -E` keep HOME.
 
-    What we made there would lock the user out: it would be root's, and private.
+    What we made there would lock the user out: it would be root's, and private. The same holds for
+    a directory below a HOME of ours that is another user's, or a link to one.
     """
-    place = home or base
-    while not home and not os.path.lexists(place) and place != os.path.dirname(place):
+    place = base
+    while not os.path.lexists(place) and place != os.path.dirname(place):
         place = os.path.dirname(place)
+    mine = {os.geteuid()}
+    return (home and _not_of(home, mine)) or _not_of(place, mine | {0})
+
+
+def _not_of(place: str, users: set[int]) -> str:
     try:
         owner = os.stat(place).st_uid
     except OSError:
         return f"{place} does not exist"
-    if owner == os.geteuid() or (not home and owner == 0):
-        return ""
-    return f"{place} belongs to user {owner}, not to us"
+    return "" if owner in users else f"{place} belongs to user {owner}, not to us"
 
 
 def _temporary(environ: Mapping[str, str]) -> str:
@@ -119,6 +123,14 @@ def private_dir(path: str) -> bool:
     """Make a directory 0700 (parents too); return whether only this user can write to it."""
     try:
         make(path)
+    except OSError:
+        return False
+    return is_private(path)
+
+
+def is_private(path: str) -> bool:
+    """Return whether a directory, and no link to one, is ours and nobody else can write to it."""
+    try:
         status = os.lstat(path)
     except OSError:
         return False

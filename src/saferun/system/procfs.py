@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         start: int | None  # in clock ticks since boot (proc_pid_stat(5), field 22)
         host: str
         boot: str  # "" where it cannot be read
-        pids: str  # the namespace of its pid; the same
+        pids: str  # the namespaces of its pid and its start; the same
 
 
 # Of one file; a busy machine's table of sockets has as many. /proc/sys refuses 4 MiB (ENOMEM).
@@ -69,7 +69,7 @@ def lives_since(pid: int, started: int) -> bool | None:
 
 
 def is_of_here(record: ProcessRecord) -> bool:
-    """Return whether a record was made on this machine, since it started, in our pid namespace."""
+    """Return whether a record was made on this machine, since it started, in our namespaces."""
     ours = (_boot(), _namespace())
     return all(ours) and _is_our_proc() and (record.get("boot"), record.get("pids")) == ours
 
@@ -180,7 +180,12 @@ def _boot() -> str:
 
 
 def _namespace() -> str:
+    """Return our pid namespace, and the time namespace: it shifts the start times in /proc."""
     try:
-        return os.readlink("/proc/self/ns/pid")
+        pids = os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+    try:
+        return f"{pids} {os.readlink('/proc/self/ns/time')}"
+    except OSError:  # before Linux 5.6
+        return pids

@@ -89,6 +89,9 @@ class Masker:
 
 # The secrets of a run
 
+_BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_URL_SAFE = {ord("+"): "-", ord("/"): "_"}  # base64 in addresses
+
 
 def _is_option(word: str) -> bool:
     """Return whether a word is an option; a random token may begin with a dash, too."""
@@ -137,20 +140,39 @@ def _values(name: str, given: str) -> Iterator[str]:
 
 
 def _forms(value: str) -> set[str]:
-    """Return a value as it is, and as URLs, JSON, Python and the shell write it."""
-    forms = {value}
+    """Return a value as it is, and as URLs, JSON, Python, HTML, the shell and base64 write it."""
+    raw = value.encode("utf-8", "surrogateescape" if _is_escaped(value) else "surrogatepass")
+    forms = {value, *_in_base64(raw)}
     if compiled(r"[\w.~-]*").fullmatch(value) and value.isascii():
         return forms
-    raw = value.encode("utf-8", "surrogateescape" if _is_escaped(value) else "surrogatepass")
     for kept in (b"", b"/", b"/:@!$&'()*,;=+"):
         quoted = "".join(_percent(byte, kept) for byte in raw)
         forms |= {quoted, compiled("%..").sub(lambda m: m[0].lower(), quoted)}
         forms.add(quoted.replace("%20", "+"))
     import json
 
-    forms |= {json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False)}
-    forms |= {repr(value)[1:-1], value.replace("'", "'\"'\"'"), value.replace("/", "\\/")}
+    for ascii_only in (True, False):
+        once = json.dumps(value, ensure_ascii=ascii_only)[1:-1]
+        forms |= {once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]}  # a record in a record
+    forms |= {repr(value)[1:-1], repr(raw)[2:-1], value.replace("/", "\\/")}
+    forms |= {value.replace("'", "'\"'\"'"), value.replace("'", "'\\''")}
+    named = value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    quoted = named.replace('"', "&quot;")
+    forms |= {named, quoted, quoted.replace("'", "&#x27;"), quoted.replace("'", "&#39;")}
     return forms
+
+
+def _in_base64(raw: bytes) -> set[str]:
+    """Return what base64 makes of a value alone, and of one that something follows.
+
+    By hand: the module costs a launch more than a few letters do.
+    """
+    padded = raw + bytes(-len(raw) % 3)
+    threes = (int.from_bytes(padded[at : at + 3], "big") for at in range(0, len(padded), 3))
+    letters = [_BASE64[three >> bits & 63] for three in threes for bits in (18, 12, 6, 0)]
+    alone, followed = (len(raw) * 4 + 2) // 3, len(raw) // 3 * 4
+    whole = {"".join(letters[:alone]), "".join(letters[:followed])}
+    return whole | {form.translate(_URL_SAFE) for form in whole}
 
 
 def _is_escaped(value: str) -> bool:

@@ -90,7 +90,9 @@ def _names_users(file: str | int) -> bool:
 def _is_private_group(status: os.stat_result) -> bool:
     """Return whether a file's group has its owner alone, as distributions with umask 002 make them.
 
-    Their sign: the user's own group, of the user's name, that lists nobody else.
+    Their sign: the user's own group, of the user's name, that lists nobody else and is nobody
+    else's own. The table of all users is read for that, as sshd does on such distributions; a
+    directory service may not list its users.
     """
     import grp
     import pwd
@@ -101,7 +103,10 @@ def _is_private_group(status: os.stat_result) -> bool:
     except KeyError:
         return False
     own = group.gr_gid == owner.pw_gid and group.gr_name == owner.pw_name
-    return own and set(group.gr_mem) <= {owner.pw_name}
+    if not own or not set(group.gr_mem) <= {owner.pw_name}:
+        return False
+    members = {one.pw_uid for one in pwd.getpwall() if one.pw_gid == group.gr_gid}
+    return members <= {owner.pw_uid}
 
 
 def user(uid: int) -> str:
