@@ -304,6 +304,7 @@ class Identity(NamedTuple):
     attempt: int = 1
     receipts: str | None = None  # directory; None if it is not writable
     state: str | None = None  # directory that the run's processes share; None for none
+    flight: str | None = None  # directory for torch's flight records, which takes named pipes
     worker: int | None = None  # of several workers (launcher: python), from 0 on
     visible: str | None = None  # CUDA_VISIBLE_DEVICES of that worker; None: as the run has it
     checkpoint: Checkpoint | None = None  # that the attempt goes on from

@@ -68,6 +68,26 @@ CASES = {
         {},
         STOP,
     ),
+    "the same failure comes again before any progress": (
+        [failed(1, first_step=100), *(failed(n, lived_s=4.0) for n in (2, 3))],
+        {},
+        STOP,
+    ),
+    "the same failure is not the same where an attempt between went further": (
+        [failed(1, lived_s=4.0), failed(2, first_step=100), failed(3, lived_s=4.0)],
+        {},
+        AGAIN,
+    ),
+    "a full disk that has room again is tried": (
+        [failed(1, "stop-hardware", has_room=True)],
+        {},
+        AGAIN,
+    ),
+    "but not where the same came again": (
+        [failed(n, "stop-hardware", has_room=True, lived_s=9.0) for n in (1, 2)],
+        {},
+        STOP,
+    ),
     "attempts are bounded": (attempts(3), {}, STOP),
     "one more than that is not yet the bound": (attempts(2), {}, AGAIN),
     "all attempts together are bounded": (

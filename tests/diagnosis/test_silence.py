@@ -5,20 +5,31 @@ from __future__ import annotations
 import pytest
 
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.silence import Look, RankSign, Silence, cause, places, report
+from saferun.diagnosis.silence import (
+    TERMINAL,
+    Helper,
+    Look,
+    RankSign,
+    Silence,
+    cause,
+    places,
+    report,
+)
 
 TRAIN = '  File "/w/train.py", line {} in step\n  File "/w/train.py", line 90 in <module>\n'
+HELPERS = ((7, "S"), (8, "S"), (9, "T"))
 REDUCE = '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 2 in all_reduce\n'
 
 
 def ranks(*states: str, cpu_s: float = 0.0) -> tuple[RankSign, ...]:
     return tuple(
-        RankSign(rank, 100 + rank, state, cpu_s, "futex") for rank, state in enumerate(states)
+        RankSign(rank, 100 + rank, state, cpu_s, "futex_do_wait")
+        for rank, state in enumerate(states)
     )
 
 
 def look(at_s: float, work: int, cpu_s: float = 0.0) -> Look:
-    return Look(at_s, (work,), ranks("S", "S", cpu_s=cpu_s))
+    return Look(at_s, (work,), ranks("S", "S", cpu_s=cpu_s), cpu_s=cpu_s)
 
 
 def first_alarm(silence: Silence, looks: list[Look], every_s: float = 15.0) -> float | None:
@@ -35,7 +46,7 @@ def silent(start_s: int, end_s: int, cores: float = 0.0) -> list[Look]:
         (20.0, 15, 0.0, 1035),
         (20.0, 15, 1.0, 1035),  # a given limit: an endless loop uses the CPU, too
         (None, 15, 0.0, 1605),
-        (None, 15, 1.0, 2805),
+        (None, 15, 1.0, 8205),  # twelve times as long
         (None, 150, 0.0, 2505),  # ten times the longest gap between two signs of work
     ],
 )
@@ -44,7 +55,58 @@ def test_the_limit_is_the_given_one_or_follows_the_job(limit_s, gap_s, cores, al
     working = [look(at, at // gap_s, at * cores) for at in range(0, 1005, 15)]
     quiet = [w for w in working if limit_s is None or gap_s == 15]
     assert first_alarm(silence, quiet) is None
-    assert first_alarm(silence, silent(1005, 9000, cores)) == pytest.approx(alarm_s, abs=15)
+    assert first_alarm(silence, silent(1005, 12000, cores)) == pytest.approx(alarm_s, abs=15)
+
+
+def slept(at_s: float) -> Look:
+    return Look(at_s, (-1,), tuple(r._replace(waits_in="hrtimer_nanosleep") for r in ranks("S")))
+
+
+def asking(at_s: float) -> Look:
+    return Look(at_s, (-1,), tuple(r._replace(waits_in=TERMINAL) for r in ranks("S", "S")))
+
+
+WEAKER = {
+    "CPU time of what the ranks have started": lambda at: look(at, -1)._replace(cpu_s=0.2 * at),
+    "bytes of other programs": lambda at: look(at, -1)._replace(beside=int(1e6 * at)),
+    "a sleep": slept,
+    "a sleep of another program": lambda at: look(at, -1)._replace(naps=True),
+}
+
+
+@pytest.mark.parametrize("of", WEAKER.values(), ids=WEAKER)
+def test_a_weaker_sign_of_work_lengthens_the_limit_of_the_jobs_own_rhythm_only(of):
+    looks = [of(float(at)) for at in range(0, 8000, 15)]
+    assert first_alarm(Silence(None), looks) == 7200
+    assert first_alarm(Silence(30.0), looks) == 30
+
+
+def test_after_the_last_weaker_sign_the_limit_itself_holds():
+    looks = [look(float(at), -1, min(at, 1500) * 0.5) for at in range(0, 4000, 15)]
+    assert first_alarm(Silence(None), looks) == 2100
+
+
+def test_little_traffic_beside_the_ranks_is_no_sign_of_work():
+    looks = [look(float(at), -1)._replace(beside=1000 * at) for at in range(0, 900, 15)]
+    assert first_alarm(Silence(None), looks) == 600
+
+
+def test_a_person_at_the_terminal_is_waited_for_unless_a_limit_is_given():
+    looks = [asking(float(at)) for at in range(0, 90_000, 15)]
+    assert first_alarm(Silence(None), looks) is None
+    assert first_alarm(Silence(30.0), looks) == 30
+
+
+def test_costlier_signs_are_asked_for_only_where_the_limit_is_near():
+    silence = Silence(None)
+    near = []
+    for at in range(0, 615, 15):
+        near.append(silence.is_near(look(float(at), 1)))
+        silence.take(look(float(at), 1), 15.0)
+    assert near == [at >= 300 for at in range(0, 615, 15)]
+    silence.note_busy(540.0)
+    later = [look(float(at), 1) for at in range(615, 1500, 15)]
+    assert first_alarm(silence, later) is None, "told at 600, once"
 
 
 def test_a_silence_is_told_once_and_a_new_one_again():
@@ -79,10 +141,55 @@ def test_a_rank_that_is_stopped_gone_or_in_the_kernel_is_elsewhere():
     assert "is stopped" in found[1].what
     found, elsewhere = odd("SSD", {})
     assert elsewhere == [2]
-    assert found[2].what == "waits in futex, and no signal can end it"
+    assert found[2].what == "waits in futex_do_wait, and no signal can end it"
     found, elsewhere = odd("SSS", {}, gone=0)
     assert elsewhere == [0]
     assert found[0].what == "has ended"
+
+
+def test_a_rank_that_had_ended_before_the_silence_began_is_elsewhere():
+    silence = Silence(30.0)
+    both = ranks("S", "S")
+    silence.take(Look(0.0, (1, 2), both), 15.0)
+    alone = [Look(float(at), (1,), both[:1]) for at in range(15, 60, 15)]
+    began = next(since for one in alone if (since := silence.take(one, 15.0)))
+    found = places(began, alone[-1], {})
+    assert [(place.what, place.odd) for place in found if place.rank == 1] == [("has ended", True)]
+    assert cause(found).rank == 1
+
+
+def test_the_worker_that_a_rank_waits_for_is_shown_and_no_idle_one():
+    busy, idle, stopped = (Helper(101, pid, state, "futex") for pid, state in HELPERS)
+    stacks = {
+        101: stack(TRAIN.format(12)),
+        busy.pid: stack('  File "/w/data.py", line 7 in load\n'),
+        idle.pid: stack('  File "/v/site-packages/torch/utils/data/worker.py", line 7 in get\n'),
+    }
+    look_now = Look(60.0, (), ranks("S", "S"))
+    found = places(look_now._replace(at_s=0.0), look_now, stacks, [busy, idle, stopped], [1])
+    told = "its worker (pid 7) waits in futex, at /w/data.py:7 in load"
+    assert found[1].helpers == (told, "its worker (pid 9) is stopped, by a signal or a debugger")
+    assert f"    {told}" in report(found, "20 s")
+    assert told in cause(found).line
+
+
+def test_the_frame_shown_is_none_of_our_own():
+    ours = '  File "/v/saferun/inject/hooks/shards.py", line 2 in following\n'
+    copied = '  File "/h/runs/1/hooks/inject/hooks/shards.py", line 2 in following\n'
+    for own in (ours, copied):
+        found, _ = odd("SS", {100: stack(own, TRAIN.format(33))})
+        assert found[0].frame == "/w/train.py:33 in step"
+
+
+def test_the_rank_that_is_behind_by_torchs_record_is_elsewhere():
+    since = Look(0.0, (), ranks("S", "S", "S"))
+    found = places(since, since._replace(at_s=60.0), {}, behind=[2])
+    assert [place.rank for place in found if place.odd] == [2]
+    told = Hang("hang", 2, "rank 2 has not entered all_reduce")
+    assert report(found, "20 s", told)[-1].endswith("rank 2 has not entered all_reduce")
+    assert cause(found, told).rank == 2
+    mismatch = Hang("collective-mismatch", 2, "number 3")
+    assert cause(found, mismatch) == mismatch
 
 
 def test_without_stacks_the_one_that_computes_among_several_is_elsewhere():
@@ -116,7 +223,7 @@ def test_the_cause_is_the_rank_that_is_elsewhere_or_a_mismatch_of_collectives():
     assert (mismatch.kind, mismatch.rank) == ("collective-mismatch", None)
     assert mismatch.line == "rank 0 at /w/train.py:33 in step; rank 1 at /w/train.py:40 in step"
     together = cause(odd("SS", {100: same, 101: same})[0])
-    assert together == Hang("hang", None, "waits in futex at /w/train.py:33 in step")
+    assert together == Hang("hang", None, "waits in futex_do_wait at /w/train.py:33 in step")
 
 
 def test_the_report_has_those_who_are_elsewhere_first_and_is_short():

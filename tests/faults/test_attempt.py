@@ -21,6 +21,7 @@ from helpers import (
     living,
     program,
     python,
+    stat_of,
     supervised,
     until,
 )
@@ -113,6 +114,29 @@ while len(open(ROSTER, "a+").seek(0) or open(ROSTER).readlines()) < 2: time.slee
         assert run.process.returncode == 0
         assert run.pid("holder") not in living(run.mark)
         assert run.pid("free") in living(run.mark)
+
+
+@pytest.mark.parametrize("way", ["inherited", "reopened", "apart"])
+def test_success_ends_what_holds_a_gpu_and_forks_and_exits_all_the_time(tmp_path, way):
+    device = tmp_path / "nvidia0"
+    device.touch()
+    command = program("passing_on.py", way, str(device))
+    with supervised(tmp_path, command, gpu_prefix=str(tmp_path / "nvidia")) as run:
+        until(lambda: run.process.poll() is not None)
+        assert run.process.returncode == 0
+        assert not run.is_held()
+        assert not run.members("outlived")
+
+
+def test_success_leaves_alone_what_forks_and_exits_without_a_gpu(tmp_path):
+    """All are stopped for a look at what they hold, and go on; who had stopped before does not."""
+    command = program("passing_on.py", "none", "")
+    with supervised(tmp_path, command, gpu_prefix=str(tmp_path / "nvidia")) as run:
+        until(lambda: run.process.poll() is not None)
+        assert run.process.returncode == 0
+        assert stat_of(run.pid("paused"))[0] == "T"
+        Path(f"{run.roster}.stop").touch()
+        until(lambda: len(run.members("outlived")) == 4)
 
 
 def test_leader_that_left_its_threads_behind_is_no_dead_process(tmp_path):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import signal
 import sys
+import uuid
+from pathlib import Path
 
 import pytest
-from helpers import until
+from helpers import MARK, living, until
 from runs import counting, program, run, small_torchrun, staying
+from terminals import Terminal
 
 WATCH = ["--set", "watch.mode=warn", "--set", "watch.silence_s=2"]
 
@@ -62,9 +67,45 @@ def test_sigquit_asks_where_the_ranks_are_and_ends_nothing(tmp_path):
     assert "may hang" not in job.err
 
 
+def test_the_key_at_a_terminal_asks_where_the_ranks_are_and_ends_nothing(tmp_path):
+    mark = {MARK: uuid.uuid4().hex}
+    terminal = Terminal({**os.environ, **small_torchrun(tmp_path), "HOME": str(tmp_path), **mark})
+    try:
+        words = [sys.executable, "-m", "saferun", "--set", "watch.mode=warn", *staying(tmp_path)]
+        terminal.type(f"{shlex.join(words)}\n")
+        for _ in range(2):  # and it can be asked again
+            until(lambda: len(ranks_of(mark[MARK])) == 2, "both ranks run")
+            before = ranks_of(mark[MARK])
+            terminal.type("\x1c")
+            terminal.expect(rb"saferun: where the ranks are:")
+            terminal.expect(rb"rank 1 \(pid (\d+)\)")
+            assert ranks_of(mark[MARK]) == before
+        terminal.type("\x03")
+        terminal.expect(rb"READY\$ ")
+        until(lambda: len(living(mark[MARK])) == 1, "all but the shell have ended")
+    finally:
+        terminal.end()
+
+
+def ranks_of(mark: str) -> set[int]:
+    """Return the pids of the counting job's ranks."""
+    found = set()
+    for pid in living(mark):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"counting_job" in words and b"torchrun" not in words and b"saferun" not in words:
+                found.add(pid)
+    return found
+
+
 @pytest.mark.slow
 def test_without_the_watch_nothing_is_said(tmp_path):
-    mode = ["--set", "watch.silence_s=1"]  # and SIGQUIT ends the job, as it ends torchrun
+    mode = [
+        "--set",
+        "watch.mode=off",
+        "--set",
+        "watch.silence_s=1",
+    ]  # and SIGQUIT ends the job, as it ends torchrun
     with run(tmp_path, *mode, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
         until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
         job.process.send_signal(signal.SIGQUIT)
@@ -74,26 +115,18 @@ def test_without_the_watch_nothing_is_said(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "what", "place"),
-    [
-        ("loop", "computes on", " in loop_for_ever"),
-        ("fifo", "waits", "hanging_rank.py:22 in <module>"),
-    ],
-)
-def test_the_line_of_the_rank_that_is_elsewhere_is_shown(tmp_path, fault, what, place):
-    os.mkfifo(tmp_path / "fifo")
+def test_the_line_of_the_rank_that_is_elsewhere_is_shown(tmp_path):
     watch = ["--set", "watch.mode=warn", "--set", "watch.silence_s=8"]
-    argv = ["--profile=cpu", "--nproc-per-node=2", program("hanging_rank"), fault]
-    with run(tmp_path, *watch, *argv, str(tmp_path / "fifo")) as job:
+    argv = ["--profile=cpu", "--nproc-per-node=2", program("hanging_rank"), "loop"]
+    with run(tmp_path, *watch, *argv) as job:
         job.wait_for_message("<- elsewhere")
         job.process.send_signal(signal.SIGTERM)
         job.end()
         job.nothing_lives()
     line = next(line for line in job.messages() if "elsewhere" in line)
     assert line.startswith("saferun:   rank 1 ")
-    assert what in line
-    assert place in line
+    assert "computes on" in line
+    assert " in loop_for_ever" in line
 
 
 @pytest.mark.slow

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,18 @@ CHECKPOINTS = "retry.resume.checkpoints={--out}/checkpoint-*.zip"
 ARGS = 'retry.resume.args=["--resume={checkpoint}"]'
 
 
-def resumable(folder: Path, *faults: str, resume: str = "none", **env: str):
+def resumable(
+    folder: Path,
+    *faults: str,
+    resume: str = "none",
+    backoff: str = "[0, 0]",
+    quiet: bool = False,
+    **env: str,
+):
     argv = ["--profile=cpu", "--set", "launcher=python", "--set", CHECKPOINTS, "--set", ARGS]
-    argv += ["--set", "retry.backoff_s=[0, 0]"]  # plain python: its status says the signal
+    argv += ["--set", f"retry.backoff_s={backoff}"]  # plain python: its status says the signal
     argv += [program("resumable_job"), f"--resume={resume}", f"--out={folder / 'out'}"]
-    argv += [f"--fault={fault}" for fault in faults]
+    argv += [f"--fault={fault}" for fault in faults] + ["--quiet"] * quiet
     return run(folder, *argv, env=env)
 
 
@@ -86,6 +96,60 @@ def test_where_there_is_none_before_the_run_ends_and_names_the_bad_one(tmp_path)
         assert job.end() == 1
     assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "checkpoint-corrupt"]
     assert "checkpoint-5.zip could not be loaded and is left as it is; there is none" in job.err
+
+
+def test_a_new_checkpoint_is_progress_where_no_steps_are_printed(tmp_path):
+    faults = [f"{number}:{5 * number + 2}:SIGKILL" for number in (1, 2, 3)]
+    with resumable(tmp_path, *faults, quiet=True) as job:
+        assert job.end() == 0, job.err
+    assert started_from(job) == ["resumed at step 5", "resumed at step 10", "resumed at step 15"]
+    assert job.out.splitlines()[-1] == undisturbed(tmp_path).splitlines()[-1]
+
+
+def test_the_same_end_without_a_new_checkpoint_comes_every_time(tmp_path):
+    faults = [f"{number}:7:SIGKILL" for number in (1, 2, 3, 4)]
+    with resumable(tmp_path, *faults, quiet=True, SAFERUN_RETRIES="8") as job:
+        assert job.end() == 128 + signal.SIGKILL
+    assert started_from(job) == ["resumed at step 5"] * 2
+    assert "not tried again: the same failure at the same age" in job.err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """The job's directory on a file system of 1 MiB and a little."""
+    if os.geteuid():
+        pytest.skip("only root may mount")
+    place = tmp_path / "out"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1100k", "tmpfs", str(place)]
+    subprocess.run(mount, check=True)
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_waited_for_until_it_is_freed(tmp_path, small_disk):
+    with resumable(tmp_path, "1:10:full", backoff="[0, 600]") as job:
+        job.wait_for_message(f"no room for a checkpoint in {small_disk}: waiting for it")
+        (small_disk / "ballast").unlink()
+        assert job.end() == 0, job.err
+    assert started_from(job) == ["resumed at step 5"]
+    assert [e["kind"] for e in job.events("ended")] == ["disk-full", "no-failure"]
+    assert job.out.endswith(undisturbed(tmp_path))
+
+
+def test_a_full_disk_that_nobody_frees_ends_the_run(tmp_path, small_disk):
+    with resumable(tmp_path, "1:10:full") as job:
+        assert job.end() == 1
+    assert [e["kind"] for e in job.events("ended")] == ["disk-full"]
+
+
+def test_a_signal_ends_the_wait_for_a_full_disk(tmp_path, small_disk):
+    with resumable(tmp_path, "1:10:full", backoff="[0, 600]") as job:
+        job.wait_for_message("no room for a checkpoint")
+        job.process.terminate()
+        assert job.end() == 128 + signal.SIGTERM, job.err
+    assert [e["kind"] for e in job.events("ended")] == ["disk-full"]
+    assert job.err.count("the run failed") == 1
 
 
 @pytest.mark.parametrize("retries", ["2", "0"], ids=["supervised", "exec"])

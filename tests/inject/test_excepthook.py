@@ -207,8 +207,7 @@ def test_the_python_stack_of_a_loaders_worker_that_crashes_is_written(
 ) -> None:
     script = WORKERS.replace("FAULT", "ctypes.string_at(0)").replace("HOW", how)
     ran = rank(interpreters, script, hooks)
-    assert ran.code == 1
-    assert "is killed by signal: Segmentation fault" in ran.err
+    assert ran.code == 1  # the signal, or the socket that the worker has left: whichever came first
     assert "Unexpected segmentation fault encountered in worker" in ran.err  # torch's own words
     assert ('script.py", line 6 in __getitem__' in ran.err) is (hooks is ON)
 

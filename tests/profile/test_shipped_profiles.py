@@ -251,6 +251,16 @@ RESUMED = {
             "outputs/checkpoint/step-50",
             "--job.config_file a.toml --checkpoint.load_step=50",
         ),
+        (
+            "--job.dump_folder=d",
+            "d/checkpoint/step-50",
+            "--job.dump_folder=d --checkpoint.load_step=50",
+        ),
+        (
+            "--module llama3 --dump_folder d",
+            "d/checkpoint/step-50",
+            "--module llama3 --dump_folder d --checkpoint.load_step=50",
+        ),
     ],
     "resume-hf": [
         (

@@ -168,6 +168,8 @@ def plain(env: Mapping[str, str]) -> dict[str, str]:
         assert receipts is None or receipts.endswith(f"/{run}/receipts")
         assert contract.pop("state", f"/{run}/state").endswith(f"/{run}/state")
         env["SAFERUN_INJECT"] = json.dumps(contract, sort_keys=True)
+        own = os.path.dirname(receipts or "/")
+        env = {name: value.replace(f"{own}/flight/", "FLIGHT/") for name, value in env.items()}
         site, _, rest = env["PYTHONPATH"].partition(":")
         assert os.path.basename(site) == "site"
         env["PYTHONPATH"] = f"SITE:{rest}"

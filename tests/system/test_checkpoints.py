@@ -133,8 +133,10 @@ def test_shards_that_an_index_names_must_be_there(tmp_path):
 def test_an_empty_or_missing_checkpoint_is_not_complete(tmp_path):
     assert checkpoints.problem(str(tmp_path)) == "it is empty"
     assert "No such file" in checkpoints.problem(str(tmp_path / "none.pt"))
+    (tmp_path / "a.zip").touch()
+    assert checkpoints.problem(str(tmp_path / "a.zip")) == "it is empty"
     (tmp_path / "a.pt").touch()
-    assert checkpoints.problem(str(tmp_path / "a.pt")) == "a.pt has only 0 bytes"
+    assert checkpoints.problem(str(tmp_path / "a.pt")) == "it is empty"
 
 
 def test_nothing_of_a_checkpoint_is_executed(tmp_path):

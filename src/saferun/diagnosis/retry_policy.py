@@ -48,10 +48,11 @@ class Try(NamedTuple):
     first_step: int | None = None  # the first training step in its output
     last_step: int | None = None  # and the last one
     unkillable: bool = False  # the kernel could not end one of its processes
-    progressed: bool = False  # it did work that counts, such as trials
+    progressed: bool = False  # it did work that counts: trials, or a checkpoint beyond all before
     replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure
     launcher_end: str = ""  # how its first process died of a signal, in words
     falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
+    has_room: bool = False  # its disk was full, and room for a checkpoint was waited for
 
 
 class Policies(NamedTuple):
@@ -99,6 +100,8 @@ def decide(
         return _in_time(last, policy, Decision(AGAIN, last.replaced))
     if last.falls_back:
         return _bounded(history, policy, Decision(AGAIN, "from the checkpoint before"))
+    if last.has_room and not _seen_before(history):
+        return _bounded(history, policy, Decision(AGAIN, "a full disk can be freed"))
     if _is_ours_once(history) and policy.retry.attempts > 1:
         return _in_total(history, policy, Decision(AGAIN, "the failure is saferun's own"))
     decision = _by_verdict(history, policy, usable)
@@ -165,9 +168,13 @@ def _is_ours_once(history: Sequence[Try]) -> bool:
 
 
 def _seen_before(history: Sequence[Try]) -> bool:
-    """Return whether an earlier attempt with the same settings and start failed so at this age."""
+    """Return whether an earlier attempt with the same settings and start failed so at this age.
+
+    Where a later one has made progress, the failure is not one that comes every time.
+    """
     last = history[-1]
     begun = max((place + 1 for place, one in enumerate(history) if one.progressed), default=0)
+    begun = max(begun, _furthest(history))
     return any(
         earlier.fingerprint == last.fingerprint
         and earlier.mitigations == last.mitigations
@@ -243,17 +250,23 @@ def used_up(history: Sequence[Try]) -> int:
     """Return how many attempts of the budget are used; progress starts a new budget.
 
     An attempt made progress if the *first* step in its output is beyond the first steps of all
-    earlier attempts (it resumed from a later checkpoint), or if it counted work that it did. One
+    earlier attempts (it resumed from a later checkpoint), or if it did work that counts. One
     that could not load its checkpoint is not counted, where the one before it is tried next.
     """
+    since = _furthest(history)
+    for place, one in enumerate(history):
+        if one.progressed:
+            since = max(since, place + bool(one.replaced))
+    return sum(not one.falls_back for one in history[since:])
+
+
+def _furthest(history: Sequence[Try]) -> int:
+    """Return the place of the last attempt that began further than all before it; 0 if none did."""
     since, furthest = 0, 0
     for place, one in enumerate(history):
         if one.first_step is not None and one.first_step > furthest:
-            furthest = one.first_step
-            since = place if place else since
-        if one.progressed:
-            since = place + bool(one.replaced)
-    return sum(not one.falls_back for one in history[since:])
+            since, furthest = place, one.first_step
+    return since
 
 
 def _delay(history: Sequence[Try], policy: Policies, jitter: float) -> float:

@@ -1,9 +1,10 @@
 """Pure: when a job that shows no sign of work may hang, and which of its ranks is elsewhere.
 
 A sign of work is a byte read or written by any process of the job: output, steps, data, compiled
-kernels and checkpoints all are. CPU time alone is none where a limit is given: a rank in an
-endless loop uses it, too, and so do ranks that wait for a GPU. Without a given limit it lengthens
-the limit.
+kernels and checkpoints all are. Weaker signs are CPU time, a GPU in use, bytes of a network, a
+sleep, and what other programs below a rank do: a rank in an endless loop uses the CPU, too, and so
+do ranks that wait for a GPU. Where a limit is given they do not count. Without one they do, for
+`_BUSY` times the limit.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ from saferun.named_tuple import NamedTuple
 
 LEAST_S = 600.0  # of the limit, where none is given
 _GAPS = 10  # times the longest ordinary gap, where no limit is given
-_BUSY = 3  # times longer, where no limit is given and the ranks use CPU time
+_BUSY = 12  # times longer, where no limit is given and there are weaker signs of work
+_NEAR = 0.5  # of the limit; from there on it is worth to look for weaker signs that cost more
 _CORES = 0.1  # above this a rank computes
+RATE = 64 * 1024  # bytes/s; more than what libraries exchange to know of each other
+TERMINAL = "a read from the terminal"
+_OWN_TIME = re.compile(r"nanosleep|^(?:do_wait|wait4|waitid)$")  # a sleep, or a wait for a child
 STOPPED, UNINTERRUPTIBLE = "Tt", "D"
 _COMPUTES = "computes on"
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SPIED = re.compile(r"^    (.+) \((.+\.py):(\d+)\)$", re.MULTILINE)
-_LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|<frozen ")
+_LIBRARY = re.compile(
+    r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|<frozen |/(?:saferun|hooks)/inject/"
+)
 _COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 
 
@@ -43,6 +50,18 @@ class Look(NamedTuple):
     at_s: float  # any clock that does not jump
     work: tuple[int, ...]  # differs where any process of the job has read or written
     ranks: tuple[RankSign, ...]
+    cpu_s: float = 0.0  # used so far by the ranks and by all that they have started
+    beside: int = 0  # bytes read and written so far by other programs that they have started
+    naps: bool = False  # one of those programs sleeps
+
+
+class Helper(NamedTuple):
+    """A process that a rank has started of its own program, such as a DataLoader's worker."""
+
+    parent: int  # pid of the rank
+    pid: int
+    state: str
+    waits_in: str
 
 
 class Place(NamedTuple):
@@ -54,6 +73,7 @@ class Place(NamedTuple):
     frame: str = ""  # "train.py:33 in step", of the script's own code where it has any
     collective: bool = False  # it is in a collective of torch
     odd: bool = False  # it is elsewhere than the others
+    helpers: tuple[str, ...] = ()  # clauses about its workers that are at work of the script's
 
 
 class Silence:
@@ -64,11 +84,13 @@ class Silence:
     """
 
     def __init__(self, limit_s: float | None) -> None:
-        self._limit_s = limit_s
+        self._given_s = limit_s
         self._since: Look | None = None  # the last look with a new sign
-        self._last_s = 0.0
+        self._last: Look | None = None
+        self._busy_at_s = 0.0  # the last weaker sign
         self._longest_s = 0.0
         self._reported = False
+        self._seen: dict[int, RankSign] = {}  # by rank; the last of each
 
     def take(self, look: Look, every_s: float) -> Look | None:
         """Return the look with which a silence began that is too long by now; each once.
@@ -77,38 +99,82 @@ class Silence:
             look: the newest one.
             every_s: the time between looks; after a longer gap nobody was looking.
         """
-        since = self._since
-        slept = look.at_s - self._last_s > 3 * every_s + 5
-        self._last_s = look.at_s
-        pids = {one.pid for one in look.ranks}
-        changed = since is None or look.work != since.work or pids - {r.pid for r in since.ranks}
-        if since is None or changed or slept:
+        since, last, self._last = self._since, self._last, look
+        self._seen.update({one.rank: one for one in look.ranks if one.rank is not None})
+        slept = last is not None and look.at_s - last.at_s > 3 * every_s + 5
+        if since is None or last is None or slept or self._works(since, look):
             if since is not None and not slept:
                 self._longest_s = max(self._longest_s, look.at_s - since.at_s)
             self._since, self._reported = look, False
             return None
-        if self._reported or look.at_s - since.at_s < self.limit_s(since, look):
+        if _is_busy(last, look):
+            self.note_busy(look.at_s)
+        if self._reported or not self._is_too_long(since, look):
             return None
         self._reported = True
-        return since
+        return self.with_ended(since)
 
-    def limit_s(self, since: Look, now: Look) -> float:
-        """Return how long this silence may last, in seconds."""
-        if self._limit_s is not None:
-            return self._limit_s
-        limit_s = max(LEAST_S, _GAPS * self._longest_s)
-        used_s = sum(one.cpu_s for one in now.ranks) - sum(one.cpu_s for one in since.ranks)
-        busy = used_s > _CORES * (now.at_s - since.at_s)
-        return limit_s * _BUSY if busy else limit_s
+    def note_busy(self, at_s: float) -> None:
+        """Note a weaker sign of work."""
+        self._busy_at_s = at_s
+
+    def is_near(self, look: Look) -> bool:
+        """Return whether weaker signs of work would be of use now."""
+        return self._given_s is None and not self._reported and self.is_quiet(look.at_s)
+
+    def is_quiet(self, at_s: float) -> bool:
+        """Return whether half of the limit is over by then."""
+        return self._since is not None and at_s - self._since.at_s >= _NEAR * self.limit_s
+
+    def with_ended(self, look: Look) -> Look:
+        """Return a look with the ranks that had ended before it, as they were."""
+        present = {one.rank for one in look.ranks}
+        ended = [one for rank, one in sorted(self._seen.items()) if rank not in present]
+        return look._replace(ranks=(*look.ranks, *ended))
+
+    @property
+    def limit_s(self) -> float:
+        """How long a silence without weaker signs of work may last, in seconds."""
+        return self._given_s or max(LEAST_S, _GAPS * self._longest_s)
+
+    def _works(self, since: Look, look: Look) -> bool:
+        waits_for_person = any(one.waits_in == TERMINAL for one in look.ranks)
+        if waits_for_person and self._given_s is None:
+            return True
+        new = {one.pid for one in look.ranks} - {one.pid for one in since.ranks}
+        return look.work != since.work or bool(new)
+
+    def _is_too_long(self, since: Look, look: Look) -> bool:
+        if self._given_s is not None:
+            return look.at_s - since.at_s >= self._given_s
+        quiet_s = look.at_s - max(since.at_s, self._busy_at_s)
+        return quiet_s >= self.limit_s or look.at_s - since.at_s >= _BUSY * self.limit_s
 
 
-def places(since: Look, now: Look, stacks: Mapping[int, str]) -> list[Place]:
+def _is_busy(last: Look, look: Look) -> bool:
+    """Return whether the job shows a weaker sign of work between two looks."""
+    elapsed_s = look.at_s - last.at_s
+    if look.cpu_s - last.cpu_s > _CORES * elapsed_s or look.beside - last.beside > RATE * elapsed_s:
+        return True
+    return look.naps or any(_OWN_TIME.search(one.waits_in) for one in look.ranks)
+
+
+def places(
+    since: Look,
+    now: Look,
+    stacks: Mapping[int, str],
+    helpers: Sequence[Helper] = (),
+    behind: Sequence[int] = (),
+) -> list[Place]:
     """Return where each rank is, and which is elsewhere than the others.
 
     Args:
         since: the look with which the silence began.
         now: the newest look.
-        stacks: pid -> what faulthandler wrote, for the ranks that could be asked.
+        stacks: pid -> what faulthandler wrote, for the ranks that could be asked, and the same of
+            their helpers, as far as it is known.
+        helpers: what the ranks have started of their own program.
+        behind: the ranks that are elsewhere by torch's own record.
     """
     current = {one.pid: one for one in now.ranks}
     elapsed_s = max(now.at_s - since.at_s, 0.001)
@@ -118,21 +184,45 @@ def places(since: Look, now: Look, stacks: Mapping[int, str]) -> list[Place]:
         what = "has ended" if one is None else _what(one, (one.cpu_s - old.cpu_s) / elapsed_s)
         stack = _main_thread(stacks.get(old.pid, ""))
         together = one is not None and bool(_COLLECTIVE.search(stack))
-        found.append(Place(old.rank, old.pid, what, _frame(stack), together))
+        beside = tuple(
+            clause
+            for helper in helpers
+            if helper.parent == old.pid and (clause := _helper(helper, stacks))
+        )
+        found.append(Place(old.rank, old.pid, what, _frame(stack), together, helpers=beside))
     odd = _odd([_kind(place, current) for place in found])
+    if behind and set(behind) < {place.rank for place in found}:
+        odd = {at for at, place in enumerate(found) if place.rank in behind}
     return [place._replace(odd=at in odd) for at, place in enumerate(found)]
 
 
-def cause(found: Sequence[Place]) -> Hang:
-    """Return what ends an attempt that hangs: ranks in different collectives, or one elsewhere."""
+def _helper(helper: Helper, stacks: Mapping[int, str]) -> str:
+    """Return a clause about a worker; "" for one that waits for work, in a library's code."""
+    frame = _frame(_main_thread(stacks.get(helper.pid, "")), own=True)
+    if not frame and helper.state not in (*STOPPED, *UNINTERRUPTIBLE):
+        return ""
+    what = _what(RankSign(None, helper.pid, helper.state, 0.0, helper.waits_in), 0.0)
+    return f"its worker (pid {helper.pid}) {what}" + (f", at {frame}" if frame else "")
+
+
+def cause(found: Sequence[Place], told: Hang | None = None) -> Hang:
+    """Return what ends an attempt that hangs: ranks in different collectives, or one elsewhere.
+
+    Args:
+        found: from `places`.
+        told: what torch's own record says.
+    """
     frames = {place.frame for place in found}
+    if told is not None and told.kind != "hang":
+        return told
     if len(frames) > 1 and all(place.collective for place in found):
         lines = "; ".join(f"rank {place.rank} at {place.frame}" for place in found[:4])
         odd = next((place.rank for place in found if place.odd), None)
         return Hang("collective-mismatch", odd, lines)
     first = next((place for place in found if place.odd), found[0])
     at = f" at {first.frame}" if first.frame else ""
-    return Hang("hang", first.rank if first.odd else None, f"{first.what}{at}")
+    parts = [f"{first.what}{at}", *first.helpers[:1], *([told.line] if told else [])]
+    return Hang("hang", first.rank if first.odd else None, "; ".join(parts))
 
 
 def from_py_spy(text: str) -> str:
@@ -185,31 +275,38 @@ def _main_thread(stack: str) -> str:
     return (current or parts)[-1]
 
 
-def _frame(stack: str) -> str:
-    """Return the innermost frame of the script's own code, else the innermost one."""
+def _frame(stack: str, *, own: bool = False) -> str:
+    """Return the innermost frame of the script's own code, else the innermost one unless `own`."""
     frames = _FRAME.findall(stack)
-    own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
-    for path, line, name in (own or frames)[:1]:
+    of_script = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+    for path, line, name in (of_script or ([] if own else frames))[:1]:
         return f"{path}:{line} in {name}"
     return ""
 
 
-def report(found: Sequence[Place], silent: str, *, most: int = 12) -> list[str]:
+def report(
+    found: Sequence[Place], silent: str, told: Hang | None = None, *, most: int = 12
+) -> list[str]:
     """Return the lines about a job that may hang, those who are elsewhere first.
 
     Args:
         found: from `places`.
         silent: the length of the silence, for people; "" where a person has asked.
+        told: what torch's own record says.
         most: of the ranks to show.
     """
     lines = ["where the ranks are:"]
     if silent:
         lines = [f"no output and no input or output of any rank for {silent}: the job may hang"]
-    for place in sorted(found, key=lambda place: not place.odd)[:most]:
+    for shown, place in enumerate(sorted(found, key=lambda place: not place.odd)):
+        if len(lines) > most - bool(told):
+            lines.append(f"  and {len(found) - shown} more")
+            break
         name = "the job" if place.rank is None else f"rank {place.rank}"
         at = f", at {place.frame}" if place.frame else ""
         mark = "  <- elsewhere" if place.odd else ""
         lines.append(f"  {name} (pid {place.pid}) {place.what}{at}{mark}")
-    if len(found) > most:
-        lines.append(f"  and {len(found) - most} more")
+        lines += [f"    {helper}" for helper in place.helpers[:1] if place.odd]
+    if told is not None:
+        lines.append(f"  torch's flight recorder: {told.line}")
     return lines

@@ -76,7 +76,7 @@ def build_plan(
     identity: Identity,
     changes: Changes = NO_CHANGES,
 ) -> LaunchPlan:
-    """Return the plan of one attempt.
+    """Return the plan of one attempt: the command, the environment and the policies.
 
     Args:
         request: what the user asked for; `request.line.refusal` must be None.
@@ -85,9 +85,6 @@ def build_plan(
         environ: what the user exported.
         identity: which attempt this is, and where its processes find saferun's files.
         changes: what the mitigations in force change; it overrides everything else.
-
-    Returns:
-        The command, the environment and the policies of the attempt.
 
     Raises:
         UsageError: an option of torchrun is given, and the launcher is plain python.
@@ -99,6 +96,7 @@ def build_plan(
     ours = {
         **own_variables.for_torchrun(profile, options, identity, environ, changes.names),
         **own_variables.for_hooks(hooks, merged.env, environ, identity, needed, _watched(profile)),
+        **own_variables.for_watch(profile, identity, {**merged.env, **environ}),
     }
     return _plan(profile, facts, line, options, changes)._replace(
         env=_changed_env({**merged.env, **ours}, environ, changes),

@@ -183,16 +183,20 @@ _ANSWERS = {
 
 
 def _described(mitigation: Mitigation) -> str:
-    sets = [f"{key.removeprefix('hooks.')}={value}" for key, value in mitigation.settings]
-    sets += [f"{key.removeprefix('torch.')}={value}" for key, value in mitigation.assign.items()]
-    if not sets:  # else the variables repeat the settings, for processes that no hook reaches
-        sets = [f"{name}={value}" for name, value in mitigation.env.items()]
-    probes = [*mitigation.computed.values(), *mitigation.torchrun.values()]
-    sets += [_ANSWERS[probe] for probe in dict.fromkeys(name.lstrip("=") for name in probes)]
-    sets += _process_limits(mitigation.process)
     percent = mitigation.cost_percent
     cost = f"{percent:g} % of the throughput" if percent else mitigation.cost
-    return f"{mitigation.name} ({', '.join(sets)}; cost: {cost})"
+    return f"{mitigation.name} ({sets(mitigation)}; cost: {cost})"
+
+
+def sets(mitigation: Mitigation) -> str:
+    """Return what a mitigation sets, for people."""
+    found = [f"{key.removeprefix('hooks.')}={value}" for key, value in mitigation.settings]
+    found += [f"{key.removeprefix('torch.')}={value}" for key, value in mitigation.assign.items()]
+    if not found:  # else the variables repeat the settings, for processes that no hook reaches
+        found = [f"{name}={value}" for name, value in mitigation.env.items()]
+    probes = [*mitigation.computed.values(), *mitigation.torchrun.values()]
+    found += [_ANSWERS[probe] for probe in dict.fromkeys(name.lstrip("=") for name in probes)]
+    return ", ".join(found + _process_limits(mitigation.process))
 
 
 def _process_limits(limits: ProcessLimits) -> list[str]:

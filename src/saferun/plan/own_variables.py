@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from saferun.inject import contract
 from saferun.model import (
@@ -22,6 +22,9 @@ SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
 WORKER = "SAFERUN_WORKER"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Of torch's flight recorder for NCCL: what follows them is the rank.
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # torch 2.8 on, and before
 # Set only in attempts that saferun supervises; `saferun env` leaves them out.
 OF_ATTEMPT = (ATTEMPT, MITIGATIONS, WORKER)
 
@@ -115,6 +118,27 @@ def for_hooks(
         contract.VARIABLE: Setting(text, "saferun", "the settings of the hooks"),
         "PYTHONPATH": Setting(":".join([identity.site, *others]), "saferun", why),
     }
+
+
+def for_watch(profile: Profile, identity: Identity, given: Container[str]) -> dict[str, Setting]:
+    """Return where the watch asks for the dumps of torch's flight recorder, and finds them.
+
+    Args:
+        profile: resolved.
+        identity: the run and attempt.
+        given: what the user or the profile sets; the watch uses that.
+    """
+    watches = profile.settings.watch.mode != "off" and is_supervised(profile.settings)
+    if not watches or identity.flight is None:
+        return {}
+    base = f"{identity.flight}/rank-"
+    found = {}
+    if PIPE not in given:
+        found[PIPE] = Setting(base, "saferun", "the watch asks for the last collectives there")
+    if not any(name in given for name in DUMPS):
+        why = "where a rank puts its last collectives"
+        found.update({name: Setting(base, "saferun", why) for name in DUMPS})
+    return found
 
 
 def any_hook(hooks: HookSettings) -> bool:

@@ -2,7 +2,8 @@
 
 It looks at /proc alone (work_signs.py). Only where a silence is too long are the ranks asked, by a
 signal, for their stacks, which faulthandler writes to a file of each (inject/hooks/excepthook.py),
-and py-spy for those of C++ beside them, where it is installed (native_stacks.py).
+py-spy for those of C++ beside them, where it is installed (native_stacks.py), and torch's flight
+recorder for the collectives that each rank has called (flight_dumps.py).
 """
 
 from __future__ import annotations
@@ -11,27 +12,59 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
+from saferun.named_tuple import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.evidence import Hang
-    from saferun.diagnosis.silence import Look, Place, Silence
-    from saferun.model import WatchPolicy
+    from saferun.diagnosis.silence import Helper, Look, Place, Silence
+    from saferun.model import LaunchPlan
+    from saferun.supervise.flight_dumps import FlightDumps
+    from saferun.supervise.late_signs import LateSigns
     from saferun.supervise.native_stacks import NativeStacks
     from saferun.supervise.record import Record
+    from saferun.supervise.work_signs import Tree
 
 _EVERY_S = 15.0  # between looks
-_ANSWER_S = 2.0  # for the ranks to write their stacks
-_AGAIN_S = 0.5  # between looks for py-spy's answers
+_TREE_S = 60.0  # between two readings of all processes of the machine, while the job works
+_FIRST = 8  # looks, in which the job starts
+_ANSWER_S = 2.0  # for the ranks to write their stacks, at most
+_AGAIN_S = 0.25  # between looks for the answers
+_HELD = ("D", "T", "t")  # take no signal now
 _STACK_BYTES = 256 * 1024  # of each that are read
 
 Say = Callable[[str], None]
+
+
+class _Asked(NamedTuple):
+    """Who was asked where it is, and when."""
+
+    since: Look
+    until_s: float  # for the stacks
+    files: dict[int, tuple[str, int]]  # pid -> the file of its stacks, and its size before
+    sizes: dict[int, int]  # pid -> the size of that file at the last look
+    helpers: list[Helper]
+    native: NativeStacks
+    flight: FlightDumps
+
+    def are_ready(self, now: Look) -> bool:
+        native = self.native.are_ready(now.at_s)
+        written = self._are_written({one.pid for one in now.ranks if one.state not in _HELD})
+        return self.flight.are_ready(now.at_s) and native and (written or now.at_s >= self.until_s)
+
+    def _are_written(self, able: set[int]) -> bool:
+        """Return whether those who can answer have written something, and nothing more since."""
+        last = dict(self.sizes)
+        self.sizes.update({pid: _size(path) for pid, (path, _) in self.files.items()})
+        asked = {pid: before for pid, (_, before) in self.files.items() if pid in able}
+        return all(before < self.sizes[pid] == last.get(pid) for pid, before in asked.items())
 
 
 class HangWatch:
     """One attempt, watched.
 
     Args:
-        policy: the `watch` section.
+        plan: of the attempt.
         receipts: the directory of the ranks' receipts; None where there is none.
         record: the run's journal.
         say: takes lines for people.
@@ -40,7 +73,7 @@ class HangWatch:
 
     def __init__(
         self,
-        policy: WatchPolicy,
+        plan: LaunchPlan,
         receipts: str | None,
         record: Record,
         say: Say,
@@ -50,10 +83,17 @@ class HangWatch:
 
         self._receipts, self._record, self._say = receipts, record, say
         self._environ = environ
+        self._gpus = [gpu.uuid for gpu in plan.gpus.gpus]
+        self._late: LateSigns | None = None
+        policy = plan.settings.watch
         self._silence: Silence = Silence(policy.silence_s)
         self._every_s = min(_EVERY_S, (policy.silence_s or _EVERY_S * 4) / 4)
         self._launcher = 0
-        self._asked: tuple[Look, dict[int, tuple[str, int]], NativeStacks] | None = None
+        self._asked: _Asked | None = None
+        self._tree: Tree = {}
+        self._tree_until_s = 0.0
+        self._ranks: list[int] = []
+        self._looks = 0
         self._ends = policy.mode == "end"
         self._is_wanted = False  # a person asked where the ranks are
         self.cause: Hang | None = None  # why the attempt was ended
@@ -75,28 +115,59 @@ class HangWatch:
             return self._every_s
 
     def _look(self) -> float | None:
-        from saferun.supervise import work_signs
-
-        now = work_signs.look(self._launcher, time.monotonic())
+        now = self._now(time.monotonic())
         if now is None:
             return self._every_s
         if self._asked is not None:
-            since, files, native = self._asked
-            if not native.are_ready(now.at_s):
+            if not self._asked.are_ready(now):
                 return _AGAIN_S
-            self._asked = None
-            self._report(since, now, {pid: _tail(*f) for pid, f in files.items()}, native.take())
+            asked, self._asked = self._asked, None
+            self._report(asked, now)
             return self._every_s if self.cause is None else None
+        if self._silence.is_near(now):
+            self._look_closer(now)
         began = self._silence.take(now, self._every_s)
         if self._is_wanted:
-            began = now
+            began = self._silence.with_ended(now)
         if began is None:
             return self._every_s
+        self._asked = self._ask(began, now)
+        return _AGAIN_S
+
+    def _now(self, at_s: float) -> Look | None:
+        """Look at the job. Who has started since a while is looked for only where it may matter."""
+        from saferun.supervise import work_signs
+
+        matters = self._asked or self._is_wanted or self._silence.is_quiet(at_s)
+        if matters or at_s >= self._tree_until_s:
+            self._tree, self._tree_until_s = work_signs.tree(), at_s + _TREE_S
+        now = work_signs.look(self._launcher, at_s, self._tree)
+        ranks = [one.pid for one in now.ranks] if now else []
+        self._looks += 1
+        if ranks != self._ranks or self._looks < _FIRST:
+            self._ranks, self._tree_until_s = ranks, at_s
+        return now
+
+    def _look_closer(self, now: Look) -> None:
+        """Look for signs of work that cost more."""
+        from saferun.supervise import late_signs, work_signs
+
+        if self._late is None:
+            self._late = late_signs.LateSigns(self._environ, self._gpus)
+        if self._late.seen(now.at_s, work_signs.everyone(one.pid for one in now.ranks)):
+            self._silence.note_busy(now.at_s)
+
+    def _ask(self, began: Look, now: Look) -> _Asked:
+        from saferun.supervise import work_signs
+        from saferun.supervise.flight_dumps import FlightDumps
         from saferun.supervise.native_stacks import NativeStacks
 
         pids = [one.pid for one in now.ranks]
-        self._asked = began, self._ask_ranks(now), NativeStacks(pids, self._environ, now.at_s)
-        return _ANSWER_S
+        helpers = work_signs.helpers(pids)
+        native = NativeStacks([*pids, *(one.pid for one in helpers)], self._environ, now.at_s)
+        flight = FlightDumps(now.ranks, now.at_s)
+        until_s = now.at_s + _ANSWER_S
+        return _Asked(began, until_s, self._ask_ranks(now), {}, helpers, native, flight)
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
         """Ask the ranks for their stacks; return the file of each, and its size before.
@@ -117,22 +188,36 @@ class HangWatch:
                     os.kill(one.pid, contract.STACKS_SIGNAL)
         return files
 
-    def _report(
-        self, since: Look, now: Look, stacks: dict[int, str], native: dict[int, str]
-    ) -> None:
-        from saferun.diagnosis import silence
+    def _report(self, asked: _Asked, now: Look) -> None:
+        from saferun.diagnosis import flight_record, silence
         from saferun.diagnosis.failure_report import seconds
 
-        written = {pid: stack for pid, stack in stacks.items() if stack}
+        native, since = asked.native.take(), asked.since
+        written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}
         by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}
-        found: list[Place] = silence.places(since, now, {**by_py_spy, **written})
+        finding = flight_record.compare(asked.flight.take())
+        told = flight_record.cause(finding) if finding else None
+        found: list[Place] = silence.places(
+            since,
+            now,
+            {**by_py_spy, **written},
+            asked.helpers,
+            finding.ranks if finding else (),
+        )
         wanted, self._is_wanted = self._is_wanted, False
         silent = "" if wanted else seconds(now.at_s - since.at_s)
-        self._say("\n".join(silence.report(found, silent)))
+        self._say("\n".join(silence.report(found, silent, told)))
         if self._ends and not wanted:
-            self.cause = silence.cause(found)
+            self.cause = silence.cause(found, told)
         if path := self._record.hang(found, round(now.at_s - since.at_s, 1), native):
             self._say(f"  all stacks, those of C++ too: {path}")
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
 
 
 def _tail(path: str, before: int) -> str:

@@ -14,9 +14,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 
+from saferun.system import procfs
+
 _REAP_S = 0.2  # for one that was killed to go; the kernel may be unable to end it
+STOPS_S = 3.0  # after which one that waits in the kernel is read without being stopped
 LIMIT_S = 8.0  # for all of them; a rank of torch takes about one second
 _MOST_BYTES = 256 * 1024  # of each that are read
+_HELD = ("D", "T", "t")  # cannot be stopped, or are; nothing moves in them (ptrace(2))
 _MOST_RANKS = 64  # that are looked at
 
 
@@ -30,14 +34,17 @@ class NativeStacks:
     """
 
     def __init__(self, pids: Iterable[int], environ: Mapping[str, str], at_s: float) -> None:
-        self._until_s = at_s + LIMIT_S
+        self._until_s, self._again_s = at_s + LIMIT_S, at_s + STOPS_S
         self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
-        if program := _program(environ):
-            for pid in list(pids)[:_MOST_RANKS]:
-                self._start(program, pid)
+        self._program = _program(environ)
+        for pid in list(pids)[:_MOST_RANKS] if self._program else ():
+            self._start(pid, "--nonblocking" if _state(pid) in _HELD else "--native")
 
     def are_ready(self, at_s: float) -> bool:
         """Return whether nothing more will come; what takes too long is ended."""
+        if at_s >= self._again_s:
+            self._again_s = self._until_s
+            self._start_again()
         if at_s >= self._until_s:
             for process, _ in self._running.values():
                 process.kill()
@@ -56,11 +63,23 @@ class NativeStacks:
         self._running.clear()
         return found
 
-    def _start(self, program: str, pid: int) -> None:
+    def _start_again(self) -> None:
+        """Read those that the kernel holds since as they are."""
+        for pid, (process, file) in list(self._running.items()):
+            if process.poll() is None and _state(pid) in _HELD:
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_REAP_S)
+                os.close(file)
+                del self._running[pid]
+                self._start(pid, "--nonblocking")
+
+    def _start(self, pid: int, way: str) -> None:
+        assert self._program is not None
         file = os.memfd_create("saferun-stacks", os.MFD_CLOEXEC)
         try:
             process = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
-                (program, "dump", "--native", "--full-filenames", "--pid", str(pid)),
+                (self._program, "dump", way, "--full-filenames", "--pid", str(pid)),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.DEVNULL,
@@ -70,6 +89,11 @@ class NativeStacks:
             os.close(file)
             return
         self._running[pid] = process, file
+
+
+def _state(pid: int) -> str:
+    fields = procfs.stat(pid)
+    return fields[0] if fields else ""
 
 
 def _program(environ: Mapping[str, str]) -> str | None:

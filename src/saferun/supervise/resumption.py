@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # What a checkpoint that cannot be loaded leads to.
 _KINDS = ("checkpoint-corrupt", "checkpoint-mismatch", "state-dict-mismatch")
 _MEASURED = 3  # checkpoints whose time of writing is looked up
+_FULL = "disk-full"
 
 
 def requeued(gathered: Gathered) -> bool:
@@ -51,6 +52,7 @@ class Resumption:
         self._before: dict[str, Stamp] = {}  # path -> of what is not to be used
         self._reported: set[str] = set()
         self._lost: list[WorkLost] = []
+        self._furthest = -1  # step of the newest complete checkpoint so far
         if self._policy.checkpoints:
             self._harmlessly(self._begin)
 
@@ -75,6 +77,7 @@ class Resumption:
         found = self._newest()
         if found is not None:
             chosen = found.checkpoint
+            self._furthest = max(self._furthest, chosen.step)
             step = f" (step {chosen.step})" if chosen.step >= 0 else ""
             self._say(f"attempt {number} goes on from {chosen.path}{step}{self._cost()}")
             return chosen
@@ -95,7 +98,10 @@ class Resumption:
         return f"; {steps}{seconds(last.s)} of work are lost"
 
     def judged(self, last: Try, plan: LaunchPlan, ended: Ended) -> tuple[Try, WorkLost | None]:
-        """Return a failed attempt with whether an older checkpoint is to be tried; and its costs.
+        """Return a failed attempt with what its checkpoints say and allow, and its costs.
+
+        Whether it came further than all before it, whether an older one is to be tried, and whether
+        a full disk has room again, which is waited for.
 
         Args:
             last: the attempt.
@@ -123,7 +129,36 @@ class Resumption:
         gpus = len(plan.gpus.gpus)
         lost = work_lost.lost(last.last_step, ended.started_at, ended.lived_s, checkpoint, gpus)
         self._lost.append(lost)
+        if checkpoint is not None and self._is_further(checkpoint, plan.checkpoint):
+            last = last._replace(progressed=True)
+        if last.kind == _FULL and plan.options.nodes == 1:
+            last = last._replace(has_room=self._gets_room(plan.settings.retry.backoff_s[1]))
         return last, lost
+
+    def _is_further(self, newest: Checkpoint, began: Checkpoint | None) -> bool:
+        """Return whether an attempt has saved what none before it had; it may print no steps.
+
+        Where names have no number, a newer file of an attempt that began from one is further.
+        """
+        if newest.step < 0:
+            return began is not None and newest.at_s > began.at_s
+        before, self._furthest = self._furthest, max(self._furthest, newest.step)
+        return newest.step > before
+
+    def _gets_room(self, limit_s: float) -> bool:
+        """Wait until the checkpoints' file system has room for another one; False if it gets none.
+
+        Args:
+            limit_s: the longest wait. A signal that asks for the end ends it, and then the run.
+        """
+        from saferun.system import disk_room
+
+        folder = disk_room.folder_of(self._pattern or "")
+        sizes = [found.stamp[1] for found in self._find()]
+        if disk_room.has(folder, max(sizes, default=0)):
+            return True
+        self._say(f"no room for a checkpoint in {folder}: waiting for it, up to {limit_s:g} s")
+        return disk_room.wait(folder, max(sizes, default=0), limit_s)
 
     def advice(self, lived_s: list[float]) -> str:
         """Return how often the job should save, as a line for people; "" if that is not known.

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from saferun.diagnosis.silence import Look, RankSign
+from saferun.diagnosis.silence import TERMINAL, Helper, Look, RankSign
 from saferun.system import procfs
+from saferun.system.printable import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 # Of x86_64, for kernels that do not show the function: asm/unistd_64.h.
@@ -17,28 +22,83 @@ _CALLS = {
     **{232: "epoll_wait", 257: "openat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait"},
 }
 
+_SELECTS = (23, 270)
+_OF_FILES = (0, 1, 17, 18, 19, 20, 74, 75)  # read, write, pread64, …, fsync, fdatasync
 
-def look(launcher: int, at_s: float) -> Look | None:
+
+Tree: TypeAlias = dict[int, list[int]]  # the children of each process
+
+
+def tree() -> Tree:
+    """Return the children of each process of this machine; it reads a file for each."""
+    children: Tree = {}
+    for name in procfs.names("/proc"):
+        if name.isdigit() and (fields := procfs.stat(int(name))):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    return children
+
+
+def look(launcher: int, at_s: float, children: Tree) -> Look | None:
     """Return what a job's processes show now; None if no rank of it can be seen.
 
     Args:
         launcher: the pid of the command that was started.
         at_s: the time, for the result.
+        children: from `tree`; what has started since then is left out.
     """
-    children: dict[int, list[int]] = {}
-    for name in procfs.names("/proc"):
-        if name.isdigit() and (fields := procfs.stat(int(name))):
-            children.setdefault(int(fields[1]), []).append(int(name))
     started = children.get(launcher, [])
     ranks = [pid for pid in started if _rank(pid) is not None] if _rank(launcher) is None else []
     signs = [sign for pid in ranks or [launcher] if (sign := _sign(pid))]
     if not signs:
         return None
-    family = sorted(pid for sign in signs for pid in _below(sign.pid, children))
-    return Look(at_s, tuple(n for pid in family for n in (pid, *_io(pid))), tuple(signs))
+    ticks = {
+        pid: n for sign in signs for pid in _all_below(sign.pid, children) if (n := _ticks(pid))
+    }
+    family = sorted(pid for sign in signs for pid in _below(sign.pid, children) if pid in ticks)
+    others = ticks.keys() - set(family)
+    return Look(
+        at_s,
+        tuple(n for pid in family for n in (pid, *_io(pid))),
+        tuple(signs),
+        sum(ticks.values()) / _TICKS,
+        sum(sum(_io(pid)) for pid in others),
+        any("nanosleep" in _waits_in(pid) for pid in others),
+    )
 
 
-def _below(pid: int, children: dict[int, list[int]]) -> Iterator[int]:
+def everyone(ranks: Iterable[int]) -> list[int]:
+    """Return the pids of these ranks and of all that they have started."""
+    children = tree()
+    return [pid for rank in ranks for pid in _all_below(rank, children)]
+
+
+def helpers(ranks: Iterable[int]) -> list[Helper]:
+    """Return what these ranks have started of their own program."""
+    children = tree()
+    found = []
+    for rank in ranks:
+        for pid in _below(rank, children):
+            fields = procfs.stat(pid)
+            if pid != rank and fields is not None and fields[0] not in "ZX":
+                found.append(Helper(rank, pid, fields[0], _waits_in(pid)))
+    return found
+
+
+def _ticks(pid: int) -> int:
+    """Return the CPU time of a process in clock ticks, at least 1; 0 if it is gone or a zombie."""
+    fields = procfs.stat(pid)
+    gone = fields is None or fields[0] in "ZX"
+    return 0 if fields is None or gone else max(1, int(fields[11]) + int(fields[12]))
+
+
+def _all_below(pid: int, children: Tree) -> Iterator[int]:
+    waiting = [pid]
+    while waiting:
+        yield (one := waiting.pop())
+        waiting += children.get(one, [])
+
+
+def _below(pid: int, children: Tree) -> Iterator[int]:
     """Yield a rank and what it started of its own program: loaders' and compile workers.
 
     Other programs beside a rank are left out: one that reports to a tracking service goes on
@@ -80,9 +140,34 @@ def _io(pid: int) -> tuple[int, int]:
 
 
 def _waits_in(pid: int) -> str:
+    words = procfs.text(f"/proc/{pid}/syscall").split()
+    known = os.uname().machine == "x86_64" and bool(words) and words[0].isdigit()
+    number = int(words[0]) if known else -1
+    if number in (0, *_SELECTS) and _is_terminal(pid, words):
+        return TERMINAL
     function = procfs.text(f"/proc/{pid}/wchan").strip()
     if function not in ("", "0"):
-        return function
-    number = procfs.text(f"/proc/{pid}/syscall").partition(" ")[0]
-    known = os.uname().machine == "x86_64" and number.isdigit()
-    return _CALLS.get(int(number), f"system call {number}") if known else ""
+        return f"{function}{_file(pid, words) if number in _OF_FILES else ''}"
+    return _CALLS.get(number, f"system call {number}") if known else ""
+
+
+def _file(pid: int, words: list[str]) -> str:
+    """Return the file that a process reads or writes, as a clause; "" for what has no name."""
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
+    except OSError:
+        return ""
+    return f" on {printable(target)}" if target.startswith("/") else ""
+
+
+def _is_terminal(pid: int, words: list[str]) -> bool:
+    """Return whether a process reads a terminal, or waits for it alone, as readline does."""
+    reads = words[0] == "0"
+    if not reads and int(words[1], 16) != 1:  # not for descriptor 0 alone
+        return False
+    number = int(words[1], 16) if reads else 0
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{number}")
+    except OSError:
+        return False
+    return re.match(r"/dev/(pts/\d|tty)", target) is not None

@@ -123,7 +123,7 @@ def problem(path: str, ranks: int = 1) -> str:
             return _directory_problem(path, ranks)
         if nanochat := _NANOCHAT.match(os.path.basename(path)):
             return _nanochat_problem(path, nanochat[1], ranks)
-        return _file_problem(path)
+        return _file_problem(path) if os.path.getsize(path) else "it is empty"
     except OSError as error:
         return f"{error.filename or path}: {error.strerror}"
 

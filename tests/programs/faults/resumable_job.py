@@ -1,13 +1,15 @@
 """A training job without torch that goes on only from the checkpoint that it is told.
 
-    resumable_job.py --out DIR [--resume FILE] [--fault ATTEMPT:STEP:WHAT]...
+    resumable_job.py --out DIR [--resume FILE] [--quiet] [--fault ATTEMPT:STEP:WHAT]...
 
 It makes 20 steps and saves `checkpoint-N.zip` in DIR every fifth. WHAT is a name of strike.py, or
-`cut` (it dies in the middle of a save) or `garble` (it dies after a save that only looks whole).
+`cut` (it dies in the middle of a save), `garble` (it dies after a save that only looks whole) or
+`full` (the file system of DIR is filled before that save).
 What it prints at the end depends on every step.
 """
 
 import argparse
+import contextlib
 import os
 import pickle
 import zipfile
@@ -18,10 +20,13 @@ from strike import strike
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--resume", default="none")
+parser.add_argument("--quiet", action="store_true", help="print no steps")
 parser.add_argument("--fault", action="append", default=[])
 options = parser.parse_args()
 faults = dict(fault.rsplit(":", 1) for fault in options.fault)
 attempt = os.environ.get("SAFERUN_ATTEMPT", "1")
+if "SLURM_RESTART_COUNT" in os.environ:
+    attempt = "again"
 
 
 def save(step: int, state: bytes) -> Path:
@@ -42,8 +47,14 @@ if options.resume != "none":
 while step < 20:
     step += 1
     weights = (weights * 31 + step) % 1_000_003
-    print(f"step {step} loss {weights}", flush=True)
+    if not options.quiet:
+        print(f"step {step} loss {weights}", flush=True)
     what = faults.get(f"{attempt}:{step}", "")
+    if what == "full":
+        with contextlib.suppress(OSError), open(options.out / "ballast", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+        what = ""
     if step % 5 == 0:
         state = pickle.dumps((step, weights))
         path = save(step, state[:-4] if what == "garble" else state)

@@ -1,0 +1,183 @@
+"""Pure: what the dumps of torch's flight recorder say of a hang: who is behind in which collective.
+
+torch keeps the last collectives of each rank, with the place in the script from which each was
+called (torch/csrc/distributed/c10d/FlightRecorder.hpp, torch 2.4 to 2.15), and dumps them as a
+pickle of plain containers, in some ways as JSON. A pickle may call anything, so ours is read with
+nothing to call.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+
+from saferun.diagnosis.evidence import Hang
+from saferun.named_tuple import NamedTuple
+
+_SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # with as much on all ranks
+_LIBRARY = ("/site-packages/", "/dist-packages/", "/saferun/inject/", "/hooks/inject/")
+
+
+class Call(NamedTuple):
+    """One collective, as one rank recorded it."""
+
+    group: str
+    number: int  # of the collective in its group, from 1 on
+    name: str  # "all_reduce"
+    sizes: str  # of its input
+    state: str  # "scheduled", "started", "completed"
+    place: str  # "train.py:33 in step"; "" if unknown
+
+
+class Finding(NamedTuple):
+    """Who is elsewhere, by the recorder."""
+
+    kind: str  # of the failure: "hang", "collective-mismatch"
+    ranks: tuple[int, ...]  # that are behind; of a mismatch, those of the smaller part
+    line: str  # for people
+
+
+class _Plain(pickle.Unpickler):
+    """Reads containers, text and numbers, and refuses everything else."""
+
+    def find_class(self, module: str, name: str, /) -> object:
+        raise pickle.UnpicklingError(f"{module}.{name} in a dump")
+
+    def persistent_load(self, pid: object, /) -> object:
+        raise pickle.UnpicklingError("a reference in a dump")
+
+
+def read(content: bytes) -> list[Call] | None:
+    """Return the collectives of a dump; None where it is incomplete, or something else.
+
+    Args:
+        content: of the file; nothing in it is trusted.
+    """
+    try:
+        dump: object = (
+            json.loads(content) if content[:1] == b"{" else _Plain(io.BytesIO(content)).load()
+        )
+    except Exception:  # a broken pickle raises what it likes
+        return None
+    entries = dump.get("entries", []) if isinstance(dump, dict) else None
+    if not isinstance(entries, list):
+        return None
+    return [call for entry in entries if isinstance(entry, dict) for call in _calls(entry)]
+
+
+def _calls(entry: Mapping[str, object]) -> Iterator[Call]:
+    group, number = entry.get("process_group"), entry.get("collective_seq_id")
+    if entry.get("is_p2p") or not isinstance(number, int) or not isinstance(group, (list, tuple)):
+        return
+    name = str(entry.get("profiling_name", "")).rpartition(":")[2]
+    names = [str(part) for part in group if part not in ("", "undefined")]
+    names = names[-1:] if "default_pg" in names else names
+    sizes, state = str(entry.get("input_sizes", "")), str(entry.get("state", ""))
+    if entry.get("retired"):  # gloo's have no other mark of their end
+        state = "completed"
+    yield Call(":".join(names), number, name, sizes, state, _place(entry.get("frames")))
+
+
+def _place(frames: object) -> str:
+    """Return the innermost frame of the script's own code."""
+    for frame in frames if isinstance(frames, list) else ():
+        path = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
+        if path.startswith("/") and not any(part in path for part in _LIBRARY):
+            return f"{path}:{frame.get('line')} in {frame.get('name')}"
+    return ""
+
+
+def compare(dumps: Mapping[int, list[Call]]) -> Finding | None:
+    """Return who is elsewhere; None where the dumps do not tell.
+
+    Args:
+        dumps: rank -> its collectives, in their order.
+    """
+    groups: dict[str, dict[int, dict[int, Call]]] = {}
+    for rank, calls in sorted(dumps.items()):
+        for call in calls:
+            groups.setdefault(call.group, {}).setdefault(rank, {})[call.number] = call
+    found = [finding for of in groups.values() if len(of) > 1 for finding in _of_group(of)]
+    # A mismatch is the cause of the rest, and who is behind tells more than that all wait.
+    return min(found, key=lambda one: (one.kind, not one.ranks), default=None)
+
+
+def _of_group(of: Mapping[int, Mapping[int, Call]]) -> Iterator[Finding]:
+    """Yield what is wrong in a group, of which each rank has called something."""
+    last = {rank: max(calls) for rank, calls in of.items()}
+    common = range(max(min(calls) for calls in of.values()), min(last.values()) + 1)
+    for number in common:
+        calls = {rank: of[rank][number] for rank in of if number in of[rank]}
+        if len({_form(call) for call in calls.values()}) > 1:
+            yield _mismatch(calls)
+            return
+    behind = tuple(rank for rank in of if last[rank] < max(last.values()))
+    if behind:
+        number = last[behind[0]] + 1
+        waits = next(of[rank][number] for rank in of if number in of[rank])
+        if waits.state != "completed":
+            yield Finding("hang", behind, _behind(behind, waits, of))
+        return
+    calls = {rank: of[rank][last[rank]] for rank in of}
+    late = tuple(rank for rank, call in calls.items() if call.state == "scheduled")
+    if late and any(call.state == "started" for call in calls.values()):
+        call = calls[late[0]]
+        told = f"{_names(late)} {_has(late)} not begun {_numbered(call)}"
+        yield Finding("hang", late, f"{told}: the GPU is at something before it")
+    elif all(call.state != "completed" for call in calls.values()):
+        told = f"all ranks have entered {_numbered(calls[min(calls)])}, and none has left it"
+        yield Finding("hang", (), told)
+
+
+def _form(call: Call) -> tuple[str, str]:
+    return call.name, call.sizes if call.name in _SIZED else ""
+
+
+def _mismatch(calls: Mapping[int, Call]) -> Finding:
+    forms = [_form(call) for call in calls.values()]
+    fewest = min(forms, key=forms.count)
+    odd = tuple(rank for rank, call in calls.items() if _form(call) == fewest)
+    even = len(odd) * 2 == len(forms)
+    others = [call for call in calls.values() if _form(call) != fewest]
+    shown = [*[calls[odd[0]]], *others[:1]]
+    ranks = [odd[0], next(rank for rank, call in calls.items() if call is others[0])]
+    told = [
+        f"rank {rank} calls {_described(call)}" for rank, call in zip(ranks, shown, strict=True)
+    ]
+    line = f"number {others[0].number} of group {others[0].group}: {'; '.join(told)}"
+    return Finding("collective-mismatch", () if even else odd, line)
+
+
+def _described(call: Call) -> str:
+    sizes = f" of {call.sizes}" if call.name in _SIZED else ""
+    return f"{call.name}{sizes}" + (f" at {call.place}" if call.place else "")
+
+
+def _behind(behind: tuple[int, ...], waits: Call, of: Mapping[int, Mapping[int, Call]]) -> str:
+    there = tuple(rank for rank in of if waits.number in of[rank])
+    at = f" at {waits.place}" if waits.place else ""
+    told = f"{_names(behind)} {_has(behind)} not entered {_numbered(waits)}"
+    return f"{told}, in which {_names(there)} {'waits' if len(there) == 1 else 'wait'}{at}"
+
+
+def _numbered(call: Call) -> str:
+    return f"{call.name} number {call.number} of group {call.group}"
+
+
+def _has(ranks: tuple[int, ...]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _names(ranks: tuple[int, ...], most: int = 4) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"ranks {', '.join(map(str, ranks[:most]))}{more}"
+
+
+def cause(finding: Finding) -> Hang:
+    """Return what ends an attempt of which the recorder has told this."""
+    rank = finding.ranks[0] if finding.ranks else None
+    return Hang(finding.kind, rank, finding.line)

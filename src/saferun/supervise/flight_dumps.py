@@ -1,0 +1,111 @@
+"""Ask the ranks for the dumps of torch's flight recorder, and read them.
+
+torch's thread that watches NCCL reads a named pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) once a second,
+and writes a dump for each byte (ProcessGroupNCCL.cpp, `DumpPipe`; torch 2.4 on). The plan names the
+pipe and the dump where the watch is on; those that the user names are used as well. Gloo has no
+such thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Mapping
+
+from saferun.named_tuple import NamedTuple
+from saferun.plan.own_variables import DUMPS, PIPE
+from saferun.system import procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.diagnosis.flight_record import Call
+    from saferun.diagnosis.silence import RankSign
+
+LIMIT_S = 5.0  # for all; torch looks once a second, and needs the GIL for the lines of the script
+_MOST_BYTES = 64 << 20  # of a dump; 2000 entries of torch's default take some 2 MiB
+
+
+class _Asked(NamedTuple):
+    """A dump that is to come."""
+
+    path: str
+    before: tuple[int, int] | None
+
+
+class FlightDumps:
+    """The dumps of some ranks; they come meanwhile, and nobody waits for them.
+
+    Args:
+        ranks: that are asked, where they can be.
+        at_s: now, by any clock that does not jump.
+    """
+
+    def __init__(self, ranks: Iterable[RankSign], at_s: float) -> None:
+        self._until_s = at_s + LIMIT_S
+        self._asked: dict[int, _Asked] = {}
+        self._read: dict[int, list[Call]] = {}
+        for one in ranks:
+            if one.rank is not None and (path := _ask(one.pid, one.rank)):
+                self._asked[one.rank] = path
+
+    def are_ready(self, at_s: float) -> bool:
+        """Return whether nothing more will come."""
+        from saferun.diagnosis import flight_record
+
+        for rank, asked in self._asked.items():
+            if rank not in self._read and _stamp(asked.path) not in (None, asked.before):
+                calls = flight_record.read(_content(asked.path))
+                if calls is not None:  # else it is being written
+                    self._read[rank] = calls
+        return at_s >= self._until_s or self._read.keys() == self._asked.keys()
+
+    def take(self) -> dict[int, list[Call]]:
+        """Return rank -> its collectives, of those whose dump has come."""
+        return self._read
+
+
+def _ask(pid: int, rank: int) -> _Asked | None:
+    """Ask a rank for its dump; return where it will be, None where it cannot be asked."""
+    environ = _environ(pid)
+    name = next((environ[name] for name in DUMPS if environ.get(name)), None)
+    if not environ.get(PIPE) or not name:
+        return None
+    asked = _Asked(f"{name}{rank}", _stamp(f"{name}{rank}"))
+    try:  # without a reader it fails: torch has not made it, or has ended
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        pipe = os.open(f"{environ[PIPE]}{rank}.pipe", flags)
+    except OSError:
+        return None
+    try:
+        if stat.S_ISFIFO(os.fstat(pipe).st_mode):
+            os.write(pipe, b"1")
+            return asked
+    except OSError:
+        pass
+    finally:
+        os.close(pipe)
+    return None
+
+
+def _environ(pid: int) -> Mapping[str, str]:
+    words = procfs.text(f"/proc/{pid}/environ").split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        seen = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return seen.st_mtime_ns, seen.st_size
+
+
+def _content(path: str) -> bytes:
+    with contextlib.suppress(OSError):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(path, flags), "rb") as file:
+            seen = os.fstat(file.fileno())
+            if stat.S_ISREG(seen.st_mode) and seen.st_uid == os.geteuid():
+                return file.read(_MOST_BYTES)
+    return b""

@@ -1,0 +1,163 @@
+"""What the dumps of torch's flight recorder say, and that nothing in them is carried out."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import program
+
+from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.flight_record import Call, cause, compare, read
+
+C10D = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def entry(number: int, name: str = "all_reduce", **fields: Any) -> dict[str, Any]:
+    """Return an entry as torch 2.13 records it for NCCL."""
+    frames = [
+        {"name": "all_reduce", "filename": C10D, "line": 3245},
+        {"name": "step", "filename": "/w/train.py", "line": 33},
+    ]
+    return {
+        **{"frames": frames, "record_id": number, "pg_id": 0, "process_group": ("0", "default_pg")},
+        **{"collective_seq_id": number, "p2p_seq_id": 0, "op_id": number},
+        **{"profiling_name": f"nccl:{name}", "input_sizes": [[4]], "output_sizes": [[4]]},
+        **{"state": "completed", "retired": False, "is_p2p": False, "timeout_ms": 600000, **fields},
+    }
+
+
+def calls(*entries: dict[str, Any]) -> list[Call]:
+    found = read(pickle.dumps({"version": "2.10", "entries": list(entries)}, protocol=2))
+    assert found is not None
+    return found
+
+
+DONE = [entry(1), entry(2)]
+WAITS = entry(3, state="started")
+
+
+def test_the_rank_that_did_not_enter_a_collective_is_behind():
+    found = compare({0: calls(*DONE, WAITS), 1: calls(*DONE), 2: calls(*DONE, WAITS)})
+    assert found is not None
+    assert (found.kind, found.ranks) == ("hang", (1,))
+    assert found.line == (
+        "rank 1 has not entered all_reduce number 3 of group default_pg, "
+        "in which ranks 0, 2 wait at /w/train.py:33 in step"
+    )
+    assert cause(found) == Hang("hang", 1, found.line)
+
+
+def test_the_rank_whose_gpu_has_not_begun_a_collective_is_behind():
+    queued = entry(3, state="scheduled")
+    found = compare({0: calls(*DONE, WAITS), 1: calls(*DONE, queued)})
+    assert found is not None
+    assert (found.kind, found.ranks) == ("hang", (1,))
+    assert found.line.endswith("number 3 of group default_pg: the GPU is at something before it")
+
+
+def test_a_collective_that_all_have_entered_and_none_has_left_is_told_without_a_rank():
+    found = compare({0: calls(*DONE, WAITS), 1: calls(*DONE, WAITS)})
+    assert found is not None
+    assert (found.kind, found.ranks) == ("hang", ())
+    assert "all_reduce number 3 of group default_pg, and none has left it" in found.line
+    other = {"process_group": ("7", "mesh_dp"), "state": "started"}
+    ahead = calls(*DONE, WAITS, entry(1, **other), entry(2, **other))
+    also = compare({0: ahead, 1: calls(*DONE, WAITS, entry(1, **other))})
+    assert also is not None
+    assert also.ranks == (1,), "who is behind tells more"
+
+
+@pytest.mark.parametrize(
+    "other", [entry(3, "broadcast", state="started"), entry(3, state="started", input_sizes=[[8]])]
+)
+def test_different_collectives_under_one_number_are_a_mismatch(other):
+    found = compare({0: calls(*DONE, WAITS), 1: calls(*DONE, other), 2: calls(*DONE, WAITS)})
+    assert found is not None
+    assert (found.kind, found.ranks) == ("collective-mismatch", (1,))
+    assert found.line.startswith("number 3 of group default_pg: rank 1 calls ")
+    assert "rank 0 calls all_reduce of [[4]] at /w/train.py:33 in step" in found.line
+    two = compare({0: calls(*DONE, WAITS), 1: calls(*DONE, other)})
+    assert two is not None
+    assert two.ranks == (), "of two, nobody can say which one is wrong"
+
+
+def test_groups_are_compared_apart_and_sends_not_at_all():
+    other = {"process_group": ("7", "mesh_dp")}
+    send = entry(9, "send 0->1", is_p2p=True, state="started")
+    here = calls(*DONE, entry(5, **other), send)
+    assert compare({0: here, 1: calls(*DONE)}) is None, "one rank alone is in that group"
+    assert compare({0: here, 1: calls(*DONE, entry(5, **other))}) is None
+    apart = {"process_group": ("8", "mesh_dp"), "state": "started"}
+    assert compare({0: calls(*DONE, entry(1, **apart)), 1: calls(*DONE, entry(2, **other))}) is None
+    found = compare({0: calls(*DONE, entry(1, **other), entry(2, state="started", **other)),
+                     1: calls(*DONE, entry(1, **other))})  # fmt: skip
+    assert found is not None
+    assert "number 2 of group 7:mesh_dp" in found.line
+
+
+def test_a_rank_that_is_ahead_by_what_it_has_completed_waits_for_nobody():
+    assert compare({0: calls(*DONE, entry(3)), 1: calls(*DONE)}) is None
+    assert compare({0: calls(*DONE)}) is None
+    assert compare({}) is None
+
+
+def test_the_recorder_forgets_the_oldest():
+    found = compare({0: calls(entry(2), WAITS), 1: calls(*DONE)})
+    assert found is not None
+    assert found.ranks == (1,)
+
+
+def test_json_is_read_as_well():
+    dump = json.dumps({"version": "2.10", "entries": [*DONE, WAITS]}).encode()
+    assert read(dump) == calls(*DONE, WAITS)
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_dump_that_calls_something_is_refused_and_calls_nothing(tmp_path):
+    dump = pickle.dumps({"entries": [Evil(tmp_path / "made")]})
+    assert read(dump) is None
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\x80\x02", pickle.dumps({"entries": DONE})[:-40], pickle.dumps([1]), b"\x80\x02.",
+     pickle.dumps({"entries": {}}), b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f"],
+)  # fmt: skip
+def test_what_is_no_complete_dump_is_refused(content):
+    assert read(content) is None
+
+
+def test_entries_of_another_shape_are_left_out():
+    strange = [7, {}, entry(1, process_group=None), entry(1, collective_seq_id="1")]
+    frameless = entry(1, frames=[None, {"filename": 7}])
+    assert [call.place for call in calls(*strange, frameless)] == [""]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["pickle", "json"])
+def test_dumps_of_a_real_recorder_name_the_rank_that_is_behind(tmp_path, way):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += [program("recorded_rank"), str(tmp_path), way]
+    environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
+    subprocess.run(command, env=environ, check=True, capture_output=True, timeout=300)
+    dumps = {rank: read((tmp_path / f"{rank}").read_bytes()) or [] for rank in (0, 1)}
+    found = compare(dumps)
+    assert found is not None
+    assert found.ranks == (1,)
+    at = f" at {program('recorded_rank')}:" if way == "pickle" else ""  # JSON has no frames
+    assert f"all_reduce number 4 of group default_pg, in which rank 0 waits{at}" in found.line
