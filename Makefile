@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TENSORFLOW := .venv-tensorflow
+DOCS := .venv-docs
 
-.PHONY: demo test test-slurm quick-slurm test-tensorflow lint unit slow bench clean
+.PHONY: demo test test-slurm quick-slurm test-tensorflow lint unit slow bench docs clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -44,6 +45,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/launch.py
 	$(BIN)/python benchmarks/inject.py
 
+# The documents as a site, in out/site; a broken link is an error.
+docs: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(DOCS)/bin/mkdocs build
+
 # One install for all: the constraints pin torch, whose registry build for GPUs is gigabytes.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -57,5 +62,10 @@ $(TENSORFLOW)/.ready: constraints-tensorflow.txt
 	$(TENSORFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-tensorflow.txt --no-deps tf_keras
 	touch $(TENSORFLOW)/.ready
 
+$(DOCS)/.ready: constraints-docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-docs.txt mkdocs-material click pyyaml filelock
+	touch $(DOCS)/.ready
+
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) out
+	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) out

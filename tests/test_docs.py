@@ -16,7 +16,7 @@ import pytest
 from saferun import errors
 from saferun.export import generate, sbatch
 from saferun.plan import build, request, torchrun_args
-from saferun.profile.schema import KEYS
+from saferun.profile.schema import HOOKS, KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "saferun"
@@ -81,6 +81,14 @@ def test_every_profile_key_is_listed_with_its_default_and_whether_anything_acts_
         assert star is key.startswith(build.NOT_YET), key
         if choices := KEYS[key].choices:
             assert first == f"`{choices[0]}`", key
+
+
+def test_every_hook_has_its_row():
+    text = (ROOT / "docs" / "hooks.md").read_text()
+    assert [name for name, does in HOOKS.items() if f"| `{name}` | {does} |" not in text] == []
+    assert HOOKS.keys() == {key.split(".")[1] for key in KEYS if key.startswith("hooks.")} - {
+        "required"
+    }
 
 
 def test_every_shipped_profile_is_listed():

@@ -40,7 +40,7 @@ def _die_of_interrupt() -> int:
 
 def _dispatch(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("--help", "-h", "--version"):
-        from saferun.cli.help import front
+        from saferun.cli.front import front
 
         return front(argv)
     from saferun.plan.torchrun_args import COMMANDS

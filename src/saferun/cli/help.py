@@ -1,45 +1,54 @@
-"""The output of `saferun`, `saferun --help` and `saferun --version`; imports nothing heavy."""
+"""`saferun help`: what a word means that saferun prints or takes; the front page without one."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import os
+import textwrap
 
-from saferun import __version__
-from saferun.errors import EXIT_USAGE
+import click
 
-HELP = """\
-Usage: saferun [SAFERUN OPTIONS | TORCHRUN OPTIONS]... SCRIPT [ARGS]...
-       saferun COMMAND ...
+from saferun.cli import reference
+from saferun.cli.front import HELP as FRONT
+from saferun.cli.options import HELP, echo
+from saferun.errors import UsageError
+from saferun.profile.schema import nearest
 
-Stands where torchrun stands: every option of torchrun means here what it means there
-(torchrun --help lists them).
-
-Saferun's own options, before SCRIPT:
-  --profile NAME|FILE   settings for a GPU type or a known incident    [SAFERUN_PROFILE]
-  --set KEY=VALUE       any profile key, such as retry.attempts=1      [SAFERUN_SET]
-  --retries N           attempts after the first; 0 is none            [SAFERUN_RETRIES]
-  --run-dir DIR         where runs keep their journal                  [SAFERUN_RUN_DIR]
-  --dry-run             show what would run, start nothing             [SAFERUN_DRY_RUN]
-
-SAFERUN_DISABLE=1 runs torchrun untouched, whatever else is set.
-
-Commands:
-  run         launch, spelled out (for a script that is named like a command)
-  plan        show what would run: command, variables with their reasons, hooks, retries
-  gen-shell   write the run as one script that needs no saferun, for bash or for Slurm
-  env         print `export` lines for eval
-  profiles    list, show, check profiles; print their JSON Schema
-  diagnose    explain a failure from its log
-  doctor      check the machine and its GPUs before a job does
-  runs        list, show and clean what runs left behind; the mitigations that helped
-"""
+_WIDTH = 96
 
 
-def front(argv: Sequence[str]) -> int:
-    """Print the version or the help; without arguments, the help goes to stderr as for an error."""
-    if argv and argv[0] == "--version":
-        sys.stdout.write(f"saferun {__version__}\n")
+@click.command(context_settings=HELP)
+@click.argument("word", required=False, metavar="[KIND | VARIABLE | MITIGATION | HOOK | KEY]")
+@click.option("--list", "listed", is_flag=True, help="List all words.")
+def command(word: str | None, listed: bool) -> int:
+    """Explain a kind of failure, a variable, a mitigation, a hook or a profile key."""
+    if listed:
+        for what, words in reference.words(os.environ).items():
+            echo(f"{what}:\n{_wrapped(', '.join(words))}")
         return 0
-    (sys.stdout if argv else sys.stderr).write(HELP)
-    return 0 if argv else EXIT_USAGE
+    if word is None:
+        echo(FRONT.rstrip("\n"))
+        return 0
+    found = reference.entries(word, os.environ)
+    if not found:
+        known = [name for names in reference.words(os.environ).values() for name in names]
+        close = nearest(word, known) if len(word) < 200 else ""
+        fix = close if close.startswith("did") else "saferun help --list shows all words"
+        raise UsageError(f"nothing is known of {word!r}", fix=fix)
+    echo("\n\n".join(as_text(entry) for entry in found))
+    return 0
+
+
+def as_text(entry: reference.Entry) -> str:
+    """Return an entry as a terminal shows it."""
+    return "\n".join([f"{entry.word}: {entry.what}", *map(_wrapped, entry.paragraphs)])
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

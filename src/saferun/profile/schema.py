@@ -150,9 +150,9 @@ KEYS: dict[str, Key] = {
     ),
     "workers": _int(1, 1, "Processes to start (launcher: python only)."),
     "watch.mode": _choice(
-        "off",
         "warn",
         "end",
+        "off",
         doc="Say where each rank is when the job shows no sign of work for too long; end it then.",
     ),
     "watch.silence_s": _seconds(
@@ -161,6 +161,30 @@ KEYS: dict[str, Key] = {
         least=1,
     ),
     "recover.gpu_reset": _choice("never", "when-idle", doc="Whether an idle GPU may be reset."),
+}
+
+# What each hook holds, however the script asks: for `saferun help` and docs/hooks.md.
+HOOKS: dict[str, str] = {
+    "compile": 'autotuning, CUDA graphs or all of `torch.compile` off; `mode="max-autotune"`, '
+    "`options=` and assignments to `torch._inductor.config` included",
+    "cudagraph_markers": "`torch.compiler.cudagraph_mark_step_begin` does nothing (when "
+    "distributed)",
+    "init": "the device is set before NCCL starts; ranks that do not arrive are named; ranks with "
+    "another torch, CUDA, NCCL or GPU are named; a barrier after init",
+    "order": "a DataLoader made before the process group, DDP wrapped before the device is set, "
+    "`torch.compile` before DDP: said once, with your file and line; a barrier after wrapping",
+    "excepthook": "the first exception of each rank stands where torchrun looks for the root "
+    "cause; the Python stack of a crash in native code is in the report; what ends a thread is in "
+    "the receipt",
+    "guards": "a label or an index out of range is a Python error at your line, with the values, "
+    "the range and the rank, before the kernel that would make the CUDA context unusable",
+    "shards": "ranks that train on the same data are named, with the line of their DataLoader "
+    "(torch's or torchdata's)",
+    "optuna": "a trial out of GPU memory is pruned; after a sticky CUDA error, and after some "
+    "number of good trials, the process is replaced and the study goes on",
+    "memory": "the CUDA cache is emptied before and after garbage collection between trials",
+    "tensorflow": "`MirroredStrategy` adds up without NCCL and rightly; GPUs take memory as they "
+    "need it",
 }
 
 MAX_BYTES = 256 * 1024  # of a profile's text

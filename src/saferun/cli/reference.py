@@ -1,0 +1,180 @@
+"""What saferun knows of a word: a kind of failure, a mitigation, a variable, a hook, a profile key.
+
+The text is made of the data alone, so it is the same in a terminal and in the documents.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from saferun.audit import effects, variable_index
+from saferun.diagnosis import signatures
+from saferun.knowledge import loader
+from saferun.named_tuple import NamedTuple
+from saferun.plan import mitigation_catalog
+from saferun.profile import files as profiles
+from saferun.profile.schema import HOOKS, KEYS, Key, Leaf
+
+VERDICTS = {
+    "retry": "tries again: it can pass",
+    "mitigate": "tries again with a setting changed",
+    "stop-user": "stops: code, data, arguments or packages need a change",
+    "stop-hardware": "stops: the machine needs attention",
+    "unknown": "does not try again, unless retry.unknown_after_s says so",
+}
+
+
+class Entry(NamedTuple):
+    """What is known of one word, as a head and paragraphs."""
+
+    word: str
+    what: str  # "kind of failure (memory)"
+    paragraphs: tuple[str, ...]
+
+
+def entries(word: str, environ: Mapping[str, str]) -> list[Entry]:
+    """Return all that goes by this name; empty where nothing does.
+
+    Args:
+        word: as the user wrote it; variables are found in capitals, too.
+        environ: names the user's cache and profiles.
+    """
+    found: list[Entry] = []
+    for name in dict.fromkeys((word, word.lower(), word.upper())):
+        makers: list[Callable[[str, Mapping[str, str]], Entry | None]]
+        makers = [_kind, _mitigation, _hook, _key, _variable]
+        found += [entry for maker in makers if (entry := maker(name, environ)) is not None]
+    return found
+
+
+def words(environ: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return all words that have an entry, by what they are."""
+    return {
+        "kinds of failure": list(signatures.load(environ).kinds),
+        "mitigations": list(mitigation_catalog.load(environ)),
+        "hooks": list(HOOKS),
+        "profile keys": list(KEYS),
+        "variables": sorted({*effects.load(environ), *_set_somewhere(environ)}),
+    }
+
+
+def _kind(name: str, environ: Mapping[str, str]) -> Entry | None:
+    kind = signatures.load(environ).kinds.get(name)
+    if kind is None:
+        return None
+    does = VERDICTS[kind.verdict]
+    if kind.mitigations:
+        does += f" ({', then '.join(kind.mitigations)})"
+    text = [kind.explanation, f"saferun {does}.", kind.advice]
+    return Entry(name, f"kind of failure ({kind.group})", (*text, *_links(kind.references)))
+
+
+def _mitigation(name: str, environ: Mapping[str, str]) -> Entry | None:
+    known = mitigation_catalog.load(environ)
+    if name not in known:
+        return None
+    one = known[name]
+    of = [kind.name for kind in signatures.load(environ).kinds.values() if name in kind.mitigations]
+    text = [f"Sets {mitigation_catalog.sets(one)}.", f"Why: {one.why}.", f"Cost: {one.cost}."]
+    text += [f"After: {', '.join(of)}."] if of else []
+    text += [f"Not together with {', '.join(one.excludes)}."] if one.excludes else []
+    return Entry(name, "mitigation", (*text, *_links([one.source])))
+
+
+def _hook(name: str, environ: Mapping[str, str]) -> Entry | None:
+    hook = name.removeprefix("hooks.")
+    if hook not in HOOKS:
+        return None
+    own = [key for key in KEYS if key == f"hooks.{hook}" or key.startswith(f"hooks.{hook}.")]
+    return Entry(hook, "hook", (_sentence(HOOKS[hook]), *map(_setting, own)))
+
+
+def _key(name: str, environ: Mapping[str, str]) -> Entry | None:
+    if name not in KEYS or name.removeprefix("hooks.") in HOOKS:
+        return None
+    return Entry(name, "profile key", (_setting(name), *_set_by(name, environ)))
+
+
+def _variable(name: str, environ: Mapping[str, str]) -> Entry | None:
+    text = loader.variables_text()
+    effect = effects.load(environ).get(name)
+    readers = variable_index.look_up(text, name) if name.isupper() else None
+    by = [*_set_by(f"env.{name}", environ), *_set_by_mitigations(name, environ)]
+    if effect is None and readers is None and not by:
+        return None
+    found = list(_effect(effect)) if effect else []
+    found += [_read_by(reader) for reader in readers or ()]
+    if readers == ():
+        found.append("No release that was looked at reads it.")
+    return Entry(name, "variable", (*found, *by, *_links([effect.source] if effect else [])))
+
+
+def _effect(effect: effects.Effect) -> Iterator[str]:
+    if effect.does:
+        yield _sentence(effect.does)
+    if effect.dead:
+        yield _sentence(f"has no effect: {effect.dead}; {effect.fix}".rstrip("; "))
+    if effect.newer:
+        yield f"Its newer name is {effect.newer}."
+    if effect.cost:
+        yield f"Cost: {effect.cost}."
+    if effect.overridden:
+        yield f"Overruled: {effect.overridden}."
+    for value, why in effect.idle.items():
+        yield f"The value {value} changes nothing: {why}."
+    for value, remark in effect.warn.items():
+        what = "any value" if value == "*" else f"the value {value}"
+        yield _sentence(f"{what}: {remark.what}; {remark.fix}" if remark.fix else remark.what)
+
+
+def _read_by(reader: variable_index.Reader) -> str:
+    newest = variable_index.releases(loader.variables_text(), reader.library)[-1]
+    last = reader.releases[-1]
+    until = "on" if last == newest else f"to {last}"
+    return f"Read by {reader.library} from {reader.releases[0]} {until}."
+
+
+def _setting(key: str) -> str:
+    return f"{key}: {choices(KEYS[key])}. {KEYS[key].doc}"
+
+
+def choices(key: Key) -> str:
+    """Return the values of a profile key, the default first."""
+    return ", ".join(key.choices) or f"{json.dumps(key.default)} {key.unit}".strip()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
+
+
+def _set_by(key: str, environ: Mapping[str, str]) -> list[str]:
+    return [
+        f"Set by profile {name} to {leaf.value}" + (f": {leaf.why}" if leaf.why else "")
+        for name, leaf in _leaves(key, environ)
+    ]
+
+
+def _leaves(key: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Leaf]]:
+    for found in profiles.known(environ):
+        leaf = profiles.load(found, environ).leaves.get(key)
+        if leaf is not None:
+            yield found.name, leaf
+
+
+def _set_by_mitigations(name: str, environ: Mapping[str, str]) -> list[str]:
+    found = mitigation_catalog.load(environ).values()
+    setting = [one.name for one in found if name in one.env or name in one.computed]
+    return [f"Set by mitigations: {', '.join(setting)}."] if setting else []
+
+
+def _set_somewhere(environ: Mapping[str, str]) -> set[str]:
+    found = {name for one in mitigation_catalog.load(environ).values() for name in one.env}
+    for profile in profiles.known(environ):
+        keys = profiles.load(profile, environ).leaves
+        found |= {key[4:] for key in keys if key.startswith("env.")}
+    return found
+
+
+def _links(links: Iterable[str]) -> list[str]:
+    return [f"See {link}" for link in links if link]

@@ -1,0 +1,63 @@
+"""`saferun help`: every word that saferun prints or takes is explained, from the data alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import call
+
+from saferun.cli import front, reference
+from saferun.cli.help import as_text
+
+
+def ask(home: Path, *argv: str, status: int = 0) -> str:
+    """Return what `saferun help ARGV` prints."""
+    done = call("help", *argv, environ={"HOME": str(home), "PATH": "/usr/bin:/bin"}, cwd=home)
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
+
+
+def test_every_listed_word_has_an_entry(home: Path):
+    environ = {"HOME": str(home)}
+    for what, words in reference.words(environ).items():
+        for word in words:
+            found = reference.entries(word, environ)
+            assert found, (what, word)
+            for entry in found:
+                assert entry.paragraphs, (what, word)
+                assert len(as_text(entry).splitlines()) < 60
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        (
+            "cuda-oom-fragmentation",
+            [
+                "cuda-oom-fragmentation: kind of failure (memory)",
+                "saferun tries again with a setting changed (expandable-segments, then split-",
+            ],
+        ),
+        ("expandable-segments", ["Sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."]),
+        ("nccl_p2p_disable", ["NCCL_P2P_DISABLE: variable", "Read by nccl from 2.20.5 on."]),
+        ("shards", ["shards: hook", "hooks.shards: warn, error, off. What happens when"]),
+        ("hooks.guards", ["guards: hook", "hooks.guards.labels: off, on."]),
+        ("retry.rejoin_s", ["retry.rejoin_s: 60.0 s. How long a node waits"]),
+        ("TORCHINDUCTOR_DISABLE", ["Has no effect: there is no such variable"]),
+    ],
+)
+def test_a_word_is_explained(home: Path, word: str, shown: list[str]):
+    text = ask(home, word)
+    assert [line for line in shown if line not in text] == []
+
+
+def test_without_a_word_it_is_the_front_page(home: Path):
+    assert ask(home) == front.HELP
+
+
+def test_an_unknown_word_is_met_with_the_nearest(home: Path):
+    said = ask(home, "cuda-oom-fragmentatio", status=2)
+    assert "did you mean `cuda-oom-fragmentation`?" in said
+    assert "saferun help --list" in ask(home, "x" * 5000, status=2)
+    assert "expandable-segments" in ask(home, "--list")
