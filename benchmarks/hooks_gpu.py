@@ -3,9 +3,10 @@
     python benchmarks/hooks_gpu.py --out FOLDER [--limit-s 520] [--only WAVE] [--steps N] [--smoke]
 
 Each row is a training of a small GPT on two ranks, wrapped and compiled in one way, under plain
-torchrun and under saferun with some settings. The jobs of a row are started and warmed up together
-and then take turns of some steps, nine rounds, so that a round is a pair: the median step of a side
-is divided by that of torchrun in the same round. A second torchrun shows what two equal jobs differ
+torchrun and under saferun with some settings. Plain torchrun's jobs are warmed up
+first, which leaves their kernels, compiled and tuned, to the others; then all of a row take turns
+of some steps, nine rounds, so that a round is a pair: the median step of a side is divided by that
+of torchrun in the same round. A second torchrun shows what two equal jobs differ
 by on that machine. Before that faults are planted (hooks_shown.py),
 and ordinary programs with real trainers follow (shards.py). FOLDER gets hooks.json and hooks.md
 after each row, with the end of the output of jobs that failed. --smoke: tiny sizes, gloo, two rows.
@@ -263,12 +264,13 @@ def wave(part: str, report: Report, work: Path, until: float, steps: int | None)
     rounds = 2 if part in SMOKE else ROUNDS
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         port = listener.getsockname()[1]
-        all_rows = [
-            Row(name, [Job(name, side, work, port) for side in sides])
-            for name, sides in rows.items()
-        ]
+        all_rows = [Row(name, []) for name in rows]
         try:
-            warm(all_rows, listener, until if part in SMOKE else time.monotonic() + WARM_S)
+            for first in (True, False):
+                for row in all_rows:
+                    sides = [side for side in rows[row.name] if (side == PLAIN) is first]
+                    row.jobs.extend(Job(row.name, side, work, port) for side in sides)
+                warm(all_rows, listener, until if part in SMOKE else time.monotonic() + WARM_S)
             for row in all_rows:
                 taken = take_turns(row, rounds, steps or STEPS[row.name.split()[0]], until)
                 report.rows.append(result(row, taken))

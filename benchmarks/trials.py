@@ -63,7 +63,7 @@ START = "import optuna, os; os.write(1, b'.')"
 
 def environ(folder: str, *, hooked: bool) -> dict[str, str]:
     """Return the environment of a search, with a contract where the hook is asked for."""
-    bare = {k: v for k, v in os.environ.items() if not k.startswith(("SAFERUN_", "PYTHON"))}
+    bare = {k: v for k, v in os.environ.items() if not k.startswith("SAFERUN_")}
     if not hooked:
         return bare
     state = os.path.join(folder, "state")
@@ -73,7 +73,8 @@ def environ(folder: str, *, hooked: bool) -> dict[str, str]:
         "hooks": {"optuna": {"mode": "on", "recycle_every": 100000}},
         "receipts": os.path.join(folder, "receipts"),
     }
-    return {**bare, "PYTHONPATH": str(SITE), "SAFERUN_INJECT": json.dumps(contract)}
+    path = os.pathsep.join(filter(None, [str(SITE), bare.get("PYTHONPATH")]))
+    return {**bare, "PYTHONPATH": path, "SAFERUN_INJECT": json.dumps(contract)}
 
 
 def search_ms(kind: str, trials: int, *, hooked: bool) -> tuple[float, float]:

@@ -311,6 +311,7 @@ def test_saferuns_own_options_are_these_and_no_more():
         "diagnose",
         "doctor",
         "runs",
+        "help",
     )
 
 

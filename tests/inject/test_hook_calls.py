@@ -28,12 +28,7 @@ def calls_of(run_ranks: RunRanks, wrap: str, mode: str, **more: Any) -> dict[str
 
 @pytest.mark.parametrize(
     ("wrap", "mode"),
-    [
-        ("ddp", "eager"),
-        pytest.param("fsdp2", "eager", marks=pytest.mark.slow),
-        pytest.param("ddp", "inductor", marks=pytest.mark.slow),
-        pytest.param("fsdp2", "inductor", marks=pytest.mark.slow),
-    ],
+    [("ddp", "eager"), ("fsdp2", "eager"), ("ddp", "inductor"), ("fsdp2", "inductor")],
 )
 @pytest.mark.slow
 def test_a_step_under_default_hooks_and_shards_calls_no_function_of_theirs(

@@ -169,18 +169,16 @@ def test_a_clock_that_is_off_is_named_on_every_node(pair: list[Host], tmp_path: 
     clean(runs)
 
 
+def summing_on(disk: Path, pair: list[Host], out: Path) -> list[Run]:
+    """Return runs of the sums, with their directory on that disk."""
+    job = ["--set=retry.rejoin_s=300", f"--run-dir={disk / 'runs'}", str(SUMS), str(out)]
+    return [host.start(*options(), *job, "30", "0.2") for host in pair]
+
+
 def test_a_shared_disk_that_is_full_is_named_and_the_run_goes_on(small_disk: Path, tmp_path: Path):
     fill(small_disk)
-    job = [
-        "--set=retry.rejoin_s=300",
-        f"--run-dir={small_disk / 'runs'}",
-        str(SUMS),
-        str(tmp_path / "out"),
-        "30",
-        "0.2",
-    ]
     with hosts.standing(tmp_path, 2) as pair:
-        runs = [host.start(*options(), *job) for host in pair]
+        runs = summing_on(small_disk, pair, tmp_path / "out")
         until((tmp_path / "out" / "saved").exists, "something saved")
         os.kill(until(lambda: list(runs[1].ranks().values()), "a rank")[0], signal.SIGKILL)
         assert end_all(runs) == [0, 0], [run.err for run in runs]
@@ -196,16 +194,8 @@ def test_a_shared_disk_that_is_full_is_named_and_the_run_goes_on(small_disk: Pat
 def test_a_shared_disk_that_fills_up_ends_the_run_with_the_same_words(
     small_disk: Path, tmp_path: Path
 ):
-    job = [
-        "--set=retry.rejoin_s=300",
-        f"--run-dir={small_disk / 'runs'}",
-        str(SUMS),
-        str(small_disk / "out"),
-        "30",
-        "0.2",
-    ]
     with hosts.standing(tmp_path, 2) as pair:
-        runs = [host.start(*options(), *job) for host in pair]
+        runs = summing_on(small_disk, pair, small_disk / "out")
         until((small_disk / "out" / "saved").exists, "something saved")
         fill(small_disk)
         assert end_all(runs) == [1, 1], [run.err for run in runs]

@@ -66,16 +66,16 @@ def test_a_spare_node_takes_the_place_of_one_that_is_gone(three: list[Host], tmp
     clean([runs[0], spare])
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("nnodes", "shared"), [("2", False), ("2", True), ("1:2", False)])
 def test_a_spare_node_takes_the_place_of_one_whose_hardware_failed(
-    three: list[Host], tmp_path: Path, *, shared: bool
+    three: list[Host], tmp_path: Path, nnodes: str, *, shared: bool
 ):
     flag = tmp_path / "flag"
     given = [f"--run-dir={tmp_path / 'runs'}"] if shared else []
     job = ["--set=retry.rejoin_s=300", *given, str(CARD), str(flag)]
-    runs = [host.start(*options("2"), *job) for host in three[:2]]
+    runs = [host.start(*options(nnodes), *job) for host in three[:2]]
     until(lambda: all((tmp_path / f"up-h{number}").exists() for number in (1, 2)), "ranks")
-    runs.append(three[2].start(*options("2"), *job))
+    runs.append(three[2].start(*options(nnodes), *job))
     hosts.alive(runs[2], "torchrun")
     flag.touch()
     assert runs[1].end() == 1, runs[1].err

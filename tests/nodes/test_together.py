@@ -16,10 +16,12 @@ import hosts
 import pytest
 from helpers import parent, until
 from hosts import PORT, Host, clean, end_all
+from repo import ROOT
 from runs import Run, program
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 SUMS = Path(__file__).parents[1] / "programs" / "nodes" / "summing_job.py"
+EXAMPLE = ROOT / "examples" / "train_gpt.py"
 STATIC, C10D = "static", "c10d"
 
 
@@ -85,6 +87,27 @@ def test_a_failure_on_one_node_is_retried_on_all(pair: list[Host], tmp_path: Pat
     assert "attempt 1 failed first on host h2, rank 1: killed-from-outside" in runs[0].err
     assert "done step=20" in runs[0].out
     clean(runs)
+
+
+@pytest.mark.slow
+def test_the_example_ends_with_the_loss_of_an_undisturbed_run(pair: list[Host], tmp_path: Path):
+    small = ["--batch=4", "--block=32", "--layers=1", "--width=32", "--steps=60", "--save-every=10"]
+    done = []
+    for out in ("undisturbed", "killed"):
+        saves = tmp_path / out
+        runs = start(pair, [str(EXAMPLE), *small, "--eval-every=60", f"--out={saves}", "--resume"])
+        if out == "killed":
+            until((saves / "checkpoint.pt").exists, "a checkpoint")
+            os.kill(
+                until(lambda found=runs[1]: list(found.ranks().values()), "a rank")[0],
+                signal.SIGKILL,
+            )
+        assert end_all(runs) == [0, 0], [run.err for run in runs]
+        done.append(runs[0].out.splitlines()[-1])
+        clean(runs)
+    assert "saferun: attempt 2 succeeded" in runs[1].err
+    assert done[0] == done[1]
+    assert done[0].startswith("done step=60 ")
 
 
 @pytest.mark.slow
@@ -197,7 +220,10 @@ def test_a_link_that_is_slow_and_lossy_is_no_death_of_a_node(pair: list[Host], t
     assert end_all(runs) == [0, 0], [run.err for run in runs]
     assert "done total=465.0" in runs[0].out
     for run in runs:
-        assert [event["kind"] for event in run.events("ended")] == ["killed-from-outside", None]
+        assert len(run.events("ended")) == 2
         assert run.messages()[-1] == "saferun: attempt 2 succeeded"
         assert roots(run) == ["h2"]
+    assert [event["kind"] for event in runs[1].events("ended")] == [
+        *("killed-from-outside", "no-failure")
+    ]
     clean(runs)

@@ -6,6 +6,7 @@ mark `# here` at the line that a warning should name.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from repo import source
@@ -44,11 +45,5 @@ class Program(NamedTuple):
         return self.body + AFTER + END if self.whole else HEAD + self.body + TAIL + END
 
 
-def same(shape: str, case: str, body: str, **more: object) -> Program:
-    """Return a program whose ranks train on the same data by mistake."""
-    return Program(shape, case, body, True, **more)  # type: ignore[arg-type]  # fields
-
-
-def fine(shape: str, case: str, body: str, **more: object) -> Program:
-    """Return a program that is as it is meant."""
-    return Program(shape, case, body, False, **more)  # type: ignore[arg-type]  # fields
+same = partial(Program, warns=True)  # its ranks train on the same data by mistake
+fine = partial(Program, warns=False)  # as it is meant

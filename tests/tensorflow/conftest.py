@@ -13,6 +13,8 @@ from repo import ROOT
 from runs import Run, run
 
 PROGRAMS = ROOT / "tests" / "programs" / "tensorflow"
+# Nothing of its own on stderr: what oneDNN says on some processors is logged before any level.
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 HOOK = {"cross_device_ops": "hierarchical-copy", "memory_growth": True}
 
 
@@ -37,8 +39,7 @@ def job(tmp_path: Path, tensorflow_python: Path) -> Callable[..., Ran]:
             argv=(str(PROGRAMS / program), *arguments),
             python=str(tensorflow_python),
             hooks=None if hook is None else {"tensorflow": hook},
-            TF_CPP_MIN_LOG_LEVEL="3",
-            **environ,
+            **{**QUIET, **environ},
         )
 
     return start
@@ -56,7 +57,7 @@ def supervised(
         settings = ("--profile=tf-rtx5090", "--set=retry.backoff_s=[0, 0]", *options)
         arguments = (str(PROGRAMS / "train.py"), fault, str(tmp_path / "state"))
         path = f"{tensorflow_python.parent}:/usr/sbin:/usr/bin:/sbin:/bin"
-        env = {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        env = {"PATH": path, **QUIET}
         with run(tmp_path, *settings, *arguments, env=env) as started:
             yield started
 

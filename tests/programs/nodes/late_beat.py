@@ -19,8 +19,8 @@ inside = threading.Event()
 class Late:
     """Deleted while the interpreter ends, which takes longer than the heartbeat is away."""
 
-    def __del__(self, sleep=time.sleep):
-        sleep(2 * WAIT_S)
+    def __del__(self, sleep=time.sleep):  # a default, since `time` may be gone by then
+        sleep(2 * WAIT_S)  # stands for what else ends a process slowly: the heartbeat returns first
 
 
 class Hanging:

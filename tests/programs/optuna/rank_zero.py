@@ -30,5 +30,5 @@ if os.environ["RANK"] == "0":
     study.optimize(objective, n_trials=2)
 elif is_struck:
     while not os.path.exists(mark):
-        time.sleep(0.01)
+        time.sleep(0.01)  # no event tells of a file
     os.kill(os.getpid(), signal.SIGKILL)
