@@ -27,7 +27,7 @@ ROWS = {
     "msgspec": "import re, msgspec",
     "importlib.metadata": "import re, importlib.metadata",
     "saferun's launch path": (
-        "import saferun.__main__, saferun.plan.inputs, saferun.supervise.start, json"
+        "import saferun.__main__, saferun.planning.inputs, saferun.supervise.start, json"
     ),
 }
 

@@ -39,7 +39,7 @@ from table import Case  # noqa: E402 - where they lie is known only now
 from ways import HEALTHY, LIMIT_S, SUPERVISED, WAYS, Outcome, go, missing  # noqa: E402 - where they lie is known only now
 
 from saferun.knowledge import loader  # noqa: E402 - where they lie is known only now
-from saferun.plan import mitigation_catalog  # noqa: E402 - where they lie is known only now
+from saferun.planning import mitigation_catalog  # noqa: E402 - where they lie is known only now
 
 HEAD = ("kind", *WAYS, "attempts", "mitigation", "+", "its cost in every step", "left alone")
 BY_NEWS = (SUPERVISED, "torchrun", HEALTHY, "torchrun --max-restarts=3")

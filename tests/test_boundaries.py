@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 from cases import slow
 
-from saferun.plan import torchrun_args
+from saferun.planning import torchrun_args
 from saferun.profile.schema import KEYS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "saferun"
 # The rooms, top to bottom: an import goes down this list, never up.
 ROOMS = (
     *("__main__", "cli", "export", "supervise", "doctor", "gpu", "keeper", "journal"),
-    *("plan", "profile", "diagnosis", "audit", "knowledge", "system", "inject"),
+    *("planning", "profile", "diagnosis", "audit", "knowledge", "system", "inject"),
     *("model", "errors", "named_tuple"),
 )
 # What runs elsewhere and may lack the rest of saferun: room -> the rooms that it may import.
@@ -227,7 +227,7 @@ def test_each_file_of_knowledge_has_one_reader():
             readers.setdefault(name, set()).add(str(path.relative_to(SOURCE)))
     assert readers == {
         "load_failures": {"diagnosis/signatures.py"},
-        "load_mitigations": {"plan/mitigation_catalog.py"},
+        "load_mitigations": {"planning/mitigation_catalog.py"},
         "load_settings": {"audit/effects.py"},
         "load_xids": {"doctor/xid.py"},
     }

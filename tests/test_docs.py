@@ -15,7 +15,7 @@ import pytest
 
 from saferun import errors
 from saferun.export import generate, sbatch
-from saferun.plan import build, request, torchrun_args
+from saferun.planning import build, request, torchrun_args
 from saferun.profile.schema import HOOKS, KEYS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -43,7 +43,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         from saferun.cli.front import front
 
         return front(argv)
-    from saferun.plan.torchrun_args import COMMANDS
+    from saferun.planning.torchrun_args import COMMANDS
 
     if argv[0] in COMMANDS and argv[0] != "run":
         from saferun.cli.commands import commands
@@ -54,8 +54,8 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Launch a job and return its exit status; an unsupervised job replaces this process."""
-    from saferun.plan import inputs
-    from saferun.plan.request import read
+    from saferun.planning import inputs
+    from saferun.planning.request import read
     from saferun.supervise.start import carry_out
 
     request = read(argv, environ)

@@ -136,7 +136,7 @@ def test_the_all_reduce_must_succeed_with_the_right_sums(reported, status, speed
 
 
 def test_without_torchrun_there_is_only_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr("saferun.plan.torchrun_install._torch_in", lambda folders: "")
+    monkeypatch.setattr("saferun.planning.torchrun_install._torch_in", lambda folders: "")
     assert "no torchrun" in full.measure({"PATH": str(tmp_path)}, 2).trouble
 
 

@@ -2,7 +2,7 @@
 
 The restarted workers of a plain torchrun share the agents' store and meet stale addresses there
 (https://github.com/pytorch/pytorch/issues/135712). Should the first test fail because they
-recover, torch has fixed it, and plan/build.py's SHARE_STORE can go.
+recover, torch has fixed it, and planning/build.py's SHARE_STORE can go.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from repo import source
 
 from saferun.knowledge import loader
 from saferun.model import Facts, Identity, Request
-from saferun.plan import mitigation_catalog, mitigation_overlay, torchrun_args
-from saferun.plan.build import build_plan, conditions
+from saferun.planning import mitigation_catalog, mitigation_overlay, torchrun_args
+from saferun.planning.build import build_plan, conditions
 from saferun.profile.merge import resolve
 from saferun.profile.schema import Doc, Leaf
 from saferun.supervise import probes

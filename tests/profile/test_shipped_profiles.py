@@ -13,7 +13,7 @@ import yaml
 from cases import check_cases
 
 from saferun.model import Checkpoint, ResumePolicy
-from saferun.plan import resume
+from saferun.planning import resume
 from saferun.system import checkpoints
 
 PROFILES = Path(__file__).parents[2] / "profiles"

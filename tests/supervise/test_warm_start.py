@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.plan.torchrun_install import Launcher
+from saferun.planning.torchrun_install import Launcher
 from saferun.supervise.warm_start import WarmStart, offer, usable
 
 BASE = {"PATH": "/bin", "HOME": "/root", "NCCL_DEBUG": "INFO"}

@@ -9,7 +9,7 @@ import sys
 import click
 
 from saferun.cli.options import AS_JSON, HELP, echo_json
-from saferun.plan import inputs
+from saferun.planning import inputs
 
 
 @click.command(context_settings=HELP)

@@ -7,8 +7,8 @@ import os
 import click
 
 from saferun.cli.options import HELP, echo
-from saferun.plan import inputs
-from saferun.plan.request import read
+from saferun.planning import inputs
+from saferun.planning.request import read
 
 
 @click.command(context_settings=HELP)

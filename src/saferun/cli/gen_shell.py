@@ -7,7 +7,7 @@ import os
 import click
 
 from saferun.cli.options import TORCHRUN_ARGUMENTS, echo
-from saferun.plan import inputs
+from saferun.planning import inputs
 
 GEN_SHELL = """\
 Usage: saferun gen-shell [-o FILE] [SAFERUN OPTIONS] [-- TORCHRUN COMMAND LINE]

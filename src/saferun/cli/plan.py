@@ -10,8 +10,8 @@ import click
 from saferun.cli.options import TORCHRUN_ARGUMENTS, echo, echo_json
 from saferun.errors import UsageError
 from saferun.model import Request
-from saferun.plan import inputs
-from saferun.plan.request import read_command
+from saferun.planning import inputs
+from saferun.planning.request import read_command
 
 
 @click.command(context_settings=TORCHRUN_ARGUMENTS)
@@ -42,8 +42,8 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
         UsageError: torchrun would refuse these arguments; the message is torchrun's.
     """
     from saferun.audit import collect
-    from saferun.plan import view
-    from saferun.plan.torchrun_args import launch_only
+    from saferun.planning import view
+    from saferun.planning.torchrun_args import launch_only
     from saferun.supervise.resumption import resumed_now
 
     gathered = inputs.look(request, environ, cwd)

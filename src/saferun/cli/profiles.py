@@ -7,7 +7,7 @@ import os
 import click
 
 from saferun.cli.options import HELP, echo, echo_json
-from saferun.plan import inputs
+from saferun.planning import inputs
 from saferun.profile import files as profiles
 
 

@@ -12,7 +12,7 @@ from saferun.audit import effects, variable_index
 from saferun.diagnosis import signatures
 from saferun.knowledge import loader
 from saferun.named_tuple import NamedTuple
-from saferun.plan import mitigation_catalog
+from saferun.planning import mitigation_catalog
 from saferun.profile import files as profiles
 from saferun.profile.schema import HOOKS, KEYS, Key, Leaf
 

@@ -12,7 +12,7 @@ import click
 from saferun import __version__
 from saferun.cli.options import AS_JSON, HELP, RUN_DIR, TORCHRUN_ARGUMENTS, echo, echo_json
 from saferun.errors import UsageError
-from saferun.plan import inputs
+from saferun.planning import inputs
 
 
 @click.group(context_settings=HELP)

@@ -74,8 +74,8 @@ def _identity(finding: Finding) -> Finding:
 def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
     """Call `recover_cuda_context` with the settings that a launch here would have."""
     from saferun.gpu import preflight_gate
-    from saferun.plan import inputs
-    from saferun.plan.request import read
+    from saferun.planning import inputs
+    from saferun.planning.request import read
     from saferun.system import paths
 
     plan = inputs.show(read(["SCRIPT"], environ), environ, cwd)

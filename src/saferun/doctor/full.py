@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from saferun.doctor.vitals import Measured, Speed
 from saferun.errors import UnavailableError
-from saferun.plan import torchrun_install
+from saferun.planning import torchrun_install
 from saferun.system import command as bounded
 
 TYPE_CHECKING = False

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from saferun.doctor.vitals import Torch
 from saferun.errors import UnavailableError
-from saferun.plan import torchrun_install
+from saferun.planning import torchrun_install
 from saferun.system import command as bounded
 
 TYPE_CHECKING = False

@@ -18,7 +18,7 @@ from saferun.system import paths
 
 # The rooms that a running script needs; of this room, only the files that it imports.
 ROOMS = (
-    *("supervise", "gpu", "keeper", "journal", "plan", "profile"),
+    *("supervise", "gpu", "keeper", "journal", "planning", "profile"),
     *("diagnosis", "audit", "knowledge", "system", "inject"),
 )
 FILES = (

@@ -26,9 +26,9 @@ from saferun.export.settings_codec import Sheet
 from saferun.gpu.cuda_errors import AFTER
 from saferun.keeper import process_tree
 from saferun.model import GpuFacts, LaunchPlan, Request
-from saferun.plan import inputs
-from saferun.plan.inputs import Gathered
-from saferun.plan.request import read_torchrun
+from saferun.planning import inputs
+from saferun.planning.inputs import Gathered
+from saferun.planning.request import read_torchrun
 from saferun.profile import files as profiles
 from saferun.profile.merge import Given, is_for_gpus
 from saferun.profile.values import read_value
@@ -150,7 +150,7 @@ def _run(kit: str, name: str, arguments: Sequence[str], pace: Pace) -> int:
     request = read_torchrun(arguments, environ)
     gathered = gathered_for(sheet, request, environ, name)
     if request.dry_run:
-        from saferun.plan.view import as_text
+        from saferun.planning.view import as_text
 
         sys.stdout.write(as_text(gathered.plan()) + "\n")
         return 0

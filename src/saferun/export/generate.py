@@ -14,9 +14,9 @@ from saferun.export import bundle, sbatch, settings_codec, shell_script
 from saferun.export.settings_codec import Sheet
 from saferun.model import Request
 from saferun.named_tuple import NamedTuple
-from saferun.plan import inputs, torchrun_args
-from saferun.plan.request import read as read_request
-from saferun.plan.request import read_torchrun
+from saferun.planning import inputs, torchrun_args
+from saferun.planning.request import read as read_request
+from saferun.planning.request import read_torchrun
 from saferun.profile.files import Chosen
 from saferun.profile.merge import Given
 from saferun.supervise.start import refuse_workers

@@ -16,7 +16,7 @@ from saferun.export.settings_codec import Sheet
 from saferun.knowledge.variable_names import LISTS
 from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
-from saferun.plan.own_variables import OF_ATTEMPT
+from saferun.planning.own_variables import OF_ATTEMPT
 from saferun.profile.merge import Given
 from saferun.profile.schema import Doc, Leaf
 from saferun.profile.values import write_value

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from saferun.gpu.lock import Held
     from saferun.gpu.preflight_report import Around, Judged
     from saferun.gpu.recovery import Recovered
-    from saferun.plan.inputs import Gathered
+    from saferun.planning.inputs import Gathered
 
 LEAST_S = 1.0  # that a further question is given, however late it is
 HELD = (2, 46)  # CUDA's errors that a holder explains

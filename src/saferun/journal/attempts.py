@@ -122,7 +122,7 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
 
 def changes(before: RecordedPlan, after: RecordedPlan) -> tuple[str, ...]:
     """Return what a later attempt's plan sets otherwise, as text for people."""
-    from saferun.plan.own_variables import OF_ATTEMPT
+    from saferun.planning.own_variables import OF_ATTEMPT
 
     if not before.raw or not after.raw:
         return ()  # one of them was not written

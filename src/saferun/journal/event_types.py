@@ -114,7 +114,7 @@ class AttemptEnded(NamedTuple):
 
 
 class PlanChanged(NamedTuple):
-    """The plan of a later attempt, as plan/view.as_json has it."""
+    """The plan of a later attempt, as planning/view.as_json has it."""
 
     plan: dict[str, Any]
 

@@ -1,7 +1,7 @@
 """The data files of this folder; parsed once for each content, then read from a cache.
 
 What is returned here is raw, and each file has one reader, which makes typed values of it:
-diagnosis/signatures.py, plan/mitigation_catalog.py, doctor/xid.py and audit/effects.py.
+diagnosis/signatures.py, planning/mitigation_catalog.py, doctor/xid.py and audit/effects.py.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def replace(hooks: HookSettings, changes: Mapping[str, Mapping[str, Value]]) -> 
     Args:
         hooks: the settings.
         changes: hook -> key -> value: {"compile": {"autotune": "off"}}. Keys are not checked here
-            but when the mitigations are read (plan/mitigation_catalog.py).
+            but when the mitigations are read (planning/mitigation_catalog.py).
     """
     parts = {name: getattr(hooks, name)._replace(**part) for name, part in changes.items()}
     return hooks._replace(**parts)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from saferun.diagnosis.evidence import Hang
     from saferun.journal.receipts import Receipt
     from saferun.model import HookSettings, LaunchPlan
-    from saferun.plan.inputs import Gathered
+    from saferun.planning.inputs import Gathered
     from saferun.supervise.attempt import Ended
     from saferun.supervise.evidence import OutOfMemoryKills, Ranks
     from saferun.supervise.machine_state import Scene

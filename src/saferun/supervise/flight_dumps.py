@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Mapping
 
 from saferun.named_tuple import NamedTuple
-from saferun.plan.own_variables import DUMPS, PIPE
+from saferun.planning.own_variables import DUMPS, PIPE
 from saferun.system import procfs
 
 TYPE_CHECKING = False

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from saferun.model import LaunchPlan
-from saferun.plan.inputs import Gathered
+from saferun.planning.inputs import Gathered
 from saferun.system.descriptors import plug_closed_descriptors
 
 TYPE_CHECKING = False

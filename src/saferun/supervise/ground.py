@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
-from saferun.plan.inputs import Gathered
+from saferun.planning.inputs import Gathered
 from saferun.supervise.gpu_gate import GpuCare
 from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.record import Record

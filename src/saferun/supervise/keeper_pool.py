@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from saferun.keeper.output_ends import Ends
-    from saferun.plan.torchrun_install import Launcher
+    from saferun.planning.torchrun_install import Launcher
     from saferun.supervise.warm_start import WarmStart
 
 FREE_BYTES = 4 << 30  # a warm agent takes up to 0.6 GB, and the job's own growth comes first

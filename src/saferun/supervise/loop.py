@@ -1,8 +1,8 @@
 """The loop of attempts under the locks: start, wait, diagnose, decide, start again or explain.
 
-The code that decides is pure (plan/build.py, diagnosis/classify.py, diagnosis/retry_policy.py); the
-code that acts is in gpu/lock.py, journal/writer.py and attempt.py. An attempt is over when none of
-its processes lives.
+The code that decides is pure (planning/build.py, diagnosis/classify.py,
+diagnosis/retry_policy.py); the code that acts is in gpu/lock.py, journal/writer.py and attempt.py.
+An attempt is over when none of its processes lives.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from saferun.diagnosis import retry_policy
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, UnavailableError
 from saferun.model import LaunchPlan
-from saferun.plan.inputs import Gathered
-from saferun.plan.view import announcement
+from saferun.planning.inputs import Gathered
+from saferun.planning.view import announcement
 from saferun.supervise import end_requests, own_files, record
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import AttemptWatch, end_requested, ended_status, grace_s

@@ -1,8 +1,8 @@
 """The mitigations of one run: which are in force, which may be tried, which helped before.
 
-It connects the loop with plan/mitigation_catalog.py (what a mitigation changes), probes.py (what
-the machine offers it) and journal/mitigation_history.py (what helped before), and imports them only
-when a failure or a history needs them.
+It connects the loop with planning/mitigation_catalog.py (what a mitigation changes), probes.py
+(what the machine offers it) and journal/mitigation_history.py (what helped before), and imports
+them only when a failure or a history needs them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.model import LaunchOptions, LaunchPlan
-from saferun.plan import mitigation_catalog, mitigation_overlay
-from saferun.plan.inputs import Gathered
+from saferun.planning import mitigation_catalog, mitigation_overlay
+from saferun.planning.inputs import Gathered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from saferun.diagnosis import retry_policy
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
 from saferun.inject import node_agent, nodes
 from saferun.model import LaunchPlan, as_tree
-from saferun.plan.inputs import Gathered
+from saferun.planning.inputs import Gathered
 from saferun.supervise import shared_reports
 from saferun.supervise.attempt_watch import end_requested
 
@@ -263,7 +263,7 @@ def _is_of_hardware(diagnosis: Diagnosis) -> bool:
 def _facts(gathered: Gathered) -> nodes.Facts:
     """Return what does not change from attempt to attempt."""
     from saferun import __version__
-    from saferun.plan.torchrun_args import value_of
+    from saferun.planning.torchrun_args import value_of
 
     line, profile = gathered.request.line, gathered.profile
     assert profile is not None, "a supervised run has one"

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
 
-_IMPORTED = ("supervise", "gpu", "journal", "plan", "diagnosis", "knowledge", "system")
+_IMPORTED = ("supervise", "gpu", "journal", "planning", "diagnosis", "knowledge", "system")
 _KEEPER, _HOOKS = "keeper", "inject"
 _ROOMS = (*_IMPORTED, "profile", _KEEPER, _HOOKS)
 # Its program is read from the disk by a Python that may not be ours (keeper/warm_agent.py).

@@ -20,7 +20,7 @@ from saferun.journal.event_types import (
     RunEnded,
     Started,
 )
-from saferun.plan.view import as_json
+from saferun.planning.view import as_json
 from saferun.system.procfs import this_process
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from saferun.journal.recycling import Request
     from saferun.journal.writer import Journal
     from saferun.model import Finding, Identity, LaunchPlan
-    from saferun.plan.inputs import Gathered
+    from saferun.planning.inputs import Gathered
     from saferun.supervise.attempt import Ended
 
 VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's

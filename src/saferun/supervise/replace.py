@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from saferun.gpu.lock import Held
-    from saferun.plan.inputs import Gathered
+    from saferun.planning.inputs import Gathered
     from saferun.supervise.gpu_gate import GpuCare
 
 
@@ -25,7 +25,7 @@ def check_size(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
     Raises:
         UnavailableError: it would not, because of the variables that saferun sets.
     """
-    from saferun.plan import exec_limit
+    from saferun.planning import exec_limit
 
     env = plan.environment(environ)
     if exec_limit.size(plan.command, env) + exec_limit.RANK_BYTES <= exec_limit.ALWAYS_BYTES:

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable
 
 from saferun.model import Checkpoint, LaunchPlan
-from saferun.plan.inputs import Gathered
-from saferun.plan.torchrun_args import whole
+from saferun.planning.inputs import Gathered
+from saferun.planning.torchrun_args import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Resumption:
             self._harmlessly(self._begin)
 
     def _begin(self) -> None:
-        from saferun.plan import resume
+        from saferun.planning import resume
 
         args, environ = self._gathered.request.line.script_args, self._gathered.environ
         try:
@@ -213,7 +213,7 @@ class Resumption:
         return None
 
     def _problem(self, checkpoint: Checkpoint) -> str:
-        from saferun.plan import resume
+        from saferun.planning import resume
         from saferun.system import checkpoints
 
         args, environ = self._gathered.request.line.script_args, self._gathered.environ

@@ -13,7 +13,7 @@ from saferun.system.stderr import say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.model import CommandLine
-    from saferun.plan.inputs import Gathered
+    from saferun.planning.inputs import Gathered
     from saferun.supervise.ground import Pace
 
 
@@ -49,7 +49,7 @@ def check_script(gathered: Gathered, cwd: str) -> None:
 
 
 def _suggest(script: str) -> str:
-    from saferun.plan.torchrun_args import COMMANDS
+    from saferun.planning.torchrun_args import COMMANDS
 
     if script in COMMANDS:
         return f"for the command, put it first: saferun {script} …"
@@ -85,7 +85,7 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
     Raises:
         SaferunError: the caller prints it.
     """
-    from saferun.plan import inputs
+    from saferun.planning import inputs
     from saferun.supervise.replace import replace_process
 
     request, environ = gathered.request, gathered.environ
@@ -113,7 +113,7 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
 def _become(gathered: Gathered, plan: LaunchPlan) -> int:
     """Replace this process by the job, which keeps our locks."""
     from saferun.errors import EXIT_UNAVAILABLE
-    from saferun.plan.view import announcement
+    from saferun.planning.view import announcement
     from saferun.supervise.gpu_gate import begin_preflight, take_locks
     from saferun.supervise.replace import check_size, replace_process
 
@@ -131,6 +131,6 @@ def _become(gathered: Gathered, plan: LaunchPlan) -> int:
 
 
 def _explain(line: CommandLine) -> None:
-    from saferun.plan.torchrun_args import launch_only
+    from saferun.planning.torchrun_args import launch_only
 
     say(launch_only(line) or "")

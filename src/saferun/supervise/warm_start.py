@@ -15,7 +15,7 @@ from saferun.named_tuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.plan.torchrun_install import Launcher
+    from saferun.planning.torchrun_install import Launcher
 
 _HARMLESS_FLAGS = frozenset("bBEIOPRsSu")  # flags of a Python that take no value
 

@@ -16,7 +16,7 @@ from saferun.errors import EXIT_SOFTWARE, SaferunError
 from saferun.gpu.slots import Slot
 from saferun.keeper import process_tree
 from saferun.named_tuple import NamedTuple
-from saferun.plan.inputs import Gathered
+from saferun.planning.inputs import Gathered
 from saferun.supervise import record
 from saferun.supervise.ground import Ground, Pace, pause
 from saferun.supervise.loop import run

@@ -21,9 +21,9 @@ from saferun.journal.event_types import RunEnded, WorkerBegun, WorkersBegun
 from saferun.keeper import process_tree
 from saferun.keeper.job import DEATH_SIGNALS
 from saferun.named_tuple import NamedTuple
-from saferun.plan.inputs import Gathered
-from saferun.plan.own_variables import VISIBLE
-from saferun.plan.view import announcement, as_json
+from saferun.planning.inputs import Gathered
+from saferun.planning.own_variables import VISIBLE
+from saferun.planning.view import announcement, as_json
 from saferun.supervise import gpu_gate, record
 from saferun.supervise.end_requests import INTERRUPTED, USER_SIGNALS, outlive_user_signals
 from saferun.supervise.worker import Part, be_supervisor, last_words, prefixed

@@ -23,7 +23,7 @@ from saferun.model import (
     Setting,
 )
 from saferun.named_tuple import NamedTuple
-from saferun.plan.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Mitigation
+from saferun.planning.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Mitigation
 from saferun.profile import settings
 from saferun.profile.schema import in_range
 

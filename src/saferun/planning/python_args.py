@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from saferun.model import CommandLine
-from saferun.plan.torchrun_args import Parsed, parse
+from saferun.planning.torchrun_args import Parsed, parse
 
 CODE = "command"  # where CommandLine.given has the other options: -c, whose code is `script`
 

@@ -14,7 +14,7 @@ from repo import ROOT
 from torchrun_lines import AMBIGUOUS_ARGS, READINGS, REFUSALS, same_reading
 
 from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
-from saferun.plan.torchrun_args import LAUNCH_ONLY, OWN, launch_only, parse
+from saferun.planning.torchrun_args import LAUNCH_ONLY, OWN, launch_only, parse
 
 
 def test_the_table_is_that_of_the_installed_torch_field_by_field(real):
@@ -43,7 +43,7 @@ def test_no_option_of_ours_is_an_option_or_an_abbreviation_of_torchruns():
 
 def test_importing_the_grammar_stays_light():
     heavy = {"argparse", "dataclasses", "subprocess", "json", "pathlib", "shlex", "inspect"}
-    code = "import sys, saferun.plan.torchrun_args; print(*sys.modules)"
+    code = "import sys, saferun.planning.torchrun_args; print(*sys.modules)"
     command = [sys.executable, "-S", "-c", code]
     environ = {"PYTHONPATH": str(ROOT / "src")}
     out = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)

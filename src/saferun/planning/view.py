@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.model import LaunchPlan, Setting, as_tree
-from saferun.plan.own_variables import OF_ATTEMPT
+from saferun.planning.own_variables import OF_ATTEMPT
 from saferun.profile.schema import KEYS
 
 TYPE_CHECKING = False

@@ -6,7 +6,7 @@ import pytest
 from cases import check_cases
 from mitigation_plans import ALL, here
 
-from saferun.plan import mitigation_catalog, mitigation_overlay
+from saferun.planning import mitigation_catalog, mitigation_overlay
 from saferun.profile.schema import Leaf
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from saferun.errors import UsageError
-from saferun.plan import inputs
-from saferun.plan.request import read
+from saferun.planning import inputs
+from saferun.planning.request import read
 
 PYTHON = ["--profile", "cpu", "--set", "launcher=python"]
 CASES = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from saferun.model import Option
-from saferun.plan.torchrun_install import Launcher
+from saferun.planning.torchrun_install import Launcher
 from saferun.system import paths
 
 TYPE_CHECKING = False

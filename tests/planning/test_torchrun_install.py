@@ -11,7 +11,7 @@ import pytest
 from torch_files import TORCHRUN, path_of, program, torch_in
 
 from saferun.errors import UnavailableError
-from saferun.plan.torchrun_install import Launcher, find_launcher, worker_interpreter
+from saferun.planning.torchrun_install import Launcher, find_launcher, worker_interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -189,7 +189,7 @@ def test_python_exec_is_the_workers_interpreter(tmp_path):
 def test_nothing_heavy_is_imported_to_find_it():
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
-        "import os\nfrom saferun.plan import torchrun_install as installed\n"
+        "import os\nfrom saferun.planning import torchrun_install as installed\n"
         "try:\n    installed.torch_version(installed.find_launcher(os.environ), os.environ)\n"
         "except installed.UnavailableError:\n    pass\n"
         "print(*sys.modules)"

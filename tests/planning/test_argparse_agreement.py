@@ -22,7 +22,7 @@ from torchrun_lines import (
 
 from saferun.errors import UsageError
 from saferun.knowledge.torchrun_options import OPTIONS
-from saferun.plan.torchrun_args import OWN, parse, value_of
+from saferun.planning.torchrun_args import OWN, parse, value_of
 
 LONG = [string for option in OPTIONS[1:] for string in option.strings if string.startswith("--")]
 INTEGERS = {"max_restarts", "node_rank", "master_port", "shutdown_timeout"}
@@ -197,7 +197,7 @@ def test_every_pythons_argparse_reads_the_same(python, minor):
             lines.append((argv, parsed.line))
     case = {"options": OPTIONS, "pairs": [[argv, line.args] for argv, line in lines]}
     out = subprocess.run(
-        [python, "-I", "-c", source("plan/read_with_argparse")],
+        [python, "-I", "-c", source("planning/read_with_argparse")],
         input=json.dumps(case),
         capture_output=True,
         text=True,

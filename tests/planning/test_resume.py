@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from saferun.model import Checkpoint, ResumePolicy
-from saferun.plan import resume
+from saferun.planning import resume
 
 AT_500 = Checkpoint("out/checkpoint-500", 500, 0.0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from saferun.knowledge.variable_names import combine
 from saferun.model import Setting
-from saferun.plan.env_merge import merge
+from saferun.planning.env_merge import merge
 
 
 def profile(**values: str) -> dict[str, Setting]:

@@ -10,7 +10,7 @@ from mitigation_plans import ALL, SITE
 
 from saferun.diagnosis import signatures
 from saferun.errors import SaferunError
-from saferun.plan import mitigation_catalog
+from saferun.planning import mitigation_catalog
 
 
 @pytest.mark.parametrize(

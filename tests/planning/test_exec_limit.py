@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from saferun.plan import exec_limit
+from saferun.planning import exec_limit
 
 STACK = 2 << 20  # a quarter of it: what a program may be given
 

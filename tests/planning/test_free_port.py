@@ -11,7 +11,7 @@ import pytest
 from cases import check_cases
 from mitigation_plans import ALL, QUIET, here, planned
 
-from saferun.plan import mitigation_overlay, torchrun_args
+from saferun.planning import mitigation_overlay, torchrun_args
 from saferun.supervise import probes
 
 ETCD = ("--rdzv-backend=etcd-v2", "--rdzv-endpoint=etcd:2379")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch_files import TORCHRUN, path_of, program, torch_in
 
-from saferun.plan.torchrun_install import find_launcher, torch_version
+from saferun.planning.torchrun_install import find_launcher, torch_version
 
 
 def environment(root: Path, *, cfg: str | None = None, tag: str = "3.11", exe: str = "") -> Path:

@@ -23,8 +23,8 @@ from saferun.model import (
     Request,
     Setting,
 )
-from saferun.plan import env_merge, own_variables
-from saferun.plan.torchrun_args import launch_options, value_of, whole
+from saferun.planning import env_merge, own_variables
+from saferun.planning.torchrun_args import launch_options, value_of, whole
 from saferun.profile import settings
 from saferun.profile.merge import Conditions
 from saferun.profile.schema import KEYS
@@ -167,7 +167,7 @@ def _line(
     defaults = _defaults(line, profile, environ)
     script_args = line.script_args
     if identity.checkpoint is not None:
-        from saferun.plan import resume
+        from saferun.planning import resume
 
         script_args = resume.arguments(script_args, retry.resume, identity.checkpoint, environ)
     script_args = (*script_args, *(retry.resume_args if identity.attempt > 1 else ()))
@@ -209,7 +209,7 @@ def _applies(dest: str, line: CommandLine, environ: Mapping[str, str]) -> bool:
 def _changed_args(line: CommandLine, changes: Changes) -> tuple[str, ...]:
     if not changes.torchrun:
         return line.args
-    from saferun.plan.mitigation_overlay import with_options
+    from saferun.planning.mitigation_overlay import with_options
 
     return with_options(line, changes.torchrun)
 
@@ -218,7 +218,7 @@ def _changed_env(
     env: Mapping[str, Setting], environ: Mapping[str, str], changes: Changes
 ) -> dict[str, Setting]:
     if changes.env:
-        from saferun.plan.mitigation_overlay import over
+        from saferun.planning.mitigation_overlay import over
 
         env = over(env, environ, changes.env)
     return dict(sorted(env.items()))

@@ -13,9 +13,9 @@ from repo import source
 
 from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
 from saferun.model import Option
-from saferun.plan import torchrun_probe
-from saferun.plan.torchrun_install import Launcher
-from saferun.plan.torchrun_probe import option_table
+from saferun.planning import torchrun_probe
+from saferun.planning.torchrun_install import Launcher
+from saferun.planning.torchrun_probe import option_table
 
 FAKE_TABLE = (
     Option("help", ("-h", "--help"), True, None),
@@ -35,8 +35,8 @@ class FakeTorch:
         self.package.mkdir(parents=True)
         (self.package.parent / "__init__.py").write_text("")
         (self.package / "__init__.py").write_text("")
-        (self.package / "argparse_util.py").write_text(source("plan/fake_argparse_util"))
-        (self.package / "run.py").write_text(source("plan/fake_torch_run"))
+        (self.package / "argparse_util.py").write_text(source("planning/fake_argparse_util"))
+        (self.package / "run.py").write_text(source("planning/fake_torch_run"))
         self.environ = {"PYTHONPATH": str(root / "site"), "PATH": os.defpath}
         self.environ |= {"STARTS": str(self.starts), "MORE": ""}
 

@@ -22,10 +22,10 @@ from saferun.model import (
     Request,
 )
 from saferun.named_tuple import NamedTuple
-from saferun.plan import torchrun_install
-from saferun.plan.build import build_plan, conditions, disabled_plan
-from saferun.plan.own_variables import is_supervised
-from saferun.plan.torchrun_args import launch_options
+from saferun.planning import torchrun_install
+from saferun.planning.build import build_plan, conditions, disabled_plan
+from saferun.planning.own_variables import is_supervised
+from saferun.planning.torchrun_args import launch_options
 from saferun.profile import files as profiles
 from saferun.profile import settings
 from saferun.profile.merge import Given, is_for_gpus, resolve

@@ -6,8 +6,8 @@ import pytest
 from requested import TORCH, requested
 
 from saferun.model import Facts, Gpu, GpuFacts, Identity, LaunchPlan
-from saferun.plan.build import build_plan
-from saferun.plan.own_variables import DUMPS, PIPE
+from saferun.planning.build import build_plan
+from saferun.planning.own_variables import DUMPS, PIPE
 from saferun.profile.merge import Conditions, resolve
 from saferun.profile.schema import Doc, Leaf
 
