@@ -82,7 +82,13 @@ class Notifier:
     # --- events ------------------------------------------------------------------------------
 
     def attempt_ended(self, last: Try, diagnosis: Diagnosis | None, decision: Decision) -> None:
-        """Note the end of an attempt, and tell of it where a mitigation starts the next one."""
+        """Note the end of an attempt, and tell of it where a mitigation starts the next one.
+
+        Args:
+            last: the attempt.
+            diagnosis: of its failure; None after a success.
+            decision: what happens next.
+        """
         self._attempt = last.number
         added = (decision.add,) if decision.add else ()
         self._last = {
@@ -99,7 +105,13 @@ class Notifier:
             self._tell("mitigated", what, self._last)
 
     def hang(self, attempt: int, silent_s: float, places: Sequence[Place]) -> None:
-        """Tell of a job that is silent for too long."""
+        """Tell of a job that is silent for too long.
+
+        Args:
+            attempt: that runs.
+            silent_s: the length of the silence.
+            places: of each rank.
+        """
         odd = next((place for place in places if place.odd), None)
         where = f"; rank {odd.rank} {odd.what} {odd.frame}".rstrip() if odd else ""
         what = f"no sign of work for {silent_s:.0f} s, it may hang{where}"

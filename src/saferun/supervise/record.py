@@ -101,27 +101,7 @@ class Record:
             decision: what happens next.
             lost: the work since the last checkpoint; None where that is not known.
         """
-        facts = AttemptEnded(
-            attempt=last.number,
-            status=ended.exit_code,
-            lived_s=round(ended.lived_s, 3),
-            ended_by=ended.ended_by,
-            signals=ended.forwarded,
-            killed=ended.killed,
-            unkillable=ended.unkillable,
-            kind=last.kind,
-            fingerprint=last.fingerprint,
-            root_rank=diagnosis.root_rank if diagnosis else None,
-            root_line=diagnosis.root_line if diagnosis else None,
-            decided_by=diagnosis.decided_by if diagnosis else (),
-            stack=diagnosis.stack if diagnosis else (),
-            action=decision.action,
-            reason=decision.reason,
-            delay_s=round(decision.delay_s, 3),
-            add=decision.add,
-            lost_work=lost,
-        )
-        self._journal.event(facts)
+        self._journal.event(_of_end(ended, last, diagnosis, decision)._replace(lost_work=lost))
         if self.notifier:
             self.notifier.attempt_ended(last, diagnosis, decision)
         tails = (last.number, ended.stdout_tail, ended.stderr_tail)
@@ -231,10 +211,42 @@ class Record:
         return self.notifier.pids() if self.notifier else []
 
 
+def _of_end(
+    ended: Ended, last: Try, diagnosis: Diagnosis | None, decision: Decision
+) -> AttemptEnded:
+    return AttemptEnded(
+        attempt=last.number,
+        status=ended.exit_code,
+        lived_s=round(ended.lived_s, 3),
+        ended_by=ended.ended_by,
+        signals=ended.forwarded,
+        killed=ended.killed,
+        unkillable=ended.unkillable,
+        kind=last.kind,
+        fingerprint=last.fingerprint,
+        root_rank=diagnosis.root_rank if diagnosis else None,
+        root_line=diagnosis.root_line if diagnosis else None,
+        decided_by=diagnosis.decided_by if diagnosis else (),
+        stack=diagnosis.stack if diagnosis else (),
+        action=decision.action,
+        reason=decision.reason,
+        delay_s=round(decision.delay_s, 3),
+        add=decision.add,
+        lost_work=None,
+    )
+
+
 def of(
     journal: Journal, gathered: Gathered, plan: LaunchPlan, say: Callable[[str], None]
 ) -> Record:
-    """Return the record of a run, or of one worker; `notify.command` is told of its events."""
+    """Return the record of a run, or of one worker; `notify.command` is told of its events.
+
+    Args:
+        journal: of the run.
+        gathered: what the run's plans are computed from.
+        plan: the first one.
+        say: takes lines for people.
+    """
     if not plan.settings.notify.command:
         return Record(journal)
     from saferun.supervise.notifier import Notifier
