@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from saferun.diagnosis import retry_policy
 from saferun.journal.event_types import (
     AttemptBegun,
     AttemptEnded,
@@ -60,11 +61,17 @@ class Record:
         """Whether ranks can leave receipts."""
         return self._journal.took_receipts()
 
-    def attempt(self, number: int, plan: LaunchPlan) -> None:
-        """Record the start of an attempt."""
-        self._attempt = number
+    def attempt(self, number: int, plan: LaunchPlan, history: Sequence[Try]) -> None:
+        """Record the start of an attempt.
+
+        Args:
+            number: of the attempt.
+            plan: of it.
+            history: the attempts before it.
+        """
+        self._attempt, left = number, retry_policy.left(history, plan.settings.retry)
         self._journal.plan(as_json(plan))
-        self._journal.event(AttemptBegun(number, plan.mitigations, this_process()))
+        self._journal.event(AttemptBegun(number, plan.mitigations, this_process(), left))
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes; now there is time to write the output of the last one."""
@@ -233,6 +240,7 @@ def _of_end(
         delay_s=round(decision.delay_s, 3),
         add=decision.add,
         lost_work=None,
+        untried=decision.untried,
     )
 
 
