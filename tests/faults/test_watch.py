@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import struct
 import subprocess
 import sys
@@ -111,17 +110,15 @@ def test_a_terminal_may_shrink_be_left_and_go_away(tmp_path):
             terminal.type(typed())
             terminal.expect(rb"step.*\b7\b")
             terminal.resize(12, 40)
-            cut = terminal.expect(rb"\x1b\[H(run [^\n]*)\r\n.*?output ([^\r\n]*)\r\n")
-            plain = re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", cut[0].split(b"\r\n")[0])
-            assert len(plain.decode()) <= 40
+            until(lambda: widest(terminal) == 40, "a frame that fits")
             terminal.type("\x1a")
             terminal.expect(rb"\x1b\[\?1049l")
             terminal.expect(rb"READY\$ ")
             terminal.type("fg\n")
             terminal.expect(rb"step.*\b7\b")
-            (watcher,) = job.processes("watch") or [0]
-            os.kill(terminal.pid, signal.SIGHUP)
-            until(lambda: not watcher or not is_alive(watcher), "the watcher has ended")
+            (watcher,) = job.processes("--interval")
+            terminal.close()
+            until(lambda: not is_alive(watcher), "the watcher has ended")
         finally:
             terminal.end()
         assert is_alive(job.process.pid)
@@ -129,13 +126,17 @@ def test_a_terminal_may_shrink_be_left_and_go_away(tmp_path):
 
 @pytest.mark.parametrize("output", ["a pipe", "a file"])
 def test_on_a_pipe_there_is_a_line_for_each_change_until_the_end(tmp_path, output):
-    streams = {"stdout": (tmp_path / "log").open("wb")} if output == "a file" else {}
-    with working(tmp_path, **streams) as job:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context((tmp_path / "log").open("wb"))
+        streams = {"stdout": file} if output == "a file" else {}
+        job = stack.enter_context(working(tmp_path, **streams))
         watch = [*WATCH, "--json", job.journal.name[:-1]]
-        seen = subprocess.Popen(watch, env=job.environ, stdout=subprocess.PIPE, text=True)
+        seen = stack.enter_context(
+            subprocess.Popen(watch, env=job.environ, stdout=subprocess.PIPE, text=True)
+        )
         assert seen.stdout is not None
         found = [json.loads(seen.stdout.readline())]
-        while found[-1]["jobs"][0]["step"] != 7:
+        while not found[-1]["jobs"] or found[-1]["jobs"][0]["step"] != 7:
             found.append(json.loads(seen.stdout.readline()))
         assert found[-1]["jobs"][0]["line"].startswith("step 7 ")
         assert found[-1]["jobs"][0]["left"] == 2
@@ -150,13 +151,10 @@ def test_without_a_run_that_goes_on_it_says_so_and_of_several_it_names_the_other
         return subprocess.run(WATCH, env=job.environ, capture_output=True, text=True, check=False)
 
     with working(tmp_path) as first, working(tmp_path, env={"HOME": str(first.home)}) as second:
-        watcher = subprocess.Popen(
-            WATCH, env=second.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert watcher.stderr is not None
-        assert "2 runs are going on; the others: " in watcher.stderr.readline()
-        (tmp_path / "go").touch()
-        watcher.communicate()
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(WATCH, env=second.environ, **streams) as watcher:
+            assert "2 runs are going on; the others: " in watcher.stderr.readline()
+            (tmp_path / "go").touch()
         assert watcher.returncode == 0
         assert (first.end(), second.end()) == (0, 0)
         none = ask(first)
@@ -178,6 +176,13 @@ def test_colour_is_for_terminals(tmp_path):
             )
             for quiet in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
                 assert b"\x1b" not in in_pty(command, {**job.environ, **quiet})
+
+
+def widest(terminal: Terminal) -> int:
+    """Return the length of the longest line of the next frame."""
+    frame = terminal.expect(rb"(?s)\x1b\[H(.*?)(?=\x1b\[H)")[1]
+    plain = re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", frame).decode()
+    return max(len(line.rstrip()) for line in plain.splitlines())
 
 
 def in_pty(command: list[str], environ: dict[str, str]) -> bytes:
