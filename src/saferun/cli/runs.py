@@ -17,7 +17,7 @@ from saferun.planning import inputs
 
 @click.group(context_settings=HELP)
 def command() -> None:
-    """List, show and remove what runs left behind; the history of mitigations."""
+    """Watch a run; list, show and remove what runs left behind; the history of mitigations."""
 
 
 @command.command("list")
