@@ -1,4 +1,4 @@
-"""The recipes for `notify` in docs/usage.md: profiles that saferun reads, commands that work."""
+"""The recipes for `notify` in docs/watching.md: profiles that saferun reads, commands that work."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ from saferun.profile.yaml_reader import parse
 
 TEXT = 'saferun: train.py on gpu7: failed, "it\'s" $HOME `x`: ünd'
 EVENT = json.dumps({"schema": 1, "event": "failed", "text": TEXT}) + "\n"
-PAGE = (ROOT / "docs" / "usage.md").read_text()
+PAGE = (ROOT / "docs" / "watching.md").read_text()
 SECTION = PAGE.partition("## Be told of failures")[2].partition("\n## ")[0]
 RECIPES = re.findall(r"```yaml\n(notify:.*?)```", SECTION, re.DOTALL)
 SLACK, NTFY, MAIL = range(3)
+Posted = tuple[str, dict[str, str], bytes]
 
 
 def command(which: int) -> list[str]:
@@ -32,9 +34,9 @@ def command(which: int) -> list[str]:
 
 
 @pytest.fixture
-def posted(tmp_path: Path):
+def posted(tmp_path: Path) -> Iterator[list[Posted]]:
     """A local web server; each request to it is one (path, headers, body)."""
-    found: list[tuple[str, dict[str, str], bytes]] = []
+    found: list[Posted] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
