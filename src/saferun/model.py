@@ -230,6 +230,13 @@ class WatchPolicy(NamedTuple):
     silence_s: float | None
 
 
+class NotifyPolicy(NamedTuple):
+    """The `notify` section."""
+
+    command: tuple[str, ...]  # argv; empty for none
+    on: tuple[str, ...]  # events; empty for all of them
+
+
 class RecoverPolicy(NamedTuple):
     """The `recover` section."""
 
@@ -246,6 +253,7 @@ class Settings(NamedTuple):
     locks: LockPolicy
     workers: int
     watch: WatchPolicy
+    notify: NotifyPolicy
     recover: RecoverPolicy
 
 

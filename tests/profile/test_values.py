@@ -138,6 +138,8 @@ def values_of(key: str) -> st.SearchStrategy[Value]:
         "texts": st.lists(st.text(st.characters(exclude_categories=("Cs",)))).map(tuple),
         "range": st.tuples(numbers, numbers).map(lambda pair: (min(pair), max(pair))),
     }
+    if spec.kind == "texts" and spec.choices:
+        return st.lists(st.sampled_from(spec.choices)).map(tuple)
     return found[spec.kind] | st.none() if spec.nullable else found[spec.kind]
 
 

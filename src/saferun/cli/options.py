@@ -30,6 +30,6 @@ def echo_json(document: object) -> None:
     click.echo(json_text(document))
 
 
-def json_text(document: object) -> str:
+def json_text(document: object, indent: int | None = 2) -> str:
     """Return JSON in ASCII, so that no text in it reaches a terminal as a control character."""
-    return json.dumps(document, indent=2).replace("\x7f", "\\u007f")
+    return json.dumps(document, indent=indent).replace("\x7f", "\\u007f")

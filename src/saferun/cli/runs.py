@@ -17,7 +17,7 @@ from saferun.planning import inputs
 
 @click.group(context_settings=HELP)
 def command() -> None:
-    """List, show and remove what runs left behind; the history of mitigations."""
+    """Watch a run; list, show and remove what runs left behind; the history of mitigations."""
 
 
 @command.command("list")
@@ -25,7 +25,7 @@ def command() -> None:
 @AS_JSON
 def list_runs(run_dir: str | None, as_json: bool) -> int:
     """List the runs, newest first."""
-    from saferun.cli import runs_view
+    from saferun.cli import colour, runs_view
     from saferun.journal import reader as runs
     from saferun.system import paths
 
@@ -36,7 +36,7 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
         echo_json({"schema": 1, "runs": shown})
     elif found:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        echo(runs_view.table(found, now, width))
+        colour.echo_table(runs_view.table(found, now, width))
     else:
         echo(f"saferun: no runs in {base}", err=True)
     if closed:
@@ -51,7 +51,7 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
 @click.option("--csv", "as_csv", is_flag=True, help="Print the run's trials, a row each.")
 def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> int:
     """Show a run: ID, the beginning of one, or `last`."""
-    from saferun.cli import runs_view, trials_view
+    from saferun.cli import colour, runs_view, trials_view
     from saferun.journal import reader as runs
     from saferun.journal import trials
     from saferun.journal.attempts import attempts
@@ -71,7 +71,34 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> i
         echo_json(shown)
     else:
         text = runs_view.as_text(run, tried, plan, now)
-        echo("\n".join([text, *trials_view.as_text(searched, replaced)]))
+        colour.echo_page("\n".join([text, *trials_view.as_text(searched, replaced)]))
+    return 0
+
+
+@command.command("watch")
+@click.argument("run_id", metavar="[ID]", required=False)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    metavar="SECONDS",
+    help="Between two looks; 2 if it is not given.",
+)
+@RUN_DIR
+@AS_JSON
+def watch_run(run_id: str | None, interval_s: float, run_dir: str | None, as_json: bool) -> int:
+    """Watch a run until it is over: ID, the beginning of one, or the newest that is going on.
+
+    Drawn on a terminal; elsewhere, and with --json, a line for each change. Ctrl-C leaves the run
+    alone.
+    """
+    from saferun.cli import runs_watch
+    from saferun.system import paths
+
+    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
+    run, note = runs_watch.chosen(base, run_id)
+    runs_watch.watch(run, note, as_json=as_json, interval_s=interval_s)
     return 0
 
 

@@ -69,6 +69,7 @@ class Decision(NamedTuple):
     reason: str  # one clause for people
     delay_s: float = 0.0  # before the next attempt
     add: str = ""  # the mitigation that the next attempt gets on top of those in force
+    untried: tuple[str, ...] = ()  # mitigations of the same kind that are left after that
 
 
 def decide(
@@ -141,7 +142,7 @@ def _mitigation(
         and usable(name, last.mitigations)
     ]
     if left:
-        return Decision(AGAIN, f"with {left[0]}", add=left[0])
+        return Decision(AGAIN, f"with {left[0]}", add=left[0], untried=tuple(left[1:]))
     if last.waits:
         return Decision(AGAIN, "it can pass")
     tried = [name for name in last.offered if name in last.mitigations]
@@ -244,6 +245,13 @@ def _in_time(last: Try, policy: Policies, decision: Decision) -> Decision:
         limit = f"retry.deadline_s: {policy.retry.deadline_s:g}"
         return Decision(STOP, f"the next attempt would start after the deadline ({limit})")
     return decision
+
+
+def left(history: Sequence[Try], policy: RetryPolicy) -> int:
+    """Return how many attempts can follow the next one, if that makes no progress."""
+    in_row = policy.attempts - used_up(history)
+    in_total = policy.attempts_total - sum(not one.replaced for one in history)
+    return max(0, min(in_row, in_total) - 1)
 
 
 def used_up(history: Sequence[Try]) -> int:

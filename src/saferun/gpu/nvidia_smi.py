@@ -44,6 +44,20 @@ OLD_QUERY = (QUERY[0].rpartition(",")[0], QUERY[1])
 APPS = ("--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
 
 
+_LOAD = ("utilization.gpu", "memory.used", "memory.total", "temperature.gpu")
+LOAD = (f"--query-gpu=uuid,index,{','.join(_LOAD)}", "--format=csv,noheader,nounits")
+
+
+class Load(NamedTuple):
+    """How busy a GPU is; None for what the driver does not say."""
+
+    place: int | None  # in nvidia-smi
+    percent: int | None
+    used_mib: int | None
+    total_mib: int | None
+    celsius: int | None
+
+
 class Process(NamedTuple):
     """A process that holds memory of a GPU, as the driver numbers it."""
 
@@ -183,6 +197,13 @@ def parse_query(text: str) -> Report:
             strange = _strange(line)
     forged = _contradiction({}, cards, ())
     return Report(cards=() if forged else tuple(cards), strange=strange, forged=forged)
+
+
+def parse_load(text: str) -> dict[str, Load]:
+    """Read the answer to LOAD: by the UUID of each GPU."""
+    rows = (line.split(",") for line in text.splitlines())
+    width = len(_LOAD) + 2
+    return {row[0].strip(): Load(*map(number, row[1:])) for row in rows if len(row) == width}
 
 
 def _is_bus(text: str) -> bool:

@@ -41,6 +41,8 @@ class Attempt(NamedTuple):
     lost: WorkLost | None = None  # the work since the last checkpoint, where it is known
     tails: tuple[tuple[str, int], ...] = ()  # (path, bytes)
     hooks: tuple[str, ...] = ()  # messages about the hooks in it
+    left: int | None = None  # attempts that can follow it without progress
+    untried: tuple[str, ...] = ()  # mitigations of its kind that nothing has tried
     replaced: bool = False  # its process asked for another one in its place
 
 
@@ -71,7 +73,12 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             number = facts.attempt
             changed = changes(before, plan)
             found[number] = Attempt(
-                number, worker, event.at, mitigations=facts.mitigations, changed=changed
+                number,
+                worker,
+                event.at,
+                mitigations=facts.mitigations,
+                changed=changed,
+                left=facts.left,
             )
             before = plan
         elif event.name == "started" and number in found:
@@ -103,6 +110,7 @@ def _ended(attempt: Attempt, facts: AttemptEnded) -> Attempt:
         killed=facts.killed,
         unkillable=facts.unkillable,
         lost=facts.lost_work,
+        untried=facts.untried,
     )
 
 

@@ -24,6 +24,7 @@ class AttemptBegun(NamedTuple):
     attempt: int
     mitigations: tuple[str, ...]
     by: ProcessRecord | None  # of saferun; None where it is missing
+    left: int | None = None  # attempts that can follow it without progress; None: not known
 
 
 class WorkersBegun(NamedTuple):
@@ -111,6 +112,7 @@ class AttemptEnded(NamedTuple):
     delay_s: float
     add: str  # the mitigation that the next attempt gets
     lost_work: WorkLost | None  # since the last checkpoint; None where it is not known
+    untried: tuple[str, ...] = ()  # mitigations of the kind that are left after that
 
 
 class PlanChanged(NamedTuple):
@@ -148,7 +150,14 @@ NAMES: dict[type, str] = {
     Fault: "fault",
     RunEnded: "end",
 }
-LEFT_OUT = ("status", "stack", "lost_work", "traceback")  # of a line, where they are empty
+LEFT_OUT = (
+    "status",
+    "stack",
+    "lost_work",
+    "traceback",
+    "left",
+    "untried",
+)  # of a line, where they are empty
 if TYPE_CHECKING:
     Facts: TypeAlias = (
         AttemptBegun

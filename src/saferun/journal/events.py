@@ -18,6 +18,7 @@ from saferun.journal.event_types import (
     AttemptEnded,
     PlanChanged,
     Recycled,
+    Started,
     WorkersBegun,
 )
 from saferun.named_tuple import NamedTuple
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from saferun.diagnosis.work_lost import WorkLost
 
-    Facts: TypeAlias = AttemptBegun | WorkersBegun | AttemptEnded | PlanChanged | Recycled
+    Facts: TypeAlias = AttemptBegun | WorkersBegun | Started | AttemptEnded | PlanChanged | Recycled
 
 FILE = "events.jsonl"
 _READ_PIECES = 64  # MiB of an events.jsonl that are read
@@ -163,7 +164,8 @@ def _work_lost(value: object) -> WorkLost | None:
 
 
 _READ: dict[str, type[Facts]] = {
-    NAMES[kind]: kind for kind in (AttemptBegun, WorkersBegun, AttemptEnded, PlanChanged, Recycled)
+    NAMES[kind]: kind
+    for kind in (AttemptBegun, WorkersBegun, Started, AttemptEnded, PlanChanged, Recycled)
 }
 # How a field is read, by its type there.
 _AS: dict[str, Callable[[object], object]] = {

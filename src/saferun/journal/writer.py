@@ -120,6 +120,11 @@ class Journal:
         """The run's directory, also for the journal of a worker."""
         return os.path.dirname(self.path) if self.path and self._worker is not None else self.path
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a run's, and not one worker's."""
+        return self._worker is None
+
     def plan(self, document: Mapping[str, Any]) -> None:
         """Write plan.json, once: what a later attempt has for a plan is an event.
 

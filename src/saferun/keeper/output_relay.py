@@ -18,7 +18,7 @@ import stat
 
 from saferun.keeper.mover import mover
 from saferun.keeper.output_ends import FILE, TERMINAL, copy_size, kind, same
-from saferun.keeper.output_tail import FileTail, Tail
+from saferun.keeper.output_tail import MEMORY, FileTail, Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Channel:
         self._notify = notify
         self._shared = shared
         self._rest = b""  # of a shared output: the beginning of a line
-        self.tail = Tail(tail_bytes)
+        self.tail = Tail(tail_bytes, f"{MEMORY}{self.outer}")
         self.is_terminal = kind(self.outer) == TERMINAL
         os.set_blocking(self._ours, False)  # no need to poll while the job is faster than we are
         self._mover = None if shared else mover(ends)

@@ -7,38 +7,100 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MEMORY = "saferun-output-"  # and 1 or 2: the name of a memory file with the end of that output
+_BYTES_AT = 24  # in it
 HEAD_BYTES = 64 * 1024  # kept of the beginning: it shows from which step a job went on
 
 
 class Tail:
-    """The last `limit` bytes of what was added, and the first HEAD_BYTES of it."""
+    """The last `limit` bytes of what was added, and the first HEAD_BYTES of it.
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._kept = bytearray()
+    With a name, the last bytes lie in a memory file of that name, where who may look into this
+    process finds them while the job runs (`shown`): a sequence number, odd while bytes are moved,
+    the end of the bytes, the time of the last ones, then the bytes.
+    """
+
+    def __init__(self, limit: int, name: str = "") -> None:
+        self.limit, self._name = limit, name
+        self._place: memoryview | None = None  # of 2 * limit bytes behind the three numbers
+        self._moves = self._end = 0
         self._head = bytearray()
 
     def add(self, chunk: memoryview) -> None:
         """Add a chunk; costs a copy of at most `limit` bytes."""
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
-        if self.limit:
-            self._kept += chunk[-self.limit :]
-            if len(self._kept) > 2 * self.limit:
-                del self._kept[: -self.limit]
+        if self.limit and chunk:
+            self._keep(chunk[-self.limit :])
+
+    def _keep(self, piece: memoryview) -> None:
+        if self._place is None:
+            self._place = _memory(self._name, _BYTES_AT + 2 * self.limit)
+        bytes_, count = self._place[_BYTES_AT:], len(piece)
+        if self._end + count > len(bytes_):
+            kept = self.limit - count
+            self._note(0, self._moves + 1)
+            bytes_[:kept] = bytes_[self._end - kept : self._end]
+            self._end, self._moves = kept, self._moves + 2
+            self._note(1, kept)
+            self._note(0, self._moves)
+        bytes_[self._end : self._end + count] = piece
+        self._end += count
+        self._note(1, self._end)
+        self._note(2, time.monotonic_ns())
+
+    def _note(self, which: int, number: int) -> None:
+        assert self._place is not None
+        self._place[which * 8 : which * 8 + 8] = number.to_bytes(8, "little")
 
     def read(self) -> bytes:
         """Return what was kept."""
-        return bytes(self._kept[-self.limit :]) if self.limit else b""
+        if self._place is None:
+            return b""
+        return bytes(self._place[_BYTES_AT:][max(0, self._end - self.limit) : self._end])
 
     def head(self) -> bytes:
         """Return the first bytes."""
         return bytes(self._head)
+
+
+def shown(content: bytes) -> tuple[int, bytes, float] | None:
+    """Return what a Tail's memory file holds: its sequence number, the bytes, and when they came.
+
+    Args:
+        content: of the file.
+
+    Returns:
+        The time is on the monotonic clock. None where there is nothing, or while bytes are moved.
+        Where the number is another one a moment later, the bytes may be mixed.
+    """
+    numbers = [int.from_bytes(content[at : at + 8], "little") for at in (0, 8, 16)]
+    if len(content) <= _BYTES_AT or numbers[0] % 2 or not numbers[2]:
+        return None
+    return numbers[0], content[_BYTES_AT : _BYTES_AT + numbers[1]], numbers[2] / 1e9
+
+
+def _memory(name: str, size: int) -> memoryview:
+    """Return memory, in a file of this name where that can be made."""
+    try:
+        if not name:
+            return memoryview(bytearray(size))
+        import mmap  # after the job's start, which it does not delay
+
+        file = os.memfd_create(name)
+        try:
+            os.ftruncate(file, size)
+            return memoryview(mmap.mmap(file, size))
+        finally:
+            os.close(file)
+    except (OSError, ImportError, ValueError):
+        return memoryview(bytearray(size))
 
 
 class FileTail:

@@ -61,13 +61,14 @@ def resumed_text(plan: LaunchPlan | None, notes: Sequence[str]) -> str:
 
 
 def _policies(plan: LaunchPlan) -> dict[str, Any]:
-    """Return hooks, retry and locks as JSON; empty under SAFERUN_DISABLE, which disables them."""
+    """Return the policies as JSON; empty under SAFERUN_DISABLE, which disables them."""
     if plan.disabled:
-        return {"hooks": {}, "retry": {}, "locks": {}}
+        return {"hooks": {}, "retry": {}, "locks": {}, "notify": {}}
     return {
         "hooks": as_tree(plan.settings.hooks),
         "retry": as_tree(plan.settings.retry),
         "locks": {**as_tree(plan.settings.locks), "devices": list(plan.devices)},
+        "notify": as_tree(plan.settings.notify),
     }
 
 
@@ -121,10 +122,20 @@ def as_text(plan: LaunchPlan, findings: Sequence[Finding] = ()) -> str:
             *_section("hooks", policies["hooks"], plan.notes),
             "",
             *_section("retry", policies["retry"], plan.notes),
+            *_notified(plan),
             *_audit(findings),
             *[f"\nnote: {remark}" for remark in plan.remarks],
         ]
     )
+
+
+def _notified(plan: LaunchPlan) -> Iterator[str]:
+    """Yield the command that gets events, where there is one."""
+    command, on = plan.settings.notify
+    if command and not plan.disabled:
+        yield from ("", "notify")
+        yield from _hang("on", ", ".join(on or KEYS["notify.on"].choices))
+        yield from _hang("command", shlex.join(command))
 
 
 def _audit(findings: Sequence[Finding]) -> Iterator[str]:

@@ -160,6 +160,15 @@ KEYS: dict[str, Key] = {
         "How long that is; by default ten times the job's longest gap, 600 s or more.",
         least=1,
     ),
+    "notify.command": Key(
+        "texts", (), "A command, no shell, that gets each event of `on` as JSON on its stdin."
+    ),
+    "notify.on": Key(
+        "texts",
+        (),
+        "The events that it gets: all of them where none is named.",
+        choices=("failed", "mitigated", "hang", "finished"),
+    ),
     "recover.gpu_reset": _choice("never", "when-idle", doc="Whether an idle GPU may be reset."),
 }
 
@@ -340,7 +349,8 @@ def _plain_schema(spec: Key) -> dict[str, Any]:
     if spec.kind == "text":
         return {"type": "string", "default": spec.default}
     if spec.kind == "texts":
-        return {"type": "array", "items": {"type": "string"}, "default": []}
+        item = {"enum": list(spec.choices)} if spec.choices else {"type": "string"}
+        return {"type": "array", "items": item, "default": []}
     kind = {"bool": "boolean", "int": "integer", "number": "number"}[spec.kind]
     return {
         "type": [kind, "null"] if spec.nullable else kind,

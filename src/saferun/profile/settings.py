@@ -12,6 +12,7 @@ from saferun.model import (
     LockPolicy,
     MemoryHook,
     MitigationPolicy,
+    NotifyPolicy,
     OptunaHook,
     OrderHook,
     PreflightPolicy,
@@ -46,6 +47,7 @@ TYPES: dict[str, Callable[..., Any]] = {
     "preflight": PreflightPolicy,
     "locks": LockPolicy,
     "watch": WatchPolicy,
+    "notify": NotifyPolicy,
     "recover": RecoverPolicy,
 }
 

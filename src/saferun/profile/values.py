@@ -62,7 +62,10 @@ def coerce(spec: Key, given: Text | Sequence[Text]) -> Value:
     if isinstance(given, Text):
         return _scalar(spec, given)
     if spec.kind == "texts":
-        return tuple(_list_item(item) for item in given)
+        found = tuple(_list_item(item) for item in given)
+        if spec.choices and not set(found) <= set(spec.choices):
+            raise MisfitError
+        return found
     if spec.kind == "range" and len(given) == 2:
         first, last = (_number(spec, item) for item in given)
         if first <= last:
@@ -261,7 +264,9 @@ def expected(spec: Key) -> str:
         "int": "a whole number",
         "number": "a number",
         "text": "a text, in quotes where it begins with [",
-        "texts": 'a list of texts, such as [--resume, "auto"]',
+        "texts": f"a list of {', '.join(spec.choices)}"
+        if spec.choices
+        else 'a list of texts, such as [--resume, "auto"]',
         "range": "two numbers, [first, longest]",
     }[spec.kind]
     if spec.least is not None:

@@ -54,6 +54,11 @@ class EndRequests:
         """The signals that are blocked only because of this context."""
         return self._signals.wanted - self._signals.blocked_before
 
+    @property
+    def fd(self) -> int:
+        """A descriptor that is readable while a signal is pending."""
+        return self._signals.fd
+
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
         """Raise EndRequestedError for a signal that is pending or comes, for work that may wait.

@@ -209,7 +209,8 @@ class HangWatch:
         self._say("\n".join(silence.report(found, silent, told)))
         if self._ends and not wanted:
             self.cause = silence.cause(found, told)
-        if path := self._record.hang(found, round(now.at_s - since.at_s, 1), native):
+        silent_s = round(now.at_s - since.at_s, 1)
+        if path := self._record.hang(found, silent_s, native, asked=wanted):
             self._say(f"  all stacks, those of C++ too: {path}")
 
 

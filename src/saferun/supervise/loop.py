@@ -22,7 +22,6 @@ from saferun.supervise.gpu_gate import take_locks
 from saferun.supervise.ground import Ground, Means, Pace, Say, jitter, pause
 from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.mitigations import RunMitigations
-from saferun.supervise.record import Record
 from saferun.supervise.replace import check_size, unsupervised
 from saferun.supervise.resumption import Resumption
 from saferun.system.descriptors import plug_closed_descriptors
@@ -101,7 +100,8 @@ def run(gathered: Gathered, ground: Ground) -> int:
         return unsupervised(gathered, plan, held, care, error)
     if not ground.worker:
         ground.say(announcement(plan))
-    return _Run(gathered, plan, Means(ground, keepers, care, Record(ground.journal))).go()
+    journal = record.of(ground.journal, gathered, plan, ground.say)
+    return _Run(gathered, plan, Means(ground, keepers, care, journal)).go()
 
 
 class _Run:
@@ -144,7 +144,7 @@ class _Run:
                 self._means.care.close()
                 self._means.keepers.close()
                 self._mitigations.close()
-                self._record.close()
+                self._record.close(self._requests.fd)
         if self._interrupted:
             raise KeyboardInterrupt  # a shell's loop goes on after any other end than by SIGINT
         return status
@@ -229,7 +229,7 @@ class _Run:
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
         self._hang_watch = self._watched(plan)
-        self._record.attempt(identity.attempt, plan)
+        self._record.attempt(identity.attempt, plan, self._history)
         return plan
 
     def _watched(self, plan: LaunchPlan) -> HangWatch | None:
@@ -267,7 +267,7 @@ class _Run:
             started=self._started,
             later=self._later,
             later_s=LOAD_S,
-            spared=self._means.keepers.pids,
+            spared=lambda: (*self._means.keepers.pids(), *self._record.helpers()),
             look=self._hang_watch.look if self._hang_watch else None,
             asked=self._hang_watch.ask if self._hang_watch else None,
             interrupted=lambda left_s: self._means.ground.say(answer(left_s)),

@@ -72,9 +72,17 @@ class Nodes:
         self._hosts: dict[str, str] = {}  # of the last meeting, by node rank
         self._regroups = 0
         self._outcome: nodes.Outcome | None = None  # of the last meeting
+        self._node = 0  # the rank of this one in the last meeting
         self.number = 1  # of the next attempt
         self.host = os.uname().nodename  # where the last failure began
         self.status: int | None = None  # of the run, where the meeting decided it
+        if record.notifier:
+            record.notifier.is_speaker = self._speaks
+
+    def _speaks(self) -> bool:
+        """Return whether this node notifies for all: it is the first of those that answer."""
+        others = (int(node) for node in self._hosts.keys() - self._lost)
+        return self._node <= min(others, default=self._node)
 
     def is_telling(self, decision: Decision) -> bool:
         """Return whether this node would stop, and first tells the others."""
@@ -109,6 +117,7 @@ class Nodes:
             waited = self._comes_back or (outcome is not None and self._history)
             return self._not_met(plan, outcome) if waited and not ends else None
         agreement = outcome["agreement"]
+        self._node = outcome["node"]
         self._hosts, self._shared = agreement["hosts"], agreement["shared"]
         self._record.nodes(self.number, agreement)
         self._take_root(agreement["root"])

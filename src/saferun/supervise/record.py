@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from saferun.diagnosis import retry_policy
 from saferun.journal.event_types import (
     AttemptBegun,
     AttemptEnded,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from saferun.model import Finding, Identity, LaunchPlan
     from saferun.planning.inputs import Gathered
     from saferun.supervise.attempt import Ended
+    from saferun.supervise.notifier import Notifier
 
 VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's
 
@@ -43,8 +45,9 @@ VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's
 class Record:
     """The journal of a run, and what has still to be written to it."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, journal: Journal, notifier: Notifier | None = None) -> None:
+        self._journal, self.notifier = journal, notifier
+        self._attempt = 0
         self._tails: tuple[int, bytes, bytes] | None = None  # not written yet
         self._trials = 0  # bytes of the finished trials that have been masked
 
@@ -58,10 +61,17 @@ class Record:
         """Whether ranks can leave receipts."""
         return self._journal.took_receipts()
 
-    def attempt(self, number: int, plan: LaunchPlan) -> None:
-        """Record the start of an attempt."""
+    def attempt(self, number: int, plan: LaunchPlan, history: Sequence[Try]) -> None:
+        """Record the start of an attempt.
+
+        Args:
+            number: of the attempt.
+            plan: of it.
+            history: the attempts before it.
+        """
+        self._attempt, left = number, retry_policy.left(history, plan.settings.retry)
         self._journal.plan(as_json(plan))
-        self._journal.event(AttemptBegun(number, plan.mitigations, this_process()))
+        self._journal.event(AttemptBegun(number, plan.mitigations, this_process(), left))
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes; now there is time to write the output of the last one."""
@@ -98,27 +108,9 @@ class Record:
             decision: what happens next.
             lost: the work since the last checkpoint; None where that is not known.
         """
-        facts = AttemptEnded(
-            attempt=last.number,
-            status=ended.exit_code,
-            lived_s=round(ended.lived_s, 3),
-            ended_by=ended.ended_by,
-            signals=ended.forwarded,
-            killed=ended.killed,
-            unkillable=ended.unkillable,
-            kind=last.kind,
-            fingerprint=last.fingerprint,
-            root_rank=diagnosis.root_rank if diagnosis else None,
-            root_line=diagnosis.root_line if diagnosis else None,
-            decided_by=diagnosis.decided_by if diagnosis else (),
-            stack=diagnosis.stack if diagnosis else (),
-            action=decision.action,
-            reason=decision.reason,
-            delay_s=round(decision.delay_s, 3),
-            add=decision.add,
-            lost_work=lost,
-        )
-        self._journal.event(facts)
+        self._journal.event(_of_end(ended, last, diagnosis, decision)._replace(lost_work=lost))
+        if self.notifier:
+            self.notifier.attempt_ended(last, diagnosis, decision)
         tails = (last.number, ended.stdout_tail, ended.stderr_tail)
         self._tails = None if last.replaced else tails  # nothing in these asks to be read
 
@@ -146,7 +138,12 @@ class Record:
         return self._journal.masked(text)
 
     def hang(
-        self, places: Sequence[Place], silent_s: float, stacks: Mapping[int, str]
+        self,
+        places: Sequence[Place],
+        silent_s: float,
+        stacks: Mapping[int, str],
+        *,
+        asked: bool = False,
     ) -> str | None:
         """Record where the ranks are in a silence that is too long.
 
@@ -154,6 +151,7 @@ class Record:
             places: of each rank.
             silent_s: the length of the silence.
             stacks: pid -> its stacks, for those that py-spy could read.
+            asked: a person has asked where they are; it may be no silence.
 
         Returns:
             The file that has the stacks; None where there is none.
@@ -162,6 +160,8 @@ class Record:
         file = self._journal.stacks(text) if text else None
         self._journal.event(Hang(silent_s, tuple(places), file))
         self._journal.sync()
+        if self.notifier and not asked:
+            self.notifier.hang(self._attempt, silent_s, places)
         return file and os.path.join(self._journal.path or "", file)
 
     def keep_tails(self) -> None:
@@ -200,10 +200,72 @@ class Record:
         """Record the end of the run; `status` is None after a fault of saferun's own."""
         self._journal.event(RunEnded(status, reason))
         self.keep_tails()
+        if self.notifier and self._journal.is_whole:
+            self.notifier.run_ended(status, reason)
 
-    def close(self) -> None:
-        """Close the journal."""
+    def close(self, wake: int = -1) -> None:
+        """Close the journal, and wait for the command that is told of events.
+
+        Args:
+            wake: see `Notifier.close`.
+        """
         self._journal.close()
+        if self.notifier:
+            self.notifier.close(wake)
+
+    def helpers(self) -> list[int]:
+        """Return the processes of that command, which are no part of an attempt."""
+        return self.notifier.pids() if self.notifier else []
+
+
+def _of_end(
+    ended: Ended, last: Try, diagnosis: Diagnosis | None, decision: Decision
+) -> AttemptEnded:
+    return AttemptEnded(
+        attempt=last.number,
+        status=ended.exit_code,
+        lived_s=round(ended.lived_s, 3),
+        ended_by=ended.ended_by,
+        signals=ended.forwarded,
+        killed=ended.killed,
+        unkillable=ended.unkillable,
+        kind=last.kind,
+        fingerprint=last.fingerprint,
+        root_rank=diagnosis.root_rank if diagnosis else None,
+        root_line=diagnosis.root_line if diagnosis else None,
+        decided_by=diagnosis.decided_by if diagnosis else (),
+        stack=diagnosis.stack if diagnosis else (),
+        action=decision.action,
+        reason=decision.reason,
+        delay_s=round(decision.delay_s, 3),
+        add=decision.add,
+        lost_work=None,
+        untried=decision.untried,
+    )
+
+
+def of(
+    journal: Journal, gathered: Gathered, plan: LaunchPlan, say: Callable[[str], None]
+) -> Record:
+    """Return the record of a run, or of one worker; `notify.command` is told of its events.
+
+    Args:
+        journal: of the run.
+        gathered: what the run's plans are computed from.
+        plan: the first one.
+        say: takes lines for people.
+    """
+    if not plan.settings.notify.command:
+        return Record(journal)
+    from saferun.supervise.notifier import Notifier
+
+    about = {
+        "run": gathered.identity.run,
+        "host": os.uname().nodename,
+        "worker": gathered.identity.worker,
+        "journal": journal.run_path,
+    }
+    return Record(journal, Notifier(plan, gathered.environ, about, journal.masked, say))
 
 
 def begin(gathered: Gathered, say: Callable[[str], None]) -> tuple[Gathered, Journal]:

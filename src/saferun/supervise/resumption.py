@@ -7,9 +7,9 @@ training's. Where Slurm has queued the job again, an earlier run of the same job
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from saferun.model import Checkpoint, LaunchPlan
+from saferun.model import Checkpoint, LaunchPlan, ResumePolicy
 from saferun.planning.inputs import Gathered
 from saferun.planning.torchrun_args import whole
 
@@ -246,6 +246,34 @@ def resumed_now(gathered: Gathered, say: Callable[[str], None]) -> LaunchPlan | 
     checkpoint = Resumption(again, plan, say).checkpoint(2)
     identity = gathered.identity._replace(attempt=2, checkpoint=checkpoint)
     return gathered._replace(identity=identity).plan()
+
+
+def saved_since(
+    policy: ResumePolicy,
+    script_args: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: str,
+    began_s: float,
+) -> Checkpoint | None:
+    """Return the newest complete checkpoint that a run of another process has written.
+
+    Args:
+        policy: `retry.resume`.
+        script_args: as the user wrote them.
+        environ: of the run.
+        cwd: of the run.
+        began_s: seconds since the epoch; older ones are not the run's.
+    """
+    from saferun.planning import resume
+    from saferun.system import checkpoints
+
+    try:
+        pattern = resume.pattern(policy, script_args, environ)
+    except resume.UnknownError:
+        return None
+    found = checkpoints.find(os.path.join(cwd, os.path.expanduser(pattern or "")))
+    written = (one.checkpoint for one in found if one.checkpoint.at_s >= began_s)
+    return next((one for one in written if not checkpoints.problem(one.path)), None)
 
 
 def first_plan(gathered: Gathered, say: Callable[[str], None]) -> LaunchPlan:

@@ -216,8 +216,9 @@ class _Workers:
                 status = 128 + self.asked
         elif status and self._count > 1:
             self._say(f"the run failed with status {status}, that of worker {number}")
-        self._journal.event(RunEnded(status, reason))
-        self._journal.close()
+        whole = record.of(self._journal, self._gathered, self._gathered.plan(), self._say)
+        whole.end(status, reason)
+        whole.close()
         return status
 
     def _take_signals(self) -> None:

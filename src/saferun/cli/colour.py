@@ -1,0 +1,74 @@
+"""Colour, where the output is a terminal that has it and NO_COLOR is not set (no-color.org).
+
+rich is imported there only. No text is read as rich's markup: what a job wrote is shown as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+
+from saferun.cli.options import echo
+from saferun.system.printable import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from saferun.cli.watch_view import Line
+
+OUTCOMES = {"ok": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
+# Of a page of `runs show`: a line's beginning, and its style.
+PAGE = {
+    r"^run .+?: (?=ok)": "bold green",
+    r"^run .+?: (?=failed)": "bold red",
+    r"^run .+": "bold",
+    r"^(?:worker \d+, )?attempt \d+:": "bold",
+    r"^(?:  )?(?:failure|line) +.+": "red",
+    r"^(?:  )?[a-z]+ {2,}": "dim",
+}
+
+
+def has_terminal() -> bool:
+    """Return whether stdout is a terminal on which the cursor can be moved."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+
+
+def is_wanted() -> bool:
+    """Return whether the output is coloured."""
+    return has_terminal() and not os.environ.get("NO_COLOR")
+
+
+def echo_page(page: str, styles: Mapping[str, str] = PAGE) -> None:
+    """Print a page for people; where colour is wanted, what the patterns find has its style."""
+    if not is_wanted():
+        echo(page)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text(printable(page, kept="\n\t"))
+    for pattern, style in styles.items():
+        text.highlight_regex(re.compile(pattern, re.MULTILINE), style)
+    Console().print(text, soft_wrap=True)
+
+
+def echo_table(table: str) -> None:
+    """Print a table of runs; the outcome of each is coloured."""
+    at = table.partition("\n")[0].find("OUTCOME")
+    before = rf"^.{{{at}}}"
+    styles = {rf"(?<=\n){before[1:]}{word}\b.*": style for word, style in OUTCOMES.items()}
+    echo_page(table, {r"\A.*": "bold", **styles})
+
+
+def drawn(lines: Iterable[Line]) -> Text:
+    """Return lines of a watched run for a console of rich; each is cut at the terminal's edge."""
+    from rich.text import Text
+
+    whole = Text(no_wrap=True, overflow="ellipsis")
+    for line in lines:
+        whole.append(f"{line.label:<9}", "dim")
+        whole.append(f"{line.text}\n", line.style)
+    return whole

@@ -1,0 +1,273 @@
+"""What a run does now, seen by another process, which does nothing to it.
+
+The journal has its attempts, the keeper's memory files (keeper/output_tail.py) or the job's own
+files the end of its output, /proc its ranks, nvidia-smi its GPUs. What cannot be read is not known.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from saferun.diagnosis import progress
+from saferun.errors import UnavailableError
+from saferun.gpu import nvidia_smi
+from saferun.journal import events, reader
+from saferun.journal.attempts import Attempt, attempts
+from saferun.journal.event_types import Started
+from saferun.journal.reader import RecordedPlan, Run
+from saferun.keeper import output_tail
+from saferun.model import Checkpoint, ResumePolicy
+from saferun.named_tuple import NamedTuple
+from saferun.supervise import resumption, work_signs
+from saferun.system import command, paths, procfs
+from saferun.system.redact import Masker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.diagnosis.silence import Look
+    from saferun.gpu.nvidia_smi import Load
+
+_OUTPUT_BYTES = 64 * 1024  # of the end of a file
+_LINE_CHARS = 500
+_RATE_S = 60.0  # over which a rate is measured
+_SMI_S, _SMI_AGAIN_S = 5.0, 60.0  # for an answer of nvidia-smi; after none in time
+_SAVED_S = 10.0  # between two looks for checkpoints
+
+
+class Job(NamedTuple):
+    """The attempt that runs, or ran last: of the run, or of one of its workers."""
+
+    attempt: Attempt
+    step: int | None = None
+    rate: float | None = None  # steps a second
+    line: str = ""  # the last one of its output
+    output_s: float | None = None  # since its last output
+    ranks: int = 0
+    cores: float | None = None  # that it uses
+    quiet_s: float | None = None  # since its last sign of work, as far as it was watched
+    hang_at: float | None = None  # when the run itself said that it may hang
+    kind: str = ""  # of the failure before it
+    untried: tuple[str, ...] = ()  # mitigations of that kind that are left
+
+
+class Snapshot(NamedTuple):
+    """A run at one moment."""
+
+    run: Run
+    at: float  # seconds since the epoch
+    jobs: tuple[Job, ...]
+    gpus: tuple[Load, ...]
+    saved: Checkpoint | None  # from which a retry would go on
+
+
+class LiveRun:
+    """A run that is looked at again and again.
+
+    Args:
+        run: as it was found.
+        environ: of the user, for PATH.
+    """
+
+    def __init__(self, run: Run, environ: Mapping[str, str]) -> None:
+        self._base, self._id = os.path.split(run.path)
+        self._plan = reader.read_plan(run.path)
+        self._mask = Masker(environ, self._plan.command).text
+        self._gpus = _Gpus(self._plan, environ)
+        self._jobs: dict[int | None, _Watched] = {}
+        self._saved: Checkpoint | None = None
+        self._saved_at_s = float("-inf")
+
+    def look(self) -> Snapshot:
+        """Return what can be seen now.
+
+        Raises:
+            UnavailableError: the journal is gone, or may not be read any more.
+        """
+        now = time.time()
+        try:
+            run = reader.read(self._base, self._id, now)
+        except PermissionError:
+            run = None
+        if run is None:
+            where = os.path.join(self._base, self._id)
+            raise UnavailableError("this run's journal cannot be read any more", where=where)
+        lives = run.outcome == reader.RUNNING
+        log = events.read(run.path)
+        last: dict[int | None, list[Attempt]] = {}
+        for attempt in attempts(run):
+            last.setdefault(attempt.worker, []).append(attempt)
+        jobs = [self._job(worker, tried, log, lives) for worker, tried in last.items()]
+        gpus = self._gpus.look() if lives else ()
+        return Snapshot(run, now, tuple(jobs), gpus, self._checkpoint(run) if lives else None)
+
+    def _job(
+        self, worker: int | None, tried: Sequence[Attempt], log: Sequence[events.Event], lives: bool
+    ) -> Job:
+        mine = [event for event in log if event.worker == worker]
+        begun = max((at for at, e in enumerate(mine) if e.name == "attempt"), default=0)
+        hangs = [event.at for event in mine[begun:] if event.name == "hang"]
+        failed = next((one for one in reversed(tried) if one.kind), None)
+        job = Job(tried[-1], hang_at=hangs[-1] if hangs else None)
+        if failed:
+            job = job._replace(kind=failed.kind, untried=failed.untried)
+        started = [e.facts for e in mine[begun:] if isinstance(e.facts, Started)]
+        if not started or not lives or tried[-1].lived_s is not None:
+            return job
+        watched = self._jobs.get(worker)
+        if watched is None or watched.started != started[-1]:
+            watched = self._jobs[worker] = _Watched(started[-1])
+        job = watched.look(job)
+        return job._replace(line=self._mask(job.line))
+
+    def _checkpoint(self, run: Run) -> Checkpoint | None:
+        """Return the checkpoint from which a retry would go on, looked for now and then."""
+        policy = events.mapping(events.mapping(self._plan.raw.get("retry")).get("resume"))
+        pid = run.process.get("pid", 0)
+        if policy.get("checkpoints") and time.monotonic() >= self._saved_at_s + _SAVED_S:
+            self._saved_at_s = time.monotonic()
+            wanted = ResumePolicy(
+                events.text(policy.get("checkpoints")), events.strings(policy.get("args"))
+            )
+            given = procfs.text(f"/proc/{pid}/environ").split("\0")
+            environ = {name: value for name, _, value in (pair.partition("=") for pair in given)}
+            self._saved = resumption.saved_since(
+                wanted,
+                self._plan.script_args,
+                environ,
+                _target(f"/proc/{pid}/cwd"),
+                run.started_at or 0.0,
+            )
+        return self._saved
+
+
+class _Watched:
+    """The processes of one attempt.
+
+    Args:
+        started: their pids.
+    """
+
+    def __init__(self, started: Started) -> None:
+        self.started = started
+        self._steps: deque[tuple[float, int]] = deque()
+        self._last: Look | None = None
+        self._worked_at_s = time.monotonic()
+
+    def look(self, job: Job) -> Job:
+        """Return a job with what can be seen of it now."""
+        now = time.monotonic()
+        found = list(_outputs(self.started))
+        steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
+        ages = [age for _, age in found]
+        newest = min(found, key=lambda one: one[1])[0] if found else b""
+        seen = work_signs.look(self.started.launcher, now, work_signs.tree())
+        last, self._last = self._last, seen
+        cores = None
+        if seen and last:
+            cores = max(0.0, (seen.cpu_s - last.cpu_s) / max(now - last.at_s, 0.001))
+        if seen is None or last is None or seen.work != last.work:
+            self._worked_at_s = now
+        return job._replace(
+            step=max(steps, default=None),
+            rate=self._rate(now, max(steps, default=None)),
+            line=_last_line(newest),
+            output_s=min(ages, default=None),
+            ranks=len(seen.ranks) if seen else 0,
+            cores=cores,
+            quiet_s=now - self._worked_at_s if seen else None,
+        )
+
+    def _rate(self, now: float, step: int | None) -> float | None:
+        """Return the steps a second of the last minute; None where they are not known yet."""
+        if step is None:
+            return None
+        if self._steps and step < self._steps[-1][1]:
+            self._steps.clear()  # counted from another beginning
+        if not self._steps or step > self._steps[-1][1]:
+            self._steps.append((now, step))
+        while len(self._steps) > 2 and self._steps[1][0] < now - _RATE_S:
+            self._steps.popleft()
+        (since, first), (_, last) = self._steps[0], self._steps[-1]
+        return (last - first) / (now - since) if last > first else None
+
+
+def _last_line(output: bytes) -> str:
+    lines = output[-4 * _LINE_CHARS :].decode("utf-8", "replace").replace("\r", "\n").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[-_LINE_CHARS:]
+
+
+def _outputs(started: Started) -> Iterator[tuple[bytes, float]]:
+    """Yield the end of each output of a job, and how many seconds ago it grew."""
+    for name in procfs.names(f"/proc/{started.keeper}/fd"):
+        path = f"/proc/{started.keeper}/fd/{name}"
+        if _target(path).startswith(f"/memfd:{output_tail.MEMORY}") and (found := _memory(path)):
+            yield found[0][-_OUTPUT_BYTES:], max(0.0, time.monotonic() - found[1])
+    yield from _files(started.launcher)
+
+
+def _files(launcher: int) -> Iterator[tuple[bytes, float]]:
+    """Yield the ends of the regular files that a job writes to."""
+    known: set[tuple[int, int]] = set()
+    for path in (f"/proc/{launcher}/fd/1", f"/proc/{launcher}/fd/2"):
+        try:
+            status = os.stat(path)
+            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in known:
+                continue
+            known.add((status.st_dev, status.st_ino))
+            with open(path, "rb") as file:
+                file.seek(max(0, status.st_size - _OUTPUT_BYTES))
+                yield file.read(_OUTPUT_BYTES), max(0.0, time.time() - status.st_mtime)
+        except OSError:
+            continue
+
+
+def _memory(path: str) -> tuple[bytes, float] | None:
+    """Return the bytes of a memory file, and when they came; None while they cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            for _ in range(3):
+                file.seek(0)
+                found = output_tail.shown(file.read())
+                file.seek(0)
+                if found and int.from_bytes(file.read(8), "little") == found[0]:
+                    return found[1], found[2]
+    except OSError:
+        return None
+    return None
+
+
+def _target(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+class _Gpus:
+    """What nvidia-smi says of the GPUs of a run.
+
+    Args:
+        plan: of the run.
+        environ: of the user, for PATH.
+    """
+
+    def __init__(self, plan: RecordedPlan, environ: Mapping[str, str]) -> None:
+        locks = events.mapping(plan.raw.get("locks"))
+        self._devices = events.strings(locks.get("devices"))
+        self._program = next(paths.on_path("nvidia-smi", environ), "") if self._devices else ""
+        self._environ = environ
+        self._next_s = float("-inf")
+
+    def look(self) -> tuple[Load, ...]:
+        """Return how busy they are; nothing where that is not known."""
+        if not self._program or time.monotonic() < self._next_s:
+            return ()
+        answer = command.run((self._program, *nvidia_smi.LOAD), self._environ, _SMI_S)
+        if answer.status is None:
+            self._next_s = time.monotonic() + _SMI_AGAIN_S
+        found = nvidia_smi.parse_load(answer.out)
+        return tuple(found[uuid] for uuid in self._devices if uuid in found)

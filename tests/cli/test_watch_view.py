@@ -1,0 +1,106 @@
+"""What a watched run shows: GPUs, silence, what a retry would do, and nothing of a terminal's."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pathlib
+
+import pytest
+from desk import NOW, a_run, event, journal
+from rich.console import Console
+from runs import executable
+
+from saferun.cli import colour, runs_watch, watch_view
+from saferun.errors import UsageError
+from saferun.gpu.nvidia_smi import Load, parse_load
+from saferun.journal import reader
+from saferun.journal.attempts import Attempt
+from saferun.model import Checkpoint
+from saferun.supervise.live_run import Job, LiveRun, Snapshot
+from saferun.system.procfs import this_process
+
+SMI = "GPU-a, 0, 98, 62771, 81559, 64\nGPU-b, 1, [N/A], 4, 81559, 91\nnonsense\n"
+
+
+def snapshot(job: Job, **facts) -> Snapshot:
+    run = a_run(outcome=reader.RUNNING, kind="", status=None)
+    return Snapshot(run, NOW, (job,), (), None)._replace(**facts)
+
+
+def text_of(now: Snapshot, label: str) -> str:
+    return "\n".join(line.text for line in watch_view.lines(now) if line.label == label)
+
+
+def test_a_run_shows_its_attempt_its_steps_and_its_silence():
+    job = Job(Attempt(2, started_at=NOW - 75, mitigations=("compile-off",)), step=1200)
+    now = snapshot(job._replace(rate=0.25, quiet_s=44.0, hang_at=NOW - 10))
+    assert text_of(now, "attempt") == "2, for 1m15s, with compile-off"
+    assert text_of(now, "step") == "1200, 4.0 s each"
+    assert text_of(now, "silence") == "no sign of work for 44s; it may hang, as said 10s ago"
+    assert text_of(snapshot(job._replace(quiet_s=14.0)), "silence") == ""
+
+
+def test_what_a_retry_would_do_is_what_the_run_has_recorded():
+    job = Job(Attempt(2, left=1), kind="cuda-oom", untried=("compile-off",))
+    now = snapshot(job, saved=Checkpoint("out/step-40", 40, NOW))
+    assert text_of(now, "retry") == (
+        "1 attempt is left if this one makes no progress; against cuda-oom: compile-off; "
+        "it would go on from out/step-40 (step 40)"
+    )
+    last = snapshot(job._replace(attempt=Attempt(3, left=0)), saved=now.saved)
+    assert text_of(last, "retry") == "no attempt is left if this one makes no progress"
+
+
+def test_nvidia_smi_says_how_busy_gpus_are():
+    found = parse_load(SMI)
+    assert found == {"GPU-a": Load(0, 98, 62771, 81559, 64), "GPU-b": Load(1, None, 4, 81559, 91)}
+    now = snapshot(Job(Attempt(1)), gpus=tuple(found.values()))
+    assert text_of(now, "GPU 0") == "98 %, 61.3 of 79.6 GiB, 64 °C"
+    assert [line.style for line in watch_view.lines(now) if line.label == "GPU 1"] == ["red"]
+
+
+def test_the_gpus_of_the_run_are_asked_for_and_no_others(tmp_path):
+    executable(tmp_path / "nvidia-smi", f"#!/bin/sh\ncat <<'END'\n{SMI}END\n")
+    begun = event("attempt", attempt=1, mitigations=[], by=this_process(), left=2)
+    plan = {"script": "t.py", "locks": {"devices": ["GPU-b"]}}
+    place = journal(tmp_path / "runs", "r1", begun, plan=plan)
+    run = reader.named(str(place.parent), "r1", NOW)
+    now = LiveRun(run, {"PATH": f"{tmp_path}:{os.environ['PATH']}"}).look()
+    assert [gpu.place for gpu in now.gpus] == [1]
+    assert now.jobs[0].attempt.left == 2
+    assert json.loads(json.dumps(watch_view.as_json(now)))["gpus"][0]["celsius"] == 91
+
+
+def test_a_narrow_terminal_cuts_lines_and_markup_is_text():
+    job = Job(Attempt(1), line="[red]a\x1b[31m[/nothing] " + "long " * 40, output_s=1.0)
+    out = io.StringIO()
+    console = Console(file=out, width=40, force_terminal=True, color_system=None)
+    console.print(colour.drawn(watch_view.lines(snapshot(job), "a note " * 20)))
+    assert max(map(len, out.getvalue().splitlines())) <= 40
+    assert "1.0s ago: [red]a?[31m" in out.getvalue()
+
+
+def test_a_journal_that_is_cut_shows_what_is_left(tmp_path):
+    begun = event("attempt", attempt=1, mitigations=[], by=this_process())
+    place = journal(tmp_path / "runs", "r1", begun)
+    with (place / "events.jsonl").open("a") as file:
+        file.write('{"at": 1, "event": "star')
+    (place / "plan.json").write_text('{"schema": 1, "env')
+    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).look()
+    assert (now.run.outcome, now.jobs[0].attempt.number, now.jobs[0].step) == ("running", 1, None)
+    assert watch_view.lines(now)
+
+
+def test_the_newest_run_that_goes_on_is_chosen(tmp_path):
+    base = tmp_path / "runs"
+    mine = this_process()
+    journal(base, "over", event("attempt", NOW + 9, attempt=1), event("end", NOW + 9, status=0))
+    with pytest.raises(UsageError, match="no run is going on"):
+        runs_watch.chosen(str(base), None)
+    for at, name in enumerate(("older", "newer")):
+        journal(base, name, event("attempt", NOW + at, attempt=1, by=mine))
+    run, note = runs_watch.chosen(str(base), None)
+    assert (run.id, note) == ("newer", "2 runs are going on; the others: older")
+    assert pathlib.Path(run.path).name == "newer"

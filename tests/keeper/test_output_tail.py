@@ -1,0 +1,47 @@
+"""The end of a job's output in a memory file, which another process reads while it grows."""
+
+from __future__ import annotations
+
+import os
+import random
+
+from saferun.keeper.output_tail import MEMORY, Tail, shown
+
+
+def memory_files() -> list[str]:
+    """The paths of this process's memory files of that kind."""
+    paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return [path for path in paths if os.path.islink(path) and MEMORY in os.readlink(path)]
+
+
+def test_whoever_may_look_into_the_process_reads_the_last_bytes():
+    tail, whole, chance = Tail(100, f"{MEMORY}1"), b"", random.Random(1)
+    for _ in range(500):
+        piece = bytes(chance.choices(range(256), k=chance.choice([1, 3, 40, 99, 100, 101, 250])))
+        whole += piece
+        tail.add(memoryview(piece))
+        assert tail.read() == whole[-100:]
+        (path,) = memory_files()
+        with open(path, "rb") as file:
+            found = shown(file.read())
+        assert found is not None
+        assert found[0] % 2 == 0
+        assert found[1][-100:] == whole[-100:]
+        assert found[2] > 0
+    assert found[0] > 0  # bytes were moved
+    del tail
+    assert memory_files() == []
+
+
+def test_bytes_that_are_being_moved_and_a_file_that_is_none_of_it_show_nothing():
+    odd = (3).to_bytes(8, "little") + (4).to_bytes(8, "little") * 2 + b"text"
+    assert shown(odd) is None
+    assert shown(b"") is None
+    assert shown(bytes(100)) is None
+
+
+def test_without_a_name_there_is_no_file():
+    tail = Tail(10)
+    tail.add(memoryview(b"text"))
+    assert memory_files() == []
+    assert tail.read() == b"text"
