@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TypedDict
+from typing import TypedDict
 
 from saferun.diagnosis import classify, log_file, log_reader, signatures
 from saferun.diagnosis.classify import Diagnosis
@@ -31,7 +31,7 @@ from saferun.supervise.start import check_script
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeAlias
+    from typing import IO, TypeAlias
 
     from typing_extensions import Unpack
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from saferun.profile.schema import Value
 
     Words: TypeAlias = Sequence[str | os.PathLike[str]]
+    Stream: TypeAlias = int | IO[str] | IO[bytes] | None
 
 # The first argument is the process that asks: the run ends, as by SIGTERM, when that is gone. The
 # second finds saferun; the working directory is taken off the path, so that no file there is
@@ -141,28 +142,22 @@ def run(
     *,
     check: bool = False,
     on_line: Callable[[str], object] | None = None,
-    stdout: int | IO[str] | IO[bytes] | None = None,
-    stderr: int | IO[str] | IO[bytes] | None = None,
+    stdout: Stream = None,
+    stderr: Stream = None,
     **launch: Unpack[Launch],
 ) -> RunResult:
-    """Run a job under saferun, in a process of its own, and wait for its end.
+    """Run a job under saferun, in a process of its own, and return how it ended.
 
     Any exception here ends the run, which is waited for: KeyboardInterrupt as Ctrl-C does (a second
     one kills the job), all others as SIGTERM does. So does the death of this process.
 
     Args:
         argv: the words behind `saferun`: `["--nproc-per-node", "2", "train.py", "--lr", "3e-4"]`.
-            The job reads nothing from standard input.
         check: raise RunError where the status is not 0.
-        on_line: is called with each line that the job or saferun writes, without its end; a line of
-            more than 65,536 characters comes in parts. `stdout` and `stderr` cannot be given then.
-        stdout: where the job's output goes, as subprocess takes it; otherwise to that of this
-            process. subprocess.PIPE is refused: use on_line.
-        stderr: the same, for the errors of the job and for saferun's lines.
+        on_line: is called with each line of the output, saferun's lines too, without its end.
+        stdout: where the job's output goes, as subprocess takes it, but no pipe; it is inherited.
+        stderr: the same for its errors and saferun's lines. Standard input is empty.
         **launch: see Launch.
-
-    Returns:
-        How it ended.
 
     Raises:
         UsageError: the command line is wrong, or the script does not exist.
@@ -174,21 +169,9 @@ def run(
         fix = "give on_line alone, or files"
         raise UsageError("stdout and stderr take neither a pipe nor on_line", fix=fix)
     words, gathered, cwd = _gather(argv, launch, starting=True)
-    if gathered.profile is not None:
-        check_script(gathered, cwd)
+    streams = (subprocess.PIPE, subprocess.STDOUT) if on_line else (stdout, stderr)
     before = _names(gathered.runs)
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    with subprocess.Popen(  # noqa: S603 - the caller's own words, and no shell
-        [sys.executable, "-c", _SCRIPT, str(os.getpid()), package, "run", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE if on_line else stdout,
-        stderr=subprocess.STDOUT if on_line else stderr,
-        env=gathered.environ,
-        cwd=cwd,
-        start_new_session=True,  # so that Ctrl-C reaches it once, through this process
-        encoding="utf-8" if on_line else None,
-        errors="replace" if on_line else None,
-    ) as job:
+    with _start(words, gathered, cwd, streams) as job:
         status = _wait(job, on_line)
     result = _result(job.pid, status, gathered, before)
     if check and status:
@@ -262,6 +245,33 @@ def _words(argv: Words, launch: Launch) -> list[str]:
     options += [("--run-dir", launch.get("run_dir"))]
     words = [f"{name}={os.fspath(text)}" for name, text in options if text is not None]
     return words + [os.fspath(word) for word in argv]
+
+
+def _start(
+    words: list[str], gathered: Gathered, cwd: str, streams: tuple[Stream, Stream]
+) -> subprocess.Popen[str]:
+    """Start saferun in a session of its own, so that Ctrl-C reaches it once, by this process.
+
+    Args:
+        words: its command line.
+        gathered: has the environment.
+        cwd: the working directory.
+        streams: for its output and its errors.
+    """
+    if gathered.profile is not None:
+        check_script(gathered, cwd)
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return subprocess.Popen(  # noqa: S603 - the caller's own words, and no shell
+        [sys.executable, "-c", _SCRIPT, str(os.getpid()), package, "run", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=streams[0],
+        stderr=streams[1],
+        env=gathered.environ,
+        cwd=cwd,
+        start_new_session=True,
+        encoding="utf-8",
+        errors="replace",
+    )
 
 
 def _wait(job: subprocess.Popen[str], on_line: Callable[[str], object] | None) -> int:

@@ -22,7 +22,7 @@ from saferun.errors import UsageError
 
 
 @click.command(context_settings=HELP)
-@click.argument("log", required=False, metavar="[LOG | -]")
+@click.argument("log", required=False, metavar="[LOG | -]", type=click.Path())
 @click.option("--exit-code", type=int, metavar="N", help="Exit status of what wrote the log.")
 @click.option("--explain", is_flag=True, help="Show which lines weighed how much.")
 @AS_JSON
