@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Items: TypeAlias = list[CompletionItem[Any]]
 
 
-def run_ids(context: click.Context, _parameter: click.Parameter, _written: str) -> Items:
+def run_ids(context: click.Context, *_asked: object) -> Items:
     """Return the ids of the runs, newest first."""
     from click.shell_completion import CompletionItem
 
@@ -30,7 +30,7 @@ def run_ids(context: click.Context, _parameter: click.Parameter, _written: str) 
     return [CompletionItem(name) for name in (reader.LAST, *sorted(reader.names(base))[::-1])]
 
 
-def profile_names(_context: click.Context, _parameter: click.Parameter, _written: str) -> Items:
+def profile_names(*_asked: object) -> Items:
     """Return the profiles, and files."""
     from click.shell_completion import CompletionItem
 
@@ -48,7 +48,7 @@ def profiles(environ: Mapping[str, str]) -> Items:
     return [CompletionItem(name, help=printable(text)) for name, text in found.items()]
 
 
-def help_words(_context: click.Context, _parameter: click.Parameter, _written: str) -> Items:
+def help_words(*_asked: object) -> Items:
     """Return the words that `saferun help` explains."""
     from click.shell_completion import CompletionItem
 
