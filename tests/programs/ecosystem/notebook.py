@@ -13,7 +13,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 folder = Path(sys.argv[1])
-FIRST = "import saferun\nresult = saferun.run(['job.py'], settings={'launcher': 'python'})\nresult.status"
+FIRST = """import saferun
+result = saferun.run(['job.py'], settings={'launcher': 'python'})
+result.status"""
 SECOND = "saferun.run(['job.py', 'stay'], settings={'launcher': 'python'})"
 THIRD = "'still alive'"
 
