@@ -99,6 +99,8 @@ def answer(instruction: str) -> int:
         click.echo(asked.source())
         return 0
     for item in candidates(*asked.get_completion_args(), environ=os.environ):
+        if shell == "zsh":
+            item.value = item.value or "_"  # click's code for zsh drops empty lines
         click.echo(asked.format_completion(item))
     return 0
 
@@ -125,7 +127,8 @@ def candidates(args: Sequence[str], incomplete: str, *, environ: Mapping[str, st
     plain = (item for item in found if item.type == "plain" and _PLAIN.match(item.value))
     fitting = [item for item in plain if item.value.startswith(written)]
     shortened = [CompletionItem(item.value[cut:], help=item.help) for item in fitting]
-    return [*(item for item in found if item.type != "plain"), *shortened]
+    places = [CompletionItem(shown, type=item.type) for item in found if item.type != "plain"]
+    return [*places, *shortened]
 
 
 def _of_line(words: Sequence[str], written: str, environ: Mapping[str, str]) -> Items:
