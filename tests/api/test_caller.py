@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ from runs import Run, run, small_torchrun, staying
 CALLER = [sys.executable, str(PROGRAMS / "api" / "caller.py")]
 
 
-def calls(folder: Path, how: str = "") -> Run:
-    return run(folder, *staying(folder), command=[*CALLER, how], env=small_torchrun(folder))
+def calls(folder: Path, how: str = "") -> AbstractContextManager[Run]:
+    """A program in a process group of its own, as at a terminal."""
+    options = {"env": small_torchrun(folder), "start_new_session": True}
+    return run(folder, *staying(folder), command=[*CALLER, how], **options)
 
 
 def ranks_stay(job: Run) -> None:
@@ -33,7 +37,7 @@ def ranks_stay(job: Run) -> None:
 def test_an_exception_ends_the_run_and_is_raised_then(tmp_path, how, number, raised):
     with calls(tmp_path, how) as job:
         ranks_stay(job)
-        job.process.send_signal(number)
+        os.killpg(job.process.pid, number)
         assert job.end() == 3, job.err
         job.nothing_lives()
         assert f"raised {raised}" in job.out

@@ -24,7 +24,8 @@ INTERACTIVE = {
 }
 SOURCE = {
     "bash": 'eval "$(_SAFERUN_COMPLETE=bash_source saferun)"',
-    "zsh": 'autoload -U compinit; compinit -u -D; eval "$(_SAFERUN_COMPLETE=zsh_source saferun)"',
+    "zsh": "zle_highlight=(none); autoload -U compinit; compinit -u -D; "
+    'eval "$(_SAFERUN_COMPLETE=zsh_source saferun)"',
 }
 LINES = [
     ("runs sh", "runs show "),
@@ -57,7 +58,7 @@ def typed(desk: Desk, shell: str) -> Iterator[str]:
     """Type each line and TAB; yield the line as the shell has completed it."""
     terminal = Terminal({**desk.environ, "TERM": "xterm", "COLUMNS": "200"}, INTERACTIVE[shell])
     try:
-        terminal.type(f"cd {desk.cwd}\n{SOURCE[shell]}\nunset -f nothing; echo LOA''DED\n")
+        terminal.type(f"cd {desk.cwd}\n{SOURCE[shell]}\necho LOA''DED\n")
         terminal.expect(rb"LOADED")
         terminal.expect(rb"READY\$ ")
         for line, whole in LINES:
