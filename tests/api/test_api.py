@@ -12,7 +12,7 @@ import sys
 import pytest
 from cases import check_cases
 from command import call
-from desk import HUB_DOWN, KEY_ERROR, MITIGABLE, NO_SHM, OK, WRONG, Desk
+from desk import HUB_DOWN, KEY_ERROR, MITIGABLE, NO_SHM, NOW, OK, WRONG, Desk, finished
 
 import saferun
 from saferun.planning.view import as_json
@@ -78,10 +78,33 @@ def test_a_run_without_a_journal_has_its_status(desk):
 
 
 def test_the_run_is_found_among_others(desk):
-    results = [run(desk, OK, run_dir=desk.tmp / "runs") for _ in range(3)]
-    ids = {result.run_id for result in results}
-    assert ids == {path.name for path in (desk.tmp / "runs").iterdir()}
-    assert len(ids) == 3
+    """Among those of processes that had the same pid before, and one that began meanwhile."""
+    for pid in range(os.getpid(), os.getpid() + 2000):
+        (desk.base / f"20000101-101010-{pid}").mkdir(parents=True)
+        (desk.base / f"20000101-101010-{pid}" / "plan.json").write_text("{}")
+    before = set(os.listdir(desk.base))
+
+    def meanwhile(_line: str) -> None:
+        if not (desk.base / "19990101-101010-1").exists():
+            finished(desk.base, "19990101-101010-1", NOW)
+
+    result = run(desk, OK, on_line=meanwhile)
+    assert set(os.listdir(desk.base)) - before == {"19990101-101010-1", result.run_id}
+
+
+def test_the_job_reads_nothing(desk):
+    desk.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\ncat\n")
+    lines: list[str] = []
+    ours, kept = os.pipe(), os.dup(0)
+    os.write(ours[1], b"of the caller\n")
+    os.dup2(ours[0], 0)
+    try:
+        for descriptor in ours:
+            os.close(descriptor)
+        run(desk, retries=0, on_line=lines.append)
+    finally:
+        os.dup2(kept, 0)
+    assert "of the caller" not in lines
 
 
 def test_a_job_that_a_signal_ended_has_the_status_of_a_shell(desk):
