@@ -92,15 +92,28 @@ def test_uv_runs_it_in_a_project(place):
     assert out.splitlines() == [f"{sys.executable} 2"] * 2
 
 
-def test_pre_commit_runs_its_hooks_without_torch(place):
+CONFIG = """
+repos:
+  - repo: {root}
+    rev: {commit}
+    hooks:
+      - id: saferun-profiles-check
+      - {{id: saferun-gen-shell-check, files: "run[.]sh$"}}
+"""
+
+
+def test_pre_commit_runs_the_committed_hooks_without_torch(place):
     (place / "profiles").mkdir()
     (place / "profiles" / "good.yaml").write_text("schema: 1\nextends: [cuda]\n")
     ran(place, TORCH / "saferun", "gen-shell", "-o", "run.sh", "--", "rank.py")
+    commit = ran(ROOT, "git", "rev-parse", "HEAD").strip()
+    (place / ".pre-commit-config.yaml").write_text(CONFIG.format(root=ROOT, commit=commit))
     ran(place, "git", "init", "--quiet")
-    ran(place, "git", "add", "profiles", "run.sh")
+    ran(place, "git", "add", ".pre-commit-config.yaml", "profiles", "run.sh")
     homes = {"PRE_COMMIT_HOME": f"{place}/hooks"}
-    hook = (TORCH / "pre-commit", "try-repo", ROOT, "--all-files", "--verbose")
-    assert "no errors" in ran(place, *hook, "saferun-profiles-check", **homes)
+    out = ran(place, TORCH / "pre-commit", "run", "--all-files", "--verbose", **homes)
+    assert "profiles/good.yaml: no errors" in out
+    assert "run.sh: up to date" in out
     assert not list(place.glob("hooks/**/site-packages/torch"))
 
 
