@@ -282,7 +282,8 @@ def _wait(job: subprocess.Popen[str], on_line: Callable[[str], object] | None) -
             while job.stdout and (line := job.stdout.readline(_LINE_CHARACTERS)):
                 if on_line:
                     on_line(line.removesuffix("\n"))
-            status = job.wait()
+            while (status := job.poll()) is None:
+                time.sleep(0.1)  # ray.cancel's interrupt is no signal: it does not end a waitpid(2)
             break
         except BaseException as error:
             raised = raised or error

@@ -46,6 +46,13 @@ def test_an_exception_ends_the_run_and_is_raised_then(tmp_path, how, number, rai
         assert signals == ["SIGINT" if number == signal.SIGINT else "SIGTERM"]
 
 
+def test_an_interrupt_that_is_no_signal_ends_the_run(tmp_path):
+    with calls(tmp_path, "thread") as job:
+        assert job.end() == 3, job.err
+        job.nothing_lives()
+        assert "raised KeyboardInterrupt" in job.out
+
+
 def test_what_the_function_for_lines_raises_ends_the_run(tmp_path):
     with calls(tmp_path, "line") as job:
         assert job.end() == 3, job.err

@@ -2,11 +2,16 @@
 
     caller.py HOW WORDS...
 
-With `raises` its handler of SIGALRM raises; with `line` its function for a line does.
+With `raises` its handler of SIGALRM raises; with `line` its function for a line does; with
+`thread` another thread interrupts this one, without a signal, when both ranks are up.
 """
 
+import _thread
 import signal
 import sys
+import threading
+import time
+from pathlib import Path
 
 import saferun
 
@@ -23,9 +28,17 @@ def line(text: str) -> None:
         raise LookupError(text)
 
 
+def interrupt() -> None:
+    while len(list(Path("out").glob("here-1-*"))) < 2:
+        time.sleep(0.05)
+    _thread.interrupt_main()
+
+
 signal.signal(signal.SIGALRM, alarm)
+if how == "thread":
+    threading.Thread(target=interrupt, daemon=True).start()
 try:
-    result = saferun.run(words, on_line=None if how == "raises" else line)
+    result = saferun.run(words, on_line=line if how == "line" else None)
 except BaseException as error:
     print("raised", type(error).__name__, flush=True)
     sys.exit(3)
