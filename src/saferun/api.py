@@ -283,7 +283,7 @@ def _wait(job: subprocess.Popen[str], on_line: Callable[[str], object] | None) -
                 if on_line:
                     on_line(line.removesuffix("\n"))
             while (status := job.poll()) is None:
-                time.sleep(0.1)  # ray.cancel's interrupt is no signal: it does not end a waitpid(2)
+                time.sleep(0.1)  # an interrupt by another thread ends no waitpid(2)
             break
         except BaseException as error:
             raised = raised or error
