@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TENSORFLOW := .venv-tensorflow
 DOCS := .venv-docs
+ECOSYSTEM := .venv-ecosystem
 
-.PHONY: demo test test-slurm quick-slurm test-tensorflow lint unit slow bench docs clean
+.PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem lint unit slow bench docs clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -23,14 +24,18 @@ lint: $(READY)
 # What is slower than a few seconds and asserts more is in `make slow`.
 # Three processes keep two cores busy: some tests wait.
 unit: $(READY)
-	$(BIN)/pytest -n 3 --dist worksteal -m "not slow and not slurm and not tensorflow"
+	$(BIN)/pytest -n 3 --dist worksteal -m "not slow and not slurm and not tensorflow and not ecosystem"
 
 slow: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not slurm and not tensorflow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not slurm and not tensorflow and not ecosystem"
 
 # A real TensorFlow on two logical CPU devices: 1.6 GB, in an environment of its own.
 test-tensorflow: $(READY) $(TENSORFLOW)/.ready
 	$(BIN)/pytest -n 2 tests/tensorflow -m tensorflow
+
+# Notebooks, submitit, pipx, uv and pre-commit, with saferun in an environment without torch.
+test-ecosystem: $(READY) $(ECOSYSTEM)/.ready
+	$(BIN)/pytest tests/ecosystem -m ecosystem
 
 # Slurm on three nodes of this machine. Needs root, and:
 # apt-get install --no-install-recommends slurm-wlm munge
@@ -62,10 +67,15 @@ $(TENSORFLOW)/.ready: constraints-tensorflow.txt
 	$(TENSORFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-tensorflow.txt --no-deps tf_keras
 	touch $(TENSORFLOW)/.ready
 
+$(ECOSYSTEM)/.ready: pyproject.toml constraints-ecosystem.txt
+	$(PYTHON) -m venv $(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-ecosystem.txt -e . ipykernel nbclient submitit pipx uv
+	touch $(ECOSYSTEM)/.ready
+
 $(DOCS)/.ready: constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-docs.txt mkdocs-material click pyyaml filelock
 	touch $(DOCS)/.ready
 
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) out
+	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(ECOSYSTEM) out

@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "saferun"
 # The rooms, top to bottom: an import goes down this list, never up.
 ROOMS = (
-    *("__main__", "cli", "export", "supervise", "doctor", "gpu", "keeper", "journal"),
+    *("__main__", "cli", "api", "export", "supervise", "doctor", "gpu", "keeper", "journal"),
     *("planning", "profile", "diagnosis", "audit", "knowledge", "system", "inject"),
     *("model", "errors", "named_tuple"),
 )
@@ -284,6 +284,12 @@ def test_a_launch_loads_nothing_heavy(tmp_path, launch):
     loaded = modules_of(launch, tmp_path)
     assert not loaded & set(HEAVY)
     assert ("saferun.supervise.attempt" in loaded) is (launch == SUPERVISED)
+
+
+def test_the_package_alone_loads_no_room(tmp_path):
+    """A launch imports it, too."""
+    loaded = modules_of("import saferun", tmp_path)
+    assert {name for name in loaded if name.startswith("saferun")} == {"saferun"}
 
 
 def test_help_loads_neither_torch_nor_click(tmp_path):

@@ -15,15 +15,16 @@ import time
 
 from helpers import DEADLINE_S
 
+BASH = ("bash", "--norc", "--noprofile", "--noediting", "-i")
+
 
 class Terminal:
-    """An interactive bash in a pty."""
+    """An interactive shell in a pty, bash unless another is given."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], shell: tuple[str, ...] = BASH) -> None:
         self.pid, self.fd = pty.fork()
         if not self.pid:
-            shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
-            os.execvpe("bash", shell, {**environment, "PS1": "READY$ ", "TERM": "dumb"})
+            os.execvpe(shell[0], shell, {"TERM": "dumb", **environment, "PS1": "READY$ "})
         self.seen = b""
         self.expect(rb"READY\$ ")
 

@@ -15,6 +15,12 @@ from saferun.errors import UnavailableError
 from saferun.system.printable import printable
 
 
+def command_named(name: str) -> click.Command:
+    """Return a command; its module is imported here."""
+    command: click.Command = import_module(f"saferun.cli.{name.replace('-', '_')}").command
+    return command
+
+
 def commands(argv: Sequence[str]) -> int:
     """Run one command and return its exit status.
 
@@ -23,7 +29,7 @@ def commands(argv: Sequence[str]) -> int:
         BrokenPipeError: the reader of the output is gone.
     """
     name = argv[0]
-    command: click.Command = import_module(f"saferun.cli.{name.replace('-', '_')}").command
+    command = command_named(name)
     try:
         return command.main(argv[1:], prog_name=f"saferun {name}", standalone_mode=False) or 0
     except click.ClickException as error:

@@ -5,32 +5,24 @@ It reads and prints; diagnosis/classify.py decides.
 
 from __future__ import annotations
 
-import codecs
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import click
 
 from saferun.cli.options import AS_JSON, HELP, echo, json_text
-from saferun.diagnosis import classify, failure_report, log_reader, signatures
+from saferun.diagnosis import classify, failure_report, log_file, signatures
 from saferun.diagnosis import explain as explanation
 from saferun.diagnosis.classify import Diagnosis
 from saferun.diagnosis.deciding import known_from
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.explain import Account
-from saferun.errors import EXIT_UNAVAILABLE, SaferunError, UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import BinaryIO
-
-_CHUNK_BYTES = 4 * 1024 * 1024
-_UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+from saferun.errors import UsageError
 
 
 @click.command(context_settings=HELP)
-@click.argument("log", required=False, metavar="[LOG | -]")
+@click.argument("log", required=False, metavar="[LOG | -]", type=click.Path())
 @click.option("--exit-code", type=int, metavar="N", help="Exit status of what wrote the log.")
 @click.option("--explain", is_flag=True, help="Show which lines weighed how much.")
 @AS_JSON
@@ -44,12 +36,6 @@ def command(log: str | None, exit_code: int | None, explain: bool, as_json: bool
         diagnosis, account = run(log, exit_code, os.environ), None
     echo(to_json(diagnosis, account) if as_json else to_text(diagnosis, account))
     return 0
-
-
-class LogError(SaferunError):
-    """The log cannot be read (exit 69)."""
-
-    code = EXIT_UNAVAILABLE
 
 
 def run(
@@ -69,7 +55,7 @@ def run(
         LogError: the file is missing or not readable.
     """
     known = signatures.load(environ)
-    return classify.classify(Evidence(log=read(path), exit_code=exit_code), known)
+    return classify.classify(Evidence(log=log_file.read(path), exit_code=exit_code), known)
 
 
 def explained(
@@ -86,43 +72,12 @@ def explained(
         LogError: the file is missing or not readable.
     """
     known = signatures.load(environ)
-    evidence = Evidence(log=read(path), exit_code=exit_code)
+    evidence = Evidence(log=log_file.read(path), exit_code=exit_code)
     reading = classify.read(evidence, known)
     account = explanation.account(reading, known)
     if first := classify.before_reading(evidence, known):
         return first, account._replace(decision=())
     return reading.diagnosis, account
-
-
-def read(path: str | None) -> log_reader.Log:
-    """Read a log of any size in bounded memory.
-
-    Raises:
-        LogError: the file is missing or not readable.
-    """
-    if path is None or path == "-":
-        return log_reader.read(_chunks(sys.stdin.buffer))
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return log_reader.read(_chunks(file))
-    except OSError as error:
-        what = f"the log cannot be read: {os.strerror(error.errno or 0)}"
-        raise LogError(what, where=path, fix="name a text file, or - for standard input") from None
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield a stream's bytes; UTF-16, as Windows shells redirect it, becomes UTF-8."""
-    first = file.read(_CHUNK_BYTES) or b""
-    encoding = _UTF16.get(first[:2])
-    if encoding is None:
-        yield first
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
-        return
-    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-    yield decoder.decode(first[2:]).encode()
-    while chunk := file.read(_CHUNK_BYTES):
-        yield decoder.decode(chunk).encode()
 
 
 def to_json(diagnosis: Diagnosis, account: Account | None = None) -> str:

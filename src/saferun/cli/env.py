@@ -6,13 +6,19 @@ import os
 
 import click
 
+from saferun.cli.completers import profile_names
 from saferun.cli.options import HELP, echo
 from saferun.planning import inputs
 from saferun.planning.request import read
 
 
 @click.command(context_settings=HELP)
-@click.option("--profile", metavar="NAME|FILE", help="The profile; else SAFERUN_PROFILE, detected.")
+@click.option(
+    "--profile",
+    metavar="NAME|FILE",
+    help="The profile; else SAFERUN_PROFILE, detected.",
+    shell_complete=profile_names,
+)
 @click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any profile key.")
 def command(profile: str | None, sets: tuple[str, ...]) -> int:
     """Print `export` lines for eval: eval "$(saferun env --profile h100)"."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,7 +39,14 @@ Commands:
 
 
 def front(argv: Sequence[str]) -> int:
-    """Print the version or the help; without arguments, the help goes to stderr as for an error."""
+    """Print the version, the help, or what a shell asks for to complete a line.
+
+    Without arguments the help goes to stderr, as for an error.
+    """
+    if not argv and (asked := os.environ.get("_SAFERUN_COMPLETE")):
+        from saferun.cli.completion import answer
+
+        return answer(asked)
     if argv and argv[0] == "--version":
         sys.stdout.write(f"saferun {__version__}\n")
         return 0

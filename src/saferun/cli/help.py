@@ -8,6 +8,7 @@ import textwrap
 import click
 
 from saferun.cli import reference
+from saferun.cli.completers import help_words
 from saferun.cli.front import HELP as FRONT
 from saferun.cli.options import HELP, echo
 from saferun.errors import UsageError
@@ -17,7 +18,12 @@ _WIDTH = 96
 
 
 @click.command(context_settings=HELP)
-@click.argument("word", required=False, metavar="[KIND | VARIABLE | MITIGATION | HOOK | KEY]")
+@click.argument(
+    "word",
+    required=False,
+    metavar="[KIND | VARIABLE | MITIGATION | HOOK | KEY]",
+    shell_complete=help_words,
+)
 @click.option("--list", "listed", is_flag=True, help="List all words.")
 def command(word: str | None, listed: bool) -> int:
     """Explain a kind of failure, a variable, a mitigation, a hook or a profile key."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import click
 
 from saferun.cli.options import TORCHRUN_ARGUMENTS, echo, echo_json
-from saferun.errors import UsageError
 from saferun.model import Request
 from saferun.planning import inputs
 from saferun.planning.request import read_command
@@ -43,13 +42,10 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     """
     from saferun.audit import collect
     from saferun.planning import view
-    from saferun.planning.torchrun_args import launch_only
     from saferun.supervise.resumption import resumed_now
 
     gathered = inputs.look(request, environ, cwd)
-    line = gathered.request.line
-    if line.refusal is not None and not gathered.starts_python:
-        raise UsageError(f"torchrun would refuse this: {line.refusal}", fix=launch_only(line) or "")
+    inputs.check_accepted(gathered)
     plan = gathered.plan()
     notes: list[str] = []
     resumed = resumed_now(gathered, notes.append)

@@ -6,6 +6,7 @@ import os
 
 import click
 
+from saferun.cli.completers import profile_names
 from saferun.cli.options import HELP, echo, echo_json
 from saferun.planning import inputs
 from saferun.profile import files as profiles
@@ -37,7 +38,7 @@ def list_profiles() -> int:
 
 
 @command.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=profile_names)
 def show_profile(name: str) -> int:
     """Show every value of a profile, with its reason and its source."""
     import textwrap
@@ -64,7 +65,7 @@ def show_profile(name: str) -> int:
 
 
 @command.command("check")
-@click.argument("files", nargs=-1, required=True)
+@click.argument("files", nargs=-1, required=True, type=click.Path())
 def check_profiles(files: tuple[str, ...]) -> int:
     """Check profile files and print every error, one a line; exit 78 if there is any."""
     from saferun.errors import EXIT_CONFIG, ProfileError

@@ -10,6 +10,7 @@ import time
 import click
 
 from saferun import __version__
+from saferun.cli.completers import run_ids
 from saferun.cli.options import AS_JSON, HELP, RUN_DIR, TORCHRUN_ARGUMENTS, echo, echo_json
 from saferun.errors import UsageError
 from saferun.planning import inputs
@@ -45,7 +46,7 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
 
 
 @command.command("show")
-@click.argument("run_id", metavar="ID")
+@click.argument("run_id", metavar="ID", shell_complete=run_ids)
 @RUN_DIR
 @AS_JSON
 @click.option("--csv", "as_csv", is_flag=True, help="Print the run's trials, a row each.")
@@ -163,7 +164,7 @@ def list_mitigations(as_json: bool) -> int:
 
 
 @mitigations_group.command("clear")
-@click.argument("script", required=False)
+@click.argument("script", required=False, type=click.Path())
 def clear_mitigations(script: str | None) -> int:
     """Forget the mitigations of SCRIPT, or all of them."""
     from saferun.journal import mitigation_history

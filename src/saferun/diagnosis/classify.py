@@ -108,6 +108,23 @@ def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
     return last
 
 
+def recorded(
+    name: str, line: str, rank: int | None, decided_by: tuple[str, ...], knowledge: Knowledge
+) -> Diagnosis | None:
+    """Return a diagnosis from what the journal has of it; None for a kind that is not known here.
+
+    Args:
+        name: of the kind.
+        line: the root line.
+        rank: the root's.
+        decided_by: the evidence that decided.
+        knowledge: explanation and advice of the kind are in it.
+    """
+    if name not in knowledge.kinds:
+        return None
+    return _diagnosis(name, knowledge, line, rank, line)._replace(decided_by=decided_by)
+
+
 def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
     """Return what the lines of one run mean, with the rest of the evidence."""
     found = _of_lines(evidence, cuda_codes.named(log), knowledge)

@@ -79,7 +79,7 @@ def find(base: str, now_s: float) -> tuple[list[Run], int]:
         UnavailableError: it cannot be read.
     """
     found, closed = [], 0
-    for name in _names(base):
+    for name in names(base):
         try:
             run = read(base, name, now_s)
         except PermissionError:
@@ -122,8 +122,12 @@ def named(base: str, word: str, now_s: float) -> Run:
     return run
 
 
-def _names(base: str) -> list[str]:
-    """Return what may be a run: directories, not hidden, not by a link."""
+def names(base: str) -> list[str]:
+    """Return what may be a run: directories, not hidden, not by a link.
+
+    Raises:
+        UnavailableError: the directory of runs cannot be read.
+    """
     try:
         with os.scandir(base) as entries:
             return [
@@ -140,22 +144,22 @@ def _names(base: str) -> list[str]:
 
 
 def _the_one(base: str, word: str) -> str:
-    names = _names(base)
-    if word in names:
+    found = names(base)
+    if word in found:
         return word
-    begun = sorted(name for name in names if word and name.startswith(word))
+    begun = sorted(name for name in found if word and name.startswith(word))
     if len(begun) == 1:
         return begun[0]
     if begun:
         some = ", ".join(begun[-3:]) + (", …" if len(begun) > 3 else "")
         raise UsageError(f"{len(begun)} runs begin with `{word}`", where=base, fix=some)
-    raise UsageError(f"no run `{word}`", where=base, fix=_nearest(word, names))
+    raise UsageError(f"no run `{word}`", where=base, fix=_nearest(word, found))
 
 
-def _nearest(word: str, names: Sequence[str]) -> str:
+def _nearest(word: str, known: Sequence[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.0)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.0)
     return f"did you mean `{close[0]}`?" if close else "there is no run yet"
 
 

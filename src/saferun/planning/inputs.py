@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from saferun.audit import collect
-from saferun.errors import UnavailableError
+from saferun.errors import UnavailableError, UsageError
 from saferun.model import (
     NO_CHANGES,
     Changes,
@@ -25,7 +25,7 @@ from saferun.named_tuple import NamedTuple
 from saferun.planning import torchrun_install
 from saferun.planning.build import build_plan, conditions, disabled_plan
 from saferun.planning.own_variables import is_supervised
-from saferun.planning.torchrun_args import launch_options
+from saferun.planning.torchrun_args import launch_only, launch_options
 from saferun.profile import files as profiles
 from saferun.profile import settings
 from saferun.profile.merge import Given, is_for_gpus, resolve
@@ -129,6 +129,17 @@ def start(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
         SaferunError: a mistake of the user's, or torchrun is not installed.
     """
     return _gather(request, environ, cwd, starting=True)
+
+
+def check_accepted(gathered: Gathered) -> None:
+    """Check that torchrun would accept the command line.
+
+    Raises:
+        UsageError: it would not; the message is torchrun's.
+    """
+    line = gathered.request.line
+    if line.refusal is not None and not gathered.starts_python:
+        raise UsageError(f"torchrun would refuse this: {line.refusal}", fix=launch_only(line) or "")
 
 
 class Selection(NamedTuple):

@@ -1,0 +1,343 @@
+"""What `import saferun` offers Python programs: run a job, diagnose a log, show a plan.
+
+A run is a saferun process of its own: the caller keeps its signal handlers and its main thread.
+Nothing here prints; the run itself writes what saferun writes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypedDict
+
+from saferun.diagnosis import classify, log_file, log_reader, signatures
+from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.evidence import Evidence
+from saferun.errors import SaferunError, UsageError
+from saferun.journal import reader
+from saferun.journal.attempts import attempts
+from saferun.model import LaunchPlan
+from saferun.named_tuple import NamedTuple
+from saferun.planning import inputs
+from saferun.planning.inputs import Gathered
+from saferun.planning.request import read
+from saferun.profile.values import write_value
+from saferun.supervise.start import check_script
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO, TypeAlias
+
+    from typing_extensions import Unpack
+
+    from saferun.journal.attempts import Attempt as RecordedAttempt
+    from saferun.profile.schema import Value
+
+    Words: TypeAlias = Sequence[str | os.PathLike[str]]
+    Stream: TypeAlias = int | IO[str] | IO[bytes] | None
+
+# The first argument is the process that asks: the run ends, as by SIGTERM, when that is gone. The
+# second finds saferun; the working directory is taken off the path, so that no file there is
+# imported in place of a module.
+_SCRIPT = """
+import sys
+sys.path[:] = [*filter(None, sys.path), sys.argv.pop(2)]
+import ctypes, os
+ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit(143)
+from saferun.__main__ import main
+sys.exit(main())
+"""
+_LINE_CHARACTERS = 1 << 16  # a longer line comes in parts
+
+
+class Launch(TypedDict, total=False):
+    """Keyword arguments that `run` and `plan` share; each may be left out, or be None.
+
+    profile: name or file, as `--profile`.
+    settings: profile keys and their values, as `--set`: `{"retry.attempts": 1, "env.A": "b"}`.
+    retries: attempts after the first, as `--retries`.
+    run_dir: the directory of the runs' journals, as `--run-dir`.
+    env: the whole environment of the run; otherwise that of this process.
+    cwd: its working directory; otherwise that of this process.
+    """
+
+    profile: str | os.PathLike[str] | None
+    settings: Mapping[str, Value] | None
+    retries: int | None
+    run_dir: str | os.PathLike[str] | None
+    env: Mapping[str, str] | None
+    cwd: str | os.PathLike[str] | None
+
+
+class Attempt(NamedTuple):
+    """One attempt of a run."""
+
+    number: int  # from 1 on
+    worker: int | None  # of several (`workers: N`)
+    status: int | None  # exit status of the launcher, 128+n for a signal; None: not known
+    started_at: float | None  # seconds since the epoch
+    lived_s: float | None
+    mitigations: tuple[str, ...]  # that were in force
+    diagnosis: Diagnosis | None  # None where it succeeded, or nothing is recorded
+    action: str  # what followed: "again", "stop", "done"; "" where it is not known
+    reason: str  # why
+
+
+class RunResult(NamedTuple):
+    """How a run ended, from its exit status and its journal.
+
+    Without a journal (`retries=0`, SAFERUN_DISABLE, a disk that takes none, a run that was refused
+    before its first attempt) only the status is known.
+    """
+
+    status: int  # exit status of saferun, 128+n where a signal ended it; 0 is success
+    run_id: str  # as `saferun runs show` takes it; "" without a journal
+    outcome: str  # "ok", "failed", "interrupted"
+    attempts: tuple[Attempt, ...]  # in order; those of each worker stand together
+    journal: str | None  # directory
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Of the attempt that failed last; None after a success."""
+        found = [one.diagnosis for one in self.attempts if one.diagnosis]
+        return found[-1] if found and self.status else None
+
+    @property
+    def mitigations(self) -> tuple[str, ...]:
+        """Those that were in force in the last attempt."""
+        return self.attempts[-1].mitigations if self.attempts else ()
+
+
+class RunError(SaferunError):
+    """A run with `check=True` did not succeed.
+
+    Attributes:
+        result: the RunResult.
+    """
+
+    def __init__(self, result: RunResult) -> None:
+        found = result.diagnosis
+        what = f"the run ended with status {result.status}"
+        super().__init__(
+            f"{what}: {found.kind}" if found else what,
+            where=found.root_line if found else "",
+            fix=found.advice if found else "",
+        )
+        self.code = result.status
+        self.result = result
+
+    def __reduce__(self) -> tuple[type[RunError], tuple[RunResult]]:
+        return RunError, (self.result,)
+
+
+def run(
+    argv: Words,
+    *,
+    check: bool = False,
+    on_line: Callable[[str], object] | None = None,
+    stdout: Stream = None,
+    stderr: Stream = None,
+    **launch: Unpack[Launch],
+) -> RunResult:
+    """Run a job under saferun, in a process of its own, and return how it ended.
+
+    Any exception here ends the run, which is waited for: KeyboardInterrupt as Ctrl-C does (a second
+    one kills the job), all others as SIGTERM does. So does the death of this process.
+
+    Args:
+        argv: the words behind `saferun`: `["--nproc-per-node", "2", "train.py", "--lr", "3e-4"]`.
+        check: raise RunError where the status is not 0.
+        on_line: is called with each line of the output, saferun's lines too, without its end.
+        stdout: where the job's output goes, as subprocess takes it, but no pipe; it is inherited.
+        stderr: the same for its errors and saferun's lines. Standard input is empty.
+        **launch: see Launch.
+
+    Raises:
+        UsageError: the command line is wrong, or the script does not exist.
+        ProfileError: the profile or a setting is wrong.
+        UnavailableError: there is no torchrun, or no python.
+        RunError: with `check`, the job failed.
+    """
+    if subprocess.PIPE in (stdout, stderr) or (on_line and not stdout is stderr is None):
+        fix = "give on_line alone, or files"
+        raise UsageError("stdout and stderr take neither a pipe nor on_line", fix=fix)
+    words, gathered, cwd = _gather(argv, launch, starting=True)
+    streams = (subprocess.PIPE, subprocess.STDOUT) if on_line else (stdout, stderr)
+    before = _names(gathered.runs)
+    with _start(words, gathered, cwd, streams) as job:
+        status = _wait(job, on_line)
+    result = _result(job.pid, status, gathered, before)
+    if check and status:
+        raise RunError(result)
+    return result
+
+
+def plan(argv: Words, **launch: Unpack[Launch]) -> LaunchPlan:
+    """Return what `run` would start, as `saferun plan` shows it; nothing is started.
+
+    Neither the script nor torchrun nor the GPU need exist.
+
+    Args:
+        argv: the words behind `saferun`.
+        **launch: see Launch.
+
+    Raises:
+        UsageError: the command line is wrong.
+        ProfileError: the profile or a setting is wrong.
+    """
+    return _gather(argv, launch, starting=False)[1].plan()
+
+
+def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Diagnosis:
+    """Return what failed, from a log.
+
+    Args:
+        log: the text of a log, or the path of a file (`pathlib.Path("train.log")`).
+        exit_code: of what wrote the log; negative or 128+n for a signal; None if unknown.
+
+    Raises:
+        UsageError: `log` is a str and the name of a file.
+        LogError: the file cannot be read.
+    """
+    if not isinstance(log, str):
+        lines = log_file.read(os.path.abspath(log))
+    elif len(log) < 4096 and log.isprintable() and os.path.isfile(log):
+        raise UsageError("a str is the text of a log", fix=f"for the file, Path({log!r})")
+    else:
+        lines = log_reader.of_text(log)
+    return classify.classify(Evidence(log=lines, exit_code=exit_code), signatures.load(None))
+
+
+def _gather(argv: Words, launch: Launch, *, starting: bool) -> tuple[list[str], Gathered, str]:
+    """Return the command line, what its plans are computed from, and the working directory."""
+    if isinstance(argv, str):
+        raise TypeError("argv is a list of words, and not one str")
+    if unknown := launch.keys() - Launch.__annotations__.keys():
+        raise TypeError(
+            f"no argument {min(unknown)}; there are {', '.join(Launch.__annotations__)}"
+        )
+    words = _words(argv, launch)
+    given = launch.get("env")
+    environ = dict(os.environ if given is None else given)
+    cwd = os.path.join(inputs.working_directory(), os.fspath(launch.get("cwd") or "."))
+    request = read(words, environ)
+    gather = inputs.start if starting else inputs.look
+    gathered = gather(request, environ, cwd)
+    inputs.check_accepted(gathered)
+    return words, gathered, cwd
+
+
+def _words(argv: Words, launch: Launch) -> list[str]:
+    """Return the command line, with the keyword arguments as options."""
+    options = [("--profile", launch.get("profile"))]
+    for key, value in (launch.get("settings") or {}).items():
+        text = tuple(value) if isinstance(value, list) else value
+        options.append(("--set", f"{key}={write_value(key, text)}"))
+    retries = launch.get("retries")
+    options += [("--retries", None if retries is None else str(retries))]
+    options += [("--run-dir", launch.get("run_dir"))]
+    words = [f"{name}={os.fspath(text)}" for name, text in options if text is not None]
+    return words + [os.fspath(word) for word in argv]
+
+
+def _start(
+    words: list[str], gathered: Gathered, cwd: str, streams: tuple[Stream, Stream]
+) -> subprocess.Popen[str]:
+    """Start saferun in a session of its own, so that Ctrl-C reaches it once, by this process.
+
+    Args:
+        words: its command line.
+        gathered: has the environment.
+        cwd: the working directory.
+        streams: for its output and its errors.
+    """
+    if gathered.profile is not None:
+        check_script(gathered, cwd)
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return subprocess.Popen(  # noqa: S603 - the caller's own words, and no shell
+        [sys.executable, "-c", _SCRIPT, str(os.getpid()), package, "run", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=streams[0],
+        stderr=streams[1],
+        env=gathered.environ,
+        cwd=cwd,
+        start_new_session=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+
+
+def _wait(job: subprocess.Popen[str], on_line: Callable[[str], object] | None) -> int:
+    """Return the exit status of a run; what is raised meanwhile ends it, and is raised then."""
+    raised: BaseException | None = None
+    while True:
+        try:
+            while job.stdout and (line := job.stdout.readline(_LINE_CHARACTERS)):
+                if on_line:
+                    on_line(line.removesuffix("\n"))
+            while (status := job.poll()) is None:
+                time.sleep(0.1)  # an interrupt by another thread ends no waitpid(2)
+            break
+        except BaseException as error:
+            raised = raised or error
+            interrupt = isinstance(error, KeyboardInterrupt)
+            if not interrupt:
+                on_line = None
+            job.send_signal(signal.SIGINT if interrupt else signal.SIGTERM)
+    if raised is not None:
+        raise raised
+    return 128 - status if status < 0 else status
+
+
+def _result(pid: int, status: int, gathered: Gathered, before: set[str]) -> RunResult:
+    """Return how a run ended.
+
+    Args:
+        pid: of saferun; it is in the name of the run's directory.
+        status: exit status.
+        gathered: says where the journals are.
+        before: what was there before the run.
+    """
+    outcome = reader.FAILED if status else reader.OK
+    made = re.compile(rf"\d+-\d+-{pid}(-\w+)?\Z")
+    for name in sorted(filter(made.match, _names(gathered.runs) - before)):
+        found = reader.read(gathered.runs, name, time.time())
+        if found is not None and found.process.get("host", _host()) == _host():
+            known = signatures.load(gathered.environ)
+            tried = tuple(_attempt(one, known) for one in attempts(found))
+            if found.outcome in reader.FINISHED:
+                outcome = found.outcome
+            return RunResult(status, found.id, outcome, tried, found.path)
+    return RunResult(status, "", outcome, (), None)
+
+
+def _attempt(one: RecordedAttempt, known: signatures.Knowledge) -> Attempt:
+    return Attempt(
+        number=one.number,
+        worker=one.worker,
+        status=one.status,
+        started_at=one.started_at,
+        lived_s=one.lived_s,
+        mitigations=one.mitigations,
+        diagnosis=classify.recorded(one.kind, one.line, one.rank, one.decided_by, known),
+        action=one.action,
+        reason=one.reason,
+    )
+
+
+def _names(base: str) -> set[str]:
+    try:
+        return set(os.listdir(base)) if base else set()
+    except OSError:
+        return set()
+
+
+def _host() -> str:
+    return os.uname().nodename

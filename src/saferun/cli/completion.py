@@ -1,0 +1,199 @@
+"""Completion of command lines in bash, zsh and fish, by click's protocol.
+
+`_SAFERUN_COMPLETE=bash_source saferun` prints the code for a shell, which then asks for the
+candidates by `_SAFERUN_COMPLETE=bash_complete saferun`. The words of a launch are not click's: they
+are torchrun's options, with the script behind them. Nothing is started or detected here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import click
+from click import shell_completion
+from click.shell_completion import CompletionItem
+
+from saferun.cli.commands import command_named
+from saferun.cli.completers import profiles
+from saferun.errors import SaferunError, UsageError
+from saferun.export import generate
+from saferun.knowledge.torchrun_options import OPTIONS
+from saferun.planning.request import COMMAND_OPTIONS
+from saferun.planning.torchrun_args import COMMANDS, OWN, parse
+from saferun.profile.schema import KEYS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    Items: TypeAlias = list[CompletionItem[Any]]
+
+VARIABLE = "_SAFERUN_COMPLETE"
+# The commands that take the arguments of a launch, with saferun's options in each.
+_LAUNCHES: dict[str, Mapping[str, str | None]] = {
+    "run": OWN,
+    "plan": {**OWN, **COMMAND_OPTIONS},
+    "gen-shell": {**OWN, **generate.OWN},
+}
+_CHOICES = {
+    "--nproc-per-node": ("gpu", "cpu", "auto"),
+    "--nproc_per_node": ("gpu", "cpu", "auto"),
+    "--rdzv-backend": ("c10d", "static", "etcd-v2"),
+    "--rdzv_backend": ("c10d", "static", "etcd-v2"),
+}
+_FILE, _DIRECTORY = CompletionItem("", type="file"), CompletionItem("", type="dir")
+_PLACES = {
+    **dict.fromkeys(("--profile", "-o", "--check"), _FILE),
+    **dict.fromkeys(("--run-dir", "--log-dir", "--log_dir"), _DIRECTORY),
+}
+_TAKES_VALUE = {string for option in OPTIONS if not option.flag for string in option.strings}
+# What a shell may insert as it stands: ids and profiles may be named by others.
+_PLAIN = re.compile(r"[\w.:@+=/-]+\Z", re.ASCII)
+# click's own would leave out files wherever there is another candidate.
+_BASH = """\
+%(complete_func)s() {
+    local type value file
+    COMPREPLY=()
+    while IFS=, read -r type value; do
+        case "$type" in
+            plain)
+                COMPREPLY+=("$value")
+                [[ "$value" != *= ]] || compopt -o nospace
+                ;;
+            file | dir)
+                compopt -o filenames
+                while IFS= read -r file; do
+                    COMPREPLY+=("$file")
+                done < <(compgen -A "${type/dir/directory}" -- "${COMP_WORDS[COMP_CWORD]#=}")
+                ;;
+        esac
+    done < <(
+        env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD="$COMP_CWORD" \\
+            %(complete_var)s=bash_complete "$1"
+    )
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+def answer(instruction: str) -> int:
+    """Print what a shell asks for.
+
+    Args:
+        instruction: `SHELL_source` for the code, `SHELL_complete` for the candidates.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    shell, _, what = instruction.partition("_")
+    known = shell_completion.get_completion_class(shell)
+    if known is None or what not in ("source", "complete"):
+        fix = "bash_source, zsh_source or fish_source"
+        raise UsageError(f"cannot complete for {instruction!r}", where=VARIABLE, fix=fix)
+    asked = known(click.Command("saferun"), {}, "saferun", VARIABLE)
+    if what == "source":
+        if shell == "bash":
+            asked.source_template = _BASH  # type: ignore[misc]  # of this one alone
+        click.echo(asked.source())
+        return 0
+    for item in candidates(*asked.get_completion_args(), environ=os.environ):
+        if shell == "zsh":
+            item.value = item.value or "_"  # click's code for zsh drops empty lines
+        click.echo(asked.format_completion(item))
+    return 0
+
+
+def candidates(args: Sequence[str], incomplete: str, *, environ: Mapping[str, str]) -> Items:
+    """Return what may stand for the word that is being written.
+
+    Args:
+        args: the words before it. bash takes `--a=b` for three.
+        incomplete: its beginning.
+        environ: says where runs and profiles are.
+    """
+    words: list[str] = []
+    for word in [*args, incomplete]:
+        joined = words and (word == "=" or words[-1].endswith("="))
+        words[-1:] = [words[-1] + word] if joined else [*words[-1:], word]
+    written = words.pop()
+    shown = incomplete.removeprefix("=")
+    cut = len(written) - len(shown)  # what the shell does not want to hear again
+    try:
+        found = _of_line(words, written, environ)
+    except (SaferunError, OSError):
+        return []
+    plain = (item for item in found if item.type == "plain" and _PLAIN.match(item.value))
+    fitting = [item for item in plain if item.value.startswith(written)]
+    shortened = [CompletionItem(item.value[cut:], help=item.help) for item in fitting]
+    places = [CompletionItem(shown, type=item.type) for item in found if item.type != "plain"]
+    return [*places, *shortened]
+
+
+def _of_line(words: Sequence[str], written: str, environ: Mapping[str, str]) -> Items:
+    first = words[0] if words else ""
+    if first in _LAUNCHES:
+        return _of_launch(words[1:], written, _LAUNCHES[first], environ)
+    if first in COMMANDS:
+        asked = shell_completion.ShellComplete(command_named(first), {}, first, VARIABLE)
+        return asked.get_completions(list(words[1:]), written)
+    commands = [] if words or written.startswith("-") else _items(COMMANDS)
+    return [*commands, *_of_launch(words, written, OWN, environ)]
+
+
+def _of_launch(
+    words: Sequence[str], written: str, own: Mapping[str, str | None], environ: Mapping[str, str]
+) -> Items:
+    """Return the candidates before and behind SCRIPT.
+
+    Args:
+        words: the words before the one that is written.
+        written: that word's beginning.
+        own: saferun's own options, as in OWN.
+        environ: says where profiles are.
+    """
+    if _has_script(words, own):
+        return [_FILE]
+    last = words[-1] if words else ""
+    if last in _TAKES_VALUE or own.get(last):
+        return _values(last, written, environ)
+    option, equals, value = written.partition("=")
+    if equals and option.startswith("--"):
+        values = (item for item in _values(option, value, environ) if item.type == "plain")
+        place = [_PLACES[option]] if option in _PLACES else []
+        return [*place, *_items(f"{option}={item.value}" for item in values)]
+    if not written.startswith("-"):
+        return [_FILE]
+    spelled = [next((s for s in o.strings if s.startswith(written)), "") for o in OPTIONS]
+    return _items([*own, *filter(None, spelled)])
+
+
+def _has_script(words: Sequence[str], own: Mapping[str, str | None]) -> bool:
+    try:
+        return parse(words, own=own).line.script is not None
+    except SaferunError:
+        return False  # an option of saferun's own lacks its value
+
+
+def _values(option: str, written: str, environ: Mapping[str, str]) -> Items:
+    place = [_PLACES[option]] if option in _PLACES else []
+    if option == "--profile":
+        return [*place, *profiles(environ)]
+    if option == "--set":
+        return _settings(written)
+    return [*place, *_items(_CHOICES.get(option, ()))]
+
+
+def _settings(written: str) -> Items:
+    """Return `KEY=`, and behind that the choices of the key."""
+    key, equals, _ = written.partition("=")
+    if not equals:
+        return _items(f"{key}=" for key in KEYS)
+    spec = KEYS.get(key)
+    choices = () if spec is None else ("true", "false") if spec.kind == "bool" else spec.choices
+    return _items(f"{key}={choice}" for choice in choices)
+
+
+def _items(values: Iterable[str]) -> Items:
+    return [CompletionItem(value) for value in values]

@@ -1,0 +1,164 @@
+"""Completion of command lines: in real shells, and what the candidates are."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from desk import NOW, Desk, finished
+from terminals import Terminal
+
+from saferun.cli.completion import candidates
+from saferun.planning.torchrun_args import COMMANDS, OWN
+
+BIN = pathlib.Path(sys.executable).parent
+INTERACTIVE = {
+    "bash": ("bash", "--norc", "--noprofile", "-i"),
+    "zsh": ("zsh", "-f", "-i"),
+}
+SOURCE = {
+    "bash": 'eval "$(_SAFERUN_COMPLETE=bash_source saferun)"',
+    "zsh": "zle_highlight=(none); autoload -U compinit; compinit -u -D; "
+    'eval "$(_SAFERUN_COMPLETE=zsh_source saferun)"',
+}
+LINES = [
+    ("runs sh", "runs show "),
+    ("runs show 2026", "runs show 20260101-101010-7 "),
+    ("--profile h100-n", "--profile h100-nanochat "),
+    ("--profile=h100-n", "--profile=h100-nanochat "),
+    ("--set hooks.shards=e", "--set hooks.shards=error "),
+    ("--rdzv_ba", "--rdzv_backend "),
+    ("--nproc-per-node 2 tr", "--nproc-per-node 2 train.py "),
+    ("diagnose r", "diagnose runs.log "),
+    ("train.py --data some", "train.py --data some.bin "),
+    ("help cuda-oom-f", "help cuda-oom-fragmentation "),
+]
+
+
+@pytest.fixture
+def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
+    made = Desk(home, tmp_path)
+    for name in ("runs.log", "some.bin"):
+        (made.cwd / name).touch()
+    finished(made.base, "20260101-101010-7", NOW)
+    trap = made.tmp / "bin" / "nvidia-smi"
+    trap.write_text(f"#!/bin/sh\ntouch {made.tmp}/asked\n")
+    trap.chmod(0o755)
+    made.environ["PATH"] = f"{BIN}:{made.tmp}/bin:/usr/bin:/bin"
+    return made
+
+
+def typed(desk: Desk, shell: str) -> Iterator[str]:
+    """Type each line and TAB; yield the line as the shell has completed it."""
+    terminal = Terminal({**desk.environ, "TERM": "xterm", "COLUMNS": "200"}, INTERACTIVE[shell])
+    try:
+        terminal.type(f"cd {desk.cwd}\n{SOURCE[shell]}\necho LOA''DED\n")
+        terminal.expect(rb"LOADED")
+        terminal.expect(rb"READY\$ ")
+        for line, whole in LINES:
+            terminal.type(f"saferun {line}\t")
+            shown = terminal.expect(re.escape(f"saferun {whole}".encode())).group()
+            terminal.type("\x15")  # Ctrl-U: an empty line
+            yield shown.decode()
+    finally:
+        terminal.end()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_person_completes_a_line_with_tab(desk, shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} on this machine")
+    assert list(typed(desk, shell)) == [f"saferun {whole}" for _, whole in LINES]
+    assert not (desk.tmp / "asked").exists()
+
+
+def test_fish_completes_a_line(desk):
+    if shutil.which("fish") is None:
+        pytest.skip("no fish on this machine")
+    asked = [f"complete -C 'saferun {line}'" for line, _ in LINES]
+    code = "\n".join(["_SAFERUN_COMPLETE=fish_source saferun | source", *asked])
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", code],
+        cwd=desk.cwd,
+        env=desk.environ,
+        capture_output=True,
+        text=True,
+    )
+    found = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert found == [whole.split(" ")[-2] for _, whole in LINES], done.stderr
+
+
+# --- the candidates ------------------------------------------------------------------------------
+
+
+def values(desk: Desk, *words: str) -> list[str]:
+    """The candidates for the last word; <file> stands for the shell's files."""
+    found = candidates(words[:-1], words[-1], environ=desk.environ)
+    return [item.value if item.type == "plain" else f"<{item.type}>" for item in found]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("r", ["<file>", "run", "runs"]),
+        ("--nnod", ["--nnodes"]),
+        ("--run-dir ", ["<dir>"]),
+        ("--max-restarts ", []),
+        ("--nproc-per-node g", ["gpu"]),
+        ("--nproc_per_node = c", ["cpu"]),
+        ("--set watch.mode = ", ["off", "warn", "end"]),
+        ("--set = watch.mode = w", ["warn"]),
+        ("plan --j", ["--json"]),
+        ("--j", []),
+        ("gen-shell --sl", ["--slurm"]),
+        ("run plan --pro", ["<file>"]),
+        ("-m train --pro", ["<file>"]),
+        ("profiles sh", ["show"]),
+        ("runs list --j", ["--json"]),
+        ("profiles check x", ["<file>"]),
+    ],
+)
+def test_the_candidates_are_those_of_the_word_in_its_place(desk, line, found):
+    assert sorted(values(desk, *line.split(" "))) == sorted(found)
+
+
+def test_every_command_and_option_is_a_candidate(desk):
+    assert set(COMMANDS) < set(values(desk, ""))
+    assert set(OWN) < set(values(desk, "--"))
+
+
+def test_what_others_have_named_reaches_no_shell(desk):
+    for name in ("$(touch x)", "a b", "a\nplain,b", "\x1b[2J"):
+        finished(desk.base, name, NOW)
+    os.environ.update(HOME=desk.environ["HOME"])
+    assert values(desk, "runs", "show", "") == ["last", "20260101-101010-7"]
+
+
+def test_an_unknown_shell_is_refused_and_words_beside_the_variable_count(desk):
+    environ = {**desk.environ, "_SAFERUN_COMPLETE": "csh_source"}
+    done = subprocess.run(["saferun"], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "bash_source, zsh_source or fish_source" in done.stderr
+    done = subprocess.run(["saferun", "--version"], env=environ, capture_output=True, text=True)
+    assert done.stdout.startswith("saferun ")
+
+
+def test_completing_loads_no_torch(desk):
+    code = "import sys; from saferun.__main__ import main; main([]); print('torch' in sys.modules)"
+    asked = {
+        "_SAFERUN_COMPLETE": "bash_complete",
+        "COMP_WORDS": "saferun --profile ",
+        "COMP_CWORD": "2",
+    }
+    environ = {**desk.environ, **asked}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+    assert "plain,h100\n" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"

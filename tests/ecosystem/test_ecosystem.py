@@ -1,0 +1,132 @@
+"""saferun in an environment without torch, as notebooks, submitit and installers use it.
+
+`make test-ecosystem` makes that environment; torch is in the one that runs the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from helpers import MARK, living, until
+from repo import PROGRAMS, ROOT
+
+pytestmark = pytest.mark.ecosystem
+APART = ROOT / ".venv-ecosystem" / "bin"
+TORCH = Path(sys.executable).parent
+RANK = (
+    "import sys, torch.distributed as dist\n"
+    "dist.init_process_group('gloo')\n"
+    "print(sys.executable, dist.get_world_size())\n"
+    "dist.destroy_process_group()\n"
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    shutil.copy(PROGRAMS / "ecosystem" / "job.py", tmp_path)
+    (tmp_path / "rank.py").write_text(RANK)
+    return tmp_path
+
+
+def ran(place: Path, *argv: object, path: str = str(APART), **environ: str) -> str:
+    """Run a program of that environment in a directory, which is its home, too; return stdout."""
+    kept = ("LANG", "PIP_", "UV_", "SSL_", "HTTP", "http", "NO_PROXY", "no_proxy", "REQUESTS_")
+    done = subprocess.run(
+        [str(word) for word in argv],
+        cwd=place,
+        env={
+            **{name: os.environ[name] for name in os.environ if name.startswith(kept)},
+            "HOME": str(place),
+            "PATH": f"{path}:{TORCH}:/usr/bin:/bin",
+            "OMP_NUM_THREADS": "1",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_notebook_shows_the_output_and_its_stop_button_ends_the_run(place):
+    mark = uuid.uuid4().hex
+    program = PROGRAMS / "ecosystem" / "notebook.py"
+    out = ran(place, APART / "python", program, place, **{MARK: mark})
+    raised, first, third = map(json.loads, out.splitlines()[-3:])
+    assert raised == {"raised": "KeyboardInterrupt"}
+    streams = {one["name"]: one["text"] for one in first if one["output_type"] == "stream"}
+    assert streams["stdout"] == "the job's line\n"
+    assert streams["stderr"].startswith("saferun: profile ")
+    assert first[-1]["data"]["text/plain"] == "0"
+    assert third[0]["data"]["text/plain"] == "'still alive'"
+    until(lambda: not living(mark), "processes are left")
+
+
+def test_submitit_runs_the_command_and_the_function(place):
+    out = ran(place, APART / "python", PROGRAMS / "ecosystem" / "submitit_jobs.py", place)
+    assert out.splitlines()[-3:] == ["command: the job's line", "function: 0 ok 1", "log: 1"]
+
+
+def test_pipx_installs_it_without_torch_beside_an_environment_that_has_it(place):
+    homes = {"PIPX_HOME": f"{place}/pipx", "PIPX_BIN_DIR": f"{place}/bin"}
+    ran(place, APART / "pipx", "install", ROOT, **homes)
+    assert not list(place.glob("pipx/venvs/saferun/lib/*/site-packages/torch"))
+    out = ran(place, "saferun", "--nproc-per-node=2", "rank.py", path=str(place / "bin"))
+    assert out.splitlines() == [f"{sys.executable} 2"] * 2
+
+
+def test_uv_runs_it_in_a_project(place):
+    (place / "pyproject.toml").write_text(
+        '[project]\nname = "p"\nversion = "0"\nrequires-python = ">=3.10"\n'
+        'dependencies = ["saferun"]\n'
+        f"[tool.uv.sources]\nsaferun = {{path = {json.dumps(str(ROOT))}}}\n"
+    )
+    out = ran(place, APART / "uv", "run", "--quiet", "saferun", "--nproc-per-node=2", "rank.py")
+    assert out.splitlines() == [f"{sys.executable} 2"] * 2
+
+
+CONFIG = """
+repos:
+  - repo: {root}
+    rev: {commit}
+    hooks:
+      - id: saferun-profiles-check
+      - {{id: saferun-gen-shell-check, files: "run[.]sh$"}}
+"""
+
+
+def test_pre_commit_runs_the_committed_hooks_without_torch(place):
+    (place / "profiles").mkdir()
+    (place / "profiles" / "good.yaml").write_text("schema: 1\nextends: [cuda]\n")
+    ran(place, TORCH / "saferun", "gen-shell", "-o", "run.sh", "--", "rank.py")
+    commit = ran(ROOT, "git", "rev-parse", "HEAD").strip()
+    (place / ".pre-commit-config.yaml").write_text(CONFIG.format(root=ROOT, commit=commit))
+    ran(place, "git", "init", "--quiet")
+    ran(place, "git", "add", ".pre-commit-config.yaml", "profiles", "run.sh")
+    homes = {"PRE_COMMIT_HOME": f"{place}/hooks"}
+    out = ran(place, TORCH / "pre-commit", "run", "--all-files", "--verbose", **homes)
+    assert "profiles/good.yaml: no errors" in out
+    assert "run.sh: up to date" in out
+    assert not list(place.glob("hooks/**/site-packages/torch"))
+
+
+def test_the_action_installs_it_and_checks(place):
+    import yaml
+
+    steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    (place / "profiles").mkdir()
+    (place / "profiles" / "good.yaml").write_text("schema: 1\n")
+    inputs = {"INPUT_PYTHON": "python3", "INPUT_PROFILES": "profiles/*.yaml", "INPUT_SCRIPTS": ""}
+    runner = {"RUNNER_TEMP": f"{place}/runner", "GITHUB_ACTION_PATH": str(ROOT)}
+    for step in steps:
+        (place / "step").write_text(step["run"])
+        shell = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "step")
+        out = ran(place, *shell, **inputs, **runner)
+    assert out == "profiles/good.yaml: no errors\n"
