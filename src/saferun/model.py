@@ -246,6 +246,7 @@ class Settings(NamedTuple):
     locks: LockPolicy
     workers: int
     watch: WatchPolicy
+    price_per_gpu_hour: float | None  # in the user's currency
     recover: RecoverPolicy
 
 

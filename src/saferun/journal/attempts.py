@@ -42,6 +42,9 @@ class Attempt(NamedTuple):
     tails: tuple[tuple[str, int], ...] = ()  # (path, bytes)
     hooks: tuple[str, ...] = ()  # messages about the hooks in it
     replaced: bool = False  # its process asked for another one in its place
+    first_step: int | None = None  # of the training, where its output reports steps
+    gpus: int | None = None  # of this machine
+    price_per_gpu_hour: float | None = None  # as its profile has it
 
 
 def attempts(run: Run) -> list[Attempt]:
@@ -71,7 +74,13 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             number = facts.attempt
             changed = changes(before, plan)
             found[number] = Attempt(
-                number, worker, event.at, mitigations=facts.mitigations, changed=changed
+                number,
+                worker,
+                event.at,
+                mitigations=facts.mitigations,
+                changed=changed,
+                gpus=facts.gpus,
+                price_per_gpu_hour=facts.price_per_gpu_hour,
             )
             before = plan
         elif event.name == "started" and number in found:
@@ -103,6 +112,7 @@ def _ended(attempt: Attempt, facts: AttemptEnded) -> Attempt:
         killed=facts.killed,
         unkillable=facts.unkillable,
         lost=facts.lost_work,
+        first_step=facts.first_step,
     )
 
 

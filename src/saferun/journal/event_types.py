@@ -24,6 +24,8 @@ class AttemptBegun(NamedTuple):
     attempt: int
     mitigations: tuple[str, ...]
     by: ProcessRecord | None  # of saferun; None where it is missing
+    gpus: int | None = None  # of this machine, visible to the job; None where it is not known
+    price_per_gpu_hour: float | None = None  # as the profile has it
 
 
 class WorkersBegun(NamedTuple):
@@ -111,6 +113,7 @@ class AttemptEnded(NamedTuple):
     delay_s: float
     add: str  # the mitigation that the next attempt gets
     lost_work: WorkLost | None  # since the last checkpoint; None where it is not known
+    first_step: int | None = None  # that its output reports
 
 
 class PlanChanged(NamedTuple):
@@ -148,7 +151,8 @@ NAMES: dict[type, str] = {
     Fault: "fault",
     RunEnded: "end",
 }
-LEFT_OUT = ("status", "stack", "lost_work", "traceback")  # of a line, where they are empty
+# Of a line, where they are empty.
+LEFT_OUT = ("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback")
 if TYPE_CHECKING:
     Facts: TypeAlias = (
         AttemptBegun

@@ -160,6 +160,13 @@ KEYS: dict[str, Key] = {
         "How long that is; by default ten times the job's longest gap, 600 s or more.",
         least=1,
     ),
+    "price_per_gpu_hour": Key(
+        "number",
+        None,
+        "What a GPU costs for an hour, in any currency: `saferun runs report` adds it up.",
+        nullable=True,
+        least=0,
+    ),
     "recover.gpu_reset": _choice("never", "when-idle", doc="Whether an idle GPU may be reset."),
 }
 

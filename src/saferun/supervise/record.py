@@ -61,7 +61,8 @@ class Record:
     def attempt(self, number: int, plan: LaunchPlan) -> None:
         """Record the start of an attempt."""
         self._journal.plan(as_json(plan))
-        self._journal.event(AttemptBegun(number, plan.mitigations, this_process()))
+        gpus, price = len(plan.gpus.gpus), plan.settings.price_per_gpu_hour
+        self._journal.event(AttemptBegun(number, plan.mitigations, this_process(), gpus, price))
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes; now there is time to write the output of the last one."""
@@ -117,6 +118,7 @@ class Record:
             delay_s=round(decision.delay_s, 3),
             add=decision.add,
             lost_work=lost,
+            first_step=last.first_step,
         )
         self._journal.event(facts)
         tails = (last.number, ended.stdout_tail, ended.stderr_tail)
