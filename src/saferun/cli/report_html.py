@@ -82,7 +82,7 @@ def _bars(report: RunReport) -> list[Bar]:
     whole = max([*(begin + lived for begin, lived in spans), report.cost.used_s, 0.001])
     scale = _WIDTH / whole
     return [
-        Bar(round(begin * scale, 1), round(max(lived * scale, 4), 1), round(one.waited_s * scale, 1))
+        Bar(*(round(value * scale, 1) for value in (begin, max(lived, 4 / scale), one.waited_s)))
         for (begin, lived), one in zip(spans, report.attempts, strict=True)
     ]
 

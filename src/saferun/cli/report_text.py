@@ -51,7 +51,7 @@ def run_facts(report: RunReport) -> Facts:
         ("script", plan.script),
         ("command", shlex.join(plan.command)),
         ("started", moment(run.started_at)),
-        ("took", "" if run.took_s is None else seconds(run.took_s)),
+        ("took", seconds(run.took_s) if run.took_s is not None and report.cost.gpus else ""),
         ("ended", runs_view.ending(run)),
         ("host", "" if hosts else str(host)),
         ("nodes", f"{len(hosts)}: {', '.join(hosts)}" if hosts else ""),
@@ -72,22 +72,23 @@ def costs(report: RunReport) -> Facts:
     """Return what the run has used and lost, by label."""
     cost = report.cost
     if not cost.gpus:
-        found = [("time used", seconds(cost.used_s)), ("time lost", seconds(cost.lost_s))]
-        return found if cost.lost_s >= 1 else []
+        lost = [("time lost", seconds(cost.lost_s))] if cost.lost_s >= 1 else []
+        return [("time used", seconds(cost.used_s)), *lost]
     found = [
         ("GPU-hours used", f"{cost.used_gpu_hours:.2f}"),
         ("GPU-hours lost", f"{cost.lost_gpu_hours:.2f}"),
     ]
     if cost.used is not None and cost.lost is not None:
         found += [("money used", f"{cost.used:.2f}"), ("money lost", f"{cost.lost:.2f}")]
-        found.append(("for a GPU-hour", f"{cost.price_per_gpu_hour:g}"))
+        found.append(("price of a GPU-hour", f"{cost.price_per_gpu_hour:g}"))
     return found
 
 
 def title(one: AttemptReport) -> str:
     """Return the name of an attempt."""
     worker = one.attempt.worker
-    return ("" if worker is None else f"Worker {worker}, ") + f"attempt {one.attempt.number}"
+    number = one.attempt.number
+    return f"Attempt {number}" if worker is None else f"Worker {worker}, attempt {number}"
 
 
 def end(report: RunReport, one: AttemptReport) -> str:
@@ -193,7 +194,7 @@ def _word(text: str) -> str:
 
 def _code(text: str) -> str:
     """Return a code span, which no backtick in it can close."""
-    clean = shown(text)
+    clean = shown(" ".join(text.split()))
     ticks = "`" * (1 + max(map(len, re.findall("`+", clean)), default=0))
     space = " " if clean.startswith("`") or clean.endswith("`") else ""
     return f"{ticks}{space}{clean}{space}{ticks}"

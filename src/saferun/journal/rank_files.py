@@ -73,13 +73,13 @@ def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
         attempt: the number of the attempt whose files are read.
     """
     found: list[tuple[int, RankFailure]] = []
-    names = sorted(name for name in _names(directory, attempt) if ERROR.fullmatch(name))
-    for name in names[:_ERROR_FILES]:
-        _, restart, of, *_ = name.split("-")
-        content = paths.read_private(os.path.join(directory or "", name), MAX_BYTES)
+    matches = [match for name in _names(directory, attempt) if (match := ERROR.fullmatch(name))]
+    matches.sort(key=lambda match: (len(match[3]), match[0]))  # by rank
+    for match in matches[:_ERROR_FILES]:
+        content = paths.read_private(os.path.join(directory or "", match[0]), MAX_BYTES)
         text = None if content is None else content.decode("utf-8", "replace")
-        rank = int(of[4:]) if of[4:].isdigit() else None
-        found.append((int(restart[1:]), rank_failure(rank, None, text)))
+        rank = int(match[3]) if match[3].isdigit() else None
+        found.append((int(match[2]), rank_failure(rank, None, text)))
     newest = max((restart for restart, _ in found), default=0)
     return tuple(failure for restart, failure in found if restart == newest)
 

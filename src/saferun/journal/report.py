@@ -15,7 +15,16 @@ from saferun.inject import contract
 from saferun.journal import events, rank_files, receipts, run_notes, trials
 from saferun.journal.attempts import Attempt, attempts
 from saferun.journal.rank_report import Ranks, ranks
-from saferun.journal.reader import FAILED, INTERRUPTED, OK, RUNNING, RecordedPlan, Run, read_plan
+from saferun.journal.reader import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    OK,
+    RUNNING,
+    RecordedPlan,
+    Run,
+    read_plan,
+)
 from saferun.journal.run_notes import Notes
 from saferun.journal.tail_excerpt import Excerpt, excerpt
 from saferun.named_tuple import NamedTuple
@@ -23,8 +32,8 @@ from saferun.planning import mitigation_catalog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.diagnosis.silence import Place
     from saferun.diagnosis.signatures import Kind
+    from saferun.diagnosis.silence import Place
     from saferun.journal.event_types import Hang
     from saferun.journal.trials import Trial
     from saferun.planning.mitigation_catalog import Mitigation
@@ -129,9 +138,7 @@ def make(run: Run, now_s: float, price: float | None = None) -> RunReport:
     every = attempts(run)
     tried = [one for one in every if not one.replaced]
     noted = run_notes.read(log)
-    library = Library(
-        signatures.load(os.environ).kinds, mitigation_catalog.load(os.environ)
-    )
+    library = Library(signatures.load(os.environ).kinds, mitigation_catalog.load(os.environ))
     shown = _shown(len(tried))
     reports = [_attempt(run, tried, at, noted, library) for at in shown]
     losses = [_lost(run, tried, at, None) for at in range(len(tried))]
@@ -240,9 +247,9 @@ def _lost(
     if begun is not None and resumed is not None and resumed > begun:
         if tails is None:
             tails = [("", _content(path)) for path, _ in one.tails]
-        came = max(_last_step(tails) or resumed, resumed)
-        share = (came - resumed + 1) / (came - begun + 1)
-        return one.lived_s * share, f"about; the next attempt went on at step {resumed}"
+        if (came := _last_step(tails)) is not None and came > begun:
+            share = max(0, came - resumed + 1) / (came - begun + 1)
+            return one.lived_s * share, f"about; the next attempt went on at step {resumed}"
     return one.lived_s, "all of it: no checkpoint is known"
 
 
@@ -313,18 +320,18 @@ def _cost(
 def _headline(run: Run, tried: Sequence[Attempt], cost: Cost) -> str:
     last = tried[-1] if tried else None
     number = last.number if last else 0
-    ordinal = "the first attempt" if number == 1 else f"attempt {number}"
+    where = "at the first attempt" if number == 1 else f"at attempt {number}"
     if last is not None and last.worker is not None:
-        ordinal = f"{len({one.worker for one in tried})} workers, {len(tried)} attempts"
+        where = f"with {len({one.worker for one in tried})} workers, {len(tried)} attempts"
     rank = "" if last is None or last.rank is None else f" on rank {last.rank}"
-    text = {
-        OK: f"Finished at {ordinal}",
-        FAILED: f"Failed at {ordinal}: {run.kind}{rank}" if run.kind else f"Failed at {ordinal}",
-        RUNNING: f"Running, at {ordinal}",
-        INTERRUPTED: f"Interrupted at {ordinal}",
+    ended = {
+        OK: "Finished",
+        FAILED: "Failed",
+        RUNNING: "Runs",
+        INTERRUPTED: "Interrupted",
     }.get(run.outcome, "Its end is not known")
-    if not number:
-        text = text.partition(" at ")[0]
+    text = f"{ended} {where}" if number and run.outcome in (*FINISHED, RUNNING) else ended
+    text += f": {run.kind}{rank}" if run.kind else ""
     if cost.lost_s < 1:
         return text
     kinds = list(dict.fromkeys(one.kind for one in tried if one.kind))
