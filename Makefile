@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TENSORFLOW := .venv-tensorflow
 DOCS := .venv-docs
+AXE := .axe
 
-.PHONY: demo test test-slurm quick-slurm test-tensorflow lint unit slow bench docs clean
+.PHONY: demo test test-slurm quick-slurm test-tensorflow test-browser lint unit slow bench docs clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -23,14 +24,19 @@ lint: $(READY)
 # What is slower than a few seconds and asserts more is in `make slow`.
 # Three processes keep two cores busy: some tests wait.
 unit: $(READY)
-	$(BIN)/pytest -n 3 --dist worksteal -m "not slow and not slurm and not tensorflow"
+	$(BIN)/pytest -n 3 --dist worksteal -m "not slow and not slurm and not tensorflow and not browser"
 
 slow: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not slurm and not tensorflow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not slurm and not tensorflow and not browser"
 
 # A real TensorFlow on two logical CPU devices: 1.6 GB, in an environment of its own.
 test-tensorflow: $(READY) $(TENSORFLOW)/.ready
 	$(BIN)/pytest -n 2 tests/tensorflow -m tensorflow
+
+# The page of `saferun runs report` in a headless Chromium, which is skipped where there is none
+# (apt-get install chromium), and axe-core, which a package carries.
+test-browser: $(READY) $(AXE)/.ready
+	$(BIN)/pytest tests/browser -m browser
 
 # Slurm on three nodes of this machine. Needs root, and:
 # apt-get install --no-install-recommends slurm-wlm munge
@@ -67,5 +73,10 @@ $(DOCS)/.ready: constraints-docs.txt
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-docs.txt mkdocs-material click pyyaml filelock
 	touch $(DOCS)/.ready
 
+# Its file alone: the package is for another way to drive a browser.
+$(AXE)/.ready:
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(AXE) axe-playwright-python==0.1.8
+	touch $(AXE)/.ready
+
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) out
+	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(AXE) out

@@ -6,6 +6,7 @@ Every request that a page makes is refused but that of the page itself.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pathlib
@@ -27,8 +28,8 @@ def program() -> str | None:
 class Browser:
     """One browser with one page; `events` are the messages that nobody asked for."""
 
-    def __init__(self, to: int, back: int) -> None:
-        self._to, self._back = to, os.fdopen(back, "rb")
+    def __init__(self, to: int, back: io.BufferedReader) -> None:
+        self._to, self._back = to, back
         self._rest, self._count, self._session = b"", 0, ""
         self.events: list[dict[str, Any]] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
@@ -107,12 +108,10 @@ def chromium(path: str, home: pathlib.Path) -> Iterator[Browser]:
     )
     os.close(of_browser)
     os.close(from_browser)
-    browser = None
     try:
-        browser = Browser(to, back)
-        yield browser
+        with os.fdopen(back, "rb") as answers:
+            yield Browser(to, answers)
     finally:
-        with contextlib.suppress(Exception):
-            job.terminate()
-        job.wait()
         os.close(to)
+        job.terminate()
+        job.wait()

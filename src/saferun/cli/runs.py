@@ -101,6 +101,8 @@ def report_run(
     from saferun.journal import report
     from saferun.system import paths
 
+    if price is not None and price != price:  # FloatRange lets NaN pass
+        raise UsageError("the price is no number", where="--price-per-gpu-hour")
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
     found = report.make(run, now, price)
