@@ -74,8 +74,8 @@ $(DOCS)/.ready: constraints-docs.txt
 	touch $(DOCS)/.ready
 
 # Its file alone: the package is for another way to drive a browser.
-$(AXE)/.ready:
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(AXE) axe-playwright-python==0.1.8
+$(AXE)/.ready: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(AXE) axe-playwright-python==0.1.8
 	touch $(AXE)/.ready
 
 clean:

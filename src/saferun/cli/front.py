@@ -32,7 +32,7 @@ Commands:
   profiles    list, show, check profiles; print their JSON Schema
   diagnose    explain a failure from its log
   doctor      check the machine and its GPUs before a job does
-  runs        list, show and clean what runs left behind; the mitigations that helped
+  runs        list, show, report and clean what runs left behind; mitigations that helped
   help        explain a kind of failure, a variable, a mitigation, a hook or a profile key
 """
 

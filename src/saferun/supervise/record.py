@@ -45,7 +45,7 @@ class Record:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._tails: tuple[int, bytes, bytes] | None = None  # not written yet
+        self._tails: tuple[int, Ended] | None = None  # not written yet
         self._trials = 0  # bytes of the finished trials that have been masked
 
     @property
@@ -121,8 +121,7 @@ class Record:
             first_step=last.first_step,
         )
         self._journal.event(facts)
-        tails = (last.number, ended.stdout_tail, ended.stderr_tail)
-        self._tails = None if last.replaced else tails  # nothing in these asks to be read
+        self._tails = None if last.replaced else (last.number, ended)  # else nobody reads them
 
     def recycled(self, number: int, request: Request) -> None:
         """Record that the process of an attempt is replaced, as it asked."""
@@ -169,7 +168,8 @@ class Record:
     def keep_tails(self) -> None:
         """Write the end of the last attempt's output; called while the next one starts."""
         if self._tails is not None:
-            self._journal.tails(*self._tails)
+            number, ended = self._tails
+            self._journal.tails(number, ended.stdout_tail, ended.stderr_tail)
             self._journal.sync()
             self._tails = None
 
