@@ -13,7 +13,7 @@ import stat
 import pytest
 from desk import MITIGABLE, NOW, OK, WRONG, event, journal
 
-EVIL = "a\x1b[31mb\u202ec</pre></style><script>alert(1)</script><img src=x onerror=y>\"'```` @all"
+EVIL = "a\x1b[31mb\u202ec</pre></style><script>alert(1)</script><img src=x onerror=y>\"'```` ` @all"
 
 
 class Page(html.parser.HTMLParser):

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 from desk import NOW, event, journal
 
+from saferun.cli import report_html, report_text, runs_view
 from saferun.journal import reader, report
 
 ERROR = "[rank1]: KeyError: 'label'"
@@ -156,16 +157,45 @@ def test_stacks_of_the_ranks_of_a_hang_are_there_the_odd_one_first(tmp_path):
 NONSENSE = [None, True, -1, 1e400, "x", [], {}, [[]], [{}], {"a": [1]}]
 
 
+SOUND = {
+    "mitigations": ["autotune-off"],
+    "by": {"host": "h"},
+    "gpus": 8,
+    "price_per_gpu_hour": 2.0,
+    "ranks": [{"rank": 0, "pid": 1, "what": "waits"}],
+    "stacks": "hang-1.txt",
+    "silent_s": 9.0,
+    "hosts": {"0": "h"},
+    "root": {"host": "h"},
+    "findings": [{"level": "problem", "area": "GPU 0", "what": "x"}],
+    "what": "x",
+    "status": 1,
+    "lived_s": 5.0,
+    "kind": "segfault",
+    "root_line": "x",
+    "root_rank": 0,
+    "first_step": 1,
+    "decided_by": ["log"],
+    "signals": ["SIGTERM"],
+    "lost_work": {"s": 1.0},
+    "at": NOW,
+    "worker": 0,
+}
+NAMES = ("attempt", "started", "hang", "nodes", "preflight", "recovery", "fault", "worker", "ended")
+
+
 @pytest.mark.parametrize("value", NONSENSE, ids=repr)
 def test_a_journal_of_any_version_makes_a_report(tmp_path, value):
-    """Each field of each event holds something else, one after the other."""
-    names = ("attempt", "started", "hang", "nodes", "preflight", "recovery", "fault", "workers")
-    fields = ("attempt", "mitigations", "by", "gpus", "price_per_gpu_hour", "ranks", "stacks")
-    fields += ("silent_s", "hosts", "root", "findings", "what", "lost_work", "lived_s", "kind")
-    fields += ("root_line", "root_rank", "first_step", "decided_by", "signals", "at", "worker")
-    every = (*names, "ended", "end")
-    events = [{**event(name, attempt=1), field: value} for field in fields for name in every]
-    assert made(tmp_path, *events).headline
+    """Each field of each event holds something else, in an attempt of its own."""
+    events = [
+        {**event(name, attempt=number), **SOUND, field: value}
+        for number, field in enumerate(SOUND, 1)
+        for name in NAMES
+    ]
+    run = made(tmp_path, *events)
+    assert report_html.page(run)
+    assert report_text.as_markdown(run)
+    json.dumps(runs_view.report_json(run), allow_nan=False)
 
 
 def test_a_journal_that_was_cut_makes_a_report(tmp_path):
