@@ -75,6 +75,23 @@ def test_what_the_user_ended_is_not_lost(tmp_path):
     assert (run.headline, run.cost.lost_s) == ("Interrupted at the first attempt", 0)
 
 
+def test_of_a_search_no_attempt_is_lost_since_its_study_has_the_trials(tmp_path):
+    events = [*attempt(1, 0, 100), *ok(2, 130), end(180)]
+    place = journal(tmp_path, "r", *events, plan=PLAN)
+    (place / "state").mkdir()
+    trial = {"number": 0, "state": "COMPLETE", "params": {"lr": 0.1}}
+    (place / "state" / "trials.jsonl").write_text(json.dumps(trial) + "\n")
+    run = report.make(reader.named(str(tmp_path), "r", NOW), NOW)
+    assert ([one.lost_s for one in run.attempts], run.cost.lost_s) == ([0, 0], 30)
+
+
+def test_nodes_that_share_a_host_are_two(tmp_path):
+    met = event("nodes", attempt=1, hosts={"0": "a", "1": "a"}, root={"host": "b"}, why="")
+    run = made(tmp_path, met, *ok(1, 0), end(50))
+    assert run.hosts == ("a", "a")
+    assert run.attempts[0].notes == ("the nodes agreed that the failure began on b",)
+
+
 @pytest.mark.parametrize(
     ("recorded", "given", "money"),
     [(None, None, None), (2.0, None, 16.0), (2.0, 3.0, 24.0), (None, 3.0, 24.0), ("x", None, None)],

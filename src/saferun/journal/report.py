@@ -143,6 +143,10 @@ def make(run: Run, now_s: float, price: float | None = None) -> RunReport:
     reports = [_attempt(run, tried, at, noted, library) for at in shown]
     losses = [_lost(run, tried, at, None) for at in range(len(tried))]
     waits = [_waited_s(tried, at) for at in range(len(tried))]
+    searched = trials.read(run.path)
+    if searched:  # the study keeps the trials of an attempt that failed
+        losses = []
+        reports = [one._replace(lost_s=0.0, lost_why="") for one in reports]
     if any(one.worker is not None for one in tried):  # they share the GPUs
         waits, losses = [], []
     lost_s = sum(waits) + sum(lost for lost, _ in losses)
@@ -156,7 +160,7 @@ def make(run: Run, now_s: float, price: float | None = None) -> RunReport:
         left_out=len(tried) - len(shown),
         replaced=len(every) - len(tried),
         hosts=noted.hosts,
-        trials=trials.read(run.path),
+        trials=searched,
         replacements=trials.replaced(run.path),
         made_at=now_s,
     )

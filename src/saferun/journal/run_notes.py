@@ -38,7 +38,7 @@ def read(log: Sequence[Event]) -> Notes:
     """Return the notes; what lies between two attempts belongs to the later one."""
     lines: dict[Key, list[str]] = {}
     hangs: dict[Key, list[Hang]] = {}
-    hosts: dict[str, None] = {}
+    hosts: dict[str, str] = {}  # by node
     gpus: set[str] = set()
     numbers: dict[int | None, int] = {}  # of the attempt that runs, or is next
     for event in log:
@@ -53,13 +53,13 @@ def read(log: Sequence[Event]) -> Notes:
         elif isinstance(facts, Hang):
             hangs.setdefault((worker, number), []).append(facts)
         if isinstance(facts, NodesMet):
-            hosts.update(dict.fromkeys(facts.hosts.values()))
+            hosts = facts.hosts or hosts
             number = facts.attempt
         lines.setdefault((worker, number), []).extend(_lines(event))
     return Notes(
         {key: found[:_LINES] for key, found in lines.items()},
         {key: found[:_HANGS] for key, found in hangs.items()},
-        tuple(hosts)[:_HOSTS],
+        tuple(hosts.values())[:_HOSTS],
         frozenset(gpus),
     )
 
