@@ -6,8 +6,11 @@ READY := $(VENV)/.ready
 TENSORFLOW := .venv-tensorflow
 DOCS := .venv-docs
 ECOSYSTEM := .venv-ecosystem
+AXE := .axe
+# What needs nothing but $(VENV).
+PLAIN := not slurm and not tensorflow and not ecosystem and not browser
 
-.PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem lint unit slow bench docs clean
+.PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem test-browser lint unit slow bench docs clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -24,10 +27,10 @@ lint: $(READY)
 # What is slower than a few seconds and asserts more is in `make slow`.
 # Three processes keep two cores busy: some tests wait.
 unit: $(READY)
-	$(BIN)/pytest -n 3 --dist worksteal -m "not slow and not slurm and not tensorflow and not ecosystem"
+	$(BIN)/pytest -n 3 --dist worksteal -m "$(PLAIN) and not slow"
 
 slow: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not slurm and not tensorflow and not ecosystem"
+	$(BIN)/pytest -n 2 --dist worksteal -m "$(PLAIN) and slow"
 
 # A real TensorFlow on two logical CPU devices: 1.6 GB, in an environment of its own.
 test-tensorflow: $(READY) $(TENSORFLOW)/.ready
@@ -36,6 +39,11 @@ test-tensorflow: $(READY) $(TENSORFLOW)/.ready
 # Notebooks, submitit, pipx, uv and pre-commit, with saferun in an environment without torch.
 test-ecosystem: $(READY) $(ECOSYSTEM)/.ready
 	$(BIN)/pytest tests/ecosystem -m ecosystem
+
+# The page of `saferun runs report` in a headless Chromium, which is skipped where there is none
+# (apt-get install chromium), and axe-core, which a package carries.
+test-browser: $(READY) $(AXE)/.ready
+	$(BIN)/pytest tests/browser -m browser
 
 # Slurm on three nodes of this machine. Needs root, and:
 # apt-get install --no-install-recommends slurm-wlm munge
@@ -77,5 +85,10 @@ $(DOCS)/.ready: constraints-docs.txt
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-docs.txt mkdocs-material click pyyaml filelock
 	touch $(DOCS)/.ready
 
+# Its file alone: the package is for another way to drive a browser.
+$(AXE)/.ready: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(AXE) axe-playwright-python==0.1.8
+	touch $(AXE)/.ready
+
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(ECOSYSTEM) out
+	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(ECOSYSTEM) $(AXE) out

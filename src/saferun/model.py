@@ -254,6 +254,7 @@ class Settings(NamedTuple):
     workers: int
     watch: WatchPolicy
     notify: NotifyPolicy
+    price_per_gpu_hour: float | None  # in the user's currency
     recover: RecoverPolicy
 
 

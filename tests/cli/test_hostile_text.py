@@ -40,6 +40,9 @@ WORDS = {
     "runs show": ["runs", "show", "last"],
     "runs show --json": ["runs", "show", "--json", "last"],
     "runs list": ["runs", "list"],
+    "runs report": ["runs", "report", "last"],
+    "runs report --html": ["runs", "report", "--html", "-", "last"],
+    "runs report --json": ["runs", "report", "--json", "last"],
 }
 
 

@@ -311,8 +311,3 @@ def test_a_shortened_id_still_leads_to_its_run():
     assert all(len(cut) < len(name) for cut, name in zip(shown, ids, strict=True))
     for cut in shown:
         assert sum(name.startswith(cut) for name in ids) == 1
-
-
-def test_a_report_is_not_there_yet_and_says_so(desk):
-    messages = desk.ask("report", "last", "--html", "x.html", status=2)
-    assert "`saferun runs report` is not in saferun" in messages

@@ -152,3 +152,38 @@ def test_no_file_of_a_run_holds_a_secret_of_its_ranks(tmp_path):
     for path, content in written.items():
         for secret in (TOKEN, TOKEN[::-1]):
             assert secret.encode() not in content, path
+
+
+REPORT = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "T", "time_s": 5}}}
+
+
+def write_error_file(folder: Path, name: str, content: str | None = None) -> None:
+    path = folder / name
+    path.write_text(json.dumps(REPORT) if content is None else content)
+
+
+def test_error_files_are_read_those_of_the_last_restart_only(tmp_path):
+    write_error_file(tmp_path, "a1-r0-rank0-pid10.error.json")
+    write_error_file(tmp_path, "a2-r0-rank0-pid20.error.json")
+    write_error_file(tmp_path, "a2-r1-rank1-pid21.error.json")
+    found = rank_files.failures(str(tmp_path), 2)
+    assert [(f.rank, f.time_s, f.message) for f in found] == [(1, 5.0, "ValueError: x")]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"message": 3}'])
+def test_a_broken_error_file_is_a_rank_without_a_message(tmp_path, content):
+    write_error_file(tmp_path, "a1-r0-rank4-pid1.error.json", content)
+    (found,) = rank_files.failures(str(tmp_path), 1)
+    assert (found.rank, found.traceback) == (4, "")
+
+
+@pytest.mark.parametrize("directory", [None, "/nowhere"])
+def test_without_a_directory_there_are_no_error_files(directory):
+    assert rank_files.failures(directory, 1) == ()
+
+
+def test_a_planted_link_is_not_read(tmp_path):
+    (tmp_path / "secret").write_text(json.dumps(REPORT))
+    os.symlink(tmp_path / "secret", tmp_path / "a1-r0-rank0-pid1.error.json")
+    (found,) = rank_files.failures(str(tmp_path), 1)
+    assert found.message == ""

@@ -33,7 +33,7 @@ Commands:
   profiles    list, show, check profiles; print their JSON Schema
   diagnose    explain a failure from its log
   doctor      check the machine and its GPUs before a job does
-  runs        watch a run; list, show and clean what runs left; the mitigations that helped
+  runs        watch, list, show, report and clean runs; the mitigations that helped
   help        explain a kind of failure, a variable, a mitigation, a hook or a profile key
 """
 

@@ -9,10 +9,9 @@ import time
 
 import click
 
-from saferun import __version__
 from saferun.cli.completers import run_ids
-from saferun.cli.options import AS_JSON, HELP, RUN_DIR, TORCHRUN_ARGUMENTS, echo, echo_json
-from saferun.errors import UsageError
+from saferun.cli.options import AS_JSON, HELP, RUN_DIR, echo, echo_json
+from saferun.errors import UnavailableError, UsageError
 from saferun.planning import inputs
 
 
@@ -103,13 +102,68 @@ def watch_run(run_id: str | None, interval_s: float, run_dir: str | None, as_jso
     return 0
 
 
-@command.command("report", context_settings=TORCHRUN_ARGUMENTS, hidden=True)
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-def report_run(argv: tuple[str, ...]) -> int:
-    """Refuse a command that does not exist yet."""
-    raise UsageError(
-        f"`saferun runs report` is not in saferun {__version__}", fix="saferun runs show ID"
-    )
+@command.command("report")
+@click.argument("run_id", metavar="ID")
+@click.option("--html", metavar="FILE", help="Write one self-contained page; - is stdout.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, also beside --html.")
+@click.option(
+    "--price-per-gpu-hour",
+    "price",
+    type=click.FloatRange(min=0, max=1e9),
+    metavar="X",
+    help="What a GPU costs; else what the run's profile says.",
+)
+@RUN_DIR
+@AS_JSON
+def report_run(
+    run_id: str,
+    html: str | None,
+    markdown: bool,
+    price: float | None,
+    run_dir: str | None,
+    as_json: bool,
+) -> int:
+    """Report a run to others: what happened, why, and what it cost; as Markdown, or as a page."""
+    from saferun.cli import report_text, runs_view
+    from saferun.journal import reader as runs
+    from saferun.journal import report
+    from saferun.system import paths
+
+    if price is not None and price != price:  # FloatRange lets NaN pass
+        raise UsageError("the price is no number", where="--price-per-gpu-hour")
+    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
+    run = runs.named(base, run_id, now := time.time())
+    found = report.make(run, now, price)
+    if html is not None:
+        from saferun.cli import report_html
+
+        _write(html, report_html.page(found))
+    if as_json:
+        echo_json(runs_view.report_json(found))
+    elif markdown or html is None:
+        echo(report_text.as_markdown(found))
+    return 0
+
+
+def _write(path: str, page: str) -> None:
+    """Write a page, private; what is no plain file is left alone.
+
+    Raises:
+        UsageError: there is something else at `path`.
+        UnavailableError: it cannot be written.
+    """
+    from saferun.system import paths
+
+    if path == "-":
+        click.echo(page, nl=False, color=True)
+        return
+    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
+        raise UsageError("this is no plain file", where=path, fix="choose another name")
+    try:
+        paths.put_private(path, page.encode("utf-8", "replace"))
+    except OSError as error:
+        what = f"the report cannot be written: {error.strerror}"
+        raise UnavailableError(what, where=path, fix="choose another place") from None
 
 
 @command.command("clean")

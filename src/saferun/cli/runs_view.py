@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from saferun.cli import trials_view
 from saferun.diagnosis.failure_report import seconds
 from saferun.journal.attempts import Attempt
 from saferun.journal.cleanup import Cleaned
@@ -23,11 +24,14 @@ from saferun.journal.reader import (
     RecordedPlan,
     Run,
 )
+from saferun.model import as_tree
 from saferun.system.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from saferun.journal.report import RunReport
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")
@@ -148,17 +152,17 @@ def _facts(run: Run, plan: RecordedPlan) -> list[str]:
     lines = [
         _labelled("started", _moment(run.started_at)),
         _labelled("took", "" if run.took_s is None else seconds(run.took_s)),
-        _labelled("ended", _ending(run)),
+        _labelled("ended", ending(run)),
         _labelled("command", shlex.join(plan.command)),
         _labelled("profile", f"{plan.profile} (launcher: {plan.launcher})" if plan.profile else ""),
-        _labelled("sets", ", ".join(_settings(plan))),
+        _labelled("sets", ", ".join(settings(plan))),
         _labelled("journal", run.path),
         _labelled("lost", f"{run.lost} events that the disk did not take" if run.lost else ""),
     ]
     return [line for line in lines if line]
 
 
-def _settings(plan: RecordedPlan) -> list[str]:
+def settings(plan: RecordedPlan) -> list[str]:
     """Return NAME=value for the variables that were set, except those that every run has."""
     return [
         f"{name}={shlex.quote(str(value))}"
@@ -167,7 +171,8 @@ def _settings(plan: RecordedPlan) -> list[str]:
     ]
 
 
-def _ending(run: Run) -> str:
+def ending(run: Run) -> str:
+    """Return how a run ended: its status and the reason, or why there is none."""
     status = "" if run.status is None else f"status {run.status}"
     if run.outcome == RUNNING:
         return f"not yet; saferun's pid is {run.process.get('pid')}"
@@ -198,16 +203,16 @@ def _attempt(attempt: Attempt, *, running: bool, now_s: float) -> list[str]:
         ("from", "; ".join(attempt.decided_by)),
         ("with", ", ".join(attempt.mitigations)),
         ("changed", ", ".join(attempt.changed)),
-        ("end", ", ".join(_ending_events(attempt))),
+        ("end", ", ".join(ending_events(attempt))),
         ("lost", _lost(attempt)),
-        ("decision", _decision(attempt)),
+        ("decision", decision(attempt)),
         *(("tail", f"{path} ({size_text(size)})") for path, size in attempt.tails),
         *(("hooks", line) for line in attempt.hooks),
     ]
     return lines + [f"  {_labelled(label, text)}" for label, text in labelled if text]
 
 
-def _ending_events(attempt: Attempt) -> list[str]:
+def ending_events(attempt: Attempt) -> list[str]:
     """Return the signals and kills that ended an attempt."""
     found = [f"asked by {', '.join(attempt.signals)}"] if attempt.signals else []
     if attempt.ended_by not in ("", "job"):
@@ -227,7 +232,7 @@ def _lost(attempt: Attempt) -> str:
     return ", ".join(filter(None, parts)) + (f" since {saved}" if saved else "; nothing was saved")
 
 
-def _decision(attempt: Attempt) -> str:
+def decision(attempt: Attempt) -> str:
     """Return text such as "again: with compile-off, after 5.0 s"; "" where nothing failed."""
     if attempt.action in ("", "done"):
         return ""
@@ -252,6 +257,15 @@ def as_json_whole(run: Run, tried: Sequence[Attempt], plan: RecordedPlan) -> dic
         for attempt in tried
     ]
     return {"schema": 1, "run": as_json(run), "attempts": shown, "plan": plan.raw or None}
+
+
+def report_json(report: RunReport) -> dict[str, Any]:
+    """Return a run's report for programs (schema 1); its plan and trials as `show` has them."""
+    tree = as_tree(report)
+    tree["run"], tree["plan"] = as_json(report.run), report.plan.raw or None
+    tree["trials"] = trials_view.as_json(report.trials, report.replacements)
+    del tree["replacements"]
+    return {"schema": 1, **tree}
 
 
 # --- the history of mitigations ------------------------------------------------------------------

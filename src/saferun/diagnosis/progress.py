@@ -50,6 +50,12 @@ _SAME_AGE = (0.95, 1.1)  # of a time-out: a bar of that age began when the waiti
 _ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
 # A loss that is not a number, or is above ten thousand, leads to indices outside every table.
 _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
+# A training's loss, and not that of an evaluation.
+_LOSS = re.compile(
+    r"(?<!\w)(?<!val )(?<!eval )(?<!test )(?<!validation )(?:train(?:ing)?[ _/])?loss['\"]?"
+    r"\s{0,3}[:=]?\s{0,3}['\"]?(-?(?:\d{1,9}(?:\.\d{1,12})?(?:e[-+]?\d{1,3})?|nan|inf))(?![\w.])",
+    re.I,
+)
 _NUMBERS = re.compile(r"\d+", re.ASCII)
 _FORM = dict.fromkeys(map(ord, "123456789"), "0")
 _LINE_ENDS = re.compile(r"[\r\n]+")
@@ -80,6 +86,16 @@ def last_step(tail: bytes) -> int | None:
     12
     """
     return max((last for _, last in _series(tail[-HEAD_BYTES:])), default=None)
+
+
+def last_loss(tail: bytes) -> str:
+    """Return the last loss of the training in the end of an attempt's output; "" without one.
+
+    >>> last_loss(b"step 11 loss 3.2\\n{'loss': 3.1, 'lr': 0.1}\\nval loss: 2.9 val_loss=2.8\\n")
+    '3.1'
+    """
+    found = _LOSS.findall(tail[-HEAD_BYTES:].decode("latin-1"))
+    return found[-1] if found else ""
 
 
 def _series(output: bytes) -> Iterator[tuple[int, int]]:

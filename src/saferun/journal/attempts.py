@@ -44,6 +44,9 @@ class Attempt(NamedTuple):
     left: int | None = None  # attempts that can follow it without progress
     untried: tuple[str, ...] = ()  # mitigations of its kind that nothing has tried
     replaced: bool = False  # its process asked for another one in its place
+    first_step: int | None = None  # of the training, where its output reports steps
+    gpus: int | None = None  # of this machine
+    price_per_gpu_hour: float | None = None  # as its profile has it
 
 
 def attempts(run: Run) -> list[Attempt]:
@@ -79,6 +82,8 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
                 mitigations=facts.mitigations,
                 changed=changed,
                 left=facts.left,
+                gpus=facts.gpus,
+                price_per_gpu_hour=facts.price_per_gpu_hour,
             )
             before = plan
         elif event.name == "started" and number in found:
@@ -111,6 +116,7 @@ def _ended(attempt: Attempt, facts: AttemptEnded) -> Attempt:
         unkillable=facts.unkillable,
         lost=facts.lost_work,
         untried=facts.untried,
+        first_step=facts.first_step,
     )
 
 

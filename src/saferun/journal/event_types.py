@@ -25,6 +25,8 @@ class AttemptBegun(NamedTuple):
     mitigations: tuple[str, ...]
     by: ProcessRecord | None  # of saferun; None where it is missing
     left: int | None = None  # attempts that can follow it without progress; None: not known
+    gpus: int | None = None  # of this machine, visible to the job; None where it is not known
+    price_per_gpu_hour: float | None = None  # as the profile has it
 
 
 class WorkersBegun(NamedTuple):
@@ -113,6 +115,7 @@ class AttemptEnded(NamedTuple):
     add: str  # the mitigation that the next attempt gets
     lost_work: WorkLost | None  # since the last checkpoint; None where it is not known
     untried: tuple[str, ...] = ()  # mitigations of the kind that are left after that
+    first_step: int | None = None  # that its output reports
 
 
 class PlanChanged(NamedTuple):
@@ -150,14 +153,11 @@ NAMES: dict[type, str] = {
     Fault: "fault",
     RunEnded: "end",
 }
+# Of a line, where they are empty.
 LEFT_OUT = (
-    "status",
-    "stack",
-    "lost_work",
-    "traceback",
-    "left",
-    "untried",
-)  # of a line, where they are empty
+    *("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback"),
+    *("left", "untried"),
+)
 if TYPE_CHECKING:
     Facts: TypeAlias = (
         AttemptBegun

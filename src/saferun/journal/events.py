@@ -16,11 +16,18 @@ from saferun.journal.event_types import (
     NAMES,
     AttemptBegun,
     AttemptEnded,
+    Fault,
+    Hang,
+    NodesMet,
     PlanChanged,
+    Preflight,
+    Recovery,
     Recycled,
     Started,
+    WorkerBegun,
     WorkersBegun,
 )
+from saferun.model import Finding
 from saferun.named_tuple import NamedTuple
 
 TYPE_CHECKING = False
@@ -28,9 +35,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeAlias
 
+    from saferun.diagnosis.silence import Place
     from saferun.diagnosis.work_lost import WorkLost
 
-    Facts: TypeAlias = AttemptBegun | WorkersBegun | Started | AttemptEnded | PlanChanged | Recycled
+    Facts: TypeAlias = (
+        AttemptBegun
+        | WorkersBegun
+        | WorkerBegun
+        | Started
+        | AttemptEnded
+        | PlanChanged
+        | Recycled
+        | Preflight
+        | Recovery
+        | NodesMet
+        | Hang
+        | Fault
+    )
 
 FILE = "events.jsonl"
 _READ_PIECES = 64  # MiB of an events.jsonl that are read
@@ -88,20 +109,25 @@ def read_raw(path: str) -> list[dict[str, Any]]:
     other one is read. A file that cannot be read, or is no regular file, has no events.
     """
     try:
-        content = _content(path)
+        lines = content(path).split(b"\n")
     except (OSError, ValueError):
         return []
-    events = (_event(line) for line in content.split(b"\n") if line)
+    events = (_event(line) for line in lines if line)
     return [event for event in events if event is not None]
 
 
-def _content(path: str) -> bytes:
+def content(path: str, most: int = _READ_PIECES) -> bytes:
+    """Return what is in a regular file, and no link to one: at most so many MiB.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return b""
         pieces: list[bytes] = []
-        while (piece := os.read(descriptor, 1 << 20)) and len(pieces) < _READ_PIECES:
+        while (piece := os.read(descriptor, 1 << 20)) and len(pieces) < most:
             pieces.append(piece)
         return b"".join(pieces)
     finally:
@@ -163,10 +189,38 @@ def _work_lost(value: object) -> WorkLost | None:
     return WorkLost(spent_s, count(lost.get("steps")), hours, saved)
 
 
-_READ: dict[str, type[Facts]] = {
-    NAMES[kind]: kind
-    for kind in (AttemptBegun, WorkersBegun, Started, AttemptEnded, PlanChanged, Recycled)
-}
+def _places(value: object) -> tuple[Place, ...]:
+    from saferun.diagnosis.silence import Place
+
+    found = [mapping(one) for one in value] if isinstance(value, list) else []
+    return tuple(
+        Place(
+            rank=count(one.get("rank")),
+            pid=count(one.get("pid")) or 0,
+            what=text(one.get("what")),
+            frame=text(one.get("frame")),
+            collective=one.get("collective") is True,
+            odd=one.get("odd") is True,
+            helpers=strings(one.get("helpers")),
+        )
+        for one in found
+    )
+
+
+def _findings(value: object) -> tuple[Finding, ...]:
+    found = [mapping(one) for one in value] if isinstance(value, list) else []
+    return tuple(Finding(*(text(one.get(name)) for name in Finding._fields)) for one in found)
+
+
+def _hosts(value: object) -> dict[str, str]:
+    return {node: host for node, host in mapping(value).items() if isinstance(host, str)}
+
+
+_KINDS: tuple[type[Facts], ...] = (
+    *(AttemptBegun, WorkersBegun, WorkerBegun, Started, AttemptEnded, PlanChanged, Recycled),
+    *(Preflight, Recovery, NodesMet, Hang, Fault),
+)
+_READ: dict[str, type[Facts]] = {NAMES[kind]: kind for kind in _KINDS}
 # How a field is read, by its type there.
 _AS: dict[str, Callable[[object], object]] = {
     "int": lambda value: count(value) or 0,
@@ -180,4 +234,10 @@ _AS: dict[str, Callable[[object], object]] = {
     "dict[str, Any]": mapping,
     "ProcessRecord | None": lambda value: value if isinstance(value, dict) else None,
     "WorkLost | None": _work_lost,
+    "bool": lambda value: value is True,
+    "list[str]": lambda value: list(strings(value)),
+    "dict[str, str]": _hosts,
+    "Report | None": lambda value: mapping(value) or None,
+    "tuple[Place, ...]": _places,
+    "tuple[Finding, ...]": _findings,
 }

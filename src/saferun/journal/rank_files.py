@@ -13,7 +13,9 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 
+from saferun.diagnosis.evidence import RankFailure, rank_failure
 from saferun.journal import trials
+from saferun.system import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 ERROR = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(\d{1,9}|none)-pid\d{1,9}\.error\.json", re.ASCII)
 MAX_BYTES = 1 << 20  # of each file; what is longer is cut
+_ERROR_FILES = 256  # that are read at most; enough for the earliest exceptions of a large job
 _WRITTEN = re.compile(
     r"a(\d{1,9})-r\d{1,9}-rank(?:\d{1,9}|none)-pid\d{1,9}\.(?:jsonl|error\.json|recycle\.json)",
     re.ASCII,
@@ -60,6 +63,25 @@ def mask_trials(state: str | None, masked: Callable[[str], str], start: int) -> 
     except (OSError, ValueError, RecursionError):
         _remove(path)
         return 0
+
+
+def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
+    """Read the exceptions that ranks wrote to error files, those of their last restart only.
+
+    Args:
+        directory: of the error files; None where there is none.
+        attempt: the number of the attempt whose files are read.
+    """
+    found: list[tuple[int, RankFailure]] = []
+    matches = [match for name in _names(directory, attempt) if (match := ERROR.fullmatch(name))]
+    matches.sort(key=lambda match: (len(match[3]), match[0]))  # by rank
+    for match in matches[:_ERROR_FILES]:
+        content = paths.read_private(os.path.join(directory or "", match[0]), MAX_BYTES)
+        text = None if content is None else content.decode("utf-8", "replace")
+        rank = int(match[3]) if match[3].isdigit() else None
+        found.append((int(match[2]), rank_failure(rank, None, text)))
+    newest = max((restart for restart, _ in found), default=0)
+    return tuple(failure for restart, failure in found if restart == newest)
 
 
 def _names(directory: str | None, attempt: int) -> list[str]:

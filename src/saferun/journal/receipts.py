@@ -241,7 +241,7 @@ def _missing(receipts: tuple[Receipt, ...], no_python: bool) -> tuple[str, ...]:
     if not silent:
         return ()
     line = (
-        f"the hooks did not run in {_ranks(silent)}, though in others: was Python started with "
+        f"the hooks did not run in {ranks_text(silent)}, though in others: was Python started with "
         "-I, -E or -S there, or is it another program? that part of the job ran unguarded"
     )
     return (line,)
@@ -268,7 +268,7 @@ def _failed(receipts: tuple[Receipt, ...]) -> tuple[str, ...]:
     lines = []
     for hook, those in sorted(hooks.items()):
         error = _one_line(str(those[0].facts.get("error", "")) or "no error was given")
-        ranks = _ranks({receipt.rank for receipt in those if receipt.rank is not None})
+        ranks = ranks_text({receipt.rank for receipt in those if receipt.rank is not None})
         lines.append(f"hook {hook} failed in {ranks} and does not hold there: {error}")
     return tuple(lines)
 
@@ -289,8 +289,8 @@ def _past(receipts: tuple[Receipt, ...], needed: Container[str]) -> tuple[str, .
     hooks = sorted({hook for name in found for hook in TARGETS[name]})
     line = (
         f"{', '.join(sorted(found))}: loaded past saferun, or changed by the script, in "
-        f"{_ranks(set().union(*found.values()))}; what the hook {', '.join(hooks)} sets there did "
-        "not hold"
+        f"{ranks_text(set().union(*found.values()))}; what the hook {', '.join(hooks)} sets there "
+        "did not hold"
     )
     return (line,)
 
@@ -301,7 +301,7 @@ def _one_line(text: str) -> str:
     return printable(line)
 
 
-def _ranks(ranks: set[int]) -> str:
+def ranks_text(ranks: set[int]) -> str:
     """Return "rank 3", "ranks 0-2, 5", or "a process without a rank" for none."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):

@@ -169,6 +169,13 @@ KEYS: dict[str, Key] = {
         "The events that it gets: all of them where none is named.",
         choices=("failed", "mitigated", "hang", "finished"),
     ),
+    "price_per_gpu_hour": Key(
+        "number",
+        None,
+        "What a GPU costs for an hour, in any currency: `saferun runs report` adds it up.",
+        nullable=True,
+        least=0,
+    ),
     "recover.gpu_reset": _choice("never", "when-idle", doc="Whether an idle GPU may be reset."),
 }
 

@@ -10,14 +10,13 @@ import re
 import select
 
 from saferun.diagnosis import log_reader, progress
-from saferun.diagnosis.evidence import Evidence, RankFailure, rank_failure
+from saferun.diagnosis.evidence import Evidence
 from saferun.journal import rank_files
 from saferun.journal import receipts as journal_receipts
 from saferun.named_tuple import NamedTuple
 from saferun.supervise.attempt import Ended
-from saferun.system import cgroup, paths
+from saferun.system import cgroup
 
-_ERROR_FILES = 256  # that are read at most; enough for the earliest exceptions of a large job
 _NOT_OPENED = re.compile(r"File (\S{1,4000}) cannot be opened")  # torch.save
 _DISK_BYTES = 1 << 30  # free on a disk where a checkpoint's file can be opened
 _SHM_BYTES = 1 << 30  # sixteen times what a container has by default
@@ -39,7 +38,7 @@ def evidence(
     return Evidence(
         log=log,
         exit_code=ended.exit_code,
-        failures=failures(receipts, attempt),
+        failures=rank_files.failures(receipts, attempt),
         age_s=ended.lived_s,
         step=_last_step(ended),
         oom_kills=oom_kills,
@@ -55,34 +54,6 @@ def evidence(
 def _last_step(ended: Ended) -> int | None:
     steps = map(progress.last_step, (ended.stdout_tail, ended.stderr_tail))
     return max((step for step in steps if step is not None), default=None)
-
-
-def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
-    """Read the exceptions that ranks wrote to error files, those of their last restart only.
-
-    Args:
-        directory: of the error files; None where there is none.
-        attempt: the number of the attempt whose files are read.
-    """
-    found: list[tuple[int, RankFailure]] = []
-    for name in _names(directory):
-        match = rank_files.ERROR.fullmatch(name)
-        if not match or int(match[1]) != attempt:
-            continue
-        content = paths.read_private(os.path.join(directory or "", name), rank_files.MAX_BYTES)
-        text = None if content is None else content.decode("utf-8", "replace")
-        rank = int(match[3]) if match[3].isdigit() else None
-        found.append((int(match[2]), rank_failure(rank, None, text)))
-    newest = max((restart for restart, _ in found), default=0)
-    return tuple(failure for restart, failure in found if restart == newest)
-
-
-def _names(directory: str | None) -> list[str]:
-    try:
-        names = os.listdir(directory) if directory else []
-    except OSError:
-        return []
-    return sorted(name for name in names if name.endswith(".error.json"))[:_ERROR_FILES]
 
 
 class Ranks(NamedTuple):

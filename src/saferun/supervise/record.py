@@ -48,7 +48,7 @@ class Record:
     def __init__(self, journal: Journal, notifier: Notifier | None = None) -> None:
         self._journal, self.notifier = journal, notifier
         self._attempt = 0
-        self._tails: tuple[int, bytes, bytes] | None = None  # not written yet
+        self._tails: tuple[int, Ended] | None = None  # not written yet
         self._trials = 0  # bytes of the finished trials that have been masked
 
     @property
@@ -71,7 +71,9 @@ class Record:
         """
         self._attempt, left = number, retry_policy.left(history, plan.settings.retry)
         self._journal.plan(as_json(plan))
-        self._journal.event(AttemptBegun(number, plan.mitigations, this_process(), left))
+        gpus, price = len(plan.gpus.gpus), plan.settings.price_per_gpu_hour
+        begun = AttemptBegun(number, plan.mitigations, this_process(), left, gpus, price)
+        self._journal.event(begun)
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes; now there is time to write the output of the last one."""
@@ -111,8 +113,7 @@ class Record:
         self._journal.event(_of_end(ended, last, diagnosis, decision)._replace(lost_work=lost))
         if self.notifier:
             self.notifier.attempt_ended(last, diagnosis, decision)
-        tails = (last.number, ended.stdout_tail, ended.stderr_tail)
-        self._tails = None if last.replaced else tails  # nothing in these asks to be read
+        self._tails = None if last.replaced else (last.number, ended)  # else nobody reads them
 
     def recycled(self, number: int, request: Request) -> None:
         """Record that the process of an attempt is replaced, as it asked."""
@@ -167,7 +168,8 @@ class Record:
     def keep_tails(self) -> None:
         """Write the end of the last attempt's output; called while the next one starts."""
         if self._tails is not None:
-            self._journal.tails(*self._tails)
+            number, ended = self._tails
+            self._journal.tails(number, ended.stdout_tail, ended.stderr_tail)
             self._journal.sync()
             self._tails = None
 
@@ -240,6 +242,7 @@ def _of_end(
         delay_s=round(decision.delay_s, 3),
         add=decision.add,
         lost_work=None,
+        first_step=last.first_step,
         untried=decision.untried,
     )
 

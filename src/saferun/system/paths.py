@@ -225,10 +225,23 @@ def write_private(path: str, content: bytes) -> bool:
     """Write a file 0600 atomically; return whether that worked."""
     if not private_dir(os.path.dirname(path)):
         return False
+    try:
+        put_private(path, content)
+    except OSError:
+        return False
+    return True
+
+
+def put_private(path: str, content: bytes) -> None:
+    """Write a file 0600 atomically, in anybody's directory; a link there is replaced.
+
+    Raises:
+        OSError: it cannot be written; what was there is as it was.
+    """
     temporary = f"{path}.{os.getpid()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600)
     try:
-        descriptor = os.open(temporary, flags, 0o600)
         try:
             while content:  # where the disk is nearly full a part may be written without an error
                 content = content[os.write(descriptor, content) :]
@@ -240,5 +253,4 @@ def write_private(path: str, content: bytes) -> bool:
             os.unlink(temporary)
         except OSError:
             pass
-        return False
-    return True
+        raise

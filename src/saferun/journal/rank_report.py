@@ -1,0 +1,81 @@
+"""Pure: what the ranks of an attempt have left, one row a rank, or a row for those alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from saferun.diagnosis.evidence import RankFailure
+from saferun.inject import contract
+from saferun.journal.receipts import Receipt, ranks_text
+from saferun.named_tuple import NamedTuple
+
+_EACH = 16  # ranks of which each has a row
+_ROWS = 40
+_CHARS = 400  # of an exception's message, or of a hook's error
+
+
+class RankRow(NamedTuple):
+    """One rank, or ranks that are alike."""
+
+    ranks: str  # "rank 3", "ranks 0-7"
+    pids: tuple[int, ...]  # of a rank that has a row of its own
+    finished: bool  # its script came to its end
+    error: str  # its exception, as it was recorded; "" for none
+    hooks: tuple[str, ...]  # "init applied", "compile failed: …"
+
+
+class Ranks(NamedTuple):
+    """The ranks of an attempt's last start on this machine."""
+
+    count: int = 0  # type: ignore[assignment]  # the plain word; a tuple has a method of that name
+    rows: tuple[RankRow, ...] = ()
+    left_out: int = 0  # rows
+
+
+def ranks(receipts: Sequence[Receipt], failures: Iterable[RankFailure]) -> Ranks:
+    """Return what ranks have left; those with an exception first.
+
+    Args:
+        receipts: of the attempt.
+        failures: the exceptions that its ranks recorded.
+    """
+    latest = max((one.restart for one in receipts if one.rank is not None), default=0)
+    by_rank: dict[int, list[Receipt]] = {}
+    for one in receipts:
+        if one.rank is not None and one.restart == latest:
+            by_rank.setdefault(one.rank, []).append(one)
+    errors = {one.rank: _short(one.message) for one in failures if one.rank is not None}
+    alike: dict[RankRow, set[int]] = {}
+    for rank in sorted({*by_rank, *errors}):
+        row = _row(by_rank.get(rank, []), errors.get(rank, ""))
+        each = len({*by_rank, *errors}) <= _EACH
+        row = row._replace(ranks=str(rank)) if each else row._replace(pids=())
+        alike.setdefault(row, set()).add(rank)
+    rows = [row._replace(ranks=ranks_text(those)) for row, those in alike.items()]
+    rows.sort(key=lambda row: not row.error)
+    return Ranks(len({*by_rank, *errors}), tuple(rows[:_ROWS]), max(0, len(rows) - _ROWS))
+
+
+def _row(receipts: Sequence[Receipt], error: str) -> RankRow:
+    started = [one for one in receipts if one.hook == contract.BOOTSTRAP]
+    hooks: dict[str, str] = {}
+    for one in receipts:
+        if one.hook in (contract.BOOTSTRAP, contract.TARGETS):
+            continue
+        known = hooks.get(one.hook, "").startswith((contract.FAILED, contract.APPLIED))
+        if known and one.outcome != contract.FAILED:
+            continue
+        hooks[one.hook] = one.outcome
+        if one.outcome == contract.FAILED:
+            hooks[one.hook] += f": {_short(str(one.facts.get('error', '')))}"
+    return RankRow(
+        ranks="",
+        pids=tuple(dict.fromkeys(one.pid for one in started)),
+        finished=any(one.outcome == contract.FINISHED for one in started),
+        error=error,
+        hooks=tuple(f"{hook} {outcome}" for hook, outcome in sorted(hooks.items())),
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _CHARS else f"{text[: _CHARS - 1]}…"

@@ -1,0 +1,81 @@
+"""Pure: what a journal tells beside the attempts themselves: hangs, nodes, GPUs, own faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from saferun.journal.event_types import (
+    AttemptBegun,
+    AttemptEnded,
+    Fault,
+    Hang,
+    NodesMet,
+    Preflight,
+    Recovery,
+    WorkerBegun,
+)
+from saferun.journal.events import Event
+from saferun.model import OK
+from saferun.named_tuple import NamedTuple
+
+_LINES = 12  # of one attempt
+_HANGS = 4
+_HOSTS = 256
+
+Key = tuple["int | None", int]  # worker and attempt
+
+
+class Notes(NamedTuple):
+    """By attempt, and of the whole run."""
+
+    lines: dict[Key, list[str]]
+    hangs: dict[Key, list[Hang]]
+    hosts: tuple[str, ...]
+    worker_gpus: frozenset[str]  # UUIDs
+
+
+def read(log: Sequence[Event]) -> Notes:
+    """Return the notes; what lies between two attempts belongs to the later one."""
+    lines: dict[Key, list[str]] = {}
+    hangs: dict[Key, list[Hang]] = {}
+    hosts: dict[str, str] = {}  # by node
+    gpus: set[str] = set()
+    numbers: dict[int | None, int] = {}  # of the attempt that runs, or is next
+    for event in log:
+        facts, worker = event.facts, event.worker
+        number = numbers.get(worker, 1)
+        if isinstance(facts, AttemptBegun):
+            numbers[worker] = facts.attempt
+        elif isinstance(facts, AttemptEnded):
+            numbers[worker] = facts.attempt + 1
+        elif isinstance(facts, WorkerBegun) and facts.gpu:
+            gpus.add(facts.gpu)
+        elif isinstance(facts, Hang):
+            hangs.setdefault((worker, number), []).append(facts)
+        if isinstance(facts, NodesMet):
+            hosts = facts.hosts or hosts
+            number = facts.attempt
+        lines.setdefault((worker, number), []).extend(_lines(event))
+    return Notes(
+        {key: found[:_LINES] for key, found in lines.items()},
+        {key: found[:_HANGS] for key, found in hangs.items()},
+        tuple(hosts.values())[:_HOSTS],
+        frozenset(gpus),
+    )
+
+
+def _lines(event: Event) -> Iterator[str]:
+    facts = event.facts
+    if isinstance(facts, (Preflight, Recovery)):
+        what = "GPU test" if isinstance(facts, Preflight) else "recovery"
+        for one in facts.findings:
+            if one.level != OK:
+                yield f"{what}: {one.area}: {one.what}" + (f" ({one.fix})" if one.fix else "")
+    elif isinstance(facts, NodesMet):
+        host = facts.root.get("host") if facts.root else None  # a report of any version
+        if isinstance(host, str):
+            yield f"the nodes agreed that the failure began on {host}"
+        if facts.why:
+            yield f"the nodes do not fit: {facts.why}"
+    elif isinstance(facts, Fault):
+        yield f"a fault of saferun's own: {facts.what}"

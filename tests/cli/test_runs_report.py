@@ -1,0 +1,228 @@
+"""`saferun runs report`: a run that others can read, as Markdown, as one page, and as JSON."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html.parser
+import json
+import os
+import re
+import stat
+
+import pytest
+from desk import MITIGABLE, NOW, OK, WRONG, event, journal
+
+EVIL = "a\x1b[31mb\u202ec</pre></style><script>alert(1)</script><img src=x onerror=y>\"'```` ` @all"
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page, with their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    @property
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+
+def page(desk, *argv: str) -> Page:
+    return Page(desk.ask("report", "last", "--html", "-", *argv))
+
+
+def evil_journal(desk) -> None:
+    facts = {"attempt": 1, "kind": EVIL, "root_line": EVIL, "reason": EVIL, "decided_by": [EVIL]}
+    places = [{"rank": 0, "pid": 1, "what": EVIL, "frame": EVIL, "odd": True, "helpers": [EVIL]}]
+    finding = {"level": "problem", "area": EVIL, "what": EVIL, "fix": EVIL}
+    place = journal(
+        desk.base,
+        "r",
+        event("attempt", attempt=1, mitigations=[EVIL], by={"host": EVIL}),
+        event("hang", silent_s=1, ranks=places),
+        event("preflight", granted=False, findings=[finding]),
+        event("fault", what=EVIL),
+        event("ended", status=1, lived_s=1, action="stop", signals=[EVIL], **facts),
+        event("end", status=1, reason=EVIL),
+        plan={"script": EVIL, "command": [EVIL], "profile": EVIL, "env": {EVIL: {"value": EVIL}}},
+    )
+    (place / "attempt-1.stderr").write_text(f"{EVIL}\n" * 3)
+
+
+def test_a_run_is_told_attempt_by_attempt(desk):
+    place = desk.launch(MITIGABLE, WRONG, command_line=("train.py", "--lr", "1"))
+    told = desk.ask("report", place.name)
+    assert told.startswith("## Failed at attempt 2: user-exception on rank 1; ")
+    first, second = told.split("\n### Attempt ")[1:]
+    assert first.startswith("1: failed: nccl-shm-failed\n") or "nccl-shm-failed on rank 1" in first
+    assert ">> [rank1]: Error while creating shared memory segment" in first
+    assert "decision: again: with nccl-shm-off" in first
+    assert "mitigation nccl-shm-off: no segment in /dev/shm is needed; cost: " in second
+    assert "changed: `NCCL_SHM_DISABLE=1`" in second
+    assert ">> [rank1]: KeyError: 'label'" in second
+    shown = page(desk)
+    assert "New here: nccl-shm-off (NCCL_SHM_DISABLE=1)" in shown.text
+    assert "deciding line: [rank1]: KeyError: 'label'" in shown.text
+    assert "What to do:" in shown.text
+
+
+def test_the_page_needs_nothing_else_and_its_policy_allows_nothing_else(desk):
+    desk.launch(OK)
+    text = desk.ask("report", "last", "--html", "-")
+    shown = Page(text)
+    policy = next(a["content"] for _, a in shown.elements if "http-equiv" in a)
+    style = re.findall("<style>(.*?)</style>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style[0].encode()).digest()).decode()
+    assert (len(style), f"style-src 'sha256-{digest}';" in policy) == (1, True)
+    assert policy.startswith("default-src 'none'; ")
+    assert not shown.tags & {"script", "link", "img", "iframe", "object", "form", "base"}
+    assert not any(name in ("src", "style", "srcset") for _, a in shown.elements for name in a)
+
+
+def test_what_a_job_wrote_is_no_markup(desk):
+    evil_journal(desk)
+    text = desk.ask("report", "last", "--html", "-")
+    shown = Page(text)
+    assert not shown.tags & {"script", "img"}
+    assert "<script>alert(1)</script>" in shown.text
+    assert all(c.isprintable() or c == "\n" for c in text.replace("\t", ""))
+    links = [a["href"] for tag, a in shown.elements if tag == "a"]
+    assert all(link.startswith("#attempt-") for link in links)
+
+
+def test_what_a_job_wrote_closes_no_code_in_the_markdown(desk):
+    evil_journal(desk)
+    told = desk.ask("report", "last")
+    assert all(c.isprintable() or c == "\n" for c in told)
+    fence = re.search("^(`{5,})text\n(.*?)\n\\1$", told, re.DOTALL | re.MULTILINE)
+    assert fence, told
+    rest = told.replace(fence[0], "")
+    outside = re.sub("(?<!`)(`+)(?!`).*?(?<!`)\\1(?!`)", "", rest)
+    assert rest != outside
+    assert "@all" not in outside
+    assert "<script" not in outside
+
+
+def test_no_secret_is_in_a_report(desk):
+    secret = "hf_abcdefghijklmnopqrstuvwxyz012345"
+    command_line = ("--set", f"env.MY_TOKEN={secret}", "train.py", "--api-key", secret)
+    said = {**WRONG, "says": f"token={secret}\n" + WRONG["says"]}
+    desk.launch(said, command_line=command_line)
+    for form in (["--html", "-"], ["--markdown"], ["--json"]):
+        told = desk.ask("report", "last", *form)
+        assert secret not in told
+        assert "***" in told
+
+
+def test_a_run_is_reported_for_programs(desk):
+    desk.launch(MITIGABLE, OK)
+    told = json.loads(desk.ask("report", "last", "--json"))
+    assert (told["schema"], told["run"]["outcome"], told["left_out"]) == (1, "ok", 0)
+    first, second = told["attempts"]
+    assert first["attempt"]["kind"] == "nccl-shm-failed"
+    assert [row["text"] for row in first["tails"][0]["rows"] if row["decides"]] == [
+        "[rank1]: Error while creating shared memory segment /dev/shm/nccl-Pm3zaE (size 9637888)"
+    ]
+    assert [change["name"] for change in second["added"]] == ["nccl-shm-off"]
+    assert told["plan"]["script"] == "train.py"
+
+
+def test_a_price_of_the_profile_is_in_the_journal_and_another_can_be_given(desk):
+    desk.launch(OK, command_line=("--set", "price_per_gpu_hour=2.5", "train.py"))
+    (begun,) = json.loads(desk.ask("report", "last", "--json"))["attempts"]
+    assert begun["attempt"]["price_per_gpu_hour"] == 2.5
+    facts = {"attempt": 1, "gpus": 4, "price_per_gpu_hour": 2.5}
+    ended = event("end", NOW + 5400, 5400, status=0)
+    journal(desk.base, "r", event("attempt", NOW, **facts), ended)
+    assert "- money used: 15.00\n" in desk.ask("report", "r")
+    assert "- money used: 6.00\n" in desk.ask("report", "r", "--price-per-gpu-hour", "1")
+    assert (
+        "money used 6.00"
+        in Page(desk.ask("report", "r", "--html", "-", "--price-per-gpu-hour", "1")).text
+    )
+
+
+@pytest.mark.parametrize("price", ["-1", "nan", "inf", "x"])
+def test_a_price_is_a_number(desk, price):
+    journal(desk.base, "r", event("attempt", attempt=1))
+    desk.ask("report", "last", "--price-per-gpu-hour", price, status=2)
+
+
+def test_the_page_is_a_private_file_written_at_once(desk):
+    desk.launch(OK)
+    file = desk.cwd / "report.html"
+    file.write_text("old")
+    file.chmod(0o644)
+    assert desk.ask("report", "last", "--html", str(file)) == ""
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text().rstrip().endswith("</html>")
+    assert [path.name for path in desk.cwd.glob("report*")] == ["report.html"]
+    told = desk.ask("report", "last", "--html", str(file), "--markdown")
+    assert told.startswith("## Finished at the first attempt")
+
+
+def test_what_is_no_plain_file_is_left_alone(desk):
+    desk.launch(OK)
+    target = desk.cwd / "target"
+    target.write_text("mine")
+    (desk.cwd / "link").symlink_to(target)
+    os.mkfifo(desk.cwd / "pipe")
+    for name in ("link", "pipe", "."):
+        assert "this is no plain file" in desk.ask(
+            "report", "last", "--html", str(desk.cwd / name), status=2
+        )
+    assert target.read_text() == "mine"
+    assert (desk.cwd / "link").is_symlink()
+    message = desk.ask("report", "last", "--html", "/proc/none/x.html", status=69)
+    assert "the report cannot be written" in message
+
+
+def test_a_run_without_any_event_makes_a_report(desk):
+    journal(desk.base, "r", plan={})
+    assert "saferun report" in page(desk).text
+
+
+def test_a_run_that_has_just_begun_makes_a_report(desk):
+    with desk.running({"wait": str(desk.tmp / "gate")}, waits_for='"started"'):
+        assert "Runs at the first attempt" in page(desk).text
+
+
+def test_missing_facts_are_left_out(desk):
+    journal(desk.base, "r", event("attempt", attempt=1), plan={})
+    shown = page(desk)
+    assert "profile" not in shown.text
+    assert "GPU" not in shown.text
+    assert "None" not in shown.text
+
+
+def test_trials_are_summed_up(desk):
+    place = journal(desk.base, "r", event("attempt", attempt=1), event("end", status=0))
+    (place / "state").mkdir()
+    trials = [
+        {
+            "number": n,
+            "state": "FAIL" if n % 2 else "COMPLETE",
+            "cause": "cuda-oom" if n % 2 else "",
+        }
+        | {"params": {"batch": 64 if n % 2 else 8}}
+        for n in range(10)
+    ]
+    lines = "".join(json.dumps(one) + "\n" for one in trials)
+    (place / "state" / "trials.jsonl").write_text(lines)
+    for text in (page(desk).text, " ".join(desk.ask("report", "r").split())):
+        assert "10 trials" in text or "trials: 10" in text
+        assert "5 cuda-oom" in text
+        assert "batch" in text

@@ -1,0 +1,224 @@
+"""A run as one value: what it cost, what it lost, and what is left out of it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from desk import NOW, event, journal
+
+from saferun.cli import report_html, report_text, runs_view
+from saferun.journal import reader, report
+
+ERROR = "[rank1]: KeyError: 'label'"
+PLAN = {"script": "train.py", "command": ["torchrun", "train.py"]}
+
+
+def attempt(number: int, at: float, lived: float = 0.0, **facts: object) -> list[dict]:
+    """The events of one attempt that began at `at` seconds; it failed unless `facts` say else."""
+    begun = {key: facts.pop(key) for key in ("gpus", "price_per_gpu_hour") if key in facts}
+    end = {"status": 1, "kind": "segfault", "action": "again", **facts}
+    return [
+        event("attempt", NOW + at, at, attempt=number, mitigations=[], **begun),
+        event("ended", NOW + at + lived, at + lived, attempt=number, lived_s=lived, **end),
+    ]
+
+
+def made(base: pathlib.Path, *events: dict, price: float | None = None) -> report.RunReport:
+    journal(base, "r", *events, plan=PLAN)
+    return report.make(reader.named(str(base), "r", NOW), NOW, price)
+
+
+def ok(number: int, at: float, lived: float = 50.0, **facts: object) -> list[dict]:
+    return attempt(number, at, lived, status=0, kind="", action="done", **facts)
+
+
+def end(at: float, status: int = 0) -> dict:
+    return event("end", NOW + at, at, status=status)
+
+
+def test_without_a_known_checkpoint_all_of_a_failed_attempt_is_lost(tmp_path):
+    run = made(tmp_path, *attempt(1, 0, 100), *ok(2, 130), end(180))
+    assert [one.lost_s for one in run.attempts] == [100, 0]
+    assert run.attempts[1].waited_s == 30
+    assert run.headline == "Finished at attempt 2; 2 min 10 s lost to segfault"
+
+
+def test_since_a_checkpoint_only_that_is_lost(tmp_path):
+    lost = {"s": 12.5, "steps": 40, "gpu_hours": 0.0, "checkpoint": "ck/step_60"}
+    run = made(tmp_path, *attempt(1, 0, 100, lost_work=lost), *ok(2, 100), end(150))
+    assert (run.attempts[0].lost_s, run.attempts[0].lost_why) == (12.5, "since ck/step_60")
+
+
+@pytest.mark.parametrize(("steps", "lost_s"), [(range(1, 101), 20), ([], 100)])
+def test_steps_of_an_attempt_that_went_on_tell_what_was_lost(tmp_path, steps, lost_s):
+    place = journal(
+        tmp_path,
+        "r",
+        *attempt(1, 0, 100, first_step=1),
+        *ok(2, 100, first_step=81),
+        end(150),
+        plan=PLAN,
+    )
+    (place / "attempt-1.stdout").write_text("".join(f"step {n} loss: 2.5\n" for n in steps))
+    run = report.make(reader.named(str(tmp_path), "r", NOW), NOW)
+    assert run.attempts[0].lost_s == pytest.approx(lost_s)
+    assert (run.attempts[0].last_step, run.attempts[0].loss) == (
+        (100, "2.5") if steps else (None, "")
+    )
+
+
+def test_what_the_user_ended_is_not_lost(tmp_path):
+    stopped = attempt(1, 0, 100, kind="ended-by-signal", action="stop", reason="asked to end")
+    run = made(tmp_path, *stopped, event("end", NOW + 100, 100, status=143, reason="asked to end"))
+    assert (run.headline, run.cost.lost_s) == ("Interrupted at the first attempt", 0)
+
+
+def test_of_a_search_no_attempt_is_lost_since_its_study_has_the_trials(tmp_path):
+    events = [*attempt(1, 0, 100), *ok(2, 130), end(180)]
+    place = journal(tmp_path, "r", *events, plan=PLAN)
+    (place / "state").mkdir()
+    trial = {"number": 0, "state": "COMPLETE", "params": {"lr": 0.1}}
+    (place / "state" / "trials.jsonl").write_text(json.dumps(trial) + "\n")
+    run = report.make(reader.named(str(tmp_path), "r", NOW), NOW)
+    assert ([one.lost_s for one in run.attempts], run.cost.lost_s) == ([0, 0], 30)
+
+
+def test_nodes_that_share_a_host_are_two(tmp_path):
+    met = event("nodes", attempt=1, hosts={"0": "a", "1": "a"}, root={"host": "b"}, why="")
+    run = made(tmp_path, met, *ok(1, 0), end(50))
+    assert run.hosts == ("a", "a")
+    assert run.attempts[0].notes == ("the nodes agreed that the failure began on b",)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "given", "money"),
+    [(None, None, None), (2.0, None, 16.0), (2.0, 3.0, 24.0), (None, 3.0, 24.0), ("x", None, None)],
+)
+def test_money_follows_the_recorded_price_or_the_given_one(tmp_path, recorded, given, money):
+    facts = {"gpus": 8, "price_per_gpu_hour": recorded}
+    run = made(tmp_path, *ok(1, 0, 3600, **facts), end(3600), price=given)
+    assert run.cost.used_gpu_hours == 8
+    assert run.cost.used == money
+
+
+def test_the_line_that_decided_is_marked_in_its_tail(tmp_path):
+    place = journal(tmp_path, "r", *attempt(1, 0, 1, root_line=ERROR, action="stop"), plan=PLAN)
+    lines = [f"line {n}" for n in range(200)]
+    lines[100] = ERROR
+    (place / "attempt-1.stderr").write_text("\n".join(lines))
+    ((tail,),) = (
+        one.tails for one in report.make(reader.named(str(tmp_path), "r", NOW), NOW).attempts
+    )
+    assert [row.text for row in tail.rows if row.decides] == [ERROR]
+    assert sum(row.skipped for row in tail.rows) + len(tail.rows) == tail.lines == 200
+    assert len(tail.rows) < 60
+    assert tail.rows[-1].text == "line 199"
+
+
+def test_of_many_attempts_the_first_and_last_are_shown_and_the_others_counted(tmp_path):
+    events = [one for n in range(1, 101) for one in attempt(n, n * 10, 5)]
+    run = made(tmp_path, *events)
+    numbers = [one.attempt.number for one in run.attempts]
+    assert numbers == [*range(1, 6), *range(76, 101)]
+    assert run.left_out == 70
+    assert run.cost.lost_s == pytest.approx(100 * 5 + 99 * 5)  # the others count, too
+
+
+def receipt(place: pathlib.Path, rank: int, *outcomes: tuple[str, str]) -> None:
+    (place / "receipts").mkdir(exist_ok=True)
+    head = {"v": 1, "at": 1.0, "pid": 100 + rank, "rank": rank}
+    lines = [json.dumps({**head, "hook": hook, "outcome": done}) for hook, done in outcomes]
+    path = place / "receipts" / f"a1-r0-rank{rank}-pid{100 + rank}.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(("count", "rows"), [(4, 4), (1600, 2)])
+def test_ranks_that_are_alike_share_a_row_where_there_are_many(tmp_path, count, rows):
+    place = journal(tmp_path, "r", *attempt(1, 0, 1), plan=PLAN)
+    for rank in range(count):
+        receipt(place, rank, ("bootstrap", "applied"), ("init", "applied"))
+    error = {"message": {"message": "ValueError: x", "extraInfo": {}}}
+    (place / "receipts" / "a1-r0-rank2-pid102.error.json").write_text(json.dumps(error))
+    ranks = report.make(reader.named(str(tmp_path), "r", NOW), NOW).attempts[0].ranks
+    assert (ranks.count, len(ranks.rows)) == (count, rows)
+    assert (ranks.rows[0].ranks, ranks.rows[0].error) == ("rank 2", "ValueError: x")
+    assert {row.hooks for row in ranks.rows} == {("init applied",)}
+
+
+@pytest.mark.parametrize("file", ["../secret", "/etc/hostname", "hang-1.txt/..", 5])
+def test_stacks_are_read_from_the_runs_own_files_only(tmp_path, file):
+    (tmp_path / "secret").write_text("SECRET")
+    hang = event("hang", silent_s=9, ranks=[{"rank": 0, "pid": 7, "what": "waits"}], stacks=file)
+    begun, ended = attempt(1, 0, 1)
+    (silence,) = made(tmp_path, begun, hang, ended).attempts[0].hangs
+    assert (silence.places[0].what, silence.stacks) == ("waits", ())
+
+
+def test_stacks_of_the_ranks_of_a_hang_are_there_the_odd_one_first(tmp_path):
+    places = [
+        {"rank": 0, "pid": 100, "what": "a"},
+        {"rank": 1, "pid": 101, "what": "b", "odd": True},
+    ]
+    begun, ended = attempt(1, 0, 1)
+    place = journal(tmp_path, "r", begun, event("hang", silent_s=9, ranks=places), ended, plan=PLAN)
+    (place / "receipts").mkdir()
+    for rank in (0, 1):
+        path = place / "receipts" / f"a1-r0-rank{rank}-pid{100 + rank}.stacks"
+        path.write_text(f"stack of {rank}\n")
+    (silence,) = report.make(reader.named(str(tmp_path), "r", NOW), NOW).attempts[0].hangs
+    assert silence.stacks == (("rank 1", "stack of 1"), ("rank 0", "stack of 0"))
+
+
+NONSENSE = [None, True, -1, 1e400, "x", [], {}, [[]], [{}], {"a": [1]}]
+
+
+SOUND = {
+    "mitigations": ["autotune-off"],
+    "by": {"host": "h"},
+    "gpus": 8,
+    "price_per_gpu_hour": 2.0,
+    "ranks": [{"rank": 0, "pid": 1, "what": "waits"}],
+    "stacks": "hang-1.txt",
+    "silent_s": 9.0,
+    "hosts": {"0": "h"},
+    "root": {"host": "h"},
+    "findings": [{"level": "problem", "area": "GPU 0", "what": "x"}],
+    "what": "x",
+    "status": 1,
+    "lived_s": 5.0,
+    "kind": "segfault",
+    "root_line": "x",
+    "root_rank": 0,
+    "first_step": 1,
+    "decided_by": ["log"],
+    "signals": ["SIGTERM"],
+    "lost_work": {"s": 1.0},
+    "at": NOW,
+    "worker": 0,
+}
+NAMES = ("attempt", "started", "hang", "nodes", "preflight", "recovery", "fault", "worker", "ended")
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=repr)
+def test_a_journal_of_any_version_makes_a_report(tmp_path, value):
+    """Each field of each event holds something else, in an attempt of its own."""
+    events = [
+        {**event(name, attempt=number), **SOUND, field: value}
+        for number, field in enumerate(SOUND, 1)
+        for name in NAMES
+    ]
+    run = made(tmp_path, *events)
+    assert report_html.page(run)
+    assert report_text.as_markdown(run)
+    json.dumps(runs_view.report_json(run), allow_nan=False)
+
+
+def test_a_journal_that_was_cut_makes_a_report(tmp_path):
+    whole = [*attempt(1, 0, 100, root_line=ERROR), *ok(2, 100), end(150)]
+    text = "".join(json.dumps(one) + "\n" for one in whole).encode()
+    place = journal(tmp_path, "r")
+    for at in range(0, len(text), 37):
+        (place / "events.jsonl").write_bytes(text[:at])
+        assert report.make(reader.named(str(tmp_path), "r", NOW), NOW).headline
