@@ -84,9 +84,9 @@ judge() { # sets `verdict`, `kind`, `why` and `advice`; what all ranks see of an
   other=$(grep -E "$line" <<<"$text" | grep -Eiv "${known[@]}" | head -n 1) || true
   if [[ $verdict != stop && $other ]]; then
     verdict=stop kind=exception why=$other advice='Fix the code or the data: the same command would fail again.'
-  elif [[ ! $verdict && "exitcode : -$((status - 128)) $root" =~ exitcode\ *:\ -(6|7|9|11|15)\  ]]; then
-    verdict=retry kind=signal-${BASH_REMATCH[1]}
-    [[ $kind != *9 || $(oom_kills) == "$killed" ]] || verdict=stop advice='The machine ran out of memory: load less at once.'
+  elif [[ $verdict != stop && "exitcode : -$((status - 128)) $root" =~ exitcode\ *:\ -([0-9]+)\  ]]; then
+    kind=signal-${BASH_REMATCH[1]} why='' && [[ $kind =~ -(6|7|9|11|15)$ ]] && verdict=retry || verdict=stop
+    [[ $kind != *-9 || $(oom_kills) == "$killed" ]] || verdict=stop advice='The machine ran out of memory: load less at once.'
   fi
 }
 oom_kills() { grep '^oom_kill ' /proc/vmstat || true; }
