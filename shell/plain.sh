@@ -17,14 +17,14 @@ lock() { # FILE FLOCK'S-OPTIONS: in $fd, until this script and all that inherit 
   [[ -f $place/$1 && ! -L $place/$1 ]] && exec {fd}<"$place/$1" && flock "${@:2}" "$fd" && files+=("$1")
 }
 lock_gpus() {
-  local busy='' fd file files=() gate gpu how=-n make start
+  local above=${SAFERUN_LOCKS-} busy='' fd file files=() gate gpu how=-n make start
   for make in 'test -d' 'mkdir -m 1777'; do for place in /run/lock/saferun /tmp/saferun-lock; do
     (umask 0 && $make "$place") 2>/dev/null && break 2
   done; done
   [[ $(stat -c %a "$place") == 1777 ]] || { say "no GPU locks: $place has not the mode 1777" && return; }
   [[ $LOCKS == wait ]] && how="-w $LOCK_WAIT_S" || ! lock admission -x -w 5 || { gate=$fd && files=(); }
   for gpu in "${gpus[@]}"; do for file in "$gpu".{lock,slot0} "$place/$gpu".{slot[1-9]*,slice[s]}; do
-    [[ ,${SAFERUN_LOCKS//[:;]/,}, != *,$gpu,* ]] && ! lock "${file##*/}" -x $how || continue # an ancestor's
+    [[ ,${above//[:;]/,}, != *,$gpu,* ]] && ! lock "${file##*/}" -x $how || continue # an ancestor's
     [[ $busy == *$gpu* ]] || say "$gpu is in use by another run (locks.gpus: $LOCKS)"
     [[ $LOCKS == warn ]] && busy+=" $gpu" || exit 75
   done; done
@@ -68,7 +68,7 @@ attempt() { # COMMAND...: sets `status`, and `text`, the end of what it wrote to
     3>"$tmp/out" >&$out 2>&3 3>&-) <&0 & # bash would ignore INT in what it starts with `&`
   job=$!
   [[ -z $asked ]] || pass_on "$asked"
-  while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done # a signal interrupts it
+  while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done 2>/dev/null # a signal interrupts it
   status=0 && wait "$job" || status=$?
   job='' && end_all
   until IFS= read -r -d '' -t 10 text || (($? <= 128)); do # tee waits for one without the mark
@@ -92,7 +92,7 @@ judge() { # sets `verdict`, `kind`, `why` and `advice`; what all ranks see of an
 oom_kills() { grep '^oom_kill ' /proc/vmstat || true; }
 # --- The loop ---
 tmp=$(mktemp -d) && mkfifo "$tmp"/{out,copy,end} && mark=$tmp
-trap 'end_all; rm -rf -- "$tmp" ${record-}' EXIT
+trap 'end_all; kill $(jobs -p) 2>/dev/null || true; rm -rf -- "$tmp" ${record-}' EXIT
 for signal in HUP INT QUIT TERM; do trap "pass_on $signal" "$signal"; done && trap '' USR1 USR2
 [[ ${#gpus[@]} -eq 0 || $LOCKS == off ]] || lock_gpus
 [[ ${#gpus[@]} -eq 0 || $PREFLIGHT == off ]] || cuda_test

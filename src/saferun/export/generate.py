@@ -23,7 +23,12 @@ from saferun.supervise.start import refuse_workers
 from saferun.system.redact import MASK, Masker
 from saferun.system.secret_names import is_secret
 
-OWN = {**sbatch.OPTIONS, "-o": "FILE", "--check": "FILE", "--plain": None}  # before torchrun's arguments
+OWN = {
+    **sbatch.OPTIONS,
+    "-o": "FILE",
+    "--check": "FILE",
+    "--plain": None,
+}  # before torchrun's arguments
 START = ("torchrun", "saferun")  # how a pasted command line may begin
 _MOST_CHARACTERS = 32 << 20  # of a script that is checked; one of ours has 1 million
 

@@ -29,7 +29,7 @@ _HAS += tuple(f"retry.{key}" for key in ("attempts", "backoff_s", "deadline_s", 
 _WAITS = 8  # between attempts that are written out; the last one stands for those after it
 _ERE = re.compile(r"[][\\.^$*+?(){}|]")
 _TORCH = (
-    "torch=$(\"$python\" -c 'import importlib.metadata, re; "
+    'torch=$("$python" -c \'import importlib.metadata, re; '
     'v = re.findall(r"\\d+", importlib.metadata.version("torch")); '
     'print(int("".join(n.zfill(3) for n in [*v, "0"][:3])))\' || echo 0) # 2.13.0 is 2013000\n'
 )
@@ -48,7 +48,9 @@ def render(sheet: Sheet, gathered: Gathered, args: Sequence[str], maker: Maker) 
         "header": _header(sheet, gathered.profile, maker),
         "job": _job(gathered, args),
         "settings": "".join(_settings(sheet, gathered)),
-        "known": "".join(f"  {line}\n" for line in messages(signatures.load(gathered.environ).kinds)),
+        "known": "".join(
+            f"  {line}\n" for line in messages(signatures.load(gathered.environ).kinds)
+        ),
     }
     return re.sub(r"^ *#@ (\w+)\n", lambda place: parts[place[1]], maker.template, flags=re.M)
 
@@ -190,7 +192,11 @@ def _tests(leaf: Leaf, gathered: Gathered) -> Iterator[str]:
     for name, wanted in leaf.when:
         what = {"torch": "torch", "gpus": "${#gpus[@]}"}.get(name)
         if what is None:  # distributed: as far as it is known when the script is made
-            yield "" if bool(wanted) == (options.processes != "1" or options.nodes != 1) else "true || "
+            yield (
+                ""
+                if bool(wanted) == (options.processes != "1" or options.nodes != 1)
+                else "true || "
+            )
             continue
         tests = [_comparison(what, part.strip()) for part in str(wanted).split(",")]
         yield f"! (({' && '.join(['torch'] * (name == 'torch') + tests)})) || "
