@@ -48,7 +48,8 @@ recover_cuda_context() { # the attempt is gone, and within seconds so is its mem
 # --- An attempt, and what its end means ---
 pass_on() { # SIGNAL: to the launcher; Ctrl-C to its group, as from a terminal; a second one kills
   { [[ -z $asked ]] || end_all; } && asked=$1
-  [[ -z $job ]] || kill -s "$1" -- "$([[ $1 != INT ]] || echo -)$job" 2>/dev/null || true
+  [[ $job ]] || exit $((128 + $(kill -l "$1"))) # between attempts
+  kill -s "$1" -- "$([[ $1 != INT ]] || echo -)$job" 2>/dev/null || true
 }
 end_all() { # all that carry this run's mark, those in sessions of their own, too
   for _ in {1..300}; do
@@ -67,7 +68,6 @@ attempt() { # COMMAND...: sets `status`, and `text`, the end of what it wrote to
   (trap - HUP INT QUIT TERM && exec env SAFERUN_PLAIN="$mark" SAFERUN_ATTEMPT="$number" setsid "$@" \
     3>"$tmp/out" >&$out 2>&3 3>&-) <&0 & # bash would ignore INT in what it starts with `&`
   job=$!
-  [[ -z $asked ]] || pass_on "$asked"
   while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done 2>/dev/null # a signal interrupts it
   status=0 && wait "$job" || status=$?
   job='' && end_all
@@ -92,10 +92,10 @@ judge() { # sets `verdict`, `kind`, `why` and `advice`; what all ranks see of an
 oom_kills() { grep '^oom_kill ' /proc/vmstat || true; }
 # --- The loop ---
 tmp=$(mktemp -d) && mkfifo "$tmp"/{out,copy,end} && mark=$tmp
-trap 'end_all; kill $(jobs -p) 2>/dev/null || true; rm -rf -- "$tmp" ${record-}' EXIT
-for signal in HUP INT QUIT TERM; do trap "pass_on $signal" "$signal"; done && trap '' USR1 USR2
+trap 'end_all; kill -s KILL $(jobs -p) 2>/dev/null || true; rm -rf -- "$tmp" ${record-}' EXIT
 [[ ${#gpus[@]} -eq 0 || $LOCKS == off ]] || lock_gpus
 [[ ${#gpus[@]} -eq 0 || $PREFLIGHT == off ]] || cuda_test
+for signal in HUP INT QUIT TERM; do trap "pass_on $signal" "$signal"; done && trap '' USR1 USR2
 while [[ -z $asked ]]; do
   killed=$(oom_kills) && ((++number))
   attempt "${JOB[@]}"
