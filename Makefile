@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TENSORFLOW := .venv-tensorflow
 DOCS := .venv-docs
+PEERS := .venv-peers
 
-.PHONY: demo test test-slurm quick-slurm test-tensorflow lint unit slow bench docs clean
+.PHONY: demo test test-slurm quick-slurm test-tensorflow lint unit slow bench bench-peers docs clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -45,6 +46,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/launch.py
 	$(BIN)/python benchmarks/inject.py
 
+# The same jobs under other launchers, which have an environment of their own. It takes long: KINDS
+# names rows of the mitigation table.
+bench-peers: $(READY) $(PEERS)/.ready
+	$(BIN)/python benchmarks/peers.py --peers $(PEERS) $(KINDS)
+
 # The documents as a site, in out/site; a broken link is an error.
 docs: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(DOCS)/bin/mkdocs build
@@ -67,5 +73,11 @@ $(DOCS)/.ready: constraints-docs.txt
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-docs.txt mkdocs-material click pyyaml filelock
 	touch $(DOCS)/.ready
 
+# dlrover needs grpcio and protobuf, and does not say so.
+$(PEERS)/.ready: constraints-peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt nvidia-resiliency-ext accelerate dlrover grpcio protobuf
+	touch $(PEERS)/.ready
+
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) out
+	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(PEERS) out

@@ -90,7 +90,7 @@ def launchers(peers: Path) -> dict[str, Launcher]:
 
 
 def of_accelerate(argv: list[str]) -> list[str]:
-    """Return torchrun's arguments as accelerate takes them: it needs --multi_gpu to use torchrun."""
+    """Return torchrun's arguments as accelerate takes them; only --multi_gpu uses torchrun."""
     own = ["--multi_gpu", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
     names = {"--nproc-per-node": "--num_processes", "--master-port": "--main_process_port"}
     names |= {"--rdzv-backend": "--rdzv_backend", "--rdzv-conf": "--rdzv_conf"}

@@ -1,4 +1,4 @@
-"""The job of benchmarks/peers.py: two ranks write numbered lines, then what the first argument says.
+"""The job of benchmarks/peers.py: two ranks write numbered lines, then do what is asked.
 
 `crash`: rank 1 dies of SIGSEGV once, and the next start ends well. `stay`: they stay until killed.
 What a rank wrote is counted in a file, so that lines that did not arrive are known.

@@ -93,7 +93,7 @@ def _header(sheet: Sheet, profile: Profile, maker: Maker) -> str:
         + f"{shell_script.INDENT}{' '.join(map(quote, maker.command))}\n"
         + comment(
             "It has no hooks, no mitigations by diagnosis, no journal, resume, watch, slots, MIG "
-            "slices or agreement of nodes, as gen-shell without --plain. SIGKILL leaves its job behind."
+            "slices or agreement of nodes, as gen-shell without --plain. SIGKILL leaves its job."
         )
         + _one_line(f"Of the profile it leaves out {', '.join(out)}." if out else "")
     )

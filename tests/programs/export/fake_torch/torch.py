@@ -1,4 +1,4 @@
-"""A torch with as many GPUs as are asked for, of which number BAD fails; TESTED counts the tests."""
+"""A torch with as many GPUs as are asked for; number BAD fails, and TESTED lists the tests."""
 
 import os
 
