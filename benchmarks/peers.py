@@ -1,4 +1,4 @@
-"""saferun and its peers on the same jobs: what finishes, in which time, what is left and what is lost.
+"""saferun and its peers on the same jobs: what finishes, how soon, what is left and lost.
 
     make bench-peers
     python benchmarks/peers.py [KIND ...] [--peers .venv-peers] [--limit-s 60]
@@ -8,7 +8,7 @@ The launchers: torchrun, torchrun --max-restarts=3, NVIDIA's ft_launcher --max-r
 All but saferun are those of `--peers`, an environment of their own. Each is run on
 
     launch      two ranks that print a line: seconds from exec to the first one
-    crash       rank 1 dies of SIGSEGV once after 2 x 5,000 lines: seconds from its death to the next
+    crash       rank 1 dies of SIGSEGV once after 5,000 lines: seconds from its death to the next
                 start's first line, and the lines of all starts that were written and did not arrive
     orphans     the launcher is killed by SIGKILL: how many processes of the job live 5 s later
     KIND ...    rows of tests/mitigations/table.py, all of them where none is named: whether it

@@ -24,7 +24,13 @@ from saferun.profile.schema import KEYS, Leaf
 from saferun.profile.values import write_value
 
 TEMPLATE = "plain.sh"
-_HAS = ("launcher", "preflight.mode", "preflight.timeout_s", "locks.gpus", "locks.wait_s")
+_HAS: tuple[str, ...] = (
+    "launcher",
+    "preflight.mode",
+    "preflight.timeout_s",
+    "locks.gpus",
+    "locks.wait_s",
+)
 _HAS += tuple(f"retry.{key}" for key in ("attempts", "backoff_s", "deadline_s", "resume_args"))
 _WAITS = 8  # between attempts that are written out; the last one stands for those after it
 _ERE = re.compile(r"[][\\.^$*+?(){}|]")
@@ -45,7 +51,7 @@ def render(sheet: Sheet, gathered: Gathered, args: Sequence[str], maker: Maker) 
         maker: what makes the script, with shell/plain.sh.
     """
     parts = {
-        "header": _header(sheet, gathered.profile, maker),
+        "header": _header(sheet, _profile(gathered), maker),
         "job": _job(gathered, args),
         "settings": "".join(_settings(sheet, gathered)),
         "known": "".join(
@@ -99,6 +105,11 @@ def _header(sheet: Sheet, profile: Profile, maker: Maker) -> str:
     )
 
 
+def _profile(gathered: Gathered) -> Profile:
+    assert gathered.profile is not None, "inputs.assemble resolves one"
+    return gathered.profile
+
+
 def _is_left_out(key: str, value: str) -> bool:
     return key not in _HAS and value != str(KEYS[key].default)
 
@@ -111,7 +122,7 @@ def _one_line(text: str) -> str:
 
 def _job(gathered: Gathered, args: Sequence[str]) -> str:
     words = ("torchrun", *args)
-    if gathered.profile.launcher == "python":
+    if _profile(gathered).launcher == "python":
         words = ("python3", *(gathered.plan().command[1:] if args else ()))
     note = "what this script is given follows" if args else "what this script is given"
     return f'JOB=({" ".join(map(quote, words))} "$@") # {note}\n'
@@ -124,10 +135,10 @@ def _settings(sheet: Sheet, gathered: Gathered) -> Iterator[str]:
     if any("((torch " in line for line in lines):
         yield _TORCH
     yield from lines
-    own = for_torchrun(gathered.profile, gathered.request.options, gathered.identity, {}, ())
+    own = for_torchrun(_profile(gathered), gathered.request.options, gathered.identity, {}, ())
     if SHARE_STORE in own:
         yield _one_line(own[SHARE_STORE].why) + f"default {SHARE_STORE} 1\n"
-    settings = gathered.profile.settings
+    settings = _profile(gathered).settings
     yield from _policy(settings.retry)
     locks, preflight = settings.locks, settings.preflight
     yield f"LOCKS={locks.gpus} LOCK_WAIT_S={locks.wait_s:.0f} "
@@ -151,7 +162,7 @@ def _variable(key: str, sheet: Sheet, gathered: Gathered) -> Iterator[str]:
     section, _, name = key.partition(".")
     if section == "torchrun":
         options = gathered.request.options
-        if not sheet.named or gathered.profile.launcher != "torchrun":
+        if not sheet.named or _profile(gathered).launcher != "torchrun":
             return
         if name == "nproc-per-node" and (options.nodes != 1 or options.processes is not None):
             return
