@@ -208,6 +208,8 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, default=ROOT / ".venv-peers")
     parser.add_argument("--limit-s", type=float, default=60.0, help="for one run")
     options = parser.parse_args()
+    if unknown := set(options.kinds) - {case.kind for case in table.CASES}:
+        parser.error(f"no row: {', '.join(sorted(unknown))}")
     peers = options.peers.resolve() / "bin"
     os.environ["PYTHONPATH"] = str(ROOT / "src")
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
