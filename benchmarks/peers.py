@@ -28,7 +28,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,13 +38,12 @@ sys.path[:0] = [str(ROOT / "src")]
 import table  # noqa: E402 - where they lie is known only now
 from helpers import MARK, living  # noqa: E402 - where they lie is known only now
 from mitigations import row  # noqa: E402 - where they lie is known only now
-from ways import go, missing  # noqa: E402 - where they lie is known only now
+from ways import Launcher, go, missing  # noqa: E402 - where they lie is known only now
 
 JOB = ROOT / "benchmarks" / "peers_job.py"
 LINES = 5000
 LEFT_S = 5.0  # after the launcher's death
 HEAD = ("launcher", "launch", "back after a crash", "lines lost", "orphans after SIGKILL")
-Launcher = Callable[[list[str]], list[str]]  # makes a command of torchrun's arguments
 
 
 class Measured(NamedTuple):

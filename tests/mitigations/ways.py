@@ -73,12 +73,11 @@ def ended_within(job: Run, limit_s: float) -> int | None:
         return None
 
 
+Launcher = Callable[[list[str]], list[str]]  # makes a command of torchrun's arguments
+
+
 def go(
-    case: Case,
-    way: str,
-    folder: Path,
-    limit_s: float = LIMIT_S,
-    launcher: Callable[[list[str]], list[str]] | None = None,
+    case: Case, way: str, folder: Path, limit_s: float = LIMIT_S, launcher: Launcher | None = None
 ) -> Outcome:
     """Run a row's program in a fresh directory; nothing of it lives afterwards.
 
@@ -87,7 +86,7 @@ def go(
         way: one of `WAYS`, or another name where `launcher` is given.
         folder: empty.
         limit_s: for the run alone, without what is set up before it.
-        launcher: makes the command of torchrun's arguments; None: what `way` says.
+        launcher: None: what `way` says.
     """
     with (case.healthy if way == HEALTHY else case.around)(folder) as setup:
         port = [f"--master-port={free_port()}"] if case.gpus else []  # rows run side by side
