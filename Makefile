@@ -7,10 +7,12 @@ TENSORFLOW := .venv-tensorflow
 DOCS := .venv-docs
 ECOSYSTEM := .venv-ecosystem
 AXE := .axe
+PEERS := .venv-peers
 # What needs nothing but $(VENV).
 PLAIN := not slurm and not tensorflow and not ecosystem and not browser
 
-.PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem test-browser lint unit slow bench docs clean
+
+.PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem test-browser lint unit slow bench bench-peers docs clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -58,6 +60,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/launch.py
 	$(BIN)/python benchmarks/inject.py
 
+# The same jobs under other launchers, which have an environment of their own. It takes long: KINDS
+# names rows of the mitigation table.
+bench-peers: $(READY) $(PEERS)/.ready
+	$(BIN)/python benchmarks/peers.py --peers $(PEERS) $(KINDS)
+
 # The documents as a site, in out/site; a broken link is an error.
 docs: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(DOCS)/bin/mkdocs build
@@ -90,5 +97,11 @@ $(AXE)/.ready: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(AXE) axe-playwright-python==0.1.8
 	touch $(AXE)/.ready
 
+# dlrover needs grpcio and protobuf, and does not say so.
+$(PEERS)/.ready: constraints-peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt nvidia-resiliency-ext accelerate dlrover grpcio protobuf
+	touch $(PEERS)/.ready
+
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(ECOSYSTEM) $(AXE) out
+	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(ECOSYSTEM) $(AXE) $(PEERS) out

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
+import os
+import re
 import zlib
 
 import pytest
+from repo import ROOT
 
 from saferun.export import bundle
 
@@ -35,3 +39,44 @@ def test_a_cut_bundle_is_refused():
 
 def test_a_bundle_is_read_back():
     assert bundle.unpack(packed(b'{"a": "b"}')) == {"a": "b"}
+
+
+def meant(text: str) -> str:
+    """Return what Python makes of a module, with the lines of its code, less its docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            value = body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                del body[0]
+    return "\n".join(
+        f"{getattr(node, 'lineno', '')} {type(node).__name__}" for node in ast.walk(tree)
+    ) + ast.dump(tree)
+
+
+def test_what_is_packed_means_what_it_meant_on_the_same_lines():
+    packed_files = bundle.files(os.environ)
+    for path, text in packed_files.items():
+        if path.startswith("saferun/") and path.endswith(".py"):
+            whole = (ROOT / "src" / path).read_text()
+            assert meant(text) == meant(whole), path
+            assert not [line for line in text.split("\n") if line.startswith("# ---")], path
+
+
+def test_a_string_and_a_body_of_nothing_but_a_docstring_are_left():
+    text = 'class A:\n    """Two\n    lines."""\n\n\nX = """\n# kept\n"""  # kept\n# gone\n'
+    assert bundle.bare(text) == 'class A:\n    ""\n\n\n\nX = """\n# kept\n"""  # kept\n\n'
+
+
+def test_what_the_script_imports_is_packed():
+    packed_files = bundle.files(os.environ)
+    wanted = re.compile(
+        r"^ *(?:from (saferun[.\w]*) import (\([^)]*\)|.*)|import (saferun[.\w]*))", re.M
+    )
+    for path, text in packed_files.items():
+        for room, names, whole in wanted.findall(text) if path.endswith(".py") else ():
+            base = (room or whole).replace(".", "/")
+            inside = {f"{base}/{name}" for name in re.findall(r"\w+", names)}
+            gone = {f"saferun/{name[:-3]}" for name in bundle.UNUSED}
+            assert not gone & {base, *inside}, path

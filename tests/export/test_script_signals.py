@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import sys
 import pytest
 from cases import slow
 from scripts import STAYS, Machine, end, signals, until, up
+from terminals import read_all, start
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", *slow("SIGHUP", "SIGQUIT")])
@@ -143,28 +142,6 @@ def test_without_retries_it_is_torchruns_own_behaviour_and_cleans_up_behind_it(m
             os.kill(pid, signal.SIGKILL)
 
 
-def terminal(machine: Machine, *command: str, **environ: str) -> tuple[int, int]:
-    """Start a command as the foreground of a terminal of its own; return (pid, terminal)."""
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.chdir(machine.cwd)
-        os.execvpe(command[0], command, {**machine.environ, **environ})
-    return pid, fd
-
-
-def read_all(fd: int) -> str:
-    data = b""
-    while select.select([fd], [], [], 300)[0]:
-        try:
-            piece = os.read(fd, 1 << 16)
-        except OSError:  # the other side is closed
-            break
-        if not piece:
-            break
-        data += piece
-    return data.decode()
-
-
 @pytest.mark.parametrize(
     ("launcher", "options"),
     [("torchrun", ""), ("python", ""), ("torchrun", "monitor")],
@@ -174,9 +151,9 @@ def test_a_ctrl_c_reaches_the_job_once_and_the_terminal_stays_one(machine, launc
     script = machine.script("--profile", "cpu", "--set", f"launcher={launcher}", "--", "train.py")
     tty = "print('tty', sys.stdout.isatty(), sys.stdin.isatty(), flush=True)\n"
     ends = json.dumps([{"code": tty, **STAYS[0]}])
-    records = str(machine.records("x"))
-    environ = {"SHELLOPTS": options} if options else {}
-    pid, fd = terminal(machine, "bash", str(script), RECORDS=records, ENDS=ends, **environ)
+    environ = {**machine.environ, "RECORDS": str(machine.records("x")), "ENDS": ends}
+    environ |= {"SHELLOPTS": options} if options else {}
+    pid, fd = start(["bash", str(script)], machine.cwd, environ)
     up(machine)
     os.write(fd, b"\x03")
     output = read_all(fd)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,14 +73,20 @@ def ended_within(job: Run, limit_s: float) -> int | None:
         return None
 
 
-def go(case: Case, way: str, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
+Launcher = Callable[[list[str]], list[str]]  # makes a command of torchrun's arguments
+
+
+def go(
+    case: Case, way: str, folder: Path, limit_s: float = LIMIT_S, launcher: Launcher | None = None
+) -> Outcome:
     """Run a row's program in a fresh directory; nothing of it lives afterwards.
 
     Args:
         case: the row.
-        way: one of `WAYS`.
+        way: one of `WAYS`, or another name where `launcher` is given.
         folder: empty.
         limit_s: for the run alone, without what is set up before it.
+        launcher: None: what `way` says.
     """
     with (case.healthy if way == HEALTHY else case.around)(folder) as setup:
         port = [f"--master-port={free_port()}"] if case.gpus else []  # rows run side by side
@@ -87,7 +94,9 @@ def go(case: Case, way: str, folder: Path, limit_s: float = LIMIT_S) -> Outcome:
         argv += [str(HERE / case.program), *setup.args]
         env = {**variables(case, way, folder), **setup.env}
         options = {"env": env, "preexec_fn": setup.preexec}
-        if way == SUPERVISED:
+        if launcher is not None:
+            options["command"], argv = launcher(argv), []
+        elif way == SUPERVISED:
             argv = argv if case.gpus else ["--profile=cpu", *argv]
         else:
             options["command"] = [torchrun(), *way.split()[1:]] if way != HEALTHY else [torchrun()]

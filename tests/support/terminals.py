@@ -12,6 +12,7 @@ import signal
 import struct
 import termios
 import time
+from pathlib import Path
 
 from helpers import DEADLINE_S
 
@@ -58,3 +59,26 @@ class Terminal:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+
+
+def start(command: list[str], folder: Path, environ: dict[str, str]) -> tuple[int, int]:
+    """Start a command as the foreground of a terminal of its own; return (pid, terminal)."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execvpe(command[0], command, environ)
+    return pid, fd
+
+
+def read_all(fd: int) -> str:
+    """Return what a terminal shows until its other side is closed."""
+    data = b""
+    while select.select([fd], [], [], DEADLINE_S)[0]:
+        try:
+            piece = os.read(fd, 1 << 16)
+        except OSError:  # the other side is closed
+            break
+        if not piece:
+            break
+        data += piece
+    return data.decode()

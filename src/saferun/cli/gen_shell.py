@@ -10,7 +10,7 @@ from saferun.cli.options import TORCHRUN_ARGUMENTS, echo
 from saferun.planning import inputs
 
 GEN_SHELL = """\
-Usage: saferun gen-shell [-o FILE] [SAFERUN OPTIONS] [-- TORCHRUN COMMAND LINE]
+Usage: saferun gen-shell [-o FILE] [--plain] [SAFERUN OPTIONS] [-- TORCHRUN COMMAND LINE]
        saferun gen-shell --slurm [SLURM OPTIONS] [THE SAME]...
        saferun gen-shell --check FILE
 
@@ -19,6 +19,8 @@ the script takes torchrun's arguments when it is run.
 
   -o FILE             write it there, executable
   --check FILE        check that FILE is what its own command makes today; else status 1
+  --plain             at most 150 lines, without saferun's own code: locks, test of the GPUs
+                      and retries by exit status and a dozen messages; no hooks, no mitigations
 
   --slurm             make a file for sbatch: one torchrun on each node
   --nodes N           number of nodes; 1 if it is not given

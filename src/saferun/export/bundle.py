@@ -25,6 +25,7 @@ FILES = (
     *("__init__.py", "model.py", "errors.py", "named_tuple.py"),
     *("export/__init__.py", "export/bundle_main.py", "export/settings_codec.py"),
 )
+UNUSED = ("diagnosis/explain.py", "journal/attempts.py", "journal/cleanup.py", "journal/reader.py")
 MOST_BYTES = 32 << 20  # of a bundle, packed and unpacked; ours has 2 MB
 LEVEL = 6  # of compression; 9 makes it 1 % smaller and takes twice as long
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
@@ -58,13 +59,35 @@ def files(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the files that a bundle holds, path -> text."""
     found = {"__main__.py": _MAIN}
     for name in FILES:
-        found[f"saferun/{name}"] = _read(os.path.join(paths.PACKAGE, name))
+        found[f"saferun/{name}"] = bare(_read(os.path.join(paths.PACKAGE, name)))
     for room in ROOMS:
         found.update(_room(room))
+    for name in UNUSED:
+        del found[f"saferun/{name}"]
     for name, document in loader.load_for_bundle(environ).items():
         text = json.dumps(document, separators=(",", ":"))
         found[f"saferun/knowledge/{name}.json"] = text
     return found
+
+
+def bare(text: str) -> str:
+    """Return a module without comments and docstrings; all else keeps the number of its line.
+
+    It knows Python as ruff formats it: a docstring begins a line below one that ends with a colon.
+    """
+    lines, within, is_doc, before = [], False, False, ":"
+    for line in text.split("\n"):
+        word, odd = line.strip(), line.count('"""') % 2 == 1
+        if within:
+            within = not odd
+            lines.append("" if is_doc else line)
+        elif word.startswith("#"):
+            lines.append("")
+        else:
+            is_doc = word.startswith('"""') and before.endswith(":")
+            lines.append(line[: len(line) - len(line.lstrip())] + '""' if is_doc else line)
+            within, before = odd, word or before
+    return "\n".join(lines)
 
 
 def _room(name: str) -> Iterator[tuple[str, str]]:
@@ -72,7 +95,7 @@ def _room(name: str) -> Iterator[tuple[str, str]]:
         for file in names:
             if file.endswith(".py"):
                 path = os.path.join(folder, file)
-                yield f"saferun/{os.path.relpath(path, paths.PACKAGE)}", _read(path)
+                yield f"saferun/{os.path.relpath(path, paths.PACKAGE)}", bare(_read(path))
 
 
 def _read(path: str) -> str:

@@ -23,7 +23,12 @@ from saferun.supervise.start import refuse_workers
 from saferun.system.redact import MASK, Masker
 from saferun.system.secret_names import is_secret
 
-OWN = {**sbatch.OPTIONS, "-o": "FILE", "--check": "FILE"}  # before torchrun's arguments
+OWN = {
+    **sbatch.OPTIONS,
+    "-o": "FILE",
+    "--check": "FILE",
+    "--plain": None,
+}  # before torchrun's arguments
 START = ("torchrun", "saferun")  # how a pasted command line may begin
 _MOST_CHARACTERS = 32 << 20  # of a script that is checked; one of ours has 1 million
 
@@ -37,12 +42,14 @@ class ScriptRequest(NamedTuple):
     check: str | None = None
     bare: bool = False  # nothing but options about files was given
     slurm: sbatch.Job | None = None
+    plain: bool = False  # without the bundle
 
     @property
     def command(self) -> tuple[str, ...]:
         """The command for the same script, with variables spelled out as options."""
         request = self.request
         argv = ["saferun", "gen-shell", *(self.slurm.options if self.slurm else ())]
+        argv += ["--plain"] if self.plain else []
         argv += ["--profile", request.profile] if request.profile else []
         argv += [w for key, text, _ in request.sets for w in ("--set", f"{key}={text}")]
         argv += [] if request.retries is None else ["--retries", str(request.retries)]
@@ -80,8 +87,11 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> ScriptRequest:
     line = line[1:] if line[:1] and line[0] in START else line
     request = read_request([*ours, "SCRIPT"], environ)
     args = _checked(line, environ)
-    bare = not ours and not line and slurm is None
-    return ScriptRequest(request, args, given.get("-o"), given.get("--check"), bare, slurm)
+    plain = "--plain" in given
+    if plain and slurm is not None:
+        raise UsageError("--plain is for one machine", fix="leave --slurm or --plain out")
+    bare = not ours and not line and slurm is None and not plain
+    return ScriptRequest(request, args, given.get("-o"), given.get("--check"), bare, slurm, plain)
 
 
 def _count_own(argv: Sequence[str]) -> int:
@@ -128,14 +138,12 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
     """
     selection = inputs.choose(wanted.request, environ, cwd)
     request = read_torchrun(wanted.args or ("SCRIPT",), environ)._replace(sets=wanted.request.sets)
+    gathered = inputs.assemble(request, selection, environ, cwd, starting=False)
     if request.line.refusal is None:  # else the job's script is given when this one is run
-        gathered = inputs.assemble(request, selection, environ, cwd, starting=False)
         refuse_workers(gathered)
         gathered.plan()
     sheet = _sheet(selection.chosen, selection.sets)
-    made_by = shell_script.Maker(__version__, wanted.command, bundle.template())
-    whole = bool(wanted.args) and request.line.refusal is None
-    text = shell_script.render(sheet, wanted.args, made_by, bundle.pack(environ), whole=whole)
+    text = _text(wanted, sheet, gathered)
     secrets = _secrets(sheet, wanted.args)
     remarks = (*selection.chosen.remarks, *secrets)
     if wanted.slurm is None:
@@ -147,6 +155,19 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
     part = bundle.template("slurm.sh")
     text = sbatch.render(text, wanted.slurm, request.line, part, torchrun=with_torchrun)
     return Script(text, (*remarks, *sbatch.remarks(wanted.slurm)), private=bool(secrets))
+
+
+def _text(wanted: ScriptRequest, sheet: Sheet, gathered: inputs.Gathered) -> str:
+    if wanted.plain:
+        from saferun.export import plain
+
+        template = bundle.template(plain.TEMPLATE)
+        made_by = shell_script.Maker(__version__, wanted.command, template)
+        return plain.render(sheet, gathered, wanted.args, made_by)
+    whole = bool(wanted.args) and gathered.request.line.refusal is None
+    made_by = shell_script.Maker(__version__, wanted.command, bundle.template())
+    kit = bundle.pack(gathered.environ)
+    return shell_script.render(sheet, wanted.args, made_by, kit, whole=whole)
 
 
 def _sheet(chosen: Chosen, sets: Sequence[Given]) -> Sheet:
