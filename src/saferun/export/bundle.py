@@ -25,7 +25,11 @@ FILES = (
     *("__init__.py", "model.py", "errors.py", "named_tuple.py"),
     *("export/__init__.py", "export/bundle_main.py", "export/settings_codec.py"),
 )
-UNUSED = ("diagnosis/explain.py", "journal/attempts.py", "journal/cleanup.py", "journal/reader.py")
+UNUSED = (
+    *("diagnosis/explain.py", "diagnosis/log_file.py", "supervise/live_run.py"),
+    *("journal/attempts.py", "journal/cleanup.py", "journal/rank_report.py", "journal/reader.py"),
+    *("journal/report.py", "journal/run_notes.py", "journal/tail_excerpt.py"),
+)
 MOST_BYTES = 32 << 20  # of a bundle, packed and unpacked; ours has 2 MB
 LEVEL = 6  # of compression; 9 makes it 1 % smaller and takes twice as long
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
