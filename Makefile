@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TENSORFLOW := .venv-tensorflow
 DOCS := .venv-docs
+MUTANTS := .venv-mutants
 
-.PHONY: demo test test-slurm quick-slurm test-tensorflow lint unit slow bench docs clean
+.PHONY: demo test test-slurm quick-slurm test-tensorflow lint unit slow bench docs mutants fuzz clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -45,6 +46,17 @@ bench: $(READY)
 	$(BIN)/python benchmarks/launch.py
 	$(BIN)/python benchmarks/inject.py
 
+# Which changes of the diagnosis does no test notice? ONLY='saferun.diagnosis.retry_policy.*' is one
+# file's; then `$(MUTANTS)/bin/mutmut results`, and `show NAME`. Not in CI: hours for the room.
+ONLY ?= *
+mutants: $(MUTANTS)/.ready
+	$(MUTANTS)/bin/mutmut run --max-children 1 '$(ONLY)'
+
+# Random and broken inputs for what reads them.
+SECONDS ?= 600
+fuzz: $(READY)
+	$(BIN)/python tools/fuzz.py --seconds $(SECONDS)
+
 # The documents as a site, in out/site; a broken link is an error.
 docs: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(DOCS)/bin/mkdocs build
@@ -67,5 +79,11 @@ $(DOCS)/.ready: constraints-docs.txt
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-docs.txt mkdocs-material click pyyaml filelock
 	touch $(DOCS)/.ready
 
+# saferun itself is read from mutants/src; of what it needs, torch is needed by no test of this room.
+$(MUTANTS)/.ready:
+	$(PYTHON) -m venv $(MUTANTS)
+	$(MUTANTS)/bin/python -m pip install --quiet --disable-pip-version-check mutmut==3.8.1 pytest pytest-timeout pytest-xdist hypothesis click pyyaml filelock
+	touch $(MUTANTS)/.ready
+
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) out
+	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(MUTANTS) mutants out
