@@ -100,6 +100,7 @@ CASES = {
         {},
         AGAIN,
     ),
+    "one step is progress": ([*attempts(2), failed(3, first_step=1)], {}, AGAIN),
     "a step reached without resuming is no progress": (attempts(3, first_step=0), {}, STOP),
     "resuming from the same step again is no progress": (
         [failed(1), *(failed(n, first_step=50) for n in range(2, 5))],
@@ -211,7 +212,7 @@ CASES = {
         STOP,
     ),
     "no attempt starts after the deadline": ([failed(1)], {"deadline_s": 900.0}, STOP),
-    "one may before it": ([failed(1)], {"deadline_s": 1100.0}, AGAIN),
+    "one may up to it": ([failed(1)], {"deadline_s": 1000.0}, AGAIN),
     "a wait may not lead beyond the deadline": (
         attempts(2),
         {"deadline_s": 2004.0},
