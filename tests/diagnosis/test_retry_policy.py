@@ -246,6 +246,7 @@ CASES = {
 
 # What people read of it, as a table: the case, its reason.
 REASONS = {
+    "success is the end": "",
     "a user's mistake is never tried again": "the same command would fail again",
     "a passing failure is tried again": "it can pass",
     "a preemption is the scheduler's to restart": "it was asked to end",
@@ -304,7 +305,8 @@ def test_a_mitigation_that_cannot_be_used_beside_the_others_is_passed_over():
 
 
 def test_a_mitigation_does_not_wait_and_the_first_retry_neither():
-    assert decide([failed(1, "mitigate", offered=("a",))], POLICY).delay_s == 0
+    waiting = failed(1, "mitigate", offered=("a",), waits=True)
+    assert decide([waiting], POLICY).delay_s == 0
     assert decide([failed(1)], POLICY).delay_s == 0
 
 
@@ -314,6 +316,7 @@ def test_a_death_of_our_keeper_is_tried_again_once_beyond_the_attempts():
     three = allowing(attempts=3, attempts_total=20)
     assert decide([*before, ours], three) == (AGAIN, "the failure is saferun's own", 0.0, "")
     assert decide([*before, ours, ours._replace(number=4)], three).action == STOP
+    assert decide([before[0], ours], allowing(attempts=2)).action == AGAIN
     assert decide([ours], allowing(attempts=1)).action == STOP
     assert decide([*before, ours], allowing(attempts=3, attempts_total=3)).action == STOP
 
