@@ -34,7 +34,7 @@ from saferun.diagnosis import oom_message
         ((100, 1000, 0, 450, 0), "cuda-oom"),
         ((100, 262_000, 250_000, 500, 0, 1075), "cuda-oom-despite-free"),
         ((200, 262_000, 250_000, 1075, 199.5, 1075), "cuda-oom"),
-        ((200, 262_000, None, 1075, 199.5, 1075), "cuda-oom"),
+        ((200, 262_000, None, 1074, 199.5, 1075), "cuda-oom"),
     ],
     ids=[
         "full", "idle serves it", "idle is smaller than asked", "idle is under a tenth",
@@ -52,6 +52,11 @@ def test_the_numbers_decide_the_kind(numbers, kind):
 OLD = "CUDA out of memory. Tried to allocate 512 bytes (GPU 0; 10.00 GiB total capacity; "
 WORDINGS = {
     "2.13": (FULL_CARD, (2048, 23.64 * 1024, 1.1 * 1024, 22.53 * 1024, 390.11, None)),
+    "2.13, of what is allocated alone": (
+        "Of the allocated memory 8.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by "
+        "PyTorch but unallocated.",
+        (None, None, None, 9216, 1024, None),
+    ),
     "1.13": (
         OLD + "8.00 GiB already allocated; 10.00 MiB free; 9.50 GiB reserved in total by PyTorch)",
         (2**-11, 10240, 10, 9728, 1536, None),

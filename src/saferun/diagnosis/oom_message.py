@@ -56,7 +56,7 @@ def read(text: str) -> Memory:
     if idle is None and sizes["reserved"] is not None and allocated is not None:
         idle = sizes["reserved"] - allocated
     process = sizes["process"]
-    held = _first(sizes["reserved"], process if process and process < _NO_SIZE else None)
+    held = process if process and process < _NO_SIZE else None
     if allocated is not None:
         held = max(held or 0.0, allocated + (idle or 0.0))
     total = _first(sizes["total"], sizes["total_old"])
