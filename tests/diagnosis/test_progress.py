@@ -26,6 +26,7 @@ OUTPUTS = {
     "a dictionary": (b"{'step': 40, 'loss': 1}\n{'step': 50, 'loss': 1}\n", 40),
     "with a time in front": (b"12:00:01 step: 7\n12:00:02 step: 8\n", 7),
     "after other words": (b"hello\nstep 7\nstep 8\n", 7),
+    "two counters": (b"batch 1\nstep 5\nbatch 2\nstep 6\n", 5),
     "one number only": (b"step 5 loss 3\n", None),
     "settings": (b"max_steps: 20000\nsave_steps=500\nwarmup steps: 100\n", None),
     "the same number again": (b"step 5 rank 0\nstep 5 rank 1\n", None),
