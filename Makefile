@@ -47,7 +47,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/inject.py
 
 # Which changes of the diagnosis does no test notice? ONLY='saferun.diagnosis.retry_policy.*' is one
-# file's; then `$(MUTANTS)/bin/mutmut results`, and `show NAME`. Not in CI: hours for the room.
+# file's; then `$(MUTANTS)/bin/mutmut results`, and `show NAME`. Not in CI.
 ONLY ?= *
 mutants: $(MUTANTS)/.ready
 	$(MUTANTS)/bin/mutmut run --max-children 1 '$(ONLY)'
