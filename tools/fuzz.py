@@ -213,35 +213,59 @@ def journal(place: Path) -> Target:
     return Target(lambda pick: mutated(pick, seeds), run, repeated)
 
 
+FRAME = {"name": "step", "filename": "/w/t.py", "line": 3}
+ODD: list[Any] = [
+    None,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    1 << 40,
+    10**5000,
+    0.5,
+    True,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [[4]],
+    {},
+]
+
+
+def nested(pick: random.Random) -> Any:
+    """Return lists in lists."""
+    value: Any = pick.choice(ODD)
+    way, depth = pick.randrange(3), pick.choice((1, 5, 60, 3000))
+    for _ in range(depth):
+        value = [value] if way else [value] * (2 if depth < 99 else 1)
+    return value
+
+
+def entry(pick: random.Random, number: int) -> dict[str, Any]:
+    """Return one collective, now and then with an odd field."""
+    made = {"process_group": ("0", "default_pg"), "collective_seq_id": number}
+    made |= {"profiling_name": "nccl:all_reduce", "input_sizes": [[4]], "frames": [FRAME]}
+    made["state"] = pick.choice(("scheduled", "started", "completed"))
+    if not pick.randrange(6):
+        made[pick.choice(list(made))] = pick.choice((pick.choice(ODD), nested(pick)))
+    return made
+
+
+def dump(pick: random.Random) -> bytes:
+    """Return a rank's dump."""
+    numbers = sorted(pick.sample(range(1, 9), pick.randint(0, 5)))
+    entries = [entry(pick, number) for number in numbers]
+    try:
+        return pickle.dumps({"entries": entries}, protocol=2)
+    except RecursionError:
+        return b"(" * 9999
+
+
 def flight(place: Path) -> Target:
     """Dumps of the flight recorder: two ranks' are read and compared."""
     from saferun.diagnosis import flight_record
-
-    frame = {"name": "step", "filename": "/w/t.py", "line": 3}
-    odd = [None, -1, 0, 1, 2, 3, 1 << 40, 10**5000, 0.5, True, "", "x", "\ud800", [], [[4]], {}]
-
-    def nested(pick: random.Random) -> Any:
-        value: Any = pick.choice(odd)
-        way, depth = pick.randrange(3), pick.choice((1, 5, 60, 3000))
-        for _ in range(depth):
-            value = [value] if way else [value] * (2 if depth < 99 else 1)
-        return value
-
-    def entry(pick: random.Random, number: int) -> dict[str, Any]:
-        made = {"process_group": ("0", "default_pg"), "collective_seq_id": number}
-        made |= {"profiling_name": "nccl:all_reduce", "input_sizes": [[4]], "frames": [frame]}
-        made["state"] = pick.choice(("scheduled", "started", "completed"))
-        if not pick.randrange(6):
-            made[pick.choice(list(made))] = pick.choice((pick.choice(odd), nested(pick)))
-        return made
-
-    def dump(pick: random.Random) -> bytes:
-        numbers = sorted(pick.sample(range(1, 9), pick.randint(0, 5)))
-        entries = [entry(pick, number) for number in numbers]
-        try:
-            return pickle.dumps({"entries": entries}, protocol=2)
-        except RecursionError:
-            return b"(" * 9999
 
     def make(pick: random.Random) -> list[bytes]:
         dumps = [dump(pick) for _ in range(pick.randint(1, 3))]
