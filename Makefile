@@ -8,11 +8,12 @@ DOCS := .venv-docs
 ECOSYSTEM := .venv-ecosystem
 AXE := .axe
 PEERS := .venv-peers
+MUTANTS := .venv-mutants
 # What needs nothing but $(VENV).
 PLAIN := not slurm and not tensorflow and not ecosystem and not browser
 
-
-.PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem test-browser lint unit slow bench bench-peers docs clean
+.PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem test-browser lint unit slow
+.PHONY: bench bench-peers docs mutants fuzz clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -65,6 +66,17 @@ bench: $(READY)
 bench-peers: $(READY) $(PEERS)/.ready
 	$(BIN)/python benchmarks/peers.py --peers $(PEERS) $(KINDS)
 
+# Which changes of the diagnosis does no test notice? ONLY='saferun.diagnosis.retry_policy.*' is one
+# file's; then `$(MUTANTS)/bin/mutmut results`, and `show NAME`. Not in CI.
+ONLY ?= *
+mutants: $(MUTANTS)/.ready
+	$(MUTANTS)/bin/mutmut run --max-children 1 '$(ONLY)'
+
+# Random and broken inputs for what reads them.
+SECONDS ?= 600
+fuzz: $(READY)
+	$(BIN)/python tools/fuzz.py --seconds $(SECONDS)
+
 # The documents as a site, in out/site; a broken link is an error.
 docs: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(DOCS)/bin/mkdocs build
@@ -103,5 +115,11 @@ $(PEERS)/.ready: constraints-peers.txt
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt nvidia-resiliency-ext accelerate dlrover grpcio protobuf
 	touch $(PEERS)/.ready
 
+# saferun itself is read from mutants/src; of what it needs, torch is needed by no test of this room.
+$(MUTANTS)/.ready:
+	$(PYTHON) -m venv $(MUTANTS)
+	$(MUTANTS)/bin/python -m pip install --quiet --disable-pip-version-check mutmut==3.8.1 pytest pytest-timeout pytest-xdist hypothesis click pyyaml filelock
+	touch $(MUTANTS)/.ready
+
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(ECOSYSTEM) $(AXE) $(PEERS) out
+	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(ECOSYSTEM) $(AXE) $(PEERS) $(MUTANTS) mutants out

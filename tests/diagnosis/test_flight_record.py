@@ -114,6 +114,36 @@ def test_the_recorder_forgets_the_oldest():
     assert found.ranks == (1,)
 
 
+def test_numbers_may_have_gaps_and_any_size():
+    far = entry(1 << 60)
+    assert compare({0: calls(entry(1), far), 1: calls(entry(1), far)}) is None
+    found = compare({0: calls(*DONE), 1: calls(*DONE, entry(7, state="started"))})
+    assert found is not None
+    assert "rank 0 has not entered all_reduce number 7" in found.line
+
+
+def nested(depth: int, width: int) -> list[Any]:
+    """Return lists in lists; as a text, the widest one has no end."""
+    value: list[Any] = [4]
+    for _ in range(depth):
+        value = [value] * width
+    return value
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [10**5000, nested(200, 1), nested(60, 2), [[1] * 999] * 999, [[]] * 9999, "x" * 9999],
+    ids=["digits", "deep", "doubled", "wide", "many", "long"],
+)
+def test_a_field_of_any_kind_and_size_is_no_error_and_no_endless_text(odd):
+    names = ("collective_seq_id", "input_sizes", "profiling_name", "state")
+    fields = [{name: odd} for name in names]
+    framed = {"frames": [{"filename": "/w/t.py", "line": odd, "name": odd}]}
+    found = calls(*[entry(1, **some) for some in [*fields, framed, {"process_group": (odd,)}]])
+    assert len(found) == 5, "one has no number"
+    assert all(len(repr(call)) < 5000 for call in found)
+
+
 def test_json_is_read_as_well():
     dump = json.dumps({"version": "2.10", "entries": [*DONE, WAITS]}).encode()
     assert read(dump) == calls(*DONE, WAITS)

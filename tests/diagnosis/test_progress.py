@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import check_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from job_logs import TRACEBACK, diagnose
@@ -24,6 +25,8 @@ OUTPUTS = {
     ),
     "a dictionary": (b"{'step': 40, 'loss': 1}\n{'step': 50, 'loss': 1}\n", 40),
     "with a time in front": (b"12:00:01 step: 7\n12:00:02 step: 8\n", 7),
+    "after other words": (b"hello\nstep 7\nstep 8\n", 7),
+    "two counters": (b"batch 1\nstep 5\nbatch 2\nstep 6\n", 5),
     "one number only": (b"step 5 loss 3\n", None),
     "settings": (b"max_steps: 20000\nsave_steps=500\nwarmup steps: 100\n", None),
     "the same number again": (b"step 5 rank 0\nstep 5 rank 1\n", None),
@@ -56,6 +59,62 @@ def test_the_lines_of_a_log_and_the_bytes_of_an_output_have_the_same_steps():
         log = log_reader.read([output.replace(b"\r", b"\n")])
         steps = progress.steps(log.lines, 0, len(log.lines))
         assert step is None or step in {one.number for one in steps}, name
+
+
+def test_steps_are_those_between_two_lines():
+    lines = log_reader.of_text("step 1\nstep 2\nstep 3\nstep 4\n").lines
+    assert [one.number for one in progress.steps(lines, 1, 3)] == [2, 3]
+
+
+RESUMED = " 50%|##   | 45/90 [00:00<?, ?it/s]\n"
+# The last lines before a failure, and what they show.
+LONG = [
+    ("step 499", False), ("step 500", True), ("epoch 9", False), ("epoch 10", True),
+    ("9/90 [29:59<1:00]", False), ("9/90 [30:00<1:00]", True), ("9/90 [30:01<1:00]", True),
+    ("9/90 [0:30:00<1:00]", True), ("9/90 [1:00:00<1:00]", True), ("9/90 [00:10<1:00]", False),
+    ("step 900 " + RESUMED, False), (RESUMED + "step 900", True), ("", False),
+    ("step 900\n" + "x\n" * 199, True), ("step 900\n" + "x\n" * 200, False),
+]  # fmt: skip
+EARLY = [
+    ("step 0", True), ("step 1", True), ("step 2", False), ("", False), (RESUMED, True),
+    (RESUMED + "step 2", False), ("step 20\nstep 1", True), ("step 21\nstep 1", False),
+    ("epoch 1 step 1", True), ("epoch 2 step 1", False), ("1/90 [00:01<1:00]", True),
+    ("9/90 [00:01<1:00]", False), ("30/30 [00:09<0:00]\nstep 1", True),
+    ("30/30 [00:09<0:00]", False), ("step 1\n" + "x\n" * 200, False),
+]  # fmt: skip
+DIVERGED = [
+    ("loss: nan", True), ("loss=-inf", True), ("loss 2.5", False), ("loss: 12345", True),
+    ("loss: 1234", False), ("loss: nan\n" + "x\n" * 19, True), ("loss: nan\n" + "x\n" * 20, False),
+    ("x" * 500 + " loss: nan", True), ("loss: nan " + "x" * 500, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shows", "cases"),
+    [(progress.is_long, LONG), (progress.is_early, EARLY), (progress.diverged, DIVERGED)],
+    ids=["long", "early", "diverged"],
+)
+def test_what_the_last_lines_show(shows, cases):
+    def check(text, shown):
+        assert shows(log_reader.of_text(text.removesuffix("\n")).lines) is shown
+
+    check_cases(cases, check)
+
+
+def test_a_bar_that_is_no_trainings_has_the_age_of_a_wait():
+    def check(text, age_s, shown):
+        assert progress.bar_of_age(log_reader.of_text(text).lines, age_s) is shown
+
+    cases = [
+        ("9/90 [01:34<1:00]", 100, False), ("9/90 [01:35<1:00]", 100, True),
+        ("9/90 [01:50<1:00]", 100, True), ("9/90 [01:51<1:00]", 100, False),
+        ("90/90 [01:40<0:00]", 100, False), ("9/90 [01:40<1:00] loss=2", 100, False),
+        ("9it [01:40, 1it/s]", 100, True), ("9/90 [2:00:10<1:00]", 7210, True),
+        ("9/90 [2:00:10<1:00]", 6000, False), ("90/90 [01:40<0:00]\n9/90 [01:40<1:0]", 100, True),
+        ("9/90 [01:40<1:00]\n" + "x\n" * 200, 100, False), ("", 100, False),
+        ("9/90 [01:40<1:00]" + "x" * 500, 100, False),
+    ]  # fmt: skip
+    check_cases(cases, check)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ CASES = {
         {},
         AGAIN,
     ),
+    "one step is progress": ([*attempts(2), failed(3, first_step=1)], {}, AGAIN),
     "a step reached without resuming is no progress": (attempts(3, first_step=0), {}, STOP),
     "resuming from the same step again is no progress": (
         [failed(1), *(failed(n, first_step=50) for n in range(2, 5))],
@@ -127,6 +128,11 @@ CASES = {
         STOP,
     ),
     "counted work renews the budget": (attempts(9, progressed=True), {}, AGAIN),
+    "the same failure twice after counted work would come again": (
+        [failed(1, progressed=True), *(failed(n, lived_s=4.0) for n in (2, 3))],
+        {"attempts": 9},
+        STOP,
+    ),
     "after counted work the same age means nothing": (
         attempts(2, lived_s=40.0, progressed=True),
         {},
@@ -191,7 +197,7 @@ CASES = {
     "and is bounded all the same": (attempts(3, lived_s=61.0, waits=True), {}, STOP),
     "the unknown is not tried again": ([failed(1, "unknown")], {}, STOP),
     "the unknown after a long life is tried once": (
-        [failed(1, "unknown", lived_s=700.0)],
+        [failed(1, "unknown", lived_s=600.0)],
         {"unknown_after_s": 600.0},
         AGAIN,
     ),
@@ -206,7 +212,7 @@ CASES = {
         STOP,
     ),
     "no attempt starts after the deadline": ([failed(1)], {"deadline_s": 900.0}, STOP),
-    "one may before it": ([failed(1)], {"deadline_s": 1100.0}, AGAIN),
+    "one may up to it": ([failed(1)], {"deadline_s": 1000.0}, AGAIN),
     "a wait may not lead beyond the deadline": (
         attempts(2),
         {"deadline_s": 2004.0},
@@ -238,6 +244,43 @@ CASES = {
 }
 
 
+# What people read of it, as a table: the case, its reason.
+REASONS = {
+    "success is the end": "",
+    "a user's mistake is never tried again": "the same command would fail again",
+    "a passing failure is tried again": "it can pass",
+    "a preemption is the scheduler's to restart": "it was asked to end",
+    "nothing starts beside what cannot be killed": "one of its processes could not be killed",
+    "an older checkpoint is tried, and not counted": "from the checkpoint before",
+    "a full disk that has room again is tried": "a full disk can be freed",
+    "attempts are bounded": "no attempts without progress are left (retry.attempts: 3)",
+    "but not beyond all attempts": "no attempts are left (retry.attempts_total: 10)",
+    "a replacement asks for no verdict": "50 trials",
+    "the same failure at the same age would come again": (
+        "the same failure at the same age: it would come again"
+    ),
+    "the unknown is not tried again": (
+        "nothing is known about it (retry.unknown_after_s is not set)"
+    ),
+    "the unknown after a short life is not": "it is not known, and occurred within 600 s",
+    "the unknown that came before is not": "it is not known, and occurred before",
+    "the unknown after a long life is tried once": "it is not known, but occurred late",
+    "no attempt starts after the deadline": (
+        "the next attempt would start after the deadline (retry.deadline_s: 900)"
+    ),
+    "a failure with a mitigation gets it": "with a",
+    "mitigations can be switched off": "mitigations are switched off (mitigate.enabled)",
+    "a mitigation that was tried is not tried again": "its mitigations did not help",
+    "a mitigation that the user rules out is not used": "no mitigation of it can be used here",
+    "without a mitigation that fits, time may do": "it can pass",
+}
+
+
+def test_the_reason_is_one_clause_for_people():
+    found = {name: decide(CASES[name][0], allowing(**CASES[name][1])).reason for name in REASONS}
+    assert found == REASONS
+
+
 def test_decision():
     def check(history, changes, action):
         verdict = decide(history, allowing(**changes))
@@ -262,7 +305,8 @@ def test_a_mitigation_that_cannot_be_used_beside_the_others_is_passed_over():
 
 
 def test_a_mitigation_does_not_wait_and_the_first_retry_neither():
-    assert decide([failed(1, "mitigate", offered=("a",))], POLICY).delay_s == 0
+    waiting = failed(1, "mitigate", offered=("a",), waits=True)
+    assert decide([waiting], POLICY).delay_s == 0
     assert decide([failed(1)], POLICY).delay_s == 0
 
 
@@ -270,8 +314,9 @@ def test_a_death_of_our_keeper_is_tried_again_once_beyond_the_attempts():
     ours = failed(3, kind="keeper-killed")
     before = [failed(1, kind="a", fingerprint="a"), failed(2, kind="b", fingerprint="b")]
     three = allowing(attempts=3, attempts_total=20)
-    assert decide([*before, ours], three).action == AGAIN
+    assert decide([*before, ours], three) == (AGAIN, "the failure is saferun's own", 0.0, "")
     assert decide([*before, ours, ours._replace(number=4)], three).action == STOP
+    assert decide([before[0], ours], allowing(attempts=2)).action == AGAIN
     assert decide([ours], allowing(attempts=1)).action == STOP
     assert decide([*before, ours], allowing(attempts=3, attempts_total=3)).action == STOP
 
@@ -291,7 +336,8 @@ def test_waits_double_up_to_the_longest(waits, count, whole):
 def test_the_last_attempt_may_be_one_that_tells_the_reason_and_only_one(verdict):
     last = failed(1, verdict, offered=() if verdict == "unknown" else (DEBUG,))
     wanted = allowing(debug_last=True)
-    assert decide([last], wanted).add == DEBUG
+    once_more = "once more, to learn the reason (retry.debug_last)"
+    assert decide([last], wanted) == (AGAIN, once_more, 0.0, DEBUG)
     assert decide([last], POLICY).action == STOP
     again = failed(2, verdict, offered=last.offered, mitigations=(DEBUG,))
     assert decide([last, again], wanted).action == STOP

@@ -9,6 +9,7 @@ nothing to call.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import pickle
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,14 @@ from collections.abc import Iterator, Mapping
 from saferun.diagnosis.evidence import Hang
 from saferun.named_tuple import NamedTuple
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
 _SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # with as much on all ranks
+# Of characters, frames, tensors and their sizes. Where what is large stands again and again, a
+# pickle stays small, and as a text it has no end.
+_MOST = 1000
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/saferun/inject/", "/hooks/inject/")
 
 
@@ -69,23 +77,42 @@ def read(content: bytes) -> list[Call] | None:
 
 def _calls(entry: Mapping[str, object]) -> Iterator[Call]:
     group, number = entry.get("process_group"), entry.get("collective_seq_id")
-    if entry.get("is_p2p") or not isinstance(number, int) or not isinstance(group, (list, tuple)):
+    if entry.get("is_p2p") or not _is_number(number) or not isinstance(group, (list, tuple)):
         return
-    name = str(entry.get("profiling_name", "")).rpartition(":")[2]
-    names = [str(part) for part in group if part not in ("", "undefined")]
+    name = _text(entry.get("profiling_name")).rpartition(":")[2]
+    names = [text for part in group[:_MOST] if (text := _text(part)) not in ("", "undefined")]
     names = names[-1:] if "default_pg" in names else names
-    sizes, state = str(entry.get("input_sizes", "")), str(entry.get("state", ""))
+    sizes, state = _sizes(entry.get("input_sizes")), _text(entry.get("state"))
     if entry.get("retired"):  # gloo's have no other mark of their end
         state = "completed"
     yield Call(":".join(names), number, name, sizes, state, _place(entry.get("frames")))
 
 
+def _is_number(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _text(value: object) -> str:
+    return value[:_MOST] if isinstance(value, str) else ""
+
+
+def _sizes(value: object) -> str:
+    """Return the sizes of tensors as Python shows them, "" for anything else."""
+    if not isinstance(value, (list, tuple)) or len(value) > _MOST:
+        return ""
+    if not all(isinstance(sizes, (list, tuple)) for sizes in value):
+        return ""
+    numbers = list(itertools.islice(itertools.chain(*value), _MOST + 1))
+    return str(value) if len(numbers) <= _MOST and all(map(_is_number, numbers)) else ""
+
+
 def _place(frames: object) -> str:
     """Return the innermost frame of the script's own code."""
-    for frame in frames if isinstance(frames, list) else ():
-        path = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
+    for frame in frames[:_MOST] if isinstance(frames, list) else ():
+        path = _text(frame.get("filename")) if isinstance(frame, dict) else ""
         if path.startswith("/") and not any(part in path for part in _LIBRARY):
-            return f"{path}:{frame.get('line')} in {frame.get('name')}"
+            line = frame.get("line")
+            return f"{path}:{line if _is_number(line) else '?'} in {_text(frame.get('name'))}"
     return ""
 
 
@@ -107,16 +134,19 @@ def compare(dumps: Mapping[int, list[Call]]) -> Finding | None:
 def _of_group(of: Mapping[int, Mapping[int, Call]]) -> Iterator[Finding]:
     """Yield what is wrong in a group, of which each rank has called something."""
     last = {rank: max(calls) for rank, calls in of.items()}
-    common = range(max(min(calls) for calls in of.values()), min(last.values()) + 1)
-    for number in common:
+    first, end = max(min(calls) for calls in of.values()), min(last.values())
+    # The numbers that there are: nothing says that they have no gaps.
+    for number in sorted({number for calls in of.values() for number in calls}):
+        if not first <= number <= end:
+            continue
         calls = {rank: of[rank][number] for rank in of if number in of[rank]}
         if len({_form(call) for call in calls.values()}) > 1:
             yield _mismatch(calls)
             return
     behind = tuple(rank for rank in of if last[rank] < max(last.values()))
     if behind:
-        number = last[behind[0]] + 1
-        waits = next(of[rank][number] for rank in of if number in of[rank])
+        later = [call for calls in of.values() for call in calls.values()]
+        waits = min((c for c in later if c.number > last[behind[0]]), key=lambda c: c.number)
         if waits.state != "completed":
             yield Finding("hang", behind, _behind(behind, waits, of))
         return

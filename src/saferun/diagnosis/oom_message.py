@@ -31,7 +31,6 @@ _PATTERNS = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
 # serve the request (growing segments can use both) and the idle part is at least a tenth of the
 # card. With less, growing segments has not been seen to help.
 _IDLE_SHARE = 0.10
-_OTHERS_SHARE = 0.15
 _LITTLE_SHARE = 0.50  # of the card: a process that holds no more is not the one that fills it
 _FREE_FACTOR = 1.25  # of the request: free memory that should have served it
 _FREE_SHARE = 0.05  # of the card: the driver may keep back less than that of a full card
@@ -57,7 +56,7 @@ def read(text: str) -> Memory:
     if idle is None and sizes["reserved"] is not None and allocated is not None:
         idle = sizes["reserved"] - allocated
     process = sizes["process"]
-    held = _first(sizes["reserved"], process if process and process < _NO_SIZE else None)
+    held = process if process and process < _NO_SIZE else None
     if allocated is not None:
         held = max(held or 0.0, allocated + (idle or 0.0))
     total = _first(sizes["total"], sizes["total_old"])
@@ -89,10 +88,9 @@ def kind(memory: Memory) -> str:
         return "cuda-oom-despite-free"
     if idle is not None and idle >= _IDLE_SHARE * total and idle + (free or 0.0) >= requested:
         return "cuda-oom-fragmentation"
-    if free is not None and held is not None:
-        others = total - free - held
-        if others >= _OTHERS_SHARE * total and held + requested <= _LITTLE_SHARE * total:
-            return "cuda-oom-other-process"
+    # What is neither free (see above) nor needed here is then at least a third of the card.
+    if free is not None and held is not None and held + requested <= _LITTLE_SHARE * total:
+        return "cuda-oom-other-process"
     return "cuda-oom"
 
 

@@ -285,4 +285,4 @@ def _delay(history: Sequence[Try], policy: Policies, jitter: float) -> float:
         return 0.0
     first, longest = policy.retry.backoff_s
     whole = min(longest, first * 2.0 ** min(retries - 1, 30))
-    return float(whole * (1.0 - min(max(jitter, 0.0), 1.0) / 2.0))
+    return float(whole * (1.0 - jitter / 2.0))

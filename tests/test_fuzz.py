@@ -1,0 +1,53 @@
+"""The tool behind `make fuzz` finds what it is there to find."""
+
+from __future__ import annotations
+
+import pytest
+from repo import tool
+
+fuzz = tool("fuzz")
+
+
+def linear(content: bytes) -> None:
+    for _ in content:
+        pass
+
+
+def quadratic(content: bytes) -> None:
+    for _ in content:
+        linear(content)
+
+
+def endless(content: bytes) -> None:
+    while content:
+        pass
+
+
+def crashing(content: bytes) -> None:
+    assert content != b"7" * 10
+
+
+def steepest(run):
+    target = fuzz.Target(lambda pick: b"7" * pick.choice((10, 11)), run, fuzz.repeated)
+    return fuzz.tried("any", target, range(0, 40), float("inf"))
+
+
+def test_linear_work_passes_and_work_that_grows_faster_is_found(monkeypatch):
+    monkeypatch.setattr(fuzz, "LINES_AT_LEAST", 10)
+    assert steepest(linear).misses == []
+    assert len(steepest(quadratic).misses) == 4, "of 40 inputs"
+
+
+def test_work_without_end_is_ended(monkeypatch):
+    monkeypatch.setattr(fuzz, "MOST_LINES", 10_000)
+    with pytest.raises(fuzz.EndlessError):
+        fuzz.lines_of(endless, b"x", 1)
+
+
+def test_a_miss_says_how_it_is_repeated():
+    target = fuzz.Target(lambda pick: b"7" * pick.choice((10, 11)), crashing)
+    misses = steepest(crashing).misses
+    assert len(misses) == 5, "which are enough"
+    for miss in misses:
+        number = int(miss.partition("--first ")[2].partition(" --count 1:")[0])
+        assert fuzz.tried("any", target, range(number, number + 1), float("inf")).misses == [miss]
