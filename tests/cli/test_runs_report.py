@@ -65,7 +65,7 @@ def evil_journal(desk) -> None:
 def test_a_run_is_told_attempt_by_attempt(desk):
     place = desk.launch(MITIGABLE, WRONG, command_line=("train.py", "--lr", "1"))
     told = desk.ask("report", place.name)
-    assert told.startswith("## Failed at attempt 2: user-exception on rank 1; ")
+    assert told.startswith("## Failed at attempt 2: user-exception on rank 1")
     first, second = told.split("\n### Attempt ")[1:]
     assert first.startswith("1: failed: nccl-shm-failed\n") or "nccl-shm-failed on rank 1" in first
     assert ">> [rank1]: Error while creating shared memory segment" in first

@@ -12,6 +12,7 @@ import zlib
 import pytest
 from repo import ROOT
 
+import saferun
 from saferun.export import bundle
 
 
@@ -57,6 +58,7 @@ def meant(text: str) -> str:
 
 def test_what_is_packed_means_what_it_meant_on_the_same_lines():
     packed_files = bundle.files(os.environ)
+    assert packed_files.pop("saferun/__init__.py") == f'__version__ = "{saferun.__version__}"\n'
     for path, text in packed_files.items():
         if path.startswith("saferun/") and path.endswith(".py"):
             whole = (ROOT / "src" / path).read_text()

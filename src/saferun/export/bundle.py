@@ -13,6 +13,7 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 
+from saferun import __version__
 from saferun.knowledge import loader
 from saferun.system import paths
 
@@ -22,7 +23,7 @@ ROOMS = (
     *("diagnosis", "audit", "knowledge", "system", "inject"),
 )
 FILES = (
-    *("__init__.py", "model.py", "errors.py", "named_tuple.py"),
+    *("model.py", "errors.py", "named_tuple.py"),
     *("export/__init__.py", "export/bundle_main.py", "export/settings_codec.py"),
 )
 UNUSED = (
@@ -33,6 +34,7 @@ UNUSED = (
 MOST_BYTES = 32 << 20  # of a bundle, packed and unpacked; ours has 2 MB
 LEVEL = 6  # of compression; 9 makes it 1 % smaller and takes twice as long
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
+_PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface stays behind
 
 
 def pack(environ: Mapping[str, str]) -> str:
@@ -61,7 +63,7 @@ def template(name: str = "run.sh") -> str:
 
 def files(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the files that a bundle holds, path -> text."""
-    found = {"__main__.py": _MAIN}
+    found = {"__main__.py": _MAIN, "saferun/__init__.py": _PACKAGE}
     for name in FILES:
         found[f"saferun/{name}"] = bare(_read(os.path.join(paths.PACKAGE, name)))
     for room in ROOMS:
