@@ -50,6 +50,14 @@ _SAME_AGE = (0.95, 1.1)  # of a time-out: a bar of that age began when the waiti
 _ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
 # A loss that is not a number, or is above ten thousand, leads to indices outside every table.
 _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
+# A training's end, as the script or its framework states it. What transformers says comes before
+# the model is saved, so it is none.
+_OVER = re.compile(
+    r"`Trainer\.fit` stopped: `max_|\bend time of running main\b"
+    r"|^\W{0,4}(?:the )?(?:fine-?tuning|training) (?:is |has )?(?:completed?|finished|done)\b"
+    r"(?!\. do not forget)",
+    re.I,
+)
 _NUMBERS = re.compile(r"\d+", re.ASCII)
 _FORM = dict.fromkeys(map(ord, "123456789"), "0")
 _LINE_ENDS = re.compile(r"[\r\n]+")
@@ -197,6 +205,17 @@ def bar_of_age(before: Sequence[Line], age_s: float) -> bool:
         elapsed = int(found["h"] or 0) * 3600 + int(found["m"]) * 60 + int(found["s"])
         if _SAME_AGE[0] * age_s <= elapsed <= _SAME_AGE[1] * age_s:
             return True
+    return False
+
+
+def is_over(before: Sequence[Line]) -> bool:
+    """Return whether a job has said that its training is over, and only saved something since."""
+    for line in reversed(before[-_LINES:]):
+        text = line.text[-_END_CHARS:]
+        if _OVER.search(text):
+            return True
+        if step_in(text) is not None and "sav" not in text.lower():
+            return False
     return False
 
 
