@@ -54,8 +54,8 @@ _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|
 # the model is saved, so it is none.
 _OVER = re.compile(
     r"`Trainer\.fit` stopped: `max_|\bend time of running main\b"
-    r"|^\W{0,4}(?:the )?(?:fine-?tuning|training) (?:is |has )?(?:completed?|finished|done)\b"
-    r"(?!\. do not forget)",
+    r"|^\W{0,4}(?:the )?(?:fine-?tuning|training) (?:is |has )?(?:completed?|finished|done)"
+    r"(?: (?:in|after|at) .{1,80})?[.! ]{0,4}$",
     re.I,
 )
 _NUMBERS = re.compile(r"\d+", re.ASCII)
