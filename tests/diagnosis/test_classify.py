@@ -16,7 +16,7 @@ KINDS = table("kinds")
 # What a log alone cannot show.
 NOT_BY_LOG = {
     *("unknown", "no-failure", "gpu-p2p-corrupt", "segfault-environment", "killed-from-outside"),
-    *("bus-error", "crash-after-the-end", "process-unkillable", "output-reader-gone"),
+    *("bus-error", "process-unkillable", "output-reader-gone"),
     *("hang", "keeper-killed", "node-lost"),
 }
 

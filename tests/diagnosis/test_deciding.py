@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from job_logs import TRACEBACK, diagnose
+from job_logs import TIMEOUT, TRACEBACK, diagnose
 
 from saferun.diagnosis.deciding import known_from
 from saferun.diagnosis.evidence import Hang, RankFailure
@@ -37,6 +37,11 @@ CODES = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\
             "",
             {"exit_code": -11, "finished": True},
             ("exit status -11", "receipts: the scripts of all ranks had reached their end"),
+        ),
+        (  # the log's own statement: no receipts were read
+            f"Training finished.\n{TIMEOUT}\n",
+            {},
+            ("log", "numbers and lines beside the message, which is that of nccl-timeout"),
         ),
         (
             f"{TRACEBACK}{ILLEGAL}\n",

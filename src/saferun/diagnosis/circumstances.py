@@ -159,6 +159,8 @@ class Circumstances:
         timeouts = [m for m in self._matches if m.kind == "nccl-timeout"]
         found = [hit for m in timeouts for hit in _TIMED_OUT.finditer(m.text)]
         before = self._lines[: min(m.at for m in timeouts)]
+        if progress.is_over(before):  # ranks waited for each other as they ended
+            return "crash-after-the-end"
         if any(map(_is_first_barrier, found)) and not progress.steps(before, 0, len(before)):
             ranks = {int(hit["rank"]) for hit in found if hit["rank"]}
             # where every rank is waiting, none is missing: the way between them does not work

@@ -50,7 +50,7 @@ def _facts(best: Explanation, evidence: Evidence) -> Iterator[str]:
         yield kills(evidence.oom_kills)
     if not best.usual:
         return
-    if best.kind in _FACTS:
+    if best.kind in _FACTS and (evidence.finished or best.kind != "crash-after-the-end"):
         yield _FACTS[best.kind]
     elif best.kind in _BY_PROGRESS:
         ran = f" in {evidence.age_s:.0f} s" if evidence.age_s is not None else ""

@@ -92,10 +92,12 @@ _PHRASES = (
 )  # fmt: skip
 _KILLED_ALONE = re.compile(
     r"^\*{0,3}(?:\S{1,80}: (?:line \d{1,6}: |tasks? [\d,-]{1,40}: )?){0,3}"
-    r"\s{0,4}(?:\d{1,9}\s{1,4})?(?:killed\b|(?P<term>terminated(?:$|: 15$|\s{6})))"
+    r"\s{0,4}(?:\d{1,9}\s{1,4})?"
+    r"(?:killed\b|(?P<abrt>aborted(?:$|\s{6}))|(?P<term>terminated(?:$|: 15$|\s{6})))"
     r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
 )
-_KILLED_IN_SHELL = re.compile(r": line \d{1,6}:\s{1,6}\d{1,9} killed\b")  # behind a bar, too
+# behind a bar, too
+_KILLED_IN_SHELL = re.compile(r": line \d{1,6}:\s{1,6}\d{1,9} (?:killed\b|(?P<abrt>aborted\s{6}))")
 # Launchers, and Lightning, end the remaining ranks by SIGKILL: that says nothing about the cause.
 _KILL_ALL = re.compile(r"forcefully terminating all other processes|^srun: (?:force )?terminat")
 _KILLING_LINES = 40  # below such a line, within which SIGKILLs are the launcher's
@@ -114,7 +116,7 @@ _HEDGE = re.compile(
 # Substrings of every line that may hold an exit code or a signal: a cheap test, for every line.
 _HINTS = (
     *("exit", "sig", "kill", "fault", "error", "core", "free", "malloc", "terminat", "munmap"),
-    *("corrupted", "limit exceeded", "status failed"),
+    *("corrupted", "limit exceeded", "status failed", "abort"),
 )
 _BLOCK = re.compile(r"^\s{0,4}rank\s{1,8}: (\d{1,5}) \(local_rank: ")
 _BLOCK_ENDS = re.compile(r"^\s{0,4}(?:[-=]{20}|\[\d{1,5}\]:\s{0,3}$)")
@@ -325,7 +327,9 @@ def _code(text: str) -> int | None:
     for phrase, number in _PHRASES:
         if phrase in text and len(text) < 400:
             return -number
-    if _KILLED_IN_SHELL.search(text):
-        return -9
-    found = _KILLED_ALONE.match(text[:600])  # a shell adds the whole command
-    return (-15 if found["term"] else -9) if found else None
+    # a shell adds the whole command
+    found = _KILLED_IN_SHELL.search(text) or _KILLED_ALONE.match(text[:600])
+    if found is None:
+        return None
+    ended = found.groupdict()
+    return -6 if ended["abrt"] else -15 if ended.get("term") else -9

@@ -212,7 +212,12 @@ def _without_cut(found: Sequence[Explanation]) -> list[Explanation]:
 
 
 def _is_read(item: Raised) -> bool:
-    """Return whether it is an exception or a traceback; a frame or a stack's dump is none."""
+    """Return whether it is an exception or a traceback; a frame or a stack's dump is none.
+
+    A line that only says "Error", as a field of a record does, is none either.
+    """
+    if item.type == "Error" and not item.headed and item.text.strip() == item.type:
+        return False
     return bool(item.type or item.headed) or len(_FRAME.findall(item.frames)) > 1
 
 

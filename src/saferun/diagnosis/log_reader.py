@@ -73,6 +73,7 @@ _PREFIX = re.compile(
       [a-z][\w.-]{0,60}/\d{1,5}[ ]                       # torchx, NeMo-Run: role and replica
     | >[ ](?:ERROR|INFO|WARNING)[ ]{1,4}
     | (?:\w{1,20}=(?:"[^"\\]{0,80}"|[^\s"]{1,80})[ ]){1,6}(?:msg|message|err|error)="   # logfmt
+    | "(?=\[rank\d{1,5}\]:)                              # SageMaker quotes a message
     | (?:ERROR|CRITICAL)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d{1,6}\](?:[ ]|$)   # vLLM
     """,
     re.VERBOSE,

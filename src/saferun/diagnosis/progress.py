@@ -56,6 +56,14 @@ _LOSS = re.compile(
     r"\s{0,3}[:=]?\s{0,3}['\"]?(-?(?:\d{1,9}(?:\.\d{1,12})?(?:e[-+]?\d{1,3})?|nan|inf))(?![\w.])",
     re.I,
 )
+# A training's end, as the script or its framework states it. What transformers says comes before
+# the model is saved, so it is none.
+_OVER = re.compile(
+    r"`Trainer\.fit` stopped: `max_|\bend time of running main\b"
+    r"|^\W{0,4}(?:the )?(?:fine-?tuning|training) (?:is |has )?(?:completed?|finished|done)"
+    r"(?: (?:in|after|at) .{1,80})?[.! ]{0,4}$",
+    re.I,
+)
 _NUMBERS = re.compile(r"\d+", re.ASCII)
 _FORM = dict.fromkeys(map(ord, "123456789"), "0")
 _LINE_ENDS = re.compile(r"[\r\n]+")
@@ -213,6 +221,17 @@ def bar_of_age(before: Sequence[Line], age_s: float) -> bool:
         elapsed = int(found["h"] or 0) * 3600 + int(found["m"]) * 60 + int(found["s"])
         if _SAME_AGE[0] * age_s <= elapsed <= _SAME_AGE[1] * age_s:
             return True
+    return False
+
+
+def is_over(before: Sequence[Line]) -> bool:
+    """Return whether a job has said that its training is over, and only saved something since."""
+    for line in reversed(before[-_LINES:]):
+        text = line.text[-_END_CHARS:]
+        if _OVER.search(text):
+            return True
+        if step_in(text) is not None and "sav" not in text.lower():
+            return False
     return False
 
 
