@@ -150,7 +150,13 @@ def test_without_a_run_that_goes_on_it_says_so_and_of_several_it_names_the_other
     def ask(job: Run) -> subprocess.CompletedProcess[str]:
         return subprocess.run(WATCH, env=job.environ, capture_output=True, text=True, check=False)
 
-    with working(tmp_path) as first, working(tmp_path, env={"HOME": str(first.home)}) as second:
+    def started(job: Run) -> int:
+        files = job.home.glob(".local/state/saferun/runs/*/events.jsonl")
+        return sum('"event": "started"' in file.read_text() for file in files)
+
+    words = [*PYTHON, "-c", JOB, str(tmp_path / "go"), "8"]
+    with working(tmp_path) as first, run(tmp_path, *words) as second:
+        until(lambda: started(first) == 2, "both have started")
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(WATCH, env=second.environ, **streams) as watcher:
             assert "2 runs are going on; the others: " in watcher.stderr.readline()
