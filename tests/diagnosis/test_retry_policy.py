@@ -13,6 +13,7 @@ from saferun.diagnosis.retry_policy import (
     DONE,
     GUARDS,
     STOP,
+    Decision,
     Policies,
     Try,
     decide,
@@ -314,7 +315,9 @@ def test_a_death_of_our_keeper_is_tried_again_once_beyond_the_attempts():
     ours = failed(3, kind="keeper-killed")
     before = [failed(1, kind="a", fingerprint="a"), failed(2, kind="b", fingerprint="b")]
     three = allowing(attempts=3, attempts_total=20)
-    assert decide([*before, ours], three) == (AGAIN, "the failure is saferun's own", 0.0, "")
+    assert decide([*before, ours], three) == Decision(
+        AGAIN, "the failure is saferun's own", 0.0, ""
+    )
     assert decide([*before, ours, ours._replace(number=4)], three).action == STOP
     assert decide([before[0], ours], allowing(attempts=2)).action == AGAIN
     assert decide([ours], allowing(attempts=1)).action == STOP
@@ -337,7 +340,7 @@ def test_the_last_attempt_may_be_one_that_tells_the_reason_and_only_one(verdict)
     last = failed(1, verdict, offered=() if verdict == "unknown" else (DEBUG,))
     wanted = allowing(debug_last=True)
     once_more = "once more, to learn the reason (retry.debug_last)"
-    assert decide([last], wanted) == (AGAIN, once_more, 0.0, DEBUG)
+    assert decide([last], wanted) == Decision(AGAIN, once_more, 0.0, DEBUG)
     assert decide([last], POLICY).action == STOP
     again = failed(2, verdict, offered=last.offered, mitigations=(DEBUG,))
     assert decide([last, again], wanted).action == STOP
