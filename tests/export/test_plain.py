@@ -249,7 +249,7 @@ def judged(machine: Machine, logs: list[bytes], statuses: list[int]) -> list[str
 # out-of-memory kill is told by the kernel's count, which a log has not.
 TRIED_AGAIN = {
     *("host-oom-killed", "port-hardcoded", "stale-rendezvous-store", "cudnn-wrong-version"),
-    *("nccl-timeout-slow-rank", "cuda-exclusive-mode-conflict"),
+    *("nccl-timeout-slow-rank", "cuda-exclusive-mode-conflict", "crash-after-the-end"),
 }
 
 
