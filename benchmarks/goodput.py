@@ -202,12 +202,12 @@ class Job:
         with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        time.sleep(HELD_S)
+        time.sleep(HELD_S)  # the fault's own length: the disk is full so long
         ballast.unlink()
 
     def take_memory(self) -> None:
         (self.place / "memory").touch()
-        time.sleep(HELD_S)
+        time.sleep(HELD_S)  # the fault's own length: the memory is taken so long
         (self.place / "memory").unlink()
 
     def take_port(self) -> None:
@@ -220,7 +220,7 @@ class Job:
                 taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
                 taken.bind(("::", self.port))
                 taken.listen()
-                time.sleep(max(0.0, until - time.monotonic()))
+                time.sleep(max(0.0, until - time.monotonic()))  # the port is taken so long
             time.sleep(0.001)  # it is the job's still
 
     def preempt(self) -> None:
@@ -231,7 +231,7 @@ class Job:
             self.process.wait(GRACE_S)
         self.kill_left()
         self.process.wait()
-        time.sleep(REQUEUED_S)
+        time.sleep(REQUEUED_S)  # what a scheduler takes to start it again
         self.requeued += 1
         self.start()
         self.is_preempted = False
@@ -343,7 +343,7 @@ def all_together(options: argparse.Namespace, folder: Path) -> list[Result]:
     results: list[Result] = []
 
     def one(number: int, contender: Contender) -> None:
-        time.sleep(number * APART_S)
+        time.sleep(number * APART_S)  # the launchers' faults do not meet on the two cores
         place = folder / contender.name.replace(" ", "-")
         results.append(go(contender, options.seconds, place, options.port + number))
 

@@ -132,7 +132,7 @@ class Job(train_gpt.Trainer):
         loss = super().update(x, y)
         fail_as_planted()
         self.due = max(self.due + OPTIONS.step_s, time.monotonic())
-        time.sleep(max(0.0, self.due - time.monotonic()))
+        time.sleep(max(0.0, self.due - time.monotonic()))  # the length of a step, as on a GPU
         if self.rank == 0:
             note("step", self.step)
         self.beat()

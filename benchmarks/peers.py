@@ -189,10 +189,10 @@ def orphans(job: Job, limit_s: float) -> str:
         if time.monotonic() > end or job.process.poll() is not None:
             job.clear()
             return "not up"
-        time.sleep(0.1)
+        time.sleep(0.1)  # between two looks whether both ranks are up
     job.process.kill()
     job.process.wait()
-    time.sleep(LEFT_S)
+    time.sleep(LEFT_S)  # what notices the death by itself has so long to end
     return str(job.clear())
 
 
