@@ -90,7 +90,16 @@ def working_directory() -> str:
 
 
 def show(request: Request, environ: Mapping[str, str], cwd: str) -> LaunchPlan:
-    """Return the plan that would run; arguments and errors are those of `look`."""
+    """Return the plan that would run. Nothing is started, and torchrun need not exist.
+
+    Args:
+        request: what the user asked for.
+        environ: what the user exported.
+        cwd: the directory that relative paths start from.
+
+    Raises:
+        SaferunError: a mistake of the user's; the message names the fix.
+    """
     return look(request, environ, cwd).plan()
 
 
