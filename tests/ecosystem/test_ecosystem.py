@@ -21,9 +21,10 @@ pytestmark = pytest.mark.ecosystem
 APART = ROOT / ".venv-ecosystem" / "bin"
 TORCH = Path(sys.executable).parent
 RANK = (
-    "import sys, torch.distributed as dist\n"
+    "import os, sys, torch.distributed as dist\n"
     "dist.init_process_group('gloo')\n"
-    "print(sys.executable, dist.get_world_size())\n"
+    "line = f'{sys.executable} {dist.get_world_size()}\\n'\n"
+    "os.write(1, line.encode())  # in one piece: torchrun gives its ranks -u\n"
     "dist.destroy_process_group()\n"
 )
 
