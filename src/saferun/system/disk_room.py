@@ -8,7 +8,7 @@ import signal
 import time
 
 _LEAST = 1 << 20  # bytes; with less a script cannot even write its log
-_EVERY_S = 0.5
+_EVERY_S = 0.1  # one statvfs each
 _SPECIAL = re.compile(r"[*?[]")  # of glob(7)
 
 
