@@ -23,6 +23,7 @@ TORCH = Path(sys.executable).parent
 RANK = (
     "import os, sys, torch.distributed as dist\n"
     "dist.init_process_group('gloo')\n"
+    "dist.barrier()  # or one may leave while the other still connects\n"
     "line = f'{sys.executable} {dist.get_world_size()}\\n'\n"
     "os.write(1, line.encode())  # in one piece: torchrun gives its ranks -u\n"
     "dist.destroy_process_group()\n"

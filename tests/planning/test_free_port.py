@@ -88,6 +88,7 @@ def test_torchruns_own_parser_takes_the_mitigations_option_and_the_same_script(a
 LISTEN = """
 import os, sys, torch.distributed as dist
 dist.init_process_group("gloo")
+dist.barrier()  # or one may leave while the other still connects
 print(f"met {dist.get_world_size()}")  # at once: torchrun gives ranks -u
 dist.destroy_process_group()
 """

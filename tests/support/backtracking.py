@@ -53,8 +53,8 @@ def _is_over_linear(seconds: Callable[[int], float], length: int) -> bool:
     """Return whether four times the length takes much more than four times the seconds."""
     lead = 0
     while abs(lead) < _LEAD:
-        once = min(seconds(length) for _ in range(3))
-        lead += 1 if seconds(4 * length) > _OVER_LINEAR * once else -1
+        once, longer = (min(seconds(chars) for _ in range(3)) for chars in (length, 4 * length))
+        lead += 1 if longer > _OVER_LINEAR * once else -1
     return lead > 0
 
 
