@@ -306,7 +306,7 @@ def _result(pid: int, status: int, gathered: Gathered, before: set[str]) -> RunR
         before: what was there before the run.
     """
     outcome = reader.FAILED if status else reader.OK
-    made = re.compile(rf"\d+-\d+-{pid}(-\w+)?\Z")
+    made = re.compile(rf"\d{{8}}-\d{{6}}-{pid}(-\w+)?\Z")
     for name in sorted(filter(made.match, _names(gathered.runs) - before)):
         found = reader.read(gathered.runs, name, time.time())
         if found is not None and found.process.get("host", _host()) == _host():

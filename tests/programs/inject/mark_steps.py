@@ -8,6 +8,7 @@ from torch.compiler import cudagraph_mark_step_begin as taken_early
 
 if os.environ["GROUP"]:
     dist.init_process_group("gloo")
+    dist.barrier()  # or one may leave while the other still connects
 if os.environ["GROUP"] == "gone":
     dist.destroy_process_group()
 

@@ -13,6 +13,7 @@ def main(rank, port):
         torch.version.cuda = os.environ.get("CUDA", torch.version.cuda)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     print("through", flush=True)
+    dist.barrier()  # or one may leave while the other still connects
 
 
 if __name__ == "__main__":
