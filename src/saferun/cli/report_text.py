@@ -67,7 +67,7 @@ def run_facts(report: RunReport) -> Facts:
 def _gpus(report: RunReport) -> str:
     gpus, names = report.cost.gpus, ", ".join(report.gpu_names)
     here = " on this node" if len(report.hosts) > 1 else ""
-    return f"{gpus}{here}{names and f': {names}'}" if gpus else ""
+    return f"{gpus}{names and f' ({names})'}{here}" if gpus else ""
 
 
 def costs(report: RunReport) -> Facts:
