@@ -48,6 +48,7 @@ def page(desk, *argv: str) -> Page:
 
 def evil_journal(desk) -> None:
     facts = {"attempt": 1, "kind": EVIL, "root_line": EVIL, "reason": EVIL, "decided_by": [EVIL]}
+    facts["stack"] = [EVIL]
     places = [{"rank": 0, "pid": 1, "what": EVIL, "frame": EVIL, "odd": True, "helpers": [EVIL]}]
     finding = {"level": "problem", "area": EVIL, "what": EVIL, "fix": EVIL}
     begun = {"gpus": 1, "versions": [EVIL], "gpu_names": [EVIL]}
@@ -152,6 +153,17 @@ def test_a_report_names_the_gpus_and_the_versions(desk):
     journal(desk.base, "r", event("attempt", NOW, attempt=1, **facts))
     assert "- GPUs: 8 (NVIDIA H100)\n" in desk.ask("report", "r")
     assert "versions torch 2.13.0" in Page(desk.ask("report", "r", "--html", "-")).text
+
+
+def test_the_stack_of_a_crash_is_shown(desk):
+    frames = [f'File "train.py", line {n} in step' for n in (7, 8)]
+    ended = event("ended", attempt=1, status=1, lived_s=1, kind="abort-unknown", stack=frames)
+    journal(desk.base, "r", event("attempt", NOW, attempt=1), ended)
+    told = desk.ask("report", "r")
+    assert "".join(f"- stack: `{frame}`\n" for frame in frames) in told
+    assert " ".join(frames) in page(desk).text
+    shown = [line.split(maxsplit=1) for line in desk.ask("show", "r").splitlines()]
+    assert [line for line in shown if line[:1] == ["stack"]] == [["stack", f] for f in frames]
 
 
 def test_a_price_of_the_profile_is_in_the_journal_and_another_can_be_given(desk):

@@ -158,7 +158,7 @@ NAMES: dict[type, str] = {
 # Of a line, where they are empty.
 LEFT_OUT = (
     *("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback"),
-    *("left", "untried"),
+    *("left", "untried", "gpu_names"),
 )
 if TYPE_CHECKING:
     Facts: TypeAlias = (
