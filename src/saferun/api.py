@@ -336,6 +336,7 @@ def _result(pid: int, status: int, gathered: Gathered, before: set[str]) -> RunR
 
 
 def _attempt(one: RecordedAttempt, known: signatures.Knowledge) -> Attempt:
+    found = classify.recorded(one.kind, one.line, one.rank, one.decided_by, known)
     return Attempt(
         number=one.number,
         worker=one.worker,
@@ -343,7 +344,7 @@ def _attempt(one: RecordedAttempt, known: signatures.Knowledge) -> Attempt:
         started_at=one.started_at,
         lived_s=one.lived_s,
         mitigations=one.mitigations,
-        diagnosis=classify.recorded(one.kind, one.line, one.rank, one.decided_by, known),
+        diagnosis=found and found._replace(stack=one.stack),
         action=one.action,
         reason=one.reason,
     )
