@@ -1,11 +1,16 @@
-"""The built wheel works alone, in a fresh environment: all rooms and data are inside."""
+"""The built wheel works alone, in a fresh environment: all rooms and data are inside.
+
+It is built from the source distribution, which holds all that is committed.
+"""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -13,14 +18,39 @@ from repo import ROOT, SRC
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    place = tmp_path_factory.mktemp("wheel")
+def built(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    place = tmp_path_factory.mktemp("built")
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", place, ROOT],
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", place, ROOT],
         check=True,
         capture_output=True,
     )
-    return next(place.glob("*.whl"))
+    return place
+
+
+@pytest.fixture(scope="module")
+def wheel(built: pathlib.Path) -> pathlib.Path:
+    return next(built.glob("*.whl"))
+
+
+def test_the_source_distribution_holds_all_that_is_committed(built):
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    committed = {name for name in listed.stdout.split("\0") if (ROOT / name).is_file()}
+    assert committed - names == set()
+
+
+def test_the_version_is_that_of_the_changelog_and_of_the_documents(wheel):
+    heading = next(
+        line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line[:3] == "## "
+    )
+    version = heading.split()[1]
+    assert wheel.name == f"saferun-{version}-py3-none-any.whl"
+    tools = (ROOT / "docs" / "tools.md").read_text()
+    assert re.findall(r"(?:rev: |saferun@)v(\S+)", tools) == [version] * 2
 
 
 def test_the_wheel_holds_every_room_profiles_shell_and_types(wheel):

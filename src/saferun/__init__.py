@@ -4,7 +4,7 @@ Python programs use `saferun.run`, `saferun.plan` and `saferun.diagnose` (docs/a
 loaded when they are first used: a launch imports this package, too.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 __all__ = [
     "Attempt",
     "Diagnosis",

@@ -6,8 +6,10 @@ Nothing here prints; the run itself writes what saferun writes.
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -33,7 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, TypeAlias
 
-    from typing_extensions import Unpack
+    from typing_extensions import Buffer, Unpack
 
     from saferun.journal.attempts import Attempt as RecordedAttempt
     from saferun.profile.schema import Value
@@ -43,11 +45,13 @@ if TYPE_CHECKING:
 
 # The first argument is the process that asks: the run ends, as by SIGTERM, when that is gone. The
 # second finds saferun; the working directory is taken off the path, so that no file there is
-# imported in place of a module.
+# imported in place of a module. No signal stays blocked: a worker of Ray blocks SIGINT, and a job
+# that inherits that cannot be interrupted.
 _SCRIPT = """
 import sys
 sys.path[:] = [*filter(None, sys.path), sys.argv.pop(2)]
-import ctypes, os
+import ctypes, os, signal
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
 ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 if os.getppid() != int(sys.argv.pop(1)):
     sys.exit(143)
@@ -249,7 +253,7 @@ def _words(argv: Words, launch: Launch) -> list[str]:
 
 def _start(
     words: list[str], gathered: Gathered, cwd: str, streams: tuple[Stream, Stream]
-) -> subprocess.Popen[str]:
+) -> subprocess.Popen[bytes]:
     """Start saferun in a session of its own, so that Ctrl-C reaches it once, by this process.
 
     Args:
@@ -269,21 +273,34 @@ def _start(
         env=gathered.environ,
         cwd=cwd,
         start_new_session=True,
-        encoding="utf-8",
-        errors="replace",
     )
 
 
-def _wait(job: subprocess.Popen[str], on_line: Callable[[str], object] | None) -> int:
+class _Pipe(io.FileIO):
+    """A pipe that is waited for in steps: an interrupt by another thread ends no read(2)."""
+
+    def readinto(self, buffer: Buffer, /) -> int | None:
+        ready = select.poll()
+        ready.register(self, select.POLLIN)
+        while not ready.poll(100):
+            pass
+        return super().readinto(buffer)
+
+
+def _wait(job: subprocess.Popen[bytes], on_line: Callable[[str], object] | None) -> int:
     """Return the exit status of a run; what is raised meanwhile ends it, and is raised then."""
     raised: BaseException | None = None
+    lines = None
+    if job.stdout:
+        pipe = io.BufferedReader(_Pipe(job.stdout.fileno(), closefd=False))
+        lines = io.TextIOWrapper(pipe, encoding="utf-8", errors="replace")
     while True:
         try:
-            while job.stdout and (line := job.stdout.readline(_LINE_CHARACTERS)):
+            while lines and (line := lines.readline(_LINE_CHARACTERS)):
                 if on_line:
                     on_line(line.removesuffix("\n"))
             while (status := job.poll()) is None:
-                time.sleep(0.1)  # an interrupt by another thread ends no waitpid(2)
+                time.sleep(0.1)  # as _Pipe does
             break
         except BaseException as error:
             raised = raised or error
@@ -319,6 +336,7 @@ def _result(pid: int, status: int, gathered: Gathered, before: set[str]) -> RunR
 
 
 def _attempt(one: RecordedAttempt, known: signatures.Knowledge) -> Attempt:
+    found = classify.recorded(one.kind, one.line, one.rank, one.decided_by, known)
     return Attempt(
         number=one.number,
         worker=one.worker,
@@ -326,7 +344,7 @@ def _attempt(one: RecordedAttempt, known: signatures.Knowledge) -> Attempt:
         started_at=one.started_at,
         lived_s=one.lived_s,
         mitigations=one.mitigations,
-        diagnosis=classify.recorded(one.kind, one.line, one.rank, one.decided_by, known),
+        diagnosis=found and found._replace(stack=one.stack),
         action=one.action,
         reason=one.reason,
     )

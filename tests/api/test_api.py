@@ -59,6 +59,17 @@ def test_the_diagnosis_of_a_run_is_that_of_its_last_failure(desk):
     assert pickle.loads(pickle.dumps(result)) == result
 
 
+def test_the_diagnosis_of_a_crash_has_the_python_stack(desk):
+    (desk.cwd / "train.py").write_text("import os\ndef step():\n    os.abort()\nstep()\n")
+    desk.environ["PYTHONFAULTHANDLER"] = "1"
+    found = run(desk, settings={"launcher": "python"}, retries=1).diagnosis
+    assert found.kind == "abort-unknown"
+    assert [frame.partition(", ")[2] for frame in found.stack] == [
+        "line 3 in step",
+        "line 4 in <module>",
+    ]
+
+
 def test_check_raises_with_what_failed_and_what_to_do(desk):
     with pytest.raises(
         saferun.RunError,

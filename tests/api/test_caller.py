@@ -46,8 +46,9 @@ def test_an_exception_ends_the_run_and_is_raised_then(tmp_path, how, number, rai
         assert signals == ["SIGINT" if number == signal.SIGINT else "SIGTERM"]
 
 
-def test_an_interrupt_that_is_no_signal_ends_the_run(tmp_path):
-    with calls(tmp_path, "thread") as job:
+@pytest.mark.parametrize("how", ["thread", "thread-lines"])
+def test_an_interrupt_that_is_no_signal_ends_the_run_of_a_caller_that_blocks_it(tmp_path, how):
+    with calls(tmp_path, how) as job:
         assert job.end() == 3, job.err
         job.nothing_lives()
         assert "raised KeyboardInterrupt" in job.out

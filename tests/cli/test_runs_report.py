@@ -13,6 +13,8 @@ import stat
 import pytest
 from desk import MITIGABLE, NOW, OK, WRONG, event, journal
 
+import saferun
+
 EVIL = "a\x1b[31mb\u202ec</pre></style><script>alert(1)</script><img src=x onerror=y>\"'```` ` @all"
 
 
@@ -46,12 +48,14 @@ def page(desk, *argv: str) -> Page:
 
 def evil_journal(desk) -> None:
     facts = {"attempt": 1, "kind": EVIL, "root_line": EVIL, "reason": EVIL, "decided_by": [EVIL]}
+    facts["stack"] = [EVIL]
     places = [{"rank": 0, "pid": 1, "what": EVIL, "frame": EVIL, "odd": True, "helpers": [EVIL]}]
     finding = {"level": "problem", "area": EVIL, "what": EVIL, "fix": EVIL}
+    begun = {"gpus": 1, "versions": [EVIL], "gpu_names": [EVIL]}
     place = journal(
         desk.base,
         "r",
-        event("attempt", attempt=1, mitigations=[EVIL], by={"host": EVIL}),
+        event("attempt", attempt=1, mitigations=[EVIL], by={"host": EVIL}, **begun),
         event("hang", silent_s=1, ranks=places),
         event("preflight", granted=False, findings=[finding]),
         event("fault", what=EVIL),
@@ -138,6 +142,28 @@ def test_a_run_is_reported_for_programs(desk):
     ]
     assert [change["name"] for change in second["added"]] == ["nccl-shm-off"]
     assert told["plan"]["script"] == "train.py"
+
+
+def test_a_report_names_the_gpus_and_the_versions(desk):
+    desk.launch(OK)
+    versions = json.loads(desk.ask("report", "last", "--json"))["versions"]
+    assert versions[0] == f"saferun {saferun.__version__}"
+    assert f"- versions: {', '.join(versions)}\n" in desk.ask("report", "last").replace("`", "")
+    facts = {"gpus": 8, "gpu_names": ["NVIDIA H100"], "versions": ["torch 2.13.0"]}
+    journal(desk.base, "r", event("attempt", NOW, attempt=1, **facts))
+    assert "- GPUs: 8 (NVIDIA H100)\n" in desk.ask("report", "r")
+    assert "versions torch 2.13.0" in Page(desk.ask("report", "r", "--html", "-")).text
+
+
+def test_the_stack_of_a_crash_is_shown(desk):
+    frames = [f'File "train.py", line {n} in step' for n in (7, 8)]
+    ended = event("ended", attempt=1, status=1, lived_s=1, kind="abort-unknown", stack=frames)
+    journal(desk.base, "r", event("attempt", NOW, attempt=1), ended)
+    told = desk.ask("report", "r")
+    assert "".join(f"- stack: `{frame}`\n" for frame in frames) in told
+    assert " ".join(frames) in page(desk).text
+    shown = [line.split(maxsplit=1) for line in desk.ask("show", "r").splitlines()]
+    assert [line for line in shown if line[:1] == ["stack"]] == [["stack", f] for f in frames]
 
 
 def test_a_price_of_the_profile_is_in_the_journal_and_another_can_be_given(desk):

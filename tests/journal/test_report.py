@@ -179,6 +179,8 @@ SOUND = {
     "by": {"host": "h"},
     "gpus": 8,
     "price_per_gpu_hour": 2.0,
+    "versions": ["torch 2.13.0"],
+    "gpu_names": ["NVIDIA H100"],
     "ranks": [{"rank": 0, "pid": 1, "what": "waits"}],
     "stacks": "hang-1.txt",
     "silent_s": 9.0,

@@ -57,6 +57,7 @@ def run_facts(report: RunReport) -> Facts:
         ("nodes", f"{len(hosts)}: {', '.join(hosts)}" if hosts else ""),
         ("GPUs", _gpus(report)),
         ("profile", profile),
+        ("versions", ", ".join(report.versions)),
         ("replaced", f"{report.replaced} processes, as they asked" if report.replaced else ""),
         ("missing", f"{run.lost} events that the disk did not take" if run.lost else ""),
     ]
@@ -64,8 +65,9 @@ def run_facts(report: RunReport) -> Facts:
 
 
 def _gpus(report: RunReport) -> str:
-    gpus = report.cost.gpus
-    return f"{gpus}{' on this node' if len(report.hosts) > 1 else ''}" if gpus else ""
+    gpus, names = report.cost.gpus, ", ".join(report.gpu_names)
+    here = " on this node" if len(report.hosts) > 1 else ""
+    return f"{gpus}{names and f' ({names})'}{here}" if gpus else ""
 
 
 def costs(report: RunReport) -> Facts:
@@ -154,6 +156,7 @@ def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Itera
     yield ""
     if one.attempt.line:
         yield f"- deciding line: {_code(one.attempt.line)}"
+    yield from (f"- stack: {_code(frame)}" for frame in one.attempt.stack)
     if one.cause:
         yield f"- {one.cause.explanation} {one.cause.advice}".rstrip()
     for label, text in attempt_facts(one):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from saferun.diagnosis import crash_stack
 from saferun.inject import contract
 from saferun.journal import events, receipts
 from saferun.journal.event_types import AttemptBegun, AttemptEnded, PlanChanged, Recycled
@@ -30,6 +31,7 @@ class Attempt(NamedTuple):
     rank: int | None = None  # that failed first
     line: str = ""  # that decided, without its particulars where the journal has no other
     decided_by: tuple[str, ...] = ()  # the evidence of it
+    stack: tuple[str, ...] = ()  # of Python where compiled code crashed, the innermost frame first
     mitigations: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()  # against the attempt before it
     action: str = ""  # what was decided: "again", "stop", "done"
@@ -108,6 +110,7 @@ def _ended(attempt: Attempt, facts: AttemptEnded) -> Attempt:
         rank=facts.root_rank,
         line=line if failed else "",
         decided_by=facts.decided_by if failed else (),
+        stack=facts.stack[: crash_stack.MOST],
         action=facts.action,
         reason=facts.reason,
         delay_s=facts.delay_s,

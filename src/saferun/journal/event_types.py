@@ -27,6 +27,8 @@ class AttemptBegun(NamedTuple):
     left: int | None = None  # attempts that can follow it without progress; None: not known
     gpus: int | None = None  # of this machine, visible to the job; None where it is not known
     price_per_gpu_hour: float | None = None  # as the profile has it
+    versions: tuple[str, ...] = ()  # "saferun 1.0.0", "torch 2.13.0+cpu"
+    gpu_names: tuple[str, ...] = ()  # each once
 
 
 class WorkersBegun(NamedTuple):
@@ -156,7 +158,7 @@ NAMES: dict[type, str] = {
 # Of a line, where they are empty.
 LEFT_OUT = (
     *("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback"),
-    *("left", "untried"),
+    *("left", "untried", "gpu_names"),
 )
 if TYPE_CHECKING:
     Facts: TypeAlias = (

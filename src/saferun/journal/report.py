@@ -116,6 +116,8 @@ class RunReport(NamedTuple):
     headline: str
     run: Run
     plan: RecordedPlan
+    versions: tuple[str, ...]  # of saferun and torch in the last attempt
+    gpu_names: tuple[str, ...]
     cost: Cost
     attempts: tuple[AttemptReport, ...]
     left_out: int  # attempts, behind the first ones that are shown (FIRST)
@@ -155,6 +157,8 @@ def make(run: Run, now_s: float, price: float | None = None) -> RunReport:
         headline=_headline(run, tried, cost),
         run=run,
         plan=read_plan(run.path),
+        versions=noted.begun.versions if noted.begun else (),
+        gpu_names=noted.begun.gpu_names if noted.begun else (),
         cost=cost,
         attempts=tuple(reports),
         left_out=len(tried) - len(shown),

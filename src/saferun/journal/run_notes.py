@@ -32,6 +32,7 @@ class Notes(NamedTuple):
     hangs: dict[Key, list[Hang]]
     hosts: tuple[str, ...]
     worker_gpus: frozenset[str]  # UUIDs
+    begun: AttemptBegun | None  # the last attempt
 
 
 def read(log: Sequence[Event]) -> Notes:
@@ -40,12 +41,13 @@ def read(log: Sequence[Event]) -> Notes:
     hangs: dict[Key, list[Hang]] = {}
     hosts: dict[str, str] = {}  # by node
     gpus: set[str] = set()
+    begun = None
     numbers: dict[int | None, int] = {}  # of the attempt that runs, or is next
     for event in log:
         facts, worker = event.facts, event.worker
         number = numbers.get(worker, 1)
         if isinstance(facts, AttemptBegun):
-            numbers[worker] = facts.attempt
+            numbers[worker], begun = facts.attempt, facts
         elif isinstance(facts, AttemptEnded):
             numbers[worker] = facts.attempt + 1
         elif isinstance(facts, WorkerBegun) and facts.gpu:
@@ -61,6 +63,7 @@ def read(log: Sequence[Event]) -> Notes:
         {key: found[:_HANGS] for key, found in hangs.items()},
         tuple(hosts.values())[:_HOSTS],
         frozenset(gpus),
+        begun,
     )
 
 

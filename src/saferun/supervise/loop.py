@@ -229,7 +229,7 @@ class _Run:
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
         self._hang_watch = self._watched(plan)
-        self._record.attempt(identity.attempt, plan, self._history)
+        self._record.attempt(identity.attempt, plan, self._history, self._gathered.facts.torch)
         return plan
 
     def _watched(self, plan: LaunchPlan) -> HangWatch | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from saferun import __version__
 from saferun.diagnosis import retry_policy
 from saferun.journal.event_types import (
     AttemptBegun,
@@ -61,19 +62,24 @@ class Record:
         """Whether ranks can leave receipts."""
         return self._journal.took_receipts()
 
-    def attempt(self, number: int, plan: LaunchPlan, history: Sequence[Try]) -> None:
+    def attempt(
+        self, number: int, plan: LaunchPlan, history: Sequence[Try], torch: str | None
+    ) -> None:
         """Record the start of an attempt.
 
         Args:
             number: of the attempt.
             plan: of it.
             history: the attempts before it.
+            torch: its version; None where it is not known.
         """
         self._attempt, left = number, retry_policy.left(history, plan.settings.retry)
         self._journal.plan(as_json(plan))
         gpus, price = len(plan.gpus.gpus), plan.settings.price_per_gpu_hour
         begun = AttemptBegun(number, plan.mitigations, this_process(), left, gpus, price)
-        self._journal.event(begun)
+        versions = (f"saferun {__version__}", *([f"torch {torch}"] if torch else []))
+        names = tuple(dict.fromkeys(gpu.name for gpu in plan.gpus.gpus if gpu.name))
+        self._journal.event(begun._replace(versions=versions, gpu_names=names))
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes; now there is time to write the output of the last one."""

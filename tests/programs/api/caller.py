@@ -3,7 +3,8 @@
     caller.py HOW WORDS...
 
 With `raises` its handler of SIGALRM raises; with `line` its function for a line does; with
-`thread` another thread interrupts this one, without a signal, when both ranks are up.
+`thread` another thread interrupts this one, which blocks SIGINT, as Ray does to cancel a task, when
+both ranks are up; with `thread-lines` there is a function for a line, too.
 """
 
 import _thread
@@ -35,10 +36,11 @@ def interrupt() -> None:
 
 
 signal.signal(signal.SIGALRM, alarm)
-if how == "thread":
+if how.startswith("thread"):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     threading.Thread(target=interrupt, daemon=True).start()
 try:
-    result = saferun.run(words, on_line=line if how == "line" else None)
+    result = saferun.run(words, on_line=line if "line" in how else None)
 except BaseException as error:
     print("raised", type(error).__name__, flush=True)
     sys.exit(3)
