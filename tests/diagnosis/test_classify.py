@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from job_logs import FULL_CARD, KNOWN, TRACEBACK, diagnose, table, wrongly_diagnosed
 
-from saferun.diagnosis import classify, log_reader, root_line, signatures
+from saferun.diagnosis import classify, log_reader, oom_message, root_line, signatures
 from saferun.diagnosis.evidence import Evidence, Hang
 from saferun.inject import nodes
 
@@ -102,7 +102,8 @@ def test_what_nothing_explains_is_unknown_with_its_most_telling_line(log, line):
 
 
 def test_a_command_that_succeeded_has_no_failure():
-    assert diagnose("RuntimeError: CUDA error: out of memory", exit_code=0).kind == "no-failure"
+    found = diagnose("RuntimeError: CUDA error: out of memory", exit_code=0)
+    assert (found.kind, found.root_line, found.root_rank) == ("no-failure", "", None)
 
 
 def test_a_process_that_the_kernel_cannot_end_outweighs_the_log():
@@ -198,6 +199,8 @@ def test_a_process_may_name_the_kind_of_its_failure_itself():
 
 def test_a_diagnosis_is_made_again_from_what_the_journal_has_of_it():
     first = diagnose(FULL_CARD)
+    numbers = oom_message.sentence(oom_message.read(FULL_CARD))
+    assert first.explanation == f"{KNOWN.kinds[first.kind].explanation} {numbers}"
     again = classify.recorded(first.kind, first.root_line, 3, first.decided_by, KNOWN)
     assert again == first._replace(root_rank=3)
     assert classify.recorded("no-such-kind", "", None, (), KNOWN) is None
