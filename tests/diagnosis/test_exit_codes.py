@@ -80,6 +80,12 @@ def test_a_line_states_how_a_process_ended():
     check_cases(LINES, check)
 
 
+@pytest.mark.parametrize(("other", "rank"), [("unknown", 1), ("1", 1), ("-11", None)])
+def test_the_rank_of_a_kind_is_the_only_one_that_ended_so(other, rank):
+    log = log_reader.of_text(f"[rank0]: exitcode  : {other}\n[rank1]: exitcode  : -11\n")
+    assert exit_codes.rank_of("segfault", log.lines) == rank
+
+
 KILLING = "Forcefully terminating all other processes\n"
 
 
