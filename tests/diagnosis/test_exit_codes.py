@@ -142,6 +142,12 @@ def test_a_kill_in_the_roots_own_moment_is_what_its_peer_saw():
     check_cases(MOMENTS, check)
 
 
+def test_an_abort_in_the_roots_own_moment_may_be_an_echo():
+    block = "[0]:\n  time      : 2026-01-01_10:00:25\n  exitcode  : {} (pid: 12)\n"
+    log = f"Failures:\n{block.format(-6)}Root Cause (first observed failure):\n{block.format(1)}"
+    assert [sign.code for sign in exit_codes.find(log_reader.of_text(log).lines).signs] == [1]
+
+
 def test_a_crash_belongs_to_its_rank_where_the_launcher_names_a_peer_first():
     found = diagnose(
         "Fatal Python error: Segmentation fault\n"

@@ -20,7 +20,7 @@ FULL_OF = {
 
 @pytest.mark.parametrize("full_of", FULL_OF.values(), ids=FULL_OF)
 def test_twice_the_log_is_at_most_three_times_the_work(full_of):
-    def work(count: int) -> int:
+    def work(count):
         log = full_of(count)
         return fuzz.lines_of(lambda given: diagnose(given, exit_code=1), log, len(log))
 

@@ -286,9 +286,7 @@ def _crashes_before(summary: int, signs: Mapping[ExitSign, ExitSign]) -> dict[Ex
     tenth of a second, and may see a rank's crash after a peer's exception over it.
     """
     return {
-        alike: sign
-        for alike, sign in signs.items()
-        if sign.code not in (0, 1) and sign.weight > _ECHO and sign.at < summary
+        alike: sign for alike, sign in signs.items() if sign.weight > _ECHO and sign.at < summary
     }
 
 
