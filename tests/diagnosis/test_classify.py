@@ -7,10 +7,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from job_logs import KNOWN, TRACEBACK, diagnose, table, wrongly_diagnosed
+from job_logs import FULL_CARD, KNOWN, TRACEBACK, diagnose, table, wrongly_diagnosed
 
-from saferun.diagnosis import classify, log_reader, root_line, signatures
+from saferun.diagnosis import classify, log_reader, oom_message, root_line, signatures
 from saferun.diagnosis.evidence import Evidence, Hang
+from saferun.inject import nodes
 
 KINDS = table("kinds")
 # What a log alone cannot show.
@@ -101,7 +102,8 @@ def test_what_nothing_explains_is_unknown_with_its_most_telling_line(log, line):
 
 
 def test_a_command_that_succeeded_has_no_failure():
-    assert diagnose("RuntimeError: CUDA error: out of memory", exit_code=0).kind == "no-failure"
+    found = diagnose("RuntimeError: CUDA error: out of memory", exit_code=0)
+    assert (found.kind, found.root_line, found.root_rank) == ("no-failure", "", None)
 
 
 def test_a_process_that_the_kernel_cannot_end_outweighs_the_log():
@@ -156,6 +158,54 @@ def test_any_log_gets_a_verdict(rows, exit_code):
     assert len(found.root_line) <= root_line.ROOT_CHARS
 
 
+# --- what others say of it -------------------------------------------------------------------------
+
+OWN_ERROR = diagnose(f"[rank2]: {TRACEBACK}[rank2]: KeyError: 'a'\n")
+ECHO = diagnose(
+    "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:2\n"
+)
+
+
+def test_a_diagnosis_has_what_is_known_of_its_kind():
+    kind = KNOWN.kinds["port-in-use"]
+    found = diagnose(TRACEBACK + "RuntimeError: Address already in use\n")
+    assert (found.kind, found.group, found.verdict) == ("port-in-use", kind.group, kind.verdict)
+    assert (found.mitigations, found.advice) == (kind.mitigations, kind.advice)
+    assert (found.explanation, found.references) == (kind.explanation, kind.references)
+
+
+def test_what_the_agents_lost_counts_where_nothing_here_is_a_cause():
+    stated, nothing = diagnose("ERROR: the corpus has no sentences"), diagnose("bye\n")
+    weights = [classify.weight(one, KNOWN) for one in (OWN_ERROR, ECHO, stated, nothing)]
+    assert weights == [nodes.ROOT, nodes.ECHO, nodes.WEAK, nodes.WEAK]
+    assert classify.by_nodes(OWN_ERROR, "node 2 is silent", KNOWN) == OWN_ERROR
+    assert classify.by_nodes(ECHO, "", KNOWN) == ECHO
+    for one in (ECHO, nothing):
+        lost = classify.by_nodes(one, "node 2 is silent", KNOWN)
+        assert (lost.kind, lost.root_line, lost.root_rank) == (
+            "node-lost",
+            "node 2 is silent",
+            None,
+        )
+        assert lost.decided_by == ("the agents' heartbeats",)
+
+
+def test_a_process_may_name_the_kind_of_its_failure_itself():
+    named = classify.as_kind(OWN_ERROR, "disk-full", KNOWN)
+    assert (named.kind, named.decided_by) == ("disk-full", ("the process's own word",))
+    assert (named.root_line, named.root_rank) == (OWN_ERROR.root_line, 2)
+    assert classify.as_kind(OWN_ERROR, "no-such-kind", KNOWN) == OWN_ERROR
+
+
+def test_a_diagnosis_is_made_again_from_what_the_journal_has_of_it():
+    first = diagnose(FULL_CARD)
+    numbers = oom_message.sentence(oom_message.read(FULL_CARD))
+    assert first.explanation == f"{KNOWN.kinds[first.kind].explanation} {numbers}"
+    again = classify.recorded(first.kind, first.root_line, 3, first.decided_by, KNOWN)
+    assert again == first._replace(root_rank=3)
+    assert classify.recorded("no-such-kind", "", None, (), KNOWN) is None
+
+
 # --- the same failure twice ---------------------------------------------------------------------------
 
 
@@ -167,6 +217,8 @@ def test_the_fingerprint_forgets_ranks_numbers_addresses_and_directories():
         "[rank5]: FileNotFoundError: [Errno 2] No such file: '/mnt/z.bin' at 0x9912cd line 9"
     )
     assert classify.fingerprint(one) == classify.fingerprint(two)
+    said = "FileNotFoundError: [Errno N] No such file: 'P' at H line N"
+    assert classify.fingerprint(one) == f"{one.kind}: {said}"
 
 
 @pytest.mark.parametrize(

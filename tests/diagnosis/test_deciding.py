@@ -59,6 +59,13 @@ CODES = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\
         ),
         ("", {"exit_code": 1, "hang": Hang("hang", 1, "x")}, ("the watch for silence",)),
         ("", {"exit_code": 1, "unkillable": 2}, ("processes: 2 could not be ended",)),
+        ("", {"exit_code": 0}, ("exit status 0",)),
+        ("", {"exit_code": 137, "keeper": "it was killed"}, ("the keeper's end",)),
+        (
+            "BrokenPipeError: [Errno 32] Broken pipe\n",
+            {"exit_code": 1, "reader_gone": True},
+            ("log", "the output's reader: gone"),
+        ),
         ("bye\n", {}, ()),
     ],
 )

@@ -9,7 +9,102 @@ from cases import check_cases
 from job_logs import SUMMARY, TRACEBACK, diagnose
 from repo import ROOT
 
+from saferun.diagnosis import exit_codes, log_reader
 from saferun.diagnosis.evidence import RankFailure
+
+STATUSES = [  # kind and weight of an exit status; None where it says nothing
+    (0, None),
+    (1, ("child-failed-no-root", 15)),
+    (2, ("child-failed-no-root", 14)),
+    (127, ("user-missing-file", 40)),
+    (128, ("child-failed-no-root", 15)),
+    (129, ("sighup-terminal-closed", 26)),
+    (141, None),  # SIGPIPE has a cause that others report
+    (142, None),
+    (159, None),
+    (160, ("child-failed-no-root", 15)),
+    (-1, ("sighup-terminal-closed", 26)),
+    (-13, None),
+    (-14, ("ended-by-signal", 21)),
+    (-64, ("ended-by-signal", 21)),
+    (-65, None),
+]
+
+
+def test_an_exit_status_has_a_kind_and_a_weight():
+    def check(status, known):
+        assert exit_codes.kind_of(status) == known
+
+    check_cases(STATUSES, check)
+
+
+LINES = [  # a line of a log, and the code that it states; None for none
+    ("exited with code 3221225477", -11),
+    ("exit code: -1073741819", -11),
+    ("exit status 0xc000013a", -2),
+    ("exit code 3221226091 (0xc00002eb)", None),
+    ("process 7 died with signal 9", -9),
+    ("Received 15 death signal, shutting down", -15),
+    ("got SIGVAL : 12", -12),
+    ("got termination signal: Signals.SIGQUIT", -3),
+    ("got termination signal: sigstop", -15),
+    ("ended by SIGUSR2", -12),
+    ("failed (exitcode: -6) local_rank: 0 (pid: 25495)", -6),
+    ("exit status=5", 5),
+    ("container rank 3 status failed cmd ['a'] code 12 log x", 12),
+    ("error code: -11", -11),
+    ("error code: -12", None),
+    ("Killed", -9),
+    ("run.sh: line 3:    71 Killed                  python t.py", -9),
+    ("run.sh: line 3:    71 Terminated              python t.py", -15),
+    ("run.sh: line 3:    71 Illegal instruction     python t.py", -4),
+    ("run.sh: line 3:    71 Floating point exception python t.py", -8),
+    ("Terminated by the user", None),
+    ("Aborted", -6),
+    (" 9%| | 1/9 [00:01<00:08]a.sh: line 3:    71 Killed   python t.py", -9),
+    (" 9%| | 1/9 [00:01<00:08]a.sh: line 3:    71 Aborted       (core dumped) python t.py", -6),
+    ("Killed process group 3", None),
+    ("x" * 388 + "core dumped", -6),
+    ("x" * 389 + "core dumped", None),
+    ("Sending process 3 closing signal SIGTERM", None),
+    ("it may have been ended (e.g. SIGKILL)", None),
+    ("exit code 1 (maybe SIGKILL)", 1),
+]
+
+
+def test_a_line_states_how_a_process_ended():
+    def check(line, code):
+        stated = exit_codes.find(log_reader.of_text(line).lines).signs
+        assert [sign.code for sign in stated] == ([] if code is None else [code])
+
+    check_cases(LINES, check)
+
+
+@pytest.mark.parametrize(("other", "rank"), [("unknown", 1), ("1", 1), ("-11", None)])
+def test_the_rank_of_a_kind_is_the_only_one_that_ended_so(other, rank):
+    log = log_reader.of_text(f"[rank0]: exitcode  : {other}\n[rank1]: exitcode  : -11\n")
+    assert exit_codes.rank_of("segfault", log.lines) == rank
+
+
+KILLING = "Forcefully terminating all other processes\n"
+
+
+@pytest.mark.parametrize(("lines", "kills"), [(39, 0), (40, 1)])
+def test_kills_soon_after_a_launcher_began_to_kill_are_its_own(lines, kills):
+    log = log_reader.of_text(KILLING + "a line\n" * (lines - 1) + "Killed\n")
+    assert len(exit_codes.find(log.lines).signs) == kills
+
+
+def test_of_a_process_that_ends_so_several_times_the_first_sign_counts():
+    log = log_reader.of_text(
+        "[rank1]: SIGSEGV\n[rank1]: SIGABRT\n[rank2]: SIGSEGV\n[rank1]: SIGSEGV\n"
+    )
+    signs = exit_codes.find(log.lines).signs
+    assert [(sign.rank, sign.code, sign.at) for sign in signs] == [
+        (1, -11, 0),
+        (1, -6, 1),
+        (2, -11, 2),
+    ]
 
 
 def test_the_launchers_root_cause_block_names_rank_and_signal():
@@ -17,23 +112,40 @@ def test_the_launchers_root_cause_block_names_rank_and_signal():
     assert (found.kind, found.root_rank) == ("host-oom-killed", 5)
 
 
-@pytest.mark.parametrize(
-    ("second", "kind", "rank"), [("26", "host-oom-killed", 1), ("56", "peer-lost", 0)],
-    ids=["seen a moment later", "killed by the launcher"],
-)  # fmt: skip
-def test_a_kill_in_the_roots_own_moment_is_what_its_peer_saw(second, kind, rank):
-    found = diagnose(
-        "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:2\n"
-        "Failures:\n"
-        f"[1]:\n  time      : 2026-01-01_10:00:{second}\n  rank      : 1 (local_rank: 1)\n"
-        "  exitcode  : -9 (pid: 12)\n"
-        "------------------------------------------------------------\n"
-        "Root Cause (first observed failure):\n"
-        "[0]:\n  time      : 2026-01-01_10:00:25\n  rank      : 0 (local_rank: 0)\n"
-        "  exitcode  : 1 (pid: 11)\n"
-        "============================================================\n"
-    )
-    assert (found.kind, found.root_rank) == (kind, rank)
+MOMENTS = [  # when the root failed, when the other rank was killed, kind and rank of the diagnosis
+    ("01_10:00:25", "01_10:00:26", "host-oom-killed", 1),
+    ("01_10:00:00", "01_10:00:02", "host-oom-killed", 1),
+    ("01_10:00:00", "01_09:59:59", "host-oom-killed", 1),
+    ("02_00:00:00", "01_23:59:59", "host-oom-killed", 1),
+    ("01_10:00:00", "01_10:00:03", "peer-lost", 0),
+    ("01_10:00:00", "01_10:01:00", "peer-lost", 0),
+    ("01_10:00:00", "01_11:00:00", "peer-lost", 0),
+    ("01_10:00:00", "02_10:00:00", "peer-lost", 0),
+]
+
+
+def test_a_kill_in_the_roots_own_moment_is_what_its_peer_saw():
+    def check(root, other, kind, rank):
+        found = diagnose(
+            "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:2\n"
+            "Failures:\n"
+            f"[1]:\n  time      : 2026-01-{other}\n  rank      : 1 (local_rank: 1)\n"
+            "  exitcode  : -9 (pid: 12)\n"
+            "------------------------------------------------------------\n"
+            "Root Cause (first observed failure):\n"
+            f"[0]:\n  time      : 2026-01-{root}\n  rank      : 0 (local_rank: 0)\n"
+            "  exitcode  : 1 (pid: 11)\n"
+            "============================================================\n"
+        )
+        assert (found.kind, found.root_rank) == (kind, rank)
+
+    check_cases(MOMENTS, check)
+
+
+def test_an_abort_in_the_roots_own_moment_may_be_an_echo():
+    block = "[0]:\n  time      : 2026-01-01_10:00:25\n  exitcode  : {} (pid: 12)\n"
+    log = f"Failures:\n{block.format(-6)}Root Cause (first observed failure):\n{block.format(1)}"
+    assert [sign.code for sign in exit_codes.find(log_reader.of_text(log).lines).signs] == [1]
 
 
 def test_a_crash_belongs_to_its_rank_where_the_launcher_names_a_peer_first():

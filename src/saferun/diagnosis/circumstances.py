@@ -92,9 +92,9 @@ class Circumstances:
     def kind_of(self, match: Match) -> str:
         """Return the kind of a match, where circumstances decide between look-alikes."""
         # a bar may stand before a message on its line
-        before = self._lines[: match.at + (match.raised is None)]
+        end = match.at + (match.raised is None)
         if _WORKER_CRASHED.search(match.text):  # a crash of the worker, not of its memory
-            return by_progress("segfault", match.text, self._evidence, before)
+            return self._by_progress("segfault", match.text, end)
         # A DataLoader worker: torch knows only the signal's number, and supposes a reason for one.
         if "killed by signal" in match.text or "bus error encountered in worker" in match.text:
             kind = by_machine(match.kind, self._evidence)
@@ -104,7 +104,16 @@ class Circumstances:
         decide = self._decide.get(match.kind)
         if decide is not None:
             return decide(match)
-        return by_progress(match.kind, match.text, self._evidence, before)
+        return self._by_progress(match.kind, match.text, end)
+
+    def of_signal(self, usual: str, end: int) -> str:
+        """Return what a signal's usual kind becomes by the machine and by the job's progress.
+
+        Args:
+            usual: the kind.
+            end: index after the last line up to it.
+        """
+        return self._by_progress(by_machine(usual, self._evidence), "", end)
 
     def wrong_values(self) -> int | None:
         """Return the line in which nccl-tests count wrong values; None where there is none."""
@@ -115,6 +124,42 @@ class Circumstances:
             if found and any(count not in ("0", "N/A") for count in found.groups()):
                 return at
         return None
+
+    def _by_progress(self, kind: str, text: str, end: int) -> str:
+        """Return the kind that a crash becomes by how far the job had come.
+
+        Args:
+            kind: the crash's usual one.
+            text: its message.
+            end: index after the last line above it.
+        """
+        if kind not in _BY_PROGRESS:
+            return kind
+        early, long = _BY_PROGRESS[kind]
+        if kind == "cublas-cudnn-failed" and not _CALL_FAILED.search(text):
+            return kind
+        before = self._lines[:end]
+        if self._ran_long(before):
+            return long
+        if kind == "segfault" and self._came_again:
+            return early
+        return early if progress.is_early(before) else kind
+
+    def _ran_long(self, before: Sequence[Line]) -> bool:
+        """Return whether the job had made long, healthy progress."""
+        if progress.diverged(before):
+            return False
+        age_s, step = self._evidence.age_s or 0.0, self._evidence.step or 0
+        if age_s >= progress.LONG_S or step >= progress.LONG_STEPS:
+            return True
+        return progress.is_long(before)
+
+    @cached_property
+    def _came_again(self) -> bool:
+        """Whether programs crashed one after the other in the log, and none made a step."""
+        lines = self._evidence.log.lines
+        ends = sum(1 for line in lines if "core dumped" in line.text and _CRASHED.match(line.text))
+        return ends >= _AGAIN and not progress.steps(lines, 0, len(lines))
 
     def _of_memory(self, match: Match) -> str:
         """Return which full card the numbers mean; ranks of this job are no other process."""
@@ -193,42 +238,6 @@ def by_machine(kind: str, evidence: Evidence) -> str:
     if kind == "dataloader-shm-full" and evidence.shm_ample:
         return "bus-error"
     return kind
-
-
-def by_progress(kind: str, text: str, evidence: Evidence, before: Sequence[Line]) -> str:
-    """Return the kind that a crash becomes by how far the job had come.
-
-    Args:
-        kind: the crash's usual one.
-        text: its message.
-        evidence: of the attempt.
-        before: the lines above it.
-    """
-    if kind not in _BY_PROGRESS:
-        return kind
-    early, long = _BY_PROGRESS[kind]
-    if kind == "cublas-cudnn-failed" and not _CALL_FAILED.search(text):
-        return kind
-    if _ran_long(evidence, before):
-        return long
-    if kind == "segfault" and _came_again(evidence.log.lines):
-        return early
-    return early if progress.is_early(before) else kind
-
-
-def _ran_long(evidence: Evidence, before: Sequence[Line]) -> bool:
-    """Return whether the job had made long, healthy progress."""
-    if progress.diverged(before):
-        return False
-    if (evidence.age_s or 0.0) >= progress.LONG_S or (evidence.step or 0) >= progress.LONG_STEPS:
-        return True
-    return progress.is_long(before)
-
-
-def _came_again(lines: Sequence[Line]) -> bool:
-    """Return whether programs crashed one after the other in a log, and none made a step."""
-    ends = sum(1 for line in lines if "core dumped" in line.text and _CRASHED.match(line.text))
-    return ends >= _AGAIN and not progress.steps(lines, 0, len(lines))
 
 
 def _own_pids(lines: Sequence[Line]) -> Iterator[str]:

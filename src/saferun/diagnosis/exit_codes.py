@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.diagnosis import forms
 from saferun.diagnosis.log_reader import Line
@@ -116,7 +116,7 @@ _HEDGE = re.compile(
 # Substrings of every line that may hold an exit code or a signal: a cheap test, for every line.
 _HINTS = (
     *("exit", "sig", "kill", "fault", "error", "core", "free", "malloc", "terminat", "munmap"),
-    *("corrupted", "limit exceeded", "status failed", "abort"),
+    *("corrupted", "limit exceeded", "status failed", "abort", "illegal inst", "floating point e"),
 )
 _BLOCK = re.compile(r"^\s{0,4}rank\s{1,8}: (\d{1,5}) \(local_rank: ")
 _BLOCK_ENDS = re.compile(r"^\s{0,4}(?:[-=]{20}|\[\d{1,5}\]:\s{0,3}$)")
@@ -210,14 +210,14 @@ def find(
             weight = AGENT_ASKED if _AGENT_SIGNAL.search(text) else weight
             weight = max(weight, _OF_ROOT) if code < 0 and reader.in_root(at) else weight
             reader.add(ExitSign(kind, weight, at, reader.rank_of(line), code))
-    return Exits(tuple(reader.signs), reader.root_rank)
+    return Exits(tuple(reader.signs.values()), reader.root_rank)
 
 
 class _Reader:
     """Collects the signs of a log, and follows torchrun's summary of the failed ranks in it."""
 
     def __init__(self, summary: int) -> None:
-        self.signs: list[ExitSign] = []
+        self.signs: dict[ExitSign, ExitSign] = {}  # the first one of those alike but for the line
         self.root_rank: int | None = None
         self._root: int | None = None  # the line where the root's block begins
         self._summary = summary  # the line where the summary begins to list the ranks
@@ -244,8 +244,9 @@ class _Reader:
         elif (moment := _moment(text)) is not None:
             self._moment = moment
             if in_root:
-                near = (s for s, when in self._crashes if abs(when - moment) <= _SAME_MOMENT_S)
-                self.signs += near
+                for sign, when in self._crashes:
+                    if abs(when - moment) <= _SAME_MOMENT_S:
+                        self.signs.setdefault(sign._replace(at=0), sign)
         elif in_root and self.root_rank is None and (found := _RANK.search(lower)):
             self.root_rank = int(found[1])
 
@@ -259,7 +260,7 @@ class _Reader:
 
     def add(self, sign: ExitSign) -> None:
         """Keep a sign."""
-        self.signs.append(sign)
+        self.signs.setdefault(sign._replace(at=0), sign)
         if sign.code < 0 and sign.weight > _ECHO:
             self._crashes.append((sign, self._moment))
 
@@ -277,14 +278,16 @@ def _may_report(text: str) -> bool:
     return False
 
 
-def _crashes_before(summary: int, signs: Sequence[ExitSign]) -> list[ExitSign]:
+def _crashes_before(summary: int, signs: Mapping[ExitSign, ExitSign]) -> dict[ExitSign, ExitSign]:
     """Return the crashes that stand before the launcher's summary.
 
     Most that the summary lists beside the root came after it, many by the launcher's own SIGKILL.
     Those of the same moment did not (`_SAME_MOMENT_S`): the launcher looks at the processes every
     tenth of a second, and may see a rank's crash after a peer's exception over it.
     """
-    return [s for s in signs if s.code not in (0, 1) and s.weight > _ECHO and s.at < summary]
+    return {
+        alike: sign for alike, sign in signs.items() if sign.weight > _ECHO and sign.at < summary
+    }
 
 
 def _moment(text: str) -> float | None:

@@ -111,7 +111,7 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
     explained = {m.raised.at for m in fitting if m.raised}
     found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, lines)
     found = _with_survived_weights(_without_cut(found), lines)
-    found += _of_exits(evidence, exits, lines)
+    found += _of_exits(evidence, exits, lines, known)
     return Collected(lines, text, found, exits, left_out)
 
 
@@ -132,41 +132,42 @@ def _of_match(match: matches.Match, kind: str) -> Explanation:
 
 
 def _of_exits(
-    evidence: Evidence, exits: exit_codes.Exits, lines: Sequence[Line]
+    evidence: Evidence,
+    exits: exit_codes.Exits,
+    lines: Sequence[Line],
+    known: circumstances.Circumstances,
 ) -> Iterator[Explanation]:
     """Yield what exit codes and signals mean: of the log, of the error files, of the launcher."""
     for sign in exits.signs:
         text = " ".join(line.text for line in lines[sign.at : sign.at + 2])
         place = (sign.weight, sign.at, sign.rank, text)
-        yield _of_exit(sign.kind, evidence, lines[: sign.at + 1], place)  # a bar may be before it
+        yield _of_exit(sign.kind, known, sign.at + 1, place)  # a bar may be before it
     for failure in evidence.failures:
-        if failure.exit_code is not None and (known := exit_codes.kind_of(failure.exit_code)):
-            kind, weight = known
-            yield _of_exit(kind, evidence, lines, (weight, -1, failure.rank, ""))
+        if failure.exit_code is not None and (meant := exit_codes.kind_of(failure.exit_code)):
+            kind, weight = meant
+            yield _of_exit(kind, known, len(lines), (weight, -1, failure.rank, ""))
     # torchrun returns 1 whatever happened
-    if evidence.exit_code not in (None, 1) and (known := exit_codes.kind_of(evidence.exit_code)):
-        kind, weight = known
-        yield _of_exit(kind, evidence, lines, (weight - 2, -1, None, ""))
+    if evidence.exit_code not in (None, 1) and (meant := exit_codes.kind_of(evidence.exit_code)):
+        kind, weight = meant
+        yield _of_exit(kind, known, len(lines), (weight - 2, -1, None, ""))
 
 
 def _of_exit(
     usual: str,
-    evidence: Evidence,
-    before: Sequence[Line],
+    known: circumstances.Circumstances,
+    end: int,
     place: tuple[int, int, int | None, str],
 ) -> Explanation:
-    """Return what the usual kind of a signal becomes by the machine and by the job's progress.
+    """Return what a signal of a usual kind explains.
 
     Args:
         usual: the kind.
-        evidence: of the attempt.
-        before: the lines up to it.
+        known: what may change it.
+        end: index after the last line up to it.
         place: weight, index of the line, rank and text.
     """
-    kind = circumstances.by_machine(usual, evidence)
-    kind = circumstances.by_progress(kind, "", evidence, before)
-    changed = usual if kind != usual else ""
-    return Explanation(kind, *place, source="exit code", usual=changed)
+    kind = known.of_signal(usual, end)
+    return Explanation(kind, *place, source="exit code", usual=usual if kind != usual else "")
 
 
 def _of_unknown_exceptions(

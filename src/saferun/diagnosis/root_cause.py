@@ -7,6 +7,7 @@ exception of the user's own comes before what it led to.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -195,9 +196,10 @@ def _is_own_fault(
     if before_communication and item.raised.headed:
         return True
     end = min(best.raised.rows[-1], best.at + _MESSAGE_LINES) if best.raised else best.at
-    between = lines[end + 1 : item.at]
-    normal = sum(1 for line in between if _is_normal(line))
-    return item.rank == best.rank and normal > _SEPARATE_LINES
+    if item.rank != best.rank:
+        return False
+    normal = (at for at in range(end + 1, item.at) if _is_normal(lines[at]))
+    return next(itertools.islice(normal, _SEPARATE_LINES, None), None) is not None
 
 
 def _not_survived(

@@ -56,7 +56,7 @@ def last_start(lines: Sequence[Line]) -> int:
             start, ended = at + 1, False
         elif telling and _ENDED.search(text):
             ended, reached, steps = True, -1, []
-            head = head or _head(lines[:at])
+            head = head or _head(lines[: min(at, _HEAD_LINES)])
         elif ended and (_STARTED.search(text) or _shape(text) in head):
             start, ended = at, False
         elif ended and (step := progress.step_in(text)) is not None and step > reached:
@@ -68,8 +68,8 @@ def last_start(lines: Sequence[Line]) -> int:
 
 
 def _head(lines: Sequence[Line]) -> frozenset[str]:
-    """Return the forms of the first lines, without those that any run repeats, as steps."""
-    texts = (line.text for line in lines[:_HEAD_LINES])
+    """Return the forms of a log's first lines, without those that any run repeats, as steps."""
+    texts = (line.text for line in lines)
     return frozenset(
         _shape(text)
         for text in texts
