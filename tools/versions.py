@@ -2,10 +2,10 @@
 
     tools/versions.py ENVIRONMENT...
 
-Each ENVIRONMENT is a virtual environment with torch, click, pyyaml, filelock, numpy, pytest,
-pytest-timeout, pytest-xdist and hypothesis; saferun is installed into it from this checkout. The
-tests are those of the hooks in ranks, of torchrun's grammar against the installed torch, of the
-keeper, of diagnosis, and of whole runs under a real torchrun.
+Each ENVIRONMENT is a virtual environment with torch, click, pyyaml, filelock, rich, jinja2, numpy,
+optuna, pytest, pytest-timeout, pytest-xdist and hypothesis; saferun is installed into it from this
+checkout. The tests are those of the hooks in ranks, of torchrun's grammar against the installed
+torch, of the keeper, of diagnosis, and of whole runs under a real torchrun.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import pytest
 from cases import slow
 from interpreters import Interpreters
 from ranks import Forks, Job, runner
+from releases import torch_before
 from repo import source
 
 Run = Callable[..., Job]
@@ -28,7 +29,20 @@ KEYS = [
     "triton.cudagraphs",
 ]
 PROBE = source("inject/lowered_graphs")
+STANCES = {
+    "a stance": """
+config.max_autotune = True
+with torch.compiler.set_stance("eager_then_compile"):
+    f = torch.compile(body); f(x); f(x).backward(dx)
+""",
+    "a backend that a stance forces": """
+config.max_autotune = True
+with torch.compiler.set_stance(force_backend="inductor"):
+    torch.compile(body, backend="eager")(x).backward(dx)
+""",
+}
 WAYS = {
+    **({} if torch_before("2.6") else STANCES),
     "mode": "torch.compile(body, mode='max-autotune')(x).backward(dx)",
     "options": "torch.compile(body, options=ALL)(x).backward(dx)",
     "dashed options": "torch.compile(body, options={'max-autotune': True})(x).backward(dx)",
@@ -54,16 +68,6 @@ class M(torch.nn.Module):
     def forward(self, x): return body(x)
 m = torch.nn.Sequential(M(), torch.nn.Identity()); m[0].compile(mode="max-autotune")
 m(x).backward(dx)
-""",
-    "a stance": """
-config.max_autotune = True
-with torch.compiler.set_stance("eager_then_compile"):
-    f = torch.compile(body); f(x); f(x).backward(dx)
-""",
-    "a backend that a stance forces": """
-config.max_autotune = True
-with torch.compiler.set_stance(force_backend="inductor"):
-    torch.compile(body, backend="eager")(x).backward(dx)
 """,
     "assignment before": """
 for key, value in ALL.items(): setattr(config, key, value)
@@ -182,7 +186,7 @@ def test_the_policy_beats_the_environment(
 
 GROUP = """
 import torch.distributed as dist
-dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
 GRAPHS = """
 torch.compile(body, options={'triton.cudagraphs': True})(x).backward(dx)
@@ -251,7 +255,8 @@ seen = []
 def mine(graph, inputs):
     seen.append([str(node.target) for node in graph.graph.nodes]); return graph.forward
 torch.compile(body, backend=mine)(x).backward(dx)
-with torch.compiler.set_stance("force_eager"): torch.compile(body, mode="max-autotune")(x)
+if hasattr(torch.compiler, "set_stance"):
+    with torch.compiler.set_stance("force_eager"): torch.compile(body, mode="max-autotune")(x)
 exported = [str(n.target) for n in torch.export.export(M(), (x.detach(),)).graph.nodes]
 show([seen, exported, lowered])
 """

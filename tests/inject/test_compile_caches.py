@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ranks import Forks, Job, runner
+from releases import needs_torch
 from repo import source
 
 Run = Callable[..., Job]
@@ -23,6 +24,7 @@ def run(forks: Forks, tmp_path: Path) -> Run:
     return runner(forks, tmp_path)
 
 
+@needs_torch("2.8", "a cache of whole graphs that is on")
 def test_a_second_run_finds_its_graphs_in_the_cache_and_still_tells(
     run: Run,
 ) -> None:

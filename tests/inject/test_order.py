@@ -221,6 +221,8 @@ WRAPS = {
     "fsdp1": "FSDP(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)),"
     " device_id=torch.device('cpu'), auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear}))",
     "fsdp2": "shard_all(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), mesh)",
+    "fsdp2, torch 2.4's name": "shard_all(torch.nn.Sequential(torch.nn.Linear(2, 2),"
+    " torch.nn.Linear(2, 2)), mesh, old_fully_shard())",
 }
 WRAP_HEAD = HEAD + source("inject/wrap_and_meet")
 

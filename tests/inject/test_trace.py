@@ -20,7 +20,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11; older: it is back")
+OLDER = pytest.mark.skipif(sys.version_info < (3, 11), reason="older: Python puts the entry back")
+
+
+@OLDER
 def test_what_torch_raises_has_no_frame_of_ours(run_ranks: RunRanks) -> None:
     job = run_ranks(
         source("inject/raise_in_torch"), environ={"FAULTS": json.dumps([*FAULTS.values()])}
@@ -33,6 +36,7 @@ def test_what_torch_raises_has_no_frame_of_ours(run_ranks: RunRanks) -> None:
 IMPORT = "raise OSError('broken torch')"
 
 
+@OLDER
 def test_an_import_that_fails_has_the_traceback_that_it_has_without_us(
     interpreters: Interpreters,
 ) -> None:

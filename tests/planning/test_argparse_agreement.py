@@ -17,13 +17,15 @@ from torchrun_lines import (
     PET_ENVIRONMENTS,
     READINGS,
     REFUSALS,
+    installed_options,
     same_reading,
 )
 
 from saferun.errors import UsageError
-from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.planning.torchrun_args import OWN, parse, value_of
 
+HERE = installed_options()
+OPTIONS = [option for option in HERE if option.dest != "print_completion"]  # it ends torchrun
 LONG = [string for option in OPTIONS[1:] for string in option.strings if string.startswith("--")]
 INTEGERS = {"max_restarts", "node_rank", "master_port", "shutdown_timeout"}
 STRANGE = ["", "-", "-1", "-.5", "a b", "-a b", "--profile=a b", "größe", "\udcff", "x=y", "\n"]
@@ -113,7 +115,7 @@ def command_lines(draw):
 def test_a_generated_line_means_to_torchrun_what_it_meant(lines, environment, reals):
     argv, bare, safe = lines
     real = reals[environment]
-    parsed = parse(argv)
+    parsed = parse(argv, options=HERE)
     meant = real(bare)
     if isinstance(meant, str):
         assert meant.startswith("ambiguous option: ")
@@ -145,7 +147,7 @@ def test_any_arguments_are_read_or_refused_as_torchrun_does(argv, real):
     argv = [word for word in argv if word.partition("=")[0] not in OWN]
     if not OLD_ARGPARSE:
         argv = [word for word in argv if word not in DIFFERS]
-    line = parse(argv).line
+    line = parse(argv, options=HERE).line
     assert same_reading(line, real(line.args)), line
     if line.args != tuple(argv):
         assert str(real(argv)).startswith("ambiguous option: ") or not OLD_ARGPARSE
@@ -190,12 +192,12 @@ def test_every_pythons_argparse_reads_the_same(python, minor):
     lines = []
     for argv in fixed_lines():
         try:
-            parsed = parse(argv)
+            parsed = parse(argv, options=HERE)
         except UsageError:
             continue
         if not parsed.own:
             lines.append((argv, parsed.line))
-    case = {"options": OPTIONS, "pairs": [[argv, line.args] for argv, line in lines]}
+    case = {"options": HERE, "pairs": [[argv, line.args] for argv, line in lines]}
     out = subprocess.run(
         [python, "-I", "-c", source("planning/read_with_argparse")],
         input=json.dumps(case),

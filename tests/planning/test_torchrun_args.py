@@ -10,30 +10,17 @@ from typing import Any
 
 import pytest
 from cases import check_cases
+from releases import is_torch
 from repo import ROOT
-from torchrun_lines import AMBIGUOUS_ARGS, READINGS, REFUSALS, same_reading
+from torchrun_lines import AMBIGUOUS_ARGS, READINGS, REFUSALS, parsers_options, same_reading
 
 from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
 from saferun.planning.torchrun_args import LAUNCH_ONLY, OWN, launch_only, parse
 
 
-def test_the_table_is_that_of_the_installed_torch_field_by_field(real):
-    torch = pytest.importorskip("torch")
-    if not torch.__version__.startswith(TABLE_TORCH + "."):
-        pytest.skip(f"the table is of torch {TABLE_TORCH}, here is {torch.__version__}")
-    from torch.distributed.argparse_util import check_env, env
-
-    expected = [
-        (
-            action.dest,
-            tuple(action.option_strings),
-            action.nargs == 0,
-            "PET_" + action.dest.upper() if isinstance(action, (env, check_env)) else None,
-        )
-        for action in real.parser._actions
-        if action.option_strings
-    ]
-    assert [tuple(option) for option in OPTIONS] == expected
+@pytest.mark.skipif(not is_torch(TABLE_TORCH), reason=f"the table is of torch {TABLE_TORCH}")
+def test_the_table_is_that_of_the_installed_torch_field_by_field():
+    assert parsers_options() == OPTIONS
 
 
 def test_no_option_of_ours_is_an_option_or_an_abbreviation_of_torchruns():

@@ -131,7 +131,12 @@ def test_without_one_our_own_torch_is_the_launcher(tmp_path, monkeypatch):
     assert launcher.interpreter == sys.executable
 
 
-@pytest.mark.parametrize("version", [(3, 10), (3, 11)], ids=["3.10", "3.11"])
+HAS_DASH_P = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
+
+
+@pytest.mark.parametrize(
+    "version", [(3, 10), pytest.param((3, 11), marks=HAS_DASH_P)], ids=["3.10", "3.11"]
+)
 def test_our_own_torch_is_started_without_the_working_directory(version, tmp_path, monkeypatch):
     site = tmp_path / "site"
     torch_in(site, "2.9.0")

@@ -182,7 +182,8 @@ class Forks:
 
     def close(self) -> None:
         for server in self._servers.values():
-            os.killpg(server.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # a test of an attempt has ended it
+                os.killpg(server.pid, signal.SIGKILL)
             server.communicate()
         self._servers.clear()
 

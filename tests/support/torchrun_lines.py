@@ -6,8 +6,10 @@ import os
 import sys
 
 import pytest
+from releases import is_torch
 
-from saferun.model import CommandLine
+from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
+from saferun.model import CommandLine, Option
 
 AMBIGUOUS_LOG = (
     "ambiguous option: --log could match --log-dir, --log_dir, --logs-specs, --logs_specs"
@@ -20,6 +22,27 @@ PET_ENVIRONMENTS = {
     "values": {"PET_NPROC_PER_NODE": "4", "PET_MAX_RESTARTS": "3", "PET_RDZV_ID": ""},
     "flags": {"PET_STANDALONE": "1", "PET_MODULE": "1", "PET_NO_PYTHON": "0", "PET_TEE": "3"},
 }
+
+
+def installed_options() -> tuple[Option, ...]:
+    """The installed torch's options, which saferun asks it for where its table is of another."""
+    return OPTIONS if is_torch(TABLE_TORCH) else parsers_options()
+
+
+def parsers_options() -> tuple[Option, ...]:
+    from torch.distributed.argparse_util import check_env, env
+    from torch.distributed.run import get_args_parser
+
+    return tuple(
+        Option(
+            action.dest,
+            tuple(action.option_strings),
+            action.nargs == 0,
+            "PET_" + action.dest.upper() if isinstance(action, (env, check_env)) else None,
+        )
+        for action in get_args_parser()._actions
+        if action.option_strings
+    )
 
 
 class RefusedError(Exception):
@@ -38,11 +61,10 @@ class RealParser:
                 patch.setenv(name, value)
             self.parser = run.get_args_parser()
         self.parser.error = self._refuse
-        self._action("numa_binding").choices = None  # they differ by version: left to torchrun
+        for action in self.parser._actions:
+            if action.dest == "numa_binding":
+                action.choices = None  # they differ by version: left to torchrun
         self.parser.print_help = lambda: self._refuse("HELP")
-
-    def _action(self, dest):
-        return next(action for action in self.parser._actions if action.dest == dest)
 
     def _refuse(self, message):
         raise RefusedError(message)

@@ -27,6 +27,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "optuna.study.study": ("memory", "optuna"),
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
+    "torch.distributed._composable.fsdp.fully_shard": ("order",),  # torch 2.4 and 2.5
     "tensorflow.python.eager.context": ("tensorflow",),
     "tensorflow.python.framework.config": ("tensorflow",),
     "tensorflow.python.eager.polymorphic_function.polymorphic_function": ("tensorflow",),

@@ -4,9 +4,9 @@ For what is written rarely and off the launch path (importing filelock takes 25 
 is installed filelock is, too (torch depends on it), so the generated bash script may rely on it. On
 Linux a FileLock is an exclusive flock(2), which also holds between the nodes of an NFS mount. Where
 the file system has no flock(2) (Lustre mounted without `-o flock`: ENOSYS), the existence of a file
-with pid and host is the lock (SoftFileLock). filelock 4 breaks one on proof, by its own host; where
-a machine went down with it, or with an older filelock, the file has to be removed by hand, and the
-error says so.
+with pid and host is the lock (SoftFileLock). filelock 4 breaks one on proof, by its own host (4.1,
+the last for Python 3.10, does not take it at once); where a machine went down with it, or with an
+older filelock, the file has to be removed by hand, and the error says so.
 
 The GPU locks (gpu/lock.py) and the claims on compile caches (gpu/orphans.py) have reasons of their
 own for using flock(2) directly; they stand there.
@@ -59,10 +59,13 @@ def _acquire(path: str, wait_s: float) -> BaseFileLock:
     lock = kind(path, timeout=wait_s, mode=0o600)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a lock that filelock breaks
-        try:
-            lock.acquire()
-        except Timeout:
-            raise HeldError(errno.EAGAIN, f"another process holds {path}", path) from None
+        for broken in (False, True):
+            try:
+                lock.acquire()
+                break
+            except Timeout:  # filelock 4.1 may have broken it just now
+                if broken or os.path.lexists(path):
+                    raise HeldError(errno.EAGAIN, f"another process holds {path}", path) from None
     return lock
 
 

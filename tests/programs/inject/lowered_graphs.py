@@ -1,6 +1,7 @@
 """The head of programs that show what inductor's settings are where it lowers a graph."""
 
 import json
+import sys
 
 import torch
 import torch._inductor.config as config
@@ -15,7 +16,9 @@ original = GraphLowering.run
 
 def run(self, *args):
     values = config.get_config_copy()
-    lowered.append(dict({k: values[k] for k in KEYS}, backward=bool(self.is_backward)))
+    callers = sys._getframe(1).f_locals.get("is_backward")  # torch 2.4's graph does not know it
+    backward = bool(getattr(self, "is_backward", callers))
+    lowered.append(dict({k: values[k] for k in KEYS}, backward=backward))
     return original(self, *args)
 
 

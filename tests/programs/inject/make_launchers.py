@@ -1,5 +1,6 @@
 import contextlib
 import os
+import types
 
 import torch._dynamo.device_interface
 from torch._inductor.runtime import triton_heuristics
@@ -29,5 +30,12 @@ tuner.triton_meta = {"device": None}
 torch._dynamo.device_interface.DeviceGuard = lambda *a: contextlib.nullcontext()
 tuner.get_device_interface = lambda: None
 first = tuner.compile_results[0]
-tuner._make_launchers()
+if hasattr(tuner, "_make_launchers"):
+    tuner._make_launchers()
+else:  # torch 2.4 to 2.6: what compiles makes the launchers
+    tuner.lock, tuner.configs = contextlib.nullcontext(), [*tuner.compile_results]
+    tuner._precompile_config = lambda result, _: (None, result.make_launcher())
+    tuner.device_props = types.SimpleNamespace(warp_size=32)
+    tuner.inductor_meta = {"dynamic_scale_rblock": False}
+    tuner.precompile()
 print(len(tuner.launchers), len(tuner.compile_results), tuner.compile_results[0] is first)

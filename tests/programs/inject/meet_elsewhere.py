@@ -6,8 +6,7 @@ import torch
 import torch.distributed as dist
 
 rank, place = int(os.environ["RANK"]), os.environ["PLACE"]
-if rank == 1:
-    torch.version.cuda = os.environ.get("CUDA", torch.version.cuda)
+torch.version.cuda = os.environ.get("CUDA") if rank == 1 else None
 if place == "file":
     meet = "file://" + os.getcwd() + "/meet"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)

@@ -9,8 +9,7 @@ import torch.multiprocessing as mp
 
 
 def main(rank, port):
-    if rank == 1:
-        torch.version.cuda = os.environ.get("CUDA", torch.version.cuda)
+    torch.version.cuda = os.environ.get("CUDA") if rank == 1 else None
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     print("through", flush=True)
     dist.barrier()  # or one may leave while the other still connects

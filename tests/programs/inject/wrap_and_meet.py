@@ -1,5 +1,6 @@
 """What follows on loaders_and_group.py in programs that look who waits for whom after a wrap."""
 
+import importlib
 import os
 import pathlib
 import sys
@@ -7,17 +8,25 @@ import time
 
 from torch.distributed.device_mesh import init_device_mesh  # noqa: F401 - for what follows
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP  # noqa: F401, N817 - used below
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy  # noqa: F401 - for what follows
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # torch 2.4 and 2.5
+    from torch.distributed._composable.fsdp import fully_shard
 
 meetings = sys.modules["_saferun_inject.meeting"]
 barriers = sys.modules["_saferun_inject.hooks.wrap_barrier"]
 
 
-def shard_all(net, mesh):
+def old_fully_shard():
+    return importlib.import_module("torch.distributed._composable.fsdp.fully_shard").fully_shard
+
+
+def shard_all(net, mesh, fully_shard=fully_shard):
     for block in net:
         fully_shard(block, mesh=mesh)
-    return fully_shard(net, mesh=mesh)
+    return fully_shard(module=net, mesh=mesh)
 
 
 def slowly(wrap):

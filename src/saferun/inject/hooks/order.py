@@ -61,7 +61,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         _patch_ddp(module.DistributedDataParallel, watch, barrier)
     elif name.endswith("fully_sharded_data_parallel"):
         _patch_fsdp1(module.FullyShardedDataParallel, watch, barrier)
-    elif name.endswith("fully_shard"):
+    elif name.endswith("fully_shard") and hasattr(module, "FSDPState"):  # not what passes it on
         _patch_fsdp2(module, watch, barrier)
 
 
@@ -197,13 +197,13 @@ def _patch_fsdp2(module: ModuleType, watch: Watch, barrier: WrapBarrier) -> None
             barrier.wait(group_of_mesh(kwargs), reports=False)
 
     @functools.wraps(original)  # `fully_shard.state`, which torch uses, is copied with __dict__
-    def fully_shard(target: Any, *args: Any, **kwargs: Any) -> Any:
+    def fully_shard(*args: Any, **kwargs: Any) -> Any:
         try:
-            result = original(target, *args, **kwargs)
+            result = original(*args, **kwargs)
         except BaseException as error:
             trace.hide(error)
             raise
-        watch.guard(wait, target, kwargs)
+        watch.guard(wait, args[0] if args else kwargs["module"], kwargs)
         return result
 
     module.fully_shard = fully_shard  # type: ignore[attr-defined]  # torch's own is replaced

@@ -71,7 +71,8 @@ def _note_meshes(cls: Any, context: Context) -> None:
         names = mesh.mesh_dim_names or (None,) * mesh.mesh.ndim
         _meshes.append(shard_findings.mesh(mesh.mesh.tolist(), names))
 
-    def made(frame: FrameType, mesh: Any, *args: Any, **kwargs: Any) -> None:
+    # A script may give `mesh=` by name, as torch 2.4 does itself.
+    def made(frame: FrameType, mesh: Any, /, *args: Any, **kwargs: Any) -> None:
         context.guard(_HOOK, note, mesh)
 
     cls.__init__ = trace.followed(cls.__init__, made)
@@ -122,7 +123,7 @@ class Loaders:
     def noting_place(self, original: Any) -> Any:
         """Wrap DataLoader.__init__."""
 
-        def made(frame: FrameType, loader: Any, *args: Any, **kwargs: Any) -> None:
+        def made(frame: FrameType, loader: Any, /, *args: Any, **kwargs: Any) -> None:
             self._guard(self._note_place, loader, frame)
 
         return trace.followed(original, made)
