@@ -132,9 +132,9 @@ def main() -> int:
     print("| --- " * 9 + "|", flush=True)
     failed = False
     for name in options.programs or PROGRAMS:
-        script = Path(options.own or ".", PROGRAMS[name].own, PROGRAMS[name].script)
-        if PROGRAMS[name].own and not (options.own and script.is_file()):
-            print(f"    {name}: skipped, it needs --own with {PROGRAMS[name].own}/train.py")
+        one = PROGRAMS[name]
+        if one.own and not Path(options.own or os.devnull, one.own, one.script).is_file():
+            print(f"    {name}: skipped: --own names no directory with {one.own}/{one.script}")
             continue
         with tempfile.TemporaryDirectory(prefix=f"resume-{name}-") as folder:
             tally = tried(name, options, Path(options.keep or folder))
