@@ -150,8 +150,10 @@ def tried(name: str, options: argparse.Namespace, folder: Path) -> Tally:
     """Run a program undisturbed, and then as often as it takes to kill it so many times."""
     draw = random.Random(f"{options.seed} {name}")  # noqa: S311 - which moments, no secrets
     with started(name, options, folder / f"{name}-calm") as calm:
-        calm.end(LIMIT_S)
+        status = calm.end(LIMIT_S)
     wanted = last_line(name, calm)
+    if status or not wanted:
+        return Tally(0, 0, 0, 0, 0, 0, 1, [f"undisturbed: status {status}, {wanted!r}"])
     done, text, count, again = list[bool](), "", 0, 0
     differing = []
     while len(done) < options.kills and not differing:
@@ -215,7 +217,9 @@ def last_line(name: str, job: runs.Run) -> str:
     """Return the last line with a final loss; of a program itself also what it saved last."""
     text = (job.folder / "log").read_text(errors="replace")
     one = PROGRAMS[name]
-    found = re.findall(f"^{one.last}", text, re.MULTILINE) or [""]
+    found = re.findall(f"^{one.last}", text, re.MULTILINE)
+    if not found:
+        return ""
     return found[-1] + (tensors(job.folder / "out") if one.own else "")
 
 

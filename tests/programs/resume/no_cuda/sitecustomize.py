@@ -13,7 +13,7 @@ if "RANK" in os.environ:
         return "cpu" if str(device).startswith("cuda") else device
 
     def moves(method):
-        return lambda self, device, **options: method(self, on_cpu(device), **options)
+        return lambda self, device, *more, **options: method(self, on_cpu(device), *more, **options)
 
     def loads(file, map_location=None, load=torch.load, **options):
         return load(file, map_location=on_cpu(map_location), **options)
