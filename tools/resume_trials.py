@@ -1,6 +1,6 @@
 """Kills training programs at random, and says whether they end as if nobody had.
 
-    python tools/resume_trials.py --kills 30 [--python VENV/bin/python] [PROGRAM...]
+    python tools/resume_trials.py --kills 30 [--python VENV/bin/python] [--own FOLDER] [PROGRAM...]
 
 Each program is a real one or has the form of one; it runs with two ranks under a real torchrun,
 with the recipe that saferun ships for it. A random rank dies of SIGKILL at a random time, every
@@ -8,19 +8,29 @@ other time while a checkpoint is being written. Wanted is the undisturbed run's 
 final loss and a hash of the weights. Kills as dense as these may look like a failure that comes
 every time: a run that stops so is started again, as Slurm does when it queues a job again. Needs
 what a program imports; exit status 1 where a line differs.
+
+FOLDER/nanoGPT is nanoGPT itself (train.py, model.py, configurator.py), which is run as it is: by
+python, or with two ranks where no_cuda/sitecustomize.py lets it use CPUs. It draws its batches from
+a random state that it does not save, so its data are as long as one batch and each draw is the
+same. Wanted is the last loss, and every tensor of the last checkpoint, the optimizer's included.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import os
+import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +43,7 @@ from helpers import until  # noqa: E402
 JOBS = ROOT / "tests" / "programs" / "resume"
 LOOK_S = 0.003  # between two looks for a checkpoint that is being written
 LONGEST_S = 4.0  # from a start to a kill at a random time
+LIMIT_S = 3000.0  # for a start or a run; generous, as an event ends the wait
 WRITE_S = 0.03  # from the first sign of a checkpoint to a kill
 STOPPED = "not tried again: the same failure at the same age"
 SETTINGS = ("retry.attempts=200", "retry.attempts_total=500", "retry.backoff_s=[0, 0]")
@@ -45,10 +56,21 @@ class Program(NamedTuple):
     args: tuple[str, ...]
     recipe: str  # a profile; "" for the settings
     settings: tuple[str, ...] = ()
+    own: str = ""  # where the program itself is, below --own
+    ranks: int = 2  # 1: python starts it, not torchrun
+    last: str = r"(?:final loss|done step=).*"  # a line whose last one is compared
 
 
 EXAMPLE = (*runs.SMALL[:1], "--width=192", "--heads=2", "--block=32", "--batch=2", "--log-every=10")
 TRAINER = ("--save_steps=10", "--logging_steps=10", "--report_to=none", "--use_cpu", "--seed=5")
+TINY = ("--block_size=32", "--batch_size=2", "--n_layer=2", "--n_head=2", "--n_embd=128")
+NANOGPT = (
+    *("--out_dir={place}/out", "--dataset={place}/data", "--wandb_log=False", "--compile=False"),
+    *("--backend=gloo", "--device=cpu", "--dtype=float32", "--gradient_accumulation_steps=2"),
+    *("--eval_interval=10", "--eval_iters=1", "--log_interval=10", "--max_iters=200"),
+    *("--warmup_iters=10", "--lr_decay_iters=200", *TINY),
+)
+ITER = r"iter \d+: loss [\d.]+"
 PROGRAMS = {
     "example": Program(
         str(runs.EXAMPLE),
@@ -74,6 +96,10 @@ PROGRAMS = {
         "resume-lightning",
     ),
     "deepspeed": Program("deepspeed_job.py", ("--save={place}/out",), "resume-deepspeed"),
+    "nanogpt-own": Program("train.py", NANOGPT, "resume-nanogpt", own="nanoGPT", last=ITER),
+    "nanogpt-own-python": Program(
+        "train.py", NANOGPT, "resume-nanogpt", ("launcher=python",), "nanoGPT", 1, ITER
+    ),
 }
 
 
@@ -98,12 +124,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--python", default=sys.executable, help="that has torch and the libraries")
     parser.add_argument("--keep", default="", help="a directory for what was printed")
+    parser.add_argument("--own", default="", help="a directory with the programs themselves")
+    parser.add_argument("--longest-s", type=float, default=LONGEST_S, help="from a start to a kill")
     options = parser.parse_args()
     heads = "program, kills, while writing, passed over, fell back, from step 0, queued again"
     print("|", " | ".join((*heads.split(", "), "runs", "same")), "|")
     print("| --- " * 9 + "|", flush=True)
     failed = False
     for name in options.programs or PROGRAMS:
+        one = PROGRAMS[name]
+        if one.own and not Path(options.own or os.devnull, one.own, one.script).is_file():
+            print(f"    {name}: skipped: --own names no directory with {one.own}/{one.script}")
+            continue
         with tempfile.TemporaryDirectory(prefix=f"resume-{name}-") as folder:
             tally = tried(name, options, Path(options.keep or folder))
         failed |= bool(tally.differing)
@@ -118,23 +150,26 @@ def tried(name: str, options: argparse.Namespace, folder: Path) -> Tally:
     """Run a program undisturbed, and then as often as it takes to kill it so many times."""
     draw = random.Random(f"{options.seed} {name}")  # noqa: S311 - which moments, no secrets
     with started(name, options, folder / f"{name}-calm") as calm:
-        calm.end()
-    wanted = last_line(calm)
+        status = calm.end(LIMIT_S)
+    wanted = last_line(name, calm)
+    if status or not wanted:
+        return Tally(0, 0, 0, 0, 0, 0, 1, [f"undisturbed: status {status}, {wanted!r}"])
     done, text, count, again = list[bool](), "", 0, 0
     differing = []
     while len(done) < options.kills and not differing:
         place, queued = folder / f"{name}-{count}", 0
         while True:
             with started(name, options, place, queued) as job:
-                done += killed(job, place, draw, options.kills - len(done))
-                status = job.end()
+                done += killed(job, name, draw, options.kills - len(done), options.longest_s)
+                status = job.end(LIMIT_S)
             if not status or STOPPED not in (place / "log").read_text(errors="replace"):
                 break
             queued += 1
         text += (place / "log").read_text(errors="replace")
         count, again = count + 1, again + queued
-        if status or last_line(job) != wanted:
-            differing.append(f"{place}: status {status}, {last_line(job)!r}, not {wanted!r}")
+        last = last_line(name, job)
+        if status or last != wanted:
+            differing.append(f"{place}: status {status}, {last!r}, not {wanted!r}")
     said = (" is passed over: ", " could not be loaded ", " starts as you wrote it: ")
     passed, back, fresh = map(text.count, said)
     return Tally(len(done), sum(done), passed, back, fresh, again, count, differing)
@@ -151,54 +186,90 @@ def started(
     extends = ", ".join(filter(None, ("cpu", one.recipe)))
     profile.write_text(f"schema: 1\nname: trial\nextends: [{extends}]\n")
     argv = [f"--profile={profile}", *(f"--set={s}" for s in (*SETTINGS, *one.settings))]
-    argv += ["--standalone", "--nproc-per-node=2", str(JOBS / one.script)]
-    argv += [word.format(place=place) for word in one.args]
+    where = Path(options.own, one.own).resolve() if one.own else JOBS
+    argv += ["--standalone", "--nproc-per-node=2"] if one.ranks > 1 else []
+    argv += [str(where / one.script), *(word.format(place=place) for word in one.args)]
     found = f"{os.path.dirname(options.python)}:{os.path.dirname(sys.executable)}"
     env = {"PATH": f"{found}:/usr/sbin:/usr/bin:/sbin:/bin", "NANOCHAT_BASE_DIR": str(place)}
     env |= {"PYTHONPATH": str(ROOT / "src"), "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
     env |= {"SLURM_RESTART_COUNT": str(queued)} if queued else {}
+    if one.own:
+        one_batch(place / "data")
+        env["PYTHONPATH"] += f":{JOBS / 'no_cuda'}"
     with (place / "log").open("ab") as log:
-        job = runs.Run(place, argv, env=env, stdout=log, stderr=subprocess.STDOUT)
+        output = {"stdout": log, "stderr": subprocess.STDOUT}
+        job = runs.Run(place, argv, env=env, cwd=where if one.own else place, **output)
     try:
         yield job
     finally:
         job.clean()
 
 
-def last_line(job: runs.Run) -> str:
-    """Return the last line with a final loss."""
-    lines = (job.folder / "log").read_text(errors="replace").splitlines()
-    found = [line for line in lines if line.startswith(("final loss", "done step="))]
-    return found[-1] if found else ""
+def one_batch(folder: Path) -> None:
+    """Write token files for nanoGPT in which every batch is the same one."""
+    folder.mkdir(exist_ok=True)
+    for name in ("train.bin", "val.bin"):
+        (folder / name).write_bytes(array("H", (n * n % 251 for n in range(33))).tobytes())
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 256}))
 
 
-def killed(job: runs.Run, place: Path, draw: random.Random, most: int) -> Iterator[bool]:
+def last_line(name: str, job: runs.Run) -> str:
+    """Return the last line with a final loss; of a program itself also what it saved last."""
+    text = (job.folder / "log").read_text(errors="replace")
+    one = PROGRAMS[name]
+    found = re.findall(f"^{one.last}", text, re.MULTILINE)
+    if not found:
+        return ""
+    return found[-1] + (tensors(job.folder / "out") if one.own else "")
+
+
+def tensors(folder: Path) -> str:
+    """Return a hash of the tensors in the files of torch.save in a folder."""
+    content = hashlib.sha256()
+    for path in sorted(folder.glob("*.pt")):
+        with zipfile.ZipFile(path) as file:
+            for name in sorted(name for name in file.namelist() if "/data/" in name):
+                content.update(name.encode() + file.read(name))
+    return f" tensors {content.hexdigest()[:16]}"
+
+
+def ranks_of(job: runs.Run, one: Program) -> dict[int, int]:
+    """Return {rank: pid} of the processes that run the script."""
+    if one.ranks > 1:
+        return job.ranks()
+    return dict(enumerate(set(job.processes(one.script)) - set(job.processes("--profile="))))
+
+
+def killed(
+    job: runs.Run, name: str, draw: random.Random, most: int, longest_s: float
+) -> Iterator[bool]:
     """Kill ranks until the run ends; yield for each kill whether a checkpoint was being written."""
-    number, before = 0, set[int]()
+    number, before, one = 0, set[int](), PROGRAMS[name]
     while number < most:
         ranks: dict[int, int] = {}
 
         def up(ranks: dict[int, int] = ranks, before: set[int] = before) -> bool:
             ranks.clear()
-            ranks.update({n: pid for n, pid in job.ranks().items() if pid not in before})
-            return len(ranks) == 2 or job.process.poll() is not None
+            found = ranks_of(job, one)
+            ranks.update({n: pid for n, pid in found.items() if pid not in before})
+            return len(ranks) == one.ranks or job.process.poll() is not None
 
-        until(up, "two ranks", runs.LIMIT_S)
+        until(up, "the ranks", LIMIT_S)
         aims = number % 2 == 1 or draw.random() < 0.3
-        seen = waited(job, place, draw, aims)
+        seen = waited(job, draw, aims, longest_s)
         if job.process.poll() is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(ranks[draw.choice([0, 0, 1])], signal.SIGKILL)
+            os.kill(ranks[draw.choice([0, 0, one.ranks - 1])], signal.SIGKILL)
             number += 1
             yield seen
         before = set(ranks.values())
 
 
-def waited(job: runs.Run, place: Path, draw: random.Random, aims: bool) -> bool:
+def waited(job: runs.Run, draw: random.Random, aims: bool, longest_s: float) -> bool:
     """Wait until a kill is due; return whether a checkpoint is being written then."""
-    after_s = draw.uniform(0.0, LONGEST_S)
-    end = time.monotonic() + (runs.LIMIT_S if aims else after_s)
+    place, after_s = job.folder, draw.uniform(0.0, longest_s)
+    end = time.monotonic() + (LIMIT_S if aims else after_s)
     state = written(place)
     saves = draw.choice([1, 1, 2, 3])
     while time.monotonic() < end and job.process.poll() is None:

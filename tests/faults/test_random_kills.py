@@ -18,3 +18,11 @@ def test_a_training_that_is_killed_at_random_ends_as_if_nobody_had(tmp_path, pro
     options = ["--kills=4", f"--keep={tmp_path}"]
     done = subprocess.run([*trials, *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_program_that_is_not_here_is_skipped_and_named(tmp_path):
+    trials = [sys.executable, str(ROOT / "tools" / "resume_trials.py"), "nanogpt-own"]
+    for own in ([], [f"--own={tmp_path}"]):
+        done = subprocess.run([*trials, *own], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "nanogpt-own: skipped: --own names no directory with nanoGPT/train.py" in done.stdout
