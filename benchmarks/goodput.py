@@ -42,7 +42,7 @@ JOB = ROOT / "benchmarks" / "goodput_job.py"
 MARK = "GOODPUT_MARK"
 SMALL = ["--layers=1", "--width=64", "--heads=2", "--block=32", "--batch=2", "--steps=1000000"]
 RHYTHM = ["--eval-every=1000000", "--log-every=5", "--save-every=5"]
-PATIENCE_S = 6.0  # with a hang
+PATIENCE_S = 3.0  # with a hang: 15 steps
 HELD_S = 4.0  # a full disk, a taken port, memory of another process
 REQUEUED_S = 2.0  # after a preemption
 GRACE_S = 30.0  # from SIGTERM to SIGKILL

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "shell/README.md")
 EXAMPLES = ("examples/kubernetes/pytorchjob.yaml", "examples/kubernetes/trainjob.yaml")
 ENVIRON = {"HOME": "/nonexistent"}  # shipped profiles only
+REFERENCE = reference.Reference(ENVIRON)
 PAGES = {
     "kinds of failure": ("failures", "Kinds of failure"),
     "mitigations": ("mitigations", "Mitigations"),
@@ -36,7 +37,7 @@ def on_files(files: Files, *, config: Any) -> Files:
     for path in (*BESIDE, *EXAMPLES):
         files.append(File.generated(config, path, content=(ROOT / path).read_text()))
     files.append(File.generated(config, "index.md", content=_front()))
-    for what, words in reference.words(ENVIRON).items():
+    for what, words in REFERENCE.words().items():
         name, title = PAGES[what]
         text = "\n".join(_page(title, words))
         files.append(File.generated(config, f"reference/{name}.md", content=text))
@@ -71,7 +72,7 @@ def _front() -> str:
 def _page(title: str, words: list[str]) -> Iterator[str]:
     yield f"# {title}\n\n`saferun help WORD` prints the same in a terminal.\n"
     for word in words:
-        for entry in reference.entries(word, ENVIRON):
+        for entry in REFERENCE.entries(word):
             if entry.word == word:
                 yield f"## {word}\n\n_{entry.what}_\n"
                 yield from (f"{_markdown(text)}\n" for text in entry.paragraphs)

@@ -19,10 +19,10 @@ def ask(home: Path, *argv: str, status: int = 0) -> str:
 
 
 def test_every_listed_word_has_an_entry(home: Path):
-    environ = {"HOME": str(home)}
-    for what, words in reference.words(environ).items():
+    known = reference.Reference({"HOME": str(home)})
+    for what, words in known.words().items():
         for word in words:
-            found = reference.entries(word, environ)
+            found = known.entries(word)
             assert found, (what, word)
             for entry in found:
                 assert entry.paragraphs, (what, word)

@@ -54,5 +54,5 @@ def help_words(*_asked: object) -> Items:
 
     from saferun.cli import reference
 
-    words = reference.words(os.environ).values()
+    words = reference.Reference(os.environ).words().values()
     return [CompletionItem(word) for some in words for word in some]

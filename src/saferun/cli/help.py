@@ -27,17 +27,18 @@ _WIDTH = 96
 @click.option("--list", "listed", is_flag=True, help="List all words.")
 def command(word: str | None, listed: bool) -> int:
     """Explain a kind of failure, a variable, a mitigation, a hook or a profile key."""
+    known = reference.Reference(os.environ)
     if listed:
-        for what, words in reference.words(os.environ).items():
+        for what, words in known.words().items():
             echo(f"{what}:\n{_wrapped(', '.join(words))}")
         return 0
     if word is None:
         echo(FRONT.rstrip("\n"))
         return 0
-    found = reference.entries(word, os.environ)
+    found = known.entries(word)
     if not found:
-        known = [name for names in reference.words(os.environ).values() for name in names]
-        close = nearest(word, known) if len(word) < 200 else ""
+        names = [name for names in known.words().values() for name in names]
+        close = nearest(word, names) if len(word) < 200 else ""
         fix = close if close.startswith("did") else "saferun help --list shows all words"
         raise UsageError(f"nothing is known of {word!r}", fix=fix)
     echo("\n\n".join(as_text(entry) for entry in found))

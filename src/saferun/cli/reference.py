@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 
 from saferun.audit import effects, variable_index
 from saferun.diagnosis import signatures
@@ -33,81 +34,120 @@ class Entry(NamedTuple):
     paragraphs: tuple[str, ...]
 
 
-def entries(word: str, environ: Mapping[str, str]) -> list[Entry]:
-    """Return all that goes by this name; empty where nothing does.
+class Reference:
+    """All words; each file that tells of them is read once.
 
     Args:
-        word: as the user wrote it; variables are found in capitals, too.
         environ: names the user's cache and profiles.
     """
-    found: list[Entry] = []
-    for name in dict.fromkeys((word, word.lower(), word.upper())):
-        makers: list[Callable[[str, Mapping[str, str]], Entry | None]]
-        makers = [_kind, _mitigation, _hook, _key, _variable]
-        found += [entry for maker in makers if (entry := maker(name, environ)) is not None]
-    return found
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def entries(self, word: str) -> list[Entry]:
+        """Return all that goes by this name; empty where nothing does.
+
+        Variables are found in capitals, too.
+        """
+        makers: list[Callable[[str], Entry | None]]
+        makers = [self._kind, self._mitigation, _hook, self._key, self._variable]
+        names = dict.fromkeys((word, word.lower(), word.upper()))
+        found = (maker(name) for name in names for maker in makers)
+        return [entry for entry in found if entry is not None]
+
+    def words(self) -> dict[str, list[str]]:
+        """Return all words that have an entry, by what they are."""
+        return {
+            "kinds of failure": list(self._kinds),
+            "mitigations": list(self._mitigations),
+            "hooks": list(HOOKS),
+            "profile keys": list(KEYS),
+            "variables": sorted({*self._effects, *self._set_somewhere()}),
+        }
+
+    # --- the data ----------------------------------------------------------------------------
+
+    @cached_property
+    def _kinds(self) -> Mapping[str, signatures.Kind]:
+        return signatures.load(self._environ).kinds
+
+    @cached_property
+    def _mitigations(self) -> Mapping[str, mitigation_catalog.Mitigation]:
+        return mitigation_catalog.load(self._environ)
+
+    @cached_property
+    def _effects(self) -> Mapping[str, effects.Effect]:
+        return effects.load(self._environ)
+
+    @cached_property
+    def _profiles(self) -> dict[str, Mapping[str, Leaf]]:
+        known = profiles.known(self._environ)
+        return {one.name: profiles.load(one, self._environ).leaves for one in known}
+
+    # --- one word ----------------------------------------------------------------------------
+
+    def _kind(self, name: str) -> Entry | None:
+        kind = self._kinds.get(name)
+        if kind is None:
+            return None
+        does = VERDICTS[kind.verdict]
+        if kind.mitigations:
+            does += f" ({', then '.join(kind.mitigations)})"
+        text = [kind.explanation, f"saferun {does}.", kind.advice]
+        return Entry(name, f"kind of failure ({kind.group})", (*text, *_links(kind.references)))
+
+    def _mitigation(self, name: str) -> Entry | None:
+        one = self._mitigations.get(name)
+        if one is None:
+            return None
+        of = [kind.name for kind in self._kinds.values() if name in kind.mitigations]
+        text = [f"Sets {mitigation_catalog.sets(one)}.", f"Why: {one.why}.", f"Cost: {one.cost}."]
+        text += [f"After: {', '.join(of)}."] if of else []
+        text += [f"Not together with {', '.join(one.excludes)}."] if one.excludes else []
+        return Entry(name, "mitigation", (*text, *_links([one.source])))
+
+    def _key(self, name: str) -> Entry | None:
+        if name not in KEYS or name.removeprefix("hooks.") in HOOKS:
+            return None
+        return Entry(name, "profile key", (_setting(name), *self._set_by(name)))
+
+    def _variable(self, name: str) -> Entry | None:
+        text = loader.variables_text()
+        effect = self._effects.get(name)
+        readers = variable_index.look_up(text, name) if name.isupper() else None
+        by = [*self._set_by(f"env.{name}"), *self._set_by_mitigations(name)]
+        if effect is None and readers is None and not by:
+            return None
+        found = list(_effect(effect)) if effect else []
+        found += [_read_by(reader) for reader in readers or ()]
+        if readers == ():
+            found.append("No release that was looked at reads it.")
+        return Entry(name, "variable", (*found, *by, *_links([effect.source] if effect else [])))
+
+    def _set_by(self, key: str) -> list[str]:
+        found = [(name, leaves[key]) for name, leaves in self._profiles.items() if key in leaves]
+        return [
+            f"Set by profile {name} to {leaf.value}" + (f": {leaf.why}" if leaf.why else "")
+            for name, leaf in found
+        ]
+
+    def _set_by_mitigations(self, name: str) -> list[str]:
+        found = self._mitigations.values()
+        setting = [one.name for one in found if name in one.env or name in one.computed]
+        return [f"Set by mitigations: {', '.join(setting)}."] if setting else []
+
+    def _set_somewhere(self) -> set[str]:
+        keys = (key for leaves in self._profiles.values() for key in leaves)
+        by_profiles = {key[4:] for key in keys if key.startswith("env.")}
+        return by_profiles | {name for one in self._mitigations.values() for name in one.env}
 
 
-def words(environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return all words that have an entry, by what they are."""
-    return {
-        "kinds of failure": list(signatures.load(environ).kinds),
-        "mitigations": list(mitigation_catalog.load(environ)),
-        "hooks": list(HOOKS),
-        "profile keys": list(KEYS),
-        "variables": sorted({*effects.load(environ), *_set_somewhere(environ)}),
-    }
-
-
-def _kind(name: str, environ: Mapping[str, str]) -> Entry | None:
-    kind = signatures.load(environ).kinds.get(name)
-    if kind is None:
-        return None
-    does = VERDICTS[kind.verdict]
-    if kind.mitigations:
-        does += f" ({', then '.join(kind.mitigations)})"
-    text = [kind.explanation, f"saferun {does}.", kind.advice]
-    return Entry(name, f"kind of failure ({kind.group})", (*text, *_links(kind.references)))
-
-
-def _mitigation(name: str, environ: Mapping[str, str]) -> Entry | None:
-    known = mitigation_catalog.load(environ)
-    if name not in known:
-        return None
-    one = known[name]
-    of = [kind.name for kind in signatures.load(environ).kinds.values() if name in kind.mitigations]
-    text = [f"Sets {mitigation_catalog.sets(one)}.", f"Why: {one.why}.", f"Cost: {one.cost}."]
-    text += [f"After: {', '.join(of)}."] if of else []
-    text += [f"Not together with {', '.join(one.excludes)}."] if one.excludes else []
-    return Entry(name, "mitigation", (*text, *_links([one.source])))
-
-
-def _hook(name: str, environ: Mapping[str, str]) -> Entry | None:
+def _hook(name: str) -> Entry | None:
     hook = name.removeprefix("hooks.")
     if hook not in HOOKS:
         return None
     own = [key for key in KEYS if key == f"hooks.{hook}" or key.startswith(f"hooks.{hook}.")]
     return Entry(hook, "hook", (_sentence(HOOKS[hook]), *map(_setting, own)))
-
-
-def _key(name: str, environ: Mapping[str, str]) -> Entry | None:
-    if name not in KEYS or name.removeprefix("hooks.") in HOOKS:
-        return None
-    return Entry(name, "profile key", (_setting(name), *_set_by(name, environ)))
-
-
-def _variable(name: str, environ: Mapping[str, str]) -> Entry | None:
-    text = loader.variables_text()
-    effect = effects.load(environ).get(name)
-    readers = variable_index.look_up(text, name) if name.isupper() else None
-    by = [*_set_by(f"env.{name}", environ), *_set_by_mitigations(name, environ)]
-    if effect is None and readers is None and not by:
-        return None
-    found = list(_effect(effect)) if effect else []
-    found += [_read_by(reader) for reader in readers or ()]
-    if readers == ():
-        found.append("No release that was looked at reads it.")
-    return Entry(name, "variable", (*found, *by, *_links([effect.source] if effect else [])))
 
 
 def _effect(effect: effects.Effect) -> Iterator[str]:
@@ -146,34 +186,6 @@ def choices(key: Key) -> str:
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
-
-
-def _set_by(key: str, environ: Mapping[str, str]) -> list[str]:
-    return [
-        f"Set by profile {name} to {leaf.value}" + (f": {leaf.why}" if leaf.why else "")
-        for name, leaf in _leaves(key, environ)
-    ]
-
-
-def _leaves(key: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Leaf]]:
-    for found in profiles.known(environ):
-        leaf = profiles.load(found, environ).leaves.get(key)
-        if leaf is not None:
-            yield found.name, leaf
-
-
-def _set_by_mitigations(name: str, environ: Mapping[str, str]) -> list[str]:
-    found = mitigation_catalog.load(environ).values()
-    setting = [one.name for one in found if name in one.env or name in one.computed]
-    return [f"Set by mitigations: {', '.join(setting)}."] if setting else []
-
-
-def _set_somewhere(environ: Mapping[str, str]) -> set[str]:
-    found = {name for one in mitigation_catalog.load(environ).values() for name in one.env}
-    for profile in profiles.known(environ):
-        keys = profiles.load(profile, environ).leaves
-        found |= {key[4:] for key in keys if key.startswith("env.")}
-    return found
 
 
 def _links(links: Iterable[str]) -> list[str]:
