@@ -12,6 +12,7 @@ from saferun.diagnosis.silence import (
     RankSign,
     Silence,
     cause,
+    from_py_spy,
     places,
     report,
 )
@@ -224,6 +225,17 @@ def test_the_cause_is_the_rank_that_is_elsewhere_or_a_mismatch_of_collectives():
     assert mismatch.line == "rank 0 at /w/train.py:33 in step; rank 1 at /w/train.py:40 in step"
     together = cause(odd("SS", {100: same, 101: same})[0])
     assert together == Hang("hang", None, "waits in futex_do_wait at /w/train.py:33 in step")
+    for held, what in (("T", "is stopped"), ("D", "waits in futex_do_wait, and no signal")):
+        hang = cause(odd(f"S{held}", {100: same, 101: other})[0])
+        assert (hang.kind, hang.rank) == ("hang", 1)  # wherever it was held
+        assert hang.line.startswith(what)
+
+
+def test_py_spys_frames_are_those_of_faulthandler():
+    spied = 'Thread 7 (idle): "MainThread"\n    C++ (libc.so)\n    Trainer.update (/w/t.py:9)\n'
+    assert from_py_spy(spied) == '  File "/w/t.py", line 9 in update\n'
+    spied = spied.replace("Trainer.update", "main.<locals>.<lambda>")
+    assert from_py_spy(spied) == '  File "/w/t.py", line 9 in <lambda>\n'
 
 
 def test_the_report_has_those_who_are_elsewhere_first_and_is_short():

@@ -183,7 +183,8 @@ def places(
         one = current.get(old.pid)
         what = "has ended" if one is None else _what(one, (one.cpu_s - old.cpu_s) / elapsed_s)
         stack = _main_thread(stacks.get(old.pid, ""))
-        together = one is not None and bool(_COLLECTIVE.search(stack))
+        takes_part = one is not None and one.state not in (*STOPPED, *UNINTERRUPTIBLE)
+        together = takes_part and bool(_COLLECTIVE.search(stack))
         beside = tuple(
             clause
             for helper in helpers
@@ -226,11 +227,15 @@ def cause(found: Sequence[Place], told: Hang | None = None) -> Hang:
 
 
 def from_py_spy(text: str) -> str:
-    """Return the main thread's Python frames of a `py-spy dump` as faulthandler writes them."""
+    """Return the main thread's Python frames of a `py-spy dump` as faulthandler writes them.
+
+    py-spy has a function's qualified name, faulthandler the last part of it.
+    """
     threads = re.split(r"^(?=Thread )", text, flags=re.MULTILINE)
     main = next((one for one in threads if '"MainThread"' in one.partition("\n")[0]), "")
     return "".join(
-        f'  File "{path}", line {n} in {name}\n' for name, path, n in _SPIED.findall(main)
+        f'  File "{path}", line {n} in {name.rpartition(".")[2]}\n'
+        for name, path, n in _SPIED.findall(main)
     )
 
 
