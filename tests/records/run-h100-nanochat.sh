@@ -4,7 +4,7 @@
 #
 #     bash THIS-FILE [SCRIPT'S ARGUMENTS]...
 #
-# Made by saferun 0.1.0 with
+# Made by saferun 1.0.0 with
 #
 #     saferun gen-shell --profile h100-nanochat --set 'env.NOTE=it'"'"'s $HOME' -- -m scripts.base
 #
