@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from fakecuda import Machine, card
-from recovery_stand import GPU, A, contract, ended_owner, holder, left_by
+from recovery_stand import GPU, A, ended_owner, holder, left_by
 
 from saferun.diagnosis.signatures import load as load_failures
 from saferun.gpu import lock_dir, orphans, preflight_gate
@@ -39,10 +39,9 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
     # Other tests look at the GPUs 0 and 1 at the same time, and other suites at one of this test's.
     number = os.makedev(orphans.NVIDIA_MAJOR, 10 + os.getpid() % 200)
     os.mknod(tmp_path / "dev" / "nvidia0", 0o20600, number)
-    stand = SimpleNamespace(runs=tmp_path / "other runs")
-    environ = left_by(stand, ended_owner())
-    environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))
-    with holder(tmp_path / "dev", **environ) as process:
+    # A run of another HOME does not find its journal: recoveries of other tests look at all GPUs.
+    stand = SimpleNamespace(runs=machine.runs)
+    with holder(tmp_path / "dev", **left_by(stand, ended_owner())) as process:
         machine.smi.reports(card(0, holders=[process.pid], used="77000"), look=0)
         machine.smi.reports(card(0), card(1))
         options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]

@@ -139,6 +139,7 @@ class Machine:
         self.smi.reports(card(0), card(1))
         self.home = folder / "home"
         self.home.mkdir()
+        self.runs = self.home / ".local" / "state" / "saferun" / "runs"
         self.environ = {
             "PATH": f"{self.smi.folder}:{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": str(self.home),
@@ -179,7 +180,7 @@ class Ran:
         return [line.removeprefix("saferun: ") for line in lines if line.startswith("saferun: ")]
 
     def events(self, name: str) -> list[dict]:
-        (path,) = self._machine.home.glob(".local/state/saferun/runs/*/events.jsonl")
+        (path,) = self._machine.runs.glob("*-*-*/events.jsonl")
         events = [json.loads(line) for line in path.read_text().splitlines()]
         return [event for event in events if event["event"] == name]
 

@@ -159,7 +159,7 @@ class _Recovery:
     # leftovers and memory
 
     def end_leftovers(self) -> list[Finding]:
-        """End the processes on these GPUs that an ended run of ours has left."""
+        """End the processes on any GPU that an ended run of ours has left."""
         known = orphans.openers(None, self._world.dev)
         runs = self._runs
         ours = {pid: s for pid, s in sorted(known.items()) if orphans.is_leftover(pid, s, runs)}
