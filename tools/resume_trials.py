@@ -12,7 +12,9 @@ what a program imports; exit status 1 where a line differs.
 FOLDER/nanoGPT is nanoGPT itself (train.py, model.py, configurator.py), which is run as it is: by
 python, or with two ranks where no_cuda/sitecustomize.py lets it use CPUs. It draws its batches from
 a random state that it does not save, so its data are as long as one batch and each draw is the
-same. Wanted is the last loss, and every tensor of the last checkpoint, the optimizer's included.
+same. FOLDER/nanochat is nanochat itself (scripts and nanochat), whose loader resumes approximately,
+so that all its documents are equal; it is not compiled (TORCHDYNAMO_DISABLE). Wanted is the last
+loss, and every tensor of the checkpoints that are left, the optimizer's included.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ import runs  # noqa: E402
 from helpers import until  # noqa: E402
 
 JOBS = ROOT / "tests" / "programs" / "resume"
+SAVED = ("out", "base_checkpoints")  # where programs save
 LOOK_S = 0.003  # between two looks for a checkpoint that is being written
 LONGEST_S = 4.0  # from a start to a kill at a random time
 LIMIT_S = 3000.0  # for a start or a run; generous, as an event ends the wait
@@ -52,7 +55,7 @@ SETTINGS = ("retry.attempts=200", "retry.attempts_total=500", "retry.backoff_s=[
 class Program(NamedTuple):
     """What is run, and its recipe."""
 
-    script: str
+    script: str  # a file, or a module
     args: tuple[str, ...]
     recipe: str  # a profile; "" for the settings
     settings: tuple[str, ...] = ()
@@ -70,6 +73,13 @@ NANOGPT = (
     *("--eval_interval=10", "--eval_iters=1", "--log_interval=10", "--max_iters=200"),
     *("--warmup_iters=10", "--lr_decay_iters=200", *TINY),
 )
+NANOCHAT = (
+    *("--device-type=cpu", "--depth=2", "--aspect-ratio=32", "--head-dim=32", "--window-pattern=L"),
+    *("--max-seq-len=32", "--device-batch-size=2", "--total-batch-size=64", "--run=dummy"),
+    *("--num-iterations=40", "--save-every=5", "--eval-every=-1", "--core-metric-every=-1"),
+    "--sample-every=-1",
+)
+STEP = r"step \d+/\d+ \([\d.]+%\) \| loss: [\d.]+"
 ITER = r"iter \d+: loss [\d.]+"
 PROGRAMS = {
     "example": Program(
@@ -99,6 +109,10 @@ PROGRAMS = {
     "nanogpt-own": Program("train.py", NANOGPT, "resume-nanogpt", own="nanoGPT", last=ITER),
     "nanogpt-own-python": Program(
         "train.py", NANOGPT, "resume-nanogpt", ("launcher=python",), "nanoGPT", 1, ITER
+    ),
+    "nanochat-own-python": Program(
+        *("scripts.base_train", NANOCHAT, "resume-nanochat"),
+        *(("launcher=python",), "nanochat", 1, STEP),
     ),
 }
 
@@ -133,8 +147,9 @@ def main() -> int:
     failed = False
     for name in options.programs or PROGRAMS:
         one = PROGRAMS[name]
-        if one.own and not Path(options.own or os.devnull, one.own, one.script).is_file():
-            print(f"    {name}: skipped: --own names no directory with {one.own}/{one.script}")
+        file = one.script if one.script.endswith(".py") else f"{one.script.replace('.', '/')}.py"
+        if one.own and not Path(options.own or os.devnull, one.own, file).is_file():
+            print(f"    {name}: skipped: --own names no directory with {one.own}/{file}")
             continue
         with tempfile.TemporaryDirectory(prefix=f"resume-{name}-") as folder:
             tally = tried(name, options, Path(options.keep or folder))
@@ -188,14 +203,18 @@ def started(
     argv = [f"--profile={profile}", *(f"--set={s}" for s in (*SETTINGS, *one.settings))]
     where = Path(options.own, one.own).resolve() if one.own else JOBS
     argv += ["--standalone", "--nproc-per-node=2"] if one.ranks > 1 else []
-    argv += [str(where / one.script), *(word.format(place=place) for word in one.args)]
+    argv += [str(where / one.script)] if one.script.endswith(".py") else ["-m", one.script]
+    argv += [word.format(place=place) for word in one.args]
     found = f"{os.path.dirname(options.python)}:{os.path.dirname(sys.executable)}"
     env = {"PATH": f"{found}:/usr/sbin:/usr/bin:/sbin:/bin", "NANOCHAT_BASE_DIR": str(place)}
     env |= {"PYTHONPATH": str(ROOT / "src"), "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
     env |= {"SLURM_RESTART_COUNT": str(queued)} if queued else {}
     if one.own:
-        one_batch(place / "data")
-        env["PYTHONPATH"] += f":{JOBS / 'no_cuda'}"
+        env |= {"TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": f"{ROOT / 'src'}:{JOBS / 'no_cuda'}"}
+        if one.own == "nanoGPT":
+            one_batch(place / "data")
+        elif not (place / "base_data").is_dir():
+            nanochat_data(options.python, where, env)
     with (place / "log").open("ab") as log:
         output = {"stdout": log, "stderr": subprocess.STDOUT}
         job = runs.Run(place, argv, env=env, cwd=where if one.own else place, **output)
@@ -213,6 +232,13 @@ def one_batch(folder: Path) -> None:
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 256}))
 
 
+def nanochat_data(python: str, folder: Path, env: dict[str, str]) -> None:
+    """Write a tokenizer and shards for nanochat in which every batch is the same one."""
+    command = [python, str(JOBS / "nanochat_data.py")]
+    own = {**env, "PYTHONPATH": str(folder)}
+    subprocess.run(command, env=own, stdout=subprocess.DEVNULL, check=True)  # noqa: S603 (our own)
+
+
 def last_line(name: str, job: runs.Run) -> str:
     """Return the last line with a final loss; of a program itself also what it saved last."""
     text = (job.folder / "log").read_text(errors="replace")
@@ -220,13 +246,13 @@ def last_line(name: str, job: runs.Run) -> str:
     found = re.findall(f"^{one.last}", text, re.MULTILINE)
     if not found:
         return ""
-    return found[-1] + (tensors(job.folder / "out") if one.own else "")
+    return found[-1] + (tensors(job.folder) if one.own else "")
 
 
 def tensors(folder: Path) -> str:
-    """Return a hash of the tensors in the files of torch.save in a folder."""
+    """Return a hash of the tensors in the checkpoints below a folder."""
     content = hashlib.sha256()
-    for path in sorted(folder.glob("*.pt")):
+    for path in sorted(p for name in SAVED for p in (folder / name).rglob("*.pt")):
         with zipfile.ZipFile(path) as file:
             for name in sorted(name for name in file.namelist() if "/data/" in name):
                 content.update(name.encode() + file.read(name))
@@ -289,7 +315,7 @@ def waited(job: runs.Run, draw: random.Random, aims: bool, longest_s: float) -> 
 def written(place: Path) -> tuple[int, int, int]:
     """Return how many files of checkpoints there are, their bytes and the last write."""
     count = size = last = 0
-    for folder in ("out", "base_checkpoints"):
+    for folder in SAVED:
         for above, _, names in os.walk(place / folder):
             for name in names:
                 with contextlib.suppress(OSError):
