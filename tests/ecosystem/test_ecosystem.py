@@ -76,6 +76,14 @@ def test_submitit_runs_the_command_and_the_function(place):
     assert out.splitlines()[-3:] == ["command: the job's line", "function: 0 ok 1", "log: 1"]
 
 
+def test_ray_runs_a_job_of_two_ranks_and_cancelling_a_task_ends_its_job(place):
+    mark = uuid.uuid4().hex
+    program = PROGRAMS / "ecosystem" / "ray_tasks.py"
+    out = ran(place, APART / "python", program, place, **{MARK: mark})
+    assert out.splitlines()[-2:] == ["status 0", "raised TaskCancelledError"]
+    until(lambda: not living(mark), "processes are left")
+
+
 def test_pipx_installs_it_without_torch_beside_an_environment_that_has_it(place):
     homes = {"PIPX_HOME": f"{place}/pipx", "PIPX_BIN_DIR": f"{place}/bin"}
     ran(place, APART / "pipx", "install", ROOT, **homes)

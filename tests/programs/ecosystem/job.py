@@ -1,4 +1,4 @@
-"""Print a line; with `stay`, touch `up` and stay until it is ended."""
+"""Print a line; with `stay`, touch `up`, stay until it is interrupted, and touch `down`."""
 
 import signal
 import sys
@@ -7,4 +7,7 @@ from pathlib import Path
 print("the job's line", flush=True)
 if sys.argv[1:] == ["stay"]:
     Path("up").touch()
-    signal.pause()
+    try:
+        signal.pause()
+    finally:
+        Path("down").touch()
