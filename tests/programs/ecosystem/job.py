@@ -9,8 +9,8 @@ from pathlib import Path
 os.write(1, b"the job's line\n")  # in one piece: torchrun gives its ranks -u
 if sys.argv[1:] == ["stay"]:
     up = Path(f"up-{os.getpid()}")
-    up.touch()
     try:
+        up.touch()
         signal.pause()
     finally:
         up.rename(f"down-{os.getpid()}")
