@@ -39,7 +39,7 @@ slow: $(READY)
 test-tensorflow: $(READY) $(TENSORFLOW)/.ready
 	$(BIN)/pytest -n 2 tests/tensorflow -m tensorflow
 
-# Notebooks, submitit, pipx, uv and pre-commit, with saferun in an environment without torch.
+# Notebooks, submitit, Ray, pipx, uv and pre-commit, with saferun in an environment without torch.
 test-ecosystem: $(READY) $(ECOSYSTEM)/.ready
 	$(BIN)/pytest tests/ecosystem -m ecosystem
 
@@ -96,7 +96,7 @@ $(TENSORFLOW)/.ready: constraints-tensorflow.txt
 
 $(ECOSYSTEM)/.ready: pyproject.toml constraints-ecosystem.txt
 	$(PYTHON) -m venv $(ECOSYSTEM)
-	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-ecosystem.txt -e . ipykernel nbclient submitit pipx uv
+	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-ecosystem.txt -e . ipykernel nbclient submitit pipx ray uv
 	touch $(ECOSYSTEM)/.ready
 
 $(DOCS)/.ready: constraints-docs.txt

@@ -20,6 +20,8 @@ if what == "stay":
     while True:
         signal.pause()
 if rank == "1" and not os.path.exists(f"{folder}/crashed"):
+    while not os.path.exists(f"{folder}/wrote-0"):
+        time.sleep(0.01)  # the other is ended with this one, and would not count its lines
     with open(f"{folder}/crashed", "w") as file:
         file.write(str(time.monotonic_ns()))
     os.kill(os.getpid(), signal.SIGSEGV)

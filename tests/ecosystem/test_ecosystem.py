@@ -76,6 +76,22 @@ def test_submitit_runs_the_command_and_the_function(place):
     assert out.splitlines()[-3:] == ["command: the job's line", "function: 0 ok 1", "log: 1"]
 
 
+def test_ray_tells_the_driver_how_a_job_ends_and_cancelling_a_task_ends_its_job(place):
+    mark = uuid.uuid4().hex
+    program = PROGRAMS / "ecosystem" / "ray_tasks.py"
+    # Ray's workers would have nice 15, and hand what they count to its makers.
+    environ = {MARK: mark, "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    out = ran(place, APART / "python", program, place, **environ)
+    assert out.splitlines() == [
+        *[f"{sys.executable} 2"] * 2,
+        "returned 0 ok",
+        "raised 1 ValueError: devices 0,1",
+        "cancelled by interrupt: down 2, alive 0",
+        "cancelled by force: down 0, alive 0",
+    ]
+    until(lambda: not living(mark), "processes are left")
+
+
 def test_pipx_installs_it_without_torch_beside_an_environment_that_has_it(place):
     homes = {"PIPX_HOME": f"{place}/pipx", "PIPX_BIN_DIR": f"{place}/bin"}
     ran(place, APART / "pipx", "install", ROOT, **homes)

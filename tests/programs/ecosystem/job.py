@@ -1,10 +1,18 @@
-"""Print a line; with `stay`, touch `up` and stay until it is ended."""
+"""Print a line; with `stay`, touch `up-PID`, stay until it is interrupted, and rename that to
+`down-PID`; with `fail`, raise."""
 
+import os
 import signal
 import sys
 from pathlib import Path
 
-print("the job's line", flush=True)
+os.write(1, b"the job's line\n")  # in one piece: torchrun gives its ranks -u
 if sys.argv[1:] == ["stay"]:
-    Path("up").touch()
-    signal.pause()
+    up = Path(f"up-{os.getpid()}")
+    try:
+        up.touch()
+        signal.pause()
+    finally:
+        up.rename(f"down-{os.getpid()}")
+if sys.argv[1:] == ["fail"]:
+    raise ValueError(f"devices {os.environ.get('CUDA_VISIBLE_DEVICES')}")

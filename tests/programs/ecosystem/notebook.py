@@ -21,7 +21,7 @@ THIRD = "'still alive'"
 
 
 async def interrupt(client: NotebookClient) -> None:
-    while not (folder / "up").exists():
+    while not list(folder.glob("up-*")):
         await asyncio.sleep(0.05)
     await client.km.interrupt_kernel()
 
