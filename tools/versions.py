@@ -27,7 +27,7 @@ def row(environment: Path) -> str:
     subprocess.run(install, check=True)  # noqa: S603 (our own words)
     versions = subprocess.check_output([python, "-c", VERSIONS], text=True)  # noqa: S603 (ours)
     tests = [f"tests/{room}" for room in ROOMS]
-    options = ["-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short", "-rf"]
+    options = ["-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short"]
     log = environment / "versions.log"
     with log.open("w") as file:
         command = [python, "-m", "pytest", *options, *tests]

@@ -27,6 +27,7 @@ tuner.launchers = []
 tuner.compile_results = [Result(), Result(), Result()]
 tuner.custom_kernel = os.environ["CUSTOM"] == "True"
 tuner.triton_meta = {"device": None}
+tuner.device_props = types.SimpleNamespace(warp_size=32, index=0, type="cuda")
 torch._dynamo.device_interface.DeviceGuard = lambda *a: contextlib.nullcontext()
 tuner.get_device_interface = lambda: None
 first = tuner.compile_results[0]
@@ -35,7 +36,6 @@ if hasattr(tuner, "_make_launchers"):
 else:  # torch 2.4 to 2.6: what compiles makes the launchers
     tuner.lock, tuner.configs = contextlib.nullcontext(), [*tuner.compile_results]
     tuner._precompile_config = lambda result, _: (None, result.make_launcher())
-    tuner.device_props = types.SimpleNamespace(warp_size=32)
     tuner.inductor_meta = {"dynamic_scale_rblock": False}
     tuner.precompile()
 print(len(tuner.launchers), len(tuner.compile_results), tuner.compile_results[0] is first)
