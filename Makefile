@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 TENSORFLOW := .venv-tensorflow
 DOCS := .venv-docs
 ECOSYSTEM := .venv-ecosystem
+RAY := .venv-ray
 AXE := .axe
 PEERS := .venv-peers
 MUTANTS := .venv-mutants
@@ -13,7 +14,7 @@ MUTANTS := .venv-mutants
 PLAIN := not slurm and not tensorflow and not ecosystem and not browser
 
 .PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem test-browser lint unit slow
-.PHONY: bench bench-peers docs mutants fuzz clean
+.PHONY: test-ray bench bench-peers docs mutants fuzz clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -39,9 +40,13 @@ slow: $(READY)
 test-tensorflow: $(READY) $(TENSORFLOW)/.ready
 	$(BIN)/pytest -n 2 tests/tensorflow -m tensorflow
 
-# Notebooks, submitit, Ray, pipx, uv and pre-commit, with saferun in an environment without torch.
+# Notebooks, submitit, pipx, uv and pre-commit, with saferun in an environment without torch.
 test-ecosystem: $(READY) $(ECOSYSTEM)/.ready
-	$(BIN)/pytest tests/ecosystem -m ecosystem
+	$(BIN)/pytest tests/ecosystem -m "ecosystem and not slow"
+
+# The same with Ray, whose own start gives up on a busy machine; not in CI.
+test-ray: $(READY) $(RAY)/.ready
+	$(BIN)/pytest tests/ecosystem -m "ecosystem and slow"
 
 # The page of `saferun runs report` in a headless Chromium, which is skipped where there is none
 # (apt-get install chromium), and axe-core, which a package carries.
@@ -96,8 +101,13 @@ $(TENSORFLOW)/.ready: constraints-tensorflow.txt
 
 $(ECOSYSTEM)/.ready: pyproject.toml constraints-ecosystem.txt
 	$(PYTHON) -m venv $(ECOSYSTEM)
-	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-ecosystem.txt -e . ipykernel nbclient submitit pipx ray uv
+	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-ecosystem.txt -e . ipykernel nbclient submitit pipx uv
 	touch $(ECOSYSTEM)/.ready
+
+$(RAY)/.ready: pyproject.toml constraints-ecosystem.txt
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-ecosystem.txt -e . ray
+	touch $(RAY)/.ready
 
 $(DOCS)/.ready: constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS)
@@ -122,4 +132,4 @@ $(MUTANTS)/.ready:
 	touch $(MUTANTS)/.ready
 
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(ECOSYSTEM) $(AXE) $(PEERS) $(MUTANTS) mutants out
+	rm -rf $(VENV) $(TENSORFLOW) $(DOCS) $(ECOSYSTEM) $(RAY) $(AXE) $(PEERS) $(MUTANTS) mutants out

@@ -19,6 +19,7 @@ from repo import PROGRAMS, ROOT
 
 pytestmark = pytest.mark.ecosystem
 APART = ROOT / ".venv-ecosystem" / "bin"
+WITH_RAY = ROOT / ".venv-ray" / "bin"
 TORCH = Path(sys.executable).parent
 RANK = (
     "import os, sys, torch.distributed as dist\n"
@@ -76,12 +77,13 @@ def test_submitit_runs_the_command_and_the_function(place):
     assert out.splitlines()[-3:] == ["command: the job's line", "function: 0 ok 1", "log: 1"]
 
 
+@pytest.mark.slow  # make test-ray
 def test_ray_tells_the_driver_how_a_job_ends_and_cancelling_a_task_ends_its_job(place):
     mark = uuid.uuid4().hex
     program = PROGRAMS / "ecosystem" / "ray_tasks.py"
     # Ray's workers would have nice 15, and hand what they count to its makers.
     environ = {MARK: mark, "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    out = ran(place, APART / "python", program, place, **environ)
+    out = ran(place, WITH_RAY / "python", program, place, **environ)
     assert out.splitlines() == [
         *[f"{sys.executable} 2"] * 2,
         "returned 0 ok",
