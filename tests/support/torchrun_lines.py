@@ -81,7 +81,7 @@ def same_reading(line: CommandLine, outcome) -> bool:
     """Whether our reading of a line is the one that torchrun's parser has of it."""
     if isinstance(outcome, str):
         return (line.script, line.script_args) == (None, ()) and (
-            "help" in line.given and line.refusal is None
+            "help" in line.given and (line.refusal is None or not OLD_ARGPARSE)
             if outcome == "HELP"
             else line.refusal == outcome or (not OLD_ARGPARSE and line.refusal is not None)
         )
