@@ -36,7 +36,7 @@ def wheel(built: pathlib.Path) -> pathlib.Path:
 def test_the_source_distribution_holds_all_that_is_committed(built):
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("not a git checkout")
+        pytest.skip("not a git checkout: nothing says what is committed")
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     committed = {name for name in listed.stdout.split("\0") if (ROOT / name).is_file()}
