@@ -111,8 +111,7 @@ PROGRAMS = {
         "train.py", NANOGPT, "resume-nanogpt", ("launcher=python",), "nanoGPT", 1, ITER
     ),
     "nanochat-own-python": Program(
-        *("scripts.base_train", NANOCHAT, "resume-nanochat"),
-        *(("launcher=python",), "nanochat", 1, STEP),
+        "scripts.base_train", NANOCHAT, "resume-nanochat", ("launcher=python",), "nanochat", 1, STEP
     ),
 }
 

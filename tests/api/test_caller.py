@@ -52,6 +52,7 @@ def test_an_interrupt_that_is_no_signal_ends_the_run_of_a_caller_that_blocks_it(
         assert job.end() == 3, job.err
         job.nothing_lives()
         assert "raised KeyboardInterrupt" in job.out
+        assert job.events("ended")[0]["ended_by"] == "job"  # it was not deaf to the signal
 
 
 def test_what_the_function_for_lines_raises_ends_the_run(tmp_path):

@@ -149,11 +149,10 @@ def test_what_happened_thousands_of_lines_before_the_end_is_not_the_root():
     assert diagnose(early + output(5000) + TIMEOUT).kind == "nccl-timeout"
 
 
-def test_a_crash_at_exit_after_an_exception_is_not_the_root():
-    assert (
-        diagnose(TRACEBACK + "ValueError: x\nSegmentation fault (core dumped)", exit_code=139).kind
-        == "user-exception"
-    )
+@pytest.mark.parametrize("crash", ["Segmentation fault", "Illegal instruction"])
+def test_a_crash_at_exit_after_an_exception_is_not_the_root(crash):
+    log = f"{TRACEBACK}ValueError: x\n{crash} (core dumped)"
+    assert diagnose(log, exit_code=139).kind == "user-exception"
 
 
 # --- output beside a failure -----------------------------------------------------------------------

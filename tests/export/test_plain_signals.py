@@ -107,11 +107,9 @@ def test_of_a_real_torchrun_that_is_killed_no_rank_is_left(machine):
 
 @pytest.mark.slow
 def test_a_process_without_the_mark_that_holds_the_output_does_not_hold_the_run(machine):
-    code = (
-        "import subprocess; open('pid', 'w').write(str(subprocess.Popen(['/usr/bin/sleep', '3600'"
-    )
-    code += "], env={}, stdout=subprocess.DEVNULL, start_new_session=True).pid)); "
-    code += SEGFAULT["code"]
+    options = "env={}, stdout=subprocess.DEVNULL, start_new_session=True"
+    started = f"subprocess.Popen(['/usr/bin/sleep', '3600'], {options})"
+    code = f"import subprocess; open('pid', 'w').write(str({started}.pid)); {SEGFAULT['code']}"
     ran = machine.run(
         ["bash", "-c", f"bash '{script(machine, '--', 't.py')}' 2>err"], ends=[{"code": code}, {}]
     )

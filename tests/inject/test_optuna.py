@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from cases import slow
@@ -12,7 +15,7 @@ from interpreters import SITE, Interpreters
 from repo import PROGRAMS, source
 
 from saferun.diagnosis import signatures
-from saferun.inject.hooks import cuda_failures
+from saferun.inject.hooks import cuda_failures, optuna_repeat
 
 ON = {"optuna": {"mode": "on", "recycle_every": 50}}
 REFUSED = "optuna: the process is not replaced after CUDA errors or trials: "
@@ -223,3 +226,33 @@ def test_a_rank_that_the_objective_spawned_counts_as_its_own() -> None:
     for ending, expected in (("", True), (handled, False)):
         error = spawn.ProcessRaisedException(text + ending, 1, 7)
         assert cuda_failures.is_out_of_memory(error) is expected
+
+
+def by_position(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(**dict(zip(names, args, strict=False)), **kwargs)
+
+
+def test_calls_by_position_as_before_optuna_5_are_not_made_again(tmp_path: Path) -> None:
+    import optuna
+
+    kept: dict[str, Any] = {}
+    state: Any = SimpleNamespace(read=lambda name: kept.get(name, {}), write=kept.__setitem__)
+    place = f"sqlite:///{tmp_path}/study.db"
+    for name in ("new", "old"):
+        optuna.create_study(study_name=name, storage=place)
+    for deleted, left in ((["old"], ["new", "s"]), (["new", "old"], ["s", "old"])):  # two processes
+        module = SimpleNamespace(
+            create_study=by_position(
+                optuna.create_study, "storage", "sampler", "pruner", "study_name"
+            ),
+            delete_study=by_position(optuna.delete_study, "study_name", "storage"),
+            copy_study=optuna.copy_study,
+            Study=SimpleNamespace(add_trial=optuna.Study.add_trial),
+        )
+        once = optuna_repeat.Once(state, cast(Any, None))
+        optuna_repeat.wrap(cast(ModuleType, module), once, lambda study: False)
+        for name in deleted:
+            module.delete_study(name, place)
+        assert module.create_study(place, None, None, "s").study_name == "s"
+        assert optuna.get_all_study_names(place) == left
+        optuna.create_study(study_name="old", storage=place, load_if_exists=True)

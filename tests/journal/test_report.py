@@ -195,6 +195,7 @@ SOUND = {
     "root_rank": 0,
     "first_step": 1,
     "decided_by": ["log"],
+    "stack": ['File "t.py", line 9 in step'],
     "signals": ["SIGTERM"],
     "lost_work": {"s": 1.0},
     "at": NOW,

@@ -33,9 +33,10 @@ _WORKER_CRASHED = re.compile(
     r"unexpected segmentation fault encountered in worker|killed by signal: Segmentation fault",
     re.I,
 )
-# What a shell says of a program that crashed.
+# What a shell says of a program that crashed; without a core file it has only the script's line.
 _CRASHED = re.compile(
-    r"(?:\S{1,80}: line \d{1,6}:\s{1,6}\d{1,9} )?(?:Segmentation fault|Aborted|Bus error)\s{1,20}\("
+    r"\S{1,80}: line \d{1,6}:\s{1,6}\d{1,9} (?:Segmentation fault|Aborted|Bus error)\b"
+    r"|(?:Segmentation fault|Aborted|Bus error)\s{1,20}\(core dumped\)"
 )
 _AGAIN = 3  # times: no chance
 # Of cuBLAS and cuDNN only these say that a call failed which had been possible.
@@ -158,7 +159,9 @@ class Circumstances:
     def _came_again(self) -> bool:
         """Whether programs crashed one after the other in the log, and none made a step."""
         lines = self._evidence.log.lines
-        ends = sum(1 for line in lines if "core dumped" in line.text and _CRASHED.match(line.text))
+        texts = (line.text for line in lines)
+        told = (text for text in texts if "core dumped" in text or ": line " in text)
+        ends = sum(1 for text in told if _CRASHED.match(text))
         return ends >= _AGAIN and not progress.steps(lines, 0, len(lines))
 
     def _of_memory(self, match: Match) -> str:

@@ -84,7 +84,8 @@ _AGENT_SIGNAL = re.compile(
 _PHRASES = (
     ("cpu time limit exceeded", 24), ("file size limit exceeded", 25),
     ("segmentation fault", 11), ("segfault at", 11), ("bus error", 7),
-    ("floating point exception", 8), ("illegal instruction", 4), ("double free", 11),
+    ("floating point exception", 8), ("illegal instruction", 4),
+    ("trace/breakpoint trap", 5), ("double free", 11),
     ("free(): invalid", 11), ("corrupted size vs", 11), ("munmap_chunk()", 11),
     ("malloc(): ", 11), ("corrupted double-linked", 11), ("free(): double", 11),
     ("fatal python error: aborted", 6), ("terminate called", 6), ("malloc_consolidate()", 11),
@@ -104,6 +105,7 @@ _KILLING_LINES = 40  # below such a line, within which SIGKILLs are the launcher
 _NOISE = (
     "sending process", "closing signal", "killing subprocess", "registered signal",
     "signal handler", "stopping process", "signals_to_handle", "unable to shutdown process",
+    "floating point exceptions ",  # a setting
     # Ray lists them all, whatever ended its worker, in one line that terminals break
     "potential root causes", "sigkill by oom killer due to high memory",
     "due to sigsegv or other unexpected",
@@ -117,6 +119,7 @@ _HEDGE = re.compile(
 _HINTS = (
     *("exit", "sig", "kill", "fault", "error", "core", "free", "malloc", "terminat", "munmap"),
     *("corrupted", "limit exceeded", "status failed", "abort", "illegal inst", "floating point e"),
+    "breakpoint trap",
 )
 _BLOCK = re.compile(r"^\s{0,4}rank\s{1,8}: (\d{1,5}) \(local_rank: ")
 _BLOCK_ENDS = re.compile(r"^\s{0,4}(?:[-=]{20}|\[\d{1,5}\]:\s{0,3}$)")

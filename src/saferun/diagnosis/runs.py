@@ -22,7 +22,9 @@ _HANDED_OVER = re.compile(
 _ENDED = re.compile(
     r"\*\*\* (?:JOB|STEP) \S{1,40} ON \S{1,200} CANCELLED AT |oom[_-]kill event"
     r"|Root Cause \(first observed failure\)|^saferun: attempt \d{1,4} failed "
-    r"|^(?:\S{1,80}: line \d{1,6}: )?\s{0,4}\d{0,9}\s{0,4}(?:Killed|Terminated|Aborted)\b"
+    r"|^(?:\S{1,80}: line \d{1,6}: )?\s{0,4}\d{0,9}\s{0,4}"
+    r"(?:Killed|Terminated|Aborted|Segmentation fault|Bus error|Illegal instruction"
+    r"|Floating point exception|Trace/breakpoint trap)"  # bash puts no blank behind 24 letters
     r"|\(core dumped\)|DUE TO (?:PREEMPTION|JOB REQUEUE|NODE FAILURE)"
     r"|\brequeu(?:ing|ed)\b.{0,40}\bjob\b"
     r"|\b[Jj]ob\b.{0,40}\b(?:requeu(?:ing|ed)|preempted)\b|Received \S{0,20}SIGTERM death signal"
@@ -35,6 +37,7 @@ _STARTED = re.compile(
 _WORDS = (
     *("saferun: attempt ", "will restart worker group", "CANCELLED AT ", "oom_kill event"),
     *("oom-kill event", "Root Cause (first", "Killed", "Terminated", "Aborted", "(core dumped)"),
+    *("Segmentation fault", "Bus error", "Illegal inst", "Floating point", "breakpoint trap"),
     *("DUE TO ", "equeu", "preempted", "SIGTERM death signal"),
 )
 _DIGITS = re.compile(r"\d{1,20}")

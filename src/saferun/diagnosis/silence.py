@@ -24,6 +24,7 @@ RATE = 64 * 1024  # bytes/s; more than what libraries exchange to know of each o
 TERMINAL = "a read from the terminal"
 _OWN_TIME = re.compile(r"nanosleep|^(?:do_wait|wait4|waitid)$")  # a sleep, or a wait for a child
 STOPPED, UNINTERRUPTIBLE = "Tt", "D"
+_HELD = (*STOPPED, *UNINTERRUPTIBLE)  # takes part in nothing
 _COMPUTES = "computes on"
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
@@ -183,7 +184,7 @@ def places(
         one = current.get(old.pid)
         what = "has ended" if one is None else _what(one, (one.cpu_s - old.cpu_s) / elapsed_s)
         stack = _main_thread(stacks.get(old.pid, ""))
-        takes_part = one is not None and one.state not in (*STOPPED, *UNINTERRUPTIBLE)
+        takes_part = one is not None and one.state not in _HELD
         together = takes_part and bool(_COLLECTIVE.search(stack))
         beside = tuple(
             clause
@@ -200,7 +201,7 @@ def places(
 def _helper(helper: Helper, stacks: Mapping[int, str]) -> str:
     """Return a clause about a worker; "" for one that waits for work, in a library's code."""
     frame = _frame(_main_thread(stacks.get(helper.pid, "")), own=True)
-    if not frame and helper.state not in (*STOPPED, *UNINTERRUPTIBLE):
+    if not frame and helper.state not in _HELD:
         return ""
     what = _what(RankSign(None, helper.pid, helper.state, 0.0, helper.waits_in), 0.0)
     return f"its worker (pid {helper.pid}) {what}" + (f", at {frame}" if frame else "")
@@ -252,7 +253,7 @@ def _what(one: RankSign, cores: float) -> str:
 def _kind(place: Place, current: Mapping[int, RankSign]) -> tuple[int, str]:
     """Return how unusual a rank's place is in a hang, and the place: equal for ranks together."""
     one = current.get(place.pid)
-    if one is None or one.state in (*STOPPED, *UNINTERRUPTIBLE):
+    if one is None or one.state in _HELD:
         return 2, place.what
     if place.frame:
         return (0 if place.collective else 1), place.frame

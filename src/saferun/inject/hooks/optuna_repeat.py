@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from .optuna_state import State
 
 
+# What create_study takes by position, too, before Optuna 5; the others take a study's name first.
+_BY_POSITION = ("storage", "sampler", "pruner", "study_name", "direction", "load_if_exists")
+
+
 class Once:
     """The calls that earlier processes of the run have made, and those of this one.
 
@@ -121,19 +125,20 @@ def is_in_memory(storage: Any) -> bool:
 def _create(original: Callable[..., Any], once: Once) -> Callable[..., Any]:
     @functools.wraps(original)
     def create_study(*args: Any, **kwargs: Any) -> Any:
-        if args or kwargs.get("storage") is None:
+        arguments = {**dict(zip(_BY_POSITION, args)), **kwargs}
+        if arguments.get("storage") is None:
             return original(*args, **kwargs)
-        given = kwargs.get("study_name") or ""
+        given = arguments.get("study_name") or ""
         name = once.created_before(given)
         if name is not None:
-            return original(**{**kwargs, "study_name": name, "load_if_exists": True})
+            return original(**{**arguments, "study_name": name, "load_if_exists": True})
         try:
-            study = original(**kwargs)
+            study = original(*args, **kwargs)
         except Exception as error:
             is_there = type(error).__name__ == "DuplicatedStudyError"
             if not (is_there and given and once.created_beside(given)):
                 raise
-            study = original(**{**kwargs, "load_if_exists": True})
+            study = original(**{**arguments, "load_if_exists": True})
         if not is_in_memory(study._storage):
             once.created(given, study.study_name)
         return study
@@ -146,7 +151,7 @@ def _named(
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def once_only(*args: Any, **kwargs: Any) -> Any:
-        study = str(kwargs.get(argument, ""))
+        study = str(args[0] if args else kwargs.get(argument, ""))
         if once.is_repeated(call, study):
             return None
         try:
