@@ -33,6 +33,7 @@ class Desk:
         self.bin = tmp / "bin"
         self.bin.mkdir()
         self.record = tmp / "record.json"
+        self.runs = home / ".local/state/saferun/runs"
         self.environ = {
             "HOME": str(home),
             "PATH": f"{self.bin}:/usr/bin:/bin",
@@ -68,6 +69,7 @@ class Desk:
         done = self.run(*argv, status=status, **environ)
         assert not self.record.exists(), "the job was started"
         assert done.stdout in ("", "false\n")
+        assert list(self.runs.glob("*")) == [], "a run is listed"
         return done.stderr
 
 
@@ -199,6 +201,10 @@ def test_a_values_characters_reach_the_job_unchanged(desk):
         (["plan"], 2, ["training_script"]),
         (["plan", "--use_env", "t.py"], 2, ["--use_env", "leave it out"]),
         (["--profile", "tf-rtx5090", "--nnodes=2", "train.py"], 2, ["--nnodes is torchrun's"]),
+        (["--set=launcher=python", "-u", "train.py"], 2, ["no option -u", "PYTHONUNBUFFERED"]),
+        (["--profile=hpo", "--set=workers=2", "-t3", "train.py"], 2, ["--tee is torchrun's"]),
+        (["plam", "train.py"], 2, ["no script `plam`", "did you mean the command `saferun plan`?"]),
+        (["plan", "--profil", "cpu", "train.py"], 2, ["--profil; did you mean saferun's"]),
         (["profiles", "show", "nope"], 78, ["unknown profile `nope`"]),
         (["profiles", "nope"], 2, ["No such command"]),
         (["env", "--profile", "nope"], 78, ["unknown profile `nope`"]),
