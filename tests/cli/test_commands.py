@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -270,7 +271,10 @@ def test_env_makes_the_eval_fail_where_it_fails(desk):
 
 
 def test_profiles_can_be_listed_shown_checked_and_described(desk):
-    assert "* cpu" in desk.run("profiles", "list").stdout
+    listed = desk.run("profiles", "list").stdout
+    assert "* cpu" in listed
+    columns = {re.match(r"[* ] \S+ +", line).end() for line in listed.splitlines()}
+    assert len(columns) == 1, "the descriptions stand in one column"
     shown = desk.run("profiles", "show", "h100-nanochat").stdout
     assert "hooks.compile.autotune = off" in shown
     assert "nanochat/issues/257" in shown
