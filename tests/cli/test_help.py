@@ -51,7 +51,8 @@ def test_every_listed_word_has_an_entry(home: Path):
         ("SAFERUN_DISABLE", ["SAFERUN_DISABLE=1 runs torchrun untouched"]),
         ("saferun_retries", ["As the option --retries N: attempts after the first"]),
         ("SAFERUN_VERDICT_FILE", ["SAFERUN_VERDICT_FILE=FILE gets the verdict on a run"]),
-        ("TORCHINDUCTOR_DISABLE", ["Has no effect: there is no such variable"]),
+        ("TORCHINDUCTOR_DISABLE", ["Has no effect: there is no such variable", "compiling; fix:"]),
+        ("NCCL_DEBUG", ["The value TRACE: every call of every rank is written; fix: NCCL_DEBUG="]),
     ],
 )
 def test_a_word_is_explained(home: Path, word: str, shown: list[str]):

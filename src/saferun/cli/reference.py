@@ -205,7 +205,7 @@ def _effect(effect: effects.Effect) -> Iterator[str]:
     if effect.does:
         yield _sentence(effect.does)
     if effect.dead:
-        yield _sentence(f"has no effect: {effect.dead}; {effect.fix}".rstrip("; "))
+        yield _sentence(f"has no effect: {_fixed(effect.dead, effect.fix)}")
     if effect.newer:
         yield f"Its newer name is {effect.newer}."
     if effect.cost:
@@ -216,7 +216,11 @@ def _effect(effect: effects.Effect) -> Iterator[str]:
         yield f"The value {value} changes nothing: {why}."
     for value, remark in effect.warn.items():
         what = "any value" if value == "*" else f"the value {value}"
-        yield _sentence(f"{what}: {remark.what}; {remark.fix}" if remark.fix else remark.what)
+        yield _sentence(f"{what}: {_fixed(remark.what, remark.fix)}")
+
+
+def _fixed(what: str, fix: str) -> str:
+    return f"{what}; fix: {fix}" if fix else what
 
 
 def _read_by(reader: variable_index.Reader) -> str:
