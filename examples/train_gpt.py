@@ -289,13 +289,21 @@ class Trainer:
         self.raw.train()
         return self.mean(total / max(1, count)).item()
 
+    def random_states(self):
+        """Return the random states of each rank, on rank 0. (To gather objects takes NumPy.)"""
+        cpu = torch.get_rng_state()
+        cuda = torch.cuda.get_rng_state() if self.device.type == "cuda" else cpu[:0]
+        mine = torch.cat([cpu, cuda]).to(self.device)
+        states = [mine] * self.world
+        if self.world > 1:
+            states = [torch.empty_like(mine) for _ in states] if self.rank == 0 else []
+            dist.gather(mine, states)
+        parts = [state.cpu().split([len(cpu), len(cuda)]) for state in states]
+        return [(first.clone(), second.clone()) for first, second in parts]
+
     def checkpoint(self):
         """Save all that the next step depends on; every rank calls this, and rank 0 writes."""
-        cuda = self.device.type == "cuda"
-        random = (torch.get_rng_state(), torch.cuda.get_rng_state() if cuda else None)
-        states = [random] * self.world
-        if self.world > 1:
-            dist.gather_object(random, states if self.rank == 0 else None)
+        states = self.random_states()
         if self.rank == 0:
             state = {name: getattr(self, name) for name in ("step", "epoch", "taken", "train_loss")}
             models = {"model": self.raw.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -311,7 +319,7 @@ class Trainer:
         if len(state["random"]) == self.world:  # another number of ranks begins new ones
             cpu, cuda = state["random"][self.rank]
             torch.set_rng_state(cpu)
-            if self.device.type == "cuda" and cuda is not None:
+            if self.device.type == "cuda" and len(cuda):
                 torch.cuda.set_rng_state(cuda)
         self.say(f"resumed at step {self.step}")
 

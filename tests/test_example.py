@@ -224,6 +224,14 @@ def test_the_time_limit_ends_two_ranks_at_the_same_step(tmp_path):
     assert_ended_and_saved(printed, tmp_path)
 
 
+@pytest.mark.slow
+def test_two_ranks_save_without_numpy_which_torch_does_not_bring(tmp_path, monkeypatch):
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('hidden', name='numpy')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    train(2, tmp_path / "out", "--steps", "2")
+    assert len(checkpoint(tmp_path / "out")["random"]) == 2
+
+
 def assert_ended_and_saved(printed: str, out: Path) -> None:
     done = DONE.match(printed.splitlines()[-1])
     assert done is not None

@@ -53,6 +53,17 @@ def test_the_version_is_that_of_the_changelog_and_of_the_documents(wheel):
     assert re.findall(r"(?:rev: |saferun@)v(\S+)", tools) == [version] * 2
 
 
+def test_the_page_of_a_package_index_has_no_dead_link(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        head, _, page = archive.read(name).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    assert re.findall(r"\]\((?!https?:)", page) == []
+    named = re.findall(r"\(`([\w./-]+)`\)", page)
+    assert "docs/start.md" in named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_the_wheel_holds_every_room_profiles_shell_and_types(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     package = [p for p in (SRC / "saferun").rglob("*") if p.suffix != ".pyc" and p.is_file()]

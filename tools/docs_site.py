@@ -37,9 +37,9 @@ def on_files(files: Files, *, config: Any) -> Files:
     for path in (*BESIDE, *EXAMPLES):
         files.append(File.generated(config, path, content=(ROOT / path).read_text()))
     files.append(File.generated(config, "index.md", content=_front()))
-    for what, words in REFERENCE.words().items():
-        name, title = PAGES[what]
-        text = "\n".join(_page(title, words))
+    words = REFERENCE.words()
+    for what, (name, title) in PAGES.items():
+        text = "\n".join(_page(what, title, words[what]))
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     text = "\n".join(_profiles())
     files.append(File.generated(config, "reference/profiles.md", content=text))
@@ -69,11 +69,11 @@ def _front() -> str:
     return re.sub(r"\]\(docs/", "](", re.sub(r"\]\((?!docs/|https?:|#)", "](../", text))
 
 
-def _page(title: str, words: list[str]) -> Iterator[str]:
+def _page(what: str, title: str, words: list[str]) -> Iterator[str]:
     yield f"# {title}\n\n`saferun help WORD` prints the same in a terminal.\n"
     for word in words:
         for entry in REFERENCE.entries(word):
-            if entry.word == word:
+            if entry.word == word and entry.what.split()[0] in what:
                 yield f"## {word}\n\n_{entry.what}_\n"
                 yield from (f"{_markdown(text)}\n" for text in entry.paragraphs)
 

@@ -230,7 +230,9 @@ def _gather(argv: Words, launch: Launch, *, starting: bool) -> tuple[list[str], 
     words = _words(argv, launch)
     given = launch.get("env")
     environ = dict(os.environ if given is None else given)
-    cwd = os.path.join(inputs.working_directory(), os.fspath(launch.get("cwd") or "."))
+    cwd = inputs.working_directory()
+    if asked := launch.get("cwd"):
+        cwd = os.path.join(cwd, os.fspath(asked))
     request = read(words, environ)
     gather = inputs.start if starting else inputs.look
     gathered = gather(request, environ, cwd)

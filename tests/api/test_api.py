@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 
@@ -178,6 +179,12 @@ def test_a_mistake_is_raised_with_the_commands_text_and_nothing_starts(desk):
         refused,
     )
     assert not desk.base.exists()
+
+
+def test_a_mistake_names_the_callers_directory(desk, monkeypatch):
+    monkeypatch.chdir(desk.cwd)
+    with pytest.raises(saferun.UsageError, match=f"in {re.escape(str(desk.cwd))}; "):
+        saferun.run(["nope.py"], env=desk.environ)
 
 
 # --- plan and diagnose ---------------------------------------------------------------------------

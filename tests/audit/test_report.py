@@ -314,6 +314,9 @@ def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place, tmp_path):
     assert "TORCH_COMPILE_DISABLE_CUDAGRAPHS=1 has no reader" in page
     assert "fix: torch.compile(mode=" in page
     assert "NCCL_DEBUG=INFO: the script sets it itself, on line 2" in page
+    other = place("plan", *argv, TF_CLI_CONFIG_FILE="a", NCCL_SOCKET_IFNAME="eth0").stdout
+    assert "2 without a remark; `saferun doctor` lists all" in other
+    assert "\n  resume             checkpoints none, args []\n" in other
     plain = json.loads(place("plan", "--json", *argv).stdout)
     assert json.loads(place("plan", "--json", *argv, **dead).stdout).keys() == plain.keys()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -33,6 +34,7 @@ class Desk:
         self.bin = tmp / "bin"
         self.bin.mkdir()
         self.record = tmp / "record.json"
+        self.runs = home / ".local/state/saferun/runs"
         self.environ = {
             "HOME": str(home),
             "PATH": f"{self.bin}:/usr/bin:/bin",
@@ -68,6 +70,7 @@ class Desk:
         done = self.run(*argv, status=status, **environ)
         assert not self.record.exists(), "the job was started"
         assert done.stdout in ("", "false\n")
+        assert list(self.runs.glob("*")) == [], "a run is listed"
         return done.stderr
 
 
@@ -199,6 +202,10 @@ def test_a_values_characters_reach_the_job_unchanged(desk):
         (["plan"], 2, ["training_script"]),
         (["plan", "--use_env", "t.py"], 2, ["--use_env", "leave it out"]),
         (["--profile", "tf-rtx5090", "--nnodes=2", "train.py"], 2, ["--nnodes is torchrun's"]),
+        (["--set=launcher=python", "-u", "train.py"], 2, ["no option -u", "PYTHONUNBUFFERED"]),
+        (["--profile=hpo", "--set=workers=2", "-t3", "train.py"], 2, ["--tee is torchrun's"]),
+        (["plam", "train.py"], 2, ["no script `plam`", "did you mean the command `saferun plan`?"]),
+        (["plan", "--profil", "cpu", "train.py"], 2, ["--profil; did you mean saferun's"]),
         (["profiles", "show", "nope"], 78, ["unknown profile `nope`"]),
         (["profiles", "nope"], 2, ["No such command"]),
         (["env", "--profile", "nope"], 78, ["unknown profile `nope`"]),
@@ -264,7 +271,10 @@ def test_env_makes_the_eval_fail_where_it_fails(desk):
 
 
 def test_profiles_can_be_listed_shown_checked_and_described(desk):
-    assert "* cpu" in desk.run("profiles", "list").stdout
+    listed = desk.run("profiles", "list").stdout
+    assert "* cpu" in listed
+    columns = {re.match(r"[* ] \S+ +", line).end() for line in listed.splitlines()}
+    assert len(columns) == 1, "the descriptions stand in one column"
     shown = desk.run("profiles", "show", "h100-nanochat").stdout
     assert "hooks.compile.autotune = off" in shown
     assert "nanochat/issues/257" in shown

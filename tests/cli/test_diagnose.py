@@ -98,6 +98,7 @@ def test_a_success_was_not_chosen_among_lines(log):
         ("exit status 0",),
         (),
     )
+    assert diagnose.to_text(found).startswith("no-failure: nothing failed\n")
 
 
 def test_an_unknown_failure_is_half_answered(tmp_path, home):

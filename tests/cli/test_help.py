@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command import call
 
-from saferun.cli import front, reference
+from saferun.cli import front_page, reference
 from saferun.cli.help import as_text
 
 
@@ -44,7 +44,15 @@ def test_every_listed_word_has_an_entry(home: Path):
         ("shards", ["shards: hook", "hooks.shards: warn, error, off. What happens when"]),
         ("hooks.guards", ["guards: hook", "hooks.guards.labels: off, on."]),
         ("retry.rejoin_s", ["retry.rejoin_s: 60.0 s. How long a node waits"]),
-        ("TORCHINDUCTOR_DISABLE", ["Has no effect: there is no such variable"]),
+        ("retry.resume", ["retry.resume: profile keys", "retry.resume.args: []. The script's"]),
+        ("h100", ["h100: profile", "NVIDIA H100", "`saferun profiles show h100`"]),
+        ("stop-user", ["stop-user: verdict", "saferun stops: code, data, arguments"]),
+        ("plan", ["plan: command", "Show what would run: ", "`saferun plan --help`"]),
+        ("SAFERUN_DISABLE", ["SAFERUN_DISABLE=1 runs torchrun untouched"]),
+        ("saferun_retries", ["As the option --retries N: attempts after the first"]),
+        ("SAFERUN_VERDICT_FILE", ["SAFERUN_VERDICT_FILE=FILE gets the verdict on a run"]),
+        ("TORCHINDUCTOR_DISABLE", ["Has no effect: there is no such variable", "compiling; fix:"]),
+        ("NCCL_DEBUG", ["The value TRACE: every call of every rank is written; fix: NCCL_DEBUG="]),
     ],
 )
 def test_a_word_is_explained(home: Path, word: str, shown: list[str]):
@@ -53,7 +61,7 @@ def test_a_word_is_explained(home: Path, word: str, shown: list[str]):
 
 
 def test_without_a_word_it_is_the_front_page(home: Path):
-    assert ask(home) == front.HELP
+    assert ask(home) == front_page.HELP
 
 
 def test_an_unknown_word_is_met_with_the_nearest(home: Path):

@@ -83,6 +83,14 @@ def test_a_run_is_told_attempt_by_attempt(desk):
     assert "What to do:" in shown.text
 
 
+def test_the_output_of_both_streams_is_not_called_that_of_stdout(desk):
+    place = desk.launch(WRONG)
+    assert "\nend of stderr\n" in desk.ask("report", "last")
+    (place / "attempt-1.stderr").replace(place / "attempt-1.stdout")  # as of one terminal
+    assert "\nend of output\n" in desk.ask("report", "last")
+    assert "End of output, " in page(desk).text
+
+
 def test_the_page_needs_nothing_else_and_its_policy_allows_nothing_else(desk):
     desk.launch(OK)
     text = desk.ask("report", "last", "--html", "-")

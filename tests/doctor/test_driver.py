@@ -64,6 +64,8 @@ def test_torch_must_be_there_and_of_the_right_kind(torch, gpus, level):
     smi_told = reported(fields(0)) if gpus else Smi()
     found = [*checks_driver.versions(Files(), smi_told, Cuda(), torch)]
     assert [f.level for f in found if f.area == "torch"] == [level]
+    slow = "python -c 'import torch'"  # a torchrun that is another program's is not the reason
+    assert all((slow in f.fix) == ("did not end" in f.what) for f in found if f.area == "torch")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from repo import ROOT
 from torchrun_lines import AMBIGUOUS_ARGS, READINGS, REFUSALS, parsers_options, same_reading
 
 from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
-from saferun.planning.torchrun_args import LAUNCH_ONLY, OWN, launch_only, parse
+from saferun.planning.torchrun_args import LAUNCH_ONLY, OWN, advice, parse
 
 
 @pytest.mark.skipif(not is_torch(TABLE_TORCH), reason=f"the table is of torch {TABLE_TORCH}")
@@ -122,8 +122,17 @@ def test_an_ambiguous_argument_of_the_script_reaches_the_script(real):
 def test_use_env_gets_clear_advice():
     for word in ("--use_env", "--use-env"):
         line = parse([word, "t.py"]).line
-        assert launch_only(line) == LAUNCH_ONLY[word]
+        assert advice(line) == LAUNCH_ONLY[word]
         assert "leave it out" in LAUNCH_ONLY[word]
         assert parse([word, "t.py"]).unsure == ()
-    assert launch_only(parse(["t.py", "--use_env"]).line) is None
-    assert launch_only(parse(["--other", "t.py"]).line) is None
+    assert advice(parse(["t.py", "--use_env"]).line) == ""
+    assert advice(parse(["--other", "t.py"]).line) == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("--profil=h100", "--profile"), ("--run_dir", "--run-dir"), ("--retry", "--retries")],
+)
+def test_a_misspelt_option_of_saferuns_has_an_advice(word, meant):
+    assert advice(parse([word, "t.py"]).line) == f"did you mean saferun's `{meant}`?"
+    assert advice(parse(["t.py", word]).line) == ""

@@ -95,14 +95,15 @@ _VERDICTS = {
     "mitigate": "try again with a setting changed",
     "stop-user": "do not retry: code, data, arguments or packages need a change",
     "stop-hardware": "do not retry: the machine needs attention",
-    "unknown": "not known",
+    "unknown": "nothing is known about it",
 }
 
 
 def to_text(diagnosis: Diagnosis, account: Account | None = None) -> str:
     """Return the few lines that people read, and the account of the log's lines below."""
     rank = "" if diagnosis.root_rank is None else f" (rank {diagnosis.root_rank})"
-    lines = [f"{diagnosis.kind}{rank}: {_VERDICTS[diagnosis.verdict]}"]
+    verdict = "nothing failed" if diagnosis.kind == "no-failure" else _VERDICTS[diagnosis.verdict]
+    lines = [f"{diagnosis.kind}{rank}: {verdict}"]
     if diagnosis.root_line:
         lines.append(f"  {diagnosis.root_line}")
     lines += [f"    {frame}" for frame in diagnosis.stack]

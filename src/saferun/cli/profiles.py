@@ -25,12 +25,14 @@ def list_profiles() -> int:
     cwd = inputs.working_directory()
     chosen = profiles.choose(None, "", os.environ, cwd, gpus.detect(os.environ))
     seen: set[str] = set()
-    for found in profiles.known(os.environ):
+    known = profiles.known(os.environ)
+    width = max(len(found.name) for found in known)
+    for found in known:
         doc = profiles.load(found, os.environ)
         mark = "*" if doc.path == chosen.chain[-1].path else " "
         shadowed = f" (hidden by the other {found.name})" if found.name in seen else ""
         where = "" if found.shown.startswith("profiles/") else f" [{found.shown}]"
-        echo(f"{mark} {found.name:<15} {doc.description}{where}{shadowed}")
+        echo(f"{mark} {found.name:<{width}}  {doc.description}{where}{shadowed}")
         seen.add(found.name)
     if chosen.named:
         echo(f"* {chosen.origin} of this directory is used where no --profile is given")

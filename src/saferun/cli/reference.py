@@ -1,4 +1,5 @@
-"""What saferun knows of a word: a kind of failure, a mitigation, a variable, a hook, a profile key.
+"""What saferun knows of a word: a kind of failure, a mitigation, a variable, a hook, a profile key,
+a profile, a command.
 
 The text is made of the data alone, so it is the same in a terminal and in the documents.
 """
@@ -6,10 +7,12 @@ The text is made of the data alone, so it is the same in a terminal and in the d
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 
 from saferun.audit import effects, variable_index
+from saferun.cli.front_page import HELP
 from saferun.diagnosis import signatures
 from saferun.knowledge import loader
 from saferun.named_tuple import NamedTuple
@@ -24,6 +27,22 @@ VERDICTS = {
     "stop-hardware": "stops: the machine needs attention",
     "unknown": "does not try again, unless retry.unknown_after_s says so",
 }
+# Commands and saferun's own variables, from the front page.
+COMMANDS = dict(re.findall(r"^  ([a-z]\S+) +(.+)$", HELP, re.M))
+VARIABLES = {
+    **{
+        name: f"as the option {option}: {text}"
+        for option, text, name in re.findall(r"^  (--.+?)  +(.+?)  +\[(\w+)]$", HELP, re.M)
+    },
+    **{text.partition("=")[0]: text for text in re.findall(r"^(SAFERUN_.+)\.$", HELP, re.M)},
+}
+# "retry" of "retry.resume.args", and "retry.resume"
+SECTIONS = dict.fromkeys(
+    ".".join(parts[:depth])
+    for parts in (key.split(".") for key in KEYS)
+    for depth in range(1, len(parts))
+    if parts[0] != "hooks" or depth == 1
+)
 
 
 class Entry(NamedTuple):
@@ -51,6 +70,7 @@ class Reference:
         """
         makers: list[Callable[[str], Entry | None]]
         makers = [self._kind, self._mitigation, _hook, self._key, self._variable]
+        makers += [_section, self._profile, _verdict, _front]
         names = dict.fromkeys((word, word.lower(), word.upper()))
         found = (maker(name) for name in names for maker in makers)
         return [entry for entry in found if entry is not None]
@@ -63,6 +83,10 @@ class Reference:
             "hooks": list(HOOKS),
             "profile keys": list(KEYS),
             "variables": sorted({*self._effects, *self._set_somewhere()}),
+            "sections of profile keys": list(SECTIONS),
+            "profiles": list(self._profiles),
+            "verdicts": list(VERDICTS),
+            "commands, and variables of saferun's own": [*COMMANDS, *VARIABLES],
         }
 
     # --- the data ----------------------------------------------------------------------------
@@ -111,6 +135,13 @@ class Reference:
             return None
         return Entry(name, "profile key", (_setting(name), *self._set_by(name)))
 
+    def _profile(self, name: str) -> Entry | None:
+        if name not in self._profiles:
+            return None
+        found = next(one for one in profiles.known(self._environ) if one.name == name)
+        about = _sentence(profiles.load(found, self._environ).description or "a profile")
+        return Entry(name, "profile", (about, f"`saferun profiles show {name}` has all of it."))
+
     def _variable(self, name: str) -> Entry | None:
         text = loader.variables_text()
         effect = self._effects.get(name)
@@ -150,11 +181,31 @@ def _hook(name: str) -> Entry | None:
     return Entry(hook, "hook", (_sentence(HOOKS[hook]), *map(_setting, own)))
 
 
+def _section(name: str) -> Entry | None:
+    own = [key for key in KEYS if key.startswith(f"{name}.")] if name in SECTIONS else []
+    return Entry(name, "profile keys", tuple(map(_setting, own))) if own else None
+
+
+def _verdict(name: str) -> Entry | None:
+    if name not in VERDICTS:
+        return None
+    return Entry(name, "verdict on a failure", (f"saferun {VERDICTS[name]}.",))
+
+
+def _front(name: str) -> Entry | None:
+    if name in VARIABLES:
+        return Entry(name, "variable of saferun's own", (_sentence(VARIABLES[name]),))
+    if name in COMMANDS:
+        options = f"`saferun {name} --help` has its options."
+        return Entry(name, "command", (_sentence(COMMANDS[name]), options))
+    return None
+
+
 def _effect(effect: effects.Effect) -> Iterator[str]:
     if effect.does:
         yield _sentence(effect.does)
     if effect.dead:
-        yield _sentence(f"has no effect: {effect.dead}; {effect.fix}".rstrip("; "))
+        yield _sentence(f"has no effect: {_fixed(effect.dead, effect.fix)}")
     if effect.newer:
         yield f"Its newer name is {effect.newer}."
     if effect.cost:
@@ -165,7 +216,11 @@ def _effect(effect: effects.Effect) -> Iterator[str]:
         yield f"The value {value} changes nothing: {why}."
     for value, remark in effect.warn.items():
         what = "any value" if value == "*" else f"the value {value}"
-        yield _sentence(f"{what}: {remark.what}; {remark.fix}" if remark.fix else remark.what)
+        yield _sentence(f"{what}: {_fixed(remark.what, remark.fix)}")
+
+
+def _fixed(what: str, fix: str) -> str:
+    return f"{what}; fix: {fix}" if fix else what
 
 
 def _read_by(reader: variable_index.Reader) -> str:

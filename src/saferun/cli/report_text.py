@@ -183,7 +183,7 @@ def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Itera
 
 
 def _tail(tail: Excerpt) -> Iterator[str]:
-    yield f"the end of {tail.stream}"
+    yield f"end of {tail.stream}"
     for row in tail.rows:
         if row.skipped:
             yield f"   ... {row.skipped} lines left out"

@@ -223,6 +223,8 @@ def _torch(torch: Torch, gpus: bool) -> Iterator[Finding]:
     if torch.unknown:
         what = f"torch could not be asked: {torch.unknown}"
         fix = "put the directory of torch's own torchrun first on PATH"
+        if "did not end" in torch.unknown:
+            fix = "see how long `python -c 'import torch'` takes: a busy machine or a slow disk"
         yield Finding(NOTE, "torch", what, torch.launcher, fix if torch.launcher else "")
         return
     if not torch.torch:

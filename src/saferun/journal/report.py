@@ -187,6 +187,8 @@ def _attempt(
     place = run.path if one.worker is None else os.path.join(run.path, f"worker-{one.worker}")
     directory = os.path.join(place, "receipts")
     tails = [(path.rpartition(".")[2], _content(path)) for path, _ in one.tails]
+    if [stream for stream, _ in tails] == ["stdout"]:  # of both, if they are one terminal or pipe
+        tails = [("output", tails[0][1])]
     left = receipts.read(directory, one.number)
     lost_s, lost_why = _lost(run, tried, at, tails)
     return AttemptReport(

@@ -25,7 +25,7 @@ class Row(NamedTuple):
 class Excerpt(NamedTuple):
     """Some lines of one stream of an attempt."""
 
-    stream: str  # "stdout", "stderr"
+    stream: str  # "stdout", "stderr", "output" where there is one file
     rows: tuple[Row, ...]
     lines: int  # of the whole tail
 

@@ -236,8 +236,8 @@ def _command(
     if options.foreign:
         option = "--" + options.foreign[0].replace("_", "-")
         raise UsageError(
-            f"{option} is torchrun's, and profile {profile.name} starts plain python",
-            where=f"launcher: python ({profile.origin})",
+            f"{option} is torchrun's, and launcher: python starts plain python",
+            where=f"profile {profile.name}, or --set",
             fix=f"leave {option} out, or add --set launcher=torchrun",
         )
     if line.script is None:

@@ -25,7 +25,7 @@ from saferun.named_tuple import NamedTuple
 from saferun.planning import torchrun_install
 from saferun.planning.build import build_plan, conditions, disabled_plan
 from saferun.planning.own_variables import is_supervised
-from saferun.planning.torchrun_args import launch_only, launch_options
+from saferun.planning.torchrun_args import advice, launch_options
 from saferun.profile import files as profiles
 from saferun.profile import settings
 from saferun.profile.merge import Given, is_for_gpus, resolve
@@ -139,7 +139,7 @@ def check_accepted(gathered: Gathered) -> None:
     """
     line = gathered.request.line
     if line.refusal is not None and not gathered.starts_python:
-        raise UsageError(f"torchrun would refuse this: {line.refusal}", fix=launch_only(line) or "")
+        raise UsageError(f"torchrun would refuse this: {line.refusal}", fix=advice(line))
 
 
 class Selection(NamedTuple):

@@ -98,10 +98,18 @@ def parse(
     return Parsed(tuple(walk.own), walk.finish(), tuple(walk.unsure))
 
 
-def launch_only(line: CommandLine) -> str | None:
-    """Return the advice for an option that only torch.distributed.launch has, or None."""
-    refused = (line.refusal or "").split()
-    return next((advice for option, advice in LAUNCH_ONLY.items() if option in refused), None)
+def advice(line: CommandLine) -> str:
+    """Return what to do about an option that torchrun refuses: one of
+    torch.distributed.launch, or a misspelt one of saferun's; empty for any other.
+    """
+    refused = [word.partition("=")[0] for word in (line.refusal or "").split()]
+    known = next((text for option, text in LAUNCH_ONLY.items() if option in refused), "")
+    if known or not (line.refusal or "").startswith("unrecognized"):
+        return known
+    import difflib
+
+    close = (difflib.get_close_matches(word, OWN, n=1, cutoff=0.75) for word in refused)
+    return next((f"did you mean saferun's `{found[0]}`?" for found in close if found), "")
 
 
 def whole(text: str | None) -> int | None:

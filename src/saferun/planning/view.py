@@ -151,7 +151,7 @@ def _audit(findings: Sequence[Finding]) -> Iterator[str]:
             yield from _indented(finding.detail)
             yield from _indented(f"fix: {finding.fix}" if finding.fix else "")
     if fine:
-        yield f"  {'ok':<18} {fine} {'is' if fine == 1 else 'are'} read as exported"
+        yield f"  {'ok':<18} {fine} without a remark; `saferun doctor` lists all"
 
 
 def _top(plan: LaunchPlan) -> list[str]:
@@ -254,4 +254,4 @@ def _plain(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:g}"
-    return "none" if value is None else str(value)
+    return "none" if value in (None, "") else str(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from saferun.diagnosis import retry_policy
-from saferun.errors import EXIT_UNAVAILABLE, BusyError, UnavailableError
+from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
 from saferun.model import LaunchPlan
 from saferun.planning.inputs import Gathered
 from saferun.planning.view import announcement
@@ -81,12 +81,12 @@ def run(gathered: Gathered, ground: Ground) -> int:
         The exit status.
 
     Raises:
-        UnavailableError: the launcher cannot be started.
+        SaferunError: the launcher cannot be started, or not with this command line.
     """
-    held, plan = ground.held, gathered.plan()
     try:
+        held, plan = ground.held, gathered.plan()
         check_size(plan, gathered.environ)
-    except UnavailableError:
+    except SaferunError:
         ground.journal.discard()
         raise
     care = ground.pace.care(gathered, plan, held, ground.say)

@@ -53,6 +53,11 @@ def _suggest(script: str) -> str:
 
     if script in COMMANDS:
         return f"for the command, put it first: saferun {script} …"
+    if script.isalpha():
+        import difflib
+
+        if close := difflib.get_close_matches(script, COMMANDS, n=1):
+            return f"did you mean the command `saferun {close[0]}`?"
     return "check the path, or use -m for a module"
 
 
@@ -131,6 +136,6 @@ def _become(gathered: Gathered, plan: LaunchPlan) -> int:
 
 
 def _explain(line: CommandLine) -> None:
-    from saferun.planning.torchrun_args import launch_only
+    from saferun.planning.torchrun_args import advice
 
-    say(launch_only(line) or "")
+    say(advice(line))

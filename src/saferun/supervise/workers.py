@@ -71,13 +71,13 @@ def supervise(gathered: Gathered, say: Say) -> int:
     if gathered.request.line.script == "-" and not gathered.request.options.code:
         raise UsageError("several workers cannot read one script from stdin", fix="name a file")
     gathered, journal = record.begin(gathered, say)
-    plan = gathered.plan()
-    if VISIBLE in plan.env:  # by the profile or --set: the run sees less than what was exported
-        seen = gpus.detect(plan.environment(gathered.environ))
-        gathered = gathered._replace(facts=gathered.facts._replace(gpu=seen))
-    exported = plan.environment(gathered.environ).get(VISIBLE)
-    run_of_all = _Workers(gathered, journal, say, exported)
     try:
+        plan = gathered.plan()
+        if VISIBLE in plan.env:  # by the profile or --set: the run sees less than what was exported
+            seen = gpus.detect(plan.environment(gathered.environ))
+            gathered = gathered._replace(facts=gathered.facts._replace(gpu=seen))
+        exported = plan.environment(gathered.environ).get(VISIBLE)
+        run_of_all = _Workers(gathered, journal, say, exported)
         run_of_all.take_slots()
     except BaseException:
         journal.discard()

@@ -343,4 +343,4 @@ def _zip_problem(name: str, file: BinaryIO, size: int) -> str:
             return ""
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
         pass
-    return f"{name} was cut: its directory cannot be read"
+    return f"{name} was cut: the end of the file is missing or damaged"
