@@ -8,10 +8,11 @@ what is kept. A rank that such a prefix names stays with the line.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.diagnosis import own_prefix, records
 from saferun.named_tuple import NamedTuple
@@ -144,8 +145,17 @@ def read(chunks: Iterable[bytes]) -> Log:
     Args:
         chunks: the log's bytes in order; a few MiB each is the best size.
     """
+    begin, size, rest = [], 0, iter(chunks)
+    for chunk in rest:
+        begin.append(chunk)
+        size += len(chunk)
+        if size > HEAD_BYTES + TAIL_BYTES:
+            break
+    else:  # all of it is kept, so nothing needs to be searched
+        data = b"".join(begin)
+        return _log([_Piece(0, 1, data)], size, data.count(b"\n")) if data else Log()
     reader = _Reader()
-    for chunk in chunks:
+    for chunk in itertools.chain(begin, rest):
         reader.feed(chunk)
     return reader.log()
 
@@ -214,16 +224,18 @@ class _Reader:
             self._tail_bytes -= len(self._tail.popleft().data)
 
     def log(self) -> Log:
-        if not self._offset:
-            return Log()
         pieces = _joined([_Piece(0, 1, bytes(self._head)), *self._first, *self._last, self._end()])
-        lines = own_prefix.without([line for piece in pieces for line in _lines(piece)])
-        return Log(lines, self._offset, self._newlines + 1, len(pieces) == 1)
+        return _log(pieces, self._offset, self._newlines)
 
     def _end(self) -> _Piece:
         data = b"".join(piece.data for piece in self._tail)
         first = self._tail[0]
         return _Piece(first.offset, first.number, data).without(len(data) - TAIL_BYTES)
+
+
+def _log(pieces: Sequence[_Piece], size: int, newlines: int) -> Log:
+    lines = own_prefix.without([line for piece in pieces for line in _lines(piece)])
+    return Log(lines, size, newlines + 1, len(pieces) == 1)
 
 
 def _windows(block: bytes, searched_from: int) -> list[tuple[int, int]]:
@@ -272,14 +284,16 @@ def _lines(piece: _Piece) -> Iterator[Line]:
     for number, (row, form) in enumerate(rows, piece.number):
         found = known.get(form)
         if found is None:
-            raw = row.decode("utf-8", "replace").rstrip()
-            found = known[form] = _prefixes(raw) if _is_plain(row) else _NOT_PLAIN
+            plain = _is_plain(row)
+            found = _prefixes(row.decode("utf-8", "replace").rstrip()) if plain else _NOT_PLAIN
+            known[form] = found
         if found is _NOT_PLAIN:
             yield from _of_row(number, row)
             continue
         raw = row.decode("utf-8", "replace").rstrip()
         end, rank_from, rank_to = found
-        yield Line(number, int(raw[rank_from:rank_to]) if rank_to else None, raw[end:], raw)
+        rank = int(raw[rank_from:rank_to]) if rank_to else None
+        yield Line._make((number, rank, raw[end:], raw))
 
 
 def _is_plain(row: bytes) -> bool:
