@@ -8,7 +8,6 @@ what is kept. A rank that such a prefix names stays with the line.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import re
 from collections import deque
@@ -145,7 +144,7 @@ def read(chunks: Iterable[bytes]) -> Log:
     Args:
         chunks: the log's bytes in order; a few MiB each is the best size.
     """
-    begin, size, rest = [], 0, iter(chunks)
+    begin, size, rest = [], 0, filter(None, chunks)
     for chunk in rest:
         begin.append(chunk)
         size += len(chunk)
@@ -155,7 +154,9 @@ def read(chunks: Iterable[bytes]) -> Log:
         data = b"".join(begin)
         return _log([_Piece(0, 1, data)], size, data.count(b"\n")) if data else Log()
     reader = _Reader()
-    for chunk in itertools.chain(begin, rest):
+    while begin:  # none is held longer than it is read
+        reader.feed(begin.pop(0))
+    for chunk in rest:
         reader.feed(chunk)
     return reader.log()
 
@@ -181,8 +182,6 @@ class _Reader:
         self._carry = b""  # the end of what was searched: context of mentions to come
 
     def feed(self, chunk: bytes) -> None:
-        if not chunk:
-            return
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         self._search(chunk)
@@ -267,8 +266,7 @@ def _joined(pieces: Iterable[_Piece]) -> list[_Piece]:
     done: list[_Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.offset, -len(p.data))):
         if done and piece.offset <= done[-1].end:
-            fresh = piece.data[done[-1].end - piece.offset :]
-            if fresh:
+            if fresh := piece.data[done[-1].end - piece.offset :]:
                 done[-1] = done[-1]._replace(data=done[-1].data + fresh)
         elif piece.data:
             done.append(piece)
@@ -284,16 +282,14 @@ def _lines(piece: _Piece) -> Iterator[Line]:
     for number, (row, form) in enumerate(rows, piece.number):
         found = known.get(form)
         if found is None:
-            plain = _is_plain(row)
-            found = _prefixes(row.decode("utf-8", "replace").rstrip()) if plain else _NOT_PLAIN
-            known[form] = found
+            raw = row.decode("utf-8", "replace").rstrip()
+            found = known[form] = _prefixes(raw) if _is_plain(row) else _NOT_PLAIN
         if found is _NOT_PLAIN:
             yield from _of_row(number, row)
             continue
         raw = row.decode("utf-8", "replace").rstrip()
         end, rank_from, rank_to = found
-        rank = int(raw[rank_from:rank_to]) if rank_to else None
-        yield Line._make((number, rank, raw[end:], raw))
+        yield Line._make((number, int(raw[rank_from:rank_to]) if rank_to else None, raw[end:], raw))
 
 
 def _is_plain(row: bytes) -> bool:
@@ -398,8 +394,7 @@ def _prefixes(text: str) -> _Prefixes:
 
 def _unboxed(text: str) -> str:
     """Replace the two sides of a box around a line (rich) by blanks."""
-    left = _BOX.match(text)
-    if left:
+    if left := _BOX.match(text):
         text = "  " + text[left.end() :]
     inner = text.rstrip()
     return f"{inner[:-1].rstrip()}  " if inner.endswith("│") else text

@@ -25,6 +25,8 @@ WEIGHTS = {
 }  # fmt: skip
 USER = 50
 
+_kept: list[Knowledge] = []  # one, or none
+
 Needle = tuple[str, ...]  # a phrase: lower-case parts that follow each other
 
 
@@ -100,7 +102,12 @@ def load(environ: Mapping[str, str] | None = None) -> Knowledge:
     """
     from saferun.knowledge import loader
 
-    return parse(loader.load_failures(environ))
+    return _kept[0] if _kept else parse(loader.load_failures(environ))
+
+
+def keep(environ: Mapping[str, str]) -> None:
+    """Have it in memory from now on; `environ` as for `load`."""
+    _kept[:] = [load(environ)]
 
 
 def parse(document: Mapping[str, Any]) -> Knowledge:
