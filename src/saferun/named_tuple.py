@@ -28,6 +28,8 @@ else:
             for index, name in enumerate(cls._fields):
                 setattr(cls, name, property(itemgetter(index)))
 
+        _make = classmethod(tuple.__new__)  # from all values, unchecked
+
         def __new__(cls, *values: Any, **named: Any) -> NamedTuple:
             """Return an instance from positional values, named values and defaults, in this order.
 

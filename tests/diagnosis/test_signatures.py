@@ -94,6 +94,14 @@ def test_the_knowledge_is_parsed_once_per_content(tmp_path, monkeypatch):
     assert signatures.load(environ) == first
 
 
+def test_what_is_kept_is_not_parsed_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(signatures, "_kept", [])
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    signatures.keep(environ)
+    monkeypatch.setattr(signatures, "parse", None)  # a call would fail
+    assert signatures.load(environ) == KNOWN
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": "old", "document": {}}'])
 def test_a_useless_cache_entry_is_not_used(tmp_path: Path, content):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}

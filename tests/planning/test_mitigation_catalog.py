@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,12 @@ from saferun.planning import mitigation_catalog
 def test_a_mitigation_that_the_code_would_not_understand_is_refused(body, message):
     with pytest.raises(SaferunError, match=message):
         mitigation_catalog.parse({"a": {"cost": "none", "why": "w", "source": "https://s", **body}})
+
+
+def test_no_nearest_word_is_looked_for_where_every_word_is_known(monkeypatch):
+    """A decision after a failure waits for it: 145 words took 20 ms."""
+    monkeypatch.setitem(sys.modules, "difflib", None)  # an import would fail
+    assert mitigation_catalog.load() == ALL
 
 
 def test_no_mitigation_promises_a_hook_that_does_not_exist():

@@ -16,14 +16,10 @@ from saferun.diagnosis import (
     deciding,
     exit_codes,
     explanations,
-    last_words,
     log_reader,
-    nearest,
     oom_message,
     root_cause,
     runs,
-    second_reading,
-    user_frame,
 )
 from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
@@ -32,6 +28,10 @@ from saferun.diagnosis.root_line import ROOT_CHARS, root_line, telling_line
 from saferun.diagnosis.signatures import Kind, Knowledge, says
 from saferun.inject import nodes
 from saferun.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.diagnosis.nearest import Near
 
 SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")
@@ -56,7 +56,7 @@ class Diagnosis(NamedTuple):
     stack: tuple[str, ...] = ()  # of Python, where it crashed in native code; innermost first
     decided_by: tuple[str, ...] = ()  # the evidence that decided
     user_frame: str = ""  # of an unknown failure: the innermost frame of the user's code
-    nearest: tuple[nearest.Near, ...] = ()  # of an unknown failure: kinds that do not fit
+    nearest: tuple[Near, ...] = ()  # of an unknown failure: kinds that do not fit
 
 
 class Reading(NamedTuple):
@@ -130,6 +130,8 @@ def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Re
     found = _of_lines(evidence, cuda_codes.named(log), knowledge)
     if found.diagnosis.kind != "unknown" and not _is_broken_off(found):
         return found
+    from saferun.diagnosis import second_reading
+
     if again := second_reading.lines(found.collected.lines):
         second = _of_lines(evidence, again[-len(log) :], knowledge)
         if second.diagnosis.kind != "unknown":
@@ -140,11 +142,11 @@ def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Re
 def _is_broken_off(found: Reading) -> bool:
     """Return whether it is an unknown exception, in a line that a terminal has broken."""
     best = found.steps[-1].taken if found.steps else None
-    return (
-        best is not None
-        and best.generic
-        and second_reading.is_broken(found.collected.lines, best.at)
-    )
+    if best is None or not best.generic:
+        return False
+    from saferun.diagnosis.second_reading import is_broken
+
+    return is_broken(found.collected.lines, best.at)
 
 
 def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
@@ -152,6 +154,8 @@ def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
 
     The half-answer stays with it: what the line states is not known.
     """
+    from saferun.diagnosis import last_words
+
     lines = found.collected.lines
     at = last_words.stated(lines)
     if at is None:
@@ -191,6 +195,8 @@ def _half_answer(
     diagnosis: Diagnosis, collected: explanations.Collected, knowledge: Knowledge
 ) -> Diagnosis:
     """Return a diagnosis that explains nothing with what can be said all the same."""
+    from saferun.diagnosis import nearest, user_frame
+
     return diagnosis._replace(
         user_frame=user_frame.innermost(collected.lines),
         nearest=nearest.closest(collected, knowledge),

@@ -92,8 +92,9 @@ def named(lines: Sequence[Line]) -> list[Line]:
 
 def _rows_with_hints(lines: Sequence[Line]) -> set[int]:
     """Return the indices of the lines with a word of a failure; all lines are searched at once."""
-    whole = "\n".join(line.text for line in lines)
-    ends = list(accumulate(len(line.text) + 1 for line in lines))
+    texts = [line.text for line in lines]
+    whole = "\n".join(texts)
+    ends = list(accumulate([len(text) + 1 for text in texts]))
     rows = set()
     for word in _HINTS:
         at = whole.find(word)

@@ -59,7 +59,7 @@ class Thrown(NamedTuple):
 
 def find(lines: Sequence[Line]) -> list[Thrown]:
     """Return the exceptions of other languages in a log's lines, in order."""
-    whole = "\n".join(line.text for line in lines)
+    whole = "\n".join([line.text for line in lines])
     words = [word for word in _WORDS if word in whole]
     return [
         thrown

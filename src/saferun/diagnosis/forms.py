@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from saferun.diagnosis.log_reader import Line
 
-DIGITS = dict.fromkeys(map(ord, "123456789"), "0")
+_DIGITS = dict.fromkeys(map(ord, "123456789"), "0")
+_DIGIT = frozenset("123456789")
 
 
 def of(lines: Sequence[Line]) -> list[str]:
@@ -18,7 +19,12 @@ def of(lines: Sequence[Line]) -> list[str]:
     >>> of([Line(1, None, "step 12 loss 3.4", "")])
     ['step 00 loss 0.0']
     """
-    return "\n".join(line.text for line in lines).translate(DIGITS).split("\n") if lines else []
+    return "\n".join([line.text for line in lines]).translate(_DIGITS).split("\n") if lines else []
+
+
+def of_word(word: str) -> str:
+    """Return the form of a word, which few have digits in."""
+    return word if _DIGIT.isdisjoint(word) else word.translate(_DIGITS)
 
 
 def which(forms: Sequence[str], holds: Callable[[str], bool]) -> list[bool]:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.diagnosis import own_prefix, records
 from saferun.named_tuple import NamedTuple
@@ -144,8 +144,19 @@ def read(chunks: Iterable[bytes]) -> Log:
     Args:
         chunks: the log's bytes in order; a few MiB each is the best size.
     """
+    begin, size, rest = [], 0, filter(None, chunks)
+    for chunk in rest:
+        begin.append(chunk)
+        size += len(chunk)
+        if size > HEAD_BYTES + TAIL_BYTES:
+            break
+    else:  # all of it is kept, so nothing needs to be searched
+        data = b"".join(begin)
+        return _log([_Piece(0, 1, data)], size, data.count(b"\n")) if data else Log()
     reader = _Reader()
-    for chunk in chunks:
+    while begin:  # none is held longer than it is read
+        reader.feed(begin.pop(0))
+    for chunk in rest:
         reader.feed(chunk)
     return reader.log()
 
@@ -171,8 +182,6 @@ class _Reader:
         self._carry = b""  # the end of what was searched: context of mentions to come
 
     def feed(self, chunk: bytes) -> None:
-        if not chunk:
-            return
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         self._search(chunk)
@@ -214,16 +223,18 @@ class _Reader:
             self._tail_bytes -= len(self._tail.popleft().data)
 
     def log(self) -> Log:
-        if not self._offset:
-            return Log()
         pieces = _joined([_Piece(0, 1, bytes(self._head)), *self._first, *self._last, self._end()])
-        lines = own_prefix.without([line for piece in pieces for line in _lines(piece)])
-        return Log(lines, self._offset, self._newlines + 1, len(pieces) == 1)
+        return _log(pieces, self._offset, self._newlines)
 
     def _end(self) -> _Piece:
         data = b"".join(piece.data for piece in self._tail)
         first = self._tail[0]
         return _Piece(first.offset, first.number, data).without(len(data) - TAIL_BYTES)
+
+
+def _log(pieces: Sequence[_Piece], size: int, newlines: int) -> Log:
+    lines = own_prefix.without([line for piece in pieces for line in _lines(piece)])
+    return Log(lines, size, newlines + 1, len(pieces) == 1)
 
 
 def _windows(block: bytes, searched_from: int) -> list[tuple[int, int]]:
@@ -255,8 +266,7 @@ def _joined(pieces: Iterable[_Piece]) -> list[_Piece]:
     done: list[_Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.offset, -len(p.data))):
         if done and piece.offset <= done[-1].end:
-            fresh = piece.data[done[-1].end - piece.offset :]
-            if fresh:
+            if fresh := piece.data[done[-1].end - piece.offset :]:
                 done[-1] = done[-1]._replace(data=done[-1].data + fresh)
         elif piece.data:
             done.append(piece)
@@ -279,7 +289,7 @@ def _lines(piece: _Piece) -> Iterator[Line]:
             continue
         raw = row.decode("utf-8", "replace").rstrip()
         end, rank_from, rank_to = found
-        yield Line(number, int(raw[rank_from:rank_to]) if rank_to else None, raw[end:], raw)
+        yield Line._make((number, int(raw[rank_from:rank_to]) if rank_to else None, raw[end:], raw))
 
 
 def _is_plain(row: bytes) -> bool:
@@ -384,8 +394,7 @@ def _prefixes(text: str) -> _Prefixes:
 
 def _unboxed(text: str) -> str:
     """Replace the two sides of a box around a line (rich) by blanks."""
-    left = _BOX.match(text)
-    if left:
+    if left := _BOX.match(text):
         text = "  " + text[left.end() :]
     inner = text.rstrip()
     return f"{inner[:-1].rstrip()}  " if inner.endswith("│") else text

@@ -72,7 +72,7 @@ def _own_faults(lines: Sequence[Line]) -> frozenset[int]:
     own = (
         row
         for row, line in enumerate(lines)
-        if line.text.startswith("saferun: ") and " the job goes on" in line.text
+        if " the job goes on" in line.text and line.text.startswith("saferun: ")
     )
     return frozenset(own)
 
@@ -113,7 +113,9 @@ class Text:
         return self._rows[word]
 
     def _search(self, word: str) -> tuple[int, ...]:
-        bare = word.translate(forms.DIGITS)
+        bare = forms.of_word(word)
+        if bare not in self._shapes:
+            return ()
         rows = sorted(itertools.chain.from_iterable(self._of_shapes_with(bare)))
         if bare != word:
             rows = [row for row in rows if word in self.lower[row]]
@@ -229,7 +231,7 @@ def against(sign: Sign, text: Text, row: int) -> str:
     if not (sign.near or sign.not_near or sign.doing):
         return ""
     around = text.around(row)
-    if sign.doing and not sign.doing.search(around):
+    if sign.doing and not re.search(sign.doing, around):
         return "doing"
     if sign.near and not any(word in around for word in sign.near):
         return "near"

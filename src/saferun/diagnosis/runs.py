@@ -45,7 +45,7 @@ _DIGITS = re.compile(r"\d{1,20}")
 
 def last_start(lines: Sequence[Line]) -> int:
     """Return the index of the line with which the last run begins; 0 where the log has one."""
-    whole = "\n".join(line.text for line in lines)
+    whole = "\n".join([line.text for line in lines])
     words = [word for word in _WORDS if word in whole]
     if not words:
         return 0

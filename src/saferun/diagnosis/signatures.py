@@ -25,6 +25,8 @@ WEIGHTS = {
 }  # fmt: skip
 USER = 50
 
+_kept: list[Knowledge] = []  # one, or none
+
 Needle = tuple[str, ...]  # a phrase: lower-case parts that follow each other
 
 
@@ -57,7 +59,7 @@ class Sign(NamedTuple):
     says: tuple[Needle, ...]
     types: frozenset[str]
     near: tuple[str, ...]
-    doing: re.Pattern[str] | None  # in lower case
+    doing: str  # a pattern of lower case; "" for none
     not_near: tuple[str, ...]
     own: tuple[str, ...]
     not_own: tuple[str, ...]
@@ -100,7 +102,12 @@ def load(environ: Mapping[str, str] | None = None) -> Knowledge:
     """
     from saferun.knowledge import loader
 
-    return parse(loader.load_failures(environ))
+    return _kept[0] if _kept else parse(loader.load_failures(environ))
+
+
+def keep(environ: Mapping[str, str]) -> None:
+    """Have it in memory from now on; `environ` as for `load`."""
+    _kept[:] = [load(environ)]
 
 
 def parse(document: Mapping[str, Any]) -> Knowledge:
@@ -177,7 +184,7 @@ def _text(body: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    return tuple(str(text) for text in body.get(key, ()))
+    return tuple(map(str, body.get(key, ())))
 
 
 def _phrases(body: Mapping[str, Any]) -> Sequence[str]:
@@ -188,13 +195,13 @@ def _phrases(body: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _lower_texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    return tuple(text.lower() for text in _texts(body, key))
+    return tuple(map(str.lower, _texts(body, key)))
 
 
-def _doing(phrases: Sequence[str]) -> re.Pattern[str] | None:
+def _doing(phrases: Sequence[str]) -> str:
     """Return a pattern of what a job does, which is not part of a path or a setting's name."""
     words = "|".join(map(re.escape, phrases))
-    return re.compile(rf"(?<![\w/-])(?:{words})(?![/:=])") if words else None
+    return rf"(?<![\w/-])(?:{words})(?![/:=])" if words else ""
 
 
 def _one_of(known: Collection[str], value: str, what: str, where: str) -> str:

@@ -371,6 +371,8 @@ class _Reader:
         for at, line in enumerate(self._lines):
             stream = self._streams.get(line.rank)
             if stream is None:
+                if ordinary[at]:
+                    continue
                 stream = self._streams[line.rank] = _Stream(self, line.rank)
             if not (ordinary[at] and stream.idle):
                 stream.read(at, line.text)

@@ -8,7 +8,7 @@ mitigation_overlay.py decides where one can be used and what it changes in a pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from saferun.errors import SaferunError
 from saferun.inject.targets import NEEDS, NEEDS_ASSIGN, NEEDS_DIRECTORIES
@@ -116,19 +116,23 @@ def _check(holds: bool, name: str, what: str, fix: str) -> None:
         raise SaferunError(f"mitigation {name}: {what}", where=_FILE, fix=fix)
 
 
+def _check_known(word: str, known: Collection[str], name: str, what: str) -> None:
+    if word not in known:  # only then: the nearest word takes a while to find
+        _check(False, name, what, nearest(str(word), known))
+
+
 def _mitigation(name: str, body: Any) -> Mitigation:
     _check(isinstance(body, Mapping), name, "is not a mapping", "")
     known = [field for field in Mitigation._fields if field != "name"]
     for key in body:
-        _check(key in known, name, f"unknown key `{key}`", nearest(str(key), known))
+        _check_known(key, known, name, f"unknown key `{key}`")
     for key in ("cost", "why", "source"):
         _check(isinstance(body.get(key), str) and bool(body[key]), name, f"has no `{key}`", "")
     for key in ("env", "computed", "hooks", "assign", "torchrun", "process"):
         _check(isinstance(body.get(key, {}), Mapping), name, f"`{key}` is not a mapping", "")
     limits = body.get("process", {})
     for key in limits:
-        what = f"process: unknown key `{key}`"
-        _check(key in ProcessLimits._fields, name, what, nearest(key, ProcessLimits._fields))
+        _check_known(key, ProcessLimits._fields, name, f"process: unknown key `{key}`")
     process = ProcessLimits(**{**limits, "ignore": tuple(limits.get("ignore", ()))})
     excludes = tuple(body.get("excludes", ()))
     mitigation = Mitigation(name=name, **{**body, "excludes": excludes, "process": process})
@@ -142,8 +146,7 @@ def _check_values(mitigation: Mitigation) -> None:
         fix = "quote it: YAML reads some unquoted values as numbers or booleans"
         _check(isinstance(value, str), mitigation.name, f"{variable} is not text", fix)
     for variable, probe in mitigation.computed.items():
-        what = f"{variable}: there is no probe `{probe}`"
-        _check(probe in COMPUTED, mitigation.name, what, nearest(str(probe), COMPUTED))
+        _check_known(probe, COMPUTED, mitigation.name, f"{variable}: there is no probe `{probe}`")
     for option, value in mitigation.torchrun.items():
         what = f"torchrun: --{option} cannot be `{value}`"
         _check(_TORCHRUN.get(option) == value, mitigation.name, what, f"known are {_TORCHRUN}")
@@ -162,7 +165,7 @@ def _check_values(mitigation: Mitigation) -> None:
 
 def _check_hooks(mitigation: Mitigation) -> None:
     for key, value in mitigation.settings:
-        _check(key in KEYS, mitigation.name, f"unknown setting {key}", nearest(key, KEYS))
+        _check_known(key, KEYS, mitigation.name, f"unknown setting {key}")
         spec = KEYS[key]
         fits = value in spec.choices if spec.kind == "choice" else isinstance(value, bool)
         _check(fits, mitigation.name, f"{key} cannot be {value!r}", f"known: {spec.choices}")

@@ -178,6 +178,9 @@ def keep(environ: Mapping[str, str]) -> None:
                 importlib.import_module(name)
             except ImportError:  # of a library that only commands need
                 continue
+    from saferun.diagnosis import signatures
+
+    signatures.keep(environ)
 
 
 def _paths() -> Iterator[str]:
