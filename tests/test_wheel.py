@@ -111,7 +111,8 @@ def test_it_launches_torch_of_another_environment(alone, tmp_path):
     )
     assert torch.__version__
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{sys.executable} False\n"
+    last = done.stdout.splitlines()[-1]  # gloo of torch 2.8 to 2.10 writes to stdout, too
+    assert last == f"{sys.executable} False"
     assert done.stderr == "saferun: profile cpu (detected: no GPU)\n"
     receipts = list(tmp_path.glob(".local/state/saferun/runs/*/receipts/*.jsonl"))
     assert len(receipts) == 1, os.listdir(tmp_path)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import pytest
+from releases import torch_before
 from repo import ROOT
 from requested import TORCH, requested
 
@@ -203,11 +204,13 @@ def test_values_of_the_allocator_are_judged_as_torch_parses_them():
         "    return True\n"
         "print(json.dumps([good(text) for text in json.loads(sys.argv[1])]))"
     )
-    run = [sys.executable, "-c", code, json.dumps(REAL)]
+    older = torch_before("2.11")
+    texts = [text for text in REAL if not (older and text.startswith("large_segment_size_mb"))]
+    run = [sys.executable, "-c", code, json.dumps(texts)]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
-    ours = [not list(alloc_conf.errors(text)) for text in REAL]
-    assert dict(zip(REAL, ours, strict=True)) == dict(
-        zip(REAL, json.loads(done.stdout), strict=True)
+    ours = [not list(alloc_conf.errors(text)) for text in texts]
+    assert dict(zip(texts, ours, strict=True)) == dict(
+        zip(texts, json.loads(done.stdout), strict=True)
     )
 
 

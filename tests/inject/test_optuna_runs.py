@@ -58,17 +58,17 @@ def script(folder: Path, text: str) -> str:
 def stored(folder: Path, kind: str) -> list[Any]:
     """The trials as the storage has them."""
     import optuna
-    from optuna.storages import JournalStorage
+    from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    if kind == "sqlite":
-        storage: Any = f"sqlite:///{folder}/study.db"
-    else:
-        storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
+    if kind == "journal":
+        backend = JournalFileBackend(str(folder / "study.log"))
+        return optuna.load_study(study_name=None, storage=JournalStorage(backend)).get_trials()
+    storage = RDBStorage(f"sqlite:///{folder}/study.db")
     trials = optuna.load_study(study_name=None, storage=storage).get_trials()
-    if kind == "sqlite":
-        optuna.storages.get_storage(storage).remove_session()
+    storage.remove_session()
+    storage.engine.dispose()
     return trials
 
 

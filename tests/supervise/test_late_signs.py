@@ -67,7 +67,7 @@ def test_an_nvidia_smi_that_hangs_is_ended_and_not_asked_again(tmp_path):
     gpus.are_used(0.0)
     assert gpus._asked is not None
     process, _ = gpus._asked
-    until(lambda: (tmp_path / "calls").exists(), "it runs")
+    until(lambda: (tmp_path / "calls").exists() and calls(tmp_path), "it runs")
     assert not gpus.are_used(ANSWER_S + 1)
     assert process.wait() < 0
     assert not gpus.are_used(2 * EVERY_S)

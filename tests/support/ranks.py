@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -99,7 +100,12 @@ def launch(
     kept = environment(hooks(init), folder / "receipts")
     kept |= environ or {}
     code, out, err = _finish([*command, str(path), *arguments], kept, folder)
-    return Job(code, out, err, read_receipts(folder), orphans(kept[MARK]))
+    return Job(code, _without_gloo(out), err, read_receipts(folder), orphans(kept[MARK]))
+
+
+def _without_gloo(out: str) -> str:
+    """Return what the script printed: gloo of torch 2.8 to 2.10 writes to stdout, too."""
+    return re.sub(r"^\[Gloo\] Rank .*\n", "", out, flags=re.MULTILINE)
 
 
 def read_receipts(folder: Path) -> list[dict[str, Any]]:
@@ -151,7 +157,7 @@ class Forks:
         patches = hooks(None, {"mode": "warn" if mode == "error" else mode}) | more
         code = self._ask(json.dumps(patches), json.dumps(job))
         out, err = ((folder / name).read_text() for name in ("out", "err"))
-        return Job(code, out, err, read_receipts(folder), [])
+        return Job(code, _without_gloo(out), err, read_receipts(folder), [])
 
     def _ask(self, patches: str, job: str) -> int:
         server = self._servers.get(patches) or self._start(patches)

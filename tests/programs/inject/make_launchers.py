@@ -29,7 +29,8 @@ tuner.custom_kernel = os.environ["CUSTOM"] == "True"
 tuner.triton_meta = {"device": None}
 tuner.device_props = types.SimpleNamespace(warp_size=32, index=0, type="cuda")
 torch._dynamo.device_interface.DeviceGuard = lambda *a: contextlib.nullcontext()
-tuner.get_device_interface = lambda: None
+device = types.SimpleNamespace(current_device=lambda: 0, synchronize=lambda device: None)
+tuner.get_device_interface = lambda: device
 first = tuner.compile_results[0]
 if hasattr(tuner, "_make_launchers"):
     tuner._make_launchers()
