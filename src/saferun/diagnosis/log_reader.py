@@ -233,7 +233,8 @@ class _Reader:
 
 
 def _log(pieces: Sequence[_Piece], size: int, newlines: int) -> Log:
-    lines = own_prefix.without([line for piece in pieces for line in _lines(piece)])
+    read = records.in_order([line for piece in pieces for line in _lines(piece)])
+    lines = own_prefix.without(read)
     return Log(lines, size, newlines + 1, len(pieces) == 1)
 
 
