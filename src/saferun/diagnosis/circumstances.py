@@ -140,20 +140,20 @@ class Circumstances:
         if kind == "cublas-cudnn-failed" and not _CALL_FAILED.search(text):
             return kind
         before = self._lines[:end]
-        if self._ran_long(before):
+        if self._ran_long(before, self._lines[end:]):
             return long
         if kind == "segfault" and self._came_again:
             return early
         return early if progress.is_early(before) else kind
 
-    def _ran_long(self, before: Sequence[Line]) -> bool:
+    def _ran_long(self, before: Sequence[Line], behind: Sequence[Line]) -> bool:
         """Return whether the job had made long, healthy progress."""
         if progress.diverged(before):
             return False
         age_s, step = self._evidence.age_s or 0.0, self._evidence.step or 0
         if age_s >= progress.LONG_S or step >= progress.LONG_STEPS:
             return True
-        return progress.is_long(before)
+        return progress.is_long(before, behind)
 
     @cached_property
     def _came_again(self) -> bool:

@@ -1,4 +1,4 @@
-"""Pure: the names of CUDA's errors where a program prints only their numbers.
+"""Pure: the names of CUDA's and Ascend's errors where a program prints only their numbers.
 
 `CUDA error 700`, `failed with error 719` of a library and `code=77(...)` mean what the runtime's
 names say, `cuBLAS error 13` what the library's say. The name is added to the line, so that the same
@@ -23,6 +23,7 @@ _NAMES = {
     46: "all CUDA-capable devices are busy or unavailable", 48: "no kernel image is available",
     59: "device-side assert triggered", 74: "cudaErrorMisalignedAddress",
     77: "cudaErrorIllegalAddress", 79: "uncorrectable ECC error encountered",
+    98: "invalid device function",
     100: "no CUDA-capable device is detected", 101: "invalid device ordinal",
     209: "no kernel image is available", 214: "uncorrectable ECC error encountered",
     700: "cudaErrorIllegalAddress", 710: "device-side assert triggered",
@@ -49,6 +50,39 @@ _OF_LIBRARIES = {
     },
     "cufft": {2: "CUFFT_ALLOC_FAILED", 5: "CUFFT_INTERNAL_ERROR", 6: "CUFFT_EXEC_FAILED"},
 }  # fmt: skip
+# Of Ascend's runtime (rt_error_codes.h of CANN), by what its own messages or CUDA's say of them.
+# Those that may be anything, as an internal error, are left out.
+_TIMED_OUT, _KERNEL_TIMED_OUT = "stream synchronize timeout", "launch timed out and was terminated"
+_LOST, _FAULT, _MEMORY = "reason=[lost heartbeat]", "illegal memory access", "NPU out of memory"
+_OF_NPUS = {
+    107001: "invalid device id", 107019: _TIMED_OUT, 107020: _TIMED_OUT, 207001: _MEMORY,
+    207004: "no CUDA-capable device is detected", 207018: _MEMORY, 507010: _LOST,
+    507012: _TIMED_OUT, 507013: "unspecified launch failure", 507014: _KERNEL_TIMED_OUT,
+    507015: _FAULT, 507016: _FAULT, 507017: _KERNEL_TIMED_OUT, 507018: _FAULT,
+    507034: _KERNEL_TIMED_OUT, 507035: _FAULT, 507036: _FAULT, 507042: _FAULT, 507043: _FAULT,
+    507044: _FAULT, 507045: _FAULT, 507046: _TIMED_OUT, 507047: _TIMED_OUT, 507048: _TIMED_OUT,
+    507049: _FAULT, 507050: _FAULT, 507053: "uncorrectable ECC error encountered",
+    507054: "uncorrectable ECC error encountered", 507055: "uncorrectable ECC error encountered",
+    507056: "uncorrectable NVLink error", 507901: _LOST,
+}  # fmt: skip
+# A check of TensorFlow's and XLA's, whose left side is the status of CUDA or HIP.
+_CHECKED = re.compile(r"\b(?:cuda|hip)Success \((?P<number>\d{1,3}) vs\. 0\)")
+_OF_CHECKS = {**_NAMES, 2: "cuda error: out of memory"}
+# Of ROCm's queues (hsa_status_t of hsa.h).
+_ABORTED = re.compile(
+    r"\baborting with (?:status|error) ?: .{0,300}?\b0x(?P<number>[0-9a-f]{1,4})\b"
+)
+_OF_QUEUES = {
+    0x29: _FAULT, 0x2A: "an illegal instruction was encountered", 0x2B: _FAULT,
+    0x1008: "HIP out of memory", 0x100F: "no kernel image is available",
+    0x1016: "unspecified launch failure",
+}  # fmt: skip
+_NPU_WORDS = ("NPU", "npu", "acl", "Acl", "scend", "runtime result", "HCCL", "hccl")
+_NPU_NUMBER = re.compile(
+    r"(?:\b(?:error ?code|runtime result|ret(?:urn)?(?: ?code)?|errno)(?: is)?[ =:\[(]{1,4}"
+    r"|\bEZ?\d{4,5}: )(?P<number>[125]07\d{3})(?!\d)",
+    re.I,
+)
 _OF_LIBRARY = re.compile(
     r"\b(?P<library>curand|cublas|cudnn|cufft)(?:lt)?(?:_?(?:status|error))?\b[^\n\d]{0,60}?"
     r"(?<=[\s=:(#])(?P<number>\d{1,3})(?![.:]?\d)(?=\s{0,3}(?:$|[(),;'\"\]-]|(?:at|in|on|from) ))",
@@ -67,6 +101,8 @@ _OF_CUDA = (
     "uBLAS",
     "udnn",
     "uDNN",
+    "hipS",
+    "aborting with ",
 )
 _FAILED = re.compile(r"error|fail|status", re.I)
 _NUMBER = re.compile(
@@ -107,7 +143,7 @@ def _rows_with_hints(lines: Sequence[Line]) -> set[int]:
 
 def _may_have(text: str) -> bool:
     """Return whether a line with a word of a failure may report an error of CUDA's."""
-    return any(word in text for word in _OF_CUDA) or text[:2] in ("cu", "Cu", "CU")
+    return any(word in text for word in _OF_CUDA) or text[:2] in ("cu", "Cu", "CU") or "07" in text
 
 
 def _of_library(text: str) -> str | None:
@@ -116,9 +152,26 @@ def _of_library(text: str) -> str | None:
     return _OF_LIBRARIES[found["library"].lower()].get(int(found["number"])) if found else None
 
 
+def _of_npu(text: str) -> str | None:
+    """Return the name of the error that a number of Ascend's runtime in a line stands for."""
+    if "07" not in text or not any(word in text for word in _NPU_WORDS):
+        return None
+    found = _NPU_NUMBER.search(text)
+    return _OF_NPUS.get(int(found["number"])) if found else None
+
+
+def _of_status(text: str) -> str | None:
+    """Return the name of the error that a status in a line stands for, as runtimes print it."""
+    if found := _CHECKED.search(text):
+        return _OF_CHECKS.get(int(found["number"]))
+    if found := _ABORTED.search(text):
+        return _OF_QUEUES.get(int(found["number"], 16))
+    return None
+
+
 def _named(line: Line) -> Line:
     text = line.text[:1000]
-    name = _of_library(text)
+    name = _of_npu(text) or _of_status(text) or _of_library(text)
     if name is None:
         found = _NUMBER.search(text)
         name = _NAMES.get(int(found["number"])) if found else None

@@ -233,8 +233,8 @@ class _Reader:
 
 
 def _log(pieces: Sequence[_Piece], size: int, newlines: int) -> Log:
-    lines = own_prefix.without([line for piece in pieces for line in _lines(piece)])
-    return Log(lines, size, newlines + 1, len(pieces) == 1)
+    read = records.in_order([line for piece in pieces for line in _lines(piece)])
+    return Log(own_prefix.without(read), size, newlines + 1, len(pieces) == 1)
 
 
 def _windows(block: bytes, searched_from: int) -> list[tuple[int, int]]:

@@ -48,6 +48,23 @@ _FIRST_STEPS = 1  # a job that reports no higher step is in its first one
 _STARTED = 20  # an unfinished bar beyond this shows that the job had made steps before
 _SAME_AGE = (0.95, 1.1)  # of a time-out: a bar of that age began when the waiting began
 _ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
+# A bar of tqdm's that another message has cut: the percentage that is done, and behind the message
+# the time that is left and the rate, or the elapsed time without its end or its start.
+_CUT = re.compile(r"\s{0,8}(?P<what>[^|%]{0,60}?)\s{0,4}(?P<done>\d{1,2})%\|")
+_OF_STEPS = re.compile(
+    r"(?!.{0,60}(?:load|map|fetch|token|filter|prepar|eval|valid|test|sampl|sav))"
+    r"(?:\Z|.{0,60}\b(?:train|epoch|step|iter|fit|progress))",
+    re.I,
+)
+_LEFT = re.compile(
+    r"(?P<cut>:)?(?:(?P<h>\d{1,3}):)?(?P<m>\d\d):(?P<s>\d\d), {1,2}[\d.?]{1,9}(?:s/it|it/s)"
+)
+_SECONDS_A_STEP = re.compile(r"(?<![\d.])(\d{1,5}\.\d\d)s/it")
+_CUT_AGE = re.compile(
+    r"\| {0,2}\d{1,9}/\d{1,9} ?\[(\d{1,3}):(\d\d):(?!\d\d\])"
+    r"|^\s{0,4}(?::|(\d{1,3}):)(\d\d):\d\d<"
+)
+_CUT_LINES = 3  # of a bar: its start with the message, and what follows
 # A loss that is not a number, or is above ten thousand, leads to indices outside every table.
 _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
 # A training's loss, and not that of an evaluation.
@@ -175,9 +192,55 @@ def went_on(reported: Sequence[Step], at: int, rank: int | None) -> bool:
     return False
 
 
-def is_long(before: Sequence[Line]) -> bool:
-    """Return whether the last of these lines report many steps, epochs or minutes."""
-    for line in before[-_LINES:]:
+def _cut_percent(text: str) -> int:
+    """Return how far a bar of steps has come that another message has cut; 0 for any other line."""
+    found = _CUT.match(text) if "%|" in text else None
+    if found is None or not _OF_STEPS.match(found["what"]) or _POSITION.search(text):
+        return 0
+    return int(found["done"])
+
+
+def _age_of_cut(percent: int, text: str) -> float:
+    """Return for how many seconds at least a bar has run that another message has cut.
+
+    Args:
+        percent: that is done; each is held to be a step.
+        text: of the bar's lines.
+    """
+    if left := _LEFT.search(text):
+        hours = int(left["h"] or bool(left["cut"]))
+        left_s = hours * 3600 + int(left["m"]) * 60 + int(left["s"])
+        return left_s * percent / (100 - percent)
+    found = _SECONDS_A_STEP.search(text)
+    return float(found[1]) * percent if found else 0.0
+
+
+def _is_long_cut(lines: Sequence[Line], at: int) -> bool:
+    """Return whether a line is of a bar of many minutes that another message has cut."""
+    text = lines[at].text
+    if found := _CUT_AGE.search(text[-_END_CHARS:]):
+        hours, minutes = found[1] or found[3] or 1, found[2] or found[4]
+        if int(hours) * 3600 + int(minutes) * 60 >= LONG_S:
+            return True
+    percent = _cut_percent(text)
+    if not percent:
+        return False
+    whole = " ".join(line.text[-_END_CHARS:] for line in lines[at : at + _CUT_LINES])
+    return _age_of_cut(percent, whole) >= LONG_S
+
+
+def is_long(before: Sequence[Line], behind: Sequence[Line] = ()) -> bool:
+    """Return whether the last of these lines report many steps, epochs or minutes.
+
+    Args:
+        before: the lines up to a failure.
+        behind: those that follow, where a bar may go on that the failure has cut.
+    """
+    last = before[-_LINES:]
+    cut = [*last, *behind[: _CUT_LINES - 1]]
+    if any(_is_long_cut(cut, at) for at in range(len(last))):
+        return True
+    for line in last:
         text = line.text[-_END_CHARS:]
         if _RESUMED.search(text):
             continue
@@ -199,6 +262,8 @@ def is_early(before: Sequence[Line]) -> bool:
         if _RESUMED.search(text):
             last = 0
             continue
+        if _cut_percent(line.text) > _FIRST_STEPS:
+            return False
         if any(int(a or b) > _FIRST_STEPS for a, b in _EPOCHS.findall(text)):
             return False
         bar = _POSITION.search(text)

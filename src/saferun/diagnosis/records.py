@@ -9,6 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.diagnosis.log_reader import Line
 
 _RECORD_CHARS = 200_000  # a longer line is not unpacked
 _DEPTH = 4  # of nested objects that are looked into
@@ -21,7 +26,7 @@ _WRONG = re.compile(
 _TEXT = re.compile(
     r"(?:message|msg|event|log|text|textpayload|detail|details|reason|error|err|exception|exc|"
     r"exc_info|exc_text|exception\.\w{1,20}|error\.\w{1,20}|traceback|py_callstack|stack|"
-    r"stacktrace|stack_info|stack_trace|extrainfo|jsonpayload|body)\Z",
+    r"stacktrace|stack_info|stack_trace|extrainfo|jsonpayload|body|data)\Z",
     re.I,
 )
 _TRACE = re.compile(r"exc_info|exc_text|trace|stack", re.I)
@@ -29,12 +34,14 @@ _RANK = re.compile(r"(?:global_)?rank\Z", re.I)
 # What a record has beside its text. One with other keys (a step, a loss) is kept as it is.
 _BESIDE = re.compile(
     r"(?:@?timestamp|ts|time|asctime|date|receivetimestamp|insertid|logname|name|logger|logger_name|"
-    r"level|levelname|severity|lvl|loglevel|stream|kubernetes|labels|resource|host|hostname|pid|"
+    r"level|levelname|severity|lvl|loglevel|stream|pipe|kubernetes|labels|resource|host|hostname|pid|"
     r"process|thread|threadname|module|filename|file|line|lineno|funcname|pathname|container|pod|"
     r"namespace|source|(?:global_|local_)?rank|attrs|docker|tag|_p)\Z",
     re.I,
 )
 # The level that a program gave to a line of its own. A collector's level of stderr says nothing.
+# What a runner says of a line of output that is a field of the record, too.
+_NAME_OF_TEXT = re.compile(r"\w{1,20}\Z")
 _LEVELS = {"info": "INFO", "debug": "INFO", "warning": "WARNING", "warn": "WARNING"}
 _OWN_LEVEL = re.compile(r"(?:level|levelname|lvl|loglevel)\Z", re.I)
 _EXCEPTION = re.compile(r"\s{0,20}[\w.]{0,120}(?:Error|Exception)\b[:(]")
@@ -48,6 +55,13 @@ _ESCAPED_LINE = re.compile(
 _ESCAPES = 3  # in a line that holds a text; a line of source may have one
 _BETWEEN = re.compile(r"^['\"], ['\"]")  # two strings of a list
 _STRING = re.compile(r"\s{0,40}(?P<text>\"(?:[^\"\\]|\\.){1,3900}\"),?\s{0,4}$")  # a list's, alone
+# The exception in a record of torch's that is printed over several lines, and the frames below it.
+_MEMBER = re.compile(
+    r'\s{1,20}"message": (?P<text>"[\w.]{1,120}(?:Error|Exception)\b(?:[^"\\]|\\.){0,3900}")'
+    r",?\s{0,4}$"
+)
+_FRAMES = '"py_callstack": ['
+_ABOVE_FRAMES = 3  # lines, at most, from the exception down to them
 _END = re.compile(r'"[\s,}\]]{0,12}$')  # of a record, behind its last text
 _HEAD = "Traceback (most recent call last):"
 
@@ -72,6 +86,28 @@ def unpack(text: str) -> tuple[int | None, list[str]] | None:
     return _unescaped(text)
 
 
+def in_order(lines: list[Line]) -> Sequence[Line]:
+    """Return the lines with the exception of torch's error file below its frames, as Python has it.
+
+    Args:
+        lines: the log's, unpacked. An error file that is printed over several has it above them.
+    """
+    for at in [at for at, line in enumerate(lines) if line.text.endswith(_FRAMES)]:
+        above = range(at - 1, max(-1, at - 1 - _ABOVE_FRAMES), -1)
+        stated = next((row for row in above if _EXCEPTION.match(lines[row].text)), None)
+        if stated is None:
+            continue
+        end = at + 1
+        while (
+            end < len(lines)
+            and lines[end].text.startswith("  ")
+            and lines[end].text.strip(" ,") != "]"
+        ):
+            end += 1
+        lines[stated:end] = [*lines[stated + 1 : end], lines[stated]]
+    return lines
+
+
 def _is_of_text(record: dict[str, object], text: str) -> bool:
     """Return whether a record reports something wrong, or is nothing but a line with its time."""
     beside = all(_TEXT.match(key) or _BESIDE.match(key) for key in record)
@@ -86,7 +122,7 @@ def _unescaped(text: str) -> tuple[int | None, list[str]] | None:
         return None, _bounded([before, *_unlisted(_ESCAPED.split(_END.sub("", trace)))])
     if text.count("\\n") >= _ESCAPES and _ESCAPED_LINE.search(text):
         return None, _bounded(_unlisted(_ESCAPED.split(text.replace('\\"', '"'))))
-    if (found := _STRING.fullmatch(text)) is not None:
+    if (found := _STRING.fullmatch(text) or _MEMBER.fullmatch(text)) is not None:
         with contextlib.suppress(ValueError):
             return None, str(json.loads(found["text"])).splitlines()
     return None
@@ -104,6 +140,8 @@ def _bounded(lines: list[str]) -> list[str]:
 def _lines(record: dict[str, object]) -> list[str]:
     level = next((str(v).lower() for k, v in record.items() if _OWN_LEVEL.match(k)), "")
     texts = _texts(record, _DEPTH)
+    if texts and texts[-1][0] and texts[-1][1].rstrip().rsplit("\n", 1)[-1].startswith(" "):
+        texts.sort(key=lambda item: _EXCEPTION.match(item[1]) is not None)  # behind its frames
     lines = [line for _, text in texts for line in text.splitlines() if line.strip()]
     lines = [part for line in lines for part in (_unescaped(line) or (None, [line]))[1]]
     if level in _LEVELS and lines and not _NO_SENTENCE.match(lines[0]):
@@ -116,6 +154,8 @@ def _texts(record: dict[str, object], depth: int) -> list[tuple[bool, str]]:
     found: list[tuple[bool, str]] = []
     for key, value in record.items():
         if not _TEXT.match(key) and not _holds_lines(value):
+            continue
+        if key == "event" and "data" in record and _NAME_OF_TEXT.match(str(value)):
             continue
         if isinstance(value, list):
             value = "\n".join(item for item in value if isinstance(item, str))

@@ -29,6 +29,7 @@ _SILENT_TO_PEERS = (*_SILENT, *_SIGNALLED)
 _ASKED = ("sigterm-preempted", "sighup-terminal-closed", "interrupted")
 _KILLED = ("killed-from-outside", "host-oom-killed")
 _GONE = ("BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "EOFError")
+_SUMMARY = "ChildFailedError"  # torchrun's: what it lists below was before it
 _COMMUNICATION = ("collective", "rendezvous")  # groups of kinds
 _NO_GPU = "cuda-not-available"
 _OF_GPU = re.compile(r"(?i:\b(?:cuda|gpus?|nvidia)\b)")
@@ -132,7 +133,8 @@ def _killed(best: Explanation, found: Sequence[Explanation]) -> Explanation | No
 
 def _ended(item: Explanation, root_rank: int | None) -> bool:
     """Return whether it is the signal that ended the rank which failed first: that is no echo."""
-    return item.kind in _SIGNALLED and item.raised is None and item.rank == root_rank
+    kind = item.usual or item.kind  # whatever its circumstances call it
+    return kind in _SIGNALLED and item.raised is None and item.rank == root_rank
 
 
 def _reported_before(echo: Explanation, found: Sequence[Explanation]) -> Explanation | None:
@@ -143,6 +145,7 @@ def _reported_before(echo: Explanation, found: Sequence[Explanation]) -> Explana
     echo passes the echo on and does not count.
     """
     earlier = [item for item in found if item.at >= 0 and item.weight > WEIGHTS["hint"]]
+    earlier = [i for i in earlier if i.raised is None or i.raised.name != _SUMMARY]
     if echo.raised:
         earlier = [i for i in earlier if i.raised is None or i.raised.rows[-1] + 1 != echo.at]
     first = min(earlier, key=lambda item: (item.at, -item.weight), default=echo)

@@ -25,7 +25,7 @@ _NAME = r"(?:[A-Za-z_]\w{0,80}\.){0,8}"
 _RAISED = re.compile(
     rf"(?P<type>{_NAME}(?:_?[A-Z]\w{{2,80}}(?:Failed|Hit|Unsupported|Missing|Resources|ProcessPool)"
     r"|(?:_?[A-Z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Abort|Pruned|Exhausted|Conflict|Invalid"
-    r"|NotFound|Expired|Cancelled|Denied|Mismatch\w{0,30})))(?P<args>\((?:['\"].{0,3900})?\)?)?"
+    r"|NotFound|Expired|Cancelled|Denied|Mismatch\w{0,30}))\b)(?P<args>\((?:['\"].{0,3900})?\)?)?"
     r"(?P<colon>:(?=\s|$))?(?P<message>.*)"
 )
 _ANY_NAME = re.compile(rf"(?P<type>{_NAME}[A-Za-z_]\w{{0,80}})(?P<colon>:(?=\s|$))?(?P<message>.*)")
