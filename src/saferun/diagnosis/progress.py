@@ -83,7 +83,6 @@ _OVER = re.compile(
 )
 _NUMBERS = re.compile(r"\d+", re.ASCII)
 _FORM = dict.fromkeys(map(ord, "123456789"), "0")
-_LINE_ENDS = re.compile(r"[\r\n]+")
 
 
 class Step(NamedTuple):
@@ -127,8 +126,8 @@ def _series(output: bytes) -> Iterator[tuple[int, int]]:
     """Return the first and the largest number of each series that counts upwards."""
     ends: dict[str, tuple[int, int]] = {}
     known: dict[str, tuple[int, int, str] | None] = {}  # of lines alike but for their digits
-    text = output.decode("latin-1")
-    alike = zip(_LINE_ENDS.split(text), _LINE_ENDS.split(text.translate(_FORM)), strict=True)
+    text = output.decode("latin-1").replace("\r", "\n")  # an empty line has no counter
+    alike = zip(text.split("\n"), text.translate(_FORM).split("\n"), strict=True)
     for line, form in alike:
         if form not in known:
             known[form] = _counter(form[:_START_CHARS])
