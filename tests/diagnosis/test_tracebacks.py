@@ -7,6 +7,8 @@ from __future__ import annotations
 import pytest
 from job_logs import TRACEBACK, diagnose
 
+from saferun.diagnosis import log_reader, tracebacks
+
 
 def test_a_table_of_exceptions_names_is_not_an_exception():
     assert diagnose("KeyError        3\nValueError      12\n").kind == "unknown"
@@ -16,6 +18,33 @@ def test_frames_alone_are_not_the_most_telling_line():
     frames = '  File "/w/a.py", line 3, in start\n    begin(x)\n'
     found = diagnose("the loader failed to start\n" + frames)
     assert (found.kind, found.root_line) == ("unknown", "the loader failed to start")
+
+
+CUT = '  File "/w/a.py", line 3, in f\n    raise ValueError(\n'
+BOX = "│ /w/a.py:12 in f │\n│ ❱ 12 │   raise ValueError( │\n│   13 │   x │\n"
+HEADED = "╭── Traceback (most recent call last) ──╮\n"
+# A log, and of its exceptions: the line, the type, whether a traceback stood above, the text.
+EXCEPTIONS = {
+    "a program's line below frames": (TRACEBACK + "wandb: syncing\n", (2, "", True, "main()")),
+    "frames, cut": (TRACEBACK + "\n", (2, "", True, "main()")),
+    "a raise without its head, cut": (CUT + "\n\n", (1, "ValueError", False, "raise ValueError(")),
+    "a box without its head, cut": (BOX, (1, "ValueError", False, "❱ 12 │   raise ValueError(")),
+    "a box, cut": (HEADED + BOX, (2, "ValueError", False, "❱ 12 │   raise ValueError(")),
+    "what any program prints": ("Error: no\nusage: -x\n", (0, "Error", False, "Error: no")),
+    "quoted": ('bad: AException("b")\n', (0, "AException", False, 'bad: AException("b")')),
+    "a call below frames": (TRACEBACK + "KeyError('x') in f", (3, "KeyError", True, "KeyError('x') in f")),
+    "a name alone": ("KeyError\n", (0, "KeyError", False, "KeyError")),
+    "Rust": ("thread 'm' panicked at a.rs:3:5:\nb\n", (1, "panic", False, "panicked at a.rs:3:5: b")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("log", "one"), EXCEPTIONS.values(), ids=EXCEPTIONS)
+def test_where_an_exception_stands_and_what_it_says(log, one):
+    found = tracebacks.find(log_reader.of_text(log).lines)
+    assert [(r.at, r.type, r.headed, r.text) for r in found.raised] == [one]
+    assert isinstance(found.raised[0].frames, str)
+    assert one[1] != "ValueError" or one[0] not in found.framed
+    assert diagnose(log, exit_code=1).root_line
 
 
 def test_interleaved_ranks_are_read_apart():
@@ -29,7 +58,7 @@ def test_interleaved_ranks_are_read_apart():
 
 
 def test_a_message_that_begins_on_the_next_line_is_in_the_root_line():
-    log = TRACEBACK + "RuntimeError: \n        ====\n        An attempt has been made to start\n"
+    log = TRACEBACK + "RuntimeError: \n  ====\n  An attempt has been made to start\n  Then more\n"
     assert diagnose(log).root_line == "RuntimeError: An attempt has been made to start"
 
 
