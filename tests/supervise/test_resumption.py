@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from saferun.system import checkpoints
 
 ENDED = Ended(9, 1000.0, 600.0, b"", b"", True, (), False, "job", 0, ())
 FAILED = Try(1, 137, 600.0, 600.0, "segfault", "retry", last_step=30)
+FULL = SimpleNamespace(f_favail=9, f_files=9, f_bavail=0, f_frsize=4096)
 ARGS = 'retry.resume.args=["--from={step}"]'
 
 
@@ -29,7 +31,7 @@ class Desk:
         self.said: list[str] = []
         home = {"HOME": str(folder), "PATH": os.environ["PATH"], **environ}
         argv = ["--profile=cpu", "--set=launcher=python", f"--set={args}"]
-        argv += [f"--set=retry.resume.checkpoints={self.out}/ckpt-*.bin", *sets, "t.py"]
+        argv += ["--set=retry.resume.checkpoints={HOME}/out/ckpt-*.bin", *sets, "t.py"]
         self.gathered = inputs.look(request.read(argv, home), home, str(folder))
         self.plan = self.gathered.plan()
         self.environ = home
@@ -78,10 +80,10 @@ def test_a_job_that_slurm_runs_once_more_goes_on_at_its_first_attempt(tmp_path, 
 
 
 def test_the_plan_of_a_second_attempt_now_takes_what_lies_there(tmp_path):
-    desk = Desk(tmp_path)
+    desk = Desk(tmp_path, '--set=retry.resume_args=["--again"]')
     desk.save(40, 500.0)
     plan = resumption.resumed_now(desk.gathered, desk.said.append)
-    assert (desk.plan.script_args, plan.script_args) == ((), ("--from=40",))
+    assert (desk.plan.script_args, plan.script_args) == ((), ("--from=40", "--again"))
     bare = Desk(tmp_path / "out", "--set=retry.resume.checkpoints=")
     assert resumption.resumed_now(bare.gathered, desk.said.append) is None
 
@@ -96,6 +98,21 @@ def test_what_is_not_complete_or_gives_no_step_is_passed_over_and_said_once(desk
         f"{empty} is passed over: it is empty",
         f"{nameless} is passed over: {{step}} in retry.resume.args has no value",
     ]
+
+
+def test_a_checkpoint_of_fewer_ranks_than_the_job_has_is_not_complete(desk):
+    folder = desk.out / "ckpt-20.bin"
+    folder.mkdir()
+    for name in ("model.bin", "random_states_0.pkl"):
+        (folder / name).write_bytes(b"weights of it")
+    found = []
+    for processes in ("1", "2"):
+        options = desk.plan.options._replace(processes=processes)
+        first = desk.plan._replace(launcher="torchrun", options=options)
+        environ = {**desk.environ, "SLURM_RESTART_COUNT": "1"}
+        run = Resumption(desk.gathered._replace(environ=environ), first, desk.said.append)
+        found.append(run.checkpoint(1))
+    assert [one and one.step for one in found] == [20, None]
 
 
 def test_a_failure_costs_what_came_after_the_checkpoint_and_the_next_attempt_says_so(desk):
@@ -146,9 +163,13 @@ def test_one_that_cannot_be_loaded_is_left_for_the_one_before_until_it_is_writte
     assert run.judged(steps, plan, ENDED)[1].steps == 10
 
 
-def test_a_full_disk_with_room_again_is_tried_again(desk):
+def test_a_full_disk_with_room_again_is_tried_again(tmp_path, monkeypatch):
+    desk = Desk(tmp_path, "--set=retry.backoff_s=[0, 0]")
     full = FAILED._replace(kind="disk-full")
     assert desk.run().judged(full, desk.plan, ENDED)[0].has_room
+    monkeypatch.setattr(os, "statvfs", lambda folder: FULL)
+    assert not desk.run().judged(full, desk.plan, ENDED)[0].has_room
+    assert desk.said == [f"no room for a checkpoint in {desk.out}: waiting for it, up to 0 s"]
     several = desk.plan._replace(options=desk.plan.options._replace(nodes=2))
     assert not desk.run().judged(full, several, ENDED)[0].has_room
 
