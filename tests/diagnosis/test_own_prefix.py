@@ -49,6 +49,7 @@ SHOWN = {
     "two frames": ["n> " + FRAME.format(n) for n in (1, 2)],
     "a head and the line below it": ["n> " + TRACEBACK[0], "n> x"],
     "a number in front": [f"{n}> " + FRAME.format(n) for n in (9, 10)],
+    "aligned numbers in front": [f"{n:3d}> " + FRAME.format(n) for n in (99, 100)],
     "aligned numbers": [f"n {n:3d}> " + FRAME.format(n) for n in (9, 10)],
 }
 

@@ -20,7 +20,10 @@ LOGS = {
     "a command of a shell before any end": ("a\n+ torchrun t.py\nb\nKilled", 0),
     "a shell's trace of a restart": ("a\nwill restart worker group\nb\n+ torchrun t.py\nc", 2),
     "a word that ends nothing": ("loading 1\nwe Killed it\nloading 2\nb", 0),
-    "the first lines after three steps": ("a 1\nKilled" + STEPS.format(1, 2, 3) + "\na 2\nb", 2),
+    "the first lines after three steps": (
+        "load 1\nKilled" + STEPS.format(1, 2, 3) + "\nload 2\nb",
+        2,
+    ),
     "frames that are the first lines again": (f"{FRAMES}Killed\nb\n{FRAMES}c", 0),
     "three steps": ("a\nKilled" + STEPS.format(1, 2, 3) + "\nlast words", 2),
     "two steps": ("a\nKilled" + STEPS.format(1, 1, 2), 0),
