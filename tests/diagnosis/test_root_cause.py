@@ -107,19 +107,6 @@ def test_the_first_of_two_signals_is_the_one_that_asked():
     assert diagnose(log).kind == "sigterm-preempted"
 
 
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("CUDA error: an illegal memory access was encountered", "CUDA error: an illegal"),
-        (FULL_CARD.partition(": ")[2].replace("23.64", "80.00"), "CUDA out of memory"),
-        ("wait timeout after 1000ms, keys: /a", "wait timeout"),
-    ],
-)
-def test_the_line_is_the_one_that_states_the_kind_and_not_the_first(message, line):
-    log = f"{TRACEBACK}torch.distributed.DistStoreError: lost\n{message}\nmore"
-    assert diagnose(log).root_line.startswith(line)
-
-
 def test_an_exception_before_a_failure_that_stops_is_not_the_root():
     log = TRACEBACK + "KeyError: 'x'\n" + output(30) + TRACEBACK + FULL_CARD + "\n"
     assert diagnose(log).kind == "cuda-oom"
