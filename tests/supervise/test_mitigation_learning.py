@@ -37,7 +37,7 @@ def test_a_history_that_cannot_be_written_costs_one_line(tmp_path, monkeypatch, 
     learn({"HOME": str(tmp_path / "file")}, monkeypatch)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("saferun: what helped is not kept for the next run: ")
-    assert line.endswith(": Not a directory")
+    assert line.endswith(": its directory cannot be used")
 
 
 def gathered_for(folder: Path, *words: str) -> inputs.Gathered:
