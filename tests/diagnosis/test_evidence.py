@@ -29,12 +29,14 @@ ERROR_FILE = json.dumps(
         (ERROR_FILE, 1754040000.25, "KeyError: 'a'"),
         ('{"message": "plain text"}', None, "plain text"),
         ('{"message": {"extraInfo": 3}}', None, ""),
+        ('{"message": {"message": "a", "extraInfo": {"timestamp": "17"}}}', 17.0, "a"),
         ("{", None, ""),
         ("[]", None, ""),
         (None, None, ""),
     ],
-    ids=["complete", "text only", "odd", "cut", "a list", "no file"],
+    ids=["complete", "text only", "odd", "an older torch", "cut", "a list", "no file"],
 )
 def test_an_error_file_is_read_as_far_as_it_can_be(content, time_s, message):
     found = evidence.rank_failure(2, 1, content)
     assert (found.rank, found.exit_code, found.time_s, found.message) == (2, 1, time_s, message)
+    assert found.traceback == (f"{TRACEBACK}KeyError: 'a'\n" if content == ERROR_FILE else "")

@@ -78,4 +78,5 @@ def test_what_people_read_is_bounded():
     log = "".join(f"ValueError: bad {'x' * n}\nthen\n" for n in range(200))
     shown = list(as_lines(explained(log)))
     assert len(shown) < 100
+    assert shown[0] == "what weighed, the heaviest first:"
     assert any("more (all with --json)" in line for line in shown)

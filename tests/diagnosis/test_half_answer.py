@@ -67,6 +67,9 @@ def test_a_sign_that_nearly_fits_is_named_with_what_speaks_against_it():
     (near,) = found.nearest
     assert (near.kind, near.line) == ("nccl-ib-error", 1)
     assert "as information" in near.against
+    assert failure_report.half_answer(found) == [
+        f"nearest is nccl-ib-error; against it: {near.against} (line 1)"
+    ]
 
 
 def test_a_line_that_shares_most_words_of_a_phrase_is_near():

@@ -44,6 +44,27 @@ def test_lines_without_the_prefix_stay_as_they_are():
     assert [line.text for line in log.lines] == ["step 1", *TRACEBACK, "node: done"]
 
 
+FRAME = '  File "/w/fit.py", line {}, in main'
+SHOWN = {
+    "two frames": ["n> " + FRAME.format(n) for n in (1, 2)],
+    "a head and the line below it": ["n> " + TRACEBACK[0], "n> x"],
+    "a number in front": [f"{n}> " + FRAME.format(n) for n in (9, 10)],
+    "aligned numbers in front": [f"{n:3d}> " + FRAME.format(n) for n in (99, 100)],
+    "aligned numbers": [f"n {n:3d}> " + FRAME.format(n) for n in (9, 10)],
+}
+
+
+@pytest.mark.parametrize("rows", SHOWN.values(), ids=SHOWN)
+def test_a_prefix_is_shown_by_two_frames_or_a_head_with_what_follows(rows):
+    bare = [row.partition("> ")[2] for row in rows]
+    assert [line.text for line in log_reader.of_text("\n".join(rows)).lines] == bare
+
+
+@pytest.mark.parametrize("rows", [[f"n> {TRACEBACK[0]}", "x"], ["n> " + FRAME.format(1)]])
+def test_a_single_line_shows_none(rows):
+    assert [line.text for line in log_reader.of_text("\n".join(rows)).lines] == rows
+
+
 def test_the_raw_lines_keep_their_prefix():
     log = log_reader.of_text(carried(TRACEBACK, "node07> "))
     assert log.lines[3].raw == "node07> KeyError: 'mask'"

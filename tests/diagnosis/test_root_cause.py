@@ -83,10 +83,28 @@ def test_the_rank_that_ended_first_explains_what_its_peers_saw(echo, code, kind)
 # --- what the job survived -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [0, 30])
-def test_a_failure_that_the_job_went_on_from_is_not_the_root(steps):
-    log = FULL_CARD + "\n" + output(steps) + TRACEBACK + "IndexError: list index out of range\n"
-    assert diagnose(log).kind == ("user-exception" if steps else "cuda-oom")
+@pytest.mark.parametrize(
+    ("between", "kind"),
+    [
+        ("", "cuda-oom"),
+        ("frame #3: at::x() + 0x4\n" * 30, "cuda-oom"),
+        (output(30), "user-exception"),
+    ],
+)
+def test_a_failure_that_the_job_went_on_from_is_not_the_root(between, kind):
+    log = FULL_CARD + "\n" + between + TRACEBACK + "IndexError: list index out of range\n"
+    assert diagnose(log).kind == kind
+
+
+def test_a_warning_explains_the_crash_that_only_the_exit_status_shows():
+    log = "NVIDIA X is not compatible with the current PyTorch installation.\n"
+    assert diagnose(log, exit_code=-11).kind == "cuda-no-kernel-image"
+
+
+def test_the_first_of_two_signals_is_the_one_that_asked():
+    asked = "api.py:1] Received {} death signal, shutting down workers\n"
+    log = asked.format(15) + asked.format(2) + TRACEBACK + "KeyError: 'x'\n"
+    assert diagnose(log).kind == "sigterm-preempted"
 
 
 def test_an_exception_before_a_failure_that_stops_is_not_the_root():

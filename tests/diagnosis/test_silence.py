@@ -125,7 +125,7 @@ def test_time_in_which_nobody_looked_is_no_silence():
 
 def stack(*frames: str) -> str:
     other = 'Thread 0x01 (most recent call first):\n  File "/w/loader.py", line 1 in run\n\n'
-    return f"{other}Current thread 0x02 (most recent call first):\n{''.join(frames)}"
+    return f"{other}Current thread 0x02 (most recent call first):\n{''.join(frames)}\n{other}"
 
 
 def odd(states: str, stacks: dict[int, str], *, gone: int | None = None, cores: float = 0.0):
@@ -171,7 +171,7 @@ def test_the_worker_that_a_rank_waits_for_is_shown_and_no_idle_one():
     told = "its worker (pid 7) waits in futex, at /w/data.py:7 in load"
     assert found[1].helpers == (told, "its worker (pid 9) is stopped, by a signal or a debugger")
     assert f"    {told}" in report(found, "20 s")
-    assert told in cause(found).line
+    assert cause(found).line == f"waits in futex_do_wait at /w/train.py:12 in step; {told}"
 
 
 def test_the_frame_shown_is_none_of_our_own():
@@ -233,6 +233,7 @@ def test_the_cause_is_the_rank_that_is_elsewhere_or_a_mismatch_of_collectives():
 
 def test_py_spys_frames_are_those_of_faulthandler():
     spied = 'Thread 7 (idle): "MainThread"\n    C++ (libc.so)\n    Trainer.update (/w/t.py:9)\n'
+    spied += 'Thread 8 (idle): "loader"\n    run (/w/loader.py:1)\n'
     assert from_py_spy(spied) == '  File "/w/t.py", line 9 in update\n'
     spied = spied.replace("Trainer.update", "main.<locals>.<lambda>")
     assert from_py_spy(spied) == '  File "/w/t.py", line 9 in <lambda>\n'
@@ -242,6 +243,7 @@ def test_the_report_has_those_who_are_elsewhere_first_and_is_short():
     found, _ = odd("S" * 30 + "T", {})
     lines = report(found, "20 s")
     assert len(lines) <= 15
-    assert "rank 30 (pid 130) is stopped" in lines[1]
-    assert lines[1].endswith("<- elsewhere")
+    stopped = "is stopped, by a signal or a debugger"
+    assert lines[1] == f"  rank 30 (pid 130) {stopped}  <- elsewhere"
+    assert report(found, "")[0] == "where the ranks are:"
     assert lines[-1] == "  and 19 more"

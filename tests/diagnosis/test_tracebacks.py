@@ -7,6 +7,8 @@ from __future__ import annotations
 import pytest
 from job_logs import TRACEBACK, diagnose
 
+from saferun.diagnosis import log_reader, tracebacks
+
 
 def test_a_table_of_exceptions_names_is_not_an_exception():
     assert diagnose("KeyError        3\nValueError      12\n").kind == "unknown"
@@ -16,6 +18,54 @@ def test_frames_alone_are_not_the_most_telling_line():
     frames = '  File "/w/a.py", line 3, in start\n    begin(x)\n'
     found = diagnose("the loader failed to start\n" + frames)
     assert (found.kind, found.root_line) == ("unknown", "the loader failed to start")
+
+
+CUT = '  File "/w/a.py", line 3, in f\n    raise ValueError(\n'
+BOX = "│ /w/a.py:12 in f │\n│ ❱ 12 │   raise ValueError( │\n│   13 │   x │\n"
+RANKED = "[rank1]: " + (TRACEBACK + "KeyError: a").replace("\n", "\n[rank1]: ")
+HEADED = "╭── Traceback (most recent call last) ──╮\n"
+# A log, and of its exceptions: the line, the type, whether a traceback stood above, the text.
+EXCEPTIONS = {
+    "a program's line below frames": (TRACEBACK + "loader: syncing\n", (2, "", True, "main()")),
+    "frames, cut": (TRACEBACK + "\n", (2, "", True, "main()")),
+    "a raise without its head, cut": (CUT + "\n\n", (1, "ValueError", False, "raise ValueError(")),
+    "a box without its head, cut": (BOX, (1, "ValueError", False, "❱ 12 │   raise ValueError(")),
+    "a box, cut": (HEADED + BOX, (2, "ValueError", False, "❱ 12 │   raise ValueError(")),
+    "what any program prints": ("Error: no\nusage: -x\n", (0, "Error", False, "Error: no")),
+    "quoted": ('bad: AException("b")\n', (0, "AException", False, 'bad: AException("b")')),
+    "a call below frames": (TRACEBACK + "KeyError('x') in f", (3, "KeyError", True, "KeyError('x') in f")),
+    "a name alone": ("KeyError\n", (0, "KeyError", False, "KeyError")),
+    "a quoted error": ('bad: AError("b")\n', (0, "AError", False, 'bad: AError("b")')),
+    "a name without its newline": ("KeyErrorKeyError: a", (0, "KeyError", False, "KeyErrorKeyError: a")),
+    "an indented message": ("KeyError: a\n    b", (0, "KeyError", False, "KeyError: a\nb")),
+    "a rank's": (RANKED, (3, "KeyError", True, "KeyError: a")),
+    "below frames without a head": (CUT + "x\n" + TRACEBACK + "KeyError: a", (6, "KeyError", True, "KeyError: a")),
+    "two, the first cut": (TRACEBACK * 2 + "KeyError: a", (2, "", True, "main()"), (6, "KeyError", True, "KeyError: a")),
+    "Rust": ("thread 'm' panicked at a.rs:3:5:\nb\n", (1, "panic", False, "panicked at a.rs:3:5: b")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("log", "ones"), [(log, ones) for log, *ones in EXCEPTIONS.values()], ids=EXCEPTIONS
+)
+def test_where_an_exception_stands_and_what_it_says(log, ones):
+    found = tracebacks.find(log_reader.of_text(log).lines)
+    assert [(r.at, r.type, r.headed, r.text) for r in found.raised] == ones
+    assert [(type(r.frames), r.background) for r in found.raised] == [(str, False)] * len(ones)
+    assert all(kind != "ValueError" or at not in found.framed for at, kind, _, _ in ones)
+    assert diagnose(log, exit_code=1).root_line
+
+
+def test_of_many_exceptions_the_first_and_the_last_are_kept():
+    most = tracebacks.MOST
+    log = log_reader.of_text("".join(f"KeyError: {n}\n" for n in range(3 * most)))
+    found = [int(raised.text.split()[1]) for raised in tracebacks.find(log.lines).raised]
+    assert found == [*range(most), *range(2 * most, 3 * most)]
+
+
+def test_a_panic_is_of_its_rank():
+    log = log_reader.of_text("[rank3]: thread 'main' panicked at a.rs:3:5:\n[rank3]: b\n")
+    assert [raised.rank for raised in tracebacks.find(log.lines).raised] == [3]
 
 
 def test_interleaved_ranks_are_read_apart():
@@ -29,7 +79,7 @@ def test_interleaved_ranks_are_read_apart():
 
 
 def test_a_message_that_begins_on_the_next_line_is_in_the_root_line():
-    log = TRACEBACK + "RuntimeError: \n        ====\n        An attempt has been made to start\n"
+    log = TRACEBACK + "RuntimeError: \n  ====\n  An attempt has been made to start\n  Then more\n"
     assert diagnose(log).root_line == "RuntimeError: An attempt has been made to start"
 
 

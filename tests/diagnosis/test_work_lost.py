@@ -12,13 +12,15 @@ from saferun.model import Checkpoint
     ("checkpoint", "s", "steps"),
     [
         (None, 600.0, 130),
-        (Checkpoint("out/checkpoint-100", 100, 1480.0), 120.0, 30),
-        (Checkpoint("out/epoch_3", 3, 1480.0), 120.0, None),
+        (Checkpoint("out/checkpoint-100", 100, 1480.06), 119.9, 30),
+        (Checkpoint("out/step/epoch_3", 3, 1480.0), 120.0, None),
         (Checkpoint("out/epoch=3-step=100.ckpt", 100, 1480.0), 120.0, 30),
         (Checkpoint("out/ckpt.pt", -1, 1480.0), 120.0, None),
         (Checkpoint("out/checkpoint-100", 100, 500.0), 600.0, 30),
         (Checkpoint("out/checkpoint-100", 100, 9000.0), 0.0, 30),
         (Checkpoint("out/checkpoint-900", 900, 1480.0), 120.0, None),
+        (Checkpoint("out/checkpoint-0", 0, 1480.0), 120.0, 130),
+        (Checkpoint("out/checkpoint-130", 130, 1480.0), 120.0, 0),
     ],
     ids=[
         "all of it",
@@ -29,24 +31,32 @@ from saferun.model import Checkpoint
         "not more than the attempt",
         "a file server ahead of us",
         "a number beyond the steps",
+        "before the first step",
+        "at the last step",
     ],
 )
 def test_lost_is_what_came_after_the_checkpoint(checkpoint, s, steps):
     found = lost(130, 1000.0, 600.0, checkpoint, gpus=8)
     assert (found.s, found.steps) == (s, steps)
+    assert found.checkpoint == (checkpoint.path if checkpoint else "")
     assert found.gpu_hours == pytest.approx(s * 8 / 3600, abs=1e-4)
+    assert found.gpu_hours == round(found.gpu_hours, 4)
 
 
 def test_the_best_interval_is_near_youngs_and_never_longer_than_the_time_between_failures():
     assert interval_s(60.0, 86400.0) == pytest.approx((2 * 60 * 86400) ** 0.5, rel=0.03)
-    assert interval_s(500.0, 100.0) == 100.0
+    assert interval_s(100.0, 100.0) == pytest.approx(82.6, abs=0.1)
+    assert interval_s(200.0, 100.0) == interval_s(500.0, 100.0) == 100.0
 
 
 def test_an_interval_is_suggested_after_enough_failures_and_where_it_is_another():
     hourly = [0.0, 3600.0, 7200.0]
-    assert better_interval_s([7200.0] * 3, [10.0], hourly) == pytest.approx(372, abs=1)
+    assert better_interval_s([7200.0] * 3, [2.0, 1.0, 10.0, 12.0, 11.0], hourly) == pytest.approx(
+        372, abs=1
+    )
     assert better_interval_s([7200.0] * 2, [10.0], hourly) is None
     assert better_interval_s([7200.0] * 3, [10.0], [0.0, 400.0, 800.0]) is None
     assert better_interval_s([7200.0] * 3, [10.0], [0.0, 10.0, 20.0]) is not None
     assert better_interval_s([7200.0] * 3, [], hourly) is None
+    assert better_interval_s([7200.0] * 3, [0.0], hourly) is None
     assert better_interval_s([7200.0] * 3, [10.0], hourly[:1]) is None

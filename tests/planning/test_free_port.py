@@ -60,6 +60,19 @@ def test_the_option_that_moves_the_port_depends_on_the_rendezvous():
     check_cases(RENDEZVOUS, check)
 
 
+@pytest.mark.parametrize(
+    ("argv", "host"),
+    [
+        ((), ""),
+        (("--master-addr=node1",), "node1"),
+        (("--rdzv-endpoint=[::1]:29500", "--master-addr=node1"), "::1"),
+        (("--rdzv-endpoint=node2",), "node2"),
+    ],
+)
+def test_ranks_meet_at_the_endpoint_or_the_master(argv, host):
+    assert mitigation_overlay.meeting_host(here(*argv, "t.py")) == host
+
+
 SCRIPTS = [
     ("t.py",),
     ("t.py", "--master-port", "5"),

@@ -61,7 +61,7 @@ def rank_failure(rank: int | None, exit_code: int | None, content: str | None) -
         content: the file's text; None without a file. Broken JSON leaves the message empty.
     """
     try:
-        message = json.loads(content or "null")["message"]
+        message = json.loads(content or "")["message"]
     except (ValueError, TypeError, KeyError):
         return RankFailure(rank=rank, exit_code=exit_code)
     if not isinstance(message, dict):

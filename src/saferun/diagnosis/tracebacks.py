@@ -213,12 +213,14 @@ class _Stream:
 
     def _framed(self, at: int, text: str) -> None:
         """Keep a line of the traceback's: at most half of FRAME_LINES from its start and end."""
+        self._reader.framed.add(at)
+        if not text.strip():
+            return
         if len(self._frames) >= FRAME_LINES:
             del self._frames[FRAME_LINES // 2]
         self._frames.append(text)
         if "│" not in text or _POINTER in text[:6]:  # of a box, the line that failed
             self._framed_at = at
-        self._reader.framed.add(at)
 
     def end(self) -> None:
         """Hand over what the end of the log cut short.

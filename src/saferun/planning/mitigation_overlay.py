@@ -357,7 +357,7 @@ def _merged(
     name: str, made: Mapping[str, Setting], environ: Mapping[str, str], mitigation: Setting
 ) -> Setting:
     """Return a list variable, set by saferun or exported, with a mitigation's items merged in."""
-    older = made[name].value if name in made else environ.get(name, "")
+    older = made[name].value if name in made else environ.get(name)
     origin = made[name].origin if name in made else "exported" if older else ""
     if not older:
         return mitigation
