@@ -116,6 +116,9 @@ PROGRAMS = {
     ),
     "deepspeed": Program("deepspeed_job.py", ("--save={place}/out",), "resume-deepspeed"),
     "torchtitan": Program("torchtitan_cpu.py", TITAN, "resume-torchtitan"),
+    "torchtitan-async": Program(
+        "torchtitan_cpu.py", (*TITAN, "--checkpoint.async_mode=async"), "resume-torchtitan"
+    ),
     "nanogpt-own": Program("train.py", NANOGPT, "resume-nanogpt", own="nanoGPT", last=ITER),
     "nanogpt-own-python": Program(
         "train.py", NANOGPT, "resume-nanogpt", ("launcher=python",), "nanoGPT", 1, ITER
