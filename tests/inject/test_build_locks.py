@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from interpreters import Interpreters
 
@@ -52,3 +54,10 @@ def test_a_lock_of_nobody_known_is_kept(
     lock.write_text(content)
     assert interpreters.run(argv=(script,), hooks={}).out == "False\n"
     assert lock.read_text() == content
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
+def test_a_lock_of_another_user_is_kept(interpreters: Interpreters, script: str) -> None:
+    assert interpreters.run(argv=(script, "die"), hooks={}).code == -9
+    os.chown(interpreters.folder / "lock", 65534, 65534)
+    assert interpreters.run(argv=(script,), hooks={}).out == "False\n"

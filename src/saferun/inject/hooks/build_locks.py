@@ -6,8 +6,8 @@ builds leaves it, and the ranks of the next attempt wait for it for ever
 (https://github.com/pytorch/pytorch/issues/189245).
 Delete when the oldest torch here builds under a lock that the kernel frees.
 
-The owner is written into the file. A lock of nobody known, of another machine or of a container
-apart is left as it is.
+The owner is written into the file. A lock of nobody known, of another machine, of a container apart
+or of another user (whose processes `hidepid` hides) is left as it is.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ def _removed(path: str) -> bool:
         pid = owner.rpartition(" pid ")[2].partition(" ")[0]
         if not pid.isdecimal() or _place() != owner.partition(" pid ")[0]:
             return False
+        if os.stat(path).st_uid != os.geteuid():
+            return False
         if _owner(int(pid)) == owner:
             return False
         os.unlink(path)
@@ -87,5 +89,10 @@ def _owner(pid: int) -> str:
 
 
 def _place() -> str:
+    """Return where a pid and a time of start mean the same: a boot, and its namespaces."""
     with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"saferun {file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+        boot = file.read().strip()
+    paths = ("/proc/self/ns/pid", "/proc/self/ns/time")  # Linux before 5.6 has no second one
+    return " ".join(
+        ["saferun", boot, *(os.readlink(path) for path in paths if os.path.exists(path))]
+    )
