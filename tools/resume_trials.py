@@ -79,6 +79,15 @@ NANOCHAT = (
     *("--num-iterations=40", "--save-every=5", "--eval-every=-1", "--core-metric-every=-1"),
     "--sample-every=-1",
 )
+TITAN = (
+    *("--job.dump_folder={place}/out", "--model.name=small", "--model.flavor=small"),
+    *("--training.dataset=rows", "--training.seq_len=32", "--training.local_batch_size=2"),
+    *("--training.steps=60", "--parallelism.data_parallel_replicate_degree=2"),
+    *("--parallelism.data_parallel_shard_degree=1", "--activation_checkpoint.mode=none"),
+    *("--checkpoint.enable", "--checkpoint.interval=5", "--checkpoint.keep_latest_k=3"),
+    *("--metrics.log_freq=1", "--debug.seed=5", "--lr_scheduler.warmup_steps=5"),
+    "--training.mixed_precision_param=float32",
+)
 STEP = r"step \d+/\d+ \([\d.]+%\) \| loss: [\d.]+"
 ITER = r"iter \d+: loss [\d.]+"
 PROGRAMS = {
@@ -106,6 +115,10 @@ PROGRAMS = {
         "resume-lightning",
     ),
     "deepspeed": Program("deepspeed_job.py", ("--save={place}/out",), "resume-deepspeed"),
+    "torchtitan": Program("torchtitan_cpu.py", TITAN, "resume-torchtitan"),
+    "torchtitan-async": Program(
+        "torchtitan_cpu.py", (*TITAN, "--checkpoint.async_mode=async"), "resume-torchtitan"
+    ),
     "nanogpt-own": Program("train.py", NANOGPT, "resume-nanogpt", own="nanoGPT", last=ITER),
     "nanogpt-own-python": Program(
         "train.py", NANOGPT, "resume-nanogpt", ("launcher=python",), "nanoGPT", 1, ITER
@@ -207,6 +220,7 @@ def started(
     found = f"{os.path.dirname(options.python)}:{os.path.dirname(sys.executable)}"
     env = {"PATH": f"{found}:/usr/sbin:/usr/bin:/sbin:/bin", "NANOCHAT_BASE_DIR": str(place)}
     env |= {"PYTHONPATH": str(ROOT / "src"), "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+    env |= {"TORCH_EXTENSIONS_DIR": str(place.parent / "extensions")}  # compiled once
     env |= {"SLURM_RESTART_COUNT": str(queued)} if queued else {}
     if one.own:
         env |= {"TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": f"{ROOT / 'src'}:{JOBS / 'no_cuda'}"}

@@ -123,6 +123,23 @@ def test_deepspeeds_tag_counts_once_the_file_latest_names_it_or_a_later_one(writ
     assert (checkpoints.problem(ten), checkpoints.problem(twenty)) == ("", "")
 
 
+def test_where_deepspeeds_file_latest_was_cut_only_the_tag_written_last_is_in_doubt(
+    written, tmp_path
+):
+    content = written["ckpt.pt"].read_bytes()
+    for second, tag in enumerate(("global_step10", "global_step30", "global_step20")):
+        (tmp_path / tag).mkdir()
+        states = tmp_path / tag / "mp_rank_00_model_states.pt"
+        states.write_bytes(content)
+        os.utime(states, (second, second))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "later").touch()
+    (tmp_path / "latest").touch()
+    assert checkpoints.problem(str(tmp_path / "global_step10")) == ""
+    assert checkpoints.problem(str(tmp_path / "global_step30")) == ""
+    assert "`latest` is empty" in checkpoints.problem(str(tmp_path / "global_step20"))
+
+
 def test_shards_that_an_index_names_must_be_there(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))

@@ -19,6 +19,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torch.distributed.distributed_c10d": ("init", "order"),
     "torch.distributed.rendezvous": ("restarts",),
     "torch.distributed.device_mesh": ("shards",),
+    "torch.utils.file_baton": ("build_locks",),
     "torch.utils.data._utils.signal_handling": ("excepthook",),
     "torch.utils.data.dataloader": ("order", "shards"),
     "torchdata.stateful_dataloader.stateful_dataloader": ("shards",),

@@ -190,6 +190,9 @@ def _library_problem(folder: str) -> str:
 def _deepspeed_problem(folder: str) -> str:
     """Judge one tag: DeepSpeed names it in `latest`, beside it, when every rank has written.
 
+    A kill while `latest` is written leaves it empty. A save begins when the one before is finished
+    on every rank, so that the tag written last is the only one in doubt.
+
     https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/engine.py
     """
     try:
@@ -197,6 +200,11 @@ def _deepspeed_problem(folder: str) -> str:
             latest = file.read(4096).strip()
     except OSError:
         return "no file `latest` names it, which DeepSpeed writes last"
+    if not latest:
+        name = re.sub(r"\d+", "*", glob.escape(os.path.basename(folder)))
+        tags = glob.glob(os.path.join(glob.escape(os.path.dirname(folder)), name))
+        is_last = _stamp(folder)[0] >= max(_stamp(tag)[0] for tag in tags)
+        return "`latest` is empty, and no later save was begun" if is_last else ""
     return f"`latest` names {latest}" if step_of(latest) < step_of(folder) else ""
 
 

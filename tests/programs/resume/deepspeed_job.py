@@ -9,6 +9,7 @@ import torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--save", required=True)
 parser.add_argument("--load")
+parser.add_argument("--load-tag")
 parser.add_argument("--local_rank", type=int, default=0)
 parser.add_argument("--train-iters", type=int, default=400)
 args = parser.parse_args()
@@ -21,7 +22,7 @@ engine, *_ = deepspeed.initialize(
     dist_init_required=False,
 )
 if args.load:
-    engine.load_checkpoint(args.load)
+    engine.load_checkpoint(args.load, tag=args.load_tag)
 pace = small_model.Pace()
 value = torch.zeros(())
 rank = torch.distributed.get_rank()
