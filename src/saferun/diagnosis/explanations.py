@@ -34,7 +34,7 @@ _WRAPPERS = frozenset(
     ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
      "RayTaskError", "SystemExit", "RayActorError", "ActorDiedError", "SignalException",
      "WorkerCrashedError", "SubprocessError", "EngineDeadError", "ProcessException",
-     "ActorUnavailableError", "OwnerDiedError", "LocalRayletDiedError")
+     "ActorUnavailableError", "OwnerDiedError", "LocalRayletDiedError", "CheckpointException")
 )  # fmt: skip
 _ENDED_ELSEWHERE = re.compile(
     r"\A.{0,400}terminated with (?:signal|exit code)|-- Process \d{1,5} terminated|"
