@@ -291,6 +291,11 @@ def test_both_ranks_of_a_real_job_leave_their_word(tmp_path: Path) -> None:
     assert judge(found, **KNOWN) == ()
 
 
+def test_a_script_that_numbers_its_device_anew_makes_no_rank_of_it() -> None:
+    end = ended(1, size=2)._replace(facts={"local_rank": 0, "local_world_size": 2})
+    assert judge((started(0, size=2), started(1, size=2), end), **KNOWN) == ()
+
+
 @pytest.mark.slow
 def test_python_dash_i_in_every_rank_is_found_out(tmp_path: Path) -> None:
     isolated = python_exec(tmp_path, f'exec {sys.executable} -I "$@"')

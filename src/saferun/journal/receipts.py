@@ -248,10 +248,15 @@ def _missing(receipts: tuple[Receipt, ...], no_python: bool) -> tuple[str, ...]:
 
 
 def _expected(receipts: tuple[Receipt, ...]) -> set[int]:
-    """Return all ranks of the machines with receipts: one machine's ranks are consecutive."""
+    """Return all ranks of the machines with receipts: one machine's ranks are consecutive.
+
+    A script may have set another LOCAL_RANK by its end, so what it says then does not count.
+    """
     ranks: set[int] = set()
     for receipt in receipts:
         if receipt.hook != contract.BOOTSTRAP or receipt.rank is None:
+            continue
+        if receipt.outcome == contract.FINISHED:
             continue
         local, size = (receipt.facts.get(key) for key in ("local_rank", "local_world_size"))
         if isinstance(local, int) and isinstance(size, int) and 0 <= local < size <= _MAX_LOCAL:
