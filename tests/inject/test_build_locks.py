@@ -6,52 +6,15 @@ import json
 import os
 
 from interpreters import Interpreters
+from repo import ROOT
 
-# What torch.utils.cpp_extension does around a build, by forks of one process that imports torch.
-ACQUIRE = """
-import json, os, signal
-from torch.utils.file_baton import FileBaton
-
-def in_a_fork(call):
-    if not (pid := os.fork()):
-        call()
-        os._exit(0)
-    return os.waitpid(pid, 0)[1]
-
-def die():
-    FileBaton("lock").try_acquire()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def left(content):
-    with open("lock", "w") as file:
-        file.write(content)
-    taken = FileBaton("lock").try_acquire()
-    with open("lock") as file:
-        return [taken, file.read() == content]
-
-found = {}
-found["died"] = [in_a_fork(die), os.path.exists("lock")]
-baton = FileBaton("lock")
-found["of the dead"] = baton.try_acquire()
-found["of the living"] = in_a_fork(lambda: os._exit(FileBaton("lock").try_acquire()))
-baton.release()
-found["released"] = not os.path.exists("lock")
-found["of nobody"] = [left(text) for text in ("", "saferun other-boot pid:[1] pid 1 5", "pid 99 ")]
-os.unlink("lock")
-if os.geteuid() == 0:
-    in_a_fork(die)
-    os.chown("lock", 65534, 65534)
-    found["of another user"] = FileBaton("lock").try_acquire()
-print(json.dumps(found))
-"""
+PROGRAM = str(ROOT / "tests" / "programs" / "inject" / "build_locks.py")
 
 
 def test_a_lock_is_taken_from_an_owner_that_was_killed_and_from_no_other(
     interpreters: Interpreters,
 ) -> None:
-    script = interpreters.folder / "build.py"
-    script.write_text(ACQUIRE)
-    ran = interpreters.run(argv=(str(script),), hooks={})
+    ran = interpreters.run(argv=(PROGRAM,), hooks={})
     wanted = {
         "died": [9, True],
         "of the dead": True,
