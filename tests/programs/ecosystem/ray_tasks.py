@@ -30,7 +30,7 @@ def cancel(*, force: bool) -> list[str]:
     """Cancel a task when both of its ranks are up; return their process ids."""
     staying = train.remote("job.py", "stay")
     while len(up := pids("up")) < 2:
-        time.sleep(0.05)  # between two looks
+        time.sleep(0.05)  # between two looks whether both ranks are up, which leave a file
     ray.cancel(staying, force=force)
     try:
         ray.get(staying)
@@ -54,5 +54,5 @@ except saferun.RunError as error:
 print("cancelled by interrupt:", left(cancel(force=False)), flush=True)
 ranks = cancel(force=True)
 while left(ranks) != "down 0, alive 0":  # Ray does not wait for what its worker started
-    time.sleep(0.05)  # between two looks
+    time.sleep(0.05)  # between two looks whether the last rank has gone
 print("cancelled by force:", left(ranks))
