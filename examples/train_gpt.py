@@ -57,11 +57,14 @@ def parse_arguments():
 def read_sources():
     """Return the characters to train on and the held-out ones; every tenth file is held out."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    texts = [torch.tensor(bytearray(file.read_bytes()), dtype=torch.uint8) for file in files]
-    texts = [text.clamp(max=VOCABULARY - 1) for text in texts]
-    held_out = texts[::10]
-    del texts[::10]
-    return torch.cat(texts), torch.cat(held_out)
+    held_out = files[::10]
+    del files[::10]
+    return read(files), read(held_out)
+
+
+def read(files):
+    text = bytearray(b"".join(file.read_bytes() for file in files))
+    return torch.frombuffer(text, dtype=torch.uint8).clamp(max=VOCABULARY - 1)
 
 
 class Windows(Dataset):

@@ -24,7 +24,7 @@ SET = [word for setting in RECORDER for word in ("--set", f"env.{setting}")]
     ],
 )
 def test_the_recorder_names_the_rank_that_hangs_and_the_job_goes_on(
-    tmp_path, two_gpus, fault, told
+    tmp_path, gpus, fault, told
 ):
     with run(tmp_path, *WATCH, *SET, "--standalone", "--nproc-per-node=2", PROGRAM, fault) as job:
         status = job.end(400)

@@ -1,6 +1,7 @@
 """Two ranks of NCCL that hang at the fourth collective, in the first attempt: `nccl_hang.py FAULT`.
 
-`missing`: rank 1 does not enter it. `kernel`: rank 1's GPU is at a kernel that never ends.
+`missing`: rank 1 does not enter it. `kernel`: rank 1's GPU is at a kernel that never ends. Where there
+is one GPU both ranks use it: NCCL, which refuses that within a host, takes them for two hosts.
 """
 
 import os
@@ -21,7 +22,10 @@ def never_end() -> None:
 
 
 local = int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(local)
+gpus = torch.cuda.device_count()
+if gpus == 1:
+    os.environ |= {"NCCL_HOSTID": f"host-{local}", "NCCL_SOCKET_IFNAME": "lo"}
+torch.cuda.set_device(local % gpus)
 dist.init_process_group("nccl")
 one = torch.ones(1, device="cuda")
 for step in range(1, 7):
