@@ -15,10 +15,12 @@ from saferun.diagnosis.silence import (
     from_py_spy,
     places,
     report,
+    waits_for_gpu,
 )
 
 TRAIN = '  File "/w/train.py", line {} in step\n  File "/w/train.py", line 90 in <module>\n'
 HELPERS = ((7, "S"), (8, "S"), (9, "T"))
+SYNC = '  File "/v/site-packages/torch/cuda/__init__.py", line 2 in synchronize\n'
 REDUCE = '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 2 in all_reduce\n'
 
 
@@ -108,6 +110,16 @@ def test_costlier_signs_are_asked_for_only_where_the_limit_is_near():
     silence.note_busy(540.0)
     later = [look(float(at), 1) for at in range(615, 1500, 15)]
     assert first_alarm(silence, later) is None, "told at 600, once"
+
+
+def test_the_next_look_comes_when_a_silence_that_lasts_is_too_long():
+    silence = Silence(20.0)
+    assert silence.look_again_s(0.0, 5.0) == 5.0
+    silence.take(look(1.0, 1), 5.0)
+    assert [silence.look_again_s(at, 5.0) for at in (6.0, 16.5, 20.0)] == [5.0, 4.5, 1.0]
+    silence.take(look(20.0, 1), 5.0)
+    assert silence.take(look(21.0, 1), 5.0)
+    assert silence.look_again_s(20.9, 5.0) == 5.0  # it has been told
 
 
 def test_a_silence_is_told_once_and_a_new_one_again():
@@ -208,6 +220,32 @@ def test_who_is_in_no_collective_is_elsewhere_and_its_own_line_is_shown():
         "/w/train.py:33 in step",
         "/w/train.py:12 in step",
     ]
+
+
+def test_who_waits_for_its_gpu_is_not_elsewhere_where_another_computes_or_sleeps():
+    stacks = {100: stack(SYNC, TRAIN.format(33)), 101: stack(TRAIN.format(12))}
+    found, elsewhere = odd("SS", stacks, cores=0.2)
+    assert elsewhere == [1]
+    assert [place.what for place in found] == ["waits for its GPU", "computes on 0.2 cores"]
+    stacks[101] = stack(REDUCE, TRAIN.format(12))
+    assert odd("SS", stacks)[1] == [0]  # its kernel may never end
+    stacks[102] = stacks[100]
+    assert odd("SSS", stacks)[1] == [1]  # it alone is at another collective
+
+
+def test_a_call_that_waits_for_a_gpu_is_found_in_the_stack_of_cpp():
+    since = Look(0.0, (), ranks("R", "R"))
+    stacks = {100: stack(TRAIN.format(33)), 101: stack(TRAIN.format(12))}
+    found = places(since, since._replace(at_s=60.0), stacks, at_gpu=[100])
+    assert [(place.what, place.odd) for place in found] == [
+        ("waits for its GPU", False),
+        ("computes on 0.0 cores", True),
+    ]
+    spied = 'Thread 8 (active): "loader"\n    cudaStreamSynchronize (libcudart.so.13)\n'
+    spied += 'Thread 7 (active): "MainThread"\n    0x7f8 (libcuda.so)\n    {} (/w/libcuda.so)\n'
+    calls = ("cuCtxSynchronize_v2", "cudaStreamSynchronize", "cudaLaunchKernel", "cuMemcpyDtoH_v2")
+    assert all(waits_for_gpu(spied.format(call)) for call in calls)
+    assert not waits_for_gpu(spied.format("clock_nanosleep"))
 
 
 def test_among_several_in_collectives_the_one_at_another_line_is_elsewhere():

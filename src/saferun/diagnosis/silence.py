@@ -10,7 +10,7 @@ do ranks that wait for a GPU. Where a limit is given they do not count. Without 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from saferun.diagnosis.evidence import Hang
 from saferun.named_tuple import NamedTuple
@@ -26,6 +26,8 @@ _OWN_TIME = re.compile(r"nanosleep|^(?:do_wait|wait4|waitid)$")  # a sleep, or a
 STOPPED, UNINTERRUPTIBLE = "Tt", "D"
 _HELD = (*STOPPED, *UNINTERRUPTIBLE)  # takes part in nothing
 _COMPUTES = "computes on"
+_AT_GPU = "waits for its GPU"
+_WAITS = 1  # the level of _kind up to which a rank only waits for something
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SPIED = re.compile(r"^    (.+) \((.+\.py):(\d+)\)$", re.MULTILINE)
@@ -33,6 +35,12 @@ _LIBRARY = re.compile(
     r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|<frozen |/(?:saferun|hooks)/inject/"
 )
 _COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
+_WAITS_FOR_GPU = re.compile(r"/torch/cuda/(?:__init__|streams)\.py$")
+# Calls that return when a GPU is done; a launch, when its queue has room.
+_GPU_CALL = re.compile(
+    r"^    (?:cuda|cu|hip)(?:(?:Ctx|Device|Stream|Event)Synchronize|LaunchKernel|Memcpy)\w* \(",
+    re.MULTILINE,
+)
 
 
 class RankSign(NamedTuple):
@@ -119,6 +127,18 @@ class Silence:
         """Note a weaker sign of work."""
         self._busy_at_s = at_s
 
+    def look_again_s(self, at_s: float, every_s: float) -> float:
+        """Return when to look again: no later than when a silence that lasts is too long.
+
+        Args:
+            at_s: of the last look.
+            every_s: the time between looks.
+        """
+        if self._since is None or self._reported:
+            return every_s
+        left_s = self._since.at_s + self.limit_s - at_s
+        return left_s if 0 < left_s < every_s else every_s
+
     def is_near(self, look: Look) -> bool:
         """Return whether weaker signs of work would be of use now."""
         return self._given_s is None and not self._reported and self.is_quiet(look.at_s)
@@ -166,6 +186,7 @@ def places(
     stacks: Mapping[int, str],
     helpers: Sequence[Helper] = (),
     behind: Sequence[int] = (),
+    at_gpu: Collection[int] = (),
 ) -> list[Place]:
     """Return where each rank is, and which is elsewhere than the others.
 
@@ -176,6 +197,7 @@ def places(
             their helpers, as far as it is known.
         helpers: what the ranks have started of their own program.
         behind: the ranks that are elsewhere by torch's own record.
+        at_gpu: pids of those whose stack of C++ waits for a GPU.
     """
     current = {one.pid: one for one in now.ranks}
     elapsed_s = max(now.at_s - since.at_s, 0.001)
@@ -185,6 +207,8 @@ def places(
         what = "has ended" if one is None else _what(one, (one.cpu_s - old.cpu_s) / elapsed_s)
         stack = _main_thread(stacks.get(old.pid, ""))
         takes_part = one is not None and one.state not in _HELD
+        if takes_part and (old.pid in at_gpu or _is_at_gpu(stack)):
+            what = _AT_GPU
         together = takes_part and bool(_COLLECTIVE.search(stack))
         beside = tuple(
             clause
@@ -232,12 +256,25 @@ def from_py_spy(text: str) -> str:
 
     py-spy has a function's qualified name, faulthandler the last part of it.
     """
-    threads = re.split(r"^(?=Thread )", text, flags=re.MULTILINE)
-    main = next((one for one in threads if '"MainThread"' in one.partition("\n")[0]), "")
     return "".join(
         f'  File "{path}", line {n} in {name.rpartition(".")[2]}\n'
-        for name, path, n in _SPIED.findall(main)
+        for name, path, n in _SPIED.findall(_spied_main(text))
     )
+
+
+def waits_for_gpu(text: str) -> bool:
+    """Return whether the main thread of a `py-spy dump --native` is in a call that waits so."""
+    return bool(_GPU_CALL.search(_spied_main(text)))
+
+
+def _is_at_gpu(stack: str) -> bool:
+    frame = _FRAME.search(stack)
+    return frame is not None and bool(_WAITS_FOR_GPU.search(frame[1]))
+
+
+def _spied_main(text: str) -> str:
+    threads = re.split(r"^(?=Thread )", text, flags=re.MULTILINE)
+    return next((one for one in threads if '"MainThread"' in one.partition("\n")[0]), "")
 
 
 def _what(one: RankSign, cores: float) -> str:
@@ -254,9 +291,10 @@ def _kind(place: Place, current: Mapping[int, RankSign]) -> tuple[int, str]:
     """Return how unusual a rank's place is in a hang, and the place: equal for ranks together."""
     one = current.get(place.pid)
     if one is None or one.state in _HELD:
-        return 2, place.what
+        return 3, place.what
     if place.frame:
-        return (0 if place.collective else 1), place.frame
+        waits = _WAITS if place.what == _AT_GPU else _WAITS + 1
+        return (0 if place.collective else waits), place.frame
     return 0, _COMPUTES if place.what.startswith(_COMPUTES) else place.what
 
 
@@ -264,14 +302,14 @@ def _odd(kinds: Sequence[tuple[int, str]]) -> set[int]:
     """Return the places of those who are elsewhere; none where all are together."""
     if len(set(kinds)) < 2:
         return set()
-    worst = max(level for level, _ in kinds)
-    if worst > min(level for level, _ in kinds):
-        return {at for at, kind in enumerate(kinds) if kind[0] == worst}
-    counts = {kind: kinds.count(kind) for kind in kinds}
-    least = min(counts.values())
-    if least == max(counts.values()):  # two places with as many ranks: nobody is the odd one
-        return set()
-    return {at for at, kind in enumerate(kinds) if counts[kind] == least}
+    levels = [level for level, _ in kinds]
+    counts = [kinds.count(kind) for kind in kinds]
+    if max(levels) <= _WAITS or min(levels) == max(levels):
+        if min(counts) < max(counts):
+            return {at for at, count in enumerate(counts) if count == min(counts)}
+        if min(levels) == max(levels):  # two places with as many ranks: nobody is the odd one
+            return set()
+    return {at for at, level in enumerate(levels) if level == max(levels)}
 
 
 def _main_thread(stack: str) -> str:

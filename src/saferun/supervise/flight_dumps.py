@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from saferun.diagnosis.flight_record import Call
     from saferun.diagnosis.silence import RankSign
 
-LIMIT_S = 5.0  # for all; torch looks once a second, and needs the GIL for the lines of the script
+# For all: torch looks once a second, needs the GIL for the lines of the script, and took more than
+# 5 s for a first dump where its files were not in memory yet.
+LIMIT_S = 10.0
 _MOST_BYTES = 64 << 20  # of a dump; 2000 entries of torch's default take some 2 MiB
 
 

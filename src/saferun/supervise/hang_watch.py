@@ -130,7 +130,7 @@ class HangWatch:
         if self._is_wanted:
             began = self._silence.with_ended(now)
         if began is None:
-            return self._every_s
+            return self._silence.look_again_s(now.at_s, self._every_s)
         self._asked = self._ask(began, now)
         return _AGAIN_S
 
@@ -203,6 +203,7 @@ class HangWatch:
             {**by_py_spy, **written},
             asked.helpers,
             finding.ranks if finding else (),
+            [pid for pid, text in native.items() if silence.waits_for_gpu(text)],
         )
         wanted, self._is_wanted = self._is_wanted, False
         silent = "" if wanted else seconds(now.at_s - since.at_s)

@@ -23,9 +23,7 @@ SET = [word for setting in RECORDER for word in ("--set", f"env.{setting}")]
         ("kernel", "rank 1 has not begun all_reduce number "),
     ],
 )
-def test_the_recorder_names_the_rank_that_hangs_and_the_job_goes_on(
-    tmp_path, gpus, fault, told
-):
+def test_the_recorder_names_the_rank_that_hangs_and_the_job_goes_on(tmp_path, gpus, fault, told):
     with run(tmp_path, *WATCH, *SET, "--standalone", "--nproc-per-node=2", PROGRAM, fault) as job:
         status = job.end(400)
         job.nothing_lives()
@@ -40,6 +38,20 @@ def test_the_recorder_names_the_rank_that_hangs_and_the_job_goes_on(
         assert f"{PROGRAM}:" in line
         assert "in stay_away" in line
         assert f"in which rank 0 waits at {PROGRAM}:" in first["root_line"]
+
+
+def test_without_the_recorder_the_rank_that_does_not_wait_for_its_gpu_is_named(tmp_path, gpus):
+    off = ["--set", "env.TORCH_FR_BUFFER_SIZE=0", "--set", "env.TORCH_NCCL_TRACE_BUFFER_SIZE=0"]
+    argv = [*WATCH, *off, "--standalone", "--nproc-per-node=2", PROGRAM, "missing"]
+    with run(tmp_path, *argv) as job:
+        status = job.end(400)
+        job.nothing_lives()
+    first, last = job.events("ended")
+    assert (first["kind"], first["root_rank"]) == ("hang", 1), job.err
+    assert "in stay_away" in first["root_line"]
+    waits = [line for line in job.messages() if "waits for its GPU" in line]
+    assert ["  rank 0 " in line for line in waits] == [True], job.err
+    assert (status, last["kind"]) == (0, "no-failure"), job.err
 
 
 def test_the_watch_strikes_in_a_program_that_keeps_its_gpu_busy_and_writes_nothing(tmp_path, gpus):

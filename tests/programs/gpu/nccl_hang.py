@@ -1,7 +1,7 @@
 """Two ranks of NCCL that hang at the fourth collective, in the first attempt: `nccl_hang.py FAULT`.
 
-`missing`: rank 1 does not enter it. `kernel`: rank 1's GPU is at a kernel that never ends. Where there
-is one GPU both ranks use it: NCCL, which refuses that within a host, takes them for two hosts.
+`missing`: rank 1 does not enter it. `kernel`: rank 1's GPU is at a kernel that never ends. Where
+there is one GPU both ranks use it: NCCL, which refuses that within a host, takes them for two.
 """
 
 import os
