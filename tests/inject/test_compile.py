@@ -29,10 +29,11 @@ KEYS = [
     "triton.cudagraphs",
 ]
 PROBE = source("inject/lowered_graphs")
+STANCE = "eager_on_recompile" if torch_before("2.7") else "eager_then_compile"
 STANCES = {
-    "a stance": """
+    "a stance": f"""
 config.max_autotune = True
-with torch.compiler.set_stance("eager_then_compile"):
+with torch.compiler.set_stance("{STANCE}"):
     f = torch.compile(body); f(x); f(x).backward(dx)
 """,
     "a backend that a stance forces": """
