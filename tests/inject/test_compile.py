@@ -29,7 +29,7 @@ KEYS = [
     "triton.cudagraphs",
 ]
 PROBE = source("inject/lowered_graphs")
-STANCE = "eager_on_recompile" if torch_before("2.7") else "eager_then_compile"
+STANCE = "default" if torch_before("2.7") else "eager_then_compile"
 STANCES = {
     "a stance": f"""
 config.max_autotune = True
@@ -241,6 +241,7 @@ show(lowered)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch_before("2.7"), reason="torch's fully_shard needs a GPU")
 def test_the_policy_holds_for_each_block_of_a_sharded_model(run: Run) -> None:
     found, _ = lowered(run, GROUP + SHARDED, {**WHEN_DISTRIBUTED, "autotune": "off"})
     assert set(directions(found)) == {False, True}
@@ -366,6 +367,7 @@ print(counters["stats"]["unique_graphs"] > 0)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch_before("2.9"), reason="torch's own fails for tensors on a CPU that train")
 @pytest.mark.parametrize("name", ["flex_attention", "create_block_mask"])
 def test_flex_attention_stays_compiled_when_asked_for(run: Run, name: str) -> None:
     ran = run(source("inject/compile_flex_attention"), NOT_AT_ALL, NAME=name)
@@ -391,6 +393,8 @@ def test_flex_attention_stays_compiled_when_asked_for(run: Run, name: str) -> No
 def test_fallback_runs_eagerly_what_fails_to_compile(
     run: Run, setting: str, full: bool, works: bool, backward: bool
 ) -> None:
+    if backward and works and torch_before("2.10"):
+        pytest.skip("a backward that fails cannot fall back: torch compiles it when it runs")
     asked = {"BACKWARD": str(backward), "FULL": str(full)}
     ran = run(source("inject/failing_compiler"), {"fallback": setting}, **asked)
     assert (ran.out == "True\n") is works, ran.err
