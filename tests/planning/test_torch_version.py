@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from torch_files import TORCHRUN, path_of, program, torch_in
 
+from saferun.planning import request
 from saferun.planning.torchrun_install import find_launcher, torch_version
 
 
@@ -70,6 +71,16 @@ def test_the_version_file_of_any_build_is_understood(text, version, tmp_path):
     (tmp_path / "lib/python3.11/site-packages/torch/version.py").write_text(text, encoding="utf-8")
     seen = version_seen(torchrun)
     assert seen == version if version is None else seen.startswith(version)
+
+
+@pytest.mark.parametrize(("version", "is_asked"), [("2.11.0+cu130", False), ("2.11.0a0", True)])
+def test_the_python_of_a_released_torch_is_not_started_for_its_options(version, is_asked, tmp_path):
+    torchrun, asked = environment(tmp_path / "root"), tmp_path / "asked"
+    program(tmp_path / "root" / "bin" / "python3.11", f"#!/bin/sh\n: >{asked}\n")
+    torch_in(tmp_path / "root/lib/python3.11/site-packages", version)
+    environ = {**path_of(torchrun.parent), "HOME": str(tmp_path)}
+    assert request.read(["train.py", "--steps=2"], environ).line.script == "train.py"
+    assert asked.exists() is is_asked
 
 
 def test_behind_a_shim_the_version_is_unknown(tmp_path):

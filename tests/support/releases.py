@@ -12,11 +12,6 @@ def torch_before(release: str) -> bool:
     return _numbers(version("torch")) < _numbers(release)
 
 
-def is_torch(release: str) -> bool:
-    """Whether the installed torch is of a release such as "2.8"."""
-    return _numbers(version("torch")) == _numbers(release)
-
-
 def needs_torch(release: str, what: str) -> pytest.MarkDecorator:
     """A mark that skips a test where torch is older; `what` is what the test needs of it."""
     return pytest.mark.skipif(torch_before(release), reason=f"needs torch {release}: {what}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 
 import pytest
-from releases import is_torch
 
-from saferun.knowledge.torchrun_options import OPTIONS, TABLE_TORCH
+from saferun.knowledge.torchrun_options import of_torch
 from saferun.model import CommandLine, Option
 
 AMBIGUOUS_LOG = (
@@ -25,8 +25,8 @@ PET_ENVIRONMENTS = {
 
 
 def installed_options() -> tuple[Option, ...]:
-    """The installed torch's options, which saferun asks it for where its table is of another."""
-    return OPTIONS if is_torch(TABLE_TORCH) else parsers_options()
+    """The installed torch's options, which saferun asks it for where its table has them not."""
+    return of_torch(version("torch")) or parsers_options()
 
 
 def parsers_options() -> tuple[Option, ...]:

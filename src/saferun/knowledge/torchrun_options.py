@@ -1,14 +1,25 @@
-"""torchrun's options, of the newest torch that this table was compared with.
+"""torchrun's options, by release of torch.
 
-Source: torch/distributed/run.py (`get_args_parser`); a test compares the table with the installed
-torch.
+Source: torch/distributed/run.py (`get_args_parser`) of the released wheels; a test compares the
+table with the installed torch.
 """
 
 from __future__ import annotations
 
+import re
+
 from saferun.model import Option
 
-TABLE_TORCH = "2.13"  # the torch that OPTIONS describes
+_OLDEST, _NEWEST = 4, 13  # releases of torch 2 that the table describes; OPTIONS is the newest's
+_SINCE = {  # option -> the release of torch 2 that brought it; none has gone
+    "event_log_handler": 8,
+    "numa_binding": 9,
+    "duplicate_stdout_filters": 10,
+    "duplicate_stderr_filters": 10,
+    "signals_to_handle": 10,
+    "virtual_local_rank": 10,
+    "shutdown_timeout": 12,
+}
 
 
 def _option(name: str, short: str = "", *, flag: bool = False, env: bool = True) -> Option:
@@ -53,3 +64,18 @@ OPTIONS: tuple[Option, ...] = (
     _option("shutdown-timeout"),
     _option("virtual-local-rank", flag=True),
 )
+
+
+def of_torch(version: str) -> tuple[Option, ...] | None:
+    """Return the options of a release of torch; None for builds that are no known release.
+
+    Args:
+        version: such as "2.11.0+cu130".
+
+    >>> [len(of_torch(version) or ()) for version in ("2.4.1", "2.13.0+cpu", "2.6.0a0+ecf3bae40a")]
+    [24, 31, 0]
+    """
+    release = re.fullmatch(r"2\.(\d+)\.\d+(?:\+\S*)?", version)
+    if release is None or not _OLDEST <= (minor := int(release[1])) <= _NEWEST:
+        return None
+    return tuple(option for option in OPTIONS if _SINCE.get(option.dest, 0) <= minor)

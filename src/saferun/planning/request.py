@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from saferun.errors import UnavailableError, UsageError
-from saferun.knowledge.torchrun_options import TABLE_TORCH
+from saferun.knowledge.torchrun_options import of_torch
 from saferun.model import Option, Request
 from saferun.planning import python_args, torchrun_args, torchrun_install, torchrun_probe
 from saferun.system import paths
@@ -60,15 +60,14 @@ def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[bool,
 
 
 def _installed_options(environ: Mapping[str, str]) -> Sequence[Option] | None:
-    """Return the options of the installed torch if our table describes another version, or None."""
+    """Return the options of the installed torch; None where they cannot be known."""
     try:
         launcher = torchrun_install.find_launcher(environ)
     except UnavailableError:
         return None
     version = torchrun_install.torch_version(launcher, environ)
-    if version is not None and ".".join(version.split(".")[:2]) == TABLE_TORCH:
-        return None
-    return torchrun_probe.option_table(launcher, version, paths.cache_dir(environ))
+    known = of_torch(version) if version else None
+    return known or torchrun_probe.option_table(launcher, version, paths.cache_dir(environ))
 
 
 def _request(parsed: torchrun_args.Parsed, environ: Mapping[str, str]) -> Request:
