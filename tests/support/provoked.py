@@ -38,7 +38,7 @@ _WITH_TORCH: dict[str, tuple[str, str, int | None]] = {
     "all-ranks": ("user-exception", "mat1 and mat2 shapes cannot be multiplied", None),
     "sigkill": ("host-oom-killed", "-9", 1),
     "sigill": ("illegal-instruction", "-4", 1),
-    "sigfpe": ("segfault-environment", "-8", 1),
+    "sigfpe": ("segfault", "-8", 1),
     "crash": ("segfault", "Segmentation fault", 1),
     "exit": ("child-failed-no-root", "exitcode  : 3", 1),
     "import": ("user-import-error", "flash_attn_of_nowhere", None),

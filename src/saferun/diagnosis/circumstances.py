@@ -15,6 +15,11 @@ from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.matches import Match
 
+# A number as a host is an address in 0.0.0.0/8, where nobody listens: 05 is 0.0.0.5.
+_NO_HOST = re.compile(
+    r"network address of \(\d{1,10}, |to host \d{1,10}:\d{1,5}(?: |$)"
+    r"|connect to \[?(?:::ffff:)?0\.\d{1,3}\.\d{1,3}\.[1-9]"
+)
 _BARRIER = re.compile(r"world_size=(\d{1,6}), (?:worker_count|num_workers_joined)=(\d{1,6})")
 _CRASHES = (  # kinds that the signal of a crash alone stands for
     *("abort-unknown", "dataloader-shm-full", "illegal-instruction"),
@@ -27,10 +32,12 @@ _BY_PROGRESS = {
     "cuda-launch-failure": ("cuda-illegal-access", "cuda-launch-failure"),
     "cublas-cudnn-failed": ("cublas-cudnn-failed", "cuda-launch-failure"),
     "segfault": ("segfault-environment", "segfault"),
+    "dataloader-worker-died": ("dataloader-worker-died", "ended-by-signal"),
     "cuda-init-unknown-error": ("cuda-init-unknown-error", "cuda-launch-failure"),
 }
 _WORKER_CRASHED = re.compile(
-    r"unexpected segmentation fault encountered in worker|killed by signal: Segmentation fault",
+    r"unexpected (?:segmentation fault|floating-point exception) encountered in worker"
+    r"|killed by signal: Segmentation fault",
     re.I,
 )
 # What a shell says of a program that crashed; without a core file it has only the script's line.
@@ -189,6 +196,8 @@ class Circumstances:
         return "cuda-oom-other-process" if limit < _TF_LITTLE else match.kind
 
     def _of_store_barrier(self, match: Match) -> str:
+        if _NO_HOST.search(match.text):
+            return "torchrun-misuse"
         counts = _BARRIER.search(match.text)
         stale = counts is not None and int(counts[2]) > int(counts[1])
         return "stale-rendezvous-store" if stale else match.kind

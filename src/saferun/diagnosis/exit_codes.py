@@ -25,7 +25,7 @@ _BY_SIGNAL = {
     5: ("illegal-instruction", 45),
     6: ("abort-unknown", 22),
     7: ("dataloader-shm-full", 45),
-    8: ("segfault-environment", 45),
+    8: ("segfault", 45),
     9: ("host-oom-killed", 45),
     10: ("sigterm-preempted", 18),
     11: ("segfault", 45),
