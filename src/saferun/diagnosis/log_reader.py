@@ -327,6 +327,8 @@ def _unpacked(number: int, row: bytes) -> list[Line]:
     for raw in found[1]:
         rank, inner = strip_prefixes(raw)
         nested = records.unpack(inner) if inner.endswith("}") else None
+        if nested and nested[0] is not None:
+            rank = nested[0]
         for line in nested[1] if nested else [inner]:
             kept = line[:LINE_CHARS]
             shown = kept if nested else raw[:LINE_CHARS]
