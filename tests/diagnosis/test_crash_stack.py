@@ -29,7 +29,10 @@ TWO = b"""[rank1]: Fatal Python error: Aborted
 [rank0]: Thread 0x00007e (most recent call first):
 [rank0]:   File "wait.py", line 2 in wait
 [rank0]: Current thread 0x00007f [python] (most recent call first):
+[rank0]: saving
 [rank0]:   File "train.py", line 7 in step
+[rank0]: Thread 0x00007d (most recent call first):
+[rank0]:   File "late.py", line 4 in late
 """
 
 
@@ -41,4 +44,4 @@ def test_the_stack_is_that_of_the_rank_that_is_asked_for():
 
 def test_a_log_without_a_crash_has_none():
     dump = b'Current thread 0x01 (most recent call first):\n  File "a.py", line 1 in f\n'
-    assert crash_stack(log_reader.read((dump,)).lines, None) == ()
+    assert crash_stack(log_reader.read((b"Fatal: no data\n", dump)).lines, None) == ()

@@ -1,13 +1,17 @@
 """The account of a diagnosis: which lines weighed how much, and what nearly fits."""
 
+# ruff: noqa: E501 (what programs print is not wrapped)
+
 from __future__ import annotations
 
+import pytest
 from job_logs import FULL_CARD, KNOWN, TIMEOUT, TRACEBACK, output
 
 from saferun.diagnosis import classify, log_reader
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.explain import Account, account, as_lines
+from saferun.diagnosis.explain import Account, account, as_document, as_lines
 
+FLOOD = output(200, "the master is at step {}")
 ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
 
 
@@ -42,17 +46,44 @@ def test_a_kind_that_numbers_decided_names_the_one_that_its_message_has():
     assert one.why == ("its message is that of cuda-oom",)
 
 
-def test_each_step_to_the_root_cause_is_said():
-    log = f"{TRACEBACK}ValueError: bad batch\n\n{TRACEBACK}RuntimeError: Address already in use\n"
+@pytest.mark.parametrize(
+    ("log", "kinds", "why"),
+    [
+        (f"{TRACEBACK}ValueError: bad batch\n\n{TRACEBACK}RuntimeError: Address already in use\n",
+         ["port-in-use", "user-exception"], "an exception of the script's own ended the job"),
+        (f"PytorchStreamReader failed reading zip archive: failed finding central directory\n{TIMEOUT}",
+         ["nccl-timeout", "checkpoint-corrupt"], "the log reports it before the echo"),
+        ("UserWarning: NVIDIA X with CUDA capability sm_120 is not compatible with the current PyTorch installation.\nSegmentation fault (core dumped)\n",
+         ["segfault", "cuda-no-kernel-image"], "the other one is its consequence"),
+    ],
+)  # fmt: skip
+def test_each_step_to_the_root_cause_is_said(log, kinds, why):
     steps = explained(log).decision
-    assert [step.kind for step in steps] == ["port-in-use", "user-exception"]
-    assert steps[-1].why == "an exception of the script's own ended the job"
+    assert [step.kind for step in steps] == kinds
+    assert steps[-1].why == why
+    assert as_document(explained(log))["decision"][-1]["why"] == why
 
 
-def test_a_sign_that_does_not_count_says_which_condition_is_not_met():
-    near = explained("INFO NCCL Failed to open libibverbs.so[.1]\nbye\n").near
-    assert [(one.kind, one.line) for one in near] == [("nccl-ib-error", 1)]
-    assert near[0].against.endswith("but as information, not as a failure")
+@pytest.mark.parametrize(
+    ("log", "kind", "line", "against"),
+    [
+        ("INFO NCCL Failed to open libibverbs.so[.1]\nbye\n", "nccl-ib-error", 1,
+         "but as information, not as a failure"),
+        ("x Connection refused\n", "rendezvous-connect-failed", 1, "or another of 6"),
+        (FLOOD + "failed to connect to the master\n" + FLOOD, "rendezvous-connect-failed", 201,
+         "or another of 13"),
+        ("config has no run_id, generated a random one\n", "torchrun-misuse", 1,
+         "but nowhere `rendezvoustimeouterror`"),
+        (output(100) + "device acquire failed\n", "cuda-devices-busy", 101,
+         "in a log this long it does not count"),
+        ("srun: Terminating StepId=7.0\nslurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025 ***\n",
+         "job-cancelled", 2, "above it stands `terminating job step` or `terminating stepid=`"),
+    ],
+)  # fmt: skip
+def test_a_sign_that_does_not_count_says_which_condition_is_not_met(log, kind, line, against):
+    near = {one.kind: one for one in explained(log).near}[kind]
+    assert near.line == line
+    assert near.against.endswith(against)
 
 
 def test_a_place_that_a_sign_above_has_taken_is_said():
@@ -61,6 +92,7 @@ def test_a_place_that_a_sign_above_has_taken_is_said():
         "`cuda error:` is there, but the sign of cuda-illegal-access, which stands above its own, "
         "fits as well"
     )
+    assert "cuda-illegal-access" not in near
     assert "have not `autotune_to_one_config` or " in near["inductor-autotune-error"]
 
 

@@ -31,11 +31,11 @@ def attempt(number: int = 1, **facts) -> Try:
 
 def test_between_attempts_one_line_says_what_failed_where_and_what_comes():
     line = failure_report.between(
-        attempt(), diagnosis(), Decision(AGAIN, "it can pass", delay_s=4.2)
+        attempt(), diagnosis(), Decision(AGAIN, "it can pass", delay_s=1.0)
     )
     assert line == (
         "attempt 1 failed after 2 h 7 min: segfault on rank 3 "
-        "(Fatal Python error: Segmentation fault); it can pass: attempt 2 starts in 4.2 s"
+        "(Fatal Python error: Segmentation fault); it can pass: attempt 2 starts in 1.0 s"
     )
 
 

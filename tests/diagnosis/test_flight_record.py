@@ -54,6 +54,16 @@ def test_the_rank_that_did_not_enter_a_collective_is_behind():
     assert cause(found) == Hang("hang", 1, found.line)
 
 
+def test_of_many_ranks_the_first_are_named_and_a_place_only_where_it_is_known():
+    waits = entry(3, state="started", frames=[])
+    found = compare({0: calls(*DONE, waits), **{rank: calls(*DONE) for rank in range(1, 7)}})
+    assert found is not None
+    assert found.line == (
+        "ranks 1, 2, 3, 4 and 2 more have not entered all_reduce number 3 of group default_pg, "
+        "in which rank 0 waits"
+    )
+
+
 def test_the_rank_whose_gpu_has_not_begun_a_collective_is_behind():
     queued = entry(3, state="scheduled")
     found = compare({0: calls(*DONE, WAITS), 1: calls(*DONE, queued)})

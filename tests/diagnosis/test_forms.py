@@ -35,6 +35,7 @@ def test_a_line_is_read_among_others_of_its_form_as_if_it_stood_alone():
 def test_equal_forms_differ_in_digits_only():
     lines = log_reader.of_text("step 12 of 99\nstep 07 of 10\nstep 7 of 10").lines
     assert forms.of(lines) == ["step 00 of 00", "step 00 of 00", "step 0 of 00"]
+    assert forms.of([]) == []
 
 
 def test_each_exit_code_and_step_of_a_form_counts_for_itself():

@@ -72,6 +72,12 @@ def test_a_sign_that_nearly_fits_is_named_with_what_speaks_against_it():
     ]
 
 
+def test_what_weighs_less_than_an_unknown_end_is_near_with_what_took_its_weight():
+    found = diagnose(CUT + "WARNING: stale file handle\n")
+    assert (found.kind, found.nearest[0].kind) == ("unknown", "stale-file-handle")
+    assert found.nearest[0].against == "a warning"
+
+
 def test_a_line_that_shares_most_words_of_a_phrase_is_near():
     found = diagnose("foo failed: the connection was refused by the store\n")
     assert found.kind == "unknown"

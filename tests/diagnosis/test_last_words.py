@@ -17,12 +17,14 @@ STATED = [
     "config: fatal error: the schedule has no steps",
     "Wanted shape (4, 86), must match the (16, 86) of the parameter",
     "2024-01-01 10:00:00 trainer CRITICAL the corpus has no sentences",
+    "ERROR: there is no schedule in the settings of the training, which no option warns of",
 ]
 
 
 @pytest.mark.parametrize("line", STATED)
 def test_the_statement_is_the_programs_own_failure_and_the_half_answer_stays(line):
-    found = diagnose(f"loading\n{line}\n" if line != STATED[6] else line)
+    below = "ERROR: UserWarning: the cache is cold\n"  # states no failure
+    found = diagnose(f"loading\n{line}\n{below}" if line != STATED[6] else line)
     assert (found.kind, found.root_line) == ("user-exception", line)
     assert found.decided_by == ("the log's last statement",)
 

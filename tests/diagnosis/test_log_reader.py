@@ -97,6 +97,7 @@ def test_the_failure_is_found_in_the_middle_of_a_long_log():
     log = log_reader.read([noise, cause, tail[: len(tail) // 2], tail[len(tail) // 2 :]])
     rows = [line.text for line in log.lines if line.rank == 3]
     assert rows[-1] == FULL_CARD
+    assert log.lines[-2].text == "frame #59999: <unknown function>"
     assert not log.whole
 
 

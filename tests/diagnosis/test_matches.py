@@ -49,7 +49,8 @@ def test_whose_port_it_is_decides(frame, kind):
     ids=["a semaphore", "a file"],
 )
 def test_no_space_left_is_shared_memory_or_the_disk(where, kind):
-    log = f'{TRACEBACK}  File "{where}", line 3, in f\n    g()\nOSError: [Errno 28] No space left on device'
+    below = '  File "/e/call.py", line 3, in g\n    h()\n' * 20  # a frame counts at any depth
+    log = f'{TRACEBACK}  File "{where}", line 3, in f\n    g()\n{below}OSError: [Errno 28] No space left on device'
     assert diagnose(log).kind == kind
 
 

@@ -37,6 +37,11 @@ def test_the_line_is_the_exception_and_not_a_record_that_mentions_it():
     assert diagnose(f"{record}\nall went on\n", exit_code=1).root_line == record
 
 
+def test_the_line_of_an_exceptions_message_that_states_the_cause_is_shown():
+    line = "/e/flash.so: undefined symbol: _ZN3"
+    assert diagnose(f"{TRACEBACK}ImportError: it cannot be loaded\n{line}\n").root_line == line
+
+
 def test_a_rank_that_ended_silently_outweighs_what_the_others_saw():
     echo = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:45\n"
     found = diagnose(echo + SUMMARY.format(rank=1, code=3))

@@ -57,6 +57,8 @@ def test_an_interval_is_suggested_after_enough_failures_and_where_it_is_another(
     assert better_interval_s([7200.0] * 2, [10.0], hourly) is None
     assert better_interval_s([7200.0] * 3, [10.0], [0.0, 400.0, 800.0]) is None
     assert better_interval_s([7200.0] * 3, [10.0], [0.0, 10.0, 20.0]) is not None
+    assert better_interval_s([100.0] * 3, [200.0], [0.0, 150.0]) is None
+    assert better_interval_s([150.0] * 3, [300.0], [0.0, 100.0]) is None
     assert better_interval_s([7200.0] * 3, [], hourly) is None
     assert better_interval_s([7200.0] * 3, [0.0], hourly) is None
     assert better_interval_s([7200.0] * 3, [10.0], hourly[:1]) is None

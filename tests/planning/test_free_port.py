@@ -58,6 +58,8 @@ def test_the_option_that_moves_the_port_depends_on_the_rendezvous():
             assert mitigation_overlay.changes(ALL, ["free-port"], at).torchrun == (option,)
 
     check_cases(RENDEZVOUS, check)
+    refusal = mitigation_overlay.refusal(ALL, "free-port", (), here("--nnodes=2", "t.py"))
+    assert refusal == "one node cannot choose the rendezvous of several"
 
 
 @pytest.mark.parametrize(

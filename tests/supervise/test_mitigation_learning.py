@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from saferun.inject import contract
 from saferun.journal import mitigation_history
 from saferun.journal.mitigation_history import Key
+from saferun.journal.receipts import Receipt
 from saferun.planning import inputs, request
 from saferun.supervise.mitigations import RunMitigations
 
@@ -19,16 +22,21 @@ def learn(environ: dict[str, str], monkeypatch) -> None:
     gathered = SimpleNamespace(environ=environ, launcher=None, identity=SimpleNamespace(attempt=1))
     mitigations = RunMitigations(gathered, PLAN, "")
     mitigations.add("autotune-off", "segfault")
+    mitigations.add("expandable-segments", "cuda-oom")
     monkeypatch.setattr(mitigations, "_key", lambda gathered: Key("train.py", "", "", ""))
-    monkeypatch.setattr(mitigations, "_arguments", lambda gathered: ())
+    monkeypatch.setattr(mitigations, "_arguments", lambda gathered: ("--lr", "1"))
     mitigations.learn(None, PLAN)
 
 
-def test_what_helped_is_in_the_history(tmp_path, monkeypatch, capsys):
+def test_what_helped_is_in_the_history_with_the_arguments_where_it_costs(
+    tmp_path, monkeypatch, capsys
+):
     environ = {"HOME": str(tmp_path)}
     learn(environ, monkeypatch)
-    (entry,) = mitigation_history.load(environ)
-    assert (entry.mitigation, entry.kind) == ("autotune-off", "segfault")
+    assert {entry[1:4] for entry in mitigation_history.load(environ)} == {
+        ("autotune-off", "segfault", ("--lr", "1")),
+        ("expandable-segments", "cuda-oom", None),
+    }
     assert capsys.readouterr().err == ""
 
 
@@ -40,9 +48,10 @@ def test_a_history_that_cannot_be_written_costs_one_line(tmp_path, monkeypatch, 
     assert line.endswith(": its directory cannot be used")
 
 
-def gathered_for(folder: Path, *words: str) -> inputs.Gathered:
-    environ = {"HOME": str(folder), "PATH": os.environ["PATH"]}
-    argv = ["--profile=cpu", "--set=launcher=python", *words]
+def gathered_for(folder: Path, *words: str, launcher: str = "python") -> inputs.Gathered:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = {"HOME": str(folder), "PATH": path, "TMPDIR": "/proc/nowhere"}
+    argv = ["--profile=cpu", f"--set=launcher={launcher}", *words]
     return inputs.look(request.read(argv, environ), environ, str(folder))
 
 
@@ -58,8 +67,11 @@ def test_what_one_run_has_learned_the_next_run_of_the_script_begins_with(tmp_pat
     first.learn(gathered, changed)
     (entry,) = mitigation_history.load(gathered.environ)
     assert (entry.key.script, entry.key.gpu) == ("/w/train.py", "")
+    (before,) = mitigation_history.change(
+        gathered.environ, lambda kept: tuple(e._replace(at=e.at - 90_000.0) for e in kept)
+    )
     second = RunMitigations(gathered, gathered.plan(), "")
-    day = time.strftime("%Y-%m-%d", time.localtime(entry.at))
+    day = time.strftime("%Y-%m-%d", time.localtime(before.at - 90_000.0))
     assert second.recall(gathered) == (
         f"from the history: autotune-off (it helped against segfault on {day}); "
         "`saferun runs mitigations clear` forgets it"
@@ -72,3 +84,30 @@ def test_what_one_run_has_learned_the_next_run_of_the_script_begins_with(tmp_pat
     ):
         other = gathered_for(tmp_path, *words)
         assert RunMitigations(other, other.plan(), "").recall(other) == ""
+
+
+def test_each_attempt_has_a_fresh_rendezvous_and_all_have_one_cache(tmp_path):
+    gathered = gathered_for(tmp_path, "/w/train.py", launcher="torchrun")
+    run = RunMitigations(gathered, gathered.plan(), str(tmp_path))
+    run.add("fresh-rendezvous", "port-in-use")
+    run.add("fresh-compile-cache", "inductor-cache-race")
+    plans = [
+        run.plan(gathered._replace(identity=gathered.identity._replace(attempt=attempt)))
+        for attempt in (1, 2)
+    ]
+    run.close()
+    assert plans[0].torchrun_args != plans[1].torchrun_args
+    (cache,) = {plan.env["TRITON_CACHE_DIR"].value for plan in plans}
+    assert Path(cache).parent == tmp_path
+
+
+def test_a_module_that_a_rank_loaded_past_its_hook_stays_missed(tmp_path):
+    gathered = gathered_for(tmp_path, "/w/train.py")
+    run = RunMitigations(gathered, gathered.plan(), "")
+    run.add("autotune-off", "segfault")
+    for module in ("torch._inductor.compile_fx", "torch._dynamo.convert_frame"):
+        facts = {"targets": {module: contract.MISSED}}
+        receipt = Receipt(7, 0, 0, 1.0, contract.TARGETS, "", facts)
+        run.read_receipts([receipt], ranks_seen=True)
+        assert run.in_force == ()
+    assert not run.usable(gathered, "autotune-off", ())

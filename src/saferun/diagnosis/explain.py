@@ -80,14 +80,12 @@ def _number(item: Explanation, reading: Reading) -> int:
 
 
 def _by(item: Explanation) -> str:
+    named = f"exception {item.raised.name}".rstrip() if item.raised else item.source
     if item.sign is None:
-        named = item.raised.name if item.raised else ""
-        return f"exception {named}".rstrip() if item.source == "exception" else item.source
+        return named
     text = item.text.lower()
-    phrase = next((needle for needle in item.sign.says if says(needle, text)), None)
-    if phrase is None:
-        return f"sign: exception {item.raised.name}" if item.raised else "sign"
-    return f"sign: {' ... '.join(phrase)}"
+    phrases = (" ... ".join(needle) for needle in item.sign.says if says(needle, text))
+    return f"sign: {next(phrases, named)}"
 
 
 def as_document(found: Account) -> Mapping[str, object]:

@@ -23,9 +23,11 @@ def between(last: Try, diagnosis: Diagnosis, decision: Decision, change: str = "
     """
     wait = f" in {seconds(decision.delay_s)}" if decision.delay_s >= 1 else ""
     why = f"with {change}" if change else decision.reason
+    stated = last.launcher_end or process_end.by_signal(diagnosis.root_line)
+    stated = stated or _cut(diagnosis.root_line)
     return (
         f"attempt {last.number} failed after {seconds(last.lived_s)}: "
-        f"{what(diagnosis, launcher_end=last.launcher_end)}; "
+        f"{_what(diagnosis)}{f' ({stated})' if stated else ''}; "
         f"{why}: attempt {last.number + 1} starts{wait}"
     )
 
@@ -69,7 +71,7 @@ def failure(
     last, diagnosis = history[-1], diagnoses[-1]
     if last.asked:
         return []
-    lines = [f"the run failed: {what(diagnosis, line=False)}, host {host}"]
+    lines = [f"the run failed: {_what(diagnosis)}, host {host}"]
     if shown := last.launcher_end or _root(diagnosis):
         lines.append(f"  {shown}")
     lines += [f"    {_cut(frame)}" for frame in diagnosis.stack]
@@ -91,18 +93,9 @@ def half_answer(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def what(diagnosis: Diagnosis, *, line: bool = True, launcher_end: str = "") -> str:
-    """Return the kind of a failure and its rank, and what stated it.
-
-    Args:
-        diagnosis: of the failure.
-        line: whether to return what stated it: the root line, or the end of a process.
-        launcher_end: see `Try`; it comes before the root line.
-    """
+def _what(diagnosis: Diagnosis) -> str:
     rank = "" if diagnosis.root_rank is None else f" on rank {diagnosis.root_rank}"
-    ended = process_end.by_signal(diagnosis.root_line) or _cut(diagnosis.root_line)
-    stated = launcher_end or ended
-    return f"{diagnosis.kind}{rank}{f' ({stated})' if line and stated else ''}"
+    return f"{diagnosis.kind}{rank}"
 
 
 def _root(diagnosis: Diagnosis) -> str:

@@ -319,18 +319,18 @@ def _of_row(number: int, row: bytes) -> Iterator[Line]:
 def _unpacked(number: int, row: bytes) -> list[Line]:
     """Return the lines that a record holds; none where the row is no record of a failure."""
     before, text = strip_prefixes(_CONTROL.sub(b" ", row).decode("utf-8", "replace").rstrip())
-    found = records.unpack(text)
-    if found is None:
+    if (found := records.unpack(text)) is None:
         return []
     named = before if found[0] is None else found[0]
     unpacked = []
     for raw in found[1]:
         rank, inner = strip_prefixes(raw)
         nested = records.unpack(inner) if inner.endswith("}") else None
+        if nested and nested[0] is not None:
+            rank = nested[0]
         for line in nested[1] if nested else [inner]:
-            kept = line[:LINE_CHARS]
-            shown = kept if nested else raw[:LINE_CHARS]
-            unpacked.append(Line(number, named if rank is None else rank, kept, shown))
+            shown = (line if nested else raw)[:LINE_CHARS]
+            unpacked.append(Line(number, named if rank is None else rank, line[:LINE_CHARS], shown))
     return unpacked
 
 

@@ -69,9 +69,11 @@ _HEAD = "Traceback (most recent call last):"
 def unpack(text: str) -> tuple[int | None, list[str]] | None:
     """Return the rank and the lines of a record; None where the line is none, or all is well.
 
+    A record that is nothing but a line with its time is unpacked in any case.
+
     >>> unpack('{"level": "error", "msg": "stopped", "exc_info": "E\\\\nKeyError: 1", "rank": 3}')
     (3, ['stopped', 'E', 'KeyError: 1'])
-    >>> unpack('{"level": "info", "msg": "step 3"}')
+    >>> unpack('{"level": "info", "msg": "step 3", "loss": 2.5}')
     """
     if len(text) > _RECORD_CHARS:
         return None

@@ -56,22 +56,13 @@ def _deciding_row(
     The earlier sign in knowledge/failures.yaml counts, not the earlier line.
     """
     rows = [(row, lines[row].text.lower()) for row in raised.rows]
-    family = _family(best.kind)
     for sign in knowledge.signs:
-        if sign.kind == family:
+        if sign.kind == best.kind:
             for needle in sign.says:
                 for row, text in rows:
                     if signatures.says(needle, text):
                         return row
     return best.at
-
-
-def _family(kind: str) -> str:
-    """Return the kind whose signs show this one, which only circumstances tell from it."""
-    for family in ("cuda-oom", "cuda-illegal-access"):
-        if kind.startswith(family):
-            return family
-    return "rendezvous-connect-failed" if kind == "stale-rendezvous-store" else kind
 
 
 def telling_line(lines: Sequence[Line]) -> str:

@@ -50,8 +50,8 @@ def _from_exception(line: Line) -> Line:
         return line
     for found in reversed(list(_WITHIN.finditer(text))):
         before = text[: found.start()]
-        word = before.split()[-1:] if before.endswith(" ") else []
-        mentioned = bool(word) and word[0].lower() in _MENTIONS
+        word = before.lower().split()[-1:]
+        mentioned = bool(word) and word[0] in _MENTIONS
         if before and not mentioned and not _WARNS.search(before):
             return line._replace(text=line.text[found.start() :])
     return line
