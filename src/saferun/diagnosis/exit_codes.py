@@ -118,8 +118,8 @@ _HEDGE = re.compile(
 # Substrings of every line that may hold an exit code or a signal: a cheap test, for every line.
 _HINTS = (
     *("exit", "sig", "kill", "fault", "error", "core", "free", "malloc", "terminat", "munmap"),
-    *("corrupted", "limit exceeded", "abort", "illegal inst", "floating point e"),
-    *("breakpoint trap", "return", "status", "code", "exception"),
+    *("corrupted", "limit exceeded", "status failed", "abort", "illegal inst", "floating point e"),
+    *("breakpoint trap", "return code", "returned", "non-zero status", "exception code"),
 )
 _BLOCK = re.compile(r"^\s{0,4}rank\s{1,8}: (\d{1,5}) \(local_rank: ")
 _BLOCK_ENDS = re.compile(r"^\s{0,4}(?:[-=]{20}|\[\d{1,5}\]:\s{0,3}$)")
