@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 from saferun.diagnosis import oom_message, progress
+from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.matches import Match
@@ -45,6 +46,7 @@ _CRASHED = re.compile(
     r"\S{1,80}: line \d{1,6}:\s{1,6}\d{1,9} (?:Segmentation fault|Aborted|Bus error)\b"
     r"|(?:Segmentation fault|Aborted|Bus error)\s{1,20}\(core dumped\)"
 )
+_LOADS = re.compile(r"<frozen importlib\._bootstrap_external>.{1,20} in (?:create|exec)_module$")
 _AGAIN = 3  # times: no chance
 # Of cuBLAS and cuDNN only these say that a call failed which had been possible.
 _CALL_FAILED = re.compile(r"STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)")
@@ -149,7 +151,7 @@ class Circumstances:
         before = self._lines[:end]
         if self._ran_long(before, self._lines[end:]):
             return long
-        if kind == "segfault" and self._came_again:
+        if kind == "segfault" and (self._came_again or self._was_loading):
             return early
         return early if progress.is_early(before) else kind
 
@@ -161,6 +163,12 @@ class Circumstances:
         if age_s >= progress.LONG_S or step >= progress.LONG_STEPS:
             return True
         return progress.is_long(before, behind)
+
+    @cached_property
+    def _was_loading(self) -> bool:
+        """Whether the first crash came while Python loaded a module of compiled code."""
+        innermost = crash_stack(self._lines, None)[:2]
+        return any(_LOADS.search(frame) for frame in innermost)
 
     @cached_property
     def _came_again(self) -> bool:
