@@ -42,6 +42,18 @@ def test_the_stack_is_that_of_the_rank_that_is_asked_for():
     assert crash_stack(lines, 1) == ('File "other.py", line 3 in other',)
 
 
+def test_an_import_that_crashes_is_shown_with_who_imported():
+    frames = ["241 in _call_with_frames_removed", "1233 in create_module", "676 in _load_unlocked"]
+    rows = [f'  File "<frozen importlib._bootstrap>", line {frame}' for frame in frames]
+    rows += ['  File "train.py", line 2 in <module>']
+    head = [
+        "Fatal Python error: Segmentation fault",
+        "Current thread 0x01 (most recent call first):",
+    ]
+    found = crash_stack(log_reader.read(("\n".join([*head, *rows, ""]).encode(),)).lines, None)
+    assert found == tuple(rows[at].strip() for at in (0, 1, 3))
+
+
 def test_a_log_without_a_crash_has_none():
     dump = b'Current thread 0x01 (most recent call first):\n  File "a.py", line 1 in f\n'
     assert crash_stack(log_reader.read((b"Fatal: no data\n", dump)).lines, None) == ()

@@ -23,7 +23,8 @@ def crash_stack(lines: Iterable[Line], rank: int | None) -> tuple[str, ...]:
         rank: whose crash is looked for, where prefixes tell ranks apart; None: the first crash.
 
     Returns:
-        Lines as `File "train.py", line 9 in step`; empty where the log has no such stack.
+        Lines as `File "train.py", line 9 in step`, those of an import but for the two innermost
+        left out; empty where the log has no such stack.
     """
     found: list[str] = []
     crashed = inside = False
@@ -40,4 +41,5 @@ def crash_stack(lines: Iterable[Line], rank: int | None) -> tuple[str, ...]:
             found.append(frame[0].strip())
         elif inside and found:
             break
-    return tuple(found[:MOST])
+    shown = [*found[:2], *(frame for frame in found[2:] if "<frozen importlib." not in frame)]
+    return tuple(shown[:MOST])
