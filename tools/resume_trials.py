@@ -249,8 +249,7 @@ def nanochat_data(python: str, folder: Path, env: dict[str, str]) -> None:
     """Write a tokenizer and shards for nanochat in which every batch is the same one."""
     command = [python, str(JOBS / "nanochat_data.py")]
     own = {**env, "PYTHONPATH": str(folder)}
-    # The words are this tool's and its caller's, and no shell reads them.
-    subprocess.run(command, env=own, stdout=subprocess.DEVNULL, check=True)  # noqa: S603 (above)
+    subprocess.run(command, env=own, stdout=subprocess.DEVNULL, check=True)  # noqa: S603 (our words)
 
 
 def last_line(name: str, job: runs.Run) -> str:

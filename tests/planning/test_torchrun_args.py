@@ -21,7 +21,7 @@ from saferun.planning.torchrun_args import LAUNCH_ONLY, OWN, advice, parse
 def test_the_table_is_that_of_the_installed_torch_field_by_field():
     known = of_torch(version("torch"))
     if known is None:
-        pytest.skip("the table does not know this torch")
+        pytest.skip("this torch is none of the releases in our table")
     assert parsers_options() == known
 
 

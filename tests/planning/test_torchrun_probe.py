@@ -182,6 +182,6 @@ def test_the_real_torch_answers_with_the_table_that_we_carry(tmp_path):
     torch = pytest.importorskip("torch")
     known = of_torch(torch.__version__)
     if known is None:
-        pytest.skip("the table does not know this torch")
+        pytest.skip("this torch is none of the releases in our table")
     launcher = Launcher(("torchrun",), sys.executable)
     assert option_table(launcher, torch.__version__, str(tmp_path)) == known

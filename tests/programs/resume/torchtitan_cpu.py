@@ -24,10 +24,10 @@ kernels = types.SimpleNamespace(generate_permute_indices=None)  # need Triton, a
 sys.modules["torchtitan.models.moe.kernels"] = kernels
 os.environ["LOCAL_RANK"] = "0"  # the device's number: there is one CPU
 
-import torchtitan.train  # noqa: E402 - after the device's stand-ins
-from torchtitan.hf_datasets.text_datasets import DATASETS, DatasetConfig  # noqa: E402 - likewise
-from torchtitan.models import llama3  # noqa: E402 - likewise
-from torchtitan.protocols import train_spec  # noqa: E402 - likewise
+import torchtitan.train  # noqa: E402 - the stand-ins first
+from torchtitan.hf_datasets.text_datasets import DATASETS, DatasetConfig  # noqa: E402 - the stand-ins first
+from torchtitan.models import llama3  # noqa: E402 - the stand-ins first
+from torchtitan.protocols import train_spec  # noqa: E402 - the stand-ins first
 
 distributed.barrier = lambda device_ids=None, barrier=distributed.barrier: barrier()
 distributed_c10d._set_pg_timeout = lambda timeout, group=None: None
