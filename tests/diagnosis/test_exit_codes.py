@@ -223,6 +223,12 @@ def test_the_machines_counters_decide_why_a_dataloader_worker_died(signal, known
     assert diagnose(TRACEBACK + line, exit_code=1, **known).kind == kind
 
 
+def test_a_worker_that_is_gone_was_killed_where_the_kernel_says_so():
+    log = "Epoch 41/50: 12%|# | 108/900 [00:16<02:00, 6.60it/s]\nRuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
+    assert diagnose(log, oom_kills=1).kind == "host-oom-killed"
+    assert diagnose(log, oom_kills=0).kind == "ended-by-signal"
+
+
 @pytest.mark.parametrize(
     ("ample", "kind"),
     [(True, "bus-error"), (False, "dataloader-shm-full"), (None, "dataloader-shm-full")],

@@ -111,6 +111,8 @@ class Circumstances:
             if kind == "dataloader-worker-died" and self._evidence.oom_kills == 0:
                 return "ended-by-signal"  # memory was not short: it need not come again
             return kind
+        if match.kind == "dataloader-worker-died" and self._evidence.oom_kills:
+            return "host-oom-killed"
         decide = self._decide.get(match.kind)
         if decide is not None:
             return decide(match)
