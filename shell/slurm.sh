@@ -31,7 +31,9 @@ start_nodes() { # SCRIPT ARGUMENTS...: ends with the status of the step
   ((${#nodes[@]})) || give_up 69 "scontrol does not tell the nodes of \`$SLURM_JOB_NODELIST\`"
   port=$((10000 + SLURM_JOB_ID % 20000)) # below what Linux gives out by itself, one for each job
   verdicts_in "$PWD/saferun-slurm-$SLURM_JOB_ID"
-  trap : CONT HUP INT QUIT TERM # Slurm tells the nodes itself; this shell waits for their end
+  # Slurm tells the nodes itself; this shell waits for their end. A handler of CONT, which Slurm sends
+  # at the same moment, would run first and leave bash's `wait` with the USR2 lost.
+  trap : HUP INT QUIT TERM
   trap limit_is_near USR2
   srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --cpu-bind=none \
     ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"} \

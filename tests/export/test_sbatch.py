@@ -297,7 +297,8 @@ def test_before_its_time_is_over_a_job_is_asked_to_end_and_queued_again(
     answer = {"JOB_STATUS": str(status)} if ends else {}
     with cluster.start(["bash", file], ends=STAYS, **answer) as process:
         until((records / "up").exists)
-        process.send_signal(signal.SIGUSR2)
+        for sent in (signal.SIGSTOP, signal.SIGUSR2, signal.SIGCONT):  # Slurm sends CONT with it
+            process.send_signal(sent)
         until(lambda: cluster.asked == asked)
         if not ends:  # Slurm ends what it has queued again
             os.killpg(json.loads((records / "1.json").read_text())["pid"], signal.SIGKILL)
