@@ -273,6 +273,7 @@ NOT_HERE = {
     "nccl-internal-error": NCCL + " and a fault without a word",
     "nccl-p2p-hang": NCCL + " that cannot reach each other's memory",
     "nccl-ib-error": NCCL + " and InfiniBand",
+    "store-without-libuv": "needs a build of torch without libuv; its wheels for Linux have it",
     "stale-rendezvous-store": "with torch 2.13 the next job met all the same in a store that had "
     "an earlier job's keys; the barrier that counts workers is off there, and where "
     "TORCH_DIST_INIT_BARRIER=1 asks for it, passes at once if an earlier job has completed it",

@@ -46,6 +46,7 @@ VARIABLES = {
     "nccl-socket-interface": {"NCCL_SOCKET_IFNAME": "=eth7"},
     "gloo-socket-interface": {"GLOO_SOCKET_IFNAME": "eth7"},
     "free-port": {},
+    "libuv-off": {"USE_LIBUV": "0"},
     "fresh-rendezvous": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     "more-open-files": {},
     "new-session": {},

@@ -24,14 +24,15 @@ def runs_away(pattern: re.Pattern[str], unit: str) -> bool:
     """Return whether the search of a text that repeats `unit` takes more than linear time.
 
     A ratio counts where the text is longer than the pattern's bounded repetitions: below that
-    length a bounded pattern may be quadratic. A ratio that is too large is measured again on a
-    text of twice the length: only two in a row count.
+    length a bounded pattern may be quadratic. What is too large is measured again, a
+    ratio on a text of twice the length: only two in a row count.
     """
     bound = 2 * max((int(count) for count in _COUNT.findall(pattern.pattern)), default=200)
     before = MEASURABLE_S
     for length in _lengths(max(_ENOUGH_CHARS, 2 * bound)):
         took = _cpu_s(pattern, unit, length)
-        if took > _EXPLODES * max(before, MEASURABLE_S):
+        explodes_s = _EXPLODES * max(before, MEASURABLE_S)
+        if took > explodes_s and _cpu_s(pattern, unit, length) > explodes_s:
             return True
         if took >= MEASURABLE_S and length >= bound:
             return all(

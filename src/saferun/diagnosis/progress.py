@@ -64,6 +64,7 @@ _CUT_AGE = re.compile(
     r"\| {0,2}\d{1,9}/\d{1,9} ?\[(\d{1,3}):(\d\d):(?!\d\d\])"
     r"|^\s{0,4}(?::|(\d{1,3}):)(\d\d):\d\d<"
 )
+_NAME_CHARS = 60  # of a line: where a bar has its name
 _CUT_LINES = 3  # of a bar: its start with the message, and what follows
 # A loss that is not a number, or is above ten thousand, leads to indices outside every table.
 _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
@@ -228,6 +229,15 @@ def _is_long_cut(lines: Sequence[Line], at: int) -> bool:
     return _age_of_cut(percent, whole) >= LONG_S
 
 
+def _counted(whole: str, end: str) -> Iterator[int]:
+    """Yield the training steps that a line's end reports; a bar must look like one of training."""
+    yield from map(int, _COUNTED.findall(end))
+    name = whole.partition("%|")[0][:_NAME_CHARS].rstrip(" 0123456789")
+    bar = _POSITION.search(end)
+    if bar and _OF_STEPS.match(name) and (name.strip() or "loss" in end[bar.end() :]):
+        yield int(bar[1])
+
+
 def is_long(before: Sequence[Line], behind: Sequence[Line] = ()) -> bool:
     """Return whether the last of these lines report many steps, epochs or minutes.
 
@@ -243,7 +253,7 @@ def is_long(before: Sequence[Line], behind: Sequence[Line] = ()) -> bool:
         text = line.text[-_END_CHARS:]
         if _RESUMED.search(text):
             continue
-        if any(int(number) >= LONG_STEPS for number in _COUNTED.findall(text)):
+        if max(_counted(line.text, text), default=0) >= LONG_STEPS:
             return True
         if any(int(a or b) >= _LONG_EPOCHS for a, b in _EPOCHS.findall(text)):
             return True
