@@ -21,7 +21,10 @@ _NO_HOST = re.compile(
     r"network address of \(\d{1,10}, |to host \d{1,10}:\d{1,5}(?: |$)"
     r"|connect to \[?(?:::ffff:)?0\.\d{1,3}\.\d{1,3}\.[1-9]"
 )
-_BARRIER = re.compile(r"world_size=(\d{1,6}), (?:worker_count|num_workers_joined)=(\d{1,6})")
+_BARRIER = re.compile(
+    r"(?:on rank: (?P<rank>\d{1,6}), .{0,80})?"
+    r"world_size=(?P<size>\d{1,6}), (?:worker_count|num_workers_joined)=(?P<joined>\d{1,6})"
+)
 _CRASHES = (  # kinds that the signal of a crash alone stands for
     *("abort-unknown", "dataloader-shm-full", "illegal-instruction"),
     *("segfault", "segfault-environment"),
@@ -209,8 +212,12 @@ class Circumstances:
         if _NO_HOST.search(match.text):
             return "torchrun-misuse"
         counts = _BARRIER.search(match.text)
-        stale = counts is not None and int(counts[2]) > int(counts[1])
-        return "stale-rendezvous-store" if stale else match.kind
+        if counts is None:
+            return match.kind
+        if int(counts["rank"] or 0) >= int(counts["size"]):  # there is no such rank in this world
+            return "distributed-environment"
+        more = int(counts["joined"]) > int(counts["size"])
+        return "stale-rendezvous-store" if more else match.kind
 
     def _of_busy_device(self, match: Match) -> str:
         """Return whether other jobs hold the device, or several ranks of this one want it."""
