@@ -27,6 +27,24 @@ OUTPUTS = {
     "with a time in front": (b"12:00:01 step: 7\n12:00:02 step: 8\n", 7),
     "after other words": (b"hello\nstep 7\nstep 8\n", 7),
     "two counters": (b"batch 1\nstep 5\nbatch 2\nstep 6\n", 5),
+    "of Megatron": (
+        b" [2025-10-02 12:20] iteration       47/      50 | skipped iterations:   0 |\n"
+        b" [2025-10-02 12:20] iteration       48/      50 | skipped iterations:   1 |\n",
+        47,
+    ),
+    "of diffusers": (
+        b"Steps:  44%|####4     | 440/1000 [00:01<9]\rSteps:  45%|####5     | 450/1000 [00:02<9]\r",
+        440,
+    ),
+    "of fairseq": (b"epoch 002:     90 / 400 loss=3\nepoch 002:    100 / 400 loss=3\n", 90),
+    "of PyTorch's examples": (b"Epoch: [3][  10/5005]\tTime\nEpoch: [3][  20/5005]\tTime\n", 10),
+    "of OpenMMLab": (
+        b"Epoch(train)  [1][ 50/925]  lr: 1e-4\nEpoch(train)  [1][100/925]  lr: 1e-4\n",
+        50,
+    ),
+    "of timm": (b"Train: 0 [  50/1251 (  4%)]  Loss\nTrain: 0 [ 100/1251 (  8%)]  Loss\n", 50),
+    "of a build": (b"[1/9] nvcc -c train.cu\n[2/9] nvcc -c train.cu\n", None),
+    "seconds of a step": (b"iter 0.25 s\niter 1.25 s\n", None),
     "one number only": (b"step 5 loss 3\n", None),
     "settings": (b"max_steps: 20000\nsave_steps=500\nwarmup steps: 100\n", None),
     "the same number again": (b"step 5 rank 0\nstep 5 rank 1\n", None),

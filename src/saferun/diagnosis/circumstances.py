@@ -51,6 +51,8 @@ _CRASHED = re.compile(
 )
 _LOADS = re.compile(r"<frozen importlib\._bootstrap_external>.{1,20} in (?:create|exec)_module$")
 _AGAIN = 3  # times: no chance
+# The source file of a kernel that is not torch's: who checks its calls prints it beside the message.
+_KERNEL_FILE = re.compile(r"(?<!\S)(?!\S{0,300}(?:aten|c10|torch|THC)/)\S{1,200}\.cuh?\b", re.I)
 # Of cuBLAS and cuDNN only these say that a call failed which had been possible.
 _CALL_FAILED = re.compile(r"STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)")
 # The first collective of a group is a barrier in most programs: nobody reaches it while a rank
@@ -153,6 +155,10 @@ class Circumstances:
         early, long = _BY_PROGRESS[kind]
         if kind == "cublas-cudnn-failed" and not _CALL_FAILED.search(text):
             return kind
+        if kind == "cuda-illegal-access":
+            beside = " ".join(line.text for line in self._lines[max(0, end - 3) : end + 1])
+            if _KERNEL_FILE.search(beside):
+                return kind  # a fault of that kernel's code
         before = self._lines[:end]
         if self._ran_long(before, self._lines[end:]):
             return long

@@ -146,11 +146,14 @@ class Text:
         return frames[at:] if at >= 0 else ""
 
     def around(self, row: int) -> str:
-        """Return the lines around one, with its traceback where it is an exception's."""
+        """Return the lines around one, with its traceback where it is an exception's.
+
+        The line itself comes as it was printed: torch's loggers name the file that said it.
+        """
         if row not in self._around:
             begin, end = max(0, row - _CONTEXT_LINES), row + _CONTEXT_LINES
             context = (
-                line
+                line if at != row else self.lines[row].raw.lower()
                 for at, line in enumerate(self.lower[begin:end], begin)
                 if at == row
                 or not (at in self._launcher_rows or _is_warning(line) or _NOT_CONTEXT.match(line))

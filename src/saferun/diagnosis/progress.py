@@ -25,14 +25,21 @@ _RECENT_LINES = 20  # before the failure that are searched for a diverged loss
 _START_CHARS = 2000  # of a line of raw output: a bar that rewrites its line is split before
 _END_CHARS = 400  # of a line of a log: where a bar shows its last state
 
-# What a step is: a number behind one of these words, or the position of tqdm's bar.
+# What a step is: a number behind one of these words (Megatron aligns it to the right; it also counts
+# what it skipped), the position in an epoch, or that of tqdm's bar.
 _COUNTER = (
-    r"\b(?:global[_ ]?step|step|iter|iteration|batch)s?[\s=:#/\[\]\"']{1,4}(?P<count>\d{1,9})\b"
+    r"(?<!skipped )(?<!nan )\b(?:global[_ ]?step|step|iter|iteration|batch)s?"
+    r"[\s=:#/\[\]\"']{1,10}(?P<count>\d{1,9})\b(?!%|\.\d)"
+)
+_IN_EPOCH = (  # of fairseq, and of the examples of PyTorch, timm, DETR and OpenMMLab
+    r"\bepoch \d{1,5}: {1,12}(?P<update>\d{1,9}) / \d"
+    r"|\b(?:train|epoch|iter)\b[^\[%|]{0,20}(?:\[\d{1,5}\] {0,4})?"
+    r"\[ {0,8}(?P<place>\d{1,9}) {0,2}/ {0,8}\d{1,9}(?: {0,2}\(| ?\])"
 )
 _BAR = r"(?<![\d.])(?P<position>\d{1,9})/\d{1,9} ?\["
 _POSITION = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) ?\[")
 _FLAGS = re.IGNORECASE | re.ASCII
-_STEP = re.compile(f"{_COUNTER}|{_BAR}", _FLAGS)
+_STEP = re.compile(f"{_COUNTER}|{_IN_EPOCH}|{_BAR}", _FLAGS)
 _COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not a step here
 _EPOCHS = re.compile(
     r"\bepoch[\s=:#\[(]{1,4}(\d{1,5})\b|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s", re.I
@@ -146,12 +153,12 @@ def _counter(line: str) -> tuple[int, int, str] | None:
     found = _STEP.search(line)
     if found is None:
         return None
-    begin, end = found.span("count" if found["count"] else "position")
-    return begin, end, _NUMBERS.sub("#", line[: found.start(found.lastgroup or 0)][-200:])
+    begin, end = found.span(found.lastgroup or 0)
+    return begin, end, _NUMBERS.sub("#", line[:begin].rstrip()[-200:])
 
 
 def _number(found: re.Match[str]) -> int:
-    return int(found["count"] or found["position"])
+    return int(found[found.lastgroup or 0])
 
 
 def step_in(text: str) -> int | None:
