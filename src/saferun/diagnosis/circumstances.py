@@ -34,6 +34,7 @@ _CRASHES = (  # kinds that the signal of a crash alone stands for
 _BY_PROGRESS = {
     "cuda-illegal-access": ("cuda-illegal-access", "cuda-illegal-access-sporadic"),
     "cuda-launch-failure": ("cuda-illegal-access", "cuda-launch-failure"),
+    "cuda-launch-timeout": ("cuda-launch-timeout", "cuda-launch-failure"),
     "cublas-cudnn-failed": ("cublas-cudnn-failed", "cuda-launch-failure"),
     "segfault": ("segfault-environment", "segfault"),
     "dataloader-worker-died": ("dataloader-worker-died", "ended-by-signal"),
@@ -51,7 +52,7 @@ _CRASHED = re.compile(
 )
 _LOADS = re.compile(r"<frozen importlib\._bootstrap_external>.{1,20} in (?:create|exec)_module$")
 _AGAIN = 3  # times: no chance
-# The source file of a kernel that is not torch's: who checks its calls prints it beside the message.
+# The source file of a kernel that is not torch's: checks of its calls print it beside the message.
 _KERNEL_FILE = re.compile(r"(?<!\S)(?!\S{0,300}(?:aten|c10|torch|THC)/)\S{1,200}\.cuh?\b", re.I)
 # Of cuBLAS and cuDNN only these say that a call failed which had been possible.
 _CALL_FAILED = re.compile(r"STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)")

@@ -26,8 +26,9 @@ _NAMES = {
     98: "invalid device function",
     100: "no CUDA-capable device is detected", 101: "invalid device ordinal",
     209: "no kernel image is available", 214: "uncorrectable ECC error encountered",
-    700: "cudaErrorIllegalAddress", 710: "device-side assert triggered",
-    716: "cudaErrorMisalignedAddress", 719: "cudaErrorLaunchFailure",
+    700: "cudaErrorIllegalAddress", 702: "cudaErrorLaunchTimeout",
+    710: "device-side assert triggered", 716: "cudaErrorMisalignedAddress",
+    719: "cudaErrorLaunchFailure",
     802: "CUDA_ERROR_SYSTEM_NOT_READY", 999: "cuda error: unknown error",
 }  # fmt: skip
 # Of the libraries, each with numbers of its own; of cuDNN those before version 9.
@@ -52,14 +53,14 @@ _OF_LIBRARIES = {
 }  # fmt: skip
 # Of Ascend's runtime (rt_error_codes.h of CANN), by what its own messages or CUDA's say of them.
 # Those that may be anything, as an internal error, are left out.
-_TIMED_OUT, _KERNEL_TIMED_OUT = "stream synchronize timeout", "launch timed out and was terminated"
+_TIMED_OUT, _ENDED = "stream synchronize timeout", "unspecified launch failure"
 _LOST, _FAULT, _MEMORY = "reason=[lost heartbeat]", "illegal memory access", "NPU out of memory"
 _OF_NPUS = {
     107001: "invalid device id", 107019: _TIMED_OUT, 107020: _TIMED_OUT, 207001: _MEMORY,
     207004: "no CUDA-capable device is detected", 207018: _MEMORY, 507010: _LOST,
-    507012: _TIMED_OUT, 507013: "unspecified launch failure", 507014: _KERNEL_TIMED_OUT,
-    507015: _FAULT, 507016: _FAULT, 507017: _KERNEL_TIMED_OUT, 507018: _FAULT,
-    507034: _KERNEL_TIMED_OUT, 507035: _FAULT, 507036: _FAULT, 507042: _FAULT, 507043: _FAULT,
+    507012: _TIMED_OUT, 507013: _ENDED, 507014: _ENDED,
+    507015: _FAULT, 507016: _FAULT, 507017: _ENDED, 507018: _FAULT,
+    507034: _ENDED, 507035: _FAULT, 507036: _FAULT, 507042: _FAULT, 507043: _FAULT,
     507044: _FAULT, 507045: _FAULT, 507046: _TIMED_OUT, 507047: _TIMED_OUT, 507048: _TIMED_OUT,
     507049: _FAULT, 507050: _FAULT, 507053: "uncorrectable ECC error encountered",
     507054: "uncorrectable ECC error encountered", 507055: "uncorrectable ECC error encountered",

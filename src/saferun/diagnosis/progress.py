@@ -25,8 +25,8 @@ _RECENT_LINES = 20  # before the failure that are searched for a diverged loss
 _START_CHARS = 2000  # of a line of raw output: a bar that rewrites its line is split before
 _END_CHARS = 400  # of a line of a log: where a bar shows its last state
 
-# What a step is: a number behind one of these words (Megatron aligns it to the right; it also counts
-# what it skipped), the position in an epoch, or that of tqdm's bar.
+# What a step is: a number behind one of these words (Megatron aligns it to the right, and counts
+# what it skipped, too), the position in an epoch, or that of tqdm's bar.
 _COUNTER = (
     r"(?<!skipped )(?<!nan )\b(?:global[_ ]?step|step|iter|iteration|batch)s?"
     r"[\s=:#/\[\]\"']{1,10}(?P<count>\d{1,9})\b(?!%|\.\d)"

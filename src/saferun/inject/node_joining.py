@@ -138,6 +138,8 @@ class Joining:
     def _waiting(self, endpoint: str) -> str:
         host = endpoint.rpartition(":")[0] or endpoint
         where = f"{endpoint} ({addresses(host)})"
+        if not endpoint:  # torchrun's c10d rendezvous then takes this name
+            where = f"localhost ({addresses('localhost')}, as no --rdzv-endpoint is given)"
         if self._holder is None:
             return (
                 f"{self._facts['host']} waits for an answer from {where} since {WAITED_S:.0f} s; "
