@@ -44,6 +44,8 @@ OUTPUTS = {
     ),
     "of timm": (b"Train: 0 [  50/1251 (  4%)]  Loss\nTrain: 0 [ 100/1251 (  8%)]  Loss\n", 50),
     "of a build": (b"[1/9] nvcc -c train.cu\n[2/9] nvcc -c train.cu\n", None),
+    "a logger's place": (b"[stage3.py:1991:step] 1 flush\n[stage3.py:1991:step] 2 flushes\n", None),
+    "a thousand in words": (b"steps = 4,875\nsteps = 5,875\n", None),
     "seconds of a step": (b"iter 0.25 s\niter 1.25 s\n", None),
     "one number only": (b"step 5 loss 3\n", None),
     "settings": (b"max_steps: 20000\nsave_steps=500\nwarmup steps: 100\n", None),
@@ -146,8 +148,10 @@ def test_a_bar_that_is_no_trainings_has_the_age_of_a_wait():
         ("step 1\nstep 2\nstep 2\n", False),
         ("step 3\nstep 2\nstep 1\n", False),
         ("[rank1]: step 1\n[rank1]: step 2\n[rank1]: step 3\n", False),
+        ("900/900 [00:01<00:00]\nstep 1\nstep 2\nstep 3\n", True),
+        ("batch 1\nstep 50\nbatch 2\nstep 60\nbatch 3\nstep 70\n", True),
     ],
-    ids=["three steps", "two", "backwards", "of another rank"],
+    ids=["three steps", "two", "backwards", "another rank's", "after a bar", "two counters"],
 )
 def test_three_growing_steps_of_a_rank_mean_that_the_job_went_on(output, went_on):
     lines = log_reader.of_text(output).lines

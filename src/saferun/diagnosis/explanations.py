@@ -14,6 +14,7 @@ from saferun.diagnosis import (
     exit_codes,
     forms,
     matches,
+    progress,
     signatures,
     tracebacks,
 )
@@ -27,7 +28,9 @@ from saferun.named_tuple import NamedTuple
 _GAP_LINES = 400
 _LONG_GAP_LINES = 3000
 _SURVIVED, _SURVIVED_LONG = 40, 5  # the most that such an explanation weighs
+_SURVIVED_STEPS = 17  # and where steps follow: more than exit code 1, less than a crash
 _NO_LIMIT = 1000  # above every weight
+_WENT_ON_LINES = 10  # behind a line that says that the program goes on: it did
 _BRIEF_LINES = 80  # in so short a log, a phrase outside an exception can be a reason to retry
 # Exceptions that only pass on what another process or exception reported.
 _WRAPPERS = frozenset(
@@ -48,6 +51,7 @@ _OF_CUT = {  # a traceback without its last line
 }
 # A traceback's; the dump of a stack (faulthandler) has no comma behind the number.
 _FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in ')
+_NEVER_MET = "nccl-p2p-hang"  # by its last lines a log shows that no collective came to its end
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
 # Exceptions that programs use for control flow: one raised while handling them explains more.
 _CONTROL_FLOW = frozenset(
@@ -80,7 +84,7 @@ class Collected(NamedTuple):
     text: matches.Text
     found: list[Explanation]
     exits: exit_codes.Exits
-    left_out: tuple[matches.Match, ...]  # phrases that do not count in a log of this length
+    left_out: tuple[matches.Match, ...]  # phrases that do not count there
 
 
 def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> Collected:
@@ -101,7 +105,8 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
     left_out = tuple(
         m
         for m in fitting
-        if not brief and m.weight == WEIGHTS["bare"] and not knowledge.kinds[m.kind].stops
+        if (m.why == matches.GOING_ON and m.at < len(lines) - _WENT_ON_LINES)
+        or (not brief and m.weight == WEIGHTS["bare"] and not knowledge.kinds[m.kind].stops)
     )
     skipped = {id(m) for m in left_out}
     found = [_of_match(m, known.kind_of(m)) for m in fitting if id(m) not in skipped]
@@ -109,7 +114,8 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
         found.append(Explanation("gpu-p2p-corrupt", WEIGHTS["hard"], at, None, lines[at].text))
     explained = {m.raised.at for m in fitting if m.raised}
     found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, lines)
-    found = _with_survived_weights(_without_cut(found), lines)
+    found = _with_steps_after(_without_cut(found), lines, knowledge)
+    found = _with_survived_weights(found, lines)
     found += _of_exits(evidence, exits, lines, known)
     return Collected(lines, text, found, exits, left_out)
 
@@ -209,6 +215,37 @@ def _without_cut(found: Sequence[Explanation]) -> list[Explanation]:
         for item in found
         if item.raised is None or item.raised.type or (item.at + 1, item.rank) not in stated
     ]
+
+
+def _with_steps_after(
+    found: Sequence[Explanation], lines: Sequence[Line], knowledge: Knowledge
+) -> list[Explanation]:
+    """Take weight from what a line says without an exception, where the job then made steps.
+
+    It ran all the same, so a mere remark is left out. Another line keeps enough to decide where
+    nothing else is known: the steps may be output that was written when the rank ended. What ranks
+    say while they meet comes before every step, also where another stream's lines stand first.
+    """
+    said = [item for item in found if item.at >= 0 and _is_said(item)]
+    steps = progress.steps(lines, 0, len(lines)) if said else []
+    ranks = {step.rank for step in steps}
+    weighed: list[Explanation] = []
+    for item in found:
+        remark = item.weight <= WEIGHTS["bare"]
+        starts = knowledge.kinds[item.kind].group == "rendezvous" or item.kind == _NEVER_MET
+        at = 0 if remark and starts else item.at
+        if item not in said or not any(progress.went_on(steps, at, rank) for rank in ranks):
+            weighed.append(item)
+        elif not remark:
+            why = (*item.why, "the job made steps after it")
+            weighed.append(item._replace(weight=min(item.weight, _SURVIVED_STEPS), why=why))
+    return weighed
+
+
+def _is_said(item: Explanation) -> bool:
+    """Return whether it is what a line says, and no exception with its traceback."""
+    headed = item.raised is not None and item.raised.headed
+    return not headed and item.weight < WEIGHTS["hard"]
 
 
 def _is_read(item: Raised) -> bool:

@@ -16,6 +16,7 @@ from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign, says
 from saferun.diagnosis.tracebacks import GOES_ON, Raised, Tracebacks
 from saferun.named_tuple import NamedTuple
 
+GOING_ON = "the program says that it goes on"
 _PLAIN_LOSS = 6  # weight that a line loses which is not part of an exception
 _CONTEXT_LINES = 25  # above a line, and below it
 _HITS = 60  # lines with one phrase that are examined: the first ones, and as many of the last
@@ -28,8 +29,12 @@ _INFORMATION = re.compile(
     r"|.{0,400}?\"(?:level|levelname|severity)\": ?\"(?:info|debug)\")"
 )
 # Lines that say nothing about a failure beside them: torchrun's name of this machine and the link
-# to its manual (no request was sent to either), and a progress bar that reached its end.
-_NOT_CONTEXT = re.compile(r"\s{0,20}(?:host\s{1,20}: |traceback : to enable)|.{0,200}\b100%\|")
+# to its manual (no request was sent to either), what wandb says of its run, and a progress bar that
+# reached its end.
+_NOT_CONTEXT = re.compile(
+    r"\s{0,20}(?:host\s{1,20}: |traceback : to enable|wandb:(?!.{0,40}\berror\b))"
+    r"|.{0,200}\b100%\|"
+)
 # Exceptions whose traceback is only that of the launcher that passes the failure on.
 _LAUNCHERS = frozenset(("ChildFailedError", "CalledProcessError"))
 
@@ -248,7 +253,7 @@ def _match(sign: Sign, text: Text, row: int, number: int | None) -> Match:
         if item.background:
             weight, why = min(weight, WEIGHTS["hint"] + 1), "the process went on after it"
         if goes_on(item, text.lines):
-            weight, why = min(weight, WEIGHTS["hint"] - 1), "the program says that it goes on"
+            weight, why = min(weight, WEIGHTS["hint"] - 1), GOING_ON
         at, rank, body = row, item.rank, item.text
         return Match(sign.kind, weight, at, rank, item, body, sign.explains, sign, why)
     weight, why = _of_a_line(sign, text.lower[row])
@@ -262,7 +267,7 @@ def _of_a_line(sign: Sign, lower: str) -> tuple[int, str]:
     if _is_warning(lower) and not sign.warned:
         return min(sign.weight, WEIGHTS["hint"]), "a warning"
     if GOES_ON.search(lower):
-        return min(sign.weight, WEIGHTS["hint"]), "the program says that it goes on"
+        return min(sign.weight, WEIGHTS["hint"]), GOING_ON
     if sign.only == "exception":
         return WEIGHTS["bare"], "the message stands without its exception"
     if WEIGHTS["echo+"] < sign.weight < WEIGHTS["hard"]:

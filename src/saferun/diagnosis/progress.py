@@ -25,11 +25,12 @@ _RECENT_LINES = 20  # before the failure that are searched for a diverged loss
 _START_CHARS = 2000  # of a line of raw output: a bar that rewrites its line is split before
 _END_CHARS = 400  # of a line of a log: where a bar shows its last state
 
-# What a step is: a number behind one of these words (Megatron aligns it to the right, and counts
-# what it skipped, too), the position in an epoch, or that of tqdm's bar.
+# What a step is: a number behind one of these words, the position in an epoch, or that of tqdm's
+# bar. Megatron aligns it to the right, and counts what it skipped, too; a logger's place may end in
+# a function's name (stage3.py:9:step).
 _COUNTER = (
-    r"(?<!skipped )(?<!nan )\b(?:global[_ ]?step|step|iter|iteration|batch)s?"
-    r"[\s=:#/\[\]\"']{1,10}(?P<count>\d{1,9})\b(?!%|\.\d)"
+    r"(?<!skipped )(?<!nan )(?<!\d:)\b(?:global[_ ]?step|step|iter|iteration|batch)s?"
+    r"[\s=:#/\[\]\"']{1,10}(?P<count>\d{1,9})\b(?!%|[.,]\d)"
 )
 _IN_EPOCH = (  # of fairseq, and of the examples of PyTorch, timm, DETR and OpenMMLab
     r"\bepoch \d{1,5}: {1,12}(?P<update>\d{1,9}) / \d"
@@ -59,7 +60,8 @@ _ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
 # the time that is left and the rate, or the elapsed time without its end or its start.
 _CUT = re.compile(r"\s{0,8}(?P<what>[^|%]{0,60}?)\s{0,4}(?P<done>\d{1,2})%\|")
 _OF_STEPS = re.compile(
-    r"(?!.{0,60}(?:load|map|fetch|token|filter|prepar|eval|valid|test|sampl|sav))"
+    r"(?!.{0,60}(?:load|map|fetch|token|filter|prepar|process|eval|valid|test|sampl|sav"
+    r"|generat|convert|extract|split|cach|index|build))"
     r"(?:\Z|.{0,60}\b(?:train|epoch|step|iter|fit|progress))",
     re.I,
 )
@@ -183,18 +185,22 @@ def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
 
 
 def went_on(reported: Sequence[Step], at: int, rank: int | None) -> bool:
-    """Return whether a job made enough steps after a line, each larger than the one before.
+    """Return whether a job made enough growing steps after a line.
 
     Args:
         reported: the steps of the log, from `steps`.
         at: index of the line.
         rank: whose steps count; None for those without a rank.
     """
-    count, reached = 0, -1
+    count, reached = 0, -1  # beyond every number before, and
+    in_row, last = 0, -1  # one after the other: another counter may have come further before
     for step in reported[bisect_left(reported, (at,)) :]:
-        if step.rank == rank and step.number > reached:
+        if step.rank != rank:
+            continue
+        if step.number > reached:
             count, reached = count + 1, step.number
-        if count == _SURVIVED_STEPS:
+        in_row, last = (in_row + 1 if step.number > last else 1), step.number
+        if max(count, in_row) == _SURVIVED_STEPS:
             return True
     return False
 
