@@ -114,7 +114,7 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
         found.append(Explanation("gpu-p2p-corrupt", WEIGHTS["hard"], at, None, lines[at].text))
     explained = {m.raised.at for m in fitting if m.raised}
     found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, lines)
-    found = _with_steps_after(_without_cut(found), lines, knowledge)
+    found = _with_steps_after(_without_cut(found), lines)
     found = _with_survived_weights(found, lines)
     found += _of_exits(evidence, exits, lines, known)
     return Collected(lines, text, found, exits, left_out)
@@ -217,14 +217,12 @@ def _without_cut(found: Sequence[Explanation]) -> list[Explanation]:
     ]
 
 
-def _with_steps_after(
-    found: Sequence[Explanation], lines: Sequence[Line], knowledge: Knowledge
-) -> list[Explanation]:
+def _with_steps_after(found: Sequence[Explanation], lines: Sequence[Line]) -> list[Explanation]:
     """Take weight from what a line says without an exception, where the job then made steps.
 
     It ran all the same, so a mere remark is left out. Another line keeps enough to decide where
-    nothing else is known: the steps may be output that was written when the rank ended. What ranks
-    say while they meet comes before every step, also where another stream's lines stand first.
+    nothing else is known: the steps may be output that was written when the rank ended. The first
+    collective comes before every step, also where another stream's lines stand first.
     """
     said = [item for item in found if item.at >= 0 and _is_said(item)]
     steps = progress.steps(lines, 0, len(lines)) if said else []
@@ -232,8 +230,7 @@ def _with_steps_after(
     weighed: list[Explanation] = []
     for item in found:
         remark = item.weight <= WEIGHTS["bare"]
-        starts = knowledge.kinds[item.kind].group == "rendezvous" or item.kind == _NEVER_MET
-        at = 0 if remark and starts else item.at
+        at = 0 if item.kind == _NEVER_MET else item.at
         if item not in said or not any(progress.went_on(steps, at, rank) for rank in ranks):
             weighed.append(item)
         elif not remark:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.diagnosis import forms
 from saferun.diagnosis.log_reader import Line
@@ -62,6 +62,14 @@ def is_information(line: Line) -> bool:
     return any(_INFORMATION.match(text) for text in (line.raw, line.text))
 
 
+def _is_forwarded(lines: Sequence[Line], framed: Iterable[int]) -> bool:
+    """Return whether a runner gives its level to all that its job prints, even to frames."""
+    told = itertools.chain(
+        (lines[row] for row in framed), (line for line in lines if " NCCL WARN " in line.text)
+    )
+    return any(is_information(line) for line in told)
+
+
 def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
     """Return whether a program goes on after an exception that it only mentions in a line.
 
@@ -108,8 +116,13 @@ class Text:
         self._shapes = "\n".join(shapes)
         self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in shapes)]
         self._launcher_rows = self._frames_of_launchers()
+        self._forwarded = _is_forwarded(lines, exceptions.framed)
         self._around: dict[int, str] = {}
         self._rows: dict[str, tuple[int, ...]] = {}
+
+    def is_information(self, row: int) -> bool:
+        """Return whether the program itself gives a line the level of information."""
+        return not self._forwarded and is_information(self.lines[row])
 
     def rows_with(self, word: str) -> tuple[int, ...]:
         """Return the lines that hold a phrase: at most the first and the last _HITS of them."""
@@ -213,7 +226,7 @@ def _places(sign: Sign, text: Text) -> Iterator[int]:
             elif (
                 row not in text.framed
                 and says(needle, text.lower[row])
-                and (sign.states or not is_information(text.lines[row]))
+                and (sign.states or not text.is_information(row))
             ):
                 yield row
 

@@ -105,7 +105,7 @@ def _against(sign: Sign, text: matches.Text, row: int, counted: Explanation | No
             return "it counts only outside an exception"
     elif row in text.framed:
         return "in a frame of a traceback"
-    elif not sign.states and matches.is_information(text.lines[row]):
+    elif not sign.states and text.is_information(row):
         return "as information, not as a failure"
     name = matches.against(sign, text, row)
     if name:
@@ -169,7 +169,7 @@ def _telling_rows(text: matches.Text) -> Sequence[int]:
     ]
     telling = [row for row in rows if is_of_failure(text.lower[row])]
     last = {*telling[-_LINES:], *rows[-_LAST_LINES:]}
-    return sorted(row for row in last if not matches.is_information(text.lines[row]))
+    return sorted(row for row in last if not text.is_information(row))
 
 
 def _words(text: str) -> frozenset[str]:
