@@ -22,7 +22,7 @@ STICKY = {
     "unspecified launch failure": "cuda-launch-failure",
     "cudaerrorlaunchfailure": "cuda-launch-failure",
     "cuda_error_launch_failed": "cuda-launch-failure",
-    "launch timed out and was terminated": "cuda-launch-failure",
+    "launch timed out and was terminated": "cuda-launch-timeout",
 }
 _MEMORY = (
     "cuda out of memory",
