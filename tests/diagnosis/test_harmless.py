@@ -46,3 +46,9 @@ def test_a_tracker_beside_an_exception_makes_no_server_of_it():
     raised = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in read\n'
     log = raised + "TimeoutError: read timed out\n" + END
     assert diagnose(log, exit_code=1).verdict == "stop-user"
+
+
+def test_the_failed_rank_is_not_outlived_by_the_steps_of_another():
+    lost = "[rank1]: RuntimeError: Connection closed by peer [10.0.0.1]:2\n"
+    log = "[rank3]: RuntimeError: CUDA error: invalid device ordinal\n" + STEPS + lost
+    assert diagnose(log, exit_code=1).kind == "cuda-invalid-device-ordinal"

@@ -224,14 +224,16 @@ def _with_steps_after(found: Sequence[Explanation], lines: Sequence[Line]) -> li
     nothing else is known: the steps may be output that was written when the rank ended. The first
     collective comes before every step, also where another stream's lines stand first.
     """
-    said = [item for item in found if item.at >= 0 and _is_said(item)]
-    steps = progress.steps(lines, 0, len(lines)) if said else []
+    if not any(map(_is_said, found)):
+        return list(found)
+    steps = progress.steps(lines, 0, len(lines))
     ranks = {step.rank for step in steps}
     weighed: list[Explanation] = []
     for item in found:
         remark = item.weight <= WEIGHTS["bare"]
         at = 0 if item.kind == _NEVER_MET else item.at
-        if item not in said or not any(progress.went_on(steps, at, rank) for rank in ranks):
+        whose = ranks if remark or item.rank is None else {item.rank}
+        if not _is_said(item) or not any(progress.went_on(steps, at, rank) for rank in whose):
             weighed.append(item)
         elif not remark:
             why = (*item.why, "the job made steps after it")
@@ -242,7 +244,7 @@ def _with_steps_after(found: Sequence[Explanation], lines: Sequence[Line]) -> li
 def _is_said(item: Explanation) -> bool:
     """Return whether it is what a line says, and no exception with its traceback."""
     headed = item.raised is not None and item.raised.headed
-    return not headed and item.weight < WEIGHTS["hard"]
+    return item.at >= 0 and not headed and item.weight < WEIGHTS["hard"]
 
 
 def _is_read(item: Raised) -> bool:
