@@ -19,8 +19,8 @@ the script takes torchrun's arguments when it is run.
 
   -o FILE             write it there, executable
   --check FILE        check that FILE is what its own command makes today; else status 1
-  --plain             at most 150 lines, without saferun's own code: locks, test of the GPUs
-                      and retries by exit status and a dozen messages; no hooks, no mitigations
+  --plain             at most 60 lines, without saferun's own code: variables, and torchrun again
+                      where a signal ended a rank; no locks, no diagnosis, no hooks
 
   --slurm             make a file for sbatch: one torchrun on each node
   --nodes N           number of nodes; 1 if it is not given

@@ -44,7 +44,6 @@ class Kind(NamedTuple):
     detail: str  # filled from them
     waits: bool  # waiting is part of the mitigation: it passes by itself, in a while
     echo: bool = False  # what survivors of a failure elsewhere see: the cause is on another node
-    plain: tuple[str, ...] = ()  # its commonest messages, for export/plain.py: phrases of its signs
 
     @property
     def stops(self) -> bool:
@@ -142,7 +141,6 @@ def _kind(name: str, body: Mapping[str, Any]) -> Kind:
         detail=str(body.get("detail", "")),
         waits=body.get("waits", False) is True,
         echo=body.get("echo", False) is True,
-        plain=_texts(body, "plain"),
     )
 
 
