@@ -14,7 +14,8 @@ slurm_job=${slurm_job:-${SLURM_JOB_ID-}}
 RECEIVE='
 umask 077
 trap : HUP INT QUIT TERM USR1 USR2
-place=$(mktemp -d "${TMPDIR:-/tmp}/saferun-slurm.XXXXXX") && cat >"$place/job.sh" || exit 69
+for place in "${TMPDIR:-/tmp}" /tmp; do is_safe "$place" && break; done &&
+  place=$(mktemp -d "$place/saferun-slurm.XXXXXX") && cat >"$place/job.sh" || exit 69
 [[ -z $1 ]] || export SAFERUN_VERDICT_FILE="$1/$SLURMD_NODENAME"
 status=0
 bash "$place/job.sh" --on-node "${@:2}" </dev/null || status=$?
@@ -38,7 +39,7 @@ start_nodes() { # SCRIPT ARGUMENTS...: ends with the status of the step
   srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --cpu-bind=none \
     ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"} \
     --kill-on-bad-exit=1 --wait="$WAIT_S" --open-mode=append --output="$(log_name)" \
-    bash -c "$RECEIVE" bash "$verdicts" \
+    bash -c "$(declare -f is_safe); $RECEIVE" bash "$verdicts" \
     "${nodes[0]}" "$port" "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" "${#nodes[@]}" "$@" <"$0" &
   step=$!
   while kill -0 "$step" 2>/dev/null; do
@@ -140,7 +141,7 @@ meet() { # OPTION VALUE...: sets `meeting`
 # The kit's program gets what Slurm sends to this shell, apart from URG, and a second signal of the
 # same kind would cut torchrun's shutdown short. Where no job runs yet, this shell ends.
 pass_on() { # SIGNAL
-  [[ -n ${job-} ]] || exit 143
+  [[ -n ${job-} || $1 == QUIT || $1 == USR? ]] || exit 143
   [[ $1 == limit ]] || return 0
   asked=TERM # no further attempt begins
   tell USR2

@@ -92,7 +92,7 @@ def test_it_needs_no_programs_but_cores_and_python(machine):
     """No flock, no tar, no base64, no nvidia-smi, no yaml, no saferun."""
     tools = machine.tmp / "tools"
     tools.mkdir()
-    for name in ("bash", "mktemp", "mkfifo", "rm"):
+    for name in ("bash", "mktemp", "mkfifo", "rm", "stat"):
         (tools / name).symlink_to(f"/usr/bin/{name}")
     python = tools / "python3"  # without site-packages: neither yaml nor saferun
     python.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -S "$@"\n')
@@ -113,8 +113,11 @@ def test_the_kit_does_not_go_to_a_home_of_somebody_else(machine):
     os.chown(home, OTHER, OTHER)
     gone = str(machine.tmp / "not here")
     ran = machine.run(["bash", script], TMPDIR=gone, XDG_RUNTIME_DIR=gone, HOME=str(home))
-    assert ran.status == 69
+    assert ran.status == 0
     assert list(home.iterdir()) == []
+
+
+WHERE = [{"code": "print(os.environ['PYTHONPATH'])"}]  # of the hooks, which lie in the kit
 
 
 @pytest.mark.parametrize("usable", ["TMPDIR", "XDG_RUNTIME_DIR", "HOME", "nothing"])
@@ -124,13 +127,39 @@ def test_the_kit_finds_a_place(machine, usable):
     places = {"TMPDIR": gone, "XDG_RUNTIME_DIR": gone, "HOME": "/proc/self"}
     if usable != "nothing":
         places[usable] = str(machine.temporary)
-    ran = machine.run(["bash", script], **places)
-    assert ran.status == (69 if usable == "nothing" else 0), ran.err
-    if usable == "nothing":
-        assert ran.err == (
-            "saferun: no place for temporary files: $TMPDIR or /tmp, $XDG_RUNTIME_DIR, ~/.cache\n"
-        )
+    ran = machine.run(["bash", script], ends=WHERE, **places)
+    assert ran.status == 0, ran.err
+    assert ran.out.startswith("/tmp/saferun-kit" if usable == "nothing" else places[usable])
     assert machine.unpacked() == []
+
+
+@root
+@pytest.mark.parametrize(
+    ("owner", "mode", "above", "taken"),
+    [
+        (0, 0o755, (0, 0o755), True),
+        (0, 0o1777, (0, 0o755), True),
+        (0, 0o777, (0, 0o755), False),
+        (OTHER, 0o755, (0, 0o755), False),
+        (OTHER, 0o1777, (0, 0o755), False),
+        (0, 0o755, (OTHER, 0o755), False),
+        (0, 0o755, (0, 0o775), False),
+        (0, 0o755, (0, 0o1777), True),
+    ],
+)
+def test_the_kit_is_unpacked_only_where_nobody_else_can_replace_it(
+    machine, owner, mode, above, taken
+):
+    """Code of others would run as root after `su` or `sudo -E`, which keep TMPDIR."""
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    place = machine.tmp / "above" / "[it]"
+    place.mkdir(parents=True)
+    for path, (uid, bits) in ((place, (owner, mode)), (place.parent, above)):
+        os.chown(path, uid, uid)
+        path.chmod(bits)
+    ran = machine.run(["bash", script], ends=WHERE, TMPDIR=str(place), HOME="/proc/self")
+    assert ran.status == 0, ran.err
+    assert ran.out.startswith(f"{place}/" if taken else "/tmp/saferun-kit")
 
 
 def test_nothing_in_the_kit_is_executable_or_anybody_elses(machine):

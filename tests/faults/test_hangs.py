@@ -100,16 +100,13 @@ def ranks_of(mark: str) -> set[int]:
 
 @pytest.mark.slow
 def test_without_the_watch_nothing_is_said(tmp_path):
-    mode = [
-        "--set",
-        "watch.mode=off",
-        "--set",
-        "watch.silence_s=1",
-    ]  # and SIGQUIT ends the job, as it ends torchrun
+    mode = ["--set", "watch.mode=off", "--set", "watch.silence_s=1"]
     with run(tmp_path, *mode, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
         until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
-        job.process.send_signal(signal.SIGQUIT)
+        job.process.send_signal(signal.SIGQUIT)  # which ends nothing
+        job.process.send_signal(signal.SIGTERM)
         assert job.end() == 1
+        assert job.events("end")[0]["reason"] == "asked to end"
     assert "hang" not in job.err
     assert "where the ranks" not in job.err
 

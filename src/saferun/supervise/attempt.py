@@ -75,8 +75,7 @@ class Observer(NamedTuple):
     # Again and again while the command runs; returns the seconds until the next time, or None to
     # have the command ended, because it hangs.
     look: Callable[[], float | None] | None = None
-    # At a SIGQUIT, which then does not end the command where it has a group of its own; `look` is
-    # called next.
+    # At a SIGQUIT while a command runs that has a group of its own; `look` is called next.
     asked: Callable[[], object] | None = None
     # At the first SIGINT that asks the job to end, with the seconds until it is killed.
     interrupted: Callable[[float | None], object] | None = None

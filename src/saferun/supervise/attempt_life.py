@@ -44,7 +44,7 @@ TERMINAL = "terminal signal"
 USER = "user signal"
 INTERRUPT = "interrupt"  # SIGINT
 INTERRUPT_AGAIN = "second interrupt"  # SIGINT, and not the first one repeated
-TERMINATE = "terminate"  # SIGHUP, SIGQUIT, SIGTERM
+TERMINATE = "terminate"  # SIGHUP, SIGTERM
 LATER = "later"  # the observer's moment
 DEADLINE = "deadline"
 HUNG = "hung"  # the watch has it ended
@@ -104,20 +104,26 @@ class AttemptLife(StateMachine):
             self.step(TERMINAL)
         elif number in USER_SIGNALS:
             self.step(USER, number, sender)
-        elif number == signal.SIGQUIT and self._is_question():
-            self._look_at = self._clock()
+        elif number == signal.SIGQUIT:
+            self._take_question(sender)
         elif number == signal.SIGINT:
             self.step(self._interrupt(), number, sender)
         else:
             self.step(TERMINATE, number, sender)
 
-    def _is_question(self) -> bool:
-        """Pass a SIGQUIT to who wants to know of it; return whether that is all it means."""
-        asked = self._observer.asked
-        if asked is None or self.state != RUNNING or not self._spec.own_group:
-            return False
-        asked()
-        return True
+    def _take_question(self, sender: str) -> None:
+        """Handle a SIGQUIT, which ends no run: it asks where the ranks are.
+
+        A command in our group gets it as it gets what the terminal's keys send.
+        """
+        if self.state not in LIVING:
+            return
+        if not self._spec.own_group:
+            if not sender or self.state in (STARTING, ASKED_EARLY):
+                self._send(protocol.Signal(int(signal.SIGQUIT), None))
+        elif self._observer.asked is not None and self.state == RUNNING:
+            self._observer.asked()
+            self._look_at = self._clock()
 
     @property
     def saw_interrupt(self) -> bool:

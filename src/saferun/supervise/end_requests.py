@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 
-from saferun.keeper.job import DEATH_SIGNALS
 from saferun.system.signalfd import Signals
 
 TYPE_CHECKING = False
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
+END_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # no other one ends a run
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -39,7 +39,7 @@ class EndRequests:
     """
 
     def __init__(self) -> None:
-        self._signals = Signals(DEATH_SIGNALS)
+        self._signals = Signals(END_SIGNALS)
 
     def __enter__(self) -> EndRequests:
         self._signals.__enter__()
@@ -98,14 +98,14 @@ def prepare(*, torchrun: bool) -> None:
     Args:
         torchrun: it starts the job.
     """
-    outlive_user_signals()
     if torchrun:
         restore_interrupts()
+    outlive_signals()
 
 
-def outlive_user_signals() -> None:
-    """Let SIGUSR1 and SIGUSR2, which are for ranks, do nothing to us where no attempt runs."""
-    for number in USER_SIGNALS:
+def outlive_signals() -> None:
+    """Let signals that are for ranks, or ask where they are, do nothing where no attempt runs."""
+    for number in (*USER_SIGNALS, signal.SIGQUIT):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, lambda number, frame: None)
 

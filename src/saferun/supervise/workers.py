@@ -25,7 +25,7 @@ from saferun.planning.inputs import Gathered
 from saferun.planning.own_variables import VISIBLE
 from saferun.planning.view import announcement, as_json
 from saferun.supervise import gpu_gate, record
-from saferun.supervise.end_requests import INTERRUPTED, USER_SIGNALS, outlive_user_signals
+from saferun.supervise.end_requests import END_SIGNALS, INTERRUPTED, USER_SIGNALS, outlive_signals
 from saferun.supervise.worker import Part, be_supervisor, last_words, prefixed
 from saferun.system import gpus, procfs
 from saferun.system.descriptors import plug_closed_descriptors
@@ -66,7 +66,7 @@ def supervise(gathered: Gathered, say: Say) -> int:
         BusyError: not all workers can have a slot of a GPU, and the policy is to refuse.
         KeyboardInterrupt: a SIGINT ended the run; all is closed.
     """
-    outlive_user_signals()  # also the supervisors, which are forked
+    outlive_signals()  # also the supervisors, which are forked
     plug_closed_descriptors()
     if gathered.request.line.script == "-" and not gathered.request.options.code:
         raise UsageError("several workers cannot read one script from stdin", fix="name a file")
@@ -226,7 +226,7 @@ class _Workers:
         for number, sender in self._signals.read():
             if number == signal.SIGCHLD:
                 continue
-            if number in DEATH_SIGNALS and not self.asked:
+            if number in END_SIGNALS and not self.asked:
                 self.asked = number
             if sender == "":
                 for one in self._running.values():
