@@ -30,9 +30,9 @@ def _die_of_interrupt() -> int:
     """End as Python does after Ctrl-C, by the signal itself: a shell's loop goes on otherwise."""
     import signal
 
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+    from saferun.system.stderr import settle
+
+    settle()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
     return 130  # it is blocked
@@ -57,6 +57,7 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from saferun.planning import inputs
     from saferun.planning.request import read
     from saferun.supervise.start import carry_out
+    from saferun.system.stderr import settle
 
     request = read(argv, environ)
     cwd = inputs.working_directory()
@@ -64,7 +65,9 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from saferun.cli.plan import show_plan
 
         return show_plan(request, environ, cwd, as_json=False)
-    return carry_out(inputs.start(request, environ, cwd), cwd)
+    status = carry_out(inputs.start(request, environ, cwd), cwd)
+    settle()
+    return status
 
 
 if __name__ == "__main__":

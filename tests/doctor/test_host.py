@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import threading
@@ -343,11 +344,41 @@ def test_a_user_s_name_of_a_control_group_is_no_word_of_the_driver(tmp_path, lin
 
 
 def test_journald_is_asked_where_the_log_may_not_be_read(tmp_path):
+    xid = "NVRM: Xid (PCI:0000:c1:00): 31, pid=1"
+    messages = [xid, "other", list(xid.encode()), None]
+    read = journald_says(tmp_path, *({"MESSAGE": one} for one in messages))
+    assert (read.source, read.lines) == ("journalctl", (xid, xid))
+
+
+def journald_says(tmp_path, *entries: object, ascii: bool = True) -> kernellog.Log:
+    lines = "".join(json.dumps(entry, ensure_ascii=ascii) + "\n" for entry in entries)
+    (tmp_path / "log").write_text(lines)
     program = tmp_path / "journalctl"
-    program.write_text("#!/bin/sh\necho 'NVRM: Xid (PCI:0000:c1:00): 31, pid=1'; echo other\n")
+    asked = 'case "$*" in *--output=json*) ;; *) exit 1 ;; esac'
+    program.write_text(f"#!/bin/sh\n{asked}\nexec /bin/cat '{tmp_path}/log'\n")
     program.chmod(0o755)
-    read = kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"))
-    assert (read.source, len(read.lines)) == ("journalctl", 1)
+    return kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"))
+
+
+XID = "NVRM: Xid (PCI:0000:c1:00): 79, gone"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"traps: \n{XID}[12] trap int3",
+        list(f"\n{XID}[12]: segfault at 0".encode()),
+        f"\r{XID}[12]: segfault",
+        f"cgroup /\u2028{XID}",
+        f'cgroup /\u2028{{"MESSAGE": "{XID}"}}\u2028',
+        "NVRM: Xid 79[12]: segfault at 0",
+    ],
+)
+@pytest.mark.parametrize("ascii", [True, False])
+def test_a_programs_name_writes_no_line_of_the_driver(tmp_path, message, ascii):
+    """journald takes back what the kernel has escaped."""
+    read = journald_says(tmp_path, {"MESSAGE": message}, ascii=ascii)
+    assert (read.source, read.lines) == ("journalctl", ())
 
 
 @pytest.mark.parametrize("text", [None, "exit 1", "true"], ids=["none", "fails", "says nothing"])
@@ -375,7 +406,7 @@ def test_only_the_kernels_records_since_a_moment_are_read(tmp_path):
 
 def test_journald_is_asked_since_a_moment(tmp_path):
     program = tmp_path / "journalctl"
-    program.write_text('#!/bin/sh\necho NVRM: "$@"\n')
+    program.write_text('#!/bin/sh\necho "{\\"MESSAGE\\":\\"NVRM: $*\\"}"\n')
     program.chmod(0o755)
     read = kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"), since_s=1700000000.5)
     assert read.lines[0].endswith("--since=@1700000000")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pathlib
 
 import pytest
 from journals import PLAN, noted, use
-from users import STRANGER, root
+from users import STRANGER, acting_as, open_place, root
+
+from saferun.inject import receipts
 
 
 def test_a_link_under_the_runs_name_is_not_followed(begin, base, tmp_path):
@@ -59,6 +62,45 @@ def test_a_directory_swapped_underneath_gets_nothing(begin, base, tmp_path):
     assert [p.name for p in (base / "r").rglob("*")] == ["receipts"]
     assert (base / "moved" / "plan.json").is_file()
     assert journal.receipts() is None  # ranks go by the path
+
+
+@root
+@pytest.mark.parametrize("plant", ["link", "linked parts"])
+def test_what_ranks_write_in_another_users_directory_goes_to_the_run_alone(begin, tmp_path, plant):
+    ours = tmp_path / "ours"
+    with open_place() as place:
+        os.chown(place, STRANGER, STRANGER)
+        journal = begin(pathlib.Path(place))
+        places = {"receipts": journal.receipts(), "state": journal.state()}
+        places["flight"] = journal.flight()
+        for name in places:
+            (ours / name).mkdir(parents=True)
+        with acting_as(STRANGER):
+            os.rename(f"{place}/r", f"{place}/moved")
+            if plant == "link":
+                os.symlink(ours, f"{place}/r")
+            else:
+                os.mkdir(f"{place}/r")
+                for name in places:
+                    os.symlink(ours / name, f"{place}/r/{name}")
+        for name, path in places.items():
+            receipts.append(path, "a1.jsonl", ["{}"])
+            assert pathlib.Path(place, "moved", name, "a1.jsonl").read_text() == "{}\n"
+        assert journal.took_receipts()
+        assert not [path for path in ours.rglob("*") if path.is_file()]
+
+
+@root
+def test_a_run_that_never_began_removes_nothing_by_a_planted_link(begin, tmp_path):
+    (tmp_path / "mine").write_text("")
+    with open_place() as place:
+        os.chown(place, STRANGER, STRANGER)
+        journal = begin(pathlib.Path(place))
+        with acting_as(STRANGER):
+            os.rename(f"{place}/r", f"{place}/moved")
+            os.symlink(tmp_path, f"{place}/r")
+        journal.discard()
+    assert (tmp_path / "mine").exists()
 
 
 def test_a_link_put_in_place_of_the_directory_just_made_gets_nothing(

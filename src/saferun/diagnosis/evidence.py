@@ -49,6 +49,7 @@ class Evidence(NamedTuple):
     disk_ample: bool | None = None  # where a file could not be opened is room; None: not known
     hang: Hang | None = None  # the watch has ended it
     keeper: str = ""  # what became of our keeper, where that ended the attempt
+    exited: bool = False  # of plain python: `exit_code` is the script's own, and no signal
     finished: bool = False  # the scripts of all its ranks on this node had reached their end
 
 

@@ -152,7 +152,8 @@ def _of_exits(
             kind, weight = meant
             yield _of_exit(kind, known, len(lines), (weight, -1, failure.rank, ""))
     # torchrun returns 1 whatever happened
-    if evidence.exit_code not in (None, 1) and (meant := exit_codes.kind_of(evidence.exit_code)):
+    code = 1 if evidence.exited and evidence.exit_code else evidence.exit_code
+    if code not in (None, 1) and (meant := exit_codes.kind_of(code)):
         kind, weight = meant
         yield _of_exit(kind, known, len(lines), (weight - 2, -1, None, ""))
 

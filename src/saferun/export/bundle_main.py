@@ -37,7 +37,7 @@ from saferun.supervise.ground import Pace
 from saferun.supervise.start import carry_out
 from saferun.system import gpus as gpu
 from saferun.system.descriptors import plug_closed_descriptors
-from saferun.system.stderr import report
+from saferun.system.stderr import report, settle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def main() -> int:
         _end_with(int(shell))
         _restore_interrupts(int(shell))
         _protect(kit)
-        return _run(kit, name, sys.argv[5:], Script(int(verdicts), int(orders)).pace())
+        status = _run(kit, name, sys.argv[5:], Script(int(verdicts), int(orders)).pace())
+        settle()
+        return status
     except KeyboardInterrupt:
         return 130
     except Exception as error:

@@ -112,7 +112,7 @@ def _journal(text: str, runs: str) -> str:
     except ValueError:
         return ""
     run, receipts = str(document["run"]), document["receipts"]
-    if isinstance(receipts, str) and os.path.isabs(receipts):
+    if isinstance(receipts, str) and os.path.isabs(receipts) and not receipts.startswith("/proc/"):
         return os.path.dirname(receipts)
     named = run and run == os.path.basename(run) and not run.startswith(".")
     return os.path.join(runs, run) if named and runs else ""

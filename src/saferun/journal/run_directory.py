@@ -19,7 +19,7 @@ import os
 import stat
 
 from saferun.journal.disk import close, write_all
-from saferun.system import paths, procfs
+from saferun.system import paths, procfs, trust
 
 LOCK_FILE = "run.lock"
 ALIVE_FILE = "alive"  # when the run last lived, in clock ticks since boot (procfs.now)
@@ -38,10 +38,12 @@ class RunDirectory:
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
+        self._real: str | None = path  # without links; None where others can replace it
         self._directory = self._of_events = descriptor
         self._events = self._lock = self._alive = -1
         self._shared = False  # other processes append to the events, too
         self._torn = False  # the last line has no end: the next one begins with a newline
+        self._parts: dict[str, int] = {}  # descriptors of directories in it, by name
 
     @classmethod
     def make(cls, base: str, run: str) -> RunDirectory:
@@ -60,9 +62,11 @@ class RunDirectory:
             name = _new_directory(parent, _file_name(run))
             descriptor = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
             owners = (os.geteuid(), os.fstat(parent).st_uid)  # the latter: squashed, fixed owners
+            above = os.readlink(f"/proc/self/fd/{parent}")
         finally:
             os.close(parent)
         made = cls(os.path.join(base, name), descriptor)
+        made._real = None if trust.gives_way(above) else os.path.join(above, name)
         if os.fstat(descriptor).st_uid not in owners:
             made.close()
             raise OSError(errno.EPERM, "somebody else's directory was put in its place")
@@ -85,6 +89,7 @@ class RunDirectory:
         descriptor = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._directory)
         made = RunDirectory(os.path.join(self.path, name), descriptor)
         made._of_events, made._shared = os.dup(self._directory), True
+        made._real = self._real and os.path.join(self._real, name)
         os.mkdir("receipts", 0o700, dir_fd=descriptor)
         made._open_events()
         return made
@@ -152,10 +157,24 @@ class RunDirectory:
 
     def check_receipts(self) -> None:
         """Fail unless the path leads to the directory that this run made, and not by a link."""
+        if self._real is None:
+            return  # `part` does not go by the path
         ours = os.stat("receipts", dir_fd=self._directory, follow_symlinks=False)
         by_path = os.lstat(os.path.join(self.path, "receipts"))
         if not stat.S_ISDIR(ours.st_mode) or not os.path.samestat(ours, by_path):
             raise OSError(errno.ESTALE, "another directory was put in its place")
+
+    def part(self, name: str) -> str:
+        """Return the path of a directory in this one, for what the job's processes write.
+
+        Where somebody else can put another directory in this one's place the path leads to ours by
+        a descriptor of this process, whatever the name leads to.
+        """
+        if self._real is not None:
+            return os.path.join(self._real, name)
+        if name not in self._parts:
+            self._parts[name] = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._directory)
+        return f"/proc/{os.getpid()}/fd/{self._parts[name]}"
 
     def make_state(self) -> None:
         """Make the directory that the processes of the run share."""
@@ -175,6 +194,7 @@ class RunDirectory:
     def close(self) -> None:
         """Close all descriptors; the kernel frees the lock."""
         own = {self._events, self._directory, self._of_events, self._lock, self._alive}
+        own.update(self._parts.values())
         for descriptor in own:
             close(descriptor)
         self._events = self._directory = self._of_events = self._lock = self._alive = -1
@@ -252,10 +272,13 @@ def remove_empty(path: str) -> None:
     Raises:
         OSError: something is in it after all, or it cannot be removed.
     """
-    for name in os.listdir(path):
-        entry = os.path.join(path, name)
-        if os.path.isdir(entry) and not os.path.islink(entry):
-            os.rmdir(entry)
+    paths.remove_dir(path, _empty)
+
+
+def _empty(directory: int) -> None:
+    for name in os.listdir(directory):
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            os.rmdir(name, dir_fd=directory)
         else:
-            os.unlink(entry)
-    os.rmdir(path)
+            os.unlink(name, dir_fd=directory)

@@ -209,21 +209,24 @@ class Journal:
 
     def receipts(self) -> str | None:
         """Return the directory for the ranks' receipts; None where there is none any more."""
-        if self.path is None or self._disk.do(self._directory().check_receipts, WRITE_S):
-            return None
-        return os.path.join(self.path, "receipts")
+        return self._part("receipts", self._directory().check_receipts) if self.path else None
 
     def state(self) -> str | None:
         """Make the directory that the run's processes share, 0700; None where that fails."""
-        if self.path is None or self._disk.do(self._directory().make_state, WRITE_S):
-            return None
-        return os.path.join(self.path, "state")
+        return self._part("state", self._directory().make_state) if self.path else None
 
     def flight(self) -> str | None:
         """Make the directory for torch's flight records; None where that fails."""
-        if self.path is None or self._disk.do(self._directory().make_flight, WRITE_S):
-            return None
-        return os.path.join(self.path, "flight")
+        return self._part("flight", self._directory().make_flight) if self.path else None
+
+    def _part(self, name: str, prepare: Callable[[], None]) -> str | None:
+        found: list[str] = []
+
+        def work() -> None:
+            prepare()
+            found.append(self._directory().part(name))
+
+        return None if self._disk.do(work, WRITE_S) else found[0]
 
     def took_receipts(self) -> bool:
         """Return whether the disk will have taken what ranks wrote: it took all else."""

@@ -204,20 +204,22 @@ class Keeper(StateMachine):
         self._watch(self._inbox.fd, self._read_commands)
         self._gpu_prefix, self._own_group = message.gpu_prefix, message.own_group
         try:
+            self._streams.renew(message.tail_bytes)
+            self._streams.start()
             self._execute(message)
-        except OSError as error:
-            self._report(protocol.Failed(error.strerror or str(error), message.argv[0]))
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            self._report(protocol.Failed(reason, message.argv[0]))
             self.step(FAILED)
             return
         self._report(protocol.Started(self._family.first, self._streams.exact))
-        self._streams.start()
+        self._streams.release()
         release_inherited()
         self.step(BORN)
 
     def _execute(self, message: protocol.Start) -> None:
         if message.own_group and os.getsid(0) != os.getpid():
             os.setsid()
-        self._streams.renew(message.tail_bytes)
         if not message.warm:
             self._dismiss()
         if self._agent:
@@ -235,7 +237,7 @@ class Keeper(StateMachine):
         A signal that comes meanwhile is meant for the job: an agent that dies of it was the job.
         """
         self._family.first = agent.pid
-        self._streams.start()
+        self._streams.release()
         answer = self._await_answer(agent) if agent.hand_over(message) else b""
         over = self.state == HURRIED or (self.state == SIGNALLED and answer == b"")
         if over or answer == b"r":

@@ -66,9 +66,16 @@ class Channel:
         return self._mover is not None
 
     def start(self) -> None:
-        """Carry from now on, in a thread; the job must have `inner` by now, which we close."""
-        os.close(self.inner)
+        """Carry from now on, in a thread.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
         _thread.start_new_thread(self._run, ())
+
+    def release(self) -> None:
+        """Close `inner`, which the job has by now."""
+        os.close(self.inner)
 
     def flush(self) -> None:
         """Ask for `flushed`, which becomes true when all that has been written is carried."""
@@ -197,7 +204,7 @@ class Streams:
     def __init__(
         self, ends: Sequence[Ends], tail_bytes: int, notify: int, shared: bool = False
     ) -> None:
-        self._started = False
+        self._released = False
         self.merged = same(1, 2)
         self.channels = [Channel(one, tail_bytes, notify, shared) for one in ends]
         self.files = [1, 2]  # what becomes descriptors 1 and 2 of the job
@@ -226,11 +233,20 @@ class Streams:
         self.resize()
 
     def start(self) -> None:
-        """Begin to carry, unless begun already; call it when the job has its descriptors."""
-        if not self._started:
-            self._started = True
+        """Begin to carry, before there is a job: the system may refuse a thread.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        for channel in self.channels:
+            channel.start()
+
+    def release(self) -> None:
+        """Leave the job's ends to it, unless that was done; call it when it has them."""
+        if not self._released:
+            self._released = True
             for channel in self.channels:
-                channel.start()
+                channel.release()
 
     def resize(self) -> None:
         """Copy the terminal's window size to the job's."""

@@ -57,6 +57,7 @@ def wait(program: str, control: int, answer: int, *files: int) -> None:
         answer: descriptor that one byte is written to when the task has been taken over.
         files: what becomes descriptors 1 and 2.
     """
+    _hide_our_frames()
     for fd in (control, answer, *files):
         os.set_inheritable(fd, False)
     _set_process_name(b"saferun-warm")
@@ -150,7 +151,6 @@ def _become(program: str, code: CodeType | None) -> None:
     main = sys.modules["__main__"]
     for name in [name for name in vars(main) if name not in _KEPT]:
         delattr(main, name)
-    _hide_our_frames()
     if code is None:
         import runpy
 

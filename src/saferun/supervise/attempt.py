@@ -8,6 +8,7 @@ the states). The keeper's side owns the processes and carries the output.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from saferun.system.signalfd import Signals
 
 TAIL_BYTES = 256 * 1024
+# Where the system allows no further process or thread, which is a failure to be diagnosed.
+_REFUSED = (os.strerror(errno.EAGAIN), "can't start new thread")
 
 
 class AttemptSpec(NamedTuple):
@@ -242,8 +245,12 @@ def _last_report(
 
         return keeper_loss.take_over(life, standby, observer, signals)
     if isinstance(report, protocol.Failed):
-        from saferun.errors import UnavailableError
+        from saferun.errors import EXIT_UNAVAILABLE, UnavailableError
 
+        if report.reason in _REFUSED:
+            line = f"cannot start `{report.program}`: {report.reason}\n".encode()
+            status = EXIT_UNAVAILABLE << 8
+            return protocol.Ended(status, 0, [], b"", line, b"", b"", merged=False, lingers=False)
         raise UnavailableError(
             f"cannot start `{report.program}`: {report.reason}",
             fix="check the program and its mode",

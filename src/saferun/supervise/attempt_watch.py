@@ -103,7 +103,9 @@ class AttemptWatch:
         kills = self._kills.since() if self._kills else None
         known = signatures.load(self._gathered.environ)
         seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
-        diagnosis = classify.classify(seen._replace(hang=hang), known)
+        exited = self._gathered.launcher is None and ended.signal is None
+        seen = seen._replace(hang=hang, exited=exited)
+        diagnosis = classify.classify(seen, known)
         if self.request is not None:
             diagnosis = classify.as_kind(diagnosis, self.request.kind, known)
         observed = machine_state.observed(seen, self._scene(ended))

@@ -110,6 +110,12 @@ def outlive_signals() -> None:
             signal.signal(number, lambda number, frame: None)
 
 
+def restore_child_ends() -> None:
+    """Undo that our caller ignores SIGCHLD: torchrun would take each rank's end for a success."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def restore_interrupts() -> None:
     """Handle Ctrl-C and Ctrl-\\ where a shell has started us with them ignored, as it does for `&`.
 

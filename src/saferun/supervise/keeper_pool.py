@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from saferun.keeper import output_ends, protocol
+from saferun.keeper.process_tree import read_stat
 from saferun.named_tuple import NamedTuple
 from saferun.supervise import warm_start
 from saferun.system import paths
@@ -133,7 +134,10 @@ def fit(standby: Standby, *, own_group: bool) -> Standby:
     """
     with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
         lives = os.waitpid(standby.pid, os.WNOHANG) == (0, 0)
-        if lives and (own_group or standby.warm is None):
+        if lives and _is_stopped(standby.pid):  # it would cost the attempt its number
+            os.kill(standby.pid, signal.SIGKILL)
+            os.waitpid(standby.pid, 0)
+        elif lives and (own_group or standby.warm is None):
             return standby  # else it has left our group, where the command must stay
     standby.close()
     return start_keeper(standby.hold, shared=standby.shared)
@@ -208,13 +212,18 @@ class KeeperPool:
         if standby is None:
             return
         standby.close()
-        limit = time.monotonic() + END_S
+        limit = time.monotonic() + (0 if _is_stopped(standby.pid) else END_S)
         with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
             while not os.waitpid(standby.pid, os.WNOHANG)[0]:
                 if time.monotonic() > limit:
                     os.kill(standby.pid, signal.SIGKILL)
                     limit += END_S
                 time.sleep(_LOOK_S)
+
+
+def _is_stopped(pid: int) -> bool:
+    stat = read_stat(pid)
+    return stat is not None and stat[1] == "T"
 
 
 def memory_suffices() -> bool:

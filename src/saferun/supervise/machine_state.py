@@ -53,8 +53,9 @@ def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
     yield from _gpus(scene)
     yield from _signal(seen, scene)
     silent = not any(line.text.strip() for line in seen.log.lines)
-    if silent and seen.exit_code == 1:  # torchrun, which returns 1 for all, is never silent
-        yield Observation("exit status 1", "", "child-failed-no-root")
+    # torchrun, which returns 1 for all, is never silent
+    if silent and (seen.exit_code == 1 or seen.exited):
+        yield Observation(f"exit status {seen.exit_code}", "", "child-failed-no-root")
 
 
 def _kernels_log(scene: Scene) -> Iterator[Observation]:
@@ -119,7 +120,7 @@ def _gpus(scene: Scene) -> Iterator[Observation]:
 
 def _signal(seen: Evidence, scene: Scene) -> Iterator[Observation]:
     """Yield the signal that ended the launcher, or the script below it as a shell says so."""
-    number = scene.signal or (seen.exit_code or 0) - 128
+    number = scene.signal or (0 if seen.exited else (seen.exit_code or 0) - 128)
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -7,6 +7,7 @@ import sys
 
 from saferun.errors import UsageError
 from saferun.model import LaunchPlan
+from saferun.supervise.end_requests import restore_child_ends
 from saferun.system.paths import on_path
 from saferun.system.stderr import say
 
@@ -99,6 +100,7 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
         return replace_process(gathered.plan(), environ)
     if inputs.disabled(environ):
         return replace_process(gathered.plan(), environ)
+    restore_child_ends()
     check_script(gathered, cwd)
     if gathered.profile is not None and gathered.profile.settings.workers > 1:
         if pace is not None:

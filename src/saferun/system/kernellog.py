@@ -7,6 +7,7 @@ containers forbid it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -22,7 +23,10 @@ JOURNAL_S = 4.0  # journalctl takes 0.1 s, or seconds over a large journal on a 
 _TIME = re.compile(r"\d{1,6},\d{1,20},(\d{1,20}),")
 # The driver's own lines begin so, after a record's head. Others hold names that users choose: the
 # kernel prints a control group's where it kills for lack of memory.
-_DRIVER = re.compile(r"(?:\d{1,6},\d{1,20},\d{1,20},[^;]{0,80};)?\s*(?:NVRM:|nvidia-nvswitch\d*:)")
+# Where a program crashes a record begins with its name, of 15 bytes at most, and `[PID]`.
+_DRIVER = re.compile(
+    r"(?:\d{1,6},\d{1,20},\d{1,20},[^;]{0,80};)?\s*(?!.{1,15}\[\d+\])(?:NVRM:|nvidia-nvswitch\d*:)"
+)
 _APART_S = 1.0  # by which the clocks of the kernel's log and of the machine may differ
 
 
@@ -52,13 +56,27 @@ def read(
     program = next(paths.on_path("journalctl", environ), None)
     if program is None:
         return Log(trouble=trouble)
-    command = [program, "--dmesg", "--boot=0", "--no-pager", "--quiet", "--output=cat"]
+    command = [program, "--dmesg", "--boot=0", "--no-pager", "--quiet", "--output=json"]
     command += [] if since_s is None else [f"--since=@{int(since_s)}"]
     answer = bounded.run(command, environ, JOURNAL_S)
     # Without permission it prints nothing and exits with 0.
     if answer.trouble or not answer.out.strip():
         return Log(trouble=f"{trouble}; journalctl: {answer.trouble or 'no kernel lines'}")
-    return Log(tuple(filter(_ours, answer.out.splitlines())), "journalctl")
+    return Log(tuple(filter(_ours, map(_message, answer.out.split("\n")))), "journalctl")
+
+
+def _message(entry: str) -> str:
+    """Return a message of the journal as one line; "" where there is none.
+
+    journald takes back what the kernel escapes in a record: a program whose name has an end of line
+    in it would write lines of the driver's. Bytes that are no text come as a list of numbers.
+    """
+    try:
+        message = json.loads(entry)["MESSAGE"]
+        text = bytes(message).decode("utf-8", "replace") if isinstance(message, list) else message
+        return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    except (ValueError, TypeError, KeyError):
+        return ""
 
 
 def _is_since(record: str, since_s: float | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from saferun.system.printable import printable
@@ -16,6 +17,19 @@ def say(text: str) -> None:
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
         return
+
+
+def settle() -> None:
+    """Flush our output; what nobody takes is dropped, and does not change the exit status to 120.
+
+    Such is a terminal that has hung up.
+    """
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            if stream is not None:  # closed by the caller
+                stream.flush()
+        except (OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def report(error: Exception) -> int:

@@ -33,11 +33,20 @@ def can_be_replaced(path: str) -> bool:
 
     Whoever can write one of those above it can, but where that is sticky and ours or root's.
     """
-    above = os.path.realpath(path)
+    return gives_way(os.path.dirname(os.path.realpath(path)))
+
+
+def gives_way(folder: str) -> bool:
+    """Return whether somebody but us or root can put something else in place of what is in it.
+
+    Args:
+        folder: a directory, without links in its path.
+    """
     try:
-        while (above := os.path.dirname(above)) != "/":
-            if _of_directory(above, sticky=True):
+        while folder != "/":
+            if _of_directory(folder, sticky=True):
                 return True
+            folder = os.path.dirname(folder)
     except OSError:
         return True
     return False
