@@ -312,6 +312,7 @@ def test_saferuns_own_options_are_these_and_no_more():
         "run",
         "plan",
         "gen-shell",
+        "adopt",
         "env",
         "profiles",
         "diagnose",

@@ -27,7 +27,9 @@ from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.model import CommandLine, LaunchOptions, Option
 from saferun.named_tuple import NamedTuple
 
-COMMANDS = ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor", "runs", "help")
+COMMANDS = (
+    *("run", "plan", "gen-shell", "adopt", "env", "profiles", "diagnose", "doctor", "runs", "help"),
+)
 # saferun's own options, each with the placeholder of its value; None: it takes no value.
 OWN: dict[str, str | None] = {
     "--profile": "NAME",
