@@ -79,7 +79,7 @@ class Reference:
         Capitals, dashes in front, and blanks, dashes or underscores between make no difference.
         """
         plain = _plain(word)
-        named = self._named.get(plain) or self._named.get(plain.removesuffix("s"), ())
+        named = self._named.get(plain) or self._named.get(re.sub("-?s$", "", plain), [])
         makers: list[Callable[[str], Entry | None]]
         makers = [self._kind, self._mitigation, _hook, self._key, self._variable]
         makers += [_section, self._profile, _verdict, self._word, self._command, self._option]
