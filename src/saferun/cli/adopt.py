@@ -18,7 +18,7 @@ _STYLES = {r"^\+.*": "green", r"^-.*": "red", r"^@@.*": "cyan"}
 
 
 @click.command(context_settings=HELP)
-@click.option("-w", "--write", is_flag=True, help="Write the files; else nothing is changed.")
+@click.option("-w", "write", is_flag=True, help="Write the files; else nothing is changed.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
 def command(files: tuple[str, ...], write: bool) -> int:
     """Put saferun where a script starts torchrun, and show the difference.

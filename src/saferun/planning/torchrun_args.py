@@ -169,6 +169,12 @@ def value_of(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | 
     return "" if _int(text) else None
 
 
+def exported(line: CommandLine, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that torchrun takes options from, which the line does not give."""
+    names = (one.env for one in OPTIONS if one.env and one.dest not in line.given)
+    return {name: environ[name] for name in names if name in environ}
+
+
 def _max_nodes(text: str | None) -> int | None:
     """Return the most nodes that N or MIN:MAX allows; None if it cannot be read."""
     if text is None:
