@@ -120,6 +120,7 @@ class AttemptWatch:
             offered=diagnosis.mitigations,
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
             fingerprint=classify.fingerprint(diagnosis),
+            root_rank=diagnosis.root_rank,
             last_step=seen.step,
         )
         return last, diagnosis
