@@ -73,13 +73,13 @@ def memory_left(proc: str = PROC, mount: str = MOUNT) -> int | None:
 
 
 def _memory_limits(proc: str, mount: str) -> Iterator[Memory]:
-    folders, version = group("memory", proc, mount)
+    found = group("memory", proc, mount)
     limit_name, used_name = (
         ("memory.max", "memory.current")
-        if version == 2
+        if found.version == 2
         else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     )
-    for folder in folders:
+    for folder in found.folders:
         limit = _number(f"{folder}/{limit_name}")
         if 0 <= limit < _UNLIMITED_V1:
             yield Memory(limit, _number(f"{folder}/{used_name}"))
@@ -87,10 +87,9 @@ def _memory_limits(proc: str, mount: str) -> Iterator[Memory]:
 
 def cpu_quota(proc: str = PROC, mount: str = MOUNT) -> float:
     """Return the tightest limit of CPU time on our group, in CPUs; 0 where there is none."""
-    folders, version = group("cpu", proc, mount)
-    found = []
-    for folder in folders:
-        if version == 2:
+    ours, found = group("cpu", proc, mount), []
+    for folder in ours.folders:
+        if ours.version == 2:
             pair = procfs.text(f"{folder}/cpu.max").split()
         else:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -113,10 +112,10 @@ def oom_kill_files(
         proc: where procfs is mounted.
         mount: where the control groups are mounted.
     """
-    folders, version = group("memory", proc, mount, pid)
-    if version == 1:
-        return tuple(f"{folder}/memory.oom_control" for folder in folders[:1])
-    return tuple(f"{folder}/{COUNTS_BELOW}" for folder in folders)
+    found = group("memory", proc, mount, pid)
+    if found.version == 1:
+        return tuple(f"{folder}/memory.oom_control" for folder in found.folders[:1])
+    return tuple(f"{folder}/{COUNTS_BELOW}" for folder in found.folders)
 
 
 def oom_kills(path: str) -> int | None:
