@@ -229,6 +229,7 @@ def test_each_file_of_knowledge_has_one_reader():
         "load_failures": {"diagnosis/signatures.py"},
         "load_mitigations": {"planning/mitigation_catalog.py"},
         "load_settings": {"audit/effects.py"},
+        "load_words": {"cli/reference.py"},
         "load_xids": {"doctor/xid.py"},
     }
 

@@ -54,19 +54,13 @@ FINDINGS = (  # what is exported, the level of the finding, a part of its text
     ({"NCCL_NET_GDR_LEVEL": "PBH"}, "problem", "one of LOC, PIX, PXB, PHB, SYS"),
     ({"NCCL_P2P_LEVEL": "nvl"}, "problem", "knows no such level"),
     ({"NCCL_DISABLE_IB": "1"}, "note", "a similar name: NCCL_IB_DISABLE"),
-    ({"NCCL_IB_GID_INDEX_V": "1"}, "note", "a similar name: NCCL_IB_GID_INDEX"),
     ({"CUDA_MAX_CONNECTIONS": "1"}, "problem", "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
-    ({"CUDA_CONNECTIONS_MAX_DEVICE": "1"}, "note", "name: CUDA_DEVICE_MAX_CONNECTIONS"),
     ({"NCCL_CHECK_DISABLE": "1"}, "problem", "has no reader"),
-    ({"NCCL_SOCKET_TIMEOUT": "600"}, "problem", "has no reader"),
     ({"PYTORCH_TIMEOUT": "600"}, "problem", "has no reader"),
     ({"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}, "problem", "does nothing | since torch 2.8"),
     ({"TORCHELASTIC_ERORR_FILE": "/e"}, "problem", "if TORCHELASTIC_ERROR_FILE is meant"),
-    ({"TORCHELASTIC_NO_SUCH": "1"}, "note", "only torch could read"),
     ({"NCCL_DEBUG_SUBSYS": "WARN"}, "problem", "NCCL_DEBUG=WARN or INFO for the level"),
-    ({"NCCL_DEBUG_SUBSYS": "INIT,INFO"}, "problem", "NCCL_DEBUG_SUBSYS=INIT,NET"),
     ({"NCCL_IB_DISABLE": "true"}, "problem", "counts as 0, since NCCL reads a number"),
-    ({"NCCL_SHM_DISABLE": "yes"}, "problem", "write 1"),
     ({"NCCL_BUFFSIZE": "4M"}, "problem", "counts as 4,"),
     ({"TORCH_DISTRIBUTED_DEBUG": "DETAILED"}, "problem", "OFF, INFO or DETAIL"),
     ({"TORCH_LOGS": "+dynamo,recompile"}, "problem", "did you mean recompiles?"),
@@ -138,21 +132,20 @@ def test_an_alloc_conf_under_2_9_needs_the_old_name():
 
 def test_p2p_off_matters_where_gpus_can_copy_to_each_other():
     plain = tuple(Gpu(n, f"GPU-{n}", "NVIDIA L40S") for n in range(2))
-    assert "problem" in str(found({"NCCL_P2P_DISABLE": "1"}, gpus=SXM))
     assert "NVLink" in str(found({"NCCL_P2P_DISABLE": "1"}, gpus=SXM))
     assert "note" in str(found({"NCCL_P2P_DISABLE": "1"}, gpus=plain))
     assert found({"NCCL_P2P_DISABLE": "1"}, gpus=PCIE) == []
     assert found({"NCCL_P2P_DISABLE": "0"}, gpus=SXM) == []
 
 
-def test_ib_off_matters_where_there_are_cards():
-    def levels(value: str, *adapters: str) -> list[str]:
-        environ = {"NCCL_IB_DISABLE": value}
-        findings = audit.findings(environ, Facts(torch=TORCH), adapters=adapters)
-        return [one.level for one in findings]
-
-    assert levels("1", "mlx5_0") == ["problem"]
-    assert levels("1") == levels("0", "mlx5_0") == ["ok"]
+@pytest.mark.parametrize(
+    ("value", "adapters", "level"),
+    [("1", ["mlx5_0"], "problem"), ("1", [], "ok"), ("0", ["mlx5_0"], "ok")],
+)
+def test_ib_off_matters_where_there_are_cards(value: str, adapters: list[str], level: str):
+    environ = {"NCCL_IB_DISABLE": value}
+    (one,) = audit.findings(environ, Facts(torch=TORCH), adapters=adapters)
+    assert one.level == level
 
 
 def test_record_streams_have_an_effect_before_torch_2_8():
@@ -161,13 +154,10 @@ def test_record_streams_have_an_effect_before_torch_2_8():
     assert found(environ, torch="2.8.0+cu128")[0][0] == "problem"
 
 
-@pytest.mark.parametrize(
-    ("name", "by"),
-    [("NCCL_DEBUG", "nccl"), ("NCCL_IB_TIMEOUT", "nccl"), ("NCCL_NTHREADS", "nccl")],
-)
-def test_what_torch_only_records_is_not_read_by_torch(name: str, by: str):
-    (one,) = audit.findings({name: "1" if name != "NCCL_DEBUG" else "INFO"}, Facts(torch=TORCH))
-    assert f"read by {by} " in one.detail
+@pytest.mark.parametrize("name", ["NCCL_IB_TIMEOUT", "NCCL_NTHREADS", "NCCL_SOCKET_IFNAME"])
+def test_what_torch_only_records_is_not_read_by_torch(name: str):
+    (one,) = audit.findings({name: "20"}, Facts(torch=TORCH))
+    assert "read by nccl " in one.detail
     assert "torch" not in one.detail
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 _TYPE = "it starts the ranks itself (`What to type` in docs/usage.md)"
@@ -22,6 +21,6 @@ _INSTEAD = {
 
 def hint(script: str | None) -> str:
     """Return what to write where SCRIPT is the name of such a program; "" for any other script."""
-    name = os.path.basename(script or "")
+    name = (script or "").rpartition("/")[2]
     found = (text for names, text in _INSTEAD.items() if re.fullmatch(names, name))
     return "".join(f"`{name}` is taken for the script; {text}" for text in found)
