@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from saferun.cli import colour, watch_view
 from saferun.cli.options import echo, json_text
 from saferun.errors import UsageError
-from saferun.journal import reader
+from saferun.journal import reader, time_spent
 from saferun.journal.attempts import attempts
 from saferun.supervise.live_run import LiveRun, Snapshot
 
@@ -102,8 +102,9 @@ def _draw(live: LiveRun, interval_s: float, note: str) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     from saferun.cli import runs_view
 
-    plan = reader.read_plan(now.run.path)
-    colour.echo_page(runs_view.as_text(now.run, attempts(now.run), plan, time.time()))
+    plan, tried, at = reader.read_plan(now.run.path), attempts(now.run), time.time()
+    times = time_spent.read(now.run, tried, at)
+    colour.echo_page(runs_view.as_text(now.run, tried, plan, times, at))
 
 
 def _looks(live: LiveRun, interval_s: float, drawn: Live | None = None) -> Iterator[Snapshot]:

@@ -166,7 +166,7 @@ def receipt_location(text: str) -> "tuple[str | None, int]":
 
 
 def is_off(text: str, hook: str) -> bool:
-    """Return whether a hook of `on` and `off` is off in SAFERUN_INJECT, without parsing its JSON."""
+    """Return whether a hook that is `on` or `off` is off, without parsing the JSON."""
     return _after(text, f'"{hook}":').startswith('"off"')
 
 

@@ -1,9 +1,9 @@
 """Write a rank's first uncaught exception where torch elastic looks for it, even without @record.
 
 Target: `sys.excepthook` (and `sys.last_value` at exit, for scripts that replace it), in the process
-that the launcher started as a rank, from before its first line; `faulthandler` there and under plain
-python, in ranks that multiprocessing starts, and again in DataLoader workers, where torch puts
-handlers without a Python stack in its place.
+that the launcher started as a rank, from before its first line; `faulthandler` there and under
+plain python, in ranks that multiprocessing starts, and again in DataLoader workers, where torch
+puts handlers without a Python stack in its place.
 Reason: without `@record` torchrun only knows exit codes and cannot tell the first failure from
 those that it causes (https://docs.pytorch.org/docs/stable/elastic/errors.html). The format is the
 one that torch/distributed/elastic/multiprocessing/errors reads, unchanged from torch 1.9 to 2.13.
