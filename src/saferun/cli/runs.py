@@ -91,8 +91,8 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> i
 def watch_run(run_id: str | None, interval_s: float, run_dir: str | None, as_json: bool) -> int:
     """Watch a run until it is over: ID, the beginning of one, or the newest that is going on.
 
-    Drawn on a terminal; elsewhere, and with --json, a line for each change. Ctrl-C leaves the run
-    alone.
+    Drawn on a terminal; elsewhere, and with --json, a line for each change. `q` and Ctrl-C leave
+    the run alone.
     """
     from saferun.cli import runs_watch
     from saferun.system import paths

@@ -61,7 +61,7 @@ def table(runs: Sequence[Run], now_s: float, width: int | None = None) -> str:
 
 def _row(run: Run, now_s: float) -> tuple[str, ...]:
     script = plain(run.script.rpartition("/")[2]) or "?"
-    took = "?" if run.took_s is None else short(run.took_s)
+    took = "?" if run.took_s is None else seconds(run.took_s)
     tries = str(run.attempts or "?")
     return (plain(run.id), _when(run.started_at, now_s), took, tries, outcome(run), script)
 
@@ -333,21 +333,6 @@ def _until(entry: Entry, now_s: float) -> str:
 
 
 # --- text --------------------------------------------------------------------------------------
-
-
-def short(value_s: float) -> str:
-    """Return a duration in at most six columns.
-
-    >>> short(3.14), short(75), short(7300), short(200000)
-    ('3.1s', '1m15s', '2h01m', '2d07h')
-    """
-    if value_s < 59.5:
-        return f"{value_s:.1f}s" if value_s < 9.95 else f"{value_s:.0f}s"
-    minutes, rest_s = divmod(round(value_s), 60)
-    if minutes < 60:
-        return f"{minutes}m{rest_s:02}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours < 24 else f"{hours // 24}d{hours % 24:02}h"
 
 
 def size_text(size: int) -> str:

@@ -231,9 +231,8 @@ def _silence(place: str, number: int, hang: Hang) -> Silence:
     by_oddness = sorted(hang.ranks, key=lambda rank: not rank.odd)
     stacks = []
     if hang.stacks and _STACKS_FILE.fullmatch(hang.stacks):
-        stacks.append(
-            ("all processes, by py-spy", time_spent.content(os.path.join(place, hang.stacks)))
-        )
+        file = os.path.join(place, hang.stacks)
+        stacks.append(("all processes, by py-spy", time_spent.content(file)))
     for one in by_oddness[:_STACKS]:
         rank = "none" if one.rank is None else one.rank
         name = f"a{number}-r0-rank{rank}-pid{one.pid}{contract.STACKS}"
