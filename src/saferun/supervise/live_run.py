@@ -77,7 +77,7 @@ class LiveRun:
     def __init__(self, run: Run, environ: Mapping[str, str]) -> None:
         self._base, self._id = os.path.split(run.path)
         self._plan = reader.read_plan(run.path)
-        self._mask = Masker(environ, self._plan.command).text
+        self._masker = Masker(*_secrets_of(run, environ, self._plan.command))
         self._gpus = _Gpus(self._plan, environ)
         self._jobs: dict[int | None, Watched] = {}
         self._saved: Checkpoint | None = None
@@ -123,8 +123,7 @@ class LiveRun:
         watched = self._jobs.get(worker)
         if watched is None or watched.started != started[-1]:
             watched = self._jobs[worker] = Watched(started[-1])
-        job = watched.look(job)
-        return job._replace(line=self._mask(job.line))
+        return watched.look(job, self._masker)
 
     def _checkpoint(self, run: Run) -> Checkpoint | None:
         """Return the checkpoint from which a retry would go on, looked for now and then."""
@@ -162,8 +161,8 @@ class Watched:
         self._last: Look | None = None
         self._worked_at_s = time.monotonic()
 
-    def look(self, job: Job) -> Job:
-        """Return a job with what can be seen of it now."""
+    def look(self, job: Job, masker: Masker) -> Job:
+        """Return a job with what can be seen of it now, its output without secrets."""
         now = time.monotonic()
         found = list(_outputs(self.started))
         steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
@@ -180,7 +179,7 @@ class Watched:
         return job._replace(
             step=step,
             rate=self.rate(now, step, [one.pid for one in seen.ranks] if seen else []),
-            line=_last_line(newest),
+            line=_last_line(masker.data(newest)),
             output_s=min(ages, default=None),
             ranks=len(seen.ranks) if seen else 0,
             cores=cores,
@@ -207,6 +206,16 @@ class Watched:
         longest_s = max(later - at for at, later in itertools.pairwise(times))
         until = times[-1] if now - times[-1] <= longest_s else now
         return (self._points[-1][1] - self._points[0][1]) / (until - times[0])
+
+
+def _secrets_of(
+    run: Run, environ: Mapping[str, str], command: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables and the words in which a run's secrets are looked for."""
+    process = f"/proc/{run.process.get('pid', 0)}"
+    pairs = (pair.partition("=") for pair in procfs.text(f"{process}/environ").split("\0"))
+    words = procfs.text(f"{process}/cmdline").split("\0")
+    return {**environ, **{name: value for name, _, value in pairs}}, [*command, *words]
 
 
 def _last_line(output: bytes) -> str:

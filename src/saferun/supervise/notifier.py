@@ -223,4 +223,5 @@ class Notifier:
             self._complain(told.event, text)
 
     def _complain(self, event: str, why: str) -> None:
-        self._say(printable(f"notify: `{self._command[0]}` {why} (event {event})"))
+        text = f"notify: `{self._command[0]}` {why} (event {event})"
+        self._say(printable(self._masked(text)))

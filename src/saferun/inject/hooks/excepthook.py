@@ -15,7 +15,7 @@ Not covered: a script that replaces `sys.excepthook` by a function that calls `o
 import os
 import sys
 
-from .. import contract, rank
+from .. import contract, cut, rank
 from ..trace import hide_all, without_ours
 
 TYPE_CHECKING = False
@@ -181,7 +181,11 @@ def _note_thread(context: "Context", value: BaseException, thread: str) -> None:
     import traceback
 
     text = "".join(traceback.format_exception(type(value), value, value.__traceback__))
-    facts = {"thread": thread, "error": _message(value), "traceback": text[-_TRACEBACK_CHARS:]}
+    facts = {
+        "thread": thread,
+        "error": _message(value),
+        "traceback": cut.end(text, _TRACEBACK_CHARS),
+    }
     context.receipt("excepthook", contract.OBSERVED, **facts)
 
 
