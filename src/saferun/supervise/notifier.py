@@ -98,7 +98,7 @@ class Notifier:
             "kind": last.kind,
             "verdict": last.verdict,
             "root_rank": diagnosis.root_rank if diagnosis else None,
-            "root_line": diagnosis.root_line if diagnosis else None,
+            "root_line": (diagnosis.root_line or None) if diagnosis else None,
             "mitigations": [*last.mitigations, *added],
         }
         if added and decision.action == "again":

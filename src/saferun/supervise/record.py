@@ -258,7 +258,7 @@ def _of_end(
         kind=last.kind,
         fingerprint=last.fingerprint,
         root_rank=diagnosis.root_rank if diagnosis else None,
-        root_line=diagnosis.root_line if diagnosis else None,
+        root_line=(diagnosis.root_line or None) if diagnosis else None,
         decided_by=diagnosis.decided_by if diagnosis else (),
         stack=diagnosis.stack if diagnosis else (),
         action=decision.action,
