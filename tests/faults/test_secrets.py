@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,31 +15,6 @@ import saferun
 
 SECRET = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ" + "5rS7tU9vW1xY"
 PARTS = [SECRET[at : at + 12] for at in range(len(SECRET) - 11)]
-JOB = """
-import json, os, sys, threading
-secret = os.environ["PLANTED"]
-print("to stdout", secret, flush=True)
-print("--hf-token", secret, file=sys.stderr, flush=True)
-def fail():
-    raise ValueError("w " * 1000 + secret)
-thread = threading.Thread(target=fail, name=secret)
-thread.start(); thread.join()
-receipts = json.loads(os.environ["SAFERUN_INJECT"])["receipts"]
-attempt, pid = os.environ["SAFERUN_ATTEMPT"], os.getpid()
-base = f"{receipts}/a{attempt}-r0-ranknone-pid{pid}"
-with open(base + ".jsonl", "w") as file:
-    for text in (secret, "x" * 180 + " " + secret):
-        line = {"v": 1, "at": 1.0, "pid": pid, "rank": None, "hook": "init", "outcome": "failed"}
-        file.write(json.dumps({**line, "error": text, secret: text}) + "\\n")
-with open(base + ".recycle.json", "w") as file:
-    json.dump({"why": "w " * 140 + secret, "kind": "", "progress": 1}, file)
-with open(os.path.join(os.path.dirname(receipts), "state", "trials.jsonl"), "a") as file:
-    params = {"token": secret, secret: 1}
-    trial = {"number": 1, "study": secret, "state": "FAIL", "cause": secret, "params": params}
-    file.write(json.dumps(trial) + "\\n")
-sys.exit(77) if attempt == "1" else None
-raise RuntimeError(f"{'long ' * int(sys.argv[1])}bad token {secret}")
-"""
 
 
 def leaks(text: str) -> list[str]:
@@ -47,7 +23,7 @@ def leaks(text: str) -> list[str]:
 
 def test_a_secret_in_every_text_of_a_job_is_nowhere_afterwards(tmp_path):
     script, place = tmp_path / "job.py", tmp_path / "events"
-    script.write_text(JOB)
+    shutil.copy(program("plants_secrets"), script)
     told = [sys.executable, program("keeps_event"), str(place)]
     for long in ("0", "60", "95"):
         folder = tmp_path / long
@@ -80,7 +56,7 @@ def asked(job, *argv: str) -> str:
 
 def test_what_the_api_returns_has_no_secret(tmp_path: Path):
     script = tmp_path / "job.py"
-    script.write_text(JOB)
+    shutil.copy(program("plants_secrets"), script)
     result = saferun.run(
         [script, "60", "--hf-token", SECRET],
         profile="cpu",

@@ -191,6 +191,11 @@ class Watched:
 
         Only steps count that came while these ranks ran: the first one that is seen may have come
         long ago, or be one of the ranks before them.
+
+        Args:
+            now: seconds that never jump.
+            step: the last one in the output.
+            ranks: their pids.
         """
         if ranks != self._ranks or (step or 0) < (self._step or 0):
             self._points.clear()
