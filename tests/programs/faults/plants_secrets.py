@@ -1,4 +1,4 @@
-"""A script that has the secret PLANTED in every text that it can leave; its second attempt fails."""
+"""A script with the secret PLANTED in every text that it leaves; its second attempt fails."""
 
 import json
 import os
