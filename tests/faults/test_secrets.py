@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from runs import program, run
 import saferun
 
 SECRET = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ" + "5rS7tU9vW1xY"
-PARTS = [SECRET[at : at + 12] for at in range(len(SECRET) - 11)]
+FORMS = (SECRET, re.sub("[0-9]+", "N", SECRET))  # the second is a fingerprint's
+PARTS = [form[at : at + 12] for form in FORMS for at in range(len(form) - 11)]
 
 
 def leaks(text: str) -> list[str]:
