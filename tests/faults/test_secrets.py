@@ -14,7 +14,7 @@ from runs import program, run
 
 import saferun
 
-SECRET = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ" + "5rS7tU9vW1xY"
+SECRET = "hf_" + "aB3dE5fG7hJ9kL1m" + "N3pQ5rS7"  # without its numbers it has no form
 FORMS = (SECRET, re.sub("[0-9]+", "N", SECRET))  # the second is a fingerprint's
 PARTS = [form[at : at + 12] for form in FORMS for at in range(len(form) - 11)]
 
