@@ -129,12 +129,11 @@ def test_several_workers_end_in_one_event(tmp_path):
     assert event["reason"].startswith("worker 1: ")
 
 
-def test_a_job_that_replaces_saferun_can_tell_nothing_and_the_start_says_so(tmp_path):
+def test_a_single_attempt_is_told_of_too(tmp_path):
     place = tmp_path / "events"
     with run(tmp_path, *PYTHON, *told(place), "--retries=0", "-c", "pass") as job:
         assert job.end() == 0
-    assert "notify.command is told nothing: with retry.attempts: 1" in job.err
-    assert not place.exists()
+    assert [event["event"] for event in events(place)] == ["finished"]
 
 
 def test_a_generated_script_tells_the_same(tmp_path):

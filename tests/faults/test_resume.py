@@ -53,7 +53,9 @@ def test_it_goes_on_from_the_newest_checkpoint_and_ends_as_if_undisturbed(tmp_pa
     assert (lost["steps"], lost["gpu_hours"], lost["checkpoint"]) == (2, 0.0, str(newest))
     show = [sys.executable, "-m", "saferun", "runs", "show", job.journal.name]
     shown = subprocess.run(show, env=job.environ, capture_output=True, text=True, check=True)
-    assert f"since {newest}" in next(x for x in shown.stdout.splitlines() if "lost" in x)
+    assert f"(2 steps, since {newest})" in next(
+        x for x in shown.stdout.splitlines() if "done again" in x
+    )
 
 
 def test_a_checkpoint_that_the_crash_cut_in_half_is_passed_over_and_left(tmp_path):

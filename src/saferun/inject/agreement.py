@@ -5,6 +5,9 @@ Every rank that compares the same facts gets the same result.
 
 from __future__ import annotations
 
+from . import cut
+
+_ARGUMENT = 400  # characters of one
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -97,7 +100,7 @@ def argument_difference(facts: Mapping[int, Facts]) -> str:
     was = "was" if len(odd) == 1 else "were"
     return (
         f"{ranks_text(odd)} {was} started with other arguments than {ranks_text(others)}: "
-        f"{ours[:80]} against {theirs[:80]}"
+        f"{cut.beginning(ours, _ARGUMENT)} against {cut.beginning(theirs, _ARGUMENT)}"
     )
 
 

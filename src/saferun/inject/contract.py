@@ -165,6 +165,11 @@ def receipt_location(text: str) -> "tuple[str | None, int]":
     return contract["receipts"], contract["attempt"]
 
 
+def is_off(text: str, hook: str) -> bool:
+    """Return whether a hook that is `on` or `off` is off, without parsing the JSON."""
+    return _after(text, f'"{hook}":').startswith('"off"')
+
+
 def _after(text: str, key: str) -> str:
     # The text after a key that occurs exactly once; "" otherwise.
     return text.partition(key)[2].lstrip(" ") if text.count(key) == 1 else ""

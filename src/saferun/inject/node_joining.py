@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 
-from . import meeting, nodes
+from . import cut, meeting, nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def say(text: str) -> None:
 
 def fault(what: str, error: Exception) -> str:
     """Return a line about a fault of ours; by its end a diagnosis knows that it ended nothing."""
-    message = " ".join(str(error).split())[:FAULT_CHARS]
+    message = cut.beginning(" ".join(str(error).split()), FAULT_CHARS)
     return f"{what}: {type(error).__name__}: {message}; the job goes on"
 
 

@@ -24,6 +24,7 @@ class Attempt(NamedTuple):
     number: int
     worker: int | None = None  # of several
     started_at: float | None = None  # seconds since the epoch
+    ready_at: float | None = None  # when all its ranks had met; None where that is not known
     lived_s: float | None = None
     status: int | None = None
     ended_by: str = ""  # "job", "grace", "interrupt", "keeper"
@@ -80,7 +81,7 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             found[number] = Attempt(
                 number,
                 worker,
-                event.at,
+                started_at=event.at,
                 mitigations=facts.mitigations,
                 changed=changed,
                 left=facts.left,
@@ -134,7 +135,7 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
     left = receipts.read(os.path.join(path, "receipts"), attempt.number)
     # Whether ranks ran unguarded was known to the run alone, which has reported it.
     hooks = receipts.judge(left, expects_hooks=injected, ranks_ran=False, no_python=True)
-    return attempt._replace(tails=tuple(tails), hooks=hooks)
+    return attempt._replace(tails=tuple(tails), hooks=hooks, ready_at=receipts.met_at(left))
 
 
 def changes(before: RecordedPlan, after: RecordedPlan) -> tuple[str, ...]:

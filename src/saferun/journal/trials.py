@@ -42,6 +42,7 @@ class Trial(NamedTuple):
     seconds: float | None
     worker: str
     attempt: int | None
+    at: float = 0.0  # when it was finished, in seconds since the epoch; 0 where that is not known
 
 
 class Region(NamedTuple):
@@ -97,6 +98,7 @@ def _trials(lines: Iterable[bytes]) -> Iterator[Trial]:
             seconds=events.number(raw.get("seconds")),
             worker=events.text(raw.get("worker")),
             attempt=events.count(raw.get("attempt")),
+            at=events.number(raw.get("at")) or 0.0,
         )
 
 

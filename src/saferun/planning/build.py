@@ -283,10 +283,6 @@ def _remarks(request: Request, profile: Profile, facts: Facts) -> list[str]:
             f"--max-restarts {restarts} stays torchrun's own, within each of saferun's up to "
             f"{attempts} attempts (retry.attempts)"
         )
-    if profile.settings.notify.command and not own_variables.is_supervised(profile.settings):
-        remarks.append(
-            "notify.command is told nothing: with retry.attempts: 1 the job replaces saferun"
-        )
     idle = [
         key
         for key, note in profile.notes.items()

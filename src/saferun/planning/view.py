@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.model import LaunchPlan, Setting, as_tree
-from saferun.planning.own_variables import OF_ATTEMPT
+from saferun.planning.own_variables import OF_ATTEMPT, is_supervised, needed_beside
 from saferun.profile.schema import KEYS
 
 TYPE_CHECKING = False
@@ -132,6 +132,7 @@ def as_text(
             *_section("hooks", policies["hooks"], plan.notes),
             "",
             *_section("retry", policies["retry"], plan.notes),
+            *_beside(plan),
             *_notified(plan),
             *_audit(findings),
             *[f"\nnote: {remark}" for remark in plan.remarks],
@@ -147,6 +148,16 @@ def _exported(variables: Mapping[str, str]) -> Iterator[str]:
         yield from textwrap.wrap(
             head + shown, WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False
         )
+
+
+def _beside(plan: LaunchPlan) -> list[str]:
+    """Return whether saferun stays beside a job that has a single attempt, and for what."""
+    if plan.disabled or plan.settings.retry.attempts > 1:
+        return []
+    if not is_supervised(plan.settings):
+        return _hang("one attempt", "the job replaces saferun")
+    why = ", ".join(needed_beside(plan.settings))
+    return _hang("one attempt", f"saferun stays beside the job for {why}")
 
 
 def _notified(plan: LaunchPlan) -> Iterator[str]:

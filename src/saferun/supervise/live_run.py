@@ -6,6 +6,7 @@ files the end of its output, /proc its ranks, nvidia-smi its GPUs. What cannot b
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import time
@@ -50,7 +51,8 @@ class Job(NamedTuple):
     cores: float | None = None  # that it uses
     quiet_s: float | None = None  # since its last sign of work, as far as it was watched
     hang_at: float | None = None  # when the run itself said that it may hang
-    kind: str = ""  # of the failure before it
+    before: Attempt | None = None  # the last one before it that failed
+    kind: str = ""  # of the last failure
     untried: tuple[str, ...] = ()  # mitigations of that kind that are left
 
 
@@ -75,9 +77,9 @@ class LiveRun:
     def __init__(self, run: Run, environ: Mapping[str, str]) -> None:
         self._base, self._id = os.path.split(run.path)
         self._plan = reader.read_plan(run.path)
-        self._mask = Masker(environ, self._plan.command).text
+        self._masker = Masker(*_secrets_of(run, environ, self._plan.command))
         self._gpus = _Gpus(self._plan, environ)
-        self._jobs: dict[int | None, _Watched] = {}
+        self._jobs: dict[int | None, Watched] = {}
         self._saved: Checkpoint | None = None
         self._saved_at_s = float("-inf")
 
@@ -111,7 +113,8 @@ class LiveRun:
         begun = max((at for at, e in enumerate(mine) if e.name == "attempt"), default=0)
         hangs = [event.at for event in mine[begun:] if event.name == "hang"]
         failed = next((one for one in reversed(tried) if one.kind), None)
-        job = Job(tried[-1], hang_at=hangs[-1] if hangs else None)
+        before = next((one for one in reversed(tried[:-1]) if one.kind), None)
+        job = Job(tried[-1], hang_at=hangs[-1] if hangs else None, before=before)
         if failed:
             job = job._replace(kind=failed.kind, untried=failed.untried)
         started = [e.facts for e in mine[begun:] if isinstance(e.facts, Started)]
@@ -119,9 +122,8 @@ class LiveRun:
             return job
         watched = self._jobs.get(worker)
         if watched is None or watched.started != started[-1]:
-            watched = self._jobs[worker] = _Watched(started[-1])
-        job = watched.look(job)
-        return job._replace(line=self._mask(job.line))
+            watched = self._jobs[worker] = Watched(started[-1])
+        return watched.look(job, self._masker)
 
     def _checkpoint(self, run: Run) -> Checkpoint | None:
         """Return the checkpoint from which a retry would go on, looked for now and then."""
@@ -144,7 +146,7 @@ class LiveRun:
         return self._saved
 
 
-class _Watched:
+class Watched:
     """The processes of one attempt.
 
     Args:
@@ -153,12 +155,14 @@ class _Watched:
 
     def __init__(self, started: Started) -> None:
         self.started = started
-        self._steps: deque[tuple[float, int]] = deque()
+        self._points: deque[tuple[float, int]] = deque()  # when a new step was seen, and which
+        self._step: int | None = None  # that was seen last
+        self._ranks: list[int] = []  # their pids
         self._last: Look | None = None
         self._worked_at_s = time.monotonic()
 
-    def look(self, job: Job) -> Job:
-        """Return a job with what can be seen of it now."""
+    def look(self, job: Job, masker: Masker) -> Job:
+        """Return a job with what can be seen of it now, its output without secrets."""
         now = time.monotonic()
         found = list(_outputs(self.started))
         steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
@@ -171,28 +175,52 @@ class _Watched:
             cores = max(0.0, (seen.cpu_s - last.cpu_s) / max(now - last.at_s, 0.001))
         if seen is None or last is None or seen.work != last.work:
             self._worked_at_s = now
+        step = max(steps, default=None)
         return job._replace(
-            step=max(steps, default=None),
-            rate=self._rate(now, max(steps, default=None)),
-            line=_last_line(newest),
+            step=step,
+            rate=self.rate(now, step, [one.pid for one in seen.ranks] if seen else []),
+            line=_last_line(masker.data(newest)),
             output_s=min(ages, default=None),
             ranks=len(seen.ranks) if seen else 0,
             cores=cores,
             quiet_s=now - self._worked_at_s if seen else None,
         )
 
-    def _rate(self, now: float, step: int | None) -> float | None:
-        """Return the steps a second of the last minute; None where they are not known yet."""
-        if step is None:
+    def rate(self, now: float, step: int | None, ranks: list[int]) -> float | None:
+        """Return the steps a second of the last minute; None where they are not known yet.
+
+        Only steps count that came while these ranks ran: the first one that is seen may have come
+        long ago, or be one of the ranks before them.
+
+        Args:
+            now: seconds that never jump.
+            step: the last one in the output.
+            ranks: their pids.
+        """
+        if ranks != self._ranks or (step or 0) < (self._step or 0):
+            self._points.clear()
+            self._ranks = ranks
+        if step is not None and self._step not in (None, step):
+            self._points.append((now, step))
+        self._step = step
+        while len(self._points) > 2 and self._points[1][0] < now - _RATE_S:
+            self._points.popleft()
+        if len(self._points) < 2:
             return None
-        if self._steps and step < self._steps[-1][1]:
-            self._steps.clear()  # counted from another beginning
-        if not self._steps or step > self._steps[-1][1]:
-            self._steps.append((now, step))
-        while len(self._steps) > 2 and self._steps[1][0] < now - _RATE_S:
-            self._steps.popleft()
-        (since, first), (_, last) = self._steps[0], self._steps[-1]
-        return (last - first) / (now - since) if last > first else None
+        times = [at for at, _ in self._points]
+        longest_s = max(later - at for at, later in itertools.pairwise(times))
+        until = times[-1] if now - times[-1] <= longest_s else now
+        return (self._points[-1][1] - self._points[0][1]) / (until - times[0])
+
+
+def _secrets_of(
+    run: Run, environ: Mapping[str, str], command: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables and the words in which a run's secrets are looked for."""
+    process = f"/proc/{run.process.get('pid', 0)}"
+    pairs = (pair.partition("=") for pair in procfs.text(f"{process}/environ").split("\0"))
+    words = procfs.text(f"{process}/cmdline").split("\0")
+    return {**environ, **{name: value for name, _, value in pairs}}, [*command, *words]
 
 
 def _last_line(output: bytes) -> str:

@@ -335,6 +335,7 @@ class _Run:
         """Gather what happened, decide, record and report it."""
         identity = self._gathered.identity
         self._record.mask_ranks(identity)
+        ended = self._record.clean(ended)
         found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
         self._record.clear_torchelastic(found)
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
@@ -346,6 +347,8 @@ class _Run:
             self._record.recycled(last.number, self._watch.request)
         elif ended.exit_code:
             hang = self._hang_watch.cause if self._hang_watch else None
+            if hang:
+                hang = hang._replace(line=self._record.masked(hang.line))
             lost = self._nodes.lost() if self._nodes else ""
             last, diagnosis = self._watch.diagnosed(last, ended, hang, lost)
             self._diagnoses.append(diagnosis)

@@ -95,7 +95,7 @@ class Resumption:
 
         last = self._lost[-1]
         steps = "" if last.steps is None else f"{last.steps} steps, "
-        return f"; {steps}{seconds(last.s)} of work are lost"
+        return f"; {steps}{seconds(last.s)} of work are done again"
 
     def judged(self, last: Try, plan: LaunchPlan, ended: Ended) -> tuple[Try, WorkLost | None]:
         """Return a failed attempt with what its checkpoints say and allow, and its costs.
@@ -187,8 +187,8 @@ class Resumption:
             return ""
         lost = seconds(sum(one.s for one in self._lost))
         return (
-            f"{len(lived_s)} failures cost {lost} of work; with a checkpoint every {seconds(best)} "
-            "they cost least (Young/Daly, from the time that writing one takes)"
+            f"{len(lived_s)} failures had {lost} of work done again; with a checkpoint every "
+            f"{seconds(best)} it is least (Young/Daly, from the time that writing one takes)"
         )
 
     # --- what is on the disk ---------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 
-from .. import trace
+from .. import cut, trace
 from . import cuda_failures, memory, optuna_ledger, optuna_state
 
 TYPE_CHECKING = False
@@ -216,14 +216,14 @@ class Objective:
         attributes = {
             "cuda_error": True,
             "cuda_error_type": name,
-            "cuda_error_msg": text[:_MESSAGE_CHARS],
+            "cuda_error_msg": cut.beginning(text, _MESSAGE_CHARS),
         }
         try:
             for key, value in attributes.items():
                 optuna_ledger.patiently(lambda k=key, v=value: trial.set_user_attr(k, v))  # type: ignore[misc]  # bound at once
         except Exception as failure:
             self._trials.context.failed("optuna", failure)
-        first = text.partition("\n")[0][:_PRUNED_CHARS]
+        first = cut.beginning(text.partition("\n")[0], _PRUNED_CHARS)
         return f"CUDA error ({name}): {first}"
 
 

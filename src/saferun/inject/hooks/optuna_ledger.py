@@ -304,8 +304,14 @@ def recorded(study: Any, trial: Any, cause: str, state: str = "") -> dict[str, A
 
 
 def _identity(params: dict[str, Any]) -> str:
-    """Return what a trial has in common with the one that tries it again: its parameters."""
-    return repr(sorted(params.items()))
+    """Return what a trial has in common with the one that tries it again: its parameters.
+
+    Not themselves: this is kept on disk, and must stay equal where saferun masks secrets.
+    """
+    import hashlib
+
+    text = repr(sorted(params.items())).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(text).hexdigest()[:32]
 
 
 def patiently(action: Callable[[], Any]) -> Any:
