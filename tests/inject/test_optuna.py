@@ -15,7 +15,8 @@ from interpreters import SITE, Interpreters
 from repo import PROGRAMS, source
 
 from saferun.diagnosis import signatures
-from saferun.inject.hooks import cuda_failures, optuna_repeat
+from saferun.inject.hooks import cuda_failures, cuda_words
+from saferun.inject.hooks.optuna import script as script_calls
 
 ON = {"optuna": {"mode": "on", "recycle_every": 50}}
 REFUSED = "optuna: the process is not replaced after CUDA errors or trials: "
@@ -200,34 +201,6 @@ print("made")
     assert ("already exists" in ran.err) is (not made)
 
 
-@pytest.mark.parametrize("clause", cuda_failures.STICKY)
-def test_the_kinds_of_sticky_errors_are_those_of_the_knowledge(clause: str) -> None:
-    from saferun.diagnosis import classify, log_reader
-    from saferun.diagnosis.evidence import Evidence
-
-    log = log_reader.of_text(f"RuntimeError: CUDA error: {clause}")
-    found = classify.classify(Evidence(log=log), signatures.load({}))
-    assert found.kind == cuda_failures.STICKY[clause]
-
-
-def test_a_sticky_error_counts_where_the_script_has_hidden_it() -> None:
-    hidden = ValueError("this trial is not good")
-    hidden.__context__ = RuntimeError("CUDA error: misaligned address")
-    assert cuda_failures.sticky_kind(hidden) == "cuda-launch-failure"
-    assert not cuda_failures.is_out_of_memory(hidden)
-
-
-def test_a_rank_that_the_objective_spawned_counts_as_its_own() -> None:
-    """What torch.multiprocessing.spawn raises has the rank's traceback as its text."""
-    spawn = pytest.importorskip("torch.multiprocessing.spawn")
-    text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
-    text += f"torch.OutOfMemoryError: {MEMORY}\n"
-    handled = "\nDuring handling of the above exception, another exception occurred:\nKeyError: 'x'"
-    for ending, expected in (("", True), (handled, False)):
-        error = spawn.ProcessRaisedException(text + ending, 1, 7)
-        assert cuda_failures.is_out_of_memory(error) is expected
-
-
 def by_position(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
     return lambda *args, **kwargs: function(**dict(zip(names, args, strict=False)), **kwargs)
 
@@ -249,8 +222,8 @@ def test_calls_by_position_as_before_optuna_5_are_not_made_again(tmp_path: Path)
             copy_study=optuna.copy_study,
             Study=SimpleNamespace(add_trial=optuna.Study.add_trial),
         )
-        once = optuna_repeat.Once(state, cast(Any, None))
-        optuna_repeat.wrap(cast(ModuleType, module), once, lambda study: False)
+        calls = script_calls.Script(state, HERE)
+        script_calls.wrap(cast(ModuleType, module), calls, lambda study: False)
         for name in deleted:
             module.delete_study(name, place)
         assert module.create_study(place, None, None, "s").study_name == "s"
