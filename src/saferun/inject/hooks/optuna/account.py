@@ -163,12 +163,16 @@ class Account:
 
     def taking(self, trial_id: int) -> None:
         """Note a trial before it is taken out of the queue."""
+        self._kept({**self._own(), "id": trial_id})
+
+    def taken(self, trial_id: int) -> None:
+        """Note that it was: another thread that was late may have noted the opposite."""
         self._running[trial_id] = time.monotonic()
         self._kept({**self._own(), "id": trial_id})
 
     def left(self, trial_id: int) -> None:
         """Forget a trial that this process has not taken out of the queue."""
-        if self._running.pop(trial_id, None) is not None:
+        if trial_id not in self._running:
             self._kept({"left": trial_id})
 
     def finished(self, trial_id: int, state: Any) -> None:

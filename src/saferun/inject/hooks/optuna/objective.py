@@ -10,6 +10,7 @@ context works gets one new process in which the trial is run again; then it is p
 from __future__ import annotations
 
 import signal
+import threading
 
 from ... import trace
 from .. import cuda_failures, memory
@@ -41,6 +42,7 @@ class Objective:
         self.leaving = ""  # the kind of failure for which this process is replaced
         self.leaving_for = 0  # the number of its trial
         self.error: BaseException | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, trial: Any) -> Any:
         """Run a trial; prune it where the GPU ended it."""
@@ -76,24 +78,38 @@ class Objective:
             if not is_pruned:
                 self._note(trial, type(error).__name__, error)
             return ""
-        if what == cuda_failures.UNUSABLE and self.leaving:  # by another thread's trial
-            self._run_again(trial, f"GPU unusable since trial {self.leaving_for}")
-            return ""
-        text = "" if is_pruned else self._described(trial, error)
-        is_last = self._trials.row + 1 >= account.ROW
-        if what == cuda_failures.PASSING or (what == cuda_failures.UNCLEAR and not is_last):
-            if what == cuda_failures.UNCLEAR and self._is_first(trial):
+        if what == cuda_failures.UNUSABLE:
+            return self._unusable(trial, error, kind)
+        if what == cuda_failures.UNCLEAR:
+            if self._is_last():
+                self._note(trial, kind, error)
+                return ""
+            if self._is_first(trial):
                 self._leave(kind, trial, error)
                 self._run_again(trial, f"{kind}: run again in a new process")
                 return ""
+        self._trials.causes[trial._trial_id] = kind
+        return self._described(trial, error)
+
+    def _unusable(self, trial: Any, error: Exception, kind: str) -> str:
+        """Have the process replaced; only the trial that was first is the cause."""
+        import optuna
+
+        is_pruned = isinstance(error, optuna.TrialPruned)
+        replaces = self._trials.is_kept and not self._is_last()
+        if replaces and not self._leave(kind, trial, error) and not is_pruned:
+            self._run_again(trial, f"GPU unusable since trial {self.leaving_for}")
+            return ""
+        if replaces:
             self._trials.causes[trial._trial_id] = kind
-            return text
-        self._note(trial, kind, error)
-        if self._trials.is_kept and not is_last:
-            self._trials.again.discard(trial._trial_id)
-            self._leave(kind, trial, error)
-            return text
-        return ""
+        else:
+            self._note(trial, kind, error)
+        text = "" if is_pruned else self._described(trial, error)
+        return text if replaces else ""
+
+    def _is_last(self) -> bool:
+        """Tell whether this is the last one in a row: it is not the trials' parameters."""
+        return self._trials.row + 1 >= account.ROW
 
     def _note(self, trial: Any, cause: str, error: BaseException) -> None:
         import optuna
@@ -112,10 +128,14 @@ class Objective:
         self._trials.again.add(trial._trial_id)
         self._set(trial, {account.CAUSE: cause})
 
-    def _leave(self, kind: str, trial: Any, error: BaseException | None) -> None:
-        if self._trials.is_kept and not self.leaving:
+    def _leave(self, kind: str, trial: Any, error: BaseException | None) -> bool:
+        """Have the process replaced; tell whether this trial is the first one to ask for it."""
+        with self._lock:
+            if self.leaving or not self._trials.is_kept:
+                return False
             self.leaving, self.leaving_for = kind, trial.number
             self.error = error.with_traceback(None) if error else None
+            return True
 
     def _ended(self, trial: Any, error: SystemExit) -> None:
         """Leave no trial running in which its process ends with status 0; Optuna would.

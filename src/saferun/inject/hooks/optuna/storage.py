@@ -33,6 +33,9 @@ if TYPE_CHECKING:
         def taking(self, trial_id: int) -> None:
             """Note that a trial is about to be taken out of the queue."""
 
+        def taken(self, trial_id: int) -> None:
+            """Note that this process has it."""
+
         def left(self, trial_id: int) -> None:
             """Note that it was not taken: somebody else has it, or nobody."""
 
@@ -196,8 +199,8 @@ def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
             if taking:  # a database that is locked, say: the trial is not ours
                 watcher.left(trial_id)
             raise
-        if taking and not done:
-            watcher.left(trial_id)
+        if taking:
+            (watcher.taken if done else watcher.left)(trial_id)
         elif state.is_finished():
             watcher.finished(trial_id, state)
         return done
