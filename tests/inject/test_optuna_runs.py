@@ -127,6 +127,44 @@ def test_a_search_through_all_faults_has_its_trials_and_proposes_none_twice(
     assert len(set(proposed)) > 0.9 * len(proposed)  # of 504 points
 
 
+def test_a_search_asks_the_context_prunes_and_goes_on_in_a_new_process(folder: Path) -> None:
+    """Whatever words a poisoned context has; a library's own error is tried again once."""
+    path = {"PYTHONPATH": str(PROGRAMS / "inject")}
+    with hpo(folder, str(PROGRAMS / "optuna" / "failing_gpu.py"), env=path) as job:
+        assert job.end() == 0, job.err
+        kinds = collections.Counter(event["kind"] for event in job.events("recycled"))
+        records = recorded(job)
+        assert "9 trials, best 0; 2 processes crashed, 6 replaced" in job.err
+        show = [sys.executable, "-m", "saferun", "runs", "show", str(job.journal)]
+        listed = [*show[:-2], "list", "--json"]
+        shown, runs = (
+            subprocess.run(one, env=job.environ, capture_output=True, text=True, check=True).stdout
+            for one in (show, listed)
+        )
+    assert kinds == {"device-side-assert": 4, "cublas-cudnn-failed": 2}
+    trials = stored(folder, "sqlite")
+    check_account(trials, records)
+    by_way: dict[int, list[str]] = {}
+    for trial in trials:
+        by_way.setdefault(trial.params["way"], []).append(trial.state.name)
+    assert list(by_way.values()) == [
+        ["COMPLETE"],
+        ["PRUNED"],
+        ["PRUNED"],
+        ["PRUNED"],
+        ["COMPLETE"],
+        ["FAIL", "COMPLETE"],
+        ["FAIL", "PRUNED"],
+        ["PRUNED"],
+        ["FAIL", "FAIL"],
+    ]
+    (handle,) = [trial for trial in trials if trial.params["way"] == 1]
+    assert "device-side assert triggered" in handle.user_attrs["cuda_error_msg"]
+    assert "ended its process: SIGSEGV; way=8, x=" in shown
+    assert "  replaced  6 processes: " in shown
+    assert json.loads(runs)["runs"][0]["attempts"] == 3
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
@@ -380,7 +418,7 @@ def test_the_trials_of_a_run_are_shown_by_cause_and_region(folder: Path) -> None
         )
     assert "trials: 8\n  completed 3\n" in shown
     assert "  pruned    5: 3 cuda-oom, 1 device-side-assert, 1 pruner\n" in shown
-    assert "  replaced  1 processes: 1 device-side-assert\n" in shown
+    assert "  replaced  1 process: 1 device-side-assert\n" in shown
     assert "  batch      32" in shown
     found = json.loads(as_json)["trials"]
     assert found["pruned"] == {"cuda-oom": 3, "device-side-assert": 1, "pruner": 1}

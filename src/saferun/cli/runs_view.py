@@ -25,6 +25,7 @@ from saferun.journal.reader import (
     Run,
 )
 from saferun.model import as_tree
+from saferun.journal.trials import processes
 from saferun.system.printable import printable
 
 TYPE_CHECKING = False
@@ -142,7 +143,7 @@ def as_text(run: Run, tried: Sequence[Attempt], plan: RecordedPlan, now_s: float
     lines = [f"run {plain(run.id)}: {outcome(run)}"]
     lines += _facts(run, plan)
     if replaced := sum(attempt.replaced for attempt in tried):
-        lines.append(_labelled("replaced", f"{replaced} processes, as they asked; not shown"))
+        lines.append(_labelled("replaced", f"{processes(replaced)}, as asked; not shown"))
     for attempt in (one for one in tried if not one.replaced):
         lines += ["", *_attempt(attempt, running=run.outcome == RUNNING, now_s=now_s)]
     return "\n".join(lines)

@@ -198,12 +198,14 @@ class Account:
         trial = self.study._storage.get_trial(trial_id)
         if not cause:
             cause = {"FAIL": self.failed, "PRUNED": "pruner"}.get(trial.state.name, "")
-        counts = not _is_run_again(trial, trial_id in self.again)
+        again = self.is_kept and _is_run_again(trial, trial_id in self.again)
+        counts = not again
         self.done += counts
         if self.state is not None:
             if self.is_kept and counts:
                 self.state.progress()
-            self.state.record({**recorded(self.study, trial, cause), "seconds": round(seconds, 6)})
+            record = recorded(self.study, trial, cause)
+            self.state.record({**record, "seconds": round(seconds, 6), "again": again})
 
     def _own(self) -> dict[str, Any]:
         return {"call": self.call, "attempt": self.state.attempt if self.state else 0}
@@ -265,7 +267,8 @@ class Account:
         assert self.state is not None
         how = ending(self.state.previous)
         fail(self.study, trial._trial_id, f"its process ended ({how})")
-        self.state.record(recorded(self.study, trial, how, "FAIL"))
+        again = RETRY not in trial.system_attrs
+        self.state.record({**recorded(self.study, trial, how, "FAIL"), "again": again})
         if callback is not None:
             failed = copy.deepcopy(self.study._storage.get_trial(trial._trial_id))
             failed.user_attrs.pop(CAUSE, None)
@@ -331,6 +334,7 @@ def recorded(study: Any, trial: Any, cause: str, state: str = "") -> dict[str, A
         "cause": cause if (state or trial.state.name) != "COMPLETE" else "",
         "params": files.shown(trial.params),
         "values": trial.values,
+        "direction": study.direction.name.lower() if len(study.directions) == 1 else "",
         "seconds": (ended - trial.datetime_start).total_seconds() if ended else None,
     }
 
