@@ -8,7 +8,7 @@ from saferun.diagnosis import signatures
 
 FILE = pathlib.Path(__file__).parents[1] / "src/saferun/inject/hooks/cuda_words.py"
 STICKY = ("device-side-assert", "cuda-illegal-access", "cuda-launch-failure", "cuda-launch-timeout")
-HEAD = '''"""The words by which CUDA's errors are known: written by tools/cuda_words.py, not by hand.
+HEAD = '''"""The words of CUDA's errors: written by tools/cuda_words.py, not by hand.
 
 From the signs of knowledge/failures.yaml, in their order: the kind; what an error says, as parts
 that follow each other; what must be in the same error, if anything; what must not be in it.
@@ -21,11 +21,9 @@ that follow each other; what must be in the same error, if anything; what must n
 def signs(kinds: tuple[str, ...]) -> list[str]:
     """Return one line of Python for each phrase of the signs of some kinds."""
     found = [sign for sign in signatures.load({}).signs if sign.kind in kinds]
-    return [
-        f"    {(sign.kind, parts, sign.near, sign.not_near)!r},  # noqa: E501"
-        for sign in found
-        for parts in sign.says
-    ]
+    rows = [(one.kind, parts, one.near, one.not_near) for one in found for parts in one.says]
+    lines = [f"    {row!r}," for row in rows]
+    return [line + "  # noqa: E501" * (len(line) > 100) for line in lines]
 
 
 def text() -> str:

@@ -24,8 +24,8 @@ from saferun.journal.reader import (
     RecordedPlan,
     Run,
 )
-from saferun.model import as_tree
 from saferun.journal.trials import processes
+from saferun.model import as_tree
 from saferun.system.printable import printable
 
 TYPE_CHECKING = False

@@ -42,7 +42,9 @@ def test_a_search_of_layers_outlives_what_its_trials_do_to_the_gpu(
     lost = [one for one in trials if "saferun_cause" in one["attributes"]]
     counted = [one for one in trials if one not in lost]
     assert len(counted) == TRIALS
-    states = {way: {t["state"] for t in counted if t["way"] == way} for way in ("", "late", "shape")}
+    states = {
+        way: {t["state"] for t in counted if t["way"] == way} for way in ("", "late", "shape")
+    }
     assert states == {"": {"COMPLETE"}, "late": {"COMPLETE"}, "shape": {"FAIL"}}
     assert {t["state"] for t in counted if t["way"] in ASSERTS} == {"PRUNED"}
     assert {t["state"] for t in counted if t["way"] in MEMORY} <= {"PRUNED", "COMPLETE"}

@@ -127,7 +127,9 @@ def _cuda() -> Any:
 
 
 def _devices(cuda: Any) -> list[Any]:
-    has_context = getattr(getattr(sys.modules["torch"], "_C", None), "_cuda_hasPrimaryContext", None)
+    has_context = getattr(
+        getattr(sys.modules["torch"], "_C", None), "_cuda_hasPrimaryContext", None
+    )
     if has_context is None:
         return [None]
     return [one for one in range(cuda.device_count()) if has_context(one)]

@@ -1,4 +1,4 @@
-"""The words by which CUDA's errors are known: written by tools/cuda_words.py, not by hand.
+"""The words of CUDA's errors: written by tools/cuda_words.py, not by hand.
 
 From the signs of knowledge/failures.yaml, in their order: the kind; what an error says, as parts
 that follow each other; what must be in the same error, if anything; what must not be in it.
@@ -6,97 +6,97 @@ that follow each other; what must be in the same error, if anything; what must n
 
 # fmt: off
 MEMORY = (
-    ('cuda-oom', ('resource_exhausted: ',), ('jaxlib', 'xlaruntimeerror', 'jax'), ()),  # noqa: E501
-    ('cuda-oom', ('resource exhausted: ',), ('jaxlib', 'xlaruntimeerror', 'jax'), ()),  # noqa: E501
+    ('cuda-oom', ('resource_exhausted: ',), ('jaxlib', 'xlaruntimeerror', 'jax'), ()),
+    ('cuda-oom', ('resource exhausted: ',), ('jaxlib', 'xlaruntimeerror', 'jax'), ()),
     ('cuda-oom-other-process', ('runtime implicit initialization on gpu', 'status: out of memory'), (), ()),  # noqa: E501
-    ('cuda-oom-other-process', ('cudasetdevice() on gpu', 'status: out of memory'), (), ()),  # noqa: E501
+    ('cuda-oom-other-process', ('cudasetdevice() on gpu', 'status: out of memory'), (), ()),
     ('cuda-oom-other-process', ('cuda_error_out_of_memory',), ('cuctxcreate', 'cudeviceprimaryctxretain', 'torch._c._cuda_init()'), ('tried to allocate', 'failed to allocate', 'failed to alloc', 'cumemalloc')),  # noqa: E501
     ('cuda-oom-other-process', ('cuda error: out of memory',), ('cuctxcreate', 'cudeviceprimaryctxretain', 'torch._c._cuda_init()'), ('tried to allocate', 'failed to allocate', 'failed to alloc', 'cumemalloc')),  # noqa: E501
     ('cuda-oom-other-process', ('cuctxcreate', 'out of memory'), ('cuctxcreate', 'cudeviceprimaryctxretain', 'torch._c._cuda_init()'), ('tried to allocate', 'failed to allocate', 'failed to alloc', 'cumemalloc')),  # noqa: E501
     ('cuda-oom-other-process', ('cudeviceprimaryctxretain', 'out of memory'), ('cuctxcreate', 'cudeviceprimaryctxretain', 'torch._c._cuda_init()'), ('tried to allocate', 'failed to allocate', 'failed to alloc', 'cumemalloc')),  # noqa: E501
-    ('cuda-oom', ('out of memory error on gpu',), (), ()),  # noqa: E501
-    ('cuda-oom', ('hip out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('xpu out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('npu out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cuda error: out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('hip error: out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('tried to allocate', 'already allocated'), (), ()),  # noqa: E501
-    ('cuda-oom', ('out of gpu memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('gpu out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('tried to allocate', 'of which'), (), ()),  # noqa: E501
-    ('cuda-oom', ('cuda runtime error (2)',), (), ()),  # noqa: E501
-    ('cuda-oom', ('error=2 : out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cuda driver error: out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('triton error [cuda]: out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cuda memory allocation failed',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cudamalloc', 'out of memory'), (), ()),  # noqa: E501
-    ('cuda-oom', ('cumemalloc', 'out of memory'), (), ()),  # noqa: E501
-    ('cuda-oom', ("cuda error 2 'out of memory",), (), ()),  # noqa: E501
-    ('cuda-oom', ('no available memory for the cache blocks',), (), ()),  # noqa: E501
-    ('cuda-oom', ('larger than the available kv cache memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('error 2: out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cudasuccess (2 vs. 0)',), (), ()),  # noqa: E501
-    ('cuda-oom', ('including non-pytorch memory, this process has',), (), ()),  # noqa: E501
-    ('cuda-oom', ('_error_out_of_device_memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('_error_out_of_resources',), (), ()),  # noqa: E501
-    ('cuda-oom', ('kiogpucommandbuffercallbackerroroutofmemory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cuda out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cudaerrormemoryallocation',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cuda_error_out_of_memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cuda error', 'out of memory'), (), ()),  # noqa: E501
-    ('cuda-oom', ('cufft_alloc_failed',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cudnn_status_alloc_failed',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cusolver_status_alloc_failed',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cusparse_status_insufficient_resources',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cusparse_status_alloc_failed',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cusparse', 'insufficient resources'), (), ()),  # noqa: E501
-    ('cuda-oom', ('curand_status_allocation_failed',), (), ()),  # noqa: E501
-    ('cuda-oom', ('out of memory. tried to allocate',), (), ()),  # noqa: E501
-    ('cuda-oom', ('is reserved by pytorch but unallocated',), (), ()),  # noqa: E501
-    ('cuda-oom', ('mps backend out of memory',), (), ()),  # noqa: E501
-    ('cuda-oom', ('cuda failure', 'out of memory'), (), ()),  # noqa: E501
-    ('cuda-oom', ('failed to cuda calloc',), (), ()),  # noqa: E501
-    ('cuda-oom', ('failed to cuda malloc',), (), ()),  # noqa: E501
-    ('cuda-oom', ('failed to alloc',), ('nccl',), ('dataloader', 'host memory', 'oom-kill')),  # noqa: E501
-    ('cuda-oom', ('out of memory',), ('nccl',), ('dataloader', 'host memory', 'oom-kill')),  # noqa: E501
+    ('cuda-oom', ('out of memory error on gpu',), (), ()),
+    ('cuda-oom', ('hip out of memory',), (), ()),
+    ('cuda-oom', ('xpu out of memory',), (), ()),
+    ('cuda-oom', ('npu out of memory',), (), ()),
+    ('cuda-oom', ('cuda error: out of memory',), (), ()),
+    ('cuda-oom', ('hip error: out of memory',), (), ()),
+    ('cuda-oom', ('tried to allocate', 'already allocated'), (), ()),
+    ('cuda-oom', ('out of gpu memory',), (), ()),
+    ('cuda-oom', ('gpu out of memory',), (), ()),
+    ('cuda-oom', ('tried to allocate', 'of which'), (), ()),
+    ('cuda-oom', ('cuda runtime error (2)',), (), ()),
+    ('cuda-oom', ('error=2 : out of memory',), (), ()),
+    ('cuda-oom', ('cuda driver error: out of memory',), (), ()),
+    ('cuda-oom', ('triton error [cuda]: out of memory',), (), ()),
+    ('cuda-oom', ('cuda memory allocation failed',), (), ()),
+    ('cuda-oom', ('cudamalloc', 'out of memory'), (), ()),
+    ('cuda-oom', ('cumemalloc', 'out of memory'), (), ()),
+    ('cuda-oom', ("cuda error 2 'out of memory",), (), ()),
+    ('cuda-oom', ('no available memory for the cache blocks',), (), ()),
+    ('cuda-oom', ('larger than the available kv cache memory',), (), ()),
+    ('cuda-oom', ('error 2: out of memory',), (), ()),
+    ('cuda-oom', ('cudasuccess (2 vs. 0)',), (), ()),
+    ('cuda-oom', ('including non-pytorch memory, this process has',), (), ()),
+    ('cuda-oom', ('_error_out_of_device_memory',), (), ()),
+    ('cuda-oom', ('_error_out_of_resources',), (), ()),
+    ('cuda-oom', ('kiogpucommandbuffercallbackerroroutofmemory',), (), ()),
+    ('cuda-oom', ('cuda out of memory',), (), ()),
+    ('cuda-oom', ('cudaerrormemoryallocation',), (), ()),
+    ('cuda-oom', ('cuda_error_out_of_memory',), (), ()),
+    ('cuda-oom', ('cuda error', 'out of memory'), (), ()),
+    ('cuda-oom', ('cufft_alloc_failed',), (), ()),
+    ('cuda-oom', ('cudnn_status_alloc_failed',), (), ()),
+    ('cuda-oom', ('cusolver_status_alloc_failed',), (), ()),
+    ('cuda-oom', ('cusparse_status_insufficient_resources',), (), ()),
+    ('cuda-oom', ('cusparse_status_alloc_failed',), (), ()),
+    ('cuda-oom', ('cusparse', 'insufficient resources'), (), ()),
+    ('cuda-oom', ('curand_status_allocation_failed',), (), ()),
+    ('cuda-oom', ('out of memory. tried to allocate',), (), ()),
+    ('cuda-oom', ('is reserved by pytorch but unallocated',), (), ()),
+    ('cuda-oom', ('mps backend out of memory',), (), ()),
+    ('cuda-oom', ('cuda failure', 'out of memory'), (), ()),
+    ('cuda-oom', ('failed to cuda calloc',), (), ()),
+    ('cuda-oom', ('failed to cuda malloc',), (), ()),
+    ('cuda-oom', ('failed to alloc',), ('nccl',), ('dataloader', 'host memory', 'oom-kill')),
+    ('cuda-oom', ('out of memory',), ('nccl',), ('dataloader', 'host memory', 'oom-kill')),
 )
 STICKY = (
-    ('device-side-assert', ('device-side assert triggered',), (), ()),  # noqa: E501
-    ('device-side-assert', ('cudaerrorassert',), (), ()),  # noqa: E501
-    ('device-side-assert', ('cuda_error_assert',), (), ()),  # noqa: E501
-    ('device-side-assert', ('index out of bounds', 'assertion'), (), ()),  # noqa: E501
-    ('device-side-assert', ('device-side assertion `',), (), ()),  # noqa: E501
-    ('device-side-assert', ('assertion', 'failed', 'thread: ['), (), ()),  # noqa: E501
-    ('device-side-assert', ('assertion `t >= 0 && t < n_classes`',), (), ()),  # noqa: E501
-    ('device-side-assert', ('block: [', 'thread: [', 'assertion'), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('triton error [cuda]', 'misaligned address'), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('triton error [cuda]', 'illegal memory access'), (), ()),  # noqa: E501
-    ('cuda-launch-timeout', ('launch timed out and was terminated',), (), ()),  # noqa: E501
-    ('cuda-launch-timeout', ('cudaerrorlaunchtimeout',), (), ()),  # noqa: E501
-    ('cuda-launch-timeout', ('cuda_error_launch_timeout',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('unspecified launch failure',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('misaligned address',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('cudaerrorlaunchfailure',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('cudaerrormisalignedaddress',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('cuda_error_launch_failed',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('cuda_error_misaligned_address',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('cuda runtime error (4)',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('cuda runtime error (74)',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('hardware exception',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('cuda runtime error (719)',), (), ()),  # noqa: E501
-    ('cuda-launch-failure', ('access of peer gpu memory over nvlink',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('illegal memory access',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('cudaerrorillegaladdress',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('cuda_error_illegal_address',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('cudaerrorillegalinstruction',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('xid (pci', ': 31,'), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('xid (pci', ': 13,'), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('cuda runtime error (77)',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('cuda runtime error (700)',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('memory access fault by gpu',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('invalid address space',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('kiogpucommandbuffercallbackerrorpagefault',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('illegal instruction was encountered',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('invalid program counter',), (), ()),  # noqa: E501
-    ('cuda-illegal-access', ('an illegal instruction',), (), ()),  # noqa: E501
+    ('device-side-assert', ('device-side assert triggered',), (), ()),
+    ('device-side-assert', ('cudaerrorassert',), (), ()),
+    ('device-side-assert', ('cuda_error_assert',), (), ()),
+    ('device-side-assert', ('index out of bounds', 'assertion'), (), ()),
+    ('device-side-assert', ('device-side assertion `',), (), ()),
+    ('device-side-assert', ('assertion', 'failed', 'thread: ['), (), ()),
+    ('device-side-assert', ('assertion `t >= 0 && t < n_classes`',), (), ()),
+    ('device-side-assert', ('block: [', 'thread: [', 'assertion'), (), ()),
+    ('cuda-illegal-access', ('triton error [cuda]', 'misaligned address'), (), ()),
+    ('cuda-illegal-access', ('triton error [cuda]', 'illegal memory access'), (), ()),
+    ('cuda-launch-timeout', ('launch timed out and was terminated',), (), ()),
+    ('cuda-launch-timeout', ('cudaerrorlaunchtimeout',), (), ()),
+    ('cuda-launch-timeout', ('cuda_error_launch_timeout',), (), ()),
+    ('cuda-launch-failure', ('unspecified launch failure',), (), ()),
+    ('cuda-launch-failure', ('misaligned address',), (), ()),
+    ('cuda-launch-failure', ('cudaerrorlaunchfailure',), (), ()),
+    ('cuda-launch-failure', ('cudaerrormisalignedaddress',), (), ()),
+    ('cuda-launch-failure', ('cuda_error_launch_failed',), (), ()),
+    ('cuda-launch-failure', ('cuda_error_misaligned_address',), (), ()),
+    ('cuda-launch-failure', ('cuda runtime error (4)',), (), ()),
+    ('cuda-launch-failure', ('cuda runtime error (74)',), (), ()),
+    ('cuda-launch-failure', ('hardware exception',), (), ()),
+    ('cuda-launch-failure', ('cuda runtime error (719)',), (), ()),
+    ('cuda-launch-failure', ('access of peer gpu memory over nvlink',), (), ()),
+    ('cuda-illegal-access', ('illegal memory access',), (), ()),
+    ('cuda-illegal-access', ('cudaerrorillegaladdress',), (), ()),
+    ('cuda-illegal-access', ('cuda_error_illegal_address',), (), ()),
+    ('cuda-illegal-access', ('cudaerrorillegalinstruction',), (), ()),
+    ('cuda-illegal-access', ('xid (pci', ': 31,'), (), ()),
+    ('cuda-illegal-access', ('xid (pci', ': 13,'), (), ()),
+    ('cuda-illegal-access', ('cuda runtime error (77)',), (), ()),
+    ('cuda-illegal-access', ('cuda runtime error (700)',), (), ()),
+    ('cuda-illegal-access', ('memory access fault by gpu',), (), ()),
+    ('cuda-illegal-access', ('invalid address space',), (), ()),
+    ('cuda-illegal-access', ('kiogpucommandbuffercallbackerrorpagefault',), (), ()),
+    ('cuda-illegal-access', ('illegal instruction was encountered',), (), ()),
+    ('cuda-illegal-access', ('invalid program counter',), (), ()),
+    ('cuda-illegal-access', ('an illegal instruction',), (), ()),
 )
