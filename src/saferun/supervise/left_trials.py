@@ -1,7 +1,7 @@
 """Trials that a run has left behind when it ended in the middle of them: failed, not running.
 
-The next process of a run does this itself (inject/hooks/optuna/account.py). Where there is none, the
-job's own Python is started once more: saferun's environment may have no Optuna.
+The next process of a run does this itself (inject/hooks/optuna/account.py). Where there is none,
+the job's own Python is started once more: saferun's environment may have no Optuna.
 """
 
 from __future__ import annotations

@@ -161,9 +161,9 @@ def is_memory(error: BaseException) -> bool:
         text = text.rpartition(_IN_HANDLING)[2]
     whole = f"{type(error).__module__}.{type(error).__name__}: {text}".lower()
     for _, parts, near, not_near in cuda_words.MEMORY:
-        if _says(parts, text) and not any(words in whole for words in not_near):
-            if not near or any(words in whole for words in near):
-                return True
+        is_near = not near or any(words in whole for words in near)
+        if is_near and _says(parts, text) and not any(words in whole for words in not_near):
+            return True
     return _ALSO_MEMORY in text or (any(one in text for one in _MAYBE_MEMORY) and _is_full())
 
 
