@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 CAUSE = "saferun_cause"  # user attribute of a trial whose process ended
 RETRY = "saferun_retry_of"  # system attribute of a trial that runs another one again: its number
-ROW = 10  # processes in a row that a trial ended: it is not the trials' parameters
+# Processes in a row that a trial ended: it is not the trials' parameters. Fewer where no trial of
+# the run has ended well yet.
+_ROW_AT_FIRST, _ROW = 10, 30
 # SQLite has waited 5 s by itself, each time; doubled, so that many workers come apart.
 _LOCKED_TRIES, _LOCKED_WAIT_S = 5, 0.2
 
@@ -94,6 +96,7 @@ class Account:
         self.is_closed = False
         self.done = 0  # trials that count as one of n_trials, in all processes
         self.good = 0  # of this process
+        self._is_any_good = False  # in all processes
         self.row = 0  # trials in a row that made their process unusable, or ended it
         self.causes: dict[int, str] = {}  # id of a trial -> why it is pruned or fails
         self._lost: list[Any] = []  # trials of earlier processes that are run again
@@ -126,6 +129,11 @@ class Account:
         if self.call not in notes.began:
             self.state.append(self._file, {"call": self.call, "began": self.began})
         return bool(mine)
+
+    @property
+    def is_last_in_row(self) -> bool:
+        """Whether one more trial that ends its process is not due to its parameters."""
+        return self.row + 1 >= (_ROW if self._is_any_good else _ROW_AT_FIRST)
 
     def close(self) -> None:
         """Note that the script goes on behind this call: no later process takes it up again."""
@@ -189,6 +197,7 @@ class Account:
         is_error = cause in cuda_failures.KINDS
         is_good = state.name in ("COMPLETE", "PRUNED") and not is_error
         self.good += is_good
+        self._is_any_good |= is_good
         self.row = 0 if is_good else self.row + (is_error and cause != cuda_failures.OUT_OF_MEMORY)
         self._kept({"end": trial_id, "row": self.row, **({"again": 1} if again else {})})
         self.context.guard("optuna", self._account, trial_id, cause, time.monotonic() - began)
@@ -247,10 +256,11 @@ class Account:
             if again and RETRY not in trial.system_attrs and trial.number not in run_again:
                 self._lost.append(trial)
             self.done += note["call"] == self.call and not _is_run_again(trial, is_lost or again)
+            self._is_any_good |= _is_good(trial)
         if is_any_lost:
-            self.row += 1
-            if self.state is not None and self.row < ROW:
+            if self.state is not None and not self.is_last_in_row:
                 self.state.progress()
+            self.row += 1
 
     def _record(self, trial: Any) -> None:
         if self.state is not None:
@@ -292,6 +302,10 @@ class Account:
         )
         storage = self.study._storage
         patiently(lambda: storage.create_new_trial(self.study._study_id, copied))
+
+
+def _is_good(trial: Any) -> bool:
+    return trial.state.name in ("COMPLETE", "PRUNED") and "cuda_error" not in trial.user_attrs
 
 
 def _is_run_again(trial: Any, again: bool) -> bool:

@@ -81,7 +81,7 @@ class Objective:
         if what == cuda_failures.UNUSABLE:
             return self._unusable(trial, error, kind)
         if what == cuda_failures.UNCLEAR:
-            if self._is_last():
+            if self._trials.is_last_in_row:
                 self._note(trial, kind, error)
                 return ""
             if self._is_first(trial):
@@ -96,7 +96,7 @@ class Objective:
         import optuna
 
         is_pruned = isinstance(error, optuna.TrialPruned)
-        replaces = self._trials.is_kept and not self._is_last()
+        replaces = self._trials.is_kept and not self._trials.is_last_in_row
         if replaces and not self._leave(kind, trial, error) and not is_pruned:
             self._run_again(trial, f"GPU unusable since trial {self.leaving_for}")
             return ""
@@ -106,10 +106,6 @@ class Objective:
             self._note(trial, kind, error)
         text = "" if is_pruned else self._described(trial, error)
         return text if replaces else ""
-
-    def _is_last(self) -> bool:
-        """Tell whether this is the last one in a row: it is not the trials' parameters."""
-        return self._trials.row + 1 >= account.ROW
 
     def _note(self, trial: Any, cause: str, error: BaseException) -> None:
         import optuna
