@@ -16,6 +16,7 @@ from saferun.diagnosis.failure_report import seconds
 from saferun.journal.reader import RUNNING
 from saferun.journal.report import FIRST, Amount, AttemptReport, Cost, RunReport
 from saferun.journal.tail_excerpt import Excerpt
+from saferun.journal.trials import processes
 from saferun.system.printable import printable
 
 CHARS = 2000  # of one text
@@ -57,7 +58,7 @@ def run_facts(report: RunReport) -> Facts:
         ("GPUs", _gpus(report)),
         ("profile", profile),
         ("versions", ", ".join(report.versions)),
-        ("replaced", f"{report.replaced} processes, as they asked" if report.replaced else ""),
+        ("replaced", f"{processes(report.replaced)}, as asked" if report.replaced else ""),
         ("missing", f"{run.lost} events that the disk did not take" if run.lost else ""),
     ]
     return [(label, text) for label, text in found if text]

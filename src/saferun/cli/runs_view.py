@@ -24,6 +24,7 @@ from saferun.journal.reader import (
     RecordedPlan,
     Run,
 )
+from saferun.journal.trials import processes
 from saferun.model import as_tree
 from saferun.system.printable import printable
 
@@ -146,7 +147,7 @@ def as_text(
     lines = [f"run {plain(run.id)}: {outcome(run)}"]
     lines += _facts(run, plan, times)
     if replaced := sum(attempt.replaced for attempt in tried):
-        lines.append(_labelled("replaced", f"{replaced} processes, as they asked; not shown"))
+        lines.append(_labelled("replaced", f"{processes(replaced)}, as asked; not shown"))
     for attempt, spent in zip(tried, times.attempts, strict=True):
         if not attempt.replaced:
             lines += ["", *_attempt(attempt, spent, running=run.outcome == RUNNING, now_s=now_s)]

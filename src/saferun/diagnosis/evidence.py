@@ -69,12 +69,14 @@ def rank_failure(rank: int | None, exit_code: int | None, content: str | None) -
     extra = message.get("extraInfo")
     if not isinstance(extra, dict):
         extra = {}
+    # What the CUDA context says came before what the rank raised.
+    traceback = (extra.get("cuda_context"), extra.get("py_callstack"))
     return RankFailure(
         rank=rank,
         time_s=_number(extra.get("time_s", extra.get("timestamp"))),
         exit_code=exit_code,
         message=str(message.get("message", "")),
-        traceback=str(extra.get("py_callstack") or ""),
+        traceback="\n".join(str(text) for text in traceback if text),
     )
 
 

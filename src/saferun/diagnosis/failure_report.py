@@ -39,8 +39,15 @@ def replaced(last: Try, decision: Decision) -> str:
     return f"the process is not replaced, as it asked ({last.replaced}): {decision.reason}"
 
 
-def success(history: Sequence[Try]) -> list[str]:
-    """Return the last line of a run that succeeded; none where no attempt had failed."""
+def success(history: Sequence[Try], search: str = "") -> list[str]:
+    """Return the last line of a run that succeeded; none where no attempt had failed.
+
+    Args:
+        history: all attempts.
+        search: a search as one line; "" where the run has made no trials.
+    """
+    if search:
+        return [search] if len(history) > 1 else []
     if all(one.replaced for one in history[:-1]):
         return []
     in_force = history[-1].mitigations
@@ -55,6 +62,7 @@ def failure(
     *,
     host: str,
     journal: str | None,
+    search: str = "",
 ) -> list[str]:
     """Return the report of a failed run: what failed, where, what was tried, and advice.
 
@@ -64,6 +72,7 @@ def failure(
         decision: gives the reason why there is no further attempt.
         host: the name of this machine.
         journal: the run's directory; None if there is none.
+        search: a search as one line, in place of the attempts; "" for none.
 
     Returns:
         Lines for people; none if a signal from outside ended the run.
@@ -77,7 +86,7 @@ def failure(
     lines += [f"    {_cut(frame)}" for frame in diagnosis.stack]
     lines += [text for text in (diagnosis.explanation, _advice(history, diagnosis)) if text]
     lines += half_answer(diagnosis) + known_from(diagnosis.decided_by)
-    lines += _tried(history)
+    lines += [search] if search else _tried([one for one in history if not one.replaced])
     lines.append(f"not tried again: {decision.reason}")
     if journal:
         lines.append(f"journal: {journal}")

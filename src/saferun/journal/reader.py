@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from saferun.diagnosis import retry_policy
 from saferun.errors import UnavailableError, UsageError
 from saferun.journal import events
-from saferun.journal.event_types import AttemptBegun, AttemptEnded, WorkersBegun
+from saferun.journal.event_types import AttemptBegun, AttemptEnded, Recycled, WorkersBegun
 from saferun.journal.events import Event
 from saferun.journal.run_directory import ALIVE_FILE
 from saferun.named_tuple import NamedTuple
@@ -211,11 +211,11 @@ def read(base: str, name: str, now_s: float) -> Run | None:
 
 
 def _attempts(log: Sequence[Event]) -> int:
-    """Return how many attempts there were, those of all workers together."""
+    """Return how many attempts there were, of all workers; a replaced process is none."""
     last: dict[int | None, int] = {}
     for event in log:
         last[event.worker] = max(last.get(event.worker, 0), event.attempt or 0)
-    return sum(last.values())
+    return sum(last.values()) - sum(isinstance(event.facts, Recycled) for event in log)
 
 
 def is_run(path: str) -> bool:

@@ -288,6 +288,10 @@ def _failed(receipts: tuple[Receipt, ...]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _hooks(target: str) -> tuple[str, ...]:
+    return tuple(hook.partition(".")[0] for hook in TARGETS[target])
+
+
 def _past(receipts: tuple[Receipt, ...], needed: Container[str]) -> tuple[str, ...]:
     """Return one line about modules that were loaded past their hooks; those that failed have one.
 
@@ -297,11 +301,11 @@ def _past(receipts: tuple[Receipt, ...], needed: Container[str]) -> tuple[str, .
     found = {
         name: ranks
         for name, ranks in missed(receipts).items()
-        if name in needed and not broken.intersection(TARGETS[name])
+        if name in needed and not broken.intersection(_hooks(name))
     }
     if not found:
         return ()
-    hooks = sorted({hook for name in found for hook in TARGETS[name]})
+    hooks = sorted({hook for name in found for hook in _hooks(name)})
     line = (
         f"{', '.join(sorted(found))}: loaded past saferun, or changed by the script, in "
         f"{ranks_text(set().union(*found.values()))}; what the hook {', '.join(hooks)} sets there "

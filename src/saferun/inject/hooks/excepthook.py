@@ -94,7 +94,7 @@ class Watcher:
             from .. import context
 
             try:
-                _write(self._text, _error_file(value, trace))
+                _write(self._text, value, trace)
             except Exception as error:
                 context.say(f"inject: {_VARIABLE}: {error}")
         except Exception:  # our files are gone: the previous hook must run all the same
@@ -256,7 +256,16 @@ def _write_stacks_on_signal(context: "Context") -> str:
     return "armed"
 
 
-def _error_file(value: BaseException, trace: "TracebackType | None") -> bytes:
+def _context_error(value: BaseException) -> str:
+    """Return what the CUDA context says after an error of the GPU's; "" where it works."""
+    from . import cuda_failures
+
+    if not cuda_failures.is_of_gpu(value):
+        return ""
+    return cuda_failures.probe_at_once().partition("\n")[0]
+
+
+def _error_file(value: BaseException, trace: "TracebackType | None", context_error: str) -> bytes:
     import json
     import time
     import traceback
@@ -266,12 +275,13 @@ def _error_file(value: BaseException, trace: "TracebackType | None") -> bytes:
         "py_callstack": "".join(traceback.format_exception(type(value), value, trace)),
         "timestamp": str(int(now)),  # torch reads it with int()
         "time_s": now,  # ours: orders ranks that fail within one second
+        **({"cuda_context": context_error} if context_error else {}),  # ours, too
     }
     message = {"message": _message(value), "extraInfo": extra}
     return json.dumps({"message": message}).encode()
 
 
-def _write(text: str, content: bytes) -> None:
+def _write(text: str, value: BaseException, trace: "TracebackType | None") -> None:
     """Write the error file where torchrun looks for it, and where saferun does.
 
     torchrun ends the other ranks with SIGTERM once one has failed, perhaps in the middle of this,
@@ -283,6 +293,10 @@ def _write(text: str, content: bytes) -> None:
     current = context.current(text) if path else None
     if not path or current is None or current.hooks["excepthook"] == "off":
         return
+    context_error = _context_error(value)
+    if context_error:
+        current.receipt("excepthook", contract.OBSERVED, cuda_context=context_error)
+    content = _error_file(value, trace, context_error)
     try:
         receipts.write_new(path, content)
     except FileExistsError:
