@@ -7,6 +7,7 @@ or from a process's exit code or signal. root_cause.py chooses among them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.diagnosis import (
@@ -28,7 +29,8 @@ from saferun.named_tuple import NamedTuple
 _GAP_LINES = 400
 _LONG_GAP_LINES = 3000
 _SURVIVED, _SURVIVED_LONG = 40, 5  # the most that such an explanation weighs
-_SURVIVED_STEPS = 17  # and where steps follow: more than exit code 1, less than a crash
+_MANY_STEPS = 100  # of any rank: in the next step the others would have waited for the failed one
+_BUFFER_BYTES = 8 * 1024  # of a process's stdout, which it writes as it ends
 _NO_LIMIT = 1000  # above every weight
 _WENT_ON_LINES = 10  # behind a line that says that the program goes on: it did
 _BRIEF_LINES = 80  # in so short a log, a phrase outside an exception can be a reason to retry
@@ -85,6 +87,7 @@ class Collected(NamedTuple):
     found: list[Explanation]
     exits: exit_codes.Exits
     left_out: tuple[matches.Match, ...]  # phrases that do not count there
+    outlived: tuple[Explanation, ...]  # what the job made steps after
 
 
 def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> Collected:
@@ -114,10 +117,10 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
         found.append(Explanation("gpu-p2p-corrupt", WEIGHTS["hard"], at, None, lines[at].text))
     explained = {m.raised.at for m in fitting if m.raised}
     found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, lines)
-    found = _with_steps_after(_without_cut(found), lines)
-    found = _with_survived_weights(found, lines)
-    found += _of_exits(evidence, exits, lines, known)
-    return Collected(lines, text, found, exits, left_out)
+    found = _with_survived_weights(_without_cut(found), lines)
+    ends = list(_of_exits(evidence, exits, lines, known))
+    found, outlived = _apart_outlived(found, ends, lines)
+    return Collected(lines, text, found, exits, left_out, tuple(outlived))
 
 
 def _of_match(match: matches.Match, kind: str) -> Explanation:
@@ -217,34 +220,58 @@ def _without_cut(found: Sequence[Explanation]) -> list[Explanation]:
     ]
 
 
-def _with_steps_after(found: Sequence[Explanation], lines: Sequence[Line]) -> list[Explanation]:
-    """Take weight from what a line says without an exception, where the job then made steps.
+def _apart_outlived(
+    found: Sequence[Explanation], exits: Sequence[Explanation], lines: Sequence[Line]
+) -> tuple[list[Explanation], list[Explanation]]:
+    """Return the explanations, and apart those that the job outlived: no cause of its end.
 
-    It ran all the same, so a mere remark is left out. Another line keeps enough to decide where
-    nothing else is known: the steps may be output that was written when the rank ended. The first
-    collective comes before every step, also where another stream's lines stand first.
+    What comes again at the end is found there once more, and counts, unless the job had outlived
+    that line more than once. A few steps show that it outlived what a line says. The end of a
+    process takes more: it is its last act to write what its stdout still holds, so that steps from
+    before an exception stand behind it.
     """
-    if not any(map(_is_said, found)):
-        return list(found)
-    steps = progress.steps(lines, 0, len(lines))
+    everything = [*found, *exits]
+    steps = progress.steps(lines, 0, len(lines)) if everything else []
+    if not steps:
+        return everything, []
     ranks = {step.rank for step in steps}
-    weighed: list[Explanation] = []
-    for item in found:
-        remark = item.weight <= WEIGHTS["bare"]
+    ends = [item for item in everything if not 0 <= item.at <= steps[-1].at]
+    ended = any(item.kind != "child-failed-no-root" for item in ends)
+
+    def outlived(item: Explanation) -> bool:
+        if item.at < 0 or not lines[item.at].number:
+            return False
         at = 0 if item.kind == _NEVER_MET else item.at
+        remark = item.weight <= WEIGHTS["bare"] and item.source == "sign"
         whose = ranks if remark or item.rank is None else {item.rank}
-        if not _is_said(item) or not any(progress.went_on(steps, at, rank) for rank in whose):
-            weighed.append(item)
-        elif not remark:
-            why = (*item.why, "the job made steps after it")
-            weighed.append(item._replace(weight=min(item.weight, _SURVIVED_STEPS), why=why))
-    return weighed
+        many = any(progress.went_on(steps, at, rank, _MANY_STEPS) for rank in ranks)
+        if not many and not any(progress.went_on(steps, at, rank) for rank in whose):
+            return False
+        if _is_said(item) or (many and ended):
+            return True
+        alike = sum(other.kind == item.kind for other in everything)
+        return progress.is_written(lines, steps, at, alike * _BUFFER_BYTES)
+
+    past = [outlived(item) for item in everything]
+    said = Counter(
+        forms.of_word(lines[item.at].text)
+        for item, over in zip(everything, past, strict=True)
+        if over and _is_said(item)
+    )
+    past = [
+        over or (item.at >= 0 and _is_said(item) and said[forms.of_word(lines[item.at].text)] > 1)
+        for item, over in zip(everything, past, strict=True)
+    ]
+    return (
+        [item for item, over in zip(everything, past, strict=True) if not over],
+        [item for item, over in zip(everything, past, strict=True) if over],
+    )
 
 
 def _is_said(item: Explanation) -> bool:
-    """Return whether it is what a line says, and no exception with its traceback."""
+    """Return whether it is what a line says: no process's end, no exception with its traceback."""
     headed = item.raised is not None and item.raised.headed
-    return item.at >= 0 and not headed and item.weight < WEIGHTS["hard"]
+    return not headed and item.weight < WEIGHTS["hard"] and item.source != "exit code"
 
 
 def _is_read(item: Raised) -> bool:
