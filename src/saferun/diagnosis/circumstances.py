@@ -15,6 +15,7 @@ from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.matches import Match
+from saferun.diagnosis.tracebacks import Raised
 
 # A number as a host is an address in 0.0.0.0/8, where nobody listens: 05 is 0.0.0.5.
 _NO_HOST = re.compile(
@@ -67,6 +68,32 @@ _TIMED_OUT = re.compile(
 # The limit, and how long the operation ran: the watchdog looks now and then.
 _TIMEOUT_MS = re.compile(r"(?:Timeout\(ms\)=| ran for )(\d{1,10})")
 _FIRST_SEQUENCE = 3  # up to this number it is one of the first collectives
+# An exception over the network: by its class, by the system's number, by its words.
+_NETWORK_CLASS = re.compile(
+    r"Connection|Connect(?:Error|Timeout|or)|Timeout|TimedOut|Unreachable|Unavailable|Disconnect"
+    r"|^(?:URLError|IncompleteRead|BadStatusLine|gaierror|herror|timeout|(?:Remote)?ProtocolError"
+    r"|BrokenPipeError|ReadError|WriteError|NoBrokersAvailable|AutoReconnect|RpcError|SSHException"
+    r"|SSL(?:EOF|ZeroReturn|Syscall)?Error)$"
+)
+# These tell of a mistake, or of a process of the job's own, whatever their words are.
+_NO_NETWORK_CLASS = re.compile(
+    r"^(?:Key|Value|Type|Attribute|Assertion|Index|Name|Import|ModuleNotFound|Lookup|NotImplemented"
+    r"|Syntax|ZeroDivision|Recursion|FileNotFound|Permission)Error$|^TimeoutExpired$|^Stop"
+)
+_NETWORK_WORDS = re.compile(
+    r"\[(?:Errno|WinError) (?:32|10[0-4]|11[0-3]|100(?:5[0134]|6[015]))\]"
+    r"|connection (?:was )?(?:refused|reset|aborted|timed out|closed|lost|broken|failed)"
+    r"|(?:network|host) is (?:unreachable|down)|no route to host|name resolution|timed? ?out\b"
+    r"|name or service not known|could not (?:connect|reach|resolve)|remote end closed|unreachable"
+    r"|closed the connection|lost connection|broken pipe|violation of protocol"
+    r"|max retries exceeded|temporarily unavailable|service unavailable|bad gateway|statuscode\.unavailable|\bsocket (?:error|closed)",
+    re.I,
+)
+_NO_NETWORK = re.compile(
+    r"certificate.verify.failed|\b40[0-9]\b|unauthori[sz]ed|forbidden|not found|wrong.version.number"
+    r"|access denied|authentication|password",
+    re.I,
+)
 _COMMUNICATOR = re.compile(
     r"^(?P<host>[\w.-]{1,64}):\d{1,9}:\d{1,9} \[\d{1,3}\] NCCL INFO .{0,200}?"
     r"\brank (?P<rank>\d{1,6}) nranks \d{1,6} .{0,80}?busId (?P<bus>\w{1,12})"
@@ -132,6 +159,21 @@ class Circumstances:
             end: index after the last line up to it.
         """
         return self._by_progress(by_machine(usual, self._evidence), "", end)
+
+    def is_lost_server(self, item: Raised) -> bool:
+        """Return whether an exception of no known kind tells of a server that a job had reached.
+
+        Before its first steps a job may have a wrong address; after them the connection was lost.
+        """
+        if _NO_NETWORK_CLASS.search(item.name) or _NO_NETWORK.search(item.text):
+            return False
+        if not (_NETWORK_CLASS.search(item.name) or _NETWORK_WORDS.search(item.text)):
+            return False
+        if self._evidence.step:
+            return True
+        end = item.at if self._lines[item.at].number else len(self._lines)
+        steps = progress.steps(self._lines, 0, end)
+        return any(progress.went_on(steps, 0, rank, 2) for rank in {step.rank for step in steps})
 
     def wrong_values(self) -> int | None:
         """Return the line in which nccl-tests count wrong values; None where there is none."""

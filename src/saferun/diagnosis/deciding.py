@@ -19,7 +19,7 @@ _FACTS = {
 }
 _BY_PROGRESS = (
     *("cuda-illegal-access", "cuda-illegal-access-sporadic", "cuda-launch-failure"),
-    *("cublas-cudnn-failed", "segfault", "segfault-environment"),
+    *("cublas-cudnn-failed", "segfault", "segfault-environment", "hub-unavailable"),
 )
 
 

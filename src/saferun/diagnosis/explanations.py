@@ -116,7 +116,7 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
     if (at := known.wrong_values()) is not None:
         found.append(Explanation("gpu-p2p-corrupt", WEIGHTS["hard"], at, None, lines[at].text))
     explained = {m.raised.at for m in fitting if m.raised}
-    found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, lines)
+    found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, known, lines)
     found = _with_survived_weights(_without_cut(found), lines)
     ends = list(_of_exits(evidence, exits, lines, known))
     found, outlived = _apart_outlived(found, ends, lines)
@@ -179,7 +179,11 @@ def _of_exit(
 
 
 def _of_unknown_exceptions(
-    raised: Iterable[Raised], explained: set[int], knowledge: Knowledge, lines: Sequence[Line]
+    raised: Iterable[Raised],
+    explained: set[int],
+    knowledge: Knowledge,
+    known: circumstances.Circumstances,
+    lines: Sequence[Line],
 ) -> Iterator[Explanation]:
     """Yield one explanation for each chain of exceptions that no sign fits.
 
@@ -187,6 +191,7 @@ def _of_unknown_exceptions(
         raised: all exceptions of the log.
         explained: the lines of those that a sign fits.
         knowledge: what a class or a phrase of an exception means.
+        known: what may change that.
         lines: the log's.
     """
     chains: dict[int, list[Raised]] = {}
@@ -202,8 +207,20 @@ def _of_unknown_exceptions(
             why = ("the traceback is cut before its exception",)
         if root.background or matches.goes_on(root, lines):
             weight, why = WEIGHTS["hint"], ("the process went on after it",)
+        usual = kind
+        if kind == "user-exception" and known.is_lost_server(root):
+            kind = "hub-unavailable"
         yield Explanation(
-            kind, weight, root.at, root.rank, root.text, root, True, source="exception", why=why
+            kind,
+            weight,
+            root.at,
+            root.rank,
+            root.text,
+            root,
+            generic=True,
+            source="exception",
+            usual=usual if kind != usual else "",
+            why=why,
         )
 
 
