@@ -37,7 +37,6 @@ _BY_PROGRESS = {
     "cuda-launch-failure": ("cuda-illegal-access", "cuda-launch-failure"),
     "cuda-launch-timeout": ("cuda-launch-timeout", "cuda-launch-failure"),
     "cublas-cudnn-failed": ("cublas-cudnn-failed", "cuda-launch-failure"),
-    "segfault": ("segfault-environment", "segfault"),
     "dataloader-worker-died": ("dataloader-worker-died", "ended-by-signal"),
     "cuda-init-unknown-error": ("cuda-init-unknown-error", "cuda-launch-failure"),
 }
@@ -46,13 +45,7 @@ _WORKER_CRASHED = re.compile(
     r"|killed by signal: Segmentation fault",
     re.I,
 )
-# What a shell says of a program that crashed; without a core file it has only the script's line.
-_CRASHED = re.compile(
-    r"\S{1,80}: line \d{1,6}:\s{1,6}\d{1,9} (?:Segmentation fault|Aborted|Bus error)\b"
-    r"|(?:Segmentation fault|Aborted|Bus error)\s{1,20}\(core dumped\)"
-)
 _LOADS = re.compile(r"<frozen importlib\._bootstrap_external>.{1,20} in (?:create|exec)_module$")
-_AGAIN = 3  # times: no chance
 # The source file of a kernel that is not torch's: checks of its calls print it beside the message.
 _KERNEL_FILE = re.compile(r"(?<!\S)(?!\S{0,300}(?:aten|c10|torch|THC)/)\S{1,200}\.cuh?\b", re.I)
 # Of cuBLAS and cuDNN only these say that a call failed which had been possible.
@@ -193,6 +186,8 @@ class Circumstances:
             text: its message.
             end: index after the last line above it.
         """
+        if kind == "segfault" and self._was_loading:
+            return "segfault-environment"
         if kind not in _BY_PROGRESS:
             return kind
         early, long = _BY_PROGRESS[kind]
@@ -205,8 +200,6 @@ class Circumstances:
         before = self._lines[:end]
         if self._ran_long(before, self._lines[end:]):
             return long
-        if kind == "segfault" and (self._came_again or self._was_loading):
-            return early
         return early if progress.is_early(before) else kind
 
     def _ran_long(self, before: Sequence[Line], behind: Sequence[Line]) -> bool:
@@ -223,15 +216,6 @@ class Circumstances:
         """Whether the first crash came while Python loaded a module of compiled code."""
         innermost = crash_stack(self._lines, None)[:2]
         return any(_LOADS.search(frame) for frame in innermost)
-
-    @cached_property
-    def _came_again(self) -> bool:
-        """Whether programs crashed one after the other in the log, and none made a step."""
-        lines = self._evidence.log.lines
-        texts = (line.text for line in lines)
-        told = (text for text in texts if "core dumped" in text or ": line " in text)
-        ends = sum(1 for text in told if _CRASHED.match(text))
-        return ends >= _AGAIN and not progress.steps(lines, 0, len(lines))
 
     def _of_memory(self, match: Match) -> str:
         """Return which full card the numbers mean; ranks of this job are no other process."""
