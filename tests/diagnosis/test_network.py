@@ -1,4 +1,4 @@
-"""What an exception over the network means: before the first steps a mistake, after them bad luck."""
+"""An exception over the network: before the first steps a mistake, after them bad luck."""
 
 from __future__ import annotations
 

@@ -200,6 +200,7 @@ def _attempt(attempt: Attempt, *, running: bool, now_s: float) -> list[str]:
     labelled = [
         ("failure", f"{attempt.kind}{rank}" if attempt.kind else ""),
         ("line", attempt.line),
+        ("your code", attempt.user_frame),
         *(("stack", frame) for frame in attempt.stack),
         ("from", "; ".join(attempt.decided_by)),
         ("with", ", ".join(attempt.mitigations)),

@@ -79,12 +79,13 @@ _NETWORK_WORDS = re.compile(
     r"|(?:network|host) is (?:unreachable|down)|no route to host|name resolution|timed? ?out\b"
     r"|name or service not known|could not (?:connect|reach|resolve)|remote end closed|unreachable"
     r"|closed the connection|lost connection|broken pipe|violation of protocol"
-    r"|max retries exceeded|temporarily unavailable|service unavailable|bad gateway|statuscode\.unavailable|\bsocket (?:error|closed)",
+    r"|max retries exceeded|temporarily unavailable|service unavailable|bad gateway"
+    r"|statuscode\.unavailable|\bsocket (?:error|closed)",
     re.I,
 )
 _NO_NETWORK = re.compile(
-    r"certificate.verify.failed|\b40[0-9]\b|unauthori[sz]ed|forbidden|not found|wrong.version.number"
-    r"|access denied|authentication|password",
+    r"certificate.verify.failed|\b40[0-9]\b|unauthori[sz]ed|forbidden|not found"
+    r"|wrong.version.number|access denied|authentication|password",
     re.I,
 )
 _COMMUNICATOR = re.compile(

@@ -20,12 +20,14 @@ from saferun.diagnosis import (
     oom_message,
     root_cause,
     runs,
+    user_frame,
 )
 from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.root_line import ROOT_CHARS, root_line, telling_line
 from saferun.diagnosis.signatures import Kind, Knowledge, says
+from saferun.diagnosis.tracebacks import Raised
 from saferun.inject import nodes
 from saferun.named_tuple import NamedTuple
 
@@ -55,7 +57,7 @@ class Diagnosis(NamedTuple):
     references: tuple[str, ...]
     stack: tuple[str, ...] = ()  # of Python, where it crashed in native code; innermost first
     decided_by: tuple[str, ...] = ()  # the evidence that decided
-    user_frame: str = ""  # of an unknown failure: the innermost frame of the user's code
+    user_frame: str = ""  # the innermost frame of the user's code, as `train.py:28  x = y[3]`
     nearest: tuple[Near, ...] = ()  # of an unknown failure: kinds that do not fit
 
 
@@ -188,14 +190,24 @@ def _of_lines(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> 
     diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text)
     stack = crash_stack(evidence.log.lines, rank)
     decided_by = deciding.named(best, lines, evidence)
-    return Reading(collected, steps, diagnosis._replace(stack=stack, decided_by=decided_by))
+    diagnosis = diagnosis._replace(stack=stack, decided_by=decided_by)
+    if best.raised is not None:
+        diagnosis = diagnosis._replace(user_frame=_frame(best.raised, collected))
+    return Reading(collected, steps, diagnosis)
+
+
+def _frame(raised: Raised, collected: explanations.Collected) -> str:
+    """Return where the user's code was when it raised; else where its chain shows it."""
+    others = (one for one in collected.text.raised if one.chain == raised.chain)
+    stacks = (log_reader.of_text(one.frames).lines for one in (raised, *others))
+    return next(filter(None, map(user_frame.innermost, stacks)), "")
 
 
 def _half_answer(
     diagnosis: Diagnosis, collected: explanations.Collected, knowledge: Knowledge
 ) -> Diagnosis:
     """Return a diagnosis that explains nothing with what can be said all the same."""
-    from saferun.diagnosis import nearest, user_frame
+    from saferun.diagnosis import nearest
 
     return diagnosis._replace(
         user_frame=user_frame.innermost(collected.lines),

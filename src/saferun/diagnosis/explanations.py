@@ -18,6 +18,7 @@ from saferun.diagnosis import (
     progress,
     signatures,
     tracebacks,
+    user_frame,
 )
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.log_reader import Line
@@ -317,8 +318,6 @@ def _is_wrapper(item: Raised) -> bool:
 def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
     """Return kind and weight of an exception by its class, else by a phrase of its message."""
     if not item.type:  # a traceback that is cut before its last line
-        from saferun.diagnosis import user_frame
-
         return _OF_CUT[user_frame.of_cut(item.frames)]
     if _is_wrapper(item):
         return "child-failed-no-root", WEIGHTS["hint"] + 3
