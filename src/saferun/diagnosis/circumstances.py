@@ -77,7 +77,8 @@ _NETWORK_WORDS = re.compile(
     r"\[(?:Errno|WinError) (?:32|10[0-4]|11[0-3]|100(?:5[0134]|6[015]))\]"
     r"|connection (?:was )?(?:refused|reset|aborted|timed out|closed|lost|broken|failed)"
     r"|(?:network|host) is (?:unreachable|down)|no route to host|name resolution|timed? ?out\b"
-    r"|name or service not known|could not (?:connect|reach|resolve)|remote end closed|unreachable"
+    r"|name or service not known|could not (?:connect|reach|resolve)|not resolve\b|can't resolve"
+    r"|remote end closed|unreachable"
     r"|closed the connection|lost connection|broken pipe|violation of protocol"
     r"|max retries exceeded|temporarily unavailable|service unavailable|bad gateway"
     r"|statuscode\.unavailable|\bsocket (?:error|closed)",

@@ -47,6 +47,7 @@ _ENDED_ELSEWHERE = re.compile(
     r"died with <Signals|is detected by the operating system|-- Tracebacks above this line|"
     r"[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
 )
+_WRAPPED = re.compile(r"\bRayTaskError\((\w{1,80})\)")
 _OF_CUT = {  # a traceback without its last line
     "own": ("user-exception", WEIGHTS["process"]),
     "likely": ("user-exception", WEIGHTS["hint"] + 1),
@@ -100,7 +101,7 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
         knowledge: how failures look.
     """
     alike = forms.of(lines)
-    exceptions = tracebacks.find(lines, alike)
+    exceptions = tracebacks.find(lines, alike).without_consequences()
     exits = exit_codes.find(lines, exceptions.framed, alike)
     text = matches.Text(lines, exceptions, alike)
     fitting = matches.match(knowledge, text)
@@ -113,7 +114,8 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
         or (not brief and m.weight == WEIGHTS["bare"] and not knowledge.kinds[m.kind].stops)
     )
     skipped = {id(m) for m in left_out}
-    found = [_of_match(m, known.kind_of(m)) for m in fitting if id(m) not in skipped]
+    matched = (_of_match(m, known.kind_of(m)) for m in fitting if id(m) not in skipped)
+    found = _with_first_of_chains(list(matched))
     if (at := known.wrong_values()) is not None:
         found.append(Explanation("gpu-p2p-corrupt", WEIGHTS["hard"], at, None, lines[at].text))
     explained = {m.raised.at for m in fitting if m.raised}
@@ -138,6 +140,20 @@ def _of_match(match: matches.Match, kind: str) -> Explanation:
         why=(match.why,) if match.why else (),
         sign=match.sign,
     )
+
+
+def _with_first_of_chains(found: Sequence[Explanation]) -> list[Explanation]:
+    """Let none weigh more that was raised while a failure of a known kind was handled."""
+    first: dict[int, Explanation] = {}
+    for item in sorted(found, key=lambda one: one.at):
+        if item.raised is not None and item.weight >= WEIGHTS["cause"]:
+            first.setdefault(item.raised.chain, item)
+    return [
+        item._replace(weight=min(item.weight, first[item.raised.chain].weight))
+        if item.raised is not None and item.raised.link == "context" and item.raised.chain in first
+        else item
+        for item in found
+    ]
 
 
 def _of_exits(
@@ -204,7 +220,7 @@ def _of_unknown_exceptions(
         root = _root_of_chain(chain)
         kind, weight = _by_class(root, knowledge)
         why: tuple[str, ...] = ()
-        if not root.type:
+        if not root.type or root.is_thrown:
             why = ("the traceback is cut before its exception",)
         if root.background or matches.goes_on(root, lines):
             weight, why = WEIGHTS["hint"], ("the process went on after it",)
@@ -319,8 +335,10 @@ def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
     """Return kind and weight of an exception by its class, else by a phrase of its message."""
     if not item.type:  # a traceback that is cut before its last line
         return _OF_CUT[user_frame.of_cut(item.frames)]
+    if item.is_thrown:  # a cut one whose last line is the `raise`
+        return "user-exception", WEIGHTS["process"]
     if _is_wrapper(item):
-        return "child-failed-no-root", WEIGHTS["hint"] + 3
+        return _of_wrapped(item, knowledge), WEIGHTS["hint"] + 3
     if item.type == "Error" and not item.headed:  # of any program that writes to the log
         return "user-exception", WEIGHTS["bare"]
     weight = USER if not _PASSED_ON.search(item.text) else USER - 1
@@ -331,6 +349,15 @@ def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
         text = item.text.lower()
         kind = next((k for needle, k in knowledge.phrases if signatures.says(needle, text)), None)
     return kind or "user-exception", weight
+
+
+def _of_wrapped(item: Raised, knowledge: Knowledge) -> str:
+    """Return what a wrapper means by the class of the exception that it names, as Ray's does."""
+    found = _WRAPPED.search(item.text)
+    if found is None or found[1] in _WRAPPERS:
+        return "child-failed-no-root"
+    kinds = (sign.kind for sign in knowledge.signs if found[1] in sign.types and sign.stands_alone)
+    return next(kinds, knowledge.classes.get(found[1], "child-failed-no-root"))
 
 
 def _with_survived_weights(
