@@ -113,8 +113,9 @@ def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
 def _began_again(log: Sequence[Line], start: int) -> bool:
     """Return whether a job made steps from `start` on that had been made before."""
     earlier, later = progress.steps(log, 0, start), progress.steps(log, start, len(log))
+    least = 3 if earlier else 100  # stdout may stand behind stderr, whose run made a few steps
     ranks = {step.rank for step in later}
-    went_on = any(progress.went_on(later, start, rank) for rank in ranks)
+    went_on = any(progress.went_on(later, start, rank, least) for rank in ranks)
     return went_on and (not earlier or later[0].number <= earlier[-1].number)
 
 

@@ -31,6 +31,7 @@ _GAP_LINES = 400
 _LONG_GAP_LINES = 3000
 _SURVIVED, _SURVIVED_LONG = 40, 5  # the most that such an explanation weighs
 _MANY_STEPS = 100  # of any rank: in the next step the others would have waited for the failed one
+_OVER = "Root Cause (first observed"  # of the launcher's last words: no step is made behind them
 _BUFFER_BYTES = 8 * 1024  # of a process's stdout, which it writes as it ends
 _NO_LIMIT = 1000  # above every weight
 _WENT_ON_LINES = 10  # behind a line that says that the program goes on: it did
@@ -121,8 +122,8 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
     explained = {m.raised.at for m in fitting if m.raised}
     found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, known, lines)
     found = _with_survived_weights(_without_cut(found), lines)
-    ends = list(_of_exits(evidence, exits, lines, known))
-    found, outlived = _apart_outlived(found, ends, lines)
+    found += _of_exits(evidence, exits, lines, known)
+    found, outlived = _apart_outlived(found, lines)
     return Collected(lines, text, found, exits, left_out, tuple(outlived))
 
 
@@ -218,27 +219,35 @@ def _of_unknown_exceptions(
         if any(item.at in explained for item in chain) or not _is_read(chain[0]):
             continue
         root = _root_of_chain(chain)
-        kind, weight = _by_class(root, knowledge)
-        why: tuple[str, ...] = ()
-        if not root.type or root.is_thrown:
-            why = ("the traceback is cut before its exception",)
-        if root.background or matches.goes_on(root, lines):
-            weight, why = WEIGHTS["hint"], ("the process went on after it",)
-        usual = kind
-        if kind == "user-exception" and known.is_lost_server(root):
-            kind = "hub-unavailable"
-        yield Explanation(
-            kind,
-            weight,
-            root.at,
-            root.rank,
-            root.text,
-            root,
-            generic=True,
-            source="exception",
-            usual=usual if kind != usual else "",
-            why=why,
-        )
+        yield _of_unknown(root, knowledge, known, lines)
+
+
+def _of_unknown(
+    root: Raised,
+    knowledge: Knowledge,
+    known: circumstances.Circumstances,
+    lines: Sequence[Line],
+) -> Explanation:
+    """Return what an exception explains that no sign fits."""
+    kind, weight = _by_class(root, knowledge)
+    why: tuple[str, ...] = ()
+    if not root.type or root.is_thrown:
+        why = ("the traceback is cut before its exception",)
+    if root.background or matches.goes_on(root, lines):
+        weight, why = WEIGHTS["hint"], ("the process went on after it",)
+    lost = kind == "user-exception" and known.is_lost_server(root)
+    return Explanation(
+        "hub-unavailable" if lost else kind,
+        weight,
+        root.at,
+        root.rank,
+        root.text,
+        root,
+        generic=True,
+        source="exception",
+        usual=kind if lost else "",
+        why=why,
+    )
 
 
 def _without_cut(found: Sequence[Explanation]) -> list[Explanation]:
@@ -255,51 +264,57 @@ def _without_cut(found: Sequence[Explanation]) -> list[Explanation]:
 
 
 def _apart_outlived(
-    found: Sequence[Explanation], exits: Sequence[Explanation], lines: Sequence[Line]
+    everything: Sequence[Explanation], lines: Sequence[Line]
 ) -> tuple[list[Explanation], list[Explanation]]:
     """Return the explanations, and apart those that the job outlived: no cause of its end.
 
     What comes again at the end is found there once more, and counts, unless the job had outlived
-    that line more than once. A few steps show that it outlived what a line says. The end of a
-    process takes more: it is its last act to write what its stdout still holds, so that steps from
-    before an exception stand behind it.
+    that line more than once.
     """
-    everything = [*found, *exits]
-    steps = progress.steps(lines, 0, len(lines)) if everything else []
+    over_at = (at for at in range(len(lines) - 1, -1, -1) if _OVER in lines[at].text)
+    steps = progress.steps(lines, 0, next(over_at, len(lines))) if everything else []
     if not steps:
-        return everything, []
-    ranks = {step.rank for step in steps}
-    ends = [item for item in everything if not 0 <= item.at <= steps[-1].at]
-    ended = any(item.kind != "child-failed-no-root" for item in ends)
-
-    def outlived(item: Explanation) -> bool:
-        if item.at < 0 or not lines[item.at].number:
-            return False
-        at = 0 if item.kind == _NEVER_MET else item.at
-        remark = item.weight <= WEIGHTS["bare"] and item.source == "sign"
-        whose = ranks if remark or item.rank is None else {item.rank}
-        many = any(progress.went_on(steps, at, rank, _MANY_STEPS) for rank in ranks)
-        if not many and not any(progress.went_on(steps, at, rank) for rank in whose):
-            return False
-        if _is_said(item) or (many and ended):
-            return True
-        alike = sum(other.kind == item.kind for other in everything)
-        return progress.is_written(lines, steps, at, alike * _BUFFER_BYTES)
-
-    past = [outlived(item) for item in everything]
-    said = Counter(
+        return list(everything), []
+    past = [_is_outlived(item, everything, lines, steps) for item in everything]
+    often = Counter(
         forms.of_word(lines[item.at].text)
         for item, over in zip(everything, past, strict=True)
         if over and _is_said(item)
     )
-    past = [
-        over or (item.at >= 0 and _is_said(item) and said[forms.of_word(lines[item.at].text)] > 1)
-        for item, over in zip(everything, past, strict=True)
-    ]
-    return (
-        [item for item, over in zip(everything, past, strict=True) if not over],
-        [item for item, over in zip(everything, past, strict=True) if over],
-    )
+    kept: list[Explanation] = []
+    outlived: list[Explanation] = []
+    for item, over in zip(everything, past, strict=True):
+        again = item.at >= 0 and _is_said(item) and often[forms.of_word(lines[item.at].text)] > 1
+        (outlived if over or again else kept).append(item)
+    return kept, outlived
+
+
+def _is_outlived(
+    item: Explanation,
+    everything: Sequence[Explanation],
+    lines: Sequence[Line],
+    steps: Sequence[progress.Step],
+) -> bool:
+    """Return whether a job made enough steps after an explanation's line.
+
+    A few steps show that it outlived what a line says. The end of a process takes more: it is its
+    last act to write what its stdout still holds, so that steps from before an exception stand
+    behind it.
+    """
+    if item.at < 0 or not lines[item.at].number:
+        return False
+    at = 0 if item.kind == _NEVER_MET else item.at
+    ranks = {step.rank for step in steps}
+    remark = item.weight <= WEIGHTS["bare"] and item.source == "sign"
+    whose = ranks if remark or item.rank is None else {item.rank}
+    many = any(progress.went_on(steps, at, rank, _MANY_STEPS) for rank in ranks)
+    if not many and not any(progress.went_on(steps, at, rank) for rank in whose):
+        return False
+    later = (other for other in everything if not 0 <= other.at <= steps[-1].at)
+    if _is_said(item) or (many and any(one.kind != "child-failed-no-root" for one in later)):
+        return True
+    alike = sum(other.kind == item.kind for other in everything)
+    return progress.is_written(lines, steps, at, alike * _BUFFER_BYTES)
 
 
 def _is_said(item: Explanation) -> bool:
