@@ -367,7 +367,7 @@ def _attempt(one: RecordedAttempt, known: signatures.Knowledge) -> Attempt:
         started_at=one.started_at,
         lived_s=one.lived_s,
         mitigations=one.mitigations,
-        diagnosis=found and found._replace(stack=one.stack),
+        diagnosis=found and found._replace(stack=one.stack, user_frame=one.user_frame),
         action=one.action,
         reason=one.reason,
     )

@@ -60,6 +60,16 @@ def test_the_diagnosis_of_a_run_is_that_of_its_last_failure(desk):
     assert pickle.loads(pickle.dumps(result)) == result
 
 
+def test_the_place_of_a_users_exception_is_in_the_diagnosis_and_on_stderr(desk):
+    script = desk.cwd / "train.py"
+    script.write_text("batch = {}\nbatch['labels']\n")
+    lines = []
+    result = run(desk, settings={"launcher": "python"}, retries=1, on_line=lines.append)
+    place = f"{script}:2  batch['labels']"
+    assert result.diagnosis.user_frame == place
+    assert f"saferun:     at {place}" in lines
+
+
 def test_the_diagnosis_of_a_crash_has_the_python_stack(desk):
     (desk.cwd / "train.py").write_text("import os\ndef step():\n    os.abort()\nstep()\n")
     desk.environ["PYTHONFAULTHANDLER"] = "1"

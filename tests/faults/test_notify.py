@@ -69,12 +69,17 @@ def test_a_mitigation_and_the_end_are_two_events(tmp_path):
 
 def test_only_the_events_that_are_named_are_told_and_no_secret(tmp_path):
     place = tmp_path / "events"
-    argv = [*PYTHON, *told(place, on="[failed]"), "-c", f"raise KeyError('{SECRET}')"]
+    script = tmp_path / "fails.py"
+    script.write_text(f"raise KeyError('{SECRET}')\n")
+    argv = [*PYTHON, *told(place, on="[failed]"), str(script)]
     with run(tmp_path, *argv, env={"HF_TOKEN": SECRET}) as job:
         assert job.end() == 1
         (event,) = events(place)
     assert (event["event"], event["kind"], event["status"]) == ("failed", "user-exception", 1)
     assert "KeyError" in event["root_line"]
+    shown = event["user_frame"]
+    assert shown.startswith(f"{script}:1  raise KeyError(")
+    assert shown in event["text"]
     assert SECRET not in place.read_text()
 
 

@@ -158,6 +158,8 @@ def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Itera
     yield ""
     if one.attempt.line:
         yield f"- deciding line: {_code(one.attempt.line)}"
+    if one.attempt.user_frame:
+        yield f"- your code: {_code(one.attempt.user_frame)}"
     yield from (f"- stack: {_code(frame)}" for frame in one.attempt.stack)
     if one.cause:
         yield f"- {one.cause.explanation} {one.cause.advice}".rstrip()

@@ -207,6 +207,7 @@ def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> 
     labelled = [
         ("failure", f"{attempt.kind}{rank}" if attempt.kind else ""),
         ("line", attempt.line),
+        ("your code", attempt.user_frame),
         *(("stack", frame) for frame in attempt.stack),
         ("from", "; ".join(attempt.decided_by)),
         ("with", ", ".join(attempt.mitigations)),

@@ -83,7 +83,7 @@ def failure(
     lines = [f"the run failed: {_what(diagnosis)}, host {host}"]
     if shown := last.launcher_end or _root(diagnosis):
         lines.append(f"  {shown}")
-    lines += [f"    {_cut(frame)}" for frame in diagnosis.stack]
+    lines += where(diagnosis)
     lines += [text for text in (diagnosis.explanation, _advice(history, diagnosis)) if text]
     lines += half_answer(diagnosis) + known_from(diagnosis.decided_by)
     lines += [search] if search else _tried([one for one in history if not one.replaced])
@@ -93,9 +93,15 @@ def failure(
     return lines
 
 
+def where(diagnosis: Diagnosis) -> list[str]:
+    """Return the lines below the root line: the stack of a crash, where the user's code was."""
+    frames = diagnosis.stack or ((f"at {diagnosis.user_frame}",) if diagnosis.user_frame else ())
+    return [f"    {_cut(frame)}" for frame in frames]
+
+
 def half_answer(diagnosis: Diagnosis) -> list[str]:
-    """Return what is known of an unknown failure: where the user's code was, what it nearly is."""
-    lines = [f"your code was at {_cut(diagnosis.user_frame)}"] if diagnosis.user_frame else []
+    """Return what an unknown failure nearly is."""
+    lines = []
     for near in diagnosis.nearest:
         where = f" (line {near.line})" if near.line else ""
         lines.append(f"nearest is {near.kind}; against it: {_cut(near.against)}{where}")

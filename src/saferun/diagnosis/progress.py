@@ -19,7 +19,6 @@ HEAD_BYTES = 64 * 1024  # of an attempt's output that is searched, at either end
 LONG_S = 1800.0  # an attempt that ran this long, or
 LONG_STEPS = 500  # made this many steps, or
 _LONG_EPOCHS = 10  # this many epochs, was healthy for long
-_SURVIVED_STEPS = 3  # after an exception: the exception did not end the job
 _LINES = 200  # before the failure that are searched for long progress
 _RECENT_LINES = 20  # before the failure that are searched for a diverged loss
 _START_CHARS = 2000  # of a line of raw output: a bar that rewrites its line is split before
@@ -40,6 +39,15 @@ _IN_EPOCH = (  # of fairseq, and of the examples of PyTorch, timm, DETR and Open
 _BAR = r"(?<![\d.])(?P<position>\d{1,9})/\d{1,9} ?\["
 _POSITION = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) ?\[")
 _FLAGS = re.IGNORECASE | re.ASCII
+# What grows in a log where no step is told: epochs or parts of one, Optuna's trials, a place in a
+# list, Keras's bar.
+_GROWS = re.compile(
+    r"\bepoch['\"]?[\s=:#\[(]{1,4}(?P<epoch>\d{1,5}(?:\.\d{1,9})?)\b"
+    r"|\btrial (?P<trial>\d{1,6}) (?:finished|pruned)"
+    r"|\[ {0,8}(?P<place>\d{1,9}) ?/ ?\d{1,9}\]|^ {0,8}(?P<bar>\d{1,9})/\d{1,9} .?━",
+    _FLAGS,
+)
+_GROWING = ("poch", "POCH", "rial ", "[", "━")  # one of these is in every line that it fits
 _STEP = re.compile(f"{_COUNTER}|{_IN_EPOCH}|{_BAR}", _FLAGS)
 _COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not a step here
 _EPOCHS = re.compile(
@@ -100,7 +108,7 @@ class Step(NamedTuple):
 
     at: int  # index of the line
     rank: int | None
-    number: int
+    number: float  # a part of an epoch, too
 
 
 def first_step(head: bytes) -> int | None:
@@ -179,30 +187,58 @@ def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
     """
     reported = []
     for at in range(start, end):
-        if (number := step_in(lines[at].text)) is not None:
+        if (number := _grown(lines[at].text)) is not None:
             reported.append(Step(at, lines[at].rank, number))
     return reported
 
 
-def went_on(reported: Sequence[Step], at: int, rank: int | None) -> bool:
+def _grown(text: str) -> float | None:
+    """Return the step that a line reports, or what else grows in it."""
+    number = step_in(text)
+    if number is not None or not any(word in text for word in _GROWING):
+        return number
+    found = _GROWS.search(text[-_END_CHARS:])
+    return float(found[found.lastgroup or 0]) if found else None
+
+
+def went_on(reported: Sequence[Step], at: int, rank: int | None, least: int = 3) -> bool:
     """Return whether a job made enough growing steps after a line.
 
     Args:
         reported: the steps of the log, from `steps`.
         at: index of the line.
         rank: whose steps count; None for those without a rank.
+        least: the number of steps that are enough.
     """
-    count, reached = 0, -1  # beyond every number before, and
-    in_row, last = 0, -1  # one after the other: another counter may have come further before
+    count, reached = 0, -1.0  # beyond every number before, and
+    in_row, last = 0, -1.0  # one after the other: another counter may have come further before
     for step in reported[bisect_left(reported, (at,)) :]:
         if step.rank != rank:
             continue
         if step.number > reached:
             count, reached = count + 1, step.number
         in_row, last = (in_row + 1 if step.number > last else 1), step.number
-        if max(count, in_row) == _SURVIVED_STEPS:
+        if max(count, in_row) >= least:
             return True
     return False
+
+
+def is_written(lines: Sequence[Line], reported: Sequence[Step], at: int, limit: int) -> bool:
+    """Return whether steps behind a line were written while the job made them.
+
+    They were where they are more than a buffer holds, and where a bar shows them: bars go to
+    stderr, which has no buffer.
+
+    Args:
+        lines: the log's.
+        reported: its steps, from `steps`.
+        at: index of the line.
+        limit: the bytes of the buffers.
+    """
+    behind = reported[bisect_left(reported, (at,)) :]
+    if any("%|" in lines[step.at].text for step in behind):
+        return True
+    return sum(len(line.raw) + 1 for line in lines[at : behind[-1].at]) > limit
 
 
 def _cut_percent(text: str) -> int:

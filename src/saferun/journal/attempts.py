@@ -33,6 +33,7 @@ class Attempt(NamedTuple):
     line: str = ""  # that decided, without its particulars where the journal has no other
     decided_by: tuple[str, ...] = ()  # the evidence of it
     stack: tuple[str, ...] = ()  # of Python where compiled code crashed, the innermost frame first
+    user_frame: str = ""  # where the user's code was, as `train.py:28  batch["labels"]`
     mitigations: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()  # against the attempt before it
     action: str = ""  # what was decided: "again", "stop", "done"
@@ -112,6 +113,7 @@ def _ended(attempt: Attempt, facts: AttemptEnded) -> Attempt:
         line=line if failed else "",
         decided_by=facts.decided_by if failed else (),
         stack=facts.stack[: crash_stack.MOST],
+        user_frame=facts.user_frame if failed else "",
         action=facts.action,
         reason=facts.reason,
         delay_s=facts.delay_s,

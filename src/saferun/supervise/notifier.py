@@ -99,6 +99,7 @@ class Notifier:
             "verdict": last.verdict,
             "root_rank": diagnosis.root_rank if diagnosis else None,
             "root_line": (diagnosis.root_line or None) if diagnosis else None,
+            "user_frame": diagnosis.user_frame if diagnosis else "",
             "mitigations": [*last.mitigations, *added],
         }
         if added and decision.action == "again":
@@ -127,6 +128,7 @@ class Notifier:
             self._hurried = True
         else:
             line = f": {self._last.get('root_line')}" if self._last.get("root_line") else ""
+            line += f", at {self._last.get('user_frame')}" if self._last.get("user_frame") else ""
             what = f"failed, {self._last.get('kind') or f'status {status}'}{line}"
             facts = {**self._last, "status": status, "reason": reason}
             self._tell("failed", what, facts)

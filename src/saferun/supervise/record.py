@@ -261,6 +261,7 @@ def _of_end(
         root_line=(diagnosis.root_line or None) if diagnosis else None,
         decided_by=diagnosis.decided_by if diagnosis else (),
         stack=diagnosis.stack if diagnosis else (),
+        user_frame=diagnosis.user_frame if diagnosis else "",
         action=decision.action,
         reason=decision.reason,
         delay_s=round(decision.delay_s, 3),
