@@ -27,7 +27,15 @@ from saferun.profile.schema import (
     is_range,
     nearest,
 )
-from saferun.profile.values import MisfitError, Text, coerce, expected, open_problem
+from saferun.profile.values import (
+    MisfitError,
+    Text,
+    coerce,
+    expected,
+    hidden,
+    open_problem,
+    shown,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,7 +131,7 @@ class Reader:
             )
             return None
         try:
-            root = yaml.compose(text, Loader=_bounded_loader())
+            root = yaml.compose(hidden(text), Loader=_bounded_loader())
         except yaml.YAMLError as error:
             self._yaml_error(error)
             return None
@@ -339,7 +347,10 @@ class Reader:
 
 
 def _bounded_loader() -> Any:
-    """Return a YAML loader that gives up beyond MAX_NODES: a list of 130,000 takes 6 s."""
+    """Return a YAML loader of texts from `hidden`.
+
+    It gives up beyond MAX_NODES: a list of 130,000 takes 6 s.
+    """
     import yaml
 
     class Bounded(yaml.SafeLoader):
@@ -351,6 +362,11 @@ def _bounded_loader() -> Any:
                 what = f"more than {MAX_NODES:,} entries"
                 raise yaml.composer.ComposerError(None, None, what, parent and parent.start_mark)
             return super().compose_node(parent, index)
+
+        def compose_scalar_node(self, anchor: Any) -> Any:
+            node = super().compose_scalar_node(anchor)
+            node.value = shown(node.value)
+            return node
 
     return Bounded
 
