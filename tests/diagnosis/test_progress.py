@@ -198,3 +198,40 @@ def test_how_far_the_job_came_tells_a_sporadic_fault(age_s, step, kind):
 def test_epochs_tell_a_sporadic_fault(line, kind):
     log = f"{line}\n{TRACEBACK}RuntimeError: CUDA error: an illegal memory access was encountered"
     assert diagnose(log).kind == kind
+
+
+def of_two_ranks(form: str, first: tuple[int, int], amount: int = 1) -> bytes:
+    steps = range(0, 4 * amount, amount)
+    lines = [form.format(r=rank, n=first[rank] + step) for step in steps for rank in (0, 1)]
+    return "\n".join([*lines, ""]).encode()
+
+
+APART = {
+    "a rank that begins anew": (of_two_ranks("rank {r} step {n} loss 1", (20, 0)), "20, 0"),
+    "by a prefix": (of_two_ranks("[rank{r}]: iter {n}: loss 3.1", (20, 0)), "20, 0"),
+    "by torchrun's prefix": (of_two_ranks("[default{r}]:step: {n}", (20, 30)), "20, 30"),
+    "epochs": (of_two_ranks("[GPU{r}] Epoch {n} | Batchsize: 32 | Steps: 8", (1, 0)), "1, 0"),
+    "steps before the rank": (of_two_ranks("step {n} (local_rank={r})", (7, 0)), "7, 0"),
+    "every tenth step": (of_two_ranks("[R{r}] step {n}", (20, 10), 10), "20, 10"),
+    "alike": (of_two_ranks("rank {r} step {n} loss 1", (20, 20)), ""),
+    "in turns": (of_two_ranks("rank {r} step {n}", (20, 21), 2), ""),
+    "glued": (of_two_ranks("rank {r} step {n}", (20, 0)).replace(b"\nrank 1", b"rank 1", 1), ""),
+    "one line each": (b"rank 0 step 20\nrank 1 step 0\n", None),
+    "no ranks": (of_two_ranks("step {n}", (20, 0)), None),
+    "settings": (b"rank 0 batch 4\nrank 1 batch 8\n" * 3, None),
+    "memory": (of_two_ranks("GPU {n}.5 GiB of {r}", (20, 0)), None),
+    "each counts otherwise": (
+        b"rank 0 step 1\nrank 1 step 9\nrank 0 step 2\nrank 1 step 11\n",
+        None,
+    ),
+}
+
+
+def test_ranks_that_begin_at_different_steps_are_told_from_those_that_take_turns():
+    found = {name: progress.apart(log_reader.read([log]).lines) for name, (log, _) in APART.items()}
+    wanted = {}
+    for name, (_, text) in APART.items():
+        steps = text.split(", ") if text else []
+        named = ", ".join(f"rank {rank} at {step}" for rank, step in enumerate(steps))
+        wanted[name] = named or text
+    assert found == wanted

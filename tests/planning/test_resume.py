@@ -37,7 +37,11 @@ def pattern(text: str, argv: str = "", **environ: str) -> str | None:
         ("~ckpt=x a=1", ["ckpt={step}"], "ckpt=500 a=1"),
         ("--ckpt x a=1", ["ckpt={step}"], "--ckpt=500 a=1"),
         ("ckpt=x --a=1", ["--ckpt", "{step}"], "ckpt=500 --a=1"),
-        ("c.yaml o_dir=x", ["--load={--o-dir}", "--tag", "{step}"], "c.yaml o_dir=x load=x tag=500"),
+        (
+            "c.yaml o_dir=x",
+            ["--load={--o-dir}", "--tag", "{step}"],
+            "c.yaml o_dir=x load=x tag=500",
+        ),
         ("c.yaml o_dir=x", ["--r={step}"], "c.yaml o_dir=x --r=500"),
         ("--o=a o=b", ["--load={--o}"], "--o=a o=b --load=b"),
         ("--a 1 -- --r b", ["--r={step}"], "--a 1 --r=500 -- --r b"),

@@ -42,7 +42,11 @@ GOOD = [
     ("retry.resume.checkpoints", "{--a={--b=c d}}/{X}/*", "{--a={--b=c d}}/{X}/*"),
     ("retry.resume.checkpoints", "~", ""),
     ("retry.resume.args", "[--from={checkpoint}]", ("--from={checkpoint}",)),
-    ("retry.resume.args", "[ {checkpoint}, '{step}',x{A=b}y ]", ("{checkpoint}", "{step}", "x{A=b}y")),
+    (
+        "retry.resume.args",
+        "[ {checkpoint}, '{step}',x{A=b}y ]",
+        ("{checkpoint}", "{step}", "x{A=b}y"),
+    ),
     ("mitigate.never", "[compile-off, split-size]", ("compile-off", "split-size")),
     ("launcher", "python", "python"),
 ]

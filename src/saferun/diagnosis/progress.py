@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.diagnosis.log_reader import Line
 from saferun.named_tuple import NamedTuple
@@ -92,6 +92,11 @@ _OVER = re.compile(
     re.I,
 )
 _NUMBERS = re.compile(r"\d+", re.ASCII)
+# Whose line it is, where no launcher's prefix says so: "rank 1", "[GPU0]", "local_rank=1", "[R1]".
+_OF_RANK = re.compile(
+    r"(?<![a-z])(?:rank|gpu|process|proc|r(?=\d{1,5}\]))[\s_:=#]{0,2}(\d{1,5})\b(?![\d.,/]|\s?[gmt]i?b)",
+    re.IGNORECASE,
+)
 _FORM = dict.fromkeys(map(ord, "123456789"), "0")
 
 
@@ -111,6 +116,51 @@ def first_step(head: bytes) -> int | None:
     >>> first_step(b"max_steps=20000 and nothing else")
     """
     return max((first for first, _ in _series(head[:HEAD_BYTES])), default=None)
+
+
+def apart(lines: Sequence[Line]) -> str | None:
+    """Return how the ranks of one attempt begin at different steps, as a clause for people.
+
+    Ranks are compared by lines that are alike but for their numbers, and whose numbers grow by the
+    same amount on each. What lies nearer than that amount is no difference: ranks may take turns.
+
+    Args:
+        lines: from the attempt's beginning on; whose one is, its `rank` or its text says.
+
+    Returns:
+        "" where they begin alike, or where a line names two ranks: those of two may have become
+        one, and then a first step would be missed. None where too few lines tell.
+    """
+    series: dict[str, dict[int, list[int]]] = {}
+    for line in lines:
+        text = line.text[:_START_CHARS]
+        named = {int(number) for number in _OF_RANK.findall(text)}
+        if line.rank is not None:
+            named.add(line.rank)
+        if len(named) > 1:
+            return ""
+        for found in (*_STEP.finditer(text), *_EPOCHS.finditer(text)) if named else ():
+            begin, end = found.span(found.lastgroup or found.lastindex or 0)
+            numbers = series.setdefault(_NUMBERS.sub("#", text[:begin]), {})
+            two, number = numbers.setdefault(min(named), []), int(text[begin:end])
+            if len(two) < 2 and number not in two:
+                two.append(number)
+    return _compared(series.values())
+
+
+def _compared(series: Iterable[dict[int, list[int]]]) -> str | None:
+    """Return how ranks differ in the first two numbers of each; see `apart`."""
+    told = None
+    for by_rank in series:
+        begun = {rank: two for rank, two in sorted(by_rank.items()) if len(two) == 2}
+        amounts = {second - first for first, second in begun.values()}
+        if len(begun) < 2 or len(amounts) > 1 or min(amounts) < 1:
+            continue
+        firsts = [first for first, _ in begun.values()]
+        if max(firsts) - min(firsts) >= min(amounts):
+            return ", ".join(f"rank {rank} at {two[0]}" for rank, two in [*begun.items()][:8])
+        told = ""
+    return told
 
 
 def last_step(tail: bytes) -> int | None:

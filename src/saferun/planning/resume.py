@@ -86,7 +86,9 @@ def arguments(
 
 def _are_bare(policy: ResumePolicy, script_args: Sequence[str]) -> bool:
     """Return whether the script has the options that a policy names, and all without dashes."""
-    names = {_name(hole[1]) for hole in _HOLE.finditer(" ".join((policy.checkpoints, *policy.args)))}
+    names = {
+        _name(hole[1]) for hole in _HOLE.finditer(" ".join((policy.checkpoints, *policy.args)))
+    }
     given = [word for word in script_args if _name(word) in names - {""}]
     return bool(given) and not any(word.startswith("-") for word in given)
 
@@ -127,9 +129,7 @@ def _options(argv: Sequence[str]) -> list[tuple[str, ...]]:
     return options
 
 
-def _with_option(
-    argv: tuple[str, ...], option: tuple[str, ...], *, bare: bool
-) -> tuple[str, ...]:
+def _with_option(argv: tuple[str, ...], option: tuple[str, ...], *, bare: bool) -> tuple[str, ...]:
     """Return arguments with an option in the place where they have it, else at their end."""
     name = _name(option[0])
     has_value = len(option) > 1 or "=" in option[0]

@@ -18,6 +18,7 @@ from saferun.supervise import end_requests, own_files, record
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import AttemptWatch, end_requested, ended_status, grace_s
 from saferun.supervise.end_requests import INTERRUPTED, EndRequestedError, EndRequests, answer
+from saferun.supervise.first_steps import FirstSteps
 from saferun.supervise.gpu_gate import take_locks
 from saferun.supervise.ground import Ground, Means, Pace, Say, jitter, pause
 from saferun.supervise.keeper_pool import KeeperPool
@@ -125,6 +126,7 @@ class _Run:
         self._nodes = self._other_nodes(first)
         self._watch: AttemptWatch  # of the attempt that runs
         self._hang_watch: HangWatch | None = None
+        self._first_steps: FirstSteps  # of the attempt that runs
         self._requests = EndRequests()
         self._loaded = 0  # the attempt during which our own files were loaded
         self._interrupted = False  # a SIGINT has ended the run
@@ -229,6 +231,8 @@ class _Run:
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
         self._hang_watch = self._watched(plan)
+        look = self._hang_watch.look if self._hang_watch else None
+        self._first_steps = FirstSteps(plan, number, self._means.ground.say, look)
         self._record.attempt(identity.attempt, plan, self._history, self._gathered.facts.torch)
         return plan
 
@@ -268,8 +272,8 @@ class _Run:
             later=self._later,
             later_s=LOAD_S,
             spared=lambda: (*self._means.keepers.pids(), *self._record.helpers()),
-            look=self._hang_watch.look if self._hang_watch else None,
-            asked=self._hang_watch.ask if self._hang_watch else None,
+            look=self._first_steps.look,
+            asked=self._asked if self._hang_watch else None,
             interrupted=lambda left_s: self._means.ground.say(answer(left_s)),
         )
         return run_attempt(spec, observer, self._means.keepers.take())
@@ -287,9 +291,16 @@ class _Run:
 
     def _started(self, keeper: int, launcher: int) -> None:
         self._record.harmlessly(lambda: self._watch.started(launcher))
+        self._record.harmlessly(lambda: self._first_steps.started(keeper, launcher))
         if self._hang_watch:
             self._hang_watch.started(launcher)
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
+
+    def _asked(self) -> None:
+        """A person asks where the ranks are."""
+        assert self._hang_watch is not None, "else it is not called"
+        self._hang_watch.ask()
+        self._first_steps.at_once()
 
     def _later(self) -> float:
         """Load what the end needs, make the next attempt ready, then note that the run lives."""
@@ -346,9 +357,11 @@ class _Run:
             self._record.recycled(last.number, self._watch.request)
         elif ended.exit_code:
             hang = self._hang_watch.cause if self._hang_watch else None
+            hang = self._first_steps.cause or hang
             lost = self._nodes.lost() if self._nodes else ""
             last, diagnosis = self._watch.diagnosed(last, ended, hang, lost)
             self._diagnoses.append(diagnosis)
+        self._record.harmlessly(lambda: self._first_steps.ended(ended))
         last, work = self._resumption.judged(last, plan, ended)
         self._history.append(last)
         following = self._following()

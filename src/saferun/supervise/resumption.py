@@ -206,7 +206,8 @@ class Resumption:
 
     def _newest(self) -> Found | None:
         """Return the newest complete checkpoint of this run; say which newer ones are not."""
-        written = [one for one in self._find() if self._before.get(one.checkpoint.path) != one.stamp]
+        before = self._before
+        written = [one for one in self._find() if before.get(one.checkpoint.path) != one.stamp]
         paths = [one.checkpoint.path for one in written]
         for found in written:
             path = found.checkpoint.path

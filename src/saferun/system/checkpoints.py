@@ -301,9 +301,7 @@ def _dcp_sizes(path: str) -> dict[str, int]:
     return sizes
 
 
-def _missing_ranks(
-    names: Sequence[str], ranks: int, others: Sequence[Sequence[str]] = ()
-) -> str:
+def _missing_ranks(names: Sequence[str], ranks: int, others: Sequence[Sequence[str]] = ()) -> str:
     """Return of what there is not one file for each rank.
 
     accelerate loads a checkpoint that has a random state of the main process alone, which is all
