@@ -75,7 +75,10 @@ KEYS: dict[str, Key] = {
         "store", "collective", "off", doc="How ranks wait for each other after init."
     ),
     "hooks.init.agree": _choice(
-        "error", "warn", "off", doc="What happens when ranks differ in versions or GPU type."
+        "error",
+        "warn",
+        "off",
+        doc="What happens when ranks differ in versions, GPU type or the step they train from.",
     ),
     "hooks.init.timeout_s": _seconds(
         600.0, "How long ranks wait for each other at init before missing ones are named.", least=1
