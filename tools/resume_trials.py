@@ -41,7 +41,6 @@ import zipfile
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -226,13 +225,10 @@ def odd(options: argparse.Namespace) -> int:
                 status = calm.end(LIMIT_S)
             wanted = last_line(name, calm)
             if status or not wanted:
-                print(f"    {name}: undisturbed: status {status}, {wanted!r}")
-                failed = True
-                continue
+                sys.exit(f"{name}: undisturbed: status {status}, {wanted!r}")
             for rank, sees in ((1, "hidden"), (1, "cut"), (0, "hidden")):
-                came = odd_end(
-                    name, options, folder / f"{name}-{rank}-{sees}", (rank, sees), wanted
-                )
+                place = folder / f"{name}-{rank}-{sees}"
+                came = odd_end(name, options, place, (rank, sees), wanted)
                 failed |= came.startswith("WRONG")
                 print("|", " | ".join((name, str(rank), sees, came)), "|", flush=True)
     return int(failed)
@@ -242,12 +238,10 @@ def odd_end(
     name: str, options: argparse.Namespace, place: Path, view: tuple[int, str], wanted: str
 ) -> str:
     """Return what came of a run that was killed after its second save and has an odd rank."""
-    rank, sees = view
     env = {"PYTHON_EXEC": str(JOBS / "odd_rank.sh"), "ODD_PYTHON": options.python}
-    env |= {"ODD_RANK": str(rank), "ODD": sees, "ODD_PLACE": str(place)}
+    env |= {"ODD_RANK": str(view[0]), "ODD": view[1], "ODD_PLACE": str(place)}
     with started(name, options, place, env=env) as job:
-        saves = 0
-        state = written(place)
+        saves, state = 0, written(place)
         while saves < 3 and job.process.poll() is None:
             time.sleep(0.2)
             now = written(place)
@@ -256,11 +250,9 @@ def odd_end(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         status = job.end(LIMIT_S)
-    last = last_line(name, job)
     if status:
-        kinds = [event["kind"] for event in job.events("ended")]
-        return f"refused: {kinds[-1]}"
-    return "the same" if last == wanted else f"WRONG: {last!r}, not {wanted!r}"
+        return f"refused: {job.events('ended')[-1]['kind']}"
+    return "the same" if last_line(name, job) == wanted else f"WRONG: not {wanted!r}"
 
 
 @contextlib.contextmanager
@@ -269,7 +261,7 @@ def started(
     options: argparse.Namespace,
     place: Path,
     queued: int = 0,
-    env: Mapping[str, str] = MappingProxyType({}),
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[runs.Run]:
     """Start a program under saferun; `queued` is how often Slurm has queued it again."""
     place.mkdir(parents=True, exist_ok=True)
@@ -283,8 +275,8 @@ def started(
     argv += [str(where / one.script)] if one.script.endswith(".py") else ["-m", one.script]
     argv += [word.format(place=place) for word in one.args]
     found = f"{os.path.dirname(options.python)}:{os.path.dirname(sys.executable)}"
-    env = {**env, "PATH": f"{found}:/usr/sbin:/usr/bin:/sbin:/bin"}
-    env |= {"NANOCHAT_BASE_DIR": str(place)}
+    path = f"{found}:/usr/sbin:/usr/bin:/sbin:/bin"
+    env = {**(env or {}), "PATH": path, "NANOCHAT_BASE_DIR": str(place)}
     env |= {"PYTHONPATH": str(ROOT / "src"), "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
     env |= {"TORCH_EXTENSIONS_DIR": str(place.parent / "extensions")}  # compiled once
     env |= {"SLURM_RESTART_COUNT": str(queued)} if queued else {}

@@ -276,11 +276,7 @@ RESUMED = {
             "o/checkpoint-500",
             "--output-dir=o --resume-from-checkpoint=o/checkpoint-500",
         ),
-        (
-            "sft.yaml output_dir=o",
-            "o/checkpoint-500",
-            "sft.yaml output_dir=o resume_from_checkpoint=o/checkpoint-500",
-        ),
+        ("output_dir=o", "o/checkpoint-5", "output_dir=o resume_from_checkpoint=o/checkpoint-5"),
     ],
     "resume-accelerate": [
         ("--output_dir o", "o/step_20", "--output_dir o --resume_from_checkpoint=o/step_20"),

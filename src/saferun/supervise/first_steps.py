@@ -20,11 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.log_reader import Line
     from saferun.supervise.attempt import Ended
+    from saferun.supervise.hang_watch import HangWatch
 
 _EVERY_S = 3.0
 _LOOKS = 40  # then the first steps are no longer in what is kept of the output
 _KIND = "ranks-differ"
-Look = Callable[[], "float | None"]
 
 
 class FirstSteps:
@@ -35,40 +35,54 @@ class FirstSteps:
         number: of the attempt. One that goes on from another is ended where its ranks differ; ranks
             of a first attempt may each have a part of the work.
         say: takes lines for people.
-        look: what else is watched; see `Observer.look`.
+        hang_watch: is asked to look in its own time; None for none.
     """
 
     def __init__(
-        self, plan: LaunchPlan, number: int, say: Callable[[str], None], look: Look | None
+        self,
+        plan: LaunchPlan,
+        number: int,
+        say: Callable[[str], None],
+        hang_watch: HangWatch | None,
     ) -> None:
-        self._say, self._other = say, look
+        self._say, self._hang_watch = say, hang_watch
         agree = plan.settings.hooks.init.agree
         self._ends = agree == "error" and (number > 1 or plan.checkpoint is not None)
         self._left = 0 if agree == "off" or plan.launcher != "torchrun" else _LOOKS
-        self._other_at_s = 0.0
+        self._hang_look_s = 0.0
         self._launcher = self._keeper = 0
         self._sizes: dict[tuple[int, int], int] = {}
-        self.cause: Hang | None = None  # why the attempt was ended
+        self._apart: Hang | None = None
+        self.takes_questions = hang_watch is not None
+
+    @property
+    def cause(self) -> Hang | None:
+        """Why the attempt was ended."""
+        return self._apart or (self._hang_watch.cause if self._hang_watch else None)
 
     def started(self, keeper: int, launcher: int) -> None:
         """Note which command runs, and what its files hold from before."""
+        if self._hang_watch:
+            self._hang_watch.started(launcher)
         self._keeper, self._launcher = keeper, launcher
         self._sizes = live_output.sizes(launcher)
 
-    def at_once(self) -> None:
-        """Have the other watch look next."""
-        self._other_at_s = 0.0
+    def ask(self) -> None:
+        """Have the next look followed by a report of where the ranks are."""
+        if self._hang_watch:
+            self._hang_watch.ask()
+        self._hang_look_s = 0.0
 
     def look(self) -> float | None:
         """Look at the job; return the seconds until the next look, None to end it. Never raises."""
         now, delay_s = time.monotonic(), float("inf")
-        if self._other is not None and now >= self._other_at_s:
-            other_s = self._other()
-            if other_s is None:
-                return None
-            self._other_at_s = now + other_s
-        if self._other is not None:
-            delay_s = self._other_at_s - now
+        if self._hang_watch:
+            if now >= self._hang_look_s:
+                wait_s = self._hang_watch.look()
+                if wait_s is None:
+                    return None
+                self._hang_look_s = now + wait_s
+            delay_s = self._hang_look_s - now
         if self._left:
             self._left -= 1
             try:
@@ -76,7 +90,7 @@ class FirstSteps:
             except Exception as error:
                 self._left = 0
                 self._say(f"first steps could not be compared ({type(error).__name__}: {error})")
-            if self.cause is not None:
+            if self._apart is not None:
                 return None
             delay_s = min(delay_s, _EVERY_S)
         return max(0.0, min(delay_s, 3600.0))
@@ -103,7 +117,7 @@ class FirstSteps:
         self._left = 0
         if told and self._ends:
             line = f"ranks begin at different steps: {told}"
-            self.cause = Hang(_KIND, None, line, "the steps that the ranks print")
+            self._apart = Hang(_KIND, None, line, "the steps that the ranks print")
         elif told:
             self._say(
                 f"ranks begin at different steps: {told}. If they train one model, its weights "

@@ -22,8 +22,8 @@ import os
 import sys
 import time
 
-from .. import agreement, contract, meeting, trace
-from . import environment, first_steps
+from .. import agreement, contract, first_steps, meeting, trace
+from . import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 
-from .. import contract, trace
+from . import contract, trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from ..context import Context
+    from .context import Context
 
 _STEPS = 8  # that are compared, of all optimizers of a process
 
