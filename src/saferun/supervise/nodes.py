@@ -36,7 +36,7 @@ CONTENT_BYTES = 1 << 20  # of the script, for its checksum: --no-python may star
 TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
 REGROUPS = 20  # in a row: nodes that come and go, and never begin together
 # Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
-_SHARED = ("kind", "offered", "fingerprint", "waits", "lived_s")
+_SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
 
 
 class Nodes:
