@@ -189,7 +189,8 @@ HOOKS: dict[str, str] = {
     "cudagraph_markers": "`torch.compiler.cudagraph_mark_step_begin` does nothing (when "
     "distributed)",
     "init": "the device is set before NCCL starts; ranks that do not arrive are named; ranks with "
-    "another torch, CUDA, NCCL or GPU are named; a barrier after init",
+    "another torch, CUDA, NCCL or GPU are named, and ranks that train from another step; a barrier "
+    "after init",
     "order": "a DataLoader made before the process group, DDP wrapped before the device is set, "
     "`torch.compile` before DDP: said once, with your file and line; a barrier after wrapping",
     "excepthook": "the first exception of each rank stands where torchrun looks for the root "
