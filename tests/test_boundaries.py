@@ -229,6 +229,7 @@ def test_each_file_of_knowledge_has_one_reader():
         "load_failures": {"diagnosis/signatures.py"},
         "load_mitigations": {"planning/mitigation_catalog.py"},
         "load_settings": {"audit/effects.py"},
+        "load_words": {"cli/reference.py"},
         "load_xids": {"doctor/xid.py"},
     }
 
@@ -312,6 +313,7 @@ def test_saferuns_own_options_are_these_and_no_more():
         "run",
         "plan",
         "gen-shell",
+        "adopt",
         "env",
         "profiles",
         "diagnose",

@@ -24,6 +24,7 @@ from saferun.model import (
     Setting,
 )
 from saferun.planning import env_merge, own_variables
+from saferun.planning.other_launchers import hint
 from saferun.planning.torchrun_args import launch_options, value_of, whole
 from saferun.profile import settings
 from saferun.profile.merge import Conditions
@@ -274,6 +275,8 @@ def _hint(request: Request, profile: Profile, facts: Facts) -> str:
 
 def _remarks(request: Request, profile: Profile, facts: Facts) -> list[str]:
     remarks = [facts.gpu.warning] if facts.gpu.warning else []
+    if not (request.options.no_python or request.options.module):
+        remarks += filter(None, [hint(request.line.script)])
     attempts, restarts = profile.settings.retry.attempts, request.options.restarts
     if attempts > 1 and restarts > 0 and profile.launcher == "torchrun":
         remarks.append(

@@ -49,8 +49,11 @@ def check_script(gathered: Gathered, cwd: str) -> None:
 
 
 def _suggest(script: str) -> str:
+    from saferun.planning.other_launchers import hint
     from saferun.planning.torchrun_args import COMMANDS
 
+    if text := hint(script):
+        return text
     if script in COMMANDS:
         return f"for the command, put it first: saferun {script} …"
     if script.isalpha():
