@@ -111,15 +111,15 @@ class FirstSteps:
         return lines
 
     def _compare(self, lines: list[Line] | tuple[Line, ...]) -> None:
-        told = progress.apart(lines)
-        if told is None:
+        found = progress.apart(lines)
+        if found is None:
             return
         self._left = 0
-        if told and self._ends:
-            line = f"ranks begin at different steps: {told}"
+        line = f"ranks begin at different steps: {found.told}"
+        if found.is_far and self._ends:
             self._apart = Hang(_KIND, None, line, "the steps that the ranks print")
-        elif told:
+        elif found.told:
             self._say(
-                f"ranks begin at different steps: {told}. If they train one model, its weights "
-                "become wrong: have all ranks load the same checkpoint"
+                f"{line}. If they train one model, its weights become wrong: have all ranks load "
+                "the same checkpoint"
             )
