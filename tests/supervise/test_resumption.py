@@ -103,7 +103,7 @@ def test_what_is_not_complete_or_gives_no_step_is_passed_over_and_said_once(desk
 def test_a_checkpoint_of_fewer_ranks_than_the_job_has_is_not_complete(desk):
     folder = desk.out / "ckpt-20.bin"
     folder.mkdir()
-    for name in ("model.bin", "random_states_0.pkl"):
+    for name in ("model.bin", "rng_state_0.pth"):
         (folder / name).write_bytes(b"weights of it")
     found = []
     for processes in ("1", "2"):

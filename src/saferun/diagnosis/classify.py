@@ -90,7 +90,7 @@ def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None
         return found._replace(decided_by=("the keeper's end",))
     if evidence.hang is not None:
         found = _diagnosis(evidence.hang.kind, knowledge, evidence.hang.line, evidence.hang.rank)
-        return found._replace(decided_by=("the watch for silence",))
+        return found._replace(decided_by=(evidence.hang.known_from,))
     if evidence.reader_gone and (broken := _broken_pipe(evidence)):
         found = _diagnosis("output-reader-gone", knowledge, broken.raw, broken.rank)
         return found._replace(decided_by=("log", "the output's reader: gone"))

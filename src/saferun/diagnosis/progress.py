@@ -100,6 +100,11 @@ _OVER = re.compile(
     re.I,
 )
 _NUMBERS = re.compile(r"\d+", re.ASCII)
+# Whose line it is, where no launcher's prefix says so: "rank 1", "[GPU0]", "local_rank=1", "[R1]".
+_OF_RANK = re.compile(
+    r"(?:rank|gpu|process|proc|\[r(?=\d{1,5}\]))[\s_:=#]{0,2}(\d{1,5})(?!\d|[.,]\d|\s?[gmt]i?b)",
+    re.IGNORECASE,
+)
 _FORM = dict.fromkeys(map(ord, "123456789"), "0")
 
 
@@ -119,6 +124,69 @@ def first_step(head: bytes) -> int | None:
     >>> first_step(b"max_steps=20000 and nothing else")
     """
     return max((first for first, _ in _series(head[:HEAD_BYTES])), default=None)
+
+
+class Apart(NamedTuple):
+    """Ranks of one attempt that begin at different steps."""
+
+    told: str  # "rank 0 at 20, rank 1 at 0"; "" where they begin alike
+    is_far: bool = False  # by more than a line that was lost would explain
+
+
+def apart(lines: Sequence[Line]) -> Apart | None:
+    """Return how the ranks of one attempt begin at different steps; None where too few lines tell.
+
+    Ranks are compared by lines that are alike but for their numbers, and whose numbers grow by the
+    same amount on each. What lies nearer than that amount is no difference: ranks may take turns.
+
+    Args:
+        lines: from the attempt's beginning on; whose one is, its `rank` or its text says.
+    """
+    series: dict[str, dict[int, list[int]]] = {}
+    for rank, text in (piece for line in lines for piece in _by_rank(line)):
+        for found in (*_STEP.finditer(text), *_EPOCHS.finditer(text)):
+            begin, end = found.span(found.lastgroup or found.lastindex or 0)
+            by_rank = series.setdefault(_NUMBERS.sub("#", text[:begin]), {})
+            numbers, number = by_rank.setdefault(rank, []), int(text[begin:end])
+            if number not in numbers[-1:]:
+                numbers.append(number)
+    told = None
+    for by_rank in series.values():
+        begun = {rank: numbers for rank, numbers in sorted(by_rank.items()) if len(numbers) > 1}
+        amounts = {numbers[1] - numbers[0] for numbers in begun.values()}
+        if len(begun) < 2 or len(amounts) > 1 or min(amounts) < 1:
+            continue
+        low, high = (pick(begun.values(), key=lambda n: n[0]) for pick in (min, max))
+        by = min(high[0] - low[0], high[-1] - low[-1]) // min(amounts)
+        if by >= 1:
+            parts = [f"rank {rank} at {numbers[0]}" for rank, numbers in begun.items()]
+            return Apart(", ".join(parts[:8]), by > 1)
+        told = Apart("")
+    return told
+
+
+def _by_rank(line: Line) -> Iterator[tuple[int, str]]:
+    """Yield the parts of a line that are of one rank each, with the rank; none where none is named.
+
+    Lines of two ranks may have become one: torchrun's Python writes the end of a line by itself.
+    """
+    text = line.text[:_START_CHARS]
+    named = [*_OF_RANK.finditer(text)]
+    if not named:
+        if line.rank is not None:
+            yield line.rank, text
+        return
+    if line.rank is not None:
+        text = line.raw[:_START_CHARS]
+        named = [*_OF_RANK.finditer(text)]
+    # Each begins as the first one does.
+    form = _NUMBERS.sub(lambda _: r"\d+", re.escape(text[: named[0].start()]))
+    places = [found.start() for found in re.finditer(form + _OF_RANK.pattern, text, re.IGNORECASE)]
+    for start, end in zip(places, [*places[1:], len(text)], strict=True):
+        part = text[start:end]
+        ranks = {int(number) for number in _OF_RANK.findall(part)}
+        if len(ranks) == 1:
+            yield ranks.pop(), part
 
 
 def last_step(tail: bytes) -> int | None:

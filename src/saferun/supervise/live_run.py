@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import stat
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from saferun.diagnosis import progress
 from saferun.errors import UnavailableError
@@ -20,10 +19,9 @@ from saferun.journal import events, reader
 from saferun.journal.attempts import Attempt, attempts
 from saferun.journal.event_types import Started
 from saferun.journal.reader import RecordedPlan, Run
-from saferun.keeper import output_tail
 from saferun.model import Checkpoint, ResumePolicy
 from saferun.named_tuple import NamedTuple
-from saferun.supervise import resumption, work_signs
+from saferun.supervise import live_output, resumption, work_signs
 from saferun.system import command, paths, procfs
 from saferun.system.redact import Masker
 
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from saferun.diagnosis.silence import Look
     from saferun.gpu.nvidia_smi import Load
 
-_OUTPUT_BYTES = 64 * 1024  # of the end of a file
 _LINE_CHARS = 500
 _RATE_S = 60.0  # over which a rate is measured
 _SMI_S, _SMI_AGAIN_S = 5.0, 60.0  # for an answer of nvidia-smi; after none in time
@@ -140,7 +137,7 @@ class LiveRun:
                 wanted,
                 self._plan.script_args,
                 environ,
-                _target(f"/proc/{pid}/cwd"),
+                live_output.target(f"/proc/{pid}/cwd"),
                 run.started_at or 0.0,
             )
         return self._saved
@@ -164,7 +161,7 @@ class Watched:
     def look(self, job: Job, masker: Masker) -> Job:
         """Return a job with what can be seen of it now, its output without secrets."""
         now = time.monotonic()
-        found = list(_outputs(self.started))
+        found = list(live_output.outputs(self.started.keeper, self.started.launcher))
         steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
         ages = [age for _, age in found]
         newest = min(found, key=lambda one: one[1])[0] if found else b""
@@ -226,53 +223,6 @@ def _secrets_of(
 def _last_line(output: bytes) -> str:
     lines = output[-4 * _LINE_CHARS :].decode("utf-8", "replace").replace("\r", "\n").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[-_LINE_CHARS:]
-
-
-def _outputs(started: Started) -> Iterator[tuple[bytes, float]]:
-    """Yield the end of each output of a job, and how many seconds ago it grew."""
-    for name in procfs.names(f"/proc/{started.keeper}/fd"):
-        path = f"/proc/{started.keeper}/fd/{name}"
-        if _target(path).startswith(f"/memfd:{output_tail.MEMORY}") and (found := _memory(path)):
-            yield found[0][-_OUTPUT_BYTES:], max(0.0, time.monotonic() - found[1])
-    yield from _files(started.launcher)
-
-
-def _files(launcher: int) -> Iterator[tuple[bytes, float]]:
-    """Yield the ends of the regular files that a job writes to."""
-    known: set[tuple[int, int]] = set()
-    for path in (f"/proc/{launcher}/fd/1", f"/proc/{launcher}/fd/2"):
-        try:
-            status = os.stat(path)
-            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in known:
-                continue
-            known.add((status.st_dev, status.st_ino))
-            with open(path, "rb") as file:
-                file.seek(max(0, status.st_size - _OUTPUT_BYTES))
-                yield file.read(_OUTPUT_BYTES), max(0.0, time.time() - status.st_mtime)
-        except OSError:
-            continue
-
-
-def _memory(path: str) -> tuple[bytes, float] | None:
-    """Return the bytes of a memory file, and when they came; None while they cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            for _ in range(3):
-                file.seek(0)
-                found = output_tail.shown(file.read())
-                file.seek(0)
-                if found and int.from_bytes(file.read(8), "little") == found[0]:
-                    return found[1], found[2]
-    except OSError:
-        return None
-    return None
-
-
-def _target(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
 
 
 class _Gpus:

@@ -18,6 +18,7 @@ from saferun.supervise import end_requests, own_files, record
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import AttemptWatch, end_requested, ended_status, grace_s
 from saferun.supervise.end_requests import INTERRUPTED, EndRequestedError, EndRequests, answer
+from saferun.supervise.first_steps import FirstSteps
 from saferun.supervise.gpu_gate import take_locks
 from saferun.supervise.ground import Ground, Means, Pace, Say, jitter, pause
 from saferun.supervise.keeper_pool import KeeperPool
@@ -124,7 +125,7 @@ class _Run:
         self._resumption = Resumption(gathered, first, means.ground.say)
         self._nodes = self._other_nodes(first)
         self._watch: AttemptWatch  # of the attempt that runs
-        self._hang_watch: HangWatch | None = None
+        self._looks: FirstSteps  # of the attempt that runs
         self._requests = EndRequests()
         self._loaded = 0  # the attempt during which our own files were loaded
         self._interrupted = False  # a SIGINT has ended the run
@@ -228,11 +229,11 @@ class _Run:
         self._gathered = self._gathered._replace(identity=identity)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
-        self._hang_watch = self._watched(plan)
+        self._looks = FirstSteps(plan, number, self._means.ground.say, self._hang_watch(plan))
         self._record.attempt(identity.attempt, plan, self._history, self._gathered.facts.torch)
         return plan
 
-    def _watched(self, plan: LaunchPlan) -> HangWatch | None:
+    def _hang_watch(self, plan: LaunchPlan) -> HangWatch | None:
         if plan.settings.watch.mode == "off":
             return None
         from saferun.supervise.hang_watch import HangWatch
@@ -268,8 +269,8 @@ class _Run:
             later=self._later,
             later_s=LOAD_S,
             spared=lambda: (*self._means.keepers.pids(), *self._record.helpers()),
-            look=self._hang_watch.look if self._hang_watch else None,
-            asked=self._hang_watch.ask if self._hang_watch else None,
+            look=self._looks.look,
+            asked=self._looks.ask if self._looks.takes_questions else None,
             interrupted=lambda left_s: self._means.ground.say(answer(left_s)),
         )
         return run_attempt(spec, observer, self._means.keepers.take())
@@ -287,8 +288,7 @@ class _Run:
 
     def _started(self, keeper: int, launcher: int) -> None:
         self._record.harmlessly(lambda: self._watch.started(launcher))
-        if self._hang_watch:
-            self._hang_watch.started(launcher)
+        self._record.harmlessly(lambda: self._looks.started(keeper, launcher))
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
     def _later(self) -> float:
@@ -346,12 +346,12 @@ class _Run:
             assert self._watch.request is not None, "it has said why"
             self._record.recycled(last.number, self._watch.request)
         elif ended.exit_code:
-            hang = self._hang_watch.cause if self._hang_watch else None
-            if hang:
-                hang = hang._replace(line=self._record.masked(hang.line))
+            if cause := self._looks.cause:
+                cause = cause._replace(line=self._record.masked(cause.line))
             lost = self._nodes.lost() if self._nodes else ""
-            last, diagnosis = self._watch.diagnosed(last, ended, hang, lost)
+            last, diagnosis = self._watch.diagnosed(last, ended, cause, lost)
             self._diagnoses.append(diagnosis)
+        self._record.harmlessly(lambda: self._looks.ended(ended))
         last, work = self._resumption.judged(last, plan, ended)
         self._history.append(last)
         following = self._following()

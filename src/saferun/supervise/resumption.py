@@ -79,14 +79,20 @@ class Resumption:
             chosen = found.checkpoint
             self._furthest = max(self._furthest, chosen.step)
             step = f" (step {chosen.step})" if chosen.step >= 0 else ""
-            self._say(f"attempt {number} goes on from {chosen.path}{step}{self._cost()}")
+            self._say_once(f"attempt {number} goes on from {chosen.path}{step}{self._cost()}")
             return chosen
         if number > 1:
-            self._say(
+            self._say_once(
                 f"attempt {number} starts as you wrote it: no complete checkpoint of this run is "
                 f"at {self._pattern}"
             )
         return None
+
+    def _say_once(self, line: str) -> None:
+        """Say what has not been said: nodes may meet several times before an attempt begins."""
+        if line not in self._reported:
+            self._reported.add(line)
+            self._say(line)
 
     def _cost(self) -> str:
         if not self._lost:
@@ -200,19 +206,18 @@ class Resumption:
 
     def _newest(self) -> Found | None:
         """Return the newest complete checkpoint of this run; say which newer ones are not."""
-        for found in self._find():
+        before = self._before
+        written = [one for one in self._find() if before.get(one.checkpoint.path) != one.stamp]
+        paths = [one.checkpoint.path for one in written]
+        for found in written:
             path = found.checkpoint.path
-            if self._before.get(path) == found.stamp:
-                continue
-            reason = self._problem(found.checkpoint)
+            reason = self._problem(found.checkpoint, paths)
             if not reason:
                 return found
-            if (line := f"{path} is passed over: {reason}") not in self._reported:
-                self._reported.add(line)
-                self._say(line)
+            self._say_once(f"{path} is passed over: {reason}")
         return None
 
-    def _problem(self, checkpoint: Checkpoint) -> str:
+    def _problem(self, checkpoint: Checkpoint, written: Sequence[str]) -> str:
         from saferun.planning import resume
         from saferun.system import checkpoints
 
@@ -221,7 +226,7 @@ class Resumption:
             resume.arguments(args, self._policy, checkpoint, environ)
         except resume.UnknownError as error:
             return f"{{{error}}} in retry.resume.args has no value"
-        return checkpoints.problem(checkpoint.path, ranks(self._first))
+        return checkpoints.problem(checkpoint.path, ranks(self._first), written)
 
     def _harmlessly(self, work: Callable[[], T]) -> T | None:
         try:
@@ -272,8 +277,9 @@ def saved_since(
     except resume.UnknownError:
         return None
     found = checkpoints.find(os.path.join(cwd, os.path.expanduser(pattern or "")))
-    written = (one.checkpoint for one in found if one.checkpoint.at_s >= began_s)
-    return next((one for one in written if not checkpoints.problem(one.path)), None)
+    written = [one.checkpoint for one in found if one.checkpoint.at_s >= began_s]
+    paths = [one.path for one in written]
+    return next((one for one in written if not checkpoints.problem(one.path, 1, paths)), None)
 
 
 def first_plan(gathered: Gathered, say: Callable[[str], None]) -> LaunchPlan:
