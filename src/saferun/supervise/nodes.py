@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 from saferun.diagnosis import retry_policy
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
@@ -84,6 +85,7 @@ class Nodes:
         self._own = Decision(AGAIN, "")  # what this node alone would do after it
         self._holder = ""  # the host of the rendezvous' store
         self._agents_lost = 0  # in a row, before a meeting
+        self._since: float | None = None  # when the others are waited for, by the monotonic clock
         self._hosts: dict[str, str] = {}  # of the last meeting, by node rank
         self._regroups = 0
         self._outcome: nodes.Outcome | None = None  # of the last meeting
@@ -133,7 +135,10 @@ class Nodes:
         }
         rejoin_s = plan.settings.retry.rejoin_s
         receipts = self._gathered.identity.receipts
-        value = {"facts": facts, "directory": receipts, "rejoin_s": rejoin_s}
+        value = {
+            **{"facts": facts, "directory": receipts, "rejoin_s": rejoin_s, "since": self._since},
+            "expects": self._regroups > 0 and len(self._hosts) > 1,
+        }
         return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
 
     def met(self, plan: LaunchPlan, ended: Ended) -> Decision | None:
@@ -148,6 +153,7 @@ class Nodes:
         """
         outcome: nodes.Outcome | None = self._read(node_agent.outcome_name(self.number))
         self._outcome = outcome if outcome and "agreement" in outcome else None
+        self._since = None
         ends = ended.exit_code == 0 or end_requested(ended)
         if ends and self._outcome is None:
             return None
@@ -330,6 +336,7 @@ class Nodes:
             "leaves": leaves,
         }
         self._comes_back = True
+        self._since = time.monotonic() + decision.delay_s
         others = self._hosts.keys() - self._lost
         if root := shared_reports.exchange(self._shared, self._report, others):
             return self._decided_by(root)
