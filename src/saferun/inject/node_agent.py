@@ -247,6 +247,9 @@ class Party:
             if time.monotonic() > limit or not self._may_come_back(error, waited=True):
                 self._give_up(error)
             time.sleep(AGAIN_S * (0.5 + _chance()))
+            # Or the others would take the old one for a node that is there.
+            stop = getattr(agent._worker_group.spec.rdzv_handler, "_stop_heartbeats", lambda: None)
+            harmlessly("a node that is left seems to live", stop)
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
 
     def _give_up(self, error: Exception) -> NoReturn:

@@ -141,12 +141,13 @@ class Nodes:
         }
         return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
 
-    def met(self, plan: LaunchPlan, ended: Ended) -> Decision | None:
+    def met(self, plan: LaunchPlan, ended: Ended, *, ranks_ran: bool) -> Decision | None:
         """Take over what the nodes agreed before an attempt that has ended.
 
         Args:
             plan: of the attempt.
             ended: how it ended.
+            ranks_ran: ranks were seen meanwhile.
 
         Returns:
             What follows where no rank was started; None where ranks ran, or may have.
@@ -158,7 +159,7 @@ class Nodes:
         if ends and self._outcome is None:
             return None
         if outcome is None:
-            return self._agent_lost(ended) if self._comes_back else None
+            return self._agent_lost(ended) if self._comes_back and not ranks_ran else None
         if "alone" in outcome:
             return self._not_met(plan, outcome["alone"])
         if "again" in outcome:
