@@ -216,28 +216,24 @@ class Nodes:
                 return decision
         if self._own.action == STOP:
             return self._own
-        names, limit = self._missing(alone), plan.settings.retry.rejoin_s
-        if alone["unreached"]:
-            holder = self._holder or "the host of the rendezvous"
-            lost = f"{holder} did not answer again at {alone['unreached']}"
-            if holder == self._facts["host"]:
-                lost = f"the rendezvous at {alone['unreached']} could not be opened again"
-        else:
-            lost = f"{names or 'not all of the other nodes'} did not come back"
-            lost = lost if names else "not all of the other nodes came back"
+        where, limit = alone["unreached"], plan.settings.retry.rejoin_s
+        names = self._holder if where else self._missing(alone["came"])
+        lost = f"{names} did not come back" if names else "not all of the other nodes came back"
+        if where:
+            lost = f"{names or 'the host of the rendezvous'} did not answer again at {where}"
+        if where and names == self._facts["host"]:
+            lost, names = f"the rendezvous at {where} could not be opened again", ""
         if self._history and self._diagnoses:
             known = signatures.load(self._gathered.environ)
             self._diagnoses[-1] = found = classify.by_nodes(self._diagnoses[-1], lost, known)
             if found.kind == "node-lost":
-                self.host = names or self._holder
+                self.host = names
         return Decision(STOP, f"{lost} in time (retry.rejoin_s: {limit:g} s)")
 
-    def _missing(self, alone: nodes.Alone) -> str:
+    def _missing(self, came: list[str]) -> str:
         """Return the hosts that did not come, in words; "" where that is not known."""
-        if alone["unreached"]:
-            return self._holder
         left = list(self._hosts.values())
-        for host in alone["came"]:
+        for host in came:
             if host in left:
                 left.remove(host)
         return ", ".join(sorted(left))
