@@ -159,9 +159,10 @@ class Joining:
                 f"{self._facts['host']} waits for an answer from {where} since {WAITED_S:.0f} s; "
                 "is that the right host and port, and is it up?"
             )
+        names = ", ".join(sorted(here)) or "none"
         return (
             f"{self._facts['host']} waits for other nodes at {where} since {WAITED_S:.0f} s; "
-            f"--nnodes is {self._facts['nnodes']}, and these have come: {', '.join(sorted(here)) or 'none'}"
+            f"--nnodes is {self._facts['nnodes']}, and these have come: {names}"
         )
 
 
