@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 import hosts
 import pytest
 from helpers import until
-from hosts import PORT, Host, clean
+from hosts import PORT, Host, clean, locked
 from runs import Run
 
 pytestmark = [
@@ -61,19 +60,6 @@ def strike(chance: random.Random, struck: list[Host], runs: list[Run], *, shared
     elif not host.is_lossy:
         host.disturb()
     return f"{what} on {host.name}"
-
-
-def locked(place: Path) -> list[str]:
-    """Return the files below a directory on which some process holds a lock."""
-    rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    held = {word for row in rows for word in row if word.count(":") == 2}
-    found = []
-    for path in place.rglob("*"):
-        with contextlib.suppress(OSError):
-            facts = path.lstat()
-            name = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
-            found += [str(path)] if name in held else []
-    return found
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
