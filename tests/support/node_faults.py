@@ -113,7 +113,7 @@ def drawn(number: int) -> Plan:
     backend = "static" if not elastic and chance.random() < 0.35 else "c10d"
     rejoin_s = chance.choice([20.0, 60.0])
     strikes, at = [], 0
-    for place in range(chance.choice([1, 1, 2, 2, 3]) if number >= 0 else 0):
+    for place in range(chance.choice([1, 2, 2, 3, 3]) if number >= 0 else 0):
         at += chance.randint(1, max(1, (STEPS - 4 - at) // 2))
         what = chance.choice([*PROCESSES, *AWAY, *AWAY, *LINKS, "cut"])
         back_s: float | None = 90 ** chance.random() * rejoin_s / 60
@@ -128,7 +128,7 @@ def drawn(number: int) -> Plan:
         shared=chance.random() < 0.5,
         saves=chance.choice(["shared", "shared", "each", "first"]),
         resumes=chance.choice(["recipe", "recipe", "self", "no"]),
-        over=chance.choice(["store", "store", "store", "gloo"]),
+        over=chance.choice(["store", "store", "store", "store", "gloo"]),
         direct=chance.random() < 0.3,
         rejoin_s=rejoin_s,
         strikes=tuple(strikes),
@@ -174,7 +174,8 @@ class Trial:
         self._ended: dict[str, float] = {}  # host -> when its last life was over
         self._down: set[str] = set()  # hosts without a living saferun, by a strike
         self._due: list[tuple[float, str, Callable[[], None]]] = []  # when, host, what
-        self._audit_read, self._step = 0, 0
+        self._audit_read = 0  # characters
+        self._step = 0  # the last one that a rank 0 has done
         self.log: list[str] = []  # what was done, for people
         self._struck: list[str] = []
         self._began = time.time()
@@ -266,7 +267,7 @@ class Trial:
         since = max(ended, *(self._lives[name][-1].began for name in names))
         if time.monotonic() < since + ALONE_S or self._trains():
             return
-        for name in names:
+        for name in set(names) - self._down:
             self._say(f"{name} came back too late, and is asked to end")
             self._signal(self._saferun(self._lives[name][-1].run), signal.SIGTERM)
             self._down.add(name)
@@ -278,15 +279,12 @@ class Trial:
         return False
 
     def _read_steps(self) -> None:
-        for line in self._audit()[self._audit_read :]:
-            self._audit_read += 1
-            if line["event"] == "step":
-                self._step = max(self._step, line["step"])
-
-    def _audit(self) -> list[dict[str, Any]]:
-        path = self.folder / "out" / "audit"
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.split("\n")[:-1]]
+        with contextlib.suppress(FileNotFoundError), (self.folder / "out" / "audit").open() as file:
+            file.seek(self._audit_read)
+            for line in file:
+                self._audit_read += len(line)
+                facts = json.loads(line)
+                self._step = max(self._step, facts["step"] if facts["event"] == "step" else 0)
 
     def _say(self, text: str) -> None:
         self.log.append(f"{time.time() - self._began:6.1f} s, step {self._step}: {text}")
@@ -357,14 +355,15 @@ class Trial:
     def _kill_saver(self) -> bool:
         """Kill rank 0 as soon as a new checkpoint is there in part."""
         places = [self.folder / "saves", *self.folder.glob("h*/disk")]
-        ranks = {
-            r: pid for lives in self._lives.values() for r, pid in lives[-1].run.ranks().items()
-        }
-        before = {path for place in places for path in place.iterdir()}
+        before, rank_0 = {path for place in places for path in place.iterdir()}, 0
         end = time.monotonic() + FIND_S
-        while time.monotonic() < end and 0 in ranks:
-            if any(path not in before for place in places for path in place.iterdir()):
-                return self._signal(ranks[0], signal.SIGKILL)
+        while time.monotonic() < end:
+            if not rank_0:
+                found = [lives[-1].run.ranks().get(0, 0) for lives in self._lives.values()]
+                rank_0 = max(found)
+                time.sleep(LOOK_S)
+            elif any(path not in before for place in places for path in place.iterdir()):
+                return self._signal(rank_0, signal.SIGKILL)
             time.sleep(0.005)
         return False
 
@@ -389,7 +388,8 @@ class Trial:
     # --- the judgement -----------------------------------------------------------------------
 
     def _judged(self) -> list[tuple[str, str]]:
-        audit, ends = self._audit(), self._ends()
+        path, ends = self.folder / "out" / "audit", self._ends()
+        audit = [json.loads(line) for line in path.open()] if path.exists() else []
         found = [*self._hanging(), *self._left(), *wrong(self.folder, audit, ends)]
         found += [*mixed(audit), *split(audit), *self._untrue(ends)]
         self.ends = ends
