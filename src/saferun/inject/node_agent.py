@@ -165,7 +165,7 @@ class Party:
         self._join(original, agent, *rest)
         self._joining.end()
         if self._began and spec.max_restarts == 0:
-            # Nodes came or went. Restarted ranks would find the keys of the last ones in the store.
+            # Nodes came or went. The supervisor looks for what all of them go on from.
             self._facts = {**self._facts, "attempt": self._attempt + 1, "report": None}
             say(f"nodes have come or gone: attempt {self._attempt + 1} starts on all of them")
         try:
@@ -181,7 +181,8 @@ class Party:
         handler, store = group.spec.rdzv_handler, _prefixed(agent._store)
         rank, size = group.group_rank, group.group_world_size
         agreement = self._meet(store, rank, size, _names(handler))
-        self._write(outcome_name(self._attempt), {"agreement": agreement, "node": rank})
+        outcome: nodes.Outcome = {"agreement": agreement, "node": rank, "began": self._began}
+        self._write(outcome_name(self._attempt), outcome)
         if agreement["action"] != nodes.BEGIN:
             _leave(store, size)
             handler.shutdown = lambda: True  # the next attempt may have the same store
@@ -281,6 +282,9 @@ class Party:
             node_watch.end_process(lambda: self._is_ending, lambda: _pids(agent))
 
         self._began = True
+        if start := agreement["start"]:  # where its ranks are started again, nobody has looked
+            start = {**start, "evidence": start["evidence"] + 1, "offers": None}
+            self._facts = {**self._facts, "start": start, "rerun": agent_restarts(agent)}
         if not agreement["beats"]:
             return
         self._watch = node_watch.NodeWatch(store, rank, hosts, self._attempt, end)
@@ -376,6 +380,11 @@ def _around(original: Callable[..., Any], around: Callable[..., Any]) -> Callabl
         return around(original, agent, *rest)
 
     return wrapped
+
+
+def agent_restarts(agent: Any) -> bool:
+    """Return whether torchrun itself may start ranks again within the attempt."""
+    return bool(agent._worker_group.spec.max_restarts > 0)
 
 
 def _prefixed(store: Any) -> Any:

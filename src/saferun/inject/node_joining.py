@@ -82,7 +82,8 @@ class Joining:
         self._store = getattr(handler, "_store", None)
         if self._holder is None or not hasattr(self._holder, "_sanitize"):
             return
-        self._prefix = f"saferun/{run_id}/{self._facts['attempt']}"
+        run = f"saferun/{run_id}"
+        self._prefix = f"{run}/{self._facts['attempt']}"
         original = self._holder._sanitize
 
         def sanitize() -> None:
@@ -98,15 +99,15 @@ class Joining:
 
         self._holder._sanitize = sanitize
         mine = json.dumps({key: self._facts.get(key) for key in ("host", *nodes.NAMES)})
-        first = self._store.compare_set(f"{self._prefix}/first", "", mine).decode()
+        first = self._store.compare_set(f"{run}/first", "", mine).decode()
         if first != mine:
             self._compare(json.loads(first))
 
     def _compare(self, first: dict[str, Any]) -> None:
-        bare: Any = {"attempt": 1, "mitigations": [], "report": None}
-        pair: Any = {0: {**bare, **first}, 1: {**self._facts, **bare}}
-        if (found := nodes.agree(pair))["why"]:
-            self._tell(found)
+        pair: Any = {0: first, 1: self._facts}
+        hosts = {str(node): fact["host"] for node, fact in pair.items()}
+        if why := nodes.differences(pair, hosts):
+            self._tell(nodes.refusal(hosts, why))
 
     def _look(self, handler: Any) -> None:
         """Look at a state that has just been read, before silent nodes are taken out of it."""

@@ -85,6 +85,7 @@ def for_hooks(
     identity: Identity,
     changes: Changes,
     watched: bool,
+    start: str,
 ) -> dict[str, Setting]:
     """Return the two variables that load the hooks in the job; none if no hook is active.
 
@@ -95,6 +96,7 @@ def for_hooks(
         identity: the run and attempt, and the directory of sitecustomize.py.
         changes: what the mitigations in force change.
         watched: a watch may ask the ranks where they are.
+        start: what the attempt goes on from, and how; "" for nothing.
 
     Returns:
         Settings for SAFERUN_INJECT and PYTHONPATH.
@@ -110,6 +112,7 @@ def for_hooks(
         state=identity.state,
         previous=identity.previous,
         watch=1 if watched else None,
+        start=start or None,
     )
     base = env["PYTHONPATH"].value if "PYTHONPATH" in env else environ.get("PYTHONPATH")
     others = [path for path in (base or "").split(":") if path != identity.site] if base else []

@@ -222,10 +222,14 @@ class _Run:
         identity = self._gathered.identity._replace(
             site=own_files.hooks_site(self._gathered.identity.site, self._record.path),
             attempt=number,
-            checkpoint=self._resumption.checkpoint(number),
+            checkpoint=self._resumption.checkpoint(
+                number, self._nodes.start if self._nodes else None
+            ),
             previous=None if last is None or last.replaced else last.exit_code,
         )
         self._gathered = self._gathered._replace(identity=identity)
+        if self._nodes:
+            self._gathered = self._nodes.as_agreed(self._gathered)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
         self._hang_watch = self._watched(plan)
@@ -246,8 +250,8 @@ class _Run:
             return None
         from saferun.supervise.nodes import Nodes
 
-        shared = self._history, self._diagnoses, self._mitigations
-        return Nodes(self._gathered, *shared, self._record)
+        shared = self._history, self._diagnoses, self._mitigations, self._resumption
+        return Nodes(self._gathered, *shared, self._record, self._means.ground.say)
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
         """Run one attempt until none of its processes lives."""
@@ -275,7 +279,7 @@ class _Run:
         return run_attempt(spec, observer, self._means.keepers.take())
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
-        nodes = self._nodes.environ(plan.settings.retry.rejoin_s) if self._nodes else {}
+        nodes = self._nodes.environ(plan) if self._nodes else {}
         base = plan.environment(self._gathered.environ)
         return {**base, **self._means.ground.held.environ(), **nodes}
 

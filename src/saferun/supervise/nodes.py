@@ -18,22 +18,29 @@ import os
 from saferun.diagnosis import retry_policy
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
 from saferun.inject import node_agent, nodes
-from saferun.model import LaunchPlan, as_tree
+from saferun.model import LaunchPlan, Setting, as_tree
 from saferun.planning.inputs import Gathered
+from saferun.profile import settings
+from saferun.profile.schema import KEYS
 from saferun.supervise import shared_reports
 from saferun.supervise.attempt_watch import end_requested
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from saferun.diagnosis.classify import Diagnosis
+    from saferun.model import Profile
     from saferun.supervise.attempt import Ended
     from saferun.supervise.mitigations import RunMitigations
     from saferun.supervise.record import Record
+    from saferun.supervise.resumption import Resumption
 
 CONTENT_BYTES = 1 << 20  # of the script, for its checksum: --no-python may start a large program
 TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
+# Variables of a machine's network and devices; all others of a profile count for all ranks.
+_OF_MACHINE = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "CUDA_", "OMP_", "TMPDIR", "PATH")
 REGROUPS = 20  # in a row: nodes that come and go, and never begin together
 # Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
 _SHARED = ("kind", "offered", "fingerprint", "waits", "lived_s")
@@ -47,7 +54,9 @@ class Nodes:
         history: its attempts; the root of a failure may be put in from another node.
         diagnoses: of those that failed; the same.
         mitigations: gets what was agreed.
+        resumption: what this node alone would go on from.
         record: the journal.
+        say: takes lines for people.
     """
 
     def __init__(
@@ -56,9 +65,12 @@ class Nodes:
         history: list[Try],
         diagnoses: list[Diagnosis],
         mitigations: RunMitigations,
+        resumption: Resumption,
         record: Record,
+        say: Callable[[str], None],
     ) -> None:
-        self._gathered, self._record = gathered, record
+        self._gathered, self._record, self._resumption = gathered, record, resumption
+        self._say = say
         self._history, self._diagnoses, self._mitigations = history, diagnoses, mitigations
         self._facts: nodes.Facts = {
             **_facts(gathered),
@@ -73,6 +85,9 @@ class Nodes:
         self._regroups = 0
         self._outcome: nodes.Outcome | None = None  # of the last meeting
         self._node = 0  # the rank of this one in the last meeting
+        self._keys: tuple[dict[str, Any], list[str]] | None = None  # of the run, agreed
+        self._evidence = 0  # in how many attempts ranks ran, of those who decided on the last start
+        self.start: nodes.Start | None = None  # of the next attempt, agreed; None: not yet
         self.number = 1  # of the next attempt
         self.host = os.uname().nodename  # where the last failure began
         self.status: int | None = None  # of the run, where the meeting decided it
@@ -88,14 +103,32 @@ class Nodes:
         """Return whether this node would stop, and first tells the others."""
         return self._own.action == STOP and decision.action == AGAIN
 
-    def environ(self, rejoin_s: float) -> dict[str, str]:
-        """Return what the next agent brings to the meeting."""
+    def environ(self, plan: LaunchPlan) -> dict[str, str]:
+        """Return what the next agent brings to the meeting.
+
+        Args:
+            plan: of its attempt.
+        """
+        profile = self._gathered.profile
+        assert profile is not None, "a supervised run has one"
+        offers = self._resumption.offers
+        path = plan.checkpoint.path if plan.checkpoint else ""
+        keys, free = self._keys or (_keys(profile), [])
+        start: nodes.Start = {
+            "evidence": self._evidence,
+            "checkpoint": next((offer for offer in offers if offer["path"] == path), None),
+            "offers": offers,
+            "keys": keys,
+            "free": free,
+        }
         facts = {
             **self._facts,
             "attempt": self.number,
             "mitigations": list(self._mitigations.in_force),
             "report": self._report,
+            "start": start,
         }
+        rejoin_s = plan.settings.retry.rejoin_s
         receipts = self._gathered.identity.receipts
         value = {"facts": facts, "directory": receipts, "rejoin_s": rejoin_s}
         return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
@@ -121,7 +154,10 @@ class Nodes:
         self._hosts, self._shared = agreement["hosts"], agreement["shared"]
         self._record.nodes(self.number, agreement)
         self._take_root(agreement["root"])
-        self._report = None
+        self._report, start = None, agreement["start"]
+        if start and (agreement["action"] == nodes.BEGIN or outcome.get("began")):
+            self._evidence = start["evidence"] + (agreement["action"] == nodes.BEGIN)
+            self._keys, self.start = (start["keys"], start["free"]), None
         if agreement["action"] == nodes.BEGIN or ends:
             self._regroups, self._comes_back, self._own = 0, False, Decision(AGAIN, "")
             return None
@@ -153,7 +189,8 @@ class Nodes:
     def _without_ranks(self, agreement: nodes.Agreement) -> Decision:
         """Return what follows a meeting after which no node started a rank."""
         self._regroups += 1
-        if agreement["action"] == nodes.REFUSE:
+        unfit = agreement["unfit"]
+        if agreement["action"] == nodes.REFUSE or self._node in unfit:
             from saferun.errors import EXIT_CONFIG
 
             self.status = EXIT_CONFIG
@@ -168,7 +205,31 @@ class Nodes:
             return Decision(STOP, f"the nodes met {REGROUPS} times and never began together")
         self.number = agreement["attempt"]
         self._mitigations.in_force = tuple(agreement["mitigations"])
+        self._take(agreement["start"])
+        if unfit:
+            without = ", ".join(agreement["hosts"][str(node)] for node in unfit)
+            return Decision(AGAIN, f"the others go on without {without}: {agreement['why']}")
         return Decision(AGAIN, "the nodes meet again")
+
+    def _take(self, start: nodes.Start | None) -> None:
+        """Begin the next attempt as the nodes that were there have decided."""
+        if start is None or start["offers"] is None:
+            self.start = None  # they have not looked yet: their ranks ran until now
+            return
+        self.start, self._evidence = start, start["evidence"]
+        profile = self._gathered.profile
+        assert profile is not None, "a supervised run has one"
+        own = _keys(profile)
+        self._keys = start["keys"], start["free"]
+        for name in nodes.differing(own, start):
+            there, here = start["keys"].get(name, "not set"), own.get(name, "not set")
+            self._say(f"{name} is {there} as on the other nodes of the run, not {here}")
+
+    def as_agreed(self, gathered: Gathered) -> Gathered:
+        """Return what the plan of the next attempt is computed from."""
+        if self._keys is None or gathered.profile is None:
+            return gathered
+        return gathered._replace(profile=_with_keys(gathered.profile, *self._keys))
 
     def _take_root(self, root: nodes.Report | None) -> None:
         """Put the report of the node where the failure began in the place of our own."""
@@ -277,7 +338,7 @@ def _facts(gathered: Gathered) -> nodes.Facts:
     line, profile = gathered.request.line, gathered.profile
     assert profile is not None, "a supervised run has one"
     least, _, most = (value_of(line, gathered.environ, "nnodes") or "").partition(":")
-    strict = profile.settings.hooks.init.agree == "error"
+    strict, resume = profile.settings.hooks.init.agree == "error", profile.settings.retry.resume
     return {
         "host": os.uname().nodename,
         "saferun": __version__,
@@ -286,7 +347,38 @@ def _facts(gathered: Gathered) -> nodes.Facts:
         "script": os.path.basename(line.script or ""),
         "content": _checksum(line.script),
         "run_dir": gathered.request.run_dir or "",
+        "resume": json.dumps(profile.settings.retry.resume) if resume.checkpoints else "none",
+        "resume_args": " ".join(profile.settings.retry.resume_args) or "none",
     }
+
+
+def _keys(profile: Profile) -> dict[str, Any]:
+    """Return the keys of a profile that change what ranks do: value by dotted name."""
+    names = [name for name in KEYS if name.startswith("hooks.")]
+    found = {name: _value(profile.settings, name.split(".")) for name in names}
+    for name, setting in profile.env.items():
+        if not name.startswith(_OF_MACHINE):
+            found[f"env.{name}"] = setting.value
+    return found
+
+
+def _value(section: Any, path: list[str]) -> Any:
+    return _value(getattr(section, path[0]), path[1:]) if path else section
+
+
+def _with_keys(profile: Profile, keys: dict[str, Any], free: list[str]) -> Profile:
+    """Return a profile with those keys of a run; what is `free` stays as it is."""
+    hooks = settings.build({k: v for k, v in keys.items() if k.startswith("hooks.")}).hooks
+    env = {
+        name: setting
+        for name, setting in profile.env.items()
+        if name.startswith(_OF_MACHINE) or f"env.{name}" in free or f"env.{name}" in keys
+    }
+    for key, value in keys.items():
+        name = key.removeprefix("env.")
+        if name != key and (name not in env or env[name].value != value):
+            env[name] = Setting(value, "the other nodes", "all ranks of a run get the same")
+    return profile._replace(settings=profile.settings._replace(hooks=hooks), env=env)
 
 
 def _checksum(script: str | None) -> str:

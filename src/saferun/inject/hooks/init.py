@@ -270,6 +270,8 @@ class InitCall:
             "world_size": size,
             "mitigations": ", ".join(sorted(self._context.mitigations)) or "none",
             "barrier": self._settings["barrier"],
+            "start": self._context.start or "the script's own way",
+            "host": os.uname().nodename,
             "argv": agreement.comparable_arguments(sys.argv),
             "local": os.environ.get("LOCAL_RANK", ""),
         }
