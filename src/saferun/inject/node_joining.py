@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 
-from . import meeting, nodes
+from . import meeting, node_return, nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,10 +43,11 @@ class Joining:
     Args:
         facts: of this node.
         refuse: ends the agent, since the nodes do not fit.
+        back: who has come back.
     """
 
-    def __init__(self, facts: nodes.Facts, refuse: Refuse) -> None:
-        self._facts, self._refuse = facts, refuse
+    def __init__(self, facts: nodes.Facts, refuse: Refuse, back: node_return.Return) -> None:
+        self._facts, self._refuse, self._back = facts, refuse, back
         self._holder: Any = None
         self._store: Any = None
         self._seen: dict[Any, Any] = {}  # node -> its last heartbeat
@@ -91,13 +92,14 @@ class Joining:
                 self._look(handler)
             except Exception as error:  # another torch, or a connection that the caller notices
                 self._holder.__dict__.pop("_sanitize", None)
-                if type(error).__name__ == SIGNALLED:
+                if type(error).__name__ == SIGNALLED or isinstance(error, node_return.Over):
                     raise
                 if not is_of_torch(error):
                     say(fault("the other nodes are not looked at", error))
             original()
 
         self._holder._sanitize = sanitize
+        self._back.begin(self._store, run_id, handler._this_node.addr)
         mine = json.dumps({key: self._facts.get(key) for key in ("host", *nodes.NAMES)})
         first = self._store.compare_set(f"{run}/first", "", mine).decode()
         if first != mine:
@@ -115,6 +117,7 @@ class Joining:
             self._asked_at = time.monotonic()
             if self._store.check([f"{self._prefix}/refused"]):
                 self._refuse(json.loads(self._store.get(f"{self._prefix}/refused")))
+            self._back.look()
         is_first, self._has_looked = not self._has_looked, True
         clock = sys.modules[type(handler).__module__].datetime  # as torch itself asks it
         settings, ours = handler.settings, handler._this_node
@@ -122,6 +125,8 @@ class Joining:
         for node, beat in self._holder.state.last_heartbeats.items():
             before = self._seen.get(node)
             self._seen[node] = beat
+            if not is_first:
+                self._back.seen(node.addr)
             late_s = (clock.now(beat.tzinfo) - beat).total_seconds()
             is_new = beat != before and not is_first  # else it may be of a node that is gone
             if node != ours and (late_s < -limit_s or (is_new and late_s > limit_s + DELAY_S)):

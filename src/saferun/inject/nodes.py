@@ -71,7 +71,7 @@ if TYPE_CHECKING:
         shared: str  # a directory and a word in it, by which others tell whether they share it
         run_dir: str  # that the user gave for it; "" for none
         beats: bool  # of node 0: it has prepared the store for heartbeats
-        holds: bool  # the rendezvous' store is on this node
+        holds: bool  # this node is the host of the rendezvous' store
 
     class Agreement(TypedDict):
         """What all nodes do."""
@@ -94,7 +94,8 @@ if TYPE_CHECKING:
 
         agreement: Agreement
         alone: Alone
-        again: str  # why the nodes have to meet anew
+        again: str  # why the nodes have to meet anew, where ranks have run
+        start: Start | None  # as they began; for `again`
         node: int  # its rank there
         began: bool  # ranks of this agent have run before it
         at: float  # seconds since the epoch

@@ -41,6 +41,7 @@ CONTENT_BYTES = 1 << 20  # of the script, for its checksum: --no-python may star
 TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
 # Variables of a machine's network and devices; all others of a profile count for all ranks.
 _OF_MACHINE = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "CUDA_", "OMP_", "TMPDIR", "PATH")
+AGENTS = 3  # in a row, that may end before their nodes meet
 REGROUPS = 20  # in a row: nodes that come and go, and never begin together
 # Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
 _SHARED = ("kind", "offered", "fingerprint", "waits", "lived_s")
@@ -81,6 +82,8 @@ class Nodes:
         self._shared = ""  # what node 0 offered
         self._lost: list[str] = []  # the nodes that went silent in the last attempt
         self._own = Decision(AGAIN, "")  # what this node alone would do after it
+        self._holder = ""  # the host of the rendezvous' store
+        self._agents_lost = 0  # in a row, before a meeting
         self._hosts: dict[str, str] = {}  # of the last meeting, by node rank
         self._regroups = 0
         self._outcome: nodes.Outcome | None = None  # of the last meeting
@@ -144,47 +147,93 @@ class Nodes:
             What follows where no rank was started; None where ranks ran, or may have.
         """
         outcome: nodes.Outcome | None = self._read(node_agent.outcome_name(self.number))
-        self._outcome = None if outcome is None or "alone" in outcome else outcome
+        self._outcome = outcome if outcome and "agreement" in outcome else None
         ends = ended.exit_code == 0 or end_requested(ended)
-        if outcome is None or "alone" in outcome:
-            waited = self._comes_back or (outcome is not None and self._history)
-            return self._not_met(plan, outcome) if waited and not ends else None
+        if ends and self._outcome is None:
+            return None
+        if outcome is None:
+            return self._agent_lost(ended) if self._comes_back else None
+        if "alone" in outcome:
+            return self._not_met(plan, outcome["alone"])
+        if "again" in outcome:
+            return self._anew(outcome["again"], outcome["start"])
         agreement = outcome["agreement"]
         self._node = outcome["node"]
         self._hosts, self._shared = agreement["hosts"], agreement["shared"]
+        self._holder = agreement["holder"]
         self._record.nodes(self.number, agreement)
         self._take_root(agreement["root"])
         self._report, start = None, agreement["start"]
         if start and (agreement["action"] == nodes.BEGIN or outcome.get("began")):
             self._evidence = start["evidence"] + (agreement["action"] == nodes.BEGIN)
             self._keys, self.start = (start["keys"], start["free"]), None
+            self._agents_lost = 0
         if agreement["action"] == nodes.BEGIN or ends:
             self._regroups, self._comes_back, self._own = 0, False, Decision(AGAIN, "")
             return None
         return self._without_ranks(agreement)
 
-    def _not_met(self, plan: LaunchPlan, outcome: nodes.Outcome | None) -> Decision:
+    def _agent_lost(self, ended: Ended) -> Decision:
+        """Return what follows where an agent ended before it met the others."""
+        self._agents_lost += 1
+        why = f"torchrun ended with status {ended.exit_code} before the nodes met"
+        if self._agents_lost < AGENTS:
+            return Decision(AGAIN, f"{why}: they meet again")
+        self.status = ended.exit_code
+        return Decision(STOP, f"{why}, {AGENTS} times in a row")
+
+    def _anew(self, why: str, start: nodes.Start | None) -> Decision:
+        """Return that the nodes meet again after ranks have run, since nodes came or went."""
+        if start is not None:
+            self._evidence, self._keys = start["evidence"], (start["keys"], start["free"])
+        self.start = None
+        self.number += 1
+        self._regroups += 1
+        if self._regroups > REGROUPS:
+            self.status = 1
+            return Decision(STOP, f"{why}, {REGROUPS} times in a row")
+        return Decision(AGAIN, f"{why}: attempt {self.number} starts")
+
+    def _not_met(self, plan: LaunchPlan, alone: nodes.Alone) -> Decision:
         """Return the end of a run whose nodes did not come back together."""
         from saferun.diagnosis import classify, signatures
 
-        self.status = self._history[-1].exit_code
-        last = self._history[-1].number
-        if root := shared_reports.read(self._shared, last, self._hosts):
-            decision = self._decided_by(root)  # it came too late for the others to wait
+        self.status = 1
+        root = alone["root"]
+        if root is None and self._history:
+            last = self._history[-1].number
+            root = shared_reports.read(self._shared, last, self._hosts)  # too late to wait for
+        if root and self._history:
+            decision = self._decided_by(root)
             if decision.action == STOP:
                 return decision
         if self._own.action == STOP:
             return self._own
-        here = self._facts["host"]
-        others = ", ".join(host for host in self._hosts.values() if host != here)
-        names = f" ({others})" if others else ""  # none where this node has never met them
-        known = signatures.load(self._gathered.environ)
-        lost = f"of {here} and the others{names}: {outcome['alone']}" if outcome else f"no {others}"
-        self._diagnoses[-1] = found = classify.by_nodes(self._diagnoses[-1], lost, known)
-        if found.kind == "node-lost":
-            self.host = others
-        limit = f"retry.rejoin_s: {plan.settings.retry.rejoin_s:g} s"
-        return Decision(STOP, f"not all of the other nodes{names} came back in time ({limit})")
+        names, limit = self._missing(alone), plan.settings.retry.rejoin_s
+        if alone["unreached"]:
+            holder = self._holder or "the host of the rendezvous"
+            lost = f"{holder} did not answer again at {alone['unreached']}"
+            if holder == self._facts["host"]:
+                lost = f"the rendezvous at {alone['unreached']} could not be opened again"
+        else:
+            lost = f"{names or 'not all of the other nodes'} did not come back"
+            lost = lost if names else "not all of the other nodes came back"
+        if self._history and self._diagnoses:
+            known = signatures.load(self._gathered.environ)
+            self._diagnoses[-1] = found = classify.by_nodes(self._diagnoses[-1], lost, known)
+            if found.kind == "node-lost":
+                self.host = names or self._holder
+        return Decision(STOP, f"{lost} in time (retry.rejoin_s: {limit:g} s)")
+
+    def _missing(self, alone: nodes.Alone) -> str:
+        """Return the hosts that did not come, in words; "" where that is not known."""
+        if alone["unreached"]:
+            return self._holder
+        left = list(self._hosts.values())
+        for host in alone["came"]:
+            if host in left:
+                left.remove(host)
+        return ", ".join(sorted(left))
 
     def _without_ranks(self, agreement: nodes.Agreement) -> Decision:
         """Return what follows a meeting after which no node started a rank."""
