@@ -30,7 +30,7 @@ import node_faults  # noqa: E402
 from fault_trials import Result, keep, made  # noqa: E402
 from node_faults import OUTCOMES, REASON, RIGHT  # noqa: E402
 
-LIMIT_S = 420.0  # a trial that takes longer hangs
+LIMIT_S = 600.0  # a trial that takes longer hangs
 CALM = (-2, -1)  # trials without a strike, one over the store and one over gloo
 
 

@@ -121,14 +121,20 @@ def drawn(number: int) -> Plan:
             back_s = None
         soon_s = chance.uniform(0, 8) if place and chance.random() < 0.4 else None
         strikes.append(Strike(what, chance.randrange(count), at, soon_s, back_s))
+    shared = chance.random() < 0.5
+    saves = chance.choice(["shared", "shared", "each", "first"])
+    resumes = chance.choice(["recipe", "recipe", "self", "no"])
+    over = chance.choice(["store", "store", "store", "store", "gloo"])
+    # Only the steps that optimizers count tell that a script itself has found other checkpoints.
+    over = "adam" if resumes == "self" and saves != "shared" else over
     return Plan(
         hosts=count,
         nnodes=f"{count - 1}:{count}" if elastic else str(count),
         backend=backend,
-        shared=chance.random() < 0.5,
-        saves=chance.choice(["shared", "shared", "each", "first"]),
-        resumes=chance.choice(["recipe", "recipe", "self", "no"]),
-        over=chance.choice(["store", "store", "store", "store", "gloo"]),
+        shared=shared,
+        saves=saves,
+        resumes=resumes,
+        over=over,
         direct=chance.random() < 0.3,
         rejoin_s=rejoin_s,
         strikes=tuple(strikes),
