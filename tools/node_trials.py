@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]
 import hosts  # noqa: E402
 import node_faults  # noqa: E402
 from fault_trials import Result, keep, made  # noqa: E402
-from node_faults import OUTCOMES, REASON, RIGHT  # noqa: E402
+from node_faults import FAULTS, OUTCOMES, RIGHT  # noqa: E402
 
 LIMIT_S = 600.0  # a trial that takes longer hangs
 CALM = (-2, -1)  # trials without a strike, one over the store and one over gloo
@@ -70,7 +70,7 @@ def main() -> int:
     if options.summary:
         rows = [result._asdict() for result in results]
         Path(options.summary).write_text(json.dumps(rows, indent=1))
-    return int(any(result.outcome not in (RIGHT, REASON) for result in results))
+    return int(any(result.outcome in FAULTS for result in results))
 
 
 def one(task: Task) -> Result:
@@ -79,8 +79,7 @@ def one(task: Task) -> Result:
     trial, began = node_faults.Trial(task.number, folder, LIMIT_S), time.monotonic()
     try:
         found = trial.go()
-        best = REASON if any(end.status for end in trial.ends) else RIGHT
-        outcome = min((outcome for outcome, _ in found), key=OUTCOMES.index, default=best)
+        outcome = min((outcome for outcome, _ in found), key=OUTCOMES.index, default=RIGHT)
         trouble = "\n".join(f"    {outcome}: {text}" for outcome, text in found)
     except Exception:
         outcome, trouble = OUTCOMES[0], traceback.format_exc()

