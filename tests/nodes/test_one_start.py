@@ -86,3 +86,63 @@ def test_a_node_that_comes_back_begins_where_the_others_do(
     three[gone].boot()
     runs[gone] = three[gone].start(*lines[gone])
     ended_right(runs, out)
+
+
+def test_a_node_that_does_not_see_the_checkpoint_ends_the_run_by_name(
+    three: list[Host], tmp_path: Path
+):
+    """Each node saves on its own disk, and what lies there when h3 comes back is no proof."""
+    lines = [[*options(n, "3"), *job("out")] for n in range(3)]
+    runs = [host.start(*line) for host, line in zip(three, lines, strict=True)]
+    saved(tmp_path / "h3" / "out")
+    three[2].kill()
+    three[2].boot()
+    runs[2] = three[2].start(*lines[2])
+    assert end_all(runs) == [78, 78, 78], [run.err for run in runs]
+    for run in runs:
+        assert "goes on from out/checkpoint-5.json of h1, h2, which is not there on h3" in run.err
+        assert "done" not in run.out
+    clean(runs)
+
+
+def test_another_way_to_resume_on_one_node_is_refused_by_name(three: list[Host], tmp_path: Path):
+    out = tmp_path / "out"
+    other = '--set=retry.resume.args=["--resume", "{checkpoint}"]'
+    lines = [[*options(n, "2"), *job(out, *[other] * n)] for n in range(2)]
+    runs = [host.start(*line) for host, line in zip(three, lines, strict=False)]
+    assert end_all(runs) == [78, 78], [run.err for run in runs]
+    for run in runs:
+        assert "retry.resume differs: " in run.err
+        assert '"--from"' in run.err.partition("retry.resume differs: ")[2].partition(" on h1")[0]
+    clean(runs)
+
+
+def test_an_elastic_run_takes_in_a_node_that_returns_while_it_trains(
+    three: list[Host], tmp_path: Path
+):
+    out = tmp_path / "out"
+    line = [*options(0, "1:2"), "--rdzv-conf=last_call_timeout=3", *job(out)]
+    runs = [host.start(*line) for host in three[:2]]
+    saved(out)
+    three[1].kill()
+    until(lambda: any(begun > 1 for begun in starts(out)), "h1 goes on alone")
+    three[1].boot()
+    runs[1] = three[1].start(*line)
+    ended_right(runs, out)
+    assert len(runs[0].events("nodes")[-1]["hosts"]) == 2
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_a_node_that_is_gone_for_good_is_named_by_all_others(
+    three: list[Host], tmp_path: Path, backend: str
+):
+    out = tmp_path / "out"
+    lines = [[*options(n, "3", backend), *job(out, "--set=retry.rejoin_s=15")] for n in range(3)]
+    runs = [host.start(*line) for host, line in zip(three, lines, strict=True)]
+    saved(out)
+    three[1].kill()
+    assert [runs[0].end(), runs[2].end()] == [1, 1]
+    for run in (runs[0], runs[2]):
+        assert "saferun: the run failed: node-lost, host h2" in run.err
+        assert "not tried again: h2 did not come back in time (retry.rejoin_s: 15 s)" in run.err
+    clean([runs[0], runs[2]])

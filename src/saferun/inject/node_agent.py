@@ -12,7 +12,8 @@ Delete it when torchrun's agents exchange data of a launcher's own and watch eac
 Active only where SAFERUN_NODES is set, which saferun does for attempts of several nodes.
 
     SAFERUN_NODES   {"facts": Facts of nodes.py, "directory": where the outcome goes or null,
-                     "rejoin_s": seconds}
+                     "rejoin_s": seconds, "since": when these begin, or null for now,
+                     "expects": whether other nodes have just left to come back}
     outcome         DIRECTORY/nodes-aN.json: {"agreement": Agreement, "node": N, "at": UNIX
                     SECONDS}, {"alone": Alone} where the others did not come back, or {"again":
                     TEXT} where ranks have run and the nodes have to meet anew
@@ -47,6 +48,7 @@ AGAIN_S = 1.0
 # After a failure they all come at once, so each waits a part of this, for each node of the run.
 SPREAD_S, LONGEST_SPREAD_S = 0.005, 5.0
 DONE_LOOK_S = 0.01  # between two looks whether all nodes are done, of those that end together
+CONNECT_S, LEAST_CONNECT_S = 60.0, 20.0  # torch's own time for a store, and one under load
 LAST_CALL_S = 30  # torchrun's own --rdzv-conf last_call_timeout=
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
@@ -99,10 +101,13 @@ class Party:
         self._attempt: int = self._facts["attempt"]
         self._directory: str | None = given["directory"]
         self._rejoin_s: float = given["rejoin_s"]
+        self._since: float = given.get("since") or time.monotonic()
+        self._expects: bool = given.get("expects", False)
         self._make: Callable[[Any], Any] | None = None  # torch's get_rendezvous_handler
         self._parameters: Any = None  # that it was called with
         self._back = node_return.Return(self._facts)
         self._joining = node_joining.Joining(self._facts, self._refuse, self._back)
+        self._read_timeout: bool | None = None  # whether the user has given it
         self._was_early = False  # an attempt that is about to end was met in the rendezvous
         self._watch: node_watch.NodeWatch | None = None
         self._is_ending = False
@@ -120,7 +125,7 @@ class Party:
             harmlessly("the time to join is not bounded", lambda: self._bound(params))
             begin = functools.partial(self._joining.begin, str(params.endpoint), say)
             harmlessly("the wait for other nodes is not explained", begin)
-            return self._handler(time.monotonic() + self._rejoin_s)
+            return self._handler(self._since + self._rejoin_s)
 
         registry.get_rendezvous_handler = get_rendezvous_handler  # type: ignore[attr-defined]  # torch's own is replaced
 
@@ -128,10 +133,23 @@ class Party:
         if self._attempt > 1:
             least, most = getattr(params, "min_nodes", 1), getattr(params, "max_nodes", 1)
             last_call_s = int(params.get("last_call_timeout", LAST_CALL_S)) if least < most else 0
+            if self._expects and last_call_s:  # or the first of them would begin alone
+                last_call_s = max(last_call_s, LAST_CALL_S)
+                params.config["last_call_timeout"] = last_call_s
             params.config.setdefault("join_timeout", int(self._rejoin_s) + last_call_s)
             if params.backend == "static":
                 limit = int(params.config.get("timeout", self._rejoin_s))
                 params.config["timeout"] = min(limit, int(self._rejoin_s))
+
+    def _bound_connect(self, limit: float) -> None:
+        """Have torch give up a store that does not answer when our time is over, not after it."""
+        if self._attempt == 1 or self._parameters.backend != "c10d":
+            return
+        left_s = max(LEAST_CONNECT_S, min(CONNECT_S, limit - time.monotonic()))
+        if self._read_timeout is None:
+            self._read_timeout = "read_timeout" in self._parameters.config
+        if not self._read_timeout:
+            self._parameters.config["read_timeout"] = int(left_s)
 
     def hook_agent(self, agent: Any) -> None:
         """Wrap what an agent does at its beginning and at its end."""
@@ -147,10 +165,11 @@ class Party:
         assert self._make is not None
         while True:
             try:
+                harmlessly("the time to connect is torch's own", lambda: self._bound_connect(limit))
                 handler = self._make(self._parameters)
                 if handler.get_backend() == "static":
                     come = node_return.come_statically
-                    come = functools.partial(come, handler, self._back, self._facts, self._rejoin_s)
+                    come = functools.partial(come, handler, self._back, self._facts, limit)
                     handler.next_rendezvous = come
                 watch = functools.partial(self._joining.watch, handler, self._parameters.run_id)
                 # In attempt 1 torch itself notices a store that is lost already.
@@ -228,6 +247,9 @@ class Party:
             if time.monotonic() > limit or not self._may_come_back(error, waited=True):
                 self._give_up(error)
             time.sleep(AGAIN_S * (0.5 + _chance()))
+            # Or the others would take the old one for a node that is there.
+            stop = getattr(agent._worker_group.spec.rdzv_handler, "_stop_heartbeats", lambda: None)
+            harmlessly("a node that is left seems to live", stop)
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
 
     def _give_up(self, error: Exception) -> NoReturn:

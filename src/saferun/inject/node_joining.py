@@ -51,7 +51,7 @@ class Joining:
         self._holder: Any = None
         self._store: Any = None
         self._seen: dict[Any, Any] = {}  # node -> its last heartbeat
-        self._has_looked = False
+        self._looked_at = 0.0
         self._asked_at = -SELDOM_S
         self._prefix = ""
         self._timer: threading.Timer | None = None
@@ -88,6 +88,9 @@ class Joining:
         original = self._holder._sanitize
 
         def sanitize() -> None:
+            if threading.current_thread() is not threading.main_thread():
+                original()  # torch's heartbeat, in which nobody would end the agent
+                return
             try:
                 self._look(handler)
             except Exception as error:  # another torch, or a connection that the caller notices
@@ -118,7 +121,8 @@ class Joining:
             if self._store.check([f"{self._prefix}/refused"]):
                 self._refuse(json.loads(self._store.get(f"{self._prefix}/refused")))
             self._back.look()
-        is_first, self._has_looked = not self._has_looked, True
+        before_s, self._looked_at = self._looked_at, time.monotonic()
+        is_first, unseen_s = not before_s, self._looked_at - before_s
         clock = sys.modules[type(handler).__module__].datetime  # as torch itself asks it
         settings, ours = handler.settings, handler._this_node
         limit_s = settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
@@ -129,7 +133,8 @@ class Joining:
                 self._back.seen(node.addr)
             late_s = (clock.now(beat.tzinfo) - beat).total_seconds()
             is_new = beat != before and not is_first  # else it may be of a node that is gone
-            if node != ours and (late_s < -limit_s or (is_new and late_s > limit_s + DELAY_S)):
+            is_late = is_new and late_s > limit_s + DELAY_S + unseen_s
+            if node != ours and (late_s < -limit_s or is_late):
                 here = self._facts["host"]
                 why = f"the clock of {node.addr} is {abs(late_s):.0f} s "
                 why += f"{'ahead of' if late_s < 0 else 'behind'} that of {here}"

@@ -101,7 +101,7 @@ class Return:
         return self._store.get(key).decode() if self._store.check([key]) else name
 
 
-def come_statically(handler: Any, back: Return, facts: nodes.Facts, limit_s: float) -> Any:
+def come_statically(handler: Any, back: Return, facts: nodes.Facts, limit: float) -> Any:
     """Join a static rendezvous; return what torch's own `next_rendezvous` does.
 
     torch waits for the others inside its store. So the host opens it before, and all look who has
@@ -111,17 +111,15 @@ def come_statically(handler: Any, back: Return, facts: nodes.Facts, limit_s: flo
         handler: of the rendezvous.
         back: takes names and reports.
         facts: of this node.
-        limit_s: how long a node waits that has been there before.
+        limit: until when a node waits that has been there before, by the monotonic clock.
 
     Raises:
         Over: not all have come.
     """
-    import datetime
     import sys
 
     is_host, is_new = handler.rank == 0, facts["attempt"] == 1
     here, go = f"saferun/{handler.run_id}/here", f"saferun/{handler.run_id}/go"
-    limit = time.monotonic() + limit_s
     info: Any = None
     opened: Any = None
     if is_host and not is_new:
@@ -131,7 +129,7 @@ def come_statically(handler: Any, back: Return, facts: nodes.Facts, limit_s: flo
             is_master=True,
             wait_for_workers=False,
             multi_tenant=True,
-            timeout=datetime.timedelta(seconds=limit_s),
+            timeout=handler.timeout,
         )
     else:
         info = type(handler).next_rendezvous(handler)

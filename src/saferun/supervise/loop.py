@@ -330,7 +330,8 @@ class _Run:
 
     def _met(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision | None:
         """Take over what the nodes agreed; return a decision where they began no attempt."""
-        decision = self._nodes.met(plan, ended) if self._nodes else None
+        ran = self._watch.ranks_ran
+        decision = self._nodes.met(plan, ended, ranks_ran=ran) if self._nodes else None
         if decision is not None and decision.action == retry_policy.STOP:
             self._report(ended, decision, ())
         return decision

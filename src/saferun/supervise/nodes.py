@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 from saferun.diagnosis import retry_policy
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
@@ -84,6 +85,7 @@ class Nodes:
         self._own = Decision(AGAIN, "")  # what this node alone would do after it
         self._holder = ""  # the host of the rendezvous' store
         self._agents_lost = 0  # in a row, before a meeting
+        self._since: float | None = None  # when the others are waited for, by the monotonic clock
         self._hosts: dict[str, str] = {}  # of the last meeting, by node rank
         self._regroups = 0
         self._outcome: nodes.Outcome | None = None  # of the last meeting
@@ -133,26 +135,31 @@ class Nodes:
         }
         rejoin_s = plan.settings.retry.rejoin_s
         receipts = self._gathered.identity.receipts
-        value = {"facts": facts, "directory": receipts, "rejoin_s": rejoin_s}
+        value = {
+            **{"facts": facts, "directory": receipts, "rejoin_s": rejoin_s, "since": self._since},
+            "expects": self._regroups > 0 and len(self._hosts) > 1,
+        }
         return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
 
-    def met(self, plan: LaunchPlan, ended: Ended) -> Decision | None:
+    def met(self, plan: LaunchPlan, ended: Ended, *, ranks_ran: bool) -> Decision | None:
         """Take over what the nodes agreed before an attempt that has ended.
 
         Args:
             plan: of the attempt.
             ended: how it ended.
+            ranks_ran: ranks were seen meanwhile.
 
         Returns:
             What follows where no rank was started; None where ranks ran, or may have.
         """
         outcome: nodes.Outcome | None = self._read(node_agent.outcome_name(self.number))
         self._outcome = outcome if outcome and "agreement" in outcome else None
+        self._since = None
         ends = ended.exit_code == 0 or end_requested(ended)
         if ends and self._outcome is None:
             return None
         if outcome is None:
-            return self._agent_lost(ended) if self._comes_back else None
+            return self._agent_lost(ended) if self._comes_back and not ranks_ran else None
         if "alone" in outcome:
             return self._not_met(plan, outcome["alone"])
         if "again" in outcome:
@@ -330,6 +337,7 @@ class Nodes:
             "leaves": leaves,
         }
         self._comes_back = True
+        self._since = time.monotonic() + decision.delay_s
         others = self._hosts.keys() - self._lost
         if root := shared_reports.exchange(self._shared, self._report, others):
             return self._decided_by(root)

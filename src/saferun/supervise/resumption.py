@@ -99,7 +99,7 @@ class Resumption:
             step = f" (step {chosen.step})" if chosen.step >= 0 else ""
             self._say_once(f"attempt {number} goes on from {chosen.path}{step}{self._cost()}")
             return chosen
-        if number > 1:
+        if number > 1 and (agreed is None or agreed["checkpoint"] is None):
             self._say_once(
                 f"attempt {number} starts as you wrote it: no complete checkpoint of this run is "
                 f"at {self._pattern}"
