@@ -192,7 +192,7 @@ def assemble(
     Raises:
         SaferunError: values exclude each other, or torchrun is not installed.
     """
-    chosen, sets, gpus = selection
+    chosen, sets, gpus = selection.chosen, selection.sets, selection.gpus
     launcher = None if _starts_python(selection) else _launcher(environ, starting)
     if launcher is None:
         request, sets = _for_python(request, sets, environ)

@@ -296,7 +296,7 @@ class _Walk:
 
     def _expand(self, reading: _Reading) -> tuple[list[tuple[Option, str]], int]:
         """Return the options and values of this argument, and how many arguments they take."""
-        option, spelled, value = reading
+        option, spelled, value = reading.option, reading.spelled, reading.value
         assert option is not None
         found: list[tuple[Option, str]] = []
         while option.flag and value is not None:

@@ -131,11 +131,11 @@ def as_text(plan: LaunchPlan, findings: Sequence[Finding] = ()) -> str:
 
 def _notified(plan: LaunchPlan) -> Iterator[str]:
     """Yield the command that gets events, where there is one."""
-    command, on = plan.settings.notify
-    if command and not plan.disabled:
+    notify = plan.settings.notify
+    if notify.command and not plan.disabled:
         yield from ("", "notify")
-        yield from _hang("on", ", ".join(on or KEYS["notify.on"].choices))
-        yield from _hang("command", shlex.join(command))
+        yield from _hang("on", ", ".join(notify.on or KEYS["notify.on"].choices))
+        yield from _hang("command", shlex.join(notify.command))
 
 
 def _audit(findings: Sequence[Finding]) -> Iterator[str]:

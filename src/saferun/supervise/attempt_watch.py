@@ -52,10 +52,14 @@ class AttemptWatch:
         self._kills = OutOfMemoryKills()  # the job is starting meanwhile
 
     def look(self) -> None:
-        """Look at the ranks; call it when they are up."""
+        """Look at the ranks; call it now and then while they run."""
         from saferun.supervise import evidence
 
-        self._ranks = evidence.ranks(self._launcher)
+        found = evidence.ranks(self._launcher)
+        if found.seen or self._ranks is None:
+            self._ranks = found
+        if self._kills:
+            self._kills.see(found.pids or (self._launcher,))
 
     def as_try(self, ended: Ended, ended_s: float) -> Try:
         """Return the attempt as the decision needs it, without a diagnosis.
@@ -116,6 +120,7 @@ class AttemptWatch:
             offered=diagnosis.mitigations,
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
             fingerprint=classify.fingerprint(diagnosis),
+            root_rank=diagnosis.root_rank,
             last_step=seen.step,
         )
         return last, diagnosis

@@ -303,6 +303,7 @@ class _Run:
             self._record.harmlessly(lambda: own_files.keep(self._gathered.environ))
             return PREPARE_S - LOAD_S
         self._record.harmlessly(self._record.alive)
+        self._record.harmlessly(self._watch.look)
         if self._prepared != attempt:
             self._prepared = attempt
             self._record.harmlessly(self._prepare_next)
@@ -310,7 +311,6 @@ class _Run:
 
     def _prepare_next(self) -> None:
         """Have the next attempt's torchrun import torch."""
-        self._watch.look()
         plan = self._mitigations.plan(self._following())
         self._means.keepers.prepare_warm_agent(plan.command, self._environment(plan))
 

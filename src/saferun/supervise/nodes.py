@@ -45,7 +45,7 @@ _OF_MACHINE = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "CUDA_", "OMP_", "TMPDI
 AGENTS = 3  # in a row, that may end before their nodes meet
 REGROUPS = 20  # in a row: nodes that come and go, and never begin together
 # Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
-_SHARED = ("kind", "offered", "fingerprint", "waits", "lived_s")
+_SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
 
 
 class Nodes:

@@ -69,7 +69,7 @@ class Notifier:
         masked: Callable[[str], str],
         say: Callable[[str], None],
     ) -> None:
-        self._command, self._on = plan.settings.notify
+        self._command, self._on = plan.settings.notify.command, plan.settings.notify.on
         self._environ, self._masked, self._say = dict(environ), masked, say
         self._about = {**about, "script": plan.script}
         self._name = os.path.basename(plan.script or "") or "the run"
