@@ -36,6 +36,7 @@ FIND_S = 20.0  # for what is to be struck to be there
 LEFT_S = 30.0  # for the last processes of a run that has ended
 ALONE_S = 20.0  # a host that came back after all others had ended waits for them so long
 TOGETHER_S = 10.0  # within which all hosts say the same
+REFUSED = 78  # the status of a host that does not fit to the others
 # What came of a trial, the worst first.
 WRONG, MIXED, SPLIT, HANGS, LEFT = "wrong weights", "mixed begin", "two runs", "hangs", "left over"
 UNLIKE, UNTRUE, LATE, GAVE_UP = "unlike ends", "untrue reason", "late", "gave up"
@@ -436,6 +437,8 @@ class Trial:
             for e in ends
         )
         found = [(REASON, text)]
+        if self.plan.is_elastic and {end.status for end in ends} == {0, REFUSED}:
+            return found  # it goes on without a host that does not see the checkpoint
         if len({(end.status, end.kind) for end in ends}) > 1:
             found.append((UNLIKE, text))
         cut = {self._hosts[s.host].name for s in self.plan.strikes if s.what in LINKS}
