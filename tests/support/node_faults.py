@@ -8,6 +8,7 @@ by ranks that all began at the same place.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import json
@@ -399,7 +400,7 @@ class Trial:
         path, ends = self.folder / "out" / "audit", self._ends()
         audit = [json.loads(line) for line in path.open()] if path.exists() else []
         found = [*self._hanging(), *self._left(), *wrong(self.folder, audit, ends)]
-        return [*found, *mixed(audit), *split(audit), *self._reasons(ends)]
+        return [*found, *mixed(audit), *split(audit), *self._reasons(audit, ends)]
 
     def _hanging(self) -> list[tuple[str, str]]:
         names = [h.name for h in self._hosts if h.name not in self._ended]
@@ -427,7 +428,7 @@ class Trial:
                 found.append(end_of(host.name, status, self._ended[host.name], text))
         return found
 
-    def _reasons(self, ends: list[End]) -> list[tuple[str, str]]:
+    def _reasons(self, audit: list[dict[str, Any]], ends: list[End]) -> list[tuple[str, str]]:
         """Return why they ended; where hosts differ in it, or name one that nothing has struck."""
         failed = [end for end in ends if end.status]
         if not failed:
@@ -441,10 +442,11 @@ class Trial:
             return found  # it goes on without a host that does not see the checkpoint
         if len({(end.status, end.kind) for end in ends}) > 1:
             found.append((UNLIKE, text))
+        known = {*self._struck, *(host for at in odd_hosts(audit).values() for host in at)}
         cut = {self._hosts[s.host].name for s in self.plan.strikes if s.what in LINKS}
         for end in failed:
             named = set(re.findall(r"h\d+", end.named))
-            if end.host not in cut and (not named or not named <= set(self._struck)):
+            if end.host not in cut and (not named or not named <= known):
                 found.append((UNTRUE, text))
                 break
         if max(e.at for e in ends) - min(e.at for e in ends) > TOGETHER_S:
@@ -481,19 +483,23 @@ def wrong(folder: Path, audit: list[dict[str, Any]], ends: list[End]) -> list[tu
     return found
 
 
-def mixed(audit: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return where ranks that train together have begun at different steps."""
-    groups: dict[int, dict[int, dict[str, Any]]] = {}
+def odd_hosts(audit: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
+    """Return {group: {host: step}} of the ranks that train together and began at other steps."""
+    groups: dict[int, dict[str, int]] = {}
     for line in audit:
         if line["event"] == "begin":
-            groups.setdefault(line["group"], {})[line["rank"]] = line
-    found = []
-    for ranks in groups.values():
-        if len({line["step"] for line in ranks.values()}) > 1:
-            where = (f"{n} ({line['host']}) at {line['step']}" for n, line in sorted(ranks.items()))
-            attempt = min(ranks.items())[1]["attempt"]
-            found.append((MIXED, f"attempt {attempt}: ranks {', '.join(where)}"))
-    return found
+            groups.setdefault(line["group"], {})[line["host"]] = line["step"]
+    return {group: at for group, at in groups.items() if len(set(at.values())) > 1}
+
+
+def mixed(audit: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return where such ranks trained on, and were not ended before they could save."""
+    done = collections.Counter(line["group"] for line in audit if line["event"] == "step")
+    return [
+        (MIXED, f"{done[group]} steps of hosts that began at {at}")
+        for group, at in odd_hosts(audit).items()
+        if done[group] >= exact_job.EVERY
+    ]
 
 
 def split(audit: list[dict[str, Any]]) -> list[tuple[str, str]]:

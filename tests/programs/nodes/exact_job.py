@@ -213,17 +213,17 @@ def main() -> None:
         os.write(log, json.dumps(own).encode() + b"\n")
 
     ranks = JOINED[options.over]()
-    (group,) = ranks.total(int.from_bytes(os.urandom(7), "big") if rank == 0 else 0)
     start = options.start or (newest(options.saves) if options.resume == "self" else None)
     step, weights = saved(start) if start else (0, BEGIN)
+    own = int.from_bytes(os.urandom(7), "big"), step
+    group, leader = ranks.total(*(own if rank == 0 else (0, 0)))  # the last step of rank 0
     facts = {"attempt": environ.get("SAFERUN_ATTEMPT"), "world": world, "pid": os.getpid()}
     note("begin", step=step, start=str(start), host=socket.gethostname(), **facts)
     ranks.load(step)
-    leader = 0  # the last step of rank 0, for which all wait
     while leader < options.steps:
         step += 1
-        own = share(weights, step, range(rank, SHARDS, world))
-        total, leader = ranks.total(own, step if rank == 0 else 0)
+        here = share(weights, step, range(rank, SHARDS, world))
+        total, leader = ranks.total(here, step if rank == 0 else 0)
         weights = changed(weights, step, total)
         ranks.step()
         if rank == 0:
