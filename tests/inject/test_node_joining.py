@@ -40,11 +40,8 @@ class Handler:
     """torch's handler of a c10d rendezvous."""
 
     def __init__(self) -> None:
-        self._store, self._state_holder, self._this_node = (
-            Store(),
-            Holder(),
-            SimpleNamespace(addr="h0"),
-        )
+        self._store, self._state_holder = Store(), Holder()
+        self._this_node = SimpleNamespace(addr="h0")
         beat = timedelta(seconds=5)
         self.settings = SimpleNamespace(keep_alive_interval=beat, keep_alive_max_attempt=3)
 

@@ -252,15 +252,18 @@ def weight(diagnosis: Diagnosis, knowledge: Knowledge) -> int:
     return nodes.WEAK if little else nodes.ROOT
 
 
-def by_nodes(diagnosis: Diagnosis, lost: str, knowledge: Knowledge) -> Diagnosis:
+def by_nodes(
+    diagnosis: Diagnosis, lost: str, knowledge: Knowledge, *, ends: bool = False
+) -> Diagnosis:
     """Return the diagnosis by what the agent lost of other nodes, where nothing here is a cause.
 
     Args:
         diagnosis: by everything else.
         lost: what the agent said of it; "" for nothing.
         knowledge: how failures look.
+        ends: the run ends of it, whatever was a cause before.
     """
-    if not lost or weight(diagnosis, knowledge) == nodes.ROOT:
+    if not lost or (weight(diagnosis, knowledge) == nodes.ROOT and not ends):
         return diagnosis
     return _diagnosis("node-lost", knowledge, lost)._replace(decided_by=("the agents' heartbeats",))
 

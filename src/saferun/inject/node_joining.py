@@ -151,15 +151,18 @@ class Joining:
         where = f"{endpoint} ({addresses(host)})"
         if not endpoint:  # torchrun's c10d rendezvous then takes this name
             where = f"localhost ({addresses('localhost')}, as no --rdzv-endpoint is given)"
-        if self._holder is None:
+        here = self._back.here()
+        if self._holder is not None:
+            here = [node.addr for node in self._holder.state.participants]
+        elif not here:
             return (
                 f"{self._facts['host']} waits for an answer from {where} since {WAITED_S:.0f} s; "
                 "is that the right host and port, and is it up?"
             )
-        here = sorted(node.addr for node in self._holder.state.participants)
+        names = ", ".join(sorted(here)) or "none"
         return (
             f"{self._facts['host']} waits for other nodes at {where} since {WAITED_S:.0f} s; "
-            f"--nnodes is {self._facts['nnodes']}, and these have come: {', '.join(here) or 'none'}"
+            f"--nnodes is {self._facts['nnodes']}, and these have come: {names}"
         )
 
 

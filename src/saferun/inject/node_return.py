@@ -72,6 +72,10 @@ class Return:
         """Note that a node is there, by its address or host."""
         self._seen[name] = time.monotonic()
 
+    def here(self) -> list[str]:
+        """Return the names that `seen` was called with."""
+        return list(self._seen)
+
     def look(self) -> None:
         """Raise Over where another node's time is over."""
         if self._store.check([f"{self._prefix}/over"]):

@@ -19,11 +19,9 @@ import time
 from saferun.diagnosis import retry_policy
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
 from saferun.inject import node_agent, nodes
-from saferun.model import LaunchPlan, Setting, as_tree
+from saferun.model import LaunchPlan, as_tree
 from saferun.planning.inputs import Gathered
-from saferun.profile import settings
-from saferun.profile.schema import KEYS
-from saferun.supervise import shared_reports
+from saferun.supervise import node_facts, shared_reports
 from saferun.supervise.attempt_watch import end_requested
 
 TYPE_CHECKING = False
@@ -32,16 +30,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.diagnosis.classify import Diagnosis
-    from saferun.model import Profile
     from saferun.supervise.attempt import Ended
     from saferun.supervise.mitigations import RunMitigations
     from saferun.supervise.record import Record
     from saferun.supervise.resumption import Resumption
 
-CONTENT_BYTES = 1 << 20  # of the script, for its checksum: --no-python may start a large program
 TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
-# Variables of a machine's network and devices; all others of a profile count for all ranks.
-_OF_MACHINE = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "CUDA_", "OMP_", "TMPDIR", "PATH")
 AGENTS = 3  # in a row, that may end before their nodes meet
 REGROUPS = 20  # in a row: nodes that come and go, and never begin together
 # Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
@@ -75,7 +69,7 @@ class Nodes:
         self._say = say
         self._history, self._diagnoses, self._mitigations = history, diagnoses, mitigations
         self._facts: nodes.Facts = {
-            **_facts(gathered),
+            **node_facts.of(gathered),
             "shared": shared_reports.offer(record.path),
         }
         self._report: nodes.Report | None = None  # of the last attempt here, for the meeting
@@ -118,7 +112,7 @@ class Nodes:
         assert profile is not None, "a supervised run has one"
         offers = self._resumption.offers
         path = plan.checkpoint.path if plan.checkpoint else ""
-        keys, free = self._keys or (_keys(profile), [])
+        keys, free = self._keys or (node_facts.keys(profile), [])
         start: nodes.Start = {
             "evidence": self._evidence,
             "checkpoint": next((offer for offer in offers if offer["path"] == path), None),
@@ -216,28 +210,23 @@ class Nodes:
                 return decision
         if self._own.action == STOP:
             return self._own
-        names, limit = self._missing(alone), plan.settings.retry.rejoin_s
-        if alone["unreached"]:
-            holder = self._holder or "the host of the rendezvous"
-            lost = f"{holder} did not answer again at {alone['unreached']}"
-            if holder == self._facts["host"]:
-                lost = f"the rendezvous at {alone['unreached']} could not be opened again"
-        else:
-            lost = f"{names or 'not all of the other nodes'} did not come back"
-            lost = lost if names else "not all of the other nodes came back"
+        where, limit = alone["unreached"], plan.settings.retry.rejoin_s
+        names = self._holder if where else self._missing(alone["came"])
+        lost = f"{names} did not come back" if names else "not all of the other nodes came back"
+        if where:
+            lost = f"{names or 'the host of the rendezvous'} did not answer again at {where}"
+        if where and names == self._facts["host"]:
+            lost, names = f"the rendezvous at {where} could not be opened again", ""
         if self._history and self._diagnoses:
             known = signatures.load(self._gathered.environ)
-            self._diagnoses[-1] = found = classify.by_nodes(self._diagnoses[-1], lost, known)
-            if found.kind == "node-lost":
-                self.host = names or self._holder
+            self._diagnoses[-1] = classify.by_nodes(self._diagnoses[-1], lost, known, ends=True)
+            self.host = names
         return Decision(STOP, f"{lost} in time (retry.rejoin_s: {limit:g} s)")
 
-    def _missing(self, alone: nodes.Alone) -> str:
+    def _missing(self, came: list[str]) -> str:
         """Return the hosts that did not come, in words; "" where that is not known."""
-        if alone["unreached"]:
-            return self._holder
         left = list(self._hosts.values())
-        for host in alone["came"]:
+        for host in came:
             if host in left:
                 left.remove(host)
         return ", ".join(sorted(left))
@@ -275,7 +264,7 @@ class Nodes:
         self.start, self._evidence = start, start["evidence"]
         profile = self._gathered.profile
         assert profile is not None, "a supervised run has one"
-        own = _keys(profile)
+        own = node_facts.keys(profile)
         self._keys = start["keys"], start["free"]
         for name in nodes.differing(own, start):
             there, here = start["keys"].get(name, "not set"), own.get(name, "not set")
@@ -285,7 +274,7 @@ class Nodes:
         """Return what the plan of the next attempt is computed from."""
         if self._keys is None or gathered.profile is None:
             return gathered
-        return gathered._replace(profile=_with_keys(gathered.profile, *self._keys))
+        return gathered._replace(profile=node_facts.with_keys(gathered.profile, *self._keys))
 
     def _take_root(self, root: nodes.Report | None) -> None:
         """Put the report of the node where the failure began in the place of our own."""
@@ -385,71 +374,6 @@ class Nodes:
 def _is_of_hardware(diagnosis: Diagnosis) -> bool:
     """Return whether a node's own hardware has failed, which another node can replace."""
     return (diagnosis.group, diagnosis.verdict) == ("hardware-driver", "stop-hardware")
-
-
-def _facts(gathered: Gathered) -> nodes.Facts:
-    """Return what does not change from attempt to attempt."""
-    from saferun import __version__
-    from saferun.planning.torchrun_args import value_of
-
-    line, profile = gathered.request.line, gathered.profile
-    assert profile is not None, "a supervised run has one"
-    least, _, most = (value_of(line, gathered.environ, "nnodes") or "").partition(":")
-    strict, resume = profile.settings.hooks.init.agree == "error", profile.settings.retry.resume
-    return {
-        "host": os.uname().nodename,
-        "saferun": __version__,
-        "torch": gathered.facts.torch or "" if strict else "",
-        "nnodes": least if least == most or not most else f"{least}:{most}",
-        "script": os.path.basename(line.script or ""),
-        "content": _checksum(line.script),
-        "run_dir": gathered.request.run_dir or "",
-        "resume": json.dumps(profile.settings.retry.resume) if resume.checkpoints else "none",
-        "resume_args": " ".join(profile.settings.retry.resume_args) or "none",
-    }
-
-
-def _keys(profile: Profile) -> dict[str, Any]:
-    """Return the keys of a profile that change what ranks do: value by dotted name."""
-    names = [name for name in KEYS if name.startswith("hooks.")]
-    found = {name: _value(profile.settings, name.split(".")) for name in names}
-    for name, setting in profile.env.items():
-        if not name.startswith(_OF_MACHINE):
-            found[f"env.{name}"] = setting.value
-    return found
-
-
-def _value(section: Any, path: list[str]) -> Any:
-    return _value(getattr(section, path[0]), path[1:]) if path else section
-
-
-def _with_keys(profile: Profile, keys: dict[str, Any], free: list[str]) -> Profile:
-    """Return a profile with those keys of a run; what is `free` stays as it is."""
-    hooks = settings.build({k: v for k, v in keys.items() if k.startswith("hooks.")}).hooks
-    env = {
-        name: setting
-        for name, setting in profile.env.items()
-        if name.startswith(_OF_MACHINE) or f"env.{name}" in free or f"env.{name}" in keys
-    }
-    for key, value in keys.items():
-        name = key.removeprefix("env.")
-        if name != key and (name not in env or env[name].value != value):
-            env[name] = Setting(value, "the other nodes", "all ranks of a run get the same")
-    return profile._replace(settings=profile.settings._replace(hooks=hooks), env=env)
-
-
-def _checksum(script: str | None) -> str:
-    """Return a checksum of a script; "" for a module, a pipe, or for what cannot be read."""
-    import stat
-    import zlib
-
-    try:
-        if not stat.S_ISREG(os.stat(script or "").st_mode):
-            return ""
-        with open(script or "", "rb") as file:
-            return f"{zlib.crc32(file.read(CONTENT_BYTES)):08x}"
-    except (OSError, ValueError):
-        return ""
 
 
 def _tuples(value: Any) -> Any:
