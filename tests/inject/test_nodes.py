@@ -155,8 +155,8 @@ A, B = offer(20), offer(10)
         ([start(1, A, B), start(1, B)], nodes.REGROUP, 10),  # the newest that both have
         ([start(1, A, B, at=1), start(1, B)], nodes.BEGIN, 10),
         ([start(1), start(1)], nodes.BEGIN, None),
-        ([start(1, A), start(1)], nodes.REFUSE, None),
-        ([start(1, offer(-1)), start(1, offer(-1, stamp=9))], nodes.REFUSE, None),
+        ([start(1, A), start(1)], nodes.REFUSE, 20),
+        ([start(1, offer(-1)), start(1, offer(-1, stamp=9))], nodes.REFUSE, -1),
         ([start(1, A, tuned="off"), start(0, A, tuned="on")], nodes.REGROUP, 20),
     ],
 )
@@ -179,6 +179,8 @@ def test_a_node_that_does_not_see_the_checkpoint_is_named_and_an_elastic_run_goe
     elastic = {n: {**one, "nnodes": "1:2"} for n, one in whole.items()}
     found = nodes.agree(elastic)  # type: ignore[arg-type]  # Facts with another value
     assert (found["action"], found["unfit"]) == (nodes.REGROUP, [1])
+    assert found["start"] is not None
+    assert found["start"]["checkpoint"] == A
 
 
 def test_a_rank_that_has_just_run_is_asked_again_where_it_is():

@@ -36,11 +36,14 @@ def options(number: int, count: str, backend: str = "c10d") -> list[str]:
     return [*ours, "--rdzv-backend=c10d", f"--rdzv-endpoint=h1:{PORT}", "--rdzv-id=job"]
 
 
-def job(out: Path | str, *more: str, name: str = "checkpoint-*.json") -> list[str]:
+def job(out: Path | str, *more: str, steps: int = STEPS) -> list[str]:
     args = json.dumps(["--from", "{checkpoint}"])
-    ours = [f"--set=retry.resume.checkpoints={out}/{name}", f"--set=retry.resume.args={args}"]
+    ours = [
+        f"--set=retry.resume.checkpoints={out}/checkpoint-*.json",
+        f"--set=retry.resume.args={args}",
+    ]
     ours += ["--set=retry.backoff_s=[0, 0]"]
-    return [*ours, *more, str(JOB), str(out), str(STEPS), "0.3"]
+    return [*ours, *more, str(JOB), str(out), str(steps), "0.3"]
 
 
 def saved(out: Path, step: int = 5) -> None:
@@ -62,11 +65,11 @@ def three(tmp_path: Path) -> Iterator[list[Host]]:
         yield found
 
 
-def ended_right(runs: list[Run], *outs: Path) -> None:
+def ended_right(runs: list[Run], *outs: Path, steps: int = STEPS) -> None:
     assert end_all(runs) == [0] * len(runs), [run.err for run in runs]
     weights = re.findall(r"done rank=\d+ weight=([\d.]+)", "".join(run.out for run in runs))
-    assert weights == [weight()] * len(runs), [run.err for run in runs]
-    assert all(len(steps) == 1 for steps in starts(*outs).values()), starts(*outs)
+    assert weights == [weight(steps)] * len(runs), [run.err for run in runs]
+    assert all(len(begun) == 1 for begun in starts(*outs).values()), starts(*outs)
     clean(runs)
 
 
@@ -121,14 +124,14 @@ def test_an_elastic_run_takes_in_a_node_that_returns_while_it_trains(
     three: list[Host], tmp_path: Path
 ):
     out = tmp_path / "out"
-    line = [*options(0, "1:2"), "--rdzv-conf=last_call_timeout=3", *job(out)]
+    line = [*options(0, "1:2"), "--rdzv-conf=last_call_timeout=3", *job(out, steps=300)]
     runs = [host.start(*line) for host in three[:2]]
     saved(out)
     three[1].kill()
     until(lambda: any(begun > 1 for begun in starts(out)), "h1 goes on alone")
     three[1].boot()
     runs[1] = three[1].start(*line)
-    ended_right(runs, out)
+    ended_right(runs, out, steps=300)
     assert len(runs[0].events("nodes")[-1]["hosts"]) == 2
 
 

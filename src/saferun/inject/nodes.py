@@ -244,7 +244,8 @@ def _start(
     found.sort(key=lambda offer: (offer["at_s"], offer["step"]), reverse=True)
     common = [offer for offer in found if all(_has(offers or [], offer) for offers in lists)]
     lacking = [n for n, one in starts.items() if found and not _has(one["offers"] or [], found[0])]
-    chosen = common[0] if common else None
+    # Without one that all have it is the newest; those that lack it cannot begin with the others.
+    chosen = next(iter(common or found), None)
     return {**first, "offers": found, "checkpoint": chosen}, [] if common else lacking
 
 

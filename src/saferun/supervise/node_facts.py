@@ -59,7 +59,13 @@ def _value(section: Any, path: list[str]) -> Any:
 
 
 def with_keys(profile: Profile, agreed: dict[str, Any], free: list[str]) -> Profile:
-    """Return a profile with those keys of a run; what is `free` stays as it is."""
+    """Return a profile with the keys that all nodes of a run have.
+
+    Args:
+        profile: of this node.
+        agreed: the keys.
+        free: those that are this node's own.
+    """
     hooks = settings.build({k: v for k, v in agreed.items() if k.startswith("hooks.")}).hooks
     env = {
         name: setting
