@@ -175,6 +175,16 @@ CASES = {
         {},
         AGAIN,
     ),
+    "the same failure of another rank may pass": (
+        [failed(1, lived_s=100.0, root_rank=1), failed(2, lived_s=100.0, root_rank=0)],
+        {},
+        AGAIN,
+    ),
+    "of the same rank, or of one that is not known, it would come again": (
+        [failed(1, lived_s=100.0, root_rank=1), failed(2, lived_s=100.0)],
+        {},
+        STOP,
+    ),
     "after progress the same age is another place": (
         [failed(1, lived_s=3600.0), failed(2, lived_s=3600.0, first_step=50)],
         {},

@@ -128,6 +128,16 @@ def test_a_silence_is_told_once_and_a_new_one_again():
     assert [one.at_s for one in looks if silence.take(one, 15.0)] == [30.0, 645.0]
 
 
+def test_what_the_ranks_write_when_they_are_asked_is_no_sign_of_work():
+    silence = Silence(30.0)
+    told = [one.at_s for one in silent(0, 60) if silence.take(one, 15.0)]
+    silence.answered(look(83.0, 3))  # asked at 30, and after a slow py-spy nobody had looked
+    late = [look(float(at), 4) for at in range(98, 998, 15)]  # one more answer, and silence
+    assert (told, first_alarm(silence, late)) == ([30.0], None)
+    again = [look(1000.0, 5), *(look(float(at), 5) for at in range(1015, 1100, 15))]
+    assert first_alarm(silence, again) == 1030.0
+
+
 def test_time_in_which_nobody_looked_is_no_silence():
     silence = Silence(30.0)
     silence.take(look(0.0, 1), 15.0)

@@ -146,3 +146,33 @@ def test_py_spy_shows_a_rank_that_answers_no_signal(tmp_path):
     assert "loop_for_ever" in stacks
     assert "libtorch" in stacks
     assert "hunter22" not in stacks
+
+
+SLOW_PY_SPY = """#!{python}
+import ctypes, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+pid = int(sys.argv[sys.argv.index("--pid") + 1])
+assert libc.ptrace(16, pid, None, None) == 0  # PTRACE_ATTACH
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_slow_py_spy_makes_no_rank_a_suspect(tmp_path):
+    """It holds both ranks until it is ended; the one in an endless loop is still the one named."""
+    slow = tmp_path / "bin" / "py-spy"
+    slow.parent.mkdir()
+    slow.write_text(SLOW_PY_SPY.format(python=sys.executable))
+    slow.chmod(0o755)
+    end = ["--set", "watch.mode=end", "--set", "watch.silence_s=8", "--retries=1"]
+    argv = ["--profile=cpu", "--nproc-per-node=2", program("hanging_rank"), "loop"]
+    env = {"PATH": f"{slow.parent}:{os.environ['PATH']}"}
+    with run(tmp_path, *end, *argv, env=env) as job:
+        job.wait_for_message("attempt 1 failed")
+        job.process.send_signal(signal.SIGTERM)
+        job.end()
+        job.nothing_lives()
+        first = job.events("ended")[0]
+    assert (first["kind"], first["root_rank"]) == ("hang", 1)
+    assert " in loop_for_ever" in first["root_line"]
+    assert "is stopped" not in job.err

@@ -10,16 +10,20 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import yaml
 from cases import slow
 from interpreters import SITE, Interpreters
-from repo import PROGRAMS, source
+from repo import PROGRAMS, RECORDS, source, tool
 
-from saferun.diagnosis import signatures
-from saferun.inject.hooks import cuda_failures, optuna_repeat
+from saferun.diagnosis import classify, log_reader, signatures
+from saferun.diagnosis.evidence import Evidence
+from saferun.inject.hooks import cuda_failures
+from saferun.inject.hooks.optuna import script as script_calls
 
 ON = {"optuna": {"mode": "on", "recycle_every": 50}}
 REFUSED = "optuna: the process is not replaced after CUDA errors or trials: "
 HEAD = source("inject/optuna_without_gpu")
+HERE: Any = SimpleNamespace(guard=lambda hook, step, *args: step(*args))
 PATH = f"{SITE}:{PROGRAMS / 'inject'}"  # for programs that import that head
 MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB." + " and more" * 100
 
@@ -46,7 +50,7 @@ show(study)
         "cuda_error_msg": MEMORY[:500],
     }
     assert json.loads(trials) == [["PRUNED", attributes], ["COMPLETE", {}]], ran.err
-    assert called == "['empty', 'gc', 'empty', 'sync']"
+    assert called == "['sync', 'empty', 'gc', 'empty', 'sync']"
 
 
 def test_nothing_of_a_trial_out_of_memory_is_alive_when_the_cache_is_cleared(
@@ -107,7 +111,8 @@ def test_where_the_process_cannot_be_replaced_one_line_says_why_and_the_error_is
     script = f"""
 def objective(trial):
     if trial.number == 3:
-        raise AcceleratorError("CUDA error: device-side assert triggered")
+        poison()
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`")
     return 1.0
 study = optuna.create_study(storage={storage})
 try:
@@ -119,10 +124,11 @@ finally:
     ran = interpreters.run(HEAD + script, hooks=ON)
     assert ran.code == 1
     assert ran.err.count(REFUSED + why) == 1
-    assert "torch.AcceleratorError: CUDA error: device-side assert triggered" in ran.err
+    assert "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED" in ran.err
     states = json.loads(ran.out)
     assert [state for state, _ in states] == ["COMPLETE"] * 3 + ["FAIL"]
-    assert states[3][1]["cuda_error_type"] == "AcceleratorError"
+    assert states[3][1]["cuda_error_type"] == "RuntimeError"
+    assert "\nAcceleratorError: CUDA error: device-side" in states[3][1]["cuda_error_msg"]
 
 
 def test_without_the_hook_optuna_is_as_it_is(interpreters: Interpreters) -> None:
@@ -200,34 +206,6 @@ print("made")
     assert ("already exists" in ran.err) is (not made)
 
 
-@pytest.mark.parametrize("clause", cuda_failures.STICKY)
-def test_the_kinds_of_sticky_errors_are_those_of_the_knowledge(clause: str) -> None:
-    from saferun.diagnosis import classify, log_reader
-    from saferun.diagnosis.evidence import Evidence
-
-    log = log_reader.of_text(f"RuntimeError: CUDA error: {clause}")
-    found = classify.classify(Evidence(log=log), signatures.load({}))
-    assert found.kind == cuda_failures.STICKY[clause]
-
-
-def test_a_sticky_error_counts_where_the_script_has_hidden_it() -> None:
-    hidden = ValueError("this trial is not good")
-    hidden.__context__ = RuntimeError("CUDA error: misaligned address")
-    assert cuda_failures.sticky_kind(hidden) == "cuda-launch-failure"
-    assert not cuda_failures.is_out_of_memory(hidden)
-
-
-def test_a_rank_that_the_objective_spawned_counts_as_its_own() -> None:
-    """What torch.multiprocessing.spawn raises has the rank's traceback as its text."""
-    spawn = pytest.importorskip("torch.multiprocessing.spawn")
-    text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
-    text += f"torch.OutOfMemoryError: {MEMORY}\n"
-    handled = "\nDuring handling of the above exception, another exception occurred:\nKeyError: 'x'"
-    for ending, expected in (("", True), (handled, False)):
-        error = spawn.ProcessRaisedException(text + ending, 1, 7)
-        assert cuda_failures.is_out_of_memory(error) is expected
-
-
 def by_position(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
     return lambda *args, **kwargs: function(**dict(zip(names, args, strict=False)), **kwargs)
 
@@ -249,10 +227,94 @@ def test_calls_by_position_as_before_optuna_5_are_not_made_again(tmp_path: Path)
             copy_study=optuna.copy_study,
             Study=SimpleNamespace(add_trial=optuna.Study.add_trial),
         )
-        once = optuna_repeat.Once(state, cast(Any, None))
-        optuna_repeat.wrap(cast(ModuleType, module), once, lambda study: False)
+        calls = script_calls.Script(state, HERE)
+        script_calls.wrap(cast(ModuleType, module), calls, lambda study: False)
         for name in deleted:
             module.delete_study(name, place)
         assert module.create_study(place, None, None, "s").study_name == "s"
         assert optuna.get_all_study_names(place) == left
         optuna.create_study(study_name="old", storage=place, load_if_exists=True)
+
+
+NO_ENGINE = "GET was unable to find an engine to execute this computation"
+HANDLE = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "free_gib", "expected"),
+    [
+        ("RuntimeError", "Triton Error [CUDA]: out of memory", 40, "PRUNED"),
+        ("RuntimeError", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", 40, "PRUNED"),
+        ("RuntimeError", NO_ENGINE, 40, "FAIL"),  # the wrong dtype, say
+        ("RuntimeError", NO_ENGINE, 1, "PRUNED"),
+        ("RuntimeError", HANDLE, 1, "PRUNED"),
+        ("RuntimeError", HANDLE, 40, "PRUNED"),  # in memory: it cannot be run again elsewhere
+        ("ValueError", "mat1 and mat2 shapes cannot be multiplied", 40, "FAIL"),
+    ],
+)
+def test_on_a_context_that_works_the_text_and_the_free_memory_decide(
+    interpreters: Interpreters, kind: str, text: str, free_gib: int, expected: str
+) -> None:
+    script = f"""
+free[0] = {free_gib} << 30
+def objective(trial):
+    if trial.number == 0:
+        raise {kind}({text!r})
+    return 1.0
+study = optuna.create_study()
+study.optimize(objective, n_trials=2, catch=(Exception,))
+show(study)
+"""
+    ran = interpreters.run(HEAD + script, hooks=ON)
+    assert [state for state, _ in json.loads(ran.out)] == [expected, "COMPLETE"], ran.err
+
+
+def test_the_words_of_the_hook_are_those_of_the_knowledge() -> None:
+    words = tool("cuda_words")
+    assert words.FILE.read_text() == words.text(), "run tools/cuda_words.py"
+
+
+def out_of_memory_texts() -> list[str]:
+    """Every recorded text whose diagnosis is a GPU that is out of memory: its deciding line."""
+    found = []
+    for name in ("kinds", "wordings"):
+        rows = yaml.safe_load((RECORDS / "failures" / f"{name}.yaml").read_text())
+        found += [row for row in rows if row["kind"].startswith("cuda-oom")]
+    knowledge = signatures.load({})
+    lines = []
+    for row in found:
+        log = row.get("log") or row.get("line") or ""
+        evidence = Evidence(log=log_reader.of_text(log))
+        lines.append(classify.classify(evidence, knowledge).root_line)
+    signs = [one for one in knowledge.signs if one.kind.startswith("cuda-oom")]
+    says = (" x ".join([*parts, *one.near[:1]]) for one in signs for parts in one.says)
+    return [*lines, *(f"RuntimeError: {text}" for text in says)]
+
+
+def test_whatever_diagnoses_as_out_of_memory_is_out_of_memory_for_the_hook() -> None:
+    texts = out_of_memory_texts()
+    assert len(texts) > 60
+    for text in texts:
+        name, found, message = text.partition(": ")
+        bare = name.rpartition(".")[2]
+        kind = type(bare if found and bare.isidentifier() else "RuntimeError", (RuntimeError,), {})
+        kind.__module__ = "torch"
+        error = kind(message if kind.__name__ == bare else text)
+        assert cuda_failures.is_memory(error), text
+
+
+def test_without_a_context_of_torchs_the_text_tells_what_is_hidden() -> None:
+    hidden = ValueError("this trial is not good")
+    hidden.__context__ = RuntimeError("CUDA error: misaligned address")
+    assert cuda_failures.judged(hidden) == (cuda_failures.UNUSABLE, "cuda-launch-failure")
+
+
+def test_a_rank_that_the_objective_spawned_counts_as_its_own() -> None:
+    """What torch.multiprocessing.spawn raises has the rank's traceback as its text."""
+    spawn = pytest.importorskip("torch.multiprocessing.spawn")
+    text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+    text += f"torch.OutOfMemoryError: {MEMORY}\n"
+    handled = "\nDuring handling of the above exception, another exception occurred:\nKeyError: 'x'"
+    for ending, expected in (("", True), (handled, False)):
+        error = spawn.ProcessRaisedException(text + ending, 1, 7)
+        assert cuda_failures.is_memory(error) is expected

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from repo import PROGRAMS
 from runs import run, small_torchrun
+from studies import stored
 
 SHARED = str(PROGRAMS / "optuna" / "rank_zero.py")
 
@@ -19,18 +20,8 @@ def test_a_rank_killed_in_a_trial_leaves_none_running(tmp_path: Path, argv: list
     environ = {**small_torchrun(tmp_path), "SMALL_TORCHRUN_REPORTS": "1"}
     with run(tmp_path, *options, SHARED, *argv, env=environ) as job:
         assert job.end() == bool(argv), job.err
-    trials = stored(tmp_path)
+    trials = stored(tmp_path, "sqlite")
     states = [trial.state.name for trial in trials]
     assert states == ["COMPLETE", *(["FAIL"] * 3 if argv else ["FAIL", "COMPLETE", "COMPLETE"])]
     assert trials[1].user_attrs == {"saferun_cause": "its process ended (status 1)"}
     assert trials[2].params == trials[1].params
-
-
-def stored(folder: Path) -> list:
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/study.db")
-    trials = optuna.load_study(study_name=None, storage=storage).get_trials()
-    storage.engine.dispose()
-    return trials

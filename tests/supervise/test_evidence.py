@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -31,13 +32,53 @@ def test_kills_for_lack_of_memory_are_counted_from_a_moment_on():
     assert kills.since() in (0, None)
 
 
-def test_the_growth_of_the_kernels_counter_is_the_number_of_kills(tmp_path, monkeypatch):
-    counter = tmp_path / "memory.events"
-    counter.write_text("low 0\noom 3\noom_kill 3\n")
-    monkeypatch.setattr(evidence.cgroup, "oom_kill_files", lambda: (str(counter),))
+GROUPS = "/sys/fs/cgroup/memory" if os.path.isdir("/sys/fs/cgroup/memory") else "/sys/fs/cgroup"
+EATS = """
+import sys
+group, = sys.argv[1:]
+open(group + "/cgroup.procs", "w").write("0")
+print("there", flush=True)
+sys.stdin.readline()
+eaten = bytearray(b"x") * (1 << 30)
+"""
+
+
+@pytest.fixture
+def small_group() -> Iterator[str]:
+    """A control group in which 32 MiB are all that there is."""
+    version_1 = os.path.isdir("/sys/fs/cgroup/memory")
+    folder = f"{GROUPS}/saferun-test-{os.getpid()}"
+    try:
+        os.mkdir(folder)
+        limit = "memory.limit_in_bytes" if version_1 else "memory.max"
+        with open(f"{folder}/{limit}", "w") as file:
+            file.write(str(32 << 20))
+    except OSError as error:
+        pytest.skip(f"control groups cannot be made here: {error}")
+    yield folder
+    os.rmdir(folder)
+
+
+@pytest.mark.parametrize(
+    ("seen", "count"), [(True, 1), (False, None)], ids=["its group is read", "it is not"]
+)
+def test_a_kill_in_the_ranks_own_group_is_counted_there(small_group, seen, count):
     kills = evidence.OutOfMemoryKills()
-    counter.write_text("low 0\noom 4\noom_kill 5\n")
-    assert kills.since() == 2
+    with subprocess.Popen(
+        [sys.executable, "-c", EATS, small_group], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as rank:
+        assert rank.stdout.readline() == b"there\n"
+        if seen:
+            kills.see([rank.pid])
+        rank.stdin.close()
+    assert rank.returncode == -9
+    assert kills.since() == count
+
+
+def test_without_a_kill_on_the_machine_there_was_none(tmp_path):
+    machine = tmp_path / "vmstat"
+    machine.write_text("oom_kill 7\n")
+    assert evidence.OutOfMemoryKills(str(machine)).since() == 0
 
 
 LAUNCHER = """
@@ -65,7 +106,8 @@ def test_ranks_that_skip_the_hooks_are_known_by_their_command_line(flags, isolat
         assert launcher.stdout.readline() == b"up\n"
         seen = evidence.ranks(launcher.pid)
         launcher.stdin.close()
-    assert seen == evidence.Ranks(True, isolated)
+    assert seen[:2] == (True, isolated)
+    assert len(seen.pids) == 1
 
 
 def test_a_process_without_ranks_has_none():

@@ -41,7 +41,7 @@ def test_a_machine_without_control_groups_limits_nothing(machine: Machine) -> No
     assert cgroup.memory(*machine.places) == cgroup.Memory()
     assert cgroup.memory_left(*machine.places) is None
     assert cgroup.cpu_quota(*machine.places) == 0
-    assert cgroup.oom_kill_files(*machine.places) == (f"{machine.root}/p/vmstat",)
+    assert cgroup.oom_kill_files("self", *machine.places) == ()
 
 
 def test_the_group_and_all_above_it_count_in_version_2(machine: Machine) -> None:
@@ -177,11 +177,12 @@ def test_the_limit_of_cpu_time_is_a_number_of_cpus(
     ],
     ids=["version-2", "version-1"],
 )
-def test_kills_for_lack_of_memory_are_counted_by_our_own_group_first(
+def test_kills_for_lack_of_memory_are_counted_by_the_group(
     machine: Machine, files: dict[str, str], counter: str
 ) -> None:
-    machine.write({**files, counter: "oom 1\noom_kill 3\n", "p/vmstat": "oom_kill 12\n"})
-    assert [cgroup.oom_kills(path) for path in cgroup.oom_kill_files(*machine.places)] == [3, 12]
+    machine.write({**files, counter: "oom 1\noom_kill 3\n"})
+    found = cgroup.oom_kill_files("self", *machine.places)
+    assert cgroup.oom_kills(found[0]) == 3
 
 
 def test_a_counter_that_is_not_there_or_not_a_number_is_unknown(machine: Machine) -> None:
@@ -195,4 +196,4 @@ def test_this_machine_is_read_without_an_error() -> None:
     left = cgroup.memory_left()
     assert left is None or left >= 0
     assert cgroup.cpu_quota() >= 0
-    assert cgroup.oom_kills(cgroup.oom_kill_files()[-1]) is not None
+    assert cgroup.oom_kills(f"{cgroup.PROC}/vmstat") is not None

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from saferun.journal.trials import Region, Trial, by_cause, regions
+from saferun.journal.trials import Region, Trial, by_cause, processes, regions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _STATES = (("completed", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))
 _SHOWN = 10  # regions in the text
+_ENDED = 5  # trials that ended their process
 _HEAD = ("PARAMETER", "REGION", "FAILED", "OF", "SHARE", "CAUSES")
 
 
@@ -33,7 +34,12 @@ def as_text(trials: Sequence[Trial], replaced: Mapping[str, int]) -> list[str]:
         lines += [f"  {word:<10}{total}{_causes(counts)}"] if total else []
     if replaced:
         reasons = tuple(sorted(replaced.items(), key=lambda item: -item[1]))
-        lines.append(f"  {'replaced':<10}{sum(replaced.values())} processes{_causes(reasons)}")
+        count = processes(sum(replaced.values()))
+        lines.append(f"  {'replaced':<10}{count}{_causes(reasons)}")
+    ended = [trial for trial in trials if trial.again or trial.cause.startswith("SIG")]
+    for trial in ended[:_ENDED]:
+        params = ", ".join(f"{_plain(name)}={_plain(str(v))}" for name, v in trial.params.items())
+        lines.append(f"  trial {trial.number} ended its process: {_plain(trial.cause)}; {params}")
     return lines + _table(regions(trials)[:_SHOWN])
 
 

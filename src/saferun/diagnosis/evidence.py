@@ -19,11 +19,12 @@ class RankFailure(NamedTuple):
 
 
 class Hang(NamedTuple):
-    """Why the watch has ended a silent attempt."""
+    """Why a watch has ended an attempt: it was silent, or its ranks began at different steps."""
 
-    kind: str  # "hang", "collective-mismatch"
+    kind: str  # "hang", "collective-mismatch", "ranks-differ"
     rank: int | None  # that is elsewhere; None where it is not known
     line: str  # where it is
+    known_from: str = "the watch for silence"
 
 
 class Observation(NamedTuple):
@@ -70,12 +71,14 @@ def rank_failure(rank: int | None, exit_code: int | None, content: str | None) -
     extra = message.get("extraInfo")
     if not isinstance(extra, dict):
         extra = {}
+    # What the CUDA context says came before what the rank raised.
+    traceback = (extra.get("cuda_context"), extra.get("py_callstack"))
     return RankFailure(
         rank=rank,
         time_s=_number(extra.get("time_s", extra.get("timestamp"))),
         exit_code=exit_code,
         message=str(message.get("message", "")),
-        traceback=str(extra.get("py_callstack") or ""),
+        traceback="\n".join(str(text) for text in traceback if text),
     )
 
 

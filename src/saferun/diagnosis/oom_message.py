@@ -74,7 +74,8 @@ def _first(*values: float | None) -> float | None:
 
 def kind(memory: Memory) -> str:
     """Return the kind of failure that the numbers mean; `cuda-oom` where they do not decide."""
-    requested, total, free, held, idle, allowed = memory
+    requested, total, free = memory.requested, memory.total, memory.free
+    held, idle, allowed = memory.held, memory.idle, memory.allowed
     if (
         total is not None and allowed is not None and allowed < total
     ):  # the process's own limit is its card

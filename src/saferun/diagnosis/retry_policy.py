@@ -42,6 +42,7 @@ class Try(NamedTuple):
     verdict: str = ""  # retry, mitigate, stop-user, stop-hardware, unknown; "" after success
     offered: tuple[str, ...] = ()  # mitigations of the kind, cheapest first
     fingerprint: str = ""
+    root_rank: int | None = None  # on which it failed; None where it is not known
     mitigations: tuple[str, ...] = ()  # in force
     waits: bool = False  # the failure passes with time: wait before the retry
     asked: bool = False  # a signal from outside ended it
@@ -171,7 +172,8 @@ def _is_ours_once(history: Sequence[Try]) -> bool:
 def _seen_before(history: Sequence[Try]) -> bool:
     """Return whether an earlier attempt with the same settings and start failed so at this age.
 
-    Where a later one has made progress, the failure is not one that comes every time.
+    Where a later one has made progress, the failure is not one that comes every time. On another
+    rank it is another failure: machines kill processes at any time.
     """
     last = history[-1]
     begun = max((place + 1 for place, one in enumerate(history) if one.progressed), default=0)
@@ -180,6 +182,7 @@ def _seen_before(history: Sequence[Try]) -> bool:
         earlier.fingerprint == last.fingerprint
         and earlier.mitigations == last.mitigations
         and earlier.first_step == last.first_step
+        and (earlier.root_rank == last.root_rank or None in (earlier.root_rank, last.root_rank))
         and _is_same_age(earlier, last)
         for earlier in history[begun:-1]
     )

@@ -99,6 +99,7 @@ class Silence:
         self._busy_at_s = 0.0  # the last weaker sign
         self._longest_s = 0.0
         self._reported = False
+        self._answers = False  # the ranks were asked where they are since the last look
         self._seen: dict[int, RankSign] = {}  # by rank; the last of each
 
     def take(self, look: Look, every_s: float) -> Look | None:
@@ -109,6 +110,9 @@ class Silence:
             every_s: the time between looks; after a longer gap nobody was looking.
         """
         since, last, self._last = self._since, self._last, look
+        if self._answers and since is not None:
+            self._answers, since = False, since._replace(work=look.work)
+            self._since = since
         self._seen.update({one.rank: one for one in look.ranks if one.rank is not None})
         slept = last is not None and look.at_s - last.at_s > 3 * every_s + 5
         if since is None or last is None or slept or self._works(since, look):
@@ -122,6 +126,16 @@ class Silence:
             return None
         self._reported = True
         return self.with_ended(since)
+
+    def answered(self, look: Look) -> None:
+        """Note that the ranks were asked where they are: what they wrote for it is no work.
+
+        What they do until the next look does not count, since an answer may come late.
+
+        Args:
+            look: the newest one.
+        """
+        self._last, self._answers = look, True
 
     def note_busy(self, at_s: float) -> None:
         """Note a weaker sign of work."""

@@ -47,7 +47,8 @@ def to_lock(uuids: Sequence[str], parents: Mapping[str, str], held: set[str]) ->
             parent = uuid.strip()[len("MIG-") :].partition("/")[0]
         devices.add(Device(name, device_name(parent)))
     covered = held | {device.name for device in devices}  # a slice comes with its whole GPU
-    return tuple(sorted(d for d in devices if d.name not in held and d.parent not in covered))
+    needed = (one for one in devices if one.name not in held and one.parent not in covered)
+    return tuple(sorted(needed, key=lambda one: (one.name, one.parent)))
 
 
 class Ancestor(NamedTuple):

@@ -126,7 +126,7 @@ class _Recovery:
 
     def __init__(self, scope: Scope, world: World) -> None:
         self.acted = False
-        self._gpus, self._environ, self._runs = scope
+        self._gpus, self._environ, self._runs = scope.gpus, scope.environ, scope.runs
         self._world = world
         self._report: nvidia_smi.Report | None = None
         self._trouble = ""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Entry = tuple[float, str, str, dict[str, object]]  # Unix seconds, hook, outcome, its facts
 
+_ERROR_CHARS = 200  # of an error's first line, where a hook failed
 _PENDING_LIMIT = 1000  # receipts kept by a process that never becomes active
 
 _context: Context | None = None
@@ -37,6 +38,7 @@ class Context:
         self.hooks = settings.complete(found["hooks"])
         self.mitigations = found["mitigations"]
         self.attempt = found["attempt"]
+        self.start = found["start"]  # what it goes on from, and how; None: as the script does
         self._directory = found["receipts"]
         self.state = found["state"]  # a directory that the processes of this run share; or None
         self.previous = found["previous"]  # exit status of the attempt before; None: none failed
@@ -137,7 +139,8 @@ class Context:
 
     def failed(self, hook: str, error: Exception) -> None:
         """Report that a hook failed; under `hooks.required` this ends the process with 70."""
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        text = str(error).strip().partition("\n")[0][:_ERROR_CHARS]
+        what = f"{type(error).__name__}: {text}"
         self.receipt(hook, contract.FAILED, error=what)
         message = f"inject: hook {hook}: {what}; "
         if not self.hooks["required"]:

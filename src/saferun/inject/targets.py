@@ -25,7 +25,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torchdata.stateful_dataloader.stateful_dataloader": ("shards",),
     "torch.nn.parallel.distributed": ("order",),
     "torch.cuda.memory": ("memory",),
-    "optuna.study.study": ("memory", "optuna"),
+    "optuna.study.study": ("memory", "optuna.hook"),
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
     "torch.distributed._composable.fsdp.fully_shard": ("order",),  # torch 2.4 and 2.5

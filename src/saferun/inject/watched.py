@@ -44,7 +44,7 @@ def hook(context: Context, name: str, module: ModuleType) -> dict[str, tuple[obj
             sys.modules[full].apply(name, module, context)
         except Exception as error:
             holds = False
-            context.failed(part, error)
+            context.failed(part.partition(".")[0], error)
     _hooked[name] = module
     changed = {
         key: (before.get(key), value)

@@ -73,6 +73,16 @@ def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
     return tuple(found)
 
 
+def met_at(receipts: Iterable[Receipt]) -> float | None:
+    """Return when the last rank had joined the first process group; None where there was none."""
+    first: dict[int, float] = {}
+    joined = (one for one in receipts if (one.hook, one.outcome) == ("init", contract.APPLIED))
+    for one in joined:
+        if one.restart == 0:
+            first[one.pid] = min(one.at, first.get(one.pid, one.at))
+    return max(first.values(), default=None)
+
+
 def unwritten(directory: str | None, attempt: int) -> bool:
     """Return whether a receipt is empty since the disk was full: the hooks ran in its process."""
     names = [name for _, name in _files(directory, attempt)] if directory else []
@@ -278,6 +288,10 @@ def _failed(receipts: tuple[Receipt, ...]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _hooks(target: str) -> tuple[str, ...]:
+    return tuple(hook.partition(".")[0] for hook in TARGETS[target])
+
+
 def _past(receipts: tuple[Receipt, ...], needed: Container[str]) -> tuple[str, ...]:
     """Return one line about modules that were loaded past their hooks; those that failed have one.
 
@@ -287,11 +301,11 @@ def _past(receipts: tuple[Receipt, ...], needed: Container[str]) -> tuple[str, .
     found = {
         name: ranks
         for name, ranks in missed(receipts).items()
-        if name in needed and not broken.intersection(TARGETS[name])
+        if name in needed and not broken.intersection(_hooks(name))
     }
     if not found:
         return ()
-    hooks = sorted({hook for name in found for hook in TARGETS[name]})
+    hooks = sorted({hook for name in found for hook in _hooks(name)})
     line = (
         f"{', '.join(sorted(found))}: loaded past saferun, or changed by the script, in "
         f"{ranks_text(set().union(*found.values()))}; what the hook {', '.join(hooks)} sets there "

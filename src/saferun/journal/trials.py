@@ -1,6 +1,6 @@
 """The trials that a run has finished: read from what its processes recorded, and summed up.
 
-The hook `optuna` appends them (inject/hooks/optuna_state.py), so that they are known where the
+The hook `optuna` appends them (inject/hooks/optuna/state.py), so that they are known where the
 study's storage is gone. Lines that are no trial are skipped.
 """
 
@@ -42,6 +42,9 @@ class Trial(NamedTuple):
     seconds: float | None
     worker: str
     attempt: int | None
+    at: float = 0.0  # when it was finished, in seconds since the epoch; 0 where that is not known
+    again: bool = False  # its process ended, or was replaced for it: it is run again
+    direction: str = ""  # minimize or maximize; "" where the study has several objectives
 
 
 class Region(NamedTuple):
@@ -77,6 +80,37 @@ def replaced(run_path: str) -> dict[str, int]:
     return dict(Counter(_NUMBER.sub("", why.partition(" in trial ")[0]) for why in whys))
 
 
+def headline(trials: Sequence[Trial], crashed: int, replaced: int) -> str:
+    """Return a search as one line: "60 trials, best 1.0018; 1 process crashed, 4 replaced".
+
+    Args:
+        trials: of the run; those that were run again count once.
+        crashed: processes that failed.
+        replaced: processes that were replaced as they asked.
+    """
+    done = [trial for trial in trials if not trial.again]
+    line = counted(len(done), "trial")
+    values = [t.values[0] for t in done if t.state == "COMPLETE" and len(t.values) == 1]
+    directions = {trial.direction for trial in trials}
+    if values and len({trial.study for trial in trials}) == 1 and "" not in directions:
+        best = max(values) if directions == {"maximize"} else min(values)
+        line += f", best {best:.6g}"
+    ends = [f"{processes(crashed)} crashed"] if crashed else []
+    if replaced:
+        ends.append(f"{replaced} replaced" if crashed else f"{processes(replaced)} replaced")
+    return f"{line}; {', '.join(ends)}" if ends else line
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 trial", "2 trials"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def processes(number: int) -> str:
+    """Return "1 process", "2 processes"."""
+    return f"{number} process{'' if number == 1 else 'es'}"
+
+
 def _trials(lines: Iterable[bytes]) -> Iterator[Trial]:
     for line in lines:
         try:
@@ -97,6 +131,9 @@ def _trials(lines: Iterable[bytes]) -> Iterator[Trial]:
             seconds=events.number(raw.get("seconds")),
             worker=events.text(raw.get("worker")),
             attempt=events.count(raw.get("attempt")),
+            at=events.number(raw.get("at")) or 0.0,
+            again=raw.get("again") is True,
+            direction=events.text(raw.get("direction")),
         )
 
 

@@ -52,10 +52,14 @@ class AttemptWatch:
         self._kills = OutOfMemoryKills()  # the job is starting meanwhile
 
     def look(self) -> None:
-        """Look at the ranks; call it when they are up."""
+        """Look at the ranks; call it now and then while they run."""
         from saferun.supervise import evidence
 
-        self._ranks = evidence.ranks(self._launcher)
+        found = evidence.ranks(self._launcher)
+        if found.seen or self._ranks is None:
+            self._ranks = found
+        if self._kills:
+            self._kills.see(found.pids or (self._launcher,))
 
     def as_try(self, ended: Ended, ended_s: float) -> Try:
         """Return the attempt as the decision needs it, without a diagnosis.
@@ -118,6 +122,7 @@ class AttemptWatch:
             offered=diagnosis.mitigations,
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
             fingerprint=classify.fingerprint(diagnosis),
+            root_rank=diagnosis.root_rank,
             last_step=seen.step,
         )
         return last, diagnosis
@@ -143,6 +148,11 @@ class AttemptWatch:
             return False
         return diagnosis.verdict in ("retry", "mitigate")
 
+    @property
+    def ranks_ran(self) -> bool:
+        """Whether ranks were seen while it ran."""
+        return bool(self._ranks and self._ranks.seen)
+
     def receipts(self, *, kept: bool) -> tuple[tuple[Receipt, ...], bool]:
         """Return the ranks' receipts, and whether a missing one means that hooks did not run.
 
@@ -155,7 +165,7 @@ class AttemptWatch:
         found = receipts.read(identity.receipts, identity.attempt)
         # On a full disk a missing receipt does not mean that hooks did not run.
         kept = kept and not receipts.unwritten(identity.receipts, identity.attempt)
-        return found, kept and bool(self._ranks and self._ranks.seen)
+        return found, kept and self.ranks_ran
 
     def hook_problems(self, found: tuple[Receipt, ...], *, ranks_ran: bool) -> tuple[str, ...]:
         """Return lines about hooks that failed or did not run in the ranks.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import select
+from collections.abc import Iterable, Iterator
 
 from saferun.diagnosis import log_reader, progress
 from saferun.diagnosis.evidence import Evidence
@@ -61,6 +62,7 @@ class Ranks(NamedTuple):
 
     seen: bool = False  # there are ranks: children with RANK, which the launcher itself lacks
     isolated: bool = False  # one is a Python that ignores its environment
+    pids: tuple[int, ...] = ()
 
 
 def ranks(launcher: int) -> Ranks:
@@ -71,7 +73,7 @@ def ranks(launcher: int) -> Ranks:
     except OSError:  # gone, or a kernel without CONFIG_PROC_CHILDREN
         return Ranks()
     found = [] if _is_rank(launcher) else [child for child in children if _is_rank(child)]
-    return Ranks(bool(found), any(_is_isolated(_argv(pid)) for pid in found))
+    return Ranks(bool(found), any(_is_isolated(_argv(pid)) for pid in found), tuple(found))
 
 
 def _is_rank(pid: int) -> bool:
@@ -137,23 +139,58 @@ def _disk_is_ample(log: log_reader.Log) -> bool | None:
 class OutOfMemoryKills:
     """Counts the processes that the kernel killed for lack of memory since this was made.
 
-    A rank that died of SIGKILL was killed by the kernel or by a user. Only the kernel's counter
-    tells which: that of our control group, else the machine's (`cgroup.oom_kill_files`).
+    A rank that died of SIGKILL was killed by the kernel or by a user. Only the kernel's counters
+    tell which. Each control group has one, and a rank may run in another group than this process.
     """
 
-    def __init__(self) -> None:
-        self._path, self._before = _kill_counter()
+    def __init__(self, machine: str = f"{cgroup.PROC}/vmstat") -> None:
+        self._machine = machine
+        self._before: dict[str, int] = {}  # path -> count, of each counter that could be read
+        self._groups: set[tuple[str, ...]] = set()
+        self._saw_ranks = False
+        self._note((machine,))
+        self._groups.add(self._note(cgroup.oom_kill_files()))
+
+    def see(self, pids: Iterable[int]) -> None:
+        """Note the groups of ranks, while they live."""
+        for pid in pids:
+            files = cgroup.oom_kill_files(pid)
+            self._saw_ranks = self._saw_ranks or bool(files)
+            if files and files not in self._groups:
+                self._groups.add(self._note(files))
 
     def since(self) -> int | None:
-        """Return how many there were; None where the kernel has no such counter."""
-        now = cgroup.oom_kills(self._path)
-        return None if now is None or self._before is None else max(0, now - self._before)
+        """Return how many there were; None where the counters that could be read do not tell."""
+        machine = self._growth(self._machine)
+        if machine == 0:
+            return 0
+        counters = {next(filter(self._is_known, files), "") for files in self._groups}
+        folders = {os.path.dirname(path) for path in counters if path}
+        apart = [path for path in counters - {""} if not folders & set(_above(path))]
+        if not apart:
+            return machine
+        found = sum(self._growth(path) or 0 for path in apart)
+        return found if found or (self._saw_ranks and "" not in counters) else None
+
+    def _note(self, files: tuple[str, ...]) -> tuple[str, ...]:
+        for path in files:
+            count = cgroup.oom_kills(path)
+            if count is not None:
+                self._before.setdefault(path, count)
+        return files
+
+    def _is_known(self, path: str) -> bool:
+        return self._growth(path) is not None
+
+    def _growth(self, path: str) -> int | None:
+        now, before = cgroup.oom_kills(path), self._before.get(path)
+        return None if now is None or before is None else max(0, now - before)
 
 
-def _kill_counter() -> tuple[str, int | None]:
-    """Return the file of the first counter that can be read, and its value."""
-    for path in cgroup.oom_kill_files():
-        count = cgroup.oom_kills(path)
-        if count is not None:
-            return path, count
-    return "", None
+def _above(path: str) -> Iterator[str]:
+    """Yield the folders above the one of a counter whose own counters include it."""
+    folder = os.path.dirname(path)
+    if not path.endswith(cgroup.COUNTS_BELOW):
+        return
+    while (parent := os.path.dirname(folder)) != folder:
+        yield (folder := parent)

@@ -2,8 +2,9 @@
 
 It looks at /proc alone (work_signs.py). Only where a silence is too long are the ranks asked, by a
 signal, for their stacks, which faulthandler writes to a file of each (inject/hooks/excepthook.py),
-py-spy for those of C++ beside them, where it is installed (native_stacks.py), and torch's flight
-recorder for the collectives that each rank has called (flight_dumps.py).
+and torch's flight recorder for the collectives that each rank has called (flight_dumps.py). When
+they have answered, py-spy is asked for the stacks of C++, where it is installed (native_stacks.py);
+it stops a rank while it reads it, so that the state of each rank is that of the look before.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-
-from saferun.named_tuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,28 +35,55 @@ _STACK_BYTES = 256 * 1024  # of each that are read
 Say = Callable[[str], None]
 
 
-class _Asked(NamedTuple):
-    """Who was asked where it is, and when."""
+class _Asked:
+    """Who was asked where it is, and when.
 
-    since: Look
-    until_s: float  # for the stacks
-    files: dict[int, tuple[str, int]]  # pid -> the file of its stacks, and its size before
-    sizes: dict[int, int]  # pid -> the size of that file at the last look
-    helpers: list[Helper]
-    native: NativeStacks
-    flight: FlightDumps
+    Args:
+        since: the look with which the silence began.
+        before: the look before anybody was asked.
+        files: pid -> the file of its stacks, and its size before.
+        flight: what torch's flight recorder was asked for.
+        environ: of the user.
+    """
+
+    def __init__(
+        self,
+        since: Look,
+        before: Look,
+        files: dict[int, tuple[str, int]],
+        flight: FlightDumps,
+        environ: Mapping[str, str],
+    ) -> None:
+        from saferun.supervise import work_signs
+
+        self.since, self.before, self.files, self.flight = since, before, files, flight
+        self.helpers: list[Helper] = work_signs.helpers(one.pid for one in before.ranks)
+        self.native: NativeStacks | None = None
+        self._until_s = before.at_s + _ANSWER_S
+        self._sizes: dict[int, int] = {}  # pid -> the size of its file at the last look
+        self._environ = environ
 
     def are_ready(self, now: Look) -> bool:
-        native = self.native.are_ready(now.at_s)
-        written = self._are_written({one.pid for one in now.ranks if one.state not in _HELD})
-        return self.flight.are_ready(now.at_s) and native and (written or now.at_s >= self.until_s)
+        if self.native is None:
+            able = {one.pid for one in now.ranks if one.state not in _HELD}
+            if not self._are_written(able) and now.at_s < self._until_s:
+                return False
+            self.native = self._ask_py_spy(now.at_s)
+        native, flight = self.native.are_ready(now.at_s), self.flight.are_ready(now.at_s)
+        return native and flight
+
+    def _ask_py_spy(self, at_s: float) -> NativeStacks:
+        from saferun.supervise.native_stacks import NativeStacks
+
+        pids = (*(one.pid for one in self.before.ranks), *(one.pid for one in self.helpers))
+        return NativeStacks(pids, self._environ, at_s)
 
     def _are_written(self, able: set[int]) -> bool:
         """Return whether those who can answer have written something, and nothing more since."""
-        last = dict(self.sizes)
-        self.sizes.update({pid: _size(path) for pid, (path, _) in self.files.items()})
+        last = dict(self._sizes)
+        self._sizes.update({pid: _size(path) for pid, (path, _) in self.files.items()})
         asked = {pid: before for pid, (_, before) in self.files.items() if pid in able}
-        return all(before < self.sizes[pid] == last.get(pid) for pid, before in asked.items())
+        return all(before < self._sizes[pid] == last.get(pid) for pid, before in asked.items())
 
 
 class HangWatch:
@@ -123,6 +149,7 @@ class HangWatch:
                 return _AGAIN_S
             asked, self._asked = self._asked, None
             self._report(asked, now)
+            self._silence.answered(now)
             return self._every_s if self.cause is None else None
         if self._silence.is_near(now):
             self._look_closer(now)
@@ -158,16 +185,10 @@ class HangWatch:
             self._silence.note_busy(now.at_s)
 
     def _ask(self, began: Look, now: Look) -> _Asked:
-        from saferun.supervise import work_signs
         from saferun.supervise.flight_dumps import FlightDumps
-        from saferun.supervise.native_stacks import NativeStacks
 
-        pids = [one.pid for one in now.ranks]
-        helpers = work_signs.helpers(pids)
-        native = NativeStacks([*pids, *(one.pid for one in helpers)], self._environ, now.at_s)
         flight = FlightDumps(now.ranks, now.at_s)
-        until_s = now.at_s + _ANSWER_S
-        return _Asked(began, until_s, self._ask_ranks(now), {}, helpers, native, flight)
+        return _Asked(began, now, self._ask_ranks(now), flight, self._environ)
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
         """Ask the ranks for their stacks; return the file of each, and its size before.
@@ -192,14 +213,14 @@ class HangWatch:
         from saferun.diagnosis import flight_record, silence
         from saferun.diagnosis.failure_report import seconds
 
-        native, since = asked.native.take(), asked.since
+        native, since = asked.native.take() if asked.native else {}, asked.since
         written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}
         by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}
         finding = flight_record.compare(asked.flight.take())
         told = flight_record.cause(finding) if finding else None
         found: list[Place] = silence.places(
             since,
-            now,
+            asked.before,
             {**by_py_spy, **written},
             asked.helpers,
             finding.ranks if finding else (),

@@ -1,18 +1,24 @@
 """Trials that a run has left behind when it ended in the middle of them: failed, not running.
 
-The next process of a run does this itself (inject/hooks/optuna_ledger.py). Where there is none, the
-job's own Python is started once more: saferun's environment may have no Optuna.
+The next process of a run does this itself (inject/hooks/optuna/account.py). Where there is none,
+the job's own Python is started once more: saferun's environment may have no Optuna.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+from saferun.system import command, paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 TIMEOUT_S = 60.0  # the import of Optuna, and a database that others write
-_RUNNING = "-running.json"
-_CODE = "from _saferun_inject.hooks import optuna_sweep; optuna_sweep.main()"
-_MAX_BYTES = 1 << 20
+_CODE = "from _saferun_inject.hooks.optuna import sweep; sweep.main()"
+_MAX_BYTES = 64 << 20
 
 
 def fail_left_over(
@@ -33,8 +39,6 @@ def fail_left_over(
     """
     if state is None or python is None or not status or not _is_any_left(state):
         return
-    from saferun.system import command
-
     done = command.run((python, "-c", _CODE, str(status)), environ, TIMEOUT_S)
     if done.trouble:
         say(f"trials may still be marked as running in their study: {done.trouble}")
@@ -42,23 +46,26 @@ def fail_left_over(
 
 def _is_any_left(state: str) -> bool:
     """Return whether a process has noted a trial for which it has not accounted."""
-    import json
-
-    from saferun.system import paths
-
     for name in os.listdir(state):
-        if not name.endswith(_RUNNING):
-            continue
-        account = name.replace(_RUNNING, ".json")
-        try:
-            notes, entry = (
-                json.loads(paths.read_private(os.path.join(state, one), _MAX_BYTES) or b"{}")
-                for one in (name, account)
-            )
-            known = {entry.get("last"), entry.get("last_start")} - {None}
-            left = [note for note in notes["running"] if not known & set(note.values())]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-        if left:
-            return True
+        if name.startswith("optuna-") and name.endswith(".jsonl"):
+            begun: set[object] = set()
+            for line in _lines(paths.read_private(os.path.join(state, name), _MAX_BYTES) or b""):
+                if "study" in line:
+                    begun.clear()
+                if "id" in line:
+                    begun -= {line.get("start")}
+                begun |= {line.get("id", line.get("start"))}
+                begun -= {None, line.get("end"), line.get("left")}
+            if begun:
+                return True
     return False
+
+
+def _lines(content: bytes) -> Iterator[dict[str, Any]]:
+    for text in content.splitlines():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict):
+            yield line

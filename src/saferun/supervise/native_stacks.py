@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -37,8 +38,10 @@ class NativeStacks:
         self._until_s, self._again_s = at_s + LIMIT_S, at_s + STOPS_S
         self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
         self._program = _program(environ)
-        for pid in list(pids)[:_MOST_RANKS] if self._program else ():
-            self._start(pid, "--nonblocking" if _state(pid) in _HELD else "--native")
+        states = {pid: _state(pid) for pid in list(pids)[:_MOST_RANKS]} if self._program else {}
+        self._stopped = {pid for pid, state in states.items() if state in ("T", "t")}
+        for pid, state in states.items():
+            self._start(pid, "--nonblocking" if state in _HELD else "--native")
 
     def are_ready(self, at_s: float) -> bool:
         """Return whether nothing more will come; what takes too long is ended."""
@@ -46,8 +49,8 @@ class NativeStacks:
             self._again_s = self._until_s
             self._start_again()
         if at_s >= self._until_s:
-            for process, _ in self._running.values():
-                process.kill()
+            for pid, (process, _) in self._running.items():
+                self._kill(pid, process)
             return True
         return all(process.poll() is not None for process, _ in self._running.values())
 
@@ -64,15 +67,27 @@ class NativeStacks:
         return found
 
     def _start_again(self) -> None:
-        """Read those that the kernel holds since as they are."""
+        """Read those that the kernel holds since as they are; what py-spy has stopped, it reads."""
         for pid, (process, file) in list(self._running.items()):
-            if process.poll() is None and _state(pid) in _HELD:
-                process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_REAP_S)
+            if process.poll() is None and _state(pid) == "D":
+                self._kill(pid, process)
                 os.close(file)
                 del self._running[pid]
                 self._start(pid, "--nonblocking")
+
+    def _kill(self, pid: int, process: subprocess.Popen[bytes]) -> None:
+        """End one, and have the process that it has stopped go on.
+
+        The kernel lets go of it, but a stop that py-spy has sent may still come.
+        """
+        if process.poll() is not None:
+            return
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
+            process.wait(_REAP_S)
+        if pid not in self._stopped:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
 
     def _start(self, pid: int, way: str) -> None:
         assert self._program is not None

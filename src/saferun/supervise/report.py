@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from saferun.diagnosis import failure_report, retry_policy
+from saferun.journal import trials
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def attempt_lines(
         return [f"the run ends: {decision.reason}"]
     last = history[-1]
     if decision.action == retry_policy.DONE:
-        return failure_report.success(history)
+        return failure_report.success(history, _search(history, journal))
     if last.replaced and not last.asked:
         return [failure_report.replaced(last, decision)]
     if decision.action == retry_policy.AGAIN:
@@ -62,7 +63,18 @@ def attempt_lines(
     if last.asked:
         return []
     host = host or os.uname().nodename
-    return failure_report.failure(history, diagnoses, decision, host=host, journal=journal)
+    search = _search(history, journal)
+    return failure_report.failure(
+        history, diagnoses, decision, host=host, journal=journal, search=search
+    )
+
+
+def _search(history: Sequence[retry_policy.Try], journal: str | None) -> str:
+    """Return the trials that the run has made as one line; "" where it has made none."""
+    made = trials.read(journal) if journal else ()
+    replaced = sum(bool(one.replaced) for one in history)
+    crashed = sum(bool(one.exit_code) and not one.replaced for one in history)
+    return trials.headline(made, crashed, replaced) if made else ""
 
 
 def asked_lines(

@@ -18,6 +18,7 @@ from saferun.system import procfs
 
 PROC = "/proc"
 MOUNT = "/sys/fs/cgroup"
+COUNTS_BELOW = "memory.events"  # a group's counters in version 2, which include those below it
 _UNLIMITED_V1 = 1 << 60  # bytes; version 1 writes "no limit" as a number near 2^63
 
 
@@ -35,19 +36,20 @@ class Memory(NamedTuple):
     used: int = -1  # -1: not known
 
 
-def group(controller: str, proc: str = PROC, mount: str = MOUNT) -> Group:
-    """Return this process's control group.
+def group(controller: str, proc: str = PROC, mount: str = MOUNT, pid: int | str = "self") -> Group:
+    """Return a process's control group.
 
     Args:
         controller: "memory" or "cpu".
         proc: where procfs is mounted.
         mount: where the control groups are mounted.
+        pid: of the process; by default this one.
 
     Returns:
         The group; without folders where the kernel names none. In a container the path may be one
         that is not visible there, so that a folder need not exist; the last one is the mount.
     """
-    for line in procfs.text(f"{proc}/self/cgroup").splitlines():
+    for line in procfs.text(f"{proc}/{pid}/cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         named = controller in controllers.split(",")
         if not named and (number != "0" or not os.path.exists(f"{mount}/cgroup.controllers")):
@@ -71,13 +73,13 @@ def memory_left(proc: str = PROC, mount: str = MOUNT) -> int | None:
 
 
 def _memory_limits(proc: str, mount: str) -> Iterator[Memory]:
-    folders, version = group("memory", proc, mount)
+    found = group("memory", proc, mount)
     limit_name, used_name = (
         ("memory.max", "memory.current")
-        if version == 2
+        if found.version == 2
         else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     )
-    for folder in folders:
+    for folder in found.folders:
         limit = _number(f"{folder}/{limit_name}")
         if 0 <= limit < _UNLIMITED_V1:
             yield Memory(limit, _number(f"{folder}/{used_name}"))
@@ -85,10 +87,9 @@ def _memory_limits(proc: str, mount: str) -> Iterator[Memory]:
 
 def cpu_quota(proc: str = PROC, mount: str = MOUNT) -> float:
     """Return the tightest limit of CPU time on our group, in CPUs; 0 where there is none."""
-    folders, version = group("cpu", proc, mount)
-    found = []
-    for folder in folders:
-        if version == 2:
+    ours, found = group("cpu", proc, mount), []
+    for folder in ours.folders:
+        if ours.version == 2:
             pair = procfs.text(f"{folder}/cpu.max").split()
         else:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -98,19 +99,30 @@ def cpu_quota(proc: str = PROC, mount: str = MOUNT) -> float:
     return min(found, default=0.0)
 
 
-def oom_kill_files(proc: str = PROC, mount: str = MOUNT) -> tuple[str, ...]:
-    """Return the files that may count processes killed for lack of memory, the narrowest first.
+def oom_kill_files(
+    pid: int | str = "self", proc: str = PROC, mount: str = MOUNT
+) -> tuple[str, ...]:
+    """Return the files that count the processes of a group killed for lack of memory.
 
-    That of our group counts its own processes, whoever caused the shortage (version 2:
-    memory.events, version 1: memory.oom_control). /proc/vmstat counts those of the machine.
+    The narrowest comes first: in version 2 each group counts for those below it, too, and stays
+    when one of those is removed. In version 1 a group counts only its own.
+
+    Args:
+        pid: of a process in the group.
+        proc: where procfs is mounted.
+        mount: where the control groups are mounted.
     """
-    folders, version = group("memory", proc, mount)
-    name = "memory.events" if version == 2 else "memory.oom_control"
-    return (*(f"{folder}/{name}" for folder in folders[:1]), f"{proc}/vmstat")
+    found = group("memory", proc, mount, pid)
+    if found.version == 1:
+        return tuple(f"{folder}/memory.oom_control" for folder in found.folders[:1])
+    return tuple(f"{folder}/{COUNTS_BELOW}" for folder in found.folders)
 
 
 def oom_kills(path: str) -> int | None:
-    """Return the count in one of `oom_kill_files`; None where the file has none."""
+    """Return the count in one of `oom_kill_files`, or in /proc/vmstat, which is the machine's.
+
+    None where the file has none.
+    """
     for line in procfs.text(path).splitlines():
         name, _, count = line.partition(" ")
         if name == "oom_kill" and count.strip().isdecimal():

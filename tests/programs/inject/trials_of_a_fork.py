@@ -1,9 +1,10 @@
 import os
 
-from optuna_without_gpu import AcceleratorError, optuna, show
+from optuna_without_gpu import AcceleratorError, optuna, poison, show
 
 
 def objective(trial):
+    poison("CUDA error: an illegal memory access was encountered")
     raise AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 

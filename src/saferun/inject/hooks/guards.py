@@ -20,6 +20,7 @@ import inspect
 import sys
 
 from .. import contract, rank, trace
+from . import cuda_failures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     Check = Callable[[str, Mapping[str, Any]], None]
 
 _HOOK = "guards"
+_failed: list[bool] = []  # a check has failed: the GPU is not asked again
 _SHOWN = 5  # offending values that a message names
 
 
@@ -81,7 +83,6 @@ class FindingError(Exception):
 def _guarded(original: Any, checks: list[Check], context: Context) -> Callable[..., Any]:
     name = original.__name__
     names = list(inspect.signature(original).parameters)
-    failed: list[bool] = []  # a check of ours has failed: not again
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arguments = {**dict(zip(names, args)), **kwargs}
@@ -91,7 +92,7 @@ def _guarded(original: Any, checks: list[Check], context: Context) -> Callable[.
     @functools.wraps(original)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
-            if not failed:
+            if not _failed and not cuda_failures.unusable:
                 try:
                     check(args, kwargs)
                 except FindingError as finding:
@@ -99,8 +100,7 @@ def _guarded(original: Any, checks: list[Check], context: Context) -> Callable[.
                     context.activate()
                     raise finding.error from None
                 except Exception as error:
-                    failed.append(True)
-                    context.failed(_HOOK, error)
+                    _note(context, error)
             return original(*args, **kwargs)
         except BaseException as error:
             trace.hide(error)
@@ -110,6 +110,14 @@ def _guarded(original: Any, checks: list[Check], context: Context) -> Callable[.
     guarded.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]  # torch's mark
     guarded.__original_fn = original  # type: ignore[attr-defined]  # torch's mark
     return guarded
+
+
+def _note(context: Context, error: Exception) -> None:
+    """Note that a check failed: an error of the GPU's is the script's, whose own call meets it."""
+    if not cuda_failures.is_of_gpu(error):
+        context.failed(_HOOK, error)
+    if not cuda_failures.is_memory(error):
+        _failed.append(True)
 
 
 # The checks.
@@ -193,7 +201,9 @@ def check_range(name: str, values: Any, count: int, ignored: int | None) -> None
         f"{name}: {what} out of range: {some}{more} ({found.numel()} of {values.numel()} values,"
         f" the first at {place}); there are {count} {of}: 0 to {count - 1}{beside}"
     )
-    raise FindingError(IndexError(text + _on_rank()))
+    error = IndexError(text + _on_rank())
+    error.saferun_kind = "device-side-assert"  # type: ignore[attr-defined]  # what it would have been
+    raise FindingError(error)
 
 
 def _on_rank() -> str:

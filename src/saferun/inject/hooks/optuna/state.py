@@ -1,8 +1,9 @@
 """What the processes of one run tell each other about its trials: files in the run's `state`.
 
-    trials.jsonl     one JSON object for each finished trial, appended; `saferun runs show` reads it
-    progress         one byte for each finished trial: see contract.py
-    optuna-*.json    where a study stands; replaced as a whole
+    trials.jsonl          one JSON object for each finished trial; `saferun runs show` reads it
+    progress              one byte for each finished trial: see contract.py
+    optuna-*.jsonl        which trials of a study are this run's, appended: see account.py
+    optuna-script.json    what the script has done once, replaced as a whole: see script.py
 
 Other processes of the job write none of them. A write that fails raises OSError.
 """
@@ -12,14 +13,14 @@ from __future__ import annotations
 import os
 import time
 
-from .. import contract, receipts
+from ... import contract, cut, receipts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ..context import Context
+    from ...context import Context
 
 TRIALS = "trials.jsonl"
 _MAX_BYTES = 64 << 20  # of trials.jsonl; 5000 trials take about 2 MB
@@ -55,6 +56,29 @@ class State:
             os.close(file)
         os.replace(draft, self._path(name))
 
+    def append(self, name: str, line: Mapping[str, Any]) -> int:
+        """Append one line in one write; return the size of the file."""
+        import json
+
+        text = json.dumps(line, default=str, separators=(",", ":"))
+        return receipts.append_bytes(self._path(name), text.encode() + b"\n")
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Return the lines of a file; one that a process was killed in is left out."""
+        import json
+
+        found = []
+        try:
+            with open(self._path(name), "rb") as file:
+                for line in file:
+                    try:
+                        found.append(json.loads(line))
+                    except ValueError:
+                        continue
+        except OSError:
+            return []
+        return [line for line in found if isinstance(line, dict)]
+
     def wait_beside(self, name: str, holds: Callable[[dict[str, Any]], bool]) -> bool:
         """Tell whether what another worker of the run has under a name holds, within 2 s.
 
@@ -74,22 +98,20 @@ class State:
             time.sleep(_BESIDE_WAIT_S)
         return False
 
+    def studies(self) -> list[str]:
+        """Return the names of the files that tell which trials of a study are this run's."""
+        names = sorted(os.listdir(self._directory))
+        return [name for name in names if name.startswith("optuna-") and name.endswith(".jsonl")]
+
     def progress(self) -> None:
         """Count a finished trial for the loop of attempts."""
         receipts.append_bytes(self._path(contract.PROGRESS), b".")
 
     def record(self, trial: Mapping[str, Any]) -> None:
         """Append a finished trial; the file stops growing at 64 MiB."""
-        import json
-
-        if self._full:
-            return
-        line = json.dumps({"v": 1, "at": receipts.now(), **self._own(), **trial}, default=str)
-        size = receipts.append_bytes(self._path(TRIALS), line.encode() + b"\n")
-        self._full = size > _MAX_BYTES
-
-    def _own(self) -> dict[str, object]:
-        return {"attempt": self.attempt, "worker": _WORKER}
+        if not self._full:
+            head = {"v": 1, "at": receipts.now(), "attempt": self.attempt, "worker": _WORKER}
+            self._full = self.append(TRIALS, {**head, **trial}) > _MAX_BYTES
 
     def _path(self, name: str) -> str:
         return os.path.join(self._directory, name)
@@ -111,23 +133,18 @@ def shown(params: Mapping[str, Any]) -> dict[str, object]:
     return {str(name): _value(value) for name, value in list(params.items())[:_MAX_PARAMS]}
 
 
-def file_name(study: str, call: str) -> str:
-    """Return the name under which one call of one study is kept.
-
-    Args:
-        study: the study's name.
-        call: which of the script's calls on it.
-    """
+def file_name(study: str) -> str:
+    """Return the name of the file that tells which trials of a study are this run's."""
     import hashlib
 
     digest = hashlib.sha256(study.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"optuna-{digest}-{call}.json"
+    return f"optuna-{digest}.jsonl"
 
 
 def _value(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    text = str(value)[:_MAX_TEXT]
+    text = cut.beginning(str(value), _MAX_TEXT)
     scheme, found, rest = text.partition("://")
     if found and "@" in rest:
         return f"{scheme}://…@{rest.rpartition('@')[2]}"

@@ -12,7 +12,7 @@ import functools
 import os
 import time
 
-from .. import trace
+from ... import trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,25 +22,29 @@ if TYPE_CHECKING:
     class Watcher(Protocol):
         """Who is told about the trials of one study."""
 
-        def creating(self) -> Any:
-            """Return the template of a trial that is about to be created; None for none."""
+        def create(self, make: Callable[[Any], int]) -> int:
+            """Have the storage create a trial.
 
-        def created(self, template: Any, trial_id: int) -> None:
-            """Note that it was created."""
+            Args:
+                make: the storage's own; takes a template or None, returns the id.
+            """
+            ...
 
         def taking(self, trial_id: int) -> None:
             """Note that a trial is about to be taken out of the queue."""
 
+        def taken(self, trial_id: int) -> None:
+            """Note that this process has it."""
+
         def left(self, trial_id: int) -> None:
             """Note that it was not taken: somebody else has it, or nobody."""
 
-        def finished(self, trial_id: int, state: Any, values: Any) -> None:
+        def finished(self, trial_id: int, state: Any) -> None:
             """Note that the storage has a trial's result.
 
             Args:
                 trial_id: the storage's number of the trial.
                 state: an optuna.trial.TrialState.
-                values: the objectives' values; None for a failed trial.
             """
 
 
@@ -98,11 +102,6 @@ def unwatch(study: Any, before: Watcher | None) -> None:
         _watchers[key] = before
 
 
-def watcher_of(study: Any) -> Watcher | None:
-    """Return who is told about a study's trials."""
-    return _watchers.get((id(study._storage), study._study_id))
-
-
 def place_of(storage: Any) -> list[str] | None:
     """Return what opens a storage again; None where that is not known or holds a password."""
     backend = getattr(storage, "_backend", storage)
@@ -118,9 +117,14 @@ def place_of(storage: Any) -> list[str] | None:
     return ["journal", os.path.abspath(path)] if isinstance(path, str) else None
 
 
-def is_mysql(storage: Any) -> bool:
-    """Tell whether a storage keeps whole seconds of a trial's start only."""
-    return str(getattr(getattr(storage, "_backend", storage), "url", "")).startswith("mysql")
+def is_in_memory(storage: Any) -> bool:
+    """Tell whether a storage ends with its process."""
+    import optuna
+
+    url = str(getattr(getattr(storage, "_backend", storage), "url", ""))
+    is_sqlite = url.startswith("sqlite") and (":memory:" in url or "mode=memory" in url)
+    is_unnamed = url in ("sqlite://", "sqlite:///")
+    return isinstance(storage, optuna.storages.InMemoryStorage) or is_sqlite or is_unnamed
 
 
 def heartbeat_callback(storage: Any) -> Callable[[Any, Any], None] | None:
@@ -170,12 +174,9 @@ def _creating(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
     def create_new_trial(self: Any, study_id: int, template_trial: Any = None) -> int:
         watcher = _watchers.get((id(self), study_id))
-        template = watcher.creating() if watcher and template_trial is None else None
-        if watcher is None or template is None:
+        if watcher is None or template_trial is not None:
             return original(self, study_id, template_trial)
-        trial_id = original(self, study_id, template)
-        watcher.created(template, trial_id)
-        return trial_id
+        return watcher.create(lambda template: original(self, study_id, template))
 
     hidden = trace.hidden(create_new_trial)
     setattr(hidden, _MARK, True)
@@ -198,10 +199,10 @@ def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
             if taking:  # a database that is locked, say: the trial is not ours
                 watcher.left(trial_id)
             raise
-        if taking and not done:
-            watcher.left(trial_id)
+        if taking:
+            (watcher.taken if done else watcher.left)(trial_id)
         elif state.is_finished():
-            watcher.finished(trial_id, state, values)
+            watcher.finished(trial_id, state)
         return done
 
     return trace.hidden(set_trial_state_values)

@@ -7,10 +7,10 @@ can be pruned in its process; after a sticky error every later CUDA call of the 
 (https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution).
 Delete when Optuna runs each trial in a process of its own.
 
-The process that comes next runs the same script. What the run has done already it does not do again
-(optuna_repeat.py), and a call of `optimize` goes on where the earlier process left it
-(optuna_ledger.py), with the same sequence of a seeded sampler (optuna_sampler.py). A rank of a
-distributed job keeps its trials as a script that asks for them itself does.
+The process that comes next runs the same script, finds the study again (script.py), and a call of
+`optimize` goes on where the storage says that the earlier process left it (account.py), with a new
+seed for its sampler (sampler.py). A rank of a distributed job keeps its trials as a script that
+asks for them itself does.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import functools
 import os
 import sys
 
-from .. import contract, rank, trace
-from . import optuna_repeat, optuna_storage
-from .optuna_call import Trials
-from .optuna_ledger import Ledger
-from .optuna_optimize import Optimization, can_leave
-from .optuna_state import State
+from ... import contract, rank, trace
+from . import sampler, script, storage
+from .account import Account
+from .optimize import Optimization, can_leave
+from .state import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from ..context import Context
+    from ...context import Context
 
 _HOOK = "optuna"
 _AFTER_TRIAL = "after_trial"  # of a sampler that has no more points: it stops the study
@@ -65,10 +64,10 @@ class Hook:
     def __init__(self, context: Context, recycle_every: int) -> None:
         self._context = context
         self._every = recycle_every
-        self._pid = os.getpid()
         self._calls: dict[str, int] = {}
         self._running: dict[int, Optimization | None] = {}  # by the id of the study object
-        self._asking: dict[int, Trials] = {}  # by the id of the study object
+        self._asking: dict[int, Account] = {}  # by the id of the study object
+        self._samplers: list[Any] = []  # that have a seed of this process's own
         self._reported: set[str] = set()
         self._last: Optimization | None = None
         self._state = State(context.state, context) if context.state else None
@@ -80,10 +79,10 @@ class Hook:
         study.optimize = self._optimize(study.optimize)
         study.ask = self._ask(study.ask)
         study.stop = self._stop(study.stop)
-        optuna_storage.make_tables_once()
+        storage.make_tables_once()
         if self._state is not None and (self._is_script() or self._rank):
-            once = optuna_repeat.Once(self._state, self._context, self._rank)
-            optuna_repeat.wrap(module, once, lambda one: id(one) in self._running)
+            calls = script.Script(self._state, self._context, self._rank)
+            script.wrap(module, calls, lambda one: id(one) in self._running)
             can_leave()
 
     def _optimize(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,43 +97,39 @@ class Hook:
             arguments = signature.bind(self_, *args, **kwargs).arguments
             self._running[id(self_)] = None
             try:
-                call = self._running[id(self_)] = self._begin(self_, arguments)
+                call = self._context.guard(_HOOK, self._begin, self_, arguments)
                 if call is None:
                     return original(self_, *args, **kwargs)
-                return self._run(call, original)
+                self._running[id(self_)] = self._last = call
+                before = storage.watch(self_, call.trials)
+                try:
+                    return call.run(original)
+                finally:
+                    storage.unwatch(self_, before)
             finally:
                 self._running.pop(id(self_), None)
 
         return trace.hidden(optimize, trace.hide_all)
 
-    def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization | None:
-        try:
-            return self._begun(study, arguments)
-        except Exception as error:
-            self._context.failed(_HOOK, error)
-        return None
-
-    def _begun(self, study: Any, arguments: dict[str, Any]) -> Optimization:
+    def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization:
         if self._last is not None:
-            self._last.close()
+            self._last.trials.close()
         number = self._calls[study.study_name] = self._calls.get(study.study_name, 0) + 1
         refusal = self._refusal(study)
-        call = Optimization(self._context, study, arguments, every=0 if refusal else self._every)
         self._say_once(refusal)
-        call.begin(self._state, str(number), is_kept=not refusal)
-        return call
+        trials = self._account(study, str(number), is_kept=not refusal)
+        return Optimization(trials, arguments, self._every, self._original_stop)
 
-    def _run(self, call: Optimization, original: Callable[..., Any]) -> None:
-        study, self._last = call.study, call
-        before = optuna_storage.watch(study, call.trials)
-        try:
-            call.run(original, self._original_stop)
-        finally:
-            optuna_storage.unwatch(study, before)
+    def _account(self, study: Any, call: str, *, is_kept: bool) -> Account:
+        trials = Account(self._context, study, self._state, call, is_kept=is_kept)
+        if is_kept and trials.begin() and not any(study.sampler is one for one in self._samplers):
+            sampler.reseed(study.sampler, len(study.get_trials(deepcopy=False)))
+        self._samplers.append(study.sampler)
+        return trials
 
     def _refusal(self, study: Any) -> str:
         """Return why the process cannot be replaced in the middle of this study; "" if it can."""
-        if optuna_repeat.is_in_memory(study._storage):
+        if storage.is_in_memory(study._storage):
             why = "the study is in memory and would be lost with its process"
             return f"{why}; give create_study a storage, such as sqlite:///study.db"
         if self._state is None or self._rank:
@@ -158,12 +153,13 @@ class Hook:
 
         @functools.wraps(original)
         def stop(self_: Any) -> None:
-            original(self_)
             call = self._running.get(id(self_))
             # Frame 1 is the wrapper of trace.hidden, frame 2 the caller.
-            if call is not None and sys._getframe(2).f_code.co_name == _AFTER_TRIAL:
-                call.is_exhausted = True
-            elif call is not None:
+            is_sampler = sys._getframe(2).f_code.co_name == _AFTER_TRIAL
+            if call is not None and is_sampler and call.trials.is_any_again():
+                return  # for the sampler a failed trial was made
+            original(self_)
+            if call is not None:
                 call.is_stopped = True
 
         return trace.hidden(stop)
@@ -171,37 +167,26 @@ class Hook:
     def _ask(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def ask(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(self_) in self._running:
-                return original(self_, *args, **kwargs)
-            trials = self._asked(self_)
-            trial = original(self_, *args, **kwargs)
-            if trials is not None:
-                trials.begun(trial)
-            return trial
+            if id(self_) not in self._running:
+                self._context.guard(_HOOK, self._watch_asked, self_)
+            return original(self_, *args, **kwargs)
 
         return trace.hidden(ask, trace.hide_all)
 
-    def _asked(self, study: Any) -> Trials | None:
-        """Return who is told about trials that a script asks for itself, or a distributed rank."""
-        known = self._asking.get(id(study))
-        if known is not None or optuna_repeat.is_in_memory(study._storage):
-            return known
+    def _watch_asked(self, study: Any) -> None:
+        """Account for trials that a script asks for itself, or a distributed rank."""
+        if id(study) in self._asking or storage.is_in_memory(study._storage):
+            return
+        is_kept = self._state is not None and (self._is_script() or bool(self._rank))
         self._running[id(study)] = None
         try:
-            trials = Trials(self._context, study, self._state)
-            if self._state is not None and (self._is_script() or self._rank):
-                if self._rank:
-                    trials.failed = "exception"
-                else:
-                    self._say_once("the script counts its trials itself, by `ask` and `tell`")
-                ledger = Ledger(self._state, study, self._rank or "ask", draws=True)
-                if not ledger.begin(self._context.say):
-                    trials.ledger = ledger
-            optuna_storage.watch(study, trials)
+            trials = self._account(study, self._rank or "ask", is_kept=is_kept)
+            trials.run_again()
+            if self._rank:
+                trials.failed = "exception"
+            elif is_kept:
+                self._say_once("the script counts its trials itself, by `ask` and `tell`")
+            storage.watch(study, trials)
             self._asking[id(study)] = trials
-        except Exception as error:
-            self._context.failed(_HOOK, error)
-            return None
         finally:
             self._running.pop(id(study), None)
-        return trials

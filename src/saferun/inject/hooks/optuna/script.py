@@ -1,0 +1,145 @@
+"""A study that this run has made is found again by the process that replaces another one.
+
+The next process runs the script's lines again. `create_study` then loads the study that the same
+call has made before (or that another worker of the run has made); `delete_study`, `copy_study` and
+`add_trial` (by which `enqueue_trial` works) do nothing where an earlier process has done the same
+call: calls are told apart by study and order.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ... import trace
+from .storage import is_in_memory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from ...context import Context
+    from .state import State
+
+# What create_study takes by position, too, before Optuna 5; the others take a study's name first.
+_BY_POSITION = ("storage", "sampler", "pruner", "study_name", "direction", "load_if_exists")
+
+
+class Script:
+    """The calls that earlier processes of the run have made, and those of this one.
+
+    Args:
+        state: the run's files.
+        context: the process's.
+        rank: of a distributed job; "" for a script of its own.
+    """
+
+    def __init__(self, state: State, context: Context, rank: str = "") -> None:
+        self._state = state
+        self._context = context
+        self._file = f"optuna-{rank or 'script'}.json"
+        kept = state.read(self._file)
+        self._before: dict[str, int] = kept.get("calls", {})
+        self._made: dict[str, int] = {}  # by this process
+        self._created: dict[str, list[str]] = kept.get("created", {})
+
+    def once(self, call: str, study: str, action: Callable[[], Any]) -> Any:
+        """Do something unless an earlier process has done it.
+
+        Args:
+            call: of Optuna's.
+            study: the name of the study that it is about.
+            action: does it.
+        """
+        key = f"{call} {study}"
+        self._made[key] = self._made.get(key, 0) + 1
+        if self._made[key] <= self._before.get(key, 0):
+            return None
+        try:
+            return action()
+        finally:
+            self._save()
+
+    def create(self, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Create a study, or load the one that this call or another worker has created.
+
+        Args:
+            original: Optuna's `create_study`.
+            arguments: of it, by name.
+        """
+        given = arguments.get("study_name") or ""
+        number = self._made["create " + given] = self._made.get("create " + given, 0) + 1
+        names = self._created.setdefault(given, [])
+        if number <= len(names):
+            arguments = {**arguments, "study_name": names[number - 1], "load_if_exists": True}
+            return original(**arguments)
+        try:
+            study = original(**arguments)
+        except Exception as error:
+            is_there = type(error).__name__ == "DuplicatedStudyError"
+            if not (is_there and given and self._is_created_beside(given)):
+                raise
+            study = original(**{**arguments, "load_if_exists": True})
+        if not is_in_memory(study._storage):
+            names.append(study.study_name)
+            self._save()
+        return study
+
+    def _is_created_beside(self, name: str) -> bool:
+        """Tell whether another worker of this run has created a study; it notes that afterwards."""
+        return self._state.wait_beside(
+            self._file, lambda kept: name in kept.get("created", {}).get(name, [])
+        )
+
+    def _save(self) -> None:
+        calls = {key: max(n, self._made.get(key, 0)) for key, n in self._before.items()}
+        kept = {"calls": {**self._made, **calls}, "created": self._created}
+        self._context.guard("optuna", self._state.write, self._file, kept)
+
+
+def wrap(module: ModuleType, script: Script, is_running: Callable[[Any], bool]) -> None:
+    """Wrap what makes, deletes and fills studies.
+
+    Args:
+        module: optuna.study.study.
+        script: the calls so far.
+        is_running: tells whether a study is being optimized; what callbacks add is no line of the
+            script's that is run again.
+    """
+    studies: Any = module
+    studies.create_study = _create(studies.create_study, script)
+    studies.delete_study = _named(studies.delete_study, script, "delete", "study_name")
+    studies.copy_study = _named(studies.copy_study, script, "copy", "from_study_name")
+    original = studies.Study.add_trial
+
+    @functools.wraps(original)
+    def add_trial(self: Any, trial: Any) -> None:
+        if is_running(self) or is_in_memory(self._storage):
+            original(self, trial)
+        else:
+            script.once("add", self.study_name, lambda: original(self, trial))
+
+    studies.Study.add_trial = trace.hidden(add_trial)
+
+
+def _create(original: Callable[..., Any], script: Script) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_study(*args: Any, **kwargs: Any) -> Any:
+        arguments = {**dict(zip(_BY_POSITION, args)), **kwargs}
+        if arguments.get("storage") is None:
+            return original(*args, **kwargs)
+        return script.create(original, arguments)
+
+    return trace.hidden(create_study)
+
+
+def _named(
+    original: Callable[..., Any], script: Script, call: str, argument: str
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def once_only(*args: Any, **kwargs: Any) -> Any:
+        study = str(args[0] if args else kwargs.get(argument, ""))
+        return script.once(call, study, lambda: original(*args, **kwargs))
+
+    return trace.hidden(once_only)

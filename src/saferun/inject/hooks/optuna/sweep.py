@@ -1,0 +1,43 @@
+"""Fail the trials that a run has left behind: nobody runs them any more.
+
+Started by the loop (supervise/left_trials.py) with the job's own Python and environment, once a run
+has ended in the middle of a trial. Where there is a next process, that one does this at its start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ... import contract
+from . import account, storage
+from .state import State
+
+
+def main() -> None:
+    """Fail what the files in the state directory name; argument: the last attempt's exit status."""
+    from ... import context
+
+    here = context.current(os.environ[contract.VARIABLE])
+    if here is None or here.state is None:
+        return
+    here.previous = int(sys.argv[1])
+    state = State(here.state, here)
+    for name in state.studies():
+        _sweep(state, account.Notes(state.lines(name)))
+
+
+def _sweep(state: State, notes: account.Notes) -> None:
+    import optuna
+
+    place = notes.head.get("storage")
+    if place is None or storage.is_gone(place):
+        return
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    name = notes.head["study"]
+    study = optuna.load_study(study_name=name, storage=storage.opened(place))
+    how = account.ending(state.previous)
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.name == "RUNNING" and notes.noted(trial):
+            account.fail(study, trial._trial_id, f"its process ended ({how})")
+            state.record(account.recorded(study, trial, how, "FAIL"))
