@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -71,6 +74,22 @@ def test_every_variable_of_saferuns_own_is_listed():
     text = "".join(path.read_text() for path in [*files, *(ROOT / "shell").glob("*.sh")])
     used = set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", text))
     assert used == set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", CONFIGURATION))
+
+
+@pytest.mark.slow
+def test_every_variable_that_a_job_finds_is_torchruns_own_or_listed(tmp_path: Path):
+    (tmp_path / "t.py").write_text("import os; os.write(1, ' '.join(os.environ).encode())")
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+
+    def found(*argv: str) -> set[str]:
+        run = [sys.executable, "-m", *argv, "--standalone", "t.py"]
+        done = subprocess.run(run, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return set(done.stdout.split())
+
+    ours = found("saferun") - found("torch.distributed.run")
+    assert "SAFERUN_RANK_PID" in ours
+    assert {name for name in ours if f"| `{name}`" not in CONFIGURATION} == set()
 
 
 def test_every_profile_key_is_listed_with_its_default_and_whether_anything_acts_on_it():

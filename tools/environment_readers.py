@@ -42,6 +42,15 @@ MAY_READ = (
 )
 # These only print what is set, or translate sources: that is not reading.
 PRINTERS = ("_dump_DDP_relevant_env_vars",)
+# The strings of these in torch's libraries are no reads: DistributedDataParallel records them
+# (torch/csrc/distributed/c10d/logger.cpp), ProcessGroupNCCL prints them, or torch says with what it
+# was built.
+RECORDED = {
+    "torch": {
+        *("NCCL_DEBUG", "NCCL_IB_TIMEOUT", "NCCL_NTHREADS", "NCCL_SOCKET_IFNAME"),
+        *("CUDA_VERSION", "TORCH_VERSION"),
+    }
+}
 NOT_READERS = ("utils/hipify/", "utils/collect_env.py")
 
 # A variable's name -> files, relative to the package. Among them is "=1" where every read compares

@@ -23,8 +23,9 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support")]
@@ -74,7 +75,7 @@ def main() -> int:
         end = began + options.seconds
         numbers = range(options.first, options.first + options.count)
         known = (options.torch, options.way, place, options.kept, end)
-        results = made([Task(number, *known) for number in numbers], options.jobs)
+        results = made(one, [Task(number, *known) for number in numbers], options.jobs)
     summary = summed(results, time.monotonic() - began)
     print({name: summary[name] for name in ("outcomes", "seconds", "locks_held")})
     if options.summary:
@@ -96,12 +97,12 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def made(tasks: list[Task], jobs: int) -> list[Result]:
+def made(run: Callable[[Any], Result], tasks: list[Any], jobs: int) -> list[Result]:
     """Make the runs, some at once, and print each one's result when it comes."""
     results = []
     context = multiprocessing.get_context("spawn")  # no lock of another thread is inherited
     with concurrent.futures.ProcessPoolExecutor(jobs, context) as pool:
-        for future in concurrent.futures.as_completed([pool.submit(one, task) for task in tasks]):
+        for future in concurrent.futures.as_completed([pool.submit(run, task) for task in tasks]):
             result = future.result()
             results.append(result)
             if result.outcome != "not run":

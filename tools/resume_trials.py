@@ -9,6 +9,12 @@ final loss and a hash of the weights. Kills as dense as these may look like a fa
 every time: a run that stops so is started again, as Slurm does when it queues a job again. Needs
 what a program imports; exit status 1 where a line differs.
 
+    python tools/resume_trials.py --odd [PROGRAM...]
+
+Each program of two ranks is killed once, and then one rank sees other checkpoints than the other
+(tests/programs/resume/odd_rank.sh): none, or a cut one. The run has to end as an undisturbed one,
+or with another status than 0. It needs root, for mounts of that rank alone.
+
 FOLDER/nanoGPT is nanoGPT itself (train.py, model.py, configurator.py), which is run as it is: by
 python, or with two ranks where no_cuda/sitecustomize.py lets it use CPUs. It draws its batches from
 a random state that it does not save, so its data are as long as one batch and each draw is the
@@ -33,7 +39,7 @@ import tempfile
 import time
 import zipfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,6 +120,8 @@ PROGRAMS = {
         ),
         "resume-lightning",
     ),
+    "own": Program("own_resume_job.py", ("--out={place}/out",), ""),
+    "own-sgd": Program("own_resume_job.py", ("--out={place}/out", "--sgd"), ""),
     "deepspeed": Program("deepspeed_job.py", ("--save={place}/out",), "resume-deepspeed"),
     "torchtitan": Program("torchtitan_cpu.py", TITAN, "resume-torchtitan"),
     "torchtitan-async": Program(
@@ -151,8 +159,11 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="that has torch and the libraries")
     parser.add_argument("--keep", default="", help="a directory for what was printed")
     parser.add_argument("--own", default="", help="a directory with the programs themselves")
+    parser.add_argument("--odd", action="store_true", help="one rank sees other checkpoints")
     parser.add_argument("--longest-s", type=float, default=LONGEST_S, help="from a start to a kill")
     options = parser.parse_args()
+    if options.odd:
+        return odd(options)
     heads = "program, kills, while writing, passed over, fell back, from step 0, queued again"
     print("|", " | ".join((*heads.split(", "), "runs", "same")), "|")
     print("| --- " * 9 + "|", flush=True)
@@ -202,9 +213,55 @@ def tried(name: str, options: argparse.Namespace, folder: Path) -> Tally:
     return Tally(len(done), sum(done), passed, back, fresh, again, count, differing)
 
 
+def odd(options: argparse.Namespace) -> int:
+    """Have one rank see other checkpoints; return 1 where a run ends well with other weights."""
+    failed = False
+    print("| program | odd rank | sees | came to |")
+    print("| --- " * 4 + "|", flush=True)
+    for name in options.programs or [name for name, one in PROGRAMS.items() if not one.own]:
+        with tempfile.TemporaryDirectory(prefix=f"odd-{name}-") as temporary:
+            folder = Path(options.keep or temporary)
+            with started(name, options, folder / f"{name}-calm") as calm:
+                status = calm.end(LIMIT_S)
+            wanted = last_line(name, calm)
+            if status or not wanted:
+                sys.exit(f"{name}: undisturbed: status {status}, {wanted!r}")
+            for rank, sees in ((1, "hidden"), (1, "cut"), (0, "hidden")):
+                place = folder / f"{name}-{rank}-{sees}"
+                came = odd_end(name, options, place, (rank, sees), wanted)
+                failed |= came.startswith("WRONG")
+                print("|", " | ".join((name, str(rank), sees, came)), "|", flush=True)
+    return int(failed)
+
+
+def odd_end(
+    name: str, options: argparse.Namespace, place: Path, view: tuple[int, str], wanted: str
+) -> str:
+    """Return what came of a run that was killed after its second save and has an odd rank."""
+    env = {"PYTHON_EXEC": str(JOBS / "odd_rank.sh"), "ODD_PYTHON": options.python}
+    env |= {"ODD_RANK": str(view[0]), "ODD": view[1], "ODD_PLACE": str(place)}
+    with started(name, options, place, env=env) as job:
+        saves, state = 0, written(place)
+        while saves < 3 and job.process.poll() is None:
+            time.sleep(0.2)
+            now = written(place)
+            saves, state = saves + (now[2] > state[2] + 200_000_000), now
+        for pid in job.ranks().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        status = job.end(LIMIT_S)
+    if status:
+        return f"refused: {job.events('ended')[-1]['kind']}"
+    return "the same" if last_line(name, job) == wanted else f"WRONG: not {wanted!r}"
+
+
 @contextlib.contextmanager
 def started(
-    name: str, options: argparse.Namespace, place: Path, queued: int = 0
+    name: str,
+    options: argparse.Namespace,
+    place: Path,
+    queued: int = 0,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[runs.Run]:
     """Start a program under saferun; `queued` is how often Slurm has queued it again."""
     place.mkdir(parents=True, exist_ok=True)
@@ -218,7 +275,8 @@ def started(
     argv += [str(where / one.script)] if one.script.endswith(".py") else ["-m", one.script]
     argv += [word.format(place=place) for word in one.args]
     found = f"{os.path.dirname(options.python)}:{os.path.dirname(sys.executable)}"
-    env = {"PATH": f"{found}:/usr/sbin:/usr/bin:/sbin:/bin", "NANOCHAT_BASE_DIR": str(place)}
+    path = f"{found}:/usr/sbin:/usr/bin:/sbin:/bin"
+    env = {**(env or {}), "PATH": path, "NANOCHAT_BASE_DIR": str(place)}
     env |= {"PYTHONPATH": str(ROOT / "src"), "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
     env |= {"TORCH_EXTENSIONS_DIR": str(place.parent / "extensions")}  # compiled once
     env |= {"SLURM_RESTART_COUNT": str(queued)} if queued else {}

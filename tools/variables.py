@@ -98,8 +98,15 @@ def load() -> Data:
         for name, text in document["variables"].items()
         if text != NOBODY
     }
+    variables = {name: found for name, by in variables.items() if (found := _readers(name, by))}
     nobody = tuple(name for name, text in document["variables"].items() if text == NOBODY)
     return Data(releases, dict(document["brings"] or {}), variables, nobody)
+
+
+def _readers(name: str, by: dict[str, Reader]) -> dict[str, Reader]:
+    """Return a variable's readers without those that only record it."""
+    recorded = environment_readers.RECORDED
+    return {library: one for library, one in by.items() if name not in recorded.get(library, ())}
 
 
 def render(data: Data) -> str:
@@ -148,6 +155,11 @@ def merge(data: Data, library: str, release: str, readers: environment_readers.R
     releases = {lib: list(known) for lib, known in data.releases.items()}
     order = sorted({*releases.get(library, []), release}, key=_version)
     variables = {name: dict(by) for name, by in data.variables.items()}
+    readers = {
+        n: files
+        for n, files in readers.items()
+        if n not in environment_readers.RECORDED.get(library, ())
+    }
     for name in {*variables, *readers}:
         old = variables.get(name, {}).get(library, Reader(library, (), ()))
         kept = {*old.releases} - {release} | ({release} if name in readers else set())
@@ -218,7 +230,7 @@ def _check() -> int:
     wrong = [
         f"{name}: settings.yaml calls it dead, and {', '.join(data.variables[name])} reads it"
         for name, entry in settings.items()
-        if entry.get("dead") and name in data.variables
+        if entry.get("dead") and not entry.get("until") and name in data.variables
     ]
     wrong += [
         f"{name}: has no `dead`, and no library of the data and no `reader` of its own reads it"
@@ -233,7 +245,11 @@ def _write(data: Data) -> None:
     """Write the data, with the names that settings.yaml declares dead."""
     written = yaml.safe_load(EFFECTS.read_text(encoding="utf-8"))
     settings = written["settings"].items()
-    dead = {name for name, entry in settings if entry.get("dead") and not entry.get("quiet")}
+    dead = {
+        name
+        for name, entry in settings
+        if entry.get("dead") and not (entry.get("quiet") or entry.get("until"))
+    }
     text = render(
         data._replace(
             nobody=tuple(sorted(dead - {*data.variables})),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The same speedrun under saferun. `torchrun` has become `saferun`, as by
 #
-#     sed 's/\btorchrun\b/saferun/' speedrun-before.sh
+#     saferun adopt speedrun-before.sh
 #
 # and one line names what an attempt after the first adds to the script's arguments.
 #

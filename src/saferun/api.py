@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict
+from typing import cast
 
 from saferun.diagnosis import classify, log_file, log_reader, signatures
 from saferun.diagnosis.classify import Diagnosis
@@ -35,11 +35,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, TypeAlias
 
-    from typing_extensions import Buffer, Unpack
+    from typing_extensions import Buffer
 
     from saferun.journal.attempts import Attempt as RecordedAttempt
     from saferun.profile.schema import Value
 
+    Setting: TypeAlias = Value | Sequence[str] | Sequence[float]
     Words: TypeAlias = Sequence[str | os.PathLike[str]]
     Stream: TypeAlias = int | IO[str] | IO[bytes] | None
 
@@ -61,19 +62,11 @@ sys.exit(main())
 _LINE_CHARACTERS = 1 << 16  # a longer line comes in parts
 
 
-class Launch(TypedDict, total=False):
-    """Keyword arguments that `run` and `plan` share; each may be left out, or be None.
-
-    profile: name or file, as `--profile`.
-    settings: profile keys and their values, as `--set`: `{"retry.attempts": 1, "env.A": "b"}`.
-    retries: attempts after the first, as `--retries`.
-    run_dir: the directory of the runs' journals, as `--run-dir`.
-    env: the whole environment of the run; otherwise that of this process.
-    cwd: its working directory; otherwise that of this process.
-    """
+class _Launch(NamedTuple):
+    """The keyword arguments that `run` and `plan` share."""
 
     profile: str | os.PathLike[str] | None
-    settings: Mapping[str, Value] | None
+    settings: Mapping[str, Setting] | None
     retries: int | None
     run_dir: str | os.PathLike[str] | None
     env: Mapping[str, str] | None
@@ -148,7 +141,12 @@ def run(
     on_line: Callable[[str], object] | None = None,
     stdout: Stream = None,
     stderr: Stream = None,
-    **launch: Unpack[Launch],
+    profile: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Setting] | None = None,
+    retries: int | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
 ) -> RunResult:
     """Run a job under saferun, in a process of its own, and return how it ended.
 
@@ -161,7 +159,12 @@ def run(
         on_line: is called with each line of the output, saferun's lines too, without its end.
         stdout: where the job's output goes, as subprocess takes it, but no pipe; it is inherited.
         stderr: the same for its errors and saferun's lines. Standard input is empty.
-        **launch: see Launch.
+        profile: name or file, as `--profile`.
+        settings: profile keys and their values, as `--set`: `{"retry.attempts": 1, "env.A": "b"}`.
+        retries: attempts after the first, as `--retries`.
+        run_dir: the directory of the runs' journals, as `--run-dir`.
+        env: the whole environment of the run; otherwise that of this process.
+        cwd: its working directory; otherwise that of this process.
 
     Raises:
         UsageError: the command line is wrong, or the script does not exist.
@@ -172,7 +175,9 @@ def run(
     if subprocess.PIPE in (stdout, stderr) or (on_line and not stdout is stderr is None):
         fix = "give on_line alone, or files"
         raise UsageError("stdout and stderr take neither a pipe nor on_line", fix=fix)
-    words, gathered, cwd = _gather(argv, launch, starting=True)
+    words, gathered, cwd = _gather(
+        argv, _Launch(profile, settings, retries, run_dir, env, cwd), starting=True
+    )
     streams = (subprocess.PIPE, subprocess.STDOUT) if on_line else (stdout, stderr)
     before = _names(gathered.runs)
     with _start(words, gathered, cwd, streams) as job:
@@ -183,20 +188,36 @@ def run(
     return result
 
 
-def plan(argv: Words, **launch: Unpack[Launch]) -> LaunchPlan:
+def plan(
+    argv: Words,
+    *,
+    profile: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Setting] | None = None,
+    retries: int | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+) -> LaunchPlan:
     """Return what `run` would start, as `saferun plan` shows it; nothing is started.
 
     Neither the script nor torchrun nor the GPU need exist.
 
     Args:
         argv: the words behind `saferun`.
-        **launch: see Launch.
+        profile: name or file, as `--profile`.
+        settings: profile keys and their values, as `--set`: `{"retry.attempts": 1, "env.A": "b"}`.
+        retries: attempts after the first, as `--retries`.
+        run_dir: the directory of the runs' journals, as `--run-dir`.
+        env: the whole environment of the run; otherwise that of this process.
+        cwd: its working directory; otherwise that of this process.
 
     Raises:
         UsageError: the command line is wrong.
         ProfileError: the profile or a setting is wrong.
     """
-    return _gather(argv, launch, starting=False)[1].plan()
+    return _gather(argv, _Launch(profile, settings, retries, run_dir, env, cwd), starting=False)[
+        1
+    ].plan()
 
 
 def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Diagnosis:
@@ -208,8 +229,12 @@ def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Di
 
     Raises:
         UsageError: `log` is a str and the name of a file.
+        FileNotFoundError: there is no such file (a LogNotFoundError, which is a SaferunError).
         LogError: the file cannot be read.
+        TypeError: `log` is bytes.
     """
+    if isinstance(log, (bytes, bytearray)):
+        raise TypeError("log is a str, or the path of a file, and not bytes")
     if not isinstance(log, str):
         lines = log_file.read(os.path.abspath(log))
     elif len(log) < 4096 and log.isprintable() and os.path.isfile(log):
@@ -219,19 +244,15 @@ def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Di
     return classify.classify(Evidence(log=lines, exit_code=exit_code), signatures.load(None))
 
 
-def _gather(argv: Words, launch: Launch, *, starting: bool) -> tuple[list[str], Gathered, str]:
+def _gather(argv: Words, launch: _Launch, *, starting: bool) -> tuple[list[str], Gathered, str]:
     """Return the command line, what its plans are computed from, and the working directory."""
     if isinstance(argv, str):
         raise TypeError("argv is a list of words, and not one str")
-    if unknown := launch.keys() - Launch.__annotations__.keys():
-        raise TypeError(
-            f"no argument {min(unknown)}; there are {', '.join(Launch.__annotations__)}"
-        )
     words = _words(argv, launch)
-    given = launch.get("env")
+    given = launch.env
     environ = dict(os.environ if given is None else given)
     cwd = inputs.working_directory()
-    if asked := launch.get("cwd"):
+    if asked := launch.cwd:
         cwd = os.path.join(cwd, os.fspath(asked))
     request = read(words, environ)
     gather = inputs.start if starting else inputs.look
@@ -240,15 +261,15 @@ def _gather(argv: Words, launch: Launch, *, starting: bool) -> tuple[list[str], 
     return words, gathered, cwd
 
 
-def _words(argv: Words, launch: Launch) -> list[str]:
+def _words(argv: Words, launch: _Launch) -> list[str]:
     """Return the command line, with the keyword arguments as options."""
-    options = [("--profile", launch.get("profile"))]
-    for key, value in (launch.get("settings") or {}).items():
-        text = tuple(value) if isinstance(value, list) else value
-        options.append(("--set", f"{key}={write_value(key, text)}"))
-    retries = launch.get("retries")
+    options = [("--profile", launch.profile)]
+    for key, value in (launch.settings or {}).items():
+        one = cast("Value", tuple(value) if isinstance(value, list) else value)
+        options.append(("--set", f"{key}={write_value(key, one)}"))
+    retries = launch.retries
     options += [("--retries", None if retries is None else str(retries))]
-    options += [("--run-dir", launch.get("run_dir"))]
+    options += [("--run-dir", launch.run_dir)]
     words = [f"{name}={os.fspath(text)}" for name, text in options if text is not None]
     return words + [os.fspath(word) for word in argv]
 
@@ -346,7 +367,7 @@ def _attempt(one: RecordedAttempt, known: signatures.Knowledge) -> Attempt:
         started_at=one.started_at,
         lived_s=one.lived_s,
         mitigations=one.mitigations,
-        diagnosis=found and found._replace(stack=one.stack),
+        diagnosis=found and found._replace(stack=one.stack, user_frame=one.user_frame),
         action=one.action,
         reason=one.reason,
     )

@@ -60,6 +60,16 @@ def test_the_diagnosis_of_a_run_is_that_of_its_last_failure(desk):
     assert pickle.loads(pickle.dumps(result)) == result
 
 
+def test_the_place_of_a_users_exception_is_in_the_diagnosis_and_on_stderr(desk):
+    script = desk.cwd / "train.py"
+    script.write_text("batch = {}\nbatch['labels']\n")
+    lines = []
+    result = run(desk, settings={"launcher": "python"}, retries=1, on_line=lines.append)
+    place = f"{script}:2  batch['labels']"
+    assert result.diagnosis.user_frame == place
+    assert f"saferun:     at {place}" in lines
+
+
 def test_the_diagnosis_of_a_crash_has_the_python_stack(desk):
     (desk.cwd / "train.py").write_text("import os\ndef step():\n    os.abort()\nstep()\n")
     desk.environ["PYTHONFAULTHANDLER"] = "1"
@@ -173,7 +183,7 @@ def test_a_mistake_is_raised_with_the_commands_text_and_nothing_starts(desk):
             (profile, "did you mean `h100`", ["train.py"], {"profile": "h10"}),
             (profile, "`retry.attempts`", ["train.py"], {"settings": {"retry.attemts": 1}}),
             (profile, "whole number", ["train.py"], {"settings": {"retry.attempts": "x"}}),
-            (TypeError, "no argument profil; there are profile", ["train.py"], {"profil": "cpu"}),
+            (TypeError, "unexpected keyword argument 'profil'", ["train.py"], {"profil": "cpu"}),
             (TypeError, "a list of words", "train.py", {}),
         ],
         refused,
@@ -266,3 +276,19 @@ def test_a_type_checker_sees_the_types(tmp_path):
     assert done.stdout.count(": error:") == 2, done.stdout
     assert 'Unexpected keyword argument "profil"' in done.stdout
     assert 'has no attribute "kinds"' in done.stdout
+
+
+def test_a_log_that_is_missing_or_no_text_is_an_ordinary_error(tmp_path):
+    with pytest.raises(FileNotFoundError) as raised:
+        saferun.diagnose(tmp_path / "nowhere")
+    assert isinstance(raised.value, saferun.SaferunError)
+    assert str(tmp_path / "nowhere") in str(raised.value)
+    with pytest.raises(TypeError, match="not bytes"):
+        saferun.diagnose(b"x")
+
+
+@pytest.mark.parametrize(("script", "offered"), [("trian.py", "train.py"), ("x/y.py", "")])
+def test_a_misspelt_script_is_answered_with_the_nearest_file(desk, script, offered):
+    with pytest.raises(saferun.UsageError) as raised:
+        saferun.run([script], env=desk.environ, cwd=desk.cwd)
+    assert (f"did you mean `{offered}`?" in str(raised.value)) is bool(offered)

@@ -54,6 +54,16 @@ FINDINGS = (  # what is exported, the level of the finding, a part of its text
     ({"NCCL_NET_GDR_LEVEL": "PBH"}, "problem", "one of LOC, PIX, PXB, PHB, SYS"),
     ({"NCCL_P2P_LEVEL": "nvl"}, "problem", "knows no such level"),
     ({"NCCL_DISABLE_IB": "1"}, "note", "a similar name: NCCL_IB_DISABLE"),
+    ({"CUDA_MAX_CONNECTIONS": "1"}, "problem", "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
+    ({"NCCL_CHECK_DISABLE": "1"}, "problem", "has no reader"),
+    ({"PYTORCH_TIMEOUT": "600"}, "problem", "has no reader"),
+    ({"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}, "problem", "does nothing | since torch 2.8"),
+    ({"TORCHELASTIC_ERORR_FILE": "/e"}, "problem", "if TORCHELASTIC_ERROR_FILE is meant"),
+    ({"NCCL_DEBUG_SUBSYS": "WARN"}, "problem", "NCCL_DEBUG=WARN or INFO for the level"),
+    ({"NCCL_IB_DISABLE": "true"}, "problem", "counts as 0, since NCCL reads a number"),
+    ({"NCCL_BUFFSIZE": "4M"}, "problem", "counts as 4,"),
+    ({"TORCH_DISTRIBUTED_DEBUG": "DETAILED"}, "problem", "OFF, INFO or DETAIL"),
+    ({"TORCH_LOGS": "+dynamo,recompile"}, "problem", "did you mean recompiles?"),
     ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:true"}, "problem", "True or False"),
     ({"PYTORCH_ALLOC_CONF": "max_splt_size_mb:128"}, "problem", "max_split_size_mb?"),
     (
@@ -90,7 +100,11 @@ FINE: tuple[dict[str, str], ...] = (
     {"OMP_NUM_THREADS": "8,2"},
     {"CUDA_HOME": "/usr/local/cuda", "NCCL_VERSION": "2.27.3"},
     {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:128"},
-    {"NCCL_P2P_DISABLE": "1"},
+    {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0x1", "NCCL_CROSS_NIC": "2"},
+    {"TORCH_DISTRIBUTED_DEBUG": "detail", "TORCH_LOGS": "+dynamo,graph_breaks,my_package.module"},
+    {"NCCL_DEBUG_SUBSYS": "^init,COLL", "NCCL_IB_TIMEOUT": "22", "NCCL_IB_HCA": "mlx5"},
+    {"TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none"},
+    {"PYTORCH_ENABLE_MPS_FALLBACK": "1", "CUDA_VERSION": "12.4"},
     {"KMP_DUPLICATE_LIB_OK": "TRUE"},
     {"NCCL_DEBUG": "warn", "NCCL_P2P_LEVEL": "5", "NCCL_NET_GDR_LEVEL": "SYS"},
     {"OMP_STACKSIZE": "64M", "OMP_PROC_BIND": "close"},
@@ -116,9 +130,40 @@ def test_an_alloc_conf_under_2_9_needs_the_old_name():
     assert found(environ, torch="2.10.0") == []
 
 
-def test_p2p_off_matters_where_gpus_have_nvlink():
+def test_p2p_off_matters_where_gpus_can_copy_to_each_other():
+    plain = tuple(Gpu(n, f"GPU-{n}", "NVIDIA L40S") for n in range(2))
     assert "NVLink" in str(found({"NCCL_P2P_DISABLE": "1"}, gpus=SXM))
+    assert "note" in str(found({"NCCL_P2P_DISABLE": "1"}, gpus=plain))
     assert found({"NCCL_P2P_DISABLE": "1"}, gpus=PCIE) == []
+    assert found({"NCCL_P2P_DISABLE": "0"}, gpus=SXM) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "adapters", "level"),
+    [("1", ["mlx5_0"], "problem"), ("1", [], "ok"), ("0", ["mlx5_0"], "ok")],
+)
+def test_ib_off_matters_where_there_are_cards(value: str, adapters: list[str], level: str):
+    environ = {"NCCL_IB_DISABLE": value}
+    (one,) = audit.findings(environ, Facts(torch=TORCH), adapters=adapters)
+    assert one.level == level
+
+
+def test_record_streams_have_an_effect_before_torch_2_8():
+    environ = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
+    assert found(environ, torch="2.7.1+cu126") == []
+    assert found(environ, torch="2.8.0+cu128")[0][0] == "problem"
+
+
+@pytest.mark.parametrize("name", ["NCCL_IB_TIMEOUT", "NCCL_NTHREADS", "NCCL_SOCKET_IFNAME"])
+def test_what_torch_only_records_is_not_read_by_torch(name: str):
+    (one,) = audit.findings({name: "20"}, Facts(torch=TORCH))
+    assert "read by nccl " in one.detail
+    assert "torch" not in one.detail
+
+
+def test_terraforms_variables_are_not_looked_at():
+    environ = {"TF_CLI_CONFIG_FILE": "a", "TF_VAR_region": "b", "TF_LOG": "INFO"}
+    assert audit.findings(environ, Facts(torch=TORCH)) == ()
 
 
 @pytest.mark.parametrize(
@@ -320,7 +365,7 @@ def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place, tmp_path):
     assert "fix: torch.compile(mode=" in page
     assert "NCCL_DEBUG=INFO: the script sets it itself, on line 2" in page
     other = place("plan", *argv, TF_CLI_CONFIG_FILE="a", NCCL_SOCKET_IFNAME="eth0").stdout
-    assert "2 without a remark; `saferun doctor` lists all" in other
+    assert "1 without a remark; `saferun doctor` lists all" in other
     assert "\n  resume             checkpoints none, args []\n" in other
     plain = json.loads(place("plan", "--json", *argv).stdout)
     assert json.loads(place("plan", "--json", *argv, **dead).stdout).keys() == plain.keys()

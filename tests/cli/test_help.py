@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from command import call
+from repo import ROOT
 
+from saferun import errors
 from saferun.cli import front_page, reference
 from saferun.cli.help import as_text
+from saferun.diagnosis import retry_policy
+from saferun.journal import event_types
+from saferun.knowledge.torchrun_options import OPTIONS
+from saferun.planning import torchrun_args
+from saferun.profile.schema import KEYS
 
 
 def ask(home: Path, *argv: str, status: int = 0) -> str:
@@ -47,7 +55,22 @@ def test_every_listed_word_has_an_entry(home: Path):
         ("retry.resume", ["retry.resume: profile keys", "retry.resume.args: []. The script's"]),
         ("h100", ["h100: profile", "NVIDIA H100", "`saferun profiles show h100`"]),
         ("stop-user", ["stop-user: verdict", "saferun stops: code, data, arguments"]),
-        ("plan", ["plan: command", "Show what would run: ", "`saferun plan --help`"]),
+        ("plan", ["plan: command", "Show what would run: ", "`saferun plan --help`", "word of"]),
+        ("keeper", ["keeper: word", "owns its processes", "kinds of failure: keeper-killed"]),
+        ("saferun runs watch", ["runs watch: command", "--interval"]),
+        ("runs mitigations clear", ["runs mitigations clear: command"]),
+        ("--retries", ["--retries: option", "Attempts after the first; 0 is none."]),
+        ("--markdown", ["Of `saferun runs report`: "]),
+        ("--sbatch", ["Of `saferun gen-shell`: "]),
+        ("--nproc_per_node", ["Of torchrun", "PET_NPROC_PER_NODE"]),
+        ("root_rank", ["root rank: word", "failed first"]),
+        ("69", ["69: exit status", "program or log does not exist"]),
+        ("137", ["SIGKILL ended the process"]),
+        ("sigkill", ["SIGKILL: signal 9", "the status 137 for a shell and -9 for"]),
+        ("oom", ["cuda-oom-fragmentation", "tf-oom", "host-oom-killed"]),
+        ("nccl", ["nccl-version-mismatch", "mitigations: nccl-cumem-off", " more"]),
+        ("pythonpath", ["PYTHONPATH: variable", "sitecustomize.py in front"]),
+        ("overloaded", ["overloaded: no name, but a word in what is said of these:"]),
         ("SAFERUN_DISABLE", ["SAFERUN_DISABLE=1 runs torchrun untouched"]),
         ("saferun_retries", ["As the option --retries N: attempts after the first"]),
         ("SAFERUN_VERDICT_FILE", ["SAFERUN_VERDICT_FILE=FILE gets the verdict on a run"]),
@@ -60,12 +83,29 @@ def test_a_word_is_explained(home: Path, word: str, shown: list[str]):
     assert [line for line in shown if line not in text] == []
 
 
+def test_every_word_that_saferun_prints_or_takes_is_explained(home: Path):
+    known = reference.Reference({"HOME": str(home)})
+    configuration = (ROOT / "docs" / "configuration.md").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    words = [*torchrun_args.COMMANDS, *torchrun_args.OWN, *KEYS]
+    words += [string for option in OPTIONS for string in option.strings]
+    words += [str(code) for name, code in vars(errors).items() if name.startswith("EXIT_")]
+    words += event_types.NAMES.values()
+    words += ["ok", "failed", "interrupted", "running"]
+    words += [retry_policy.AGAIN, retry_policy.STOP, retry_policy.DONE]
+    words += re.findall(r"`([a-z_]+)`", configuration.partition("## JSON")[2])
+    words += set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", source + configuration))
+    unknown = {word for word in words if not (known.entries(word) or known.similar(word))}
+    assert {word for word in unknown if not known.mentions(word)} == set()
+
+
 def test_without_a_word_it_is_the_front_page(home: Path):
     assert ask(home) == front_page.HELP
 
 
 def test_an_unknown_word_is_met_with_the_nearest(home: Path):
-    said = ask(home, "cuda-oom-fragmentatio", status=2)
-    assert "did you mean `cuda-oom-fragmentation`?" in said
+    for word, near in (("cuda-oom-fragmentatoin", "cuda-oom-fragmentation"), ("journl", "journal")):
+        assert f"did you mean `{near}`?" in ask(home, word, status=2)
+    assert "did you mean" not in ask(home, "qqqqq", status=2)
     assert "saferun help --list" in ask(home, "x" * 5000, status=2)
     assert "expandable-segments" in ask(home, "--list")

@@ -11,6 +11,7 @@ import re
 import stat
 
 import pytest
+from command import call
 from desk import MITIGABLE, NOW, OK, WRONG, event, journal
 
 import saferun
@@ -181,12 +182,20 @@ def test_a_price_of_the_profile_is_in_the_journal_and_another_can_be_given(desk)
     facts = {"attempt": 1, "gpus": 4, "price_per_gpu_hour": 2.5}
     ended = event("end", NOW + 5400, 5400, status=0)
     journal(desk.base, "r", event("attempt", NOW, **facts), ended)
-    assert "- money used: 15.00\n" in desk.ask("report", "r")
-    assert "- money used: 6.00\n" in desk.ask("report", "r", "--price-per-gpu-hour", "1")
+    used = "- used: 1 h 30 min, 6.00 GPU-hours, {} in money\n"
+    assert used.format("15.00") in desk.ask("report", "r")
+    assert used.format("6.00") in desk.ask("report", "r", "--price-per-gpu-hour", "1")
     assert (
-        "money used 6.00"
+        "6.00 in money"
         in Page(desk.ask("report", "r", "--html", "-", "--price-per-gpu-hour", "1")).text
     )
+
+
+def test_a_price_without_a_gpu_is_not_passed_over_in_silence(desk):
+    journal(desk.base, "r", event("attempt", attempt=1, gpus=0))
+    argv = ("runs", "report", "r", "--price-per-gpu-hour", "2")
+    done = call(*argv, environ=desk.environ, cwd=desk.cwd)
+    assert "--price-per-gpu-hour: the run's journal knows of no GPU" in done.stderr
 
 
 @pytest.mark.parametrize("price", ["-1", "nan", "inf", "x"])

@@ -17,8 +17,9 @@ from saferun.errors import UsageError
 from saferun.gpu.nvidia_smi import Load, parse_load
 from saferun.journal import reader
 from saferun.journal.attempts import Attempt
+from saferun.journal.event_types import Started
 from saferun.model import Checkpoint
-from saferun.supervise.live_run import Job, LiveRun, Snapshot
+from saferun.supervise.live_run import Job, LiveRun, Snapshot, Watched
 from saferun.system.procfs import this_process
 
 SMI = "GPU-a, 0, 98, 62771, 81559, 64\nGPU-b, 1, [N/A], 4, 81559, 91\nnonsense\n"
@@ -36,10 +37,66 @@ def text_of(now: Snapshot, label: str) -> str:
 def test_a_run_shows_its_attempt_its_steps_and_its_silence():
     job = Job(Attempt(2, started_at=NOW - 75, mitigations=("compile-off",)), step=1200)
     now = snapshot(job._replace(rate=0.25, quiet_s=44.0, hang_at=NOW - 10))
-    assert text_of(now, "attempt") == "2, for 1m15s, with compile-off"
+    assert text_of(now, "attempt") == "2, for 1 min 15 s, with compile-off"
     assert text_of(now, "step") == "1200, 4.0 s each"
-    assert text_of(now, "silence") == "no sign of work for 44s; it may hang, as said 10s ago"
+    assert text_of(now, "silence") == "no sign of work for 44 s; it may hang, as said 10 s ago"
     assert text_of(snapshot(job._replace(quiet_s=14.0)), "silence") == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (
+            {"outcome": reader.RUNNING, "mitigations": ("free-port",), "took_s": 8.4},
+            "running for 8.4 s, with free-port",
+        ),
+        ({"outcome": reader.OK, "took_s": 104.0}, "ok; took 1 min 44 s"),
+        (
+            {"outcome": reader.OK, "mitigations": ("free-port",), "took_s": 59.7},
+            "ok, with free-port; took 1 min 0 s",
+        ),
+        ({"kind": "cuda-oom", "took_s": 7300.0}, "failed: cuda-oom; took 2 h 1 min"),
+        ({"outcome": reader.UNKNOWN, "took_s": None}, "unknown"),
+    ],
+)
+def test_how_long_a_run_took_is_said_of_the_run(facts, expected):
+    now = Snapshot(a_run(**facts), NOW, (), (), None)
+    assert text_of(now, "run").partition(": ")[2] == expected
+
+
+def test_why_the_attempt_before_failed_is_shown(tmp_path):
+    facts = {"status": 1, "kind": "cuda-oom", "root_rank": 3, "root_line": "out of memory"}
+    begun = [event("attempt", attempt=n, mitigations=[], by=this_process()) for n in (1, 2)]
+    ended = event("ended", attempt=1, lived_s=75.0, action="again", **facts)
+    place = journal(tmp_path / "runs", "r1", begun[0], ended, begun[1])
+    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).look()
+    text = "attempt 1 failed after 1 min 15 s: cuda-oom on rank 3: out of memory"
+    assert (text_of(now, "before"), text_of(now, "failure")) == (text, "")
+    assert text in watch_view.one_line(now)
+    assert watch_view.as_json(now)["jobs"][0]["before"]["kind"] == "cuda-oom"
+
+
+RATES = {  # (seconds, step, pids of the ranks) at each look, and the rate after the last one
+    "steady": ([(0, 10, [1]), (1, 20, [1]), (2, 30, [1]), (3, 40, [1])], 10.0),
+    "seldom": ([(0, 0, [1]), (10, 100, [1]), (20, 200, [1]), (25, 200, [1])], 10.0),
+    "it stalls": ([(0, 0, [1]), (10, 100, [1]), (20, 200, [1]), (110, 200, [1])], 1.0),
+    "what was seen first came long ago": ([(0, 500, [1]), (9, 600, [1]), (10, 610, [1])], 10.0),
+    "went on at a later step": (
+        [(0, 490, [1]), (1, 500, [1]), (90, 600, [2]), (91, 605, [2])],
+        5.0,
+    ),
+    "before that there is none": ([(0, 490, [1]), (1, 500, [1]), (90, 500, [2])], None),
+    "went on at an earlier one": (
+        [(0, 490, [1]), (1, 500, [1]), (9, 300, [1]), (10, 304, [1])],
+        4.0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("looks", "rate"), RATES.values(), ids=RATES)
+def test_the_rate_is_that_of_the_ranks_that_run(looks, rate):
+    watched = Watched(Started(0, 0))
+    assert [watched.rate(*look) for look in looks][-1] == rate
 
 
 def test_what_a_retry_would_do_is_what_the_run_has_recorded():
@@ -79,7 +136,7 @@ def test_a_narrow_terminal_cuts_lines_and_markup_is_text():
     console = Console(file=out, width=40, force_terminal=True, color_system=None)
     console.print(colour.drawn(watch_view.lines(snapshot(job), "a note " * 20)))
     assert max(map(len, out.getvalue().splitlines())) <= 40
-    assert "1.0s ago: [red]a?[31m" in out.getvalue()
+    assert "1.0 s ago: [red]a?[31m" in " ".join(out.getvalue().split())
 
 
 def test_a_journal_that_is_cut_shows_what_is_left(tmp_path):

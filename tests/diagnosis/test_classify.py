@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import check_cases
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from job_logs import FULL_CARD, KNOWN, TRACEBACK, diagnose, table, wrongly_diagnosed
@@ -227,3 +228,50 @@ def test_the_fingerprint_forgets_ranks_numbers_addresses_and_directories():
 def test_the_fingerprint_differs_between_different_failures(other):
     one = diagnose(TRACEBACK + "ValueError: bad batch")
     assert classify.fingerprint(one) != classify.fingerprint(diagnose(TRACEBACK + other))
+
+
+NCCL_ERROR = (
+    f"{TRACEBACK}torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled "
+    "cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\n"
+)
+NCCL_WARNS = "h:12:34 [0] transport/p2p.cc:4 NCCL WARN {} failure '{}'\n"
+PASSED_ON = {  # how NCCL passes on what CUDA said
+    "last error": NCCL_ERROR + "Last error:\n{} failure '{}'\n",
+    "a rank's": "".join(f"[rank1]: {row}\n" for row in NCCL_ERROR.splitlines()[3:])
+    + "[rank1]: Last error:\n[rank1]: {} failure '{}'\n",
+    "a line above": NCCL_WARNS + NCCL_ERROR,
+    "a line alone": NCCL_WARNS,
+}
+CUDA_WORDS = (
+    *("out of memory", "device-side assert triggered", "an illegal memory access was encountered"),
+    *("unspecified launch failure", "misaligned address", "an illegal instruction was encountered"),
+    *("the launch timed out and was terminated", "invalid device ordinal", "hardware stack error"),
+    *("invalid device function", "no kernel image is available for execution on the device"),
+    *(
+        "uncorrectable ECC error encountered",
+        "system not yet initialized",
+        "invalid program counter",
+    ),
+    *("CUDA driver version is insufficient for CUDA runtime version", "context is destroyed"),
+    *("all CUDA-capable devices are busy or unavailable", "no CUDA-capable device is detected"),
+    *("the provided PTX was compiled with an unsupported toolchain.", "invalid resource handle"),
+    *("operation not permitted when stream is capturing", "MPS server failed", "device not ready"),
+)
+OF_SET_UP = (
+    *("invalid argument", "initialization error", "peer access is not supported between these two"),
+    *("unknown error", "the operation cannot be performed in the present state"),
+)
+
+
+def is_passed_on(log: str, kind: str) -> None:
+    assert diagnose(log).kind == kind
+
+
+@pytest.mark.parametrize("way", PASSED_ON)
+def test_what_cuda_told_nccl_means_what_it_means_anywhere(way):
+    alone = {words: diagnose(f"RuntimeError: CUDA error: {words}\n").kind for words in CUDA_WORDS}
+    kinds = alone | dict.fromkeys(OF_SET_UP, "nccl-unhandled-cuda-error")
+    check_cases(
+        {w: (PASSED_ON[way].format("Cuda", w), kind) for w, kind in kinds.items()}, is_passed_on
+    )

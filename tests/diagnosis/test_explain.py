@@ -30,12 +30,13 @@ def test_each_line_that_speaks_for_a_kind_is_shown_with_its_weight_the_heaviest_
 
 def test_what_takes_weight_from_a_line_is_said():
     log = (
-        f"{TRACEBACK}OSError: [Errno 28] No space left on device\n{output(500)}"
-        f"{TRACEBACK}KeyError: 'label'\nWARNING: stale file handle\n"
+        f"{TRACEBACK}OSError: [Errno 28] No space left on device\n{output(500, 'batch')}"
+        f"WARNING: stale file handle\n{output(500)}{TRACEBACK}KeyError: 'label'\n"
     )
     why = {one.kind: (one.weight, one.why) for one in explained(log).lines}
-    assert why["stale-file-handle"] == (10, ("a warning",))
-    assert why["disk-full"] == (40, ("the job lived on: many lines follow",))
+    assert why["stale-file-handle"] == (0, ("a warning", "the job made steps after it"))
+    lived_on = ("the job lived on: many lines follow", "the job made steps after it")
+    assert why["disk-full"] == (0, lived_on)
     assert why["user-exception"] == (50, ())
 
 

@@ -22,13 +22,13 @@ CUT = """Traceback (most recent call last):
 
 def test_the_innermost_frame_of_the_users_code_stands_above_the_libraries_frames():
     found = diagnose(CUT)
-    assert (found.kind, found.user_frame) == ("unknown", 'File "/w/train.py", line 9, in main')
+    assert (found.kind, found.user_frame) == ("unknown", "/w/train.py:9  loss.backward()")
 
 
 def test_each_ranks_stack_is_read_on_its_own():
     rows = CUT.splitlines()
     log = "".join(f"[rank0]: {row}\n[rank1]: step {at} loss 1.0\n" for at, row in enumerate(rows))
-    assert user_frame.innermost(log_reader.of_text(log).lines).endswith("line 9, in main")
+    assert user_frame.innermost(log_reader.of_text(log).lines) == "/w/train.py:9  loss.backward()"
 
 
 def test_a_stack_of_faulthandler_begins_with_its_innermost_frame(tmp_path):
@@ -44,7 +44,7 @@ def test_a_stack_of_faulthandler_begins_with_its_innermost_frame(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     found = user_frame.innermost(log_reader.of_text(done.stderr).lines)
-    assert found == f'File "{script}", line 4, in __iter__'
+    assert found == f"{script}:4"
 
 
 @pytest.mark.parametrize(

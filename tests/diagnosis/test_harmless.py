@@ -1,12 +1,17 @@
 """What programs print without harm decides nothing: by itself, before a failure, or behind one.
 
 records/harmless has lines of libraries, launchers and shells as jobs print them that go on
-(start.txt) or have failed for another reason (end.txt), shortened.
+(start.txt) or have failed for another reason (end.txt), shortened. notices.txt has notices with
+words of errors, with a blank line between them, that jobs print early and outlive.
 """
 
 from __future__ import annotations
 
-from job_logs import RECORDS, diagnose, table, wrongly_diagnosed
+import itertools
+
+import pytest
+from cases import check_cases
+from job_logs import RECORDS, SUMMARY, TIMEOUT, TRACEBACK, diagnose, table, wrongly_diagnosed
 
 START = (RECORDS / "harmless" / "start.txt").read_text()
 END = (RECORDS / "harmless" / "end.txt").read_text()
@@ -52,3 +57,87 @@ def test_the_failed_rank_is_not_outlived_by_the_steps_of_another():
     lost = "[rank1]: RuntimeError: Connection closed by peer [10.0.0.1]:2\n"
     log = "[rank3]: RuntimeError: CUDA error: invalid device ordinal\n" + STEPS + lost
     assert diagnose(log, exit_code=1).kind == "cuda-invalid-device-ordinal"
+
+
+NOTICES = (RECORDS / "harmless" / "notices.txt").read_text().split("\n\n")
+LOST = "Connection closed by peer [10.0.0.2]:4123"
+ENDS = {
+    "a crash": (SUMMARY.format(rank=1, code=-11), "segfault"),
+    "a kill": (SUMMARY.format(rank=1, code=-9), "host-oom-killed"),
+    "an abort": (SUMMARY.format(rank=1, code=-6), "abort-unknown"),
+    "a request to end": (SUMMARY.format(rank=1, code=-15), "sigterm-preempted"),
+    "no word": (SUMMARY.format(rank=1, code=1), "child-failed-no-root"),
+    "nothing at all": ("", "unknown"),
+    "a time-out": (TIMEOUT + "\n" + SUMMARY.format(rank=1, code=-6), "nccl-timeout"),
+    "a lost peer": (f"{TRACEBACK}RuntimeError: [gloo/pair.cc:534] {LOST}\n", "peer-lost"),
+    "a server": (
+        f"{TRACEBACK}requests.exceptions.HTTPError: 503 Server Error for url: https://h.co/x\n",
+        "hub-unavailable",
+    ),
+    "a kernel": (
+        f"{TRACEBACK}RuntimeError: CUDA error: unspecified launch failure\n",
+        "cuda-launch-failure",
+    ),
+    "an exception": (f"{TRACEBACK}KeyError: 'label'\n", "user-exception"),
+}
+PROGRESS = {
+    "lines": f"step {{at}} loss 2.5 {'|':>60}",
+    "a rank's lines": "[default0]:step {at} loss 2.5 tok/s 1234",
+    "bars": "Training:  4%|#         | {at}/9000 [10:00<10:00,  1.00it/s]",
+    "dictionaries": "{{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': {part:.2f}}}",
+    "epochs": "Epoch {at}/900 - loss 2.5",
+    "trials": "Trial {at} finished with value: 2.5 and parameters: {{'x': 1}}.",
+    "places": "[{at}/9000] loss 2.5",
+    "Keras's bars": "{at}/9000 ━━━━━━━━━━ 1:20 91ms/step - loss: 2.5",
+    "Megatron's": "iteration {at:8d}/ 9000 | elapsed time per iteration (ms): 131.0 | loss: 2.5",
+}
+
+
+def made(progress: str, first: int, last: int) -> str:
+    return "".join(
+        PROGRESS[progress].format(at=at, part=at / 100) + "\n" for at in range(first, last)
+    )
+
+
+def is_outlived(log: str, kind: str) -> None:
+    assert diagnose(log).kind == kind
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_notice_that_the_job_outlived_does_not_change_what_its_end_means(end):
+    steps, (last, kind) = made("lines", 0, 110), ENDS[end]
+    check_cases({notice: (f"{notice}\n{steps}{last}", kind) for notice in NOTICES}, is_outlived)
+
+
+def test_a_job_outlives_a_notice_however_it_shows_its_progress():
+    shown = zip(NOTICES, itertools.cycle(PROGRESS), strict=False)
+    last, kind = ENDS["a crash"]
+    check_cases(
+        {at: (f"{notice}\n{made(at, 1, 300)}{last}", kind) for notice, at in shown}, is_outlived
+    )
+
+
+def test_a_notice_that_comes_all_the_time_is_outlived_by_its_first_times():
+    often = (
+        "CUDA out of memory at this batch, the next one is tried",
+        "h:12:34 [0] transport/net_ib.cc:99 NCCL WARN NET/IB : Got completion from peer with error",
+        "No module named 'flash_attn'",
+        "[rank0]: RuntimeError: Triton Error [CUDA]: invalid argument, torch's kernel is used",
+    )
+    last, kind = ENDS["a crash"]
+    parts = [made("lines", at, at + 50) for at in range(0, 300, 50)]
+    check_cases({one: (f"{one}\n".join([*parts, last]), kind) for one in often}, is_outlived)
+
+
+def test_what_comes_again_at_the_end_is_the_cause():
+    full = f"{TRACEBACK}OSError: [Errno 28] No space left on device\n"
+    steps = made("lines", 0, 300)
+    assert diagnose(full + steps + full).kind == "disk-full"
+    assert diagnose(full + steps + SUMMARY.format(rank=1, code=-11)).kind == "segfault"
+
+
+def test_steps_from_the_buffer_of_the_process_that_failed_do_not_outlive_its_exception():
+    raised = f"{TRACEBACK}KeyError: 'label'\n"
+    ended = SUMMARY.format(rank=1, code=1)
+    assert diagnose(raised + made("lines", 0, 90) + ended).kind == "user-exception"
+    assert diagnose(raised + made("lines", 0, 110) + ended).kind == "child-failed-no-root"

@@ -198,3 +198,57 @@ def test_how_far_the_job_came_tells_a_sporadic_fault(age_s, step, kind):
 def test_epochs_tell_a_sporadic_fault(line, kind):
     log = f"{line}\n{TRACEBACK}RuntimeError: CUDA error: an illegal memory access was encountered"
     assert diagnose(log).kind == kind
+
+
+def of_two_ranks(form: str, first: tuple[int, int], amount: int = 1) -> bytes:
+    steps = range(0, 4 * amount, amount)
+    lines = [form.format(r=rank, n=first[rank] + step) for step in steps for rank in (0, 1)]
+    return "\n".join([*lines, ""]).encode()
+
+
+RESUMED = of_two_ranks("rank {r} step {n} loss fixed", (20, 0))
+ALIKE = of_two_ranks("rank {r} step {n} loss fixed", (20, 20))
+APART = {
+    "a rank that begins anew": (RESUMED, "20, 0"),
+    "by a prefix": (of_two_ranks("[rank{r}]: iter {n}: loss 3.1", (20, 0)), "20, 0"),
+    "by torchrun's prefix": (of_two_ranks("[default{r}]:step: {n}", (20, 30)), "20, 30"),
+    "epochs": (of_two_ranks("[GPU{r}] Epoch {n} | Batchsize: 32 | Steps: 8", (2, 0)), "2, 0"),
+    "steps before the rank": (of_two_ranks("step {n} (local_rank={r})", (7, 0)), "7, 0"),
+    "every tenth step": (of_two_ranks("[R{r}] step {n}", (30, 10), 10), "30, 10"),
+    "a comma": (of_two_ranks("Rank {r}, step {n}, loss 1", (30, 10)), "30, 10"),
+    "one save": (of_two_ranks("[R{r}] step {n}", (20, 10), 10), "20, 10 near"),
+    "alike": (ALIKE, ""),
+    "in turns": (of_two_ranks("rank {r} step {n}", (20, 21), 2), ""),
+    "a first line that is lost": (ALIKE.replace(b"rank 1 step 20 loss fixed\n", b"", 1), ""),
+    "one line each": (b"rank 0 step 20\nrank 1 step 0\n", None),
+    "no ranks": (of_two_ranks("step {n}", (20, 0)), None),
+    "settings": (b"rank 0 batch 4\nrank 1 batch 8\n" * 3, None),
+    "memory": (of_two_ranks("GPU {n}.5 GiB of {r}", (20, 0)), None),
+    "counts otherwise": (
+        b"rank 0 step 1\nrank 1 step 9\nrank 0 step 2\nrank 1 step 11\n",
+        None,
+    ),
+}
+
+
+def glued(log: bytes) -> bytes:
+    """The same where the ends of lines come late, as with `python -u`."""
+    lines = log.split(b"\n")
+    return b"\n".join(a + b + b"\n" for a, b in zip(lines[::2], lines[1::2], strict=False)) + b"\n"
+
+
+@pytest.mark.parametrize("made", [bytes, glued])
+def test_ranks_that_begin_at_different_steps_are_told_from_those_that_take_turns(made):
+    said = {}
+    for name, (log, _) in APART.items():
+        found = progress.apart(log_reader.read([made(log)]).lines)
+        said[name] = found and found.told + " near" * bool(found.told and not found.is_far)
+    wanted = {}
+    for name, (_, text) in APART.items():
+        steps = text.removesuffix(" near").split(", ") if text else []
+        named = ", ".join(f"rank {rank} at {step}" for rank, step in enumerate(steps))
+        wanted[name] = text and named + " near" * text.endswith(" near")
+    if made is glued:  # whose ends torchrun itself writes, and what is no step then either
+        for name in ("by torchrun's prefix", "no ranks", "memory"):
+            del said[name], wanted[name]
+    assert said == wanted

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers import until
 from runs import executable, run
 
@@ -92,3 +93,57 @@ def test_an_interrupt_sent_to_saferun_alone_reaches_the_script_once(tmp_path):
         until(lambda: job.events("ended"), "the journal")
         assert job.events("ended")[0]["signals"] == ["SIGINT"]
         assert Path(job.journal, "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "stays"),
+    [
+        ("retry.attempts=1", False),
+        ("watch.mode=warn", False),
+        ("watch.mode=end", True),
+        ("watch.silence_s=20", True),
+        ('notify.command=["true"]', True),
+        ("hooks.optuna.mode=on", True),
+        ("recover.gpu_reset=when-idle", True),
+    ],
+)
+def test_a_key_that_needs_saferun_beside_a_single_attempt_keeps_it_there(tmp_path, key, stays):
+    """The plan says so, and it is so."""
+    code = "import sys; print(1, flush=True); sys.stdin.read()"
+    argv = [*PYTHON, "--retries=0", f"--set={key}", "-c", code]
+    with run(tmp_path, "plan", *argv) as plan:
+        assert plan.end() == 0, plan.err
+    assert ("saferun stays beside the job for" in plan.out) is stays
+    assert ("the job replaces saferun" in plan.out) is not stays
+    with run(tmp_path, *argv, stdin=subprocess.PIPE) as job:
+        job.process.stdout.readline()
+        words = Path(f"/proc/{job.process.pid}/cmdline").read_bytes()
+        assert (b"saferun" in words) is stays
+        assert job.end() == 0, job.err
+
+
+@pytest.mark.parametrize("rank", [{}, {"RANK": "0"}], ids=["plain", "rank-of-a-scheduler"])
+@pytest.mark.parametrize("torch", ["", "torch, "], ids=["without-torch", "with-torch"])
+def test_a_crash_in_native_code_has_its_python_stack_and_the_torch_version(tmp_path, torch, rank):
+    (tmp_path / "crash.py").write_text(
+        f"import {torch}ctypes\ndef step():\n    ctypes.string_at(0)\nstep()\n"
+    )
+    with run(tmp_path, *PYTHON, "--retries=1", "crash.py", env=rank) as job:
+        assert job.end() == 139, job.err
+        for event in job.events("ended"):
+            assert f'File "{tmp_path}/crash.py", line 3 in step' in event["stack"]
+        (versions,) = {tuple(event["versions"]) for event in job.events("attempt")}
+        assert any(version.startswith("torch ") for version in versions)
+
+
+def test_the_stack_of_a_rank_that_multiprocessing_started_is_written(tmp_path):
+    (tmp_path / "spawn.py").write_text(
+        "import ctypes, torch, torch.multiprocessing as mp\n"
+        "def main(rank):\n"
+        "    ctypes.string_at(0)\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(main, nprocs=1)\n"
+    )
+    with run(tmp_path, *PYTHON, "--set=retry.attempts=1", "spawn.py") as job:
+        assert job.end() == 1
+    assert f'File "{tmp_path}/spawn.py", line 3 in main' in job.err

@@ -53,7 +53,9 @@ def test_it_goes_on_from_the_newest_checkpoint_and_ends_as_if_undisturbed(tmp_pa
     assert (lost["steps"], lost["gpu_hours"], lost["checkpoint"]) == (2, 0.0, str(newest))
     show = [sys.executable, "-m", "saferun", "runs", "show", job.journal.name]
     shown = subprocess.run(show, env=job.environ, capture_output=True, text=True, check=True)
-    assert f"since {newest}" in next(x for x in shown.stdout.splitlines() if "lost" in x)
+    assert f"(2 steps, since {newest})" in next(
+        x for x in shown.stdout.splitlines() if "done again" in x
+    )
 
 
 def test_a_checkpoint_that_the_crash_cut_in_half_is_passed_over_and_left(tmp_path):
@@ -197,3 +199,32 @@ def test_a_generated_script_goes_on_by_the_same_rules(tmp_path):
     assert started_from(job) == ["resumed at step 5"]
     assert job.out.endswith(undisturbed(tmp_path))
     assert "checkpoint-10.zip is passed over: checkpoint-10.zip was cut" in job.err
+
+
+def of_two_ranks(folder: Path, first: str, *argv: str, **options: object):
+    env = {"FIRST": first, **options.pop("env", {})}
+    words = ["--profile=cpu", "--set=retry.backoff_s=[0, 0]", *argv]
+    words += ["--standalone", "--nproc-per-node=2", program("first_steps_job")]
+    return run(folder, *words, env=env, **options)
+
+
+@pytest.mark.parametrize("way", ["text", "redirects", "file"])
+def test_an_attempt_whose_ranks_begin_at_different_steps_is_ended(tmp_path, way):
+    argv, options = [], {}
+    if way == "redirects":
+        argv, options = ["--redirects=3", f"--log-dir={tmp_path}/logs"], {"env": {"HOW": "own"}}
+    with (tmp_path / "log").open("ab") as log:
+        options |= {"stdout": log} if way == "file" else {}
+        with of_two_ranks(tmp_path, "20 0", *argv, **options) as job:
+            assert job.end(), job.err
+    assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "ranks-differ"]
+    assert "ranks begin at different steps: rank 0 at 20, rank 1 at 0" in job.err
+    assert "known from: the steps that the ranks print" in job.err
+
+
+@pytest.mark.parametrize(("first", "said"), [("20 20", 0), ("20 0", 1)])
+def test_where_they_need_not_agree_a_difference_is_said_once(tmp_path, first, said):
+    agree = "--set=hooks.init.agree=warn"
+    with of_two_ranks(tmp_path, first, agree, env={"LAST": "6"}) as job:
+        assert job.end() == 0, job.err
+    assert job.err.count("ranks begin at different steps: ") == said

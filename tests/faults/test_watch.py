@@ -72,6 +72,31 @@ def test_ctrl_c_ends_the_watching_and_leaves_the_run_alone(tmp_path):
         assert job.events("ended")[0].get("signals", []) == []
 
 
+def test_q_ends_the_watching_with_status_0_and_the_terminal_is_as_before(tmp_path):
+    with working(tmp_path) as job:
+        terminal = at_terminal(job)
+        try:
+            before = termios.tcgetattr(terminal.fd)
+            terminal.type(typed())
+            terminal.expect(rb"q or Ctrl-C ends the watching")
+            terminal.type("\x1a")  # Ctrl-Z
+            terminal.expect(rb"(?s)Stopped.*READY\$ ")
+            assert termios.tcgetattr(terminal.fd) == before
+            terminal.type("fg\n")
+            terminal.expect(rb"q or Ctrl-C ends the watching")
+            terminal.type("xq")
+            terminal.expect(rb"\x1b\[\?1049l")
+            terminal.expect(rb"READY\$ ")
+            terminal.type("echo ended=$?\n")
+            terminal.expect(rb"ended=0")
+            assert termios.tcgetattr(terminal.fd) == before
+        finally:
+            terminal.end()
+        assert is_alive(job.process.pid)
+        (tmp_path / "go").touch()
+        assert job.end() == 0, job.err
+
+
 def test_the_end_of_the_run_is_shown_and_the_status_is_0(tmp_path):
     with working(tmp_path, "fails") as job:
         terminal = at_terminal(job)

@@ -12,7 +12,7 @@ from helpers import living, until
 from runs import Run, program, run
 
 from saferun.cli import runs_view
-from saferun.journal import reader
+from saferun.journal import reader, time_spent
 from saferun.journal.attempts import attempts
 
 WORKERS = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
@@ -55,7 +55,9 @@ def test_each_worker_has_a_number_attempts_and_a_journal_of_its_own(tmp_path):
             *((0, 1, 0), (1, 1, 137), (1, 2, 0), (2, 1, 0))
         ]
         assert Path(tried[2].tails[0][0]).read_text() == "1.2\n"
-        shown = runs_view.as_text(found, tried, reader.read_plan(found.path), 0.0)
+        shown = runs_view.as_text(
+            found, tried, reader.read_plan(found.path), time_spent.read(found, tried, 0.0), 0.0
+        )
         assert "worker 1, attempt 2: " in shown
     retried = [line for line in job.messages() if "attempt 1 failed" in line]
     assert len(retried) == 1

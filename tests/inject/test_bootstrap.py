@@ -45,7 +45,8 @@ def test_arming_imports_neither_json_nor_re_nor_importlib_nor_torch(
     show = "import sys; print(' '.join(sorted(sys.modules)))"
     bare = set(interpreters.run(show).out.split())
     armed = set(interpreters.run(show, hooks=NEUTRAL).out.split())
-    assert {m for m in armed - bare if not m.startswith("_saferun_inject")} == set()
+    more = {m for m in armed - bare if not m.startswith("_saferun_inject")}
+    assert more <= {"faulthandler"}  # built in
 
 
 def test_arming_starts_no_thread(interpreters: Interpreters) -> None:

@@ -211,7 +211,7 @@ def test_a_ranks_start_needs_neither_json_nor_re(
     ran = interpreters.run(show, environ=environ)
     assert bool(ran.receipts) == where
     more = {m for m in set(ran.out.split()) - bare if not m.startswith("_saferun_inject")}
-    assert more == {"_ctypes", "atexit"}  # both built in or there already; atexit costs nothing
+    assert more == {"_ctypes", "atexit", "faulthandler"}  # built in or there already
 
 
 @pytest.mark.slow

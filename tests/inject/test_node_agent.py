@@ -18,7 +18,7 @@ FUNCTIONS = [
     "node_agent.Party._note_shutdown",
     "node_agent.Party._await_all",
     "node_agent.Party._ended",
-    "node_watch.await_earlier",
+    "node_agent.Party._is_early",
     "node_watch.Beats.silent",
     "node_watch.NodeWatch.start",
     "nodes.agree",

@@ -40,7 +40,8 @@ class Handler:
     """torch's handler of a c10d rendezvous."""
 
     def __init__(self) -> None:
-        self._store, self._state_holder, self._this_node = Store(), Holder(), "h0"
+        self._store, self._state_holder = Store(), Holder()
+        self._this_node = SimpleNamespace(addr="h0")
         beat = timedelta(seconds=5)
         self.settings = SimpleNamespace(keep_alive_interval=beat, keep_alive_max_attempt=3)
 
@@ -52,7 +53,8 @@ def test_a_burst_of_states_brings_no_burst_of_questions(
     """Nodes that join at once read the state anew whenever another one has changed it."""
     monkeypatch.setattr(node_joining, "SELDOM_S", seldom_s)
     facts: Any = {"host": "h0", "attempt": 1}
-    joining, handler = node_joining.Joining(facts, lambda agreement: None), Handler()
+    back: Any = SimpleNamespace(begin=lambda *_: None, seen=lambda _: None, look=lambda: None)
+    joining, handler = node_joining.Joining(facts, lambda agreement: None, back), Handler()
     joining.watch(handler, "job")
     for _ in range(20):
         handler._state_holder._sanitize()

@@ -32,6 +32,18 @@ def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> nodes.R
     return found
 
 
+def offer(step: int, *, stamp: int = 0) -> nodes.Offer:
+    name = f"/out/checkpoint-{step}" if step >= 0 else "/out/last"
+    return {"path": name, "step": step, "at_s": float(step), "stamp": [step, stamp]}
+
+
+def start(evidence: int, *offers: nodes.Offer, at: int = 0, **keys: Any) -> dict[str, Any]:
+    """Return the start of a node that would go on from one of its offers."""
+    checkpoint = offers[at] if offers else None
+    whole = {"evidence": evidence, "checkpoint": checkpoint, "offers": list(offers)}
+    return {"start": {**whole, "keys": keys, "free": []}}
+
+
 def test_nodes_that_begin_alike_begin():
     found = nodes.agree({0: fact("h0"), 1: fact("h1")})
     assert (found["action"], found["attempt"], found["root"]) == (nodes.BEGIN, 1, None)
@@ -129,3 +141,62 @@ def test_a_given_run_directory_that_not_all_nodes_see_is_named():
     assert nodes.agree(facts)["warning"] == ""
     again = {node: {**one, "attempt": 2} for node, one in facts.items()}
     assert nodes.agree(again, [1])["warning"] == ""
+
+
+A, B = offer(20), offer(10)
+
+
+@pytest.mark.parametrize(
+    ("starts", "action", "step"),
+    [
+        ([start(1, A, B), start(1, A, B)], nodes.BEGIN, 20),
+        ([start(0), start(1, A, B)], nodes.REGROUP, 20),  # one that comes new, and is node 0
+        ([start(0, offer(70)), start(2, A), start(1, offer(50))], nodes.REGROUP, 20),
+        ([start(1, A, B), start(1, B)], nodes.REGROUP, 10),  # the newest that both have
+        ([start(1, A, B, at=1), start(1, B)], nodes.BEGIN, 10),
+        ([start(1), start(1)], nodes.BEGIN, None),
+        ([start(1, A), start(1)], nodes.REFUSE, 20),
+        ([start(1, offer(-1)), start(1, offer(-1, stamp=9))], nodes.REFUSE, -1),
+        ([start(1, A, tuned="off"), start(0, A, tuned="on")], nodes.REGROUP, 20),
+    ],
+)
+def test_all_begin_where_the_nodes_say_that_were_there(
+    starts: list[dict[str, Any]], action: str, step: int | None
+):
+    found = nodes.agree({n: fact(f"h{n}", 2, **one) for n, one in enumerate(starts)})
+    assert found["start"] is not None
+    checkpoint = found["start"]["checkpoint"]
+    assert (found["action"], checkpoint and checkpoint["step"]) == (action, step)
+
+
+def test_a_node_that_does_not_see_the_checkpoint_is_named_and_an_elastic_run_goes_on():
+    starts = [start(1, A), start(1)]
+    whole = {n: fact(f"h{n}", 2, **one) for n, one in enumerate(starts)}
+    found = nodes.agree(whole)
+    assert (found["action"], found["unfit"]) == (nodes.REFUSE, [1])
+    assert found["why"].startswith("the run goes on from /out/checkpoint-20 of h0, which is not ")
+    assert "there on h1" in found["why"]
+    elastic = {n: {**one, "nnodes": "1:2"} for n, one in whole.items()}
+    found = nodes.agree(elastic)  # type: ignore[arg-type]  # Facts with another value
+    assert (found["action"], found["unfit"]) == (nodes.REGROUP, [1])
+    assert found["start"] is not None
+    assert found["start"]["checkpoint"] == A
+
+
+def test_a_rank_that_has_just_run_is_asked_again_where_it_is():
+    """Its agent does not know what has been saved meanwhile; torchrun's own restarts need not."""
+    ran: Any = {**start(2, A)["start"], "offers": None}
+    found = nodes.agree({0: fact("h0", 3, start=ran), 1: fact("h1", 1, **start(0))})
+    assert (found["action"], found["start"] and found["start"]["offers"]) == (nodes.REGROUP, None)
+    rerun = {n: fact(f"h{n}", 2, start=ran, rerun=True) for n in (0, 1)}
+    assert nodes.agree(rerun)["action"] == nodes.BEGIN
+
+
+def test_settings_are_those_of_the_first_node_and_variables_may_be_of_a_machine():
+    keys = [{"hooks.shards": "warn", "env.A": "1"}, {"hooks.shards": "off", "env.A": "2"}]
+    facts = {n: fact(f"h{n}", **start(0, **one)) for n, one in enumerate(keys)}
+    found = nodes.agree(facts)
+    assert found["start"] is not None
+    assert (found["action"], found["start"]["free"]) == (nodes.REGROUP, ["env.A"])
+    assert nodes.differing(keys[0], found["start"]) == []
+    assert nodes.differing(keys[1], found["start"]) == ["hooks.shards"]

@@ -48,7 +48,7 @@ show(study)
     attributes = {
         "cuda_error": True,
         "cuda_error_type": "OutOfMemoryError",
-        "cuda_error_msg": MEMORY[:500],
+        "cuda_error_msg": f"{MEMORY[:500].rsplit(None, 1)[0]} …",  # no word is cut
     }
     assert json.loads(trials) == [["PRUNED", attributes], ["COMPLETE", {}]], ran.err
     assert called == "['sync', 'empty', 'gc', 'empty', 'sync']"

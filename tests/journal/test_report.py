@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 
 import pytest
 from desk import NOW, event, journal
 
 from saferun.cli import report_html, report_text, runs_view
-from saferun.journal import reader, report
+from saferun.journal import reader, report, time_spent
+from saferun.journal.attempts import attempts
 
 ERROR = "[rank1]: KeyError: 'label'"
 PLAN = {"script": "train.py", "command": ["torchrun", "train.py"]}
@@ -38,21 +40,70 @@ def end(at: float, status: int = 0) -> dict:
     return event("end", NOW + at, at, status=status)
 
 
-def test_without_a_known_checkpoint_all_of_a_failed_attempt_is_lost(tmp_path):
+def parts(spent) -> tuple[float, float, float]:
+    return tuple(round(s, 3) for s in spent[:3])
+
+
+def whole(run: report.RunReport) -> tuple[float, float, float]:
+    cost = run.cost
+    of = (cost.useful.s, cost.done_again.s, cost.starts_and_waits.s)
+    assert sum(of) == pytest.approx(cost.used.s)
+    return tuple(round(s, 3) for s in of)
+
+
+LOST = {"s": 12.5, "steps": 40, "gpu_hours": 0.0, "checkpoint": "ck/step_60"}
+ASKED = {"kind": "ended-by-signal", "action": "stop", "reason": "asked to end"}
+ENDED = event("end", NOW + 100, 100, status=143, reason="asked to end")
+TIMES = {  # events; of each attempt and of the run: useful, done again, starts and waits
+    "nothing is known": ([*attempt(1, 0, 100), *ok(2, 130), end(180)], [(0, 100, 0), (50, 0, 30)]),
+    "a checkpoint": (
+        [*attempt(1, 0, 100, lost_work=LOST), *ok(2, 100), end(150)],
+        [(87.5, 12.5, 0), (50, 0, 0)],
+    ),
+    "asked to end": (
+        [*attempt(1, 0, 100, **ASKED), ENDED],
+        [(100, 0, 0)],
+    ),
+    "asked to end, with a checkpoint": (
+        [*attempt(1, 0, 100, lost_work=LOST, **ASKED), ENDED],
+        [(87.5, 12.5, 0)],
+    ),
+    "replaced as it asked": (
+        [
+            *attempt(1, 0, 80, status=77, kind=""),
+            event("recycled", NOW + 80, 80, attempt=1, why="80 good trials", kind="", progress=80),
+            *attempt(2, 80, 5),
+            *ok(3, 86, 10),
+            end(96),
+        ],
+        [(80, 0, 0), (0, 5, 0), (10, 0, 1)],
+    ),
+    "not over": ([event("attempt", NOW, 0, attempt=1), *attempt(2, 60, 10)[:1]], [(0, 60, 0)]),
+}
+
+
+@pytest.mark.parametrize(("events", "expected"), TIMES.values(), ids=TIMES)
+def test_the_time_of_a_run_has_three_parts(tmp_path, events, expected):
+    place = journal(tmp_path, "r", *events, plan=PLAN)
+    run = reader.named(str(tmp_path), "r", NOW)
+    times = time_spent.read(run, attempts(run), NOW)
+    assert [parts(one) for one in times.attempts][: len(expected)] == expected
+    made_of = report.make(run, NOW)
+    assert whole(made_of) == tuple(
+        round(sum(part), 3) for part in zip(*(one[:3] for one in times.attempts), strict=True)
+    )
+    shown = runs_view.as_text(run, attempts(run), reader.read_plan(str(place)), times, NOW)
+    text = "; ".join(f"{label} {text}" for label, text in runs_view.time_parts(times.whole))
+    assert f"\ntime      {text}\n" in shown
+
+
+def test_the_headline_says_what_was_done_again_after_which_failures(tmp_path):
     run = made(tmp_path, *attempt(1, 0, 100), *ok(2, 130), end(180))
-    assert [one.lost_s for one in run.attempts] == [100, 0]
-    assert run.attempts[1].waited_s == 30
-    assert run.headline == "Finished at attempt 2; 2 min 10 s lost to segfault"
+    assert run.headline == "Finished at attempt 2; 1 min 40 s done again after segfault"
 
 
-def test_since_a_checkpoint_only_that_is_lost(tmp_path):
-    lost = {"s": 12.5, "steps": 40, "gpu_hours": 0.0, "checkpoint": "ck/step_60"}
-    run = made(tmp_path, *attempt(1, 0, 100, lost_work=lost), *ok(2, 100), end(150))
-    assert (run.attempts[0].lost_s, run.attempts[0].lost_why) == (12.5, "since ck/step_60")
-
-
-@pytest.mark.parametrize(("steps", "lost_s"), [(range(1, 101), 20), ([], 100)])
-def test_steps_of_an_attempt_that_went_on_tell_what_was_lost(tmp_path, steps, lost_s):
+@pytest.mark.parametrize(("steps", "again_s"), [(range(1, 101), 20), ([], 100)])
+def test_steps_of_an_attempt_that_went_on_tell_what_was_done_again(tmp_path, steps, again_s):
     place = journal(
         tmp_path,
         "r",
@@ -63,26 +114,68 @@ def test_steps_of_an_attempt_that_went_on_tell_what_was_lost(tmp_path, steps, lo
     )
     (place / "attempt-1.stdout").write_text("".join(f"step {n} loss: 2.5\n" for n in steps))
     run = report.make(reader.named(str(tmp_path), "r", NOW), NOW)
-    assert run.attempts[0].lost_s == pytest.approx(lost_s)
+    assert run.attempts[0].spent.done_again_s == pytest.approx(again_s)
     assert (run.attempts[0].last_step, run.attempts[0].loss) == (
         (100, "2.5") if steps else (None, "")
     )
 
 
-def test_what_the_user_ended_is_not_lost(tmp_path):
-    stopped = attempt(1, 0, 100, kind="ended-by-signal", action="stop", reason="asked to end")
-    run = made(tmp_path, *stopped, event("end", NOW + 100, 100, status=143, reason="asked to end"))
-    assert (run.headline, run.cost.lost_s) == ("Interrupted at the first attempt", 0)
-
-
-def test_of_a_search_no_attempt_is_lost_since_its_study_has_the_trials(tmp_path):
-    events = [*attempt(1, 0, 100), *ok(2, 130), end(180)]
-    place = journal(tmp_path, "r", *events, plan=PLAN)
-    (place / "state").mkdir()
-    trial = {"number": 0, "state": "COMPLETE", "params": {"lr": 0.1}}
-    (place / "state" / "trials.jsonl").write_text(json.dumps(trial) + "\n")
+def test_the_time_until_the_ranks_have_met_is_a_start(tmp_path):
+    place = journal(tmp_path, "r", *attempt(1, 0, 100), *ok(2, 100), end(150), plan=PLAN)
+    receipt(place, 0, ("init", "applied"), at=NOW + 20)
+    receipt(place, 1, ("init", "applied"), at=NOW + 30)
     run = report.make(reader.named(str(tmp_path), "r", NOW), NOW)
-    assert ([one.lost_s for one in run.attempts], run.cost.lost_s) == ([0, 0], 30)
+    assert parts(run.attempts[0].spent) == (0, 70, 30)
+
+
+def trial(place: pathlib.Path, number: int, at: float, took: float, of: int = 1) -> None:
+    (place / "state").mkdir(exist_ok=True)
+    facts = {"number": number, "state": "COMPLETE", "params": {"lr": 0.1}, "attempt": of}
+    with (place / "state" / "trials.jsonl").open("a") as file:
+        file.write(json.dumps({**facts, "at": NOW + at, "seconds": took}) + "\n")
+
+
+HOURS = 7200.0
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        [*attempt(1, 0, HOURS + 100), *ok(2, HOURS + 130), end(HOURS + 180)],
+        [
+            *attempt(1, 0, HOURS + 100, **ASKED),
+            event("end", NOW + HOURS + 100, HOURS + 100, status=143, reason="asked to end"),
+        ],
+        [*attempt(1, 0)[:1], event("hang", NOW + HOURS + 100, HOURS + 100)],
+    ],
+    ids=["killed", "asked to end", "saferun killed"],
+)
+def test_of_a_search_what_came_after_its_last_finished_trial_is_done_again(tmp_path, ending):
+    """Two hours of a killed trial are no nothing, and the trials before it are no loss."""
+    place = journal(tmp_path, "r", *ending, plan=PLAN)
+    trial(place, 0, 60, 50)
+    trial(place, 1, 100, 40)
+    trial(place, 2, HOURS + 125, HOURS, of=2)  # the killed one, as the next process records it
+    run = report.make(reader.named(str(tmp_path), "r", NOW + HOURS + 200), NOW + HOURS + 200)
+    assert parts(run.attempts[0].spent) == (90, HOURS, 10)
+
+
+def test_a_killed_saferun_lived_until_its_last_note(tmp_path):
+    by = {"pid": 1, "start": 5_000, "host": "h", "boot": "b", "pids": "p"}
+    place = journal(tmp_path, "r", event("attempt", attempt=1, by=by), plan=PLAN)
+    ticks = 5_000 + 60 * os.sysconf("SC_CLK_TCK")
+    (place / "alive").write_text(f"{ticks:020d}\n")
+    assert reader.named(str(tmp_path), "r", NOW + 1e6).last_at == NOW + 60
+
+
+def test_several_workers_share_the_time_of_a_run(tmp_path):
+    each = [
+        {**one, "worker": worker}
+        for worker in (0, 1)
+        for one in [*attempt(1, 0, 40), *ok(2, 50), end(100)]
+    ]
+    run = made(tmp_path, *each, end(100))
+    assert whole(run) == (50, 40, 10)
 
 
 def test_nodes_that_share_a_host_are_two(tmp_path):
@@ -99,8 +192,8 @@ def test_nodes_that_share_a_host_are_two(tmp_path):
 def test_money_follows_the_recorded_price_or_the_given_one(tmp_path, recorded, given, money):
     facts = {"gpus": 8, "price_per_gpu_hour": recorded}
     run = made(tmp_path, *ok(1, 0, 3600, **facts), end(3600), price=given)
-    assert run.cost.used_gpu_hours == 8
-    assert run.cost.used == money
+    assert run.cost.used.gpu_hours == 8
+    assert run.cost.used.money == money
 
 
 def test_the_line_that_decided_is_marked_in_its_tail(tmp_path):
@@ -123,12 +216,12 @@ def test_of_many_attempts_the_first_and_last_are_shown_and_the_others_counted(tm
     numbers = [one.attempt.number for one in run.attempts]
     assert numbers == [*range(1, 6), *range(76, 101)]
     assert run.left_out == 70
-    assert run.cost.lost_s == pytest.approx(100 * 5 + 99 * 5)  # the others count, too
+    assert whole(run)[1:] == (100 * 5, 99 * 5)  # the others count, too
 
 
-def receipt(place: pathlib.Path, rank: int, *outcomes: tuple[str, str]) -> None:
+def receipt(place: pathlib.Path, rank: int, *outcomes: tuple[str, str], at: float = 1.0) -> None:
     (place / "receipts").mkdir(exist_ok=True)
-    head = {"v": 1, "at": 1.0, "pid": 100 + rank, "rank": rank}
+    head = {"v": 1, "at": at, "pid": 100 + rank, "rank": rank}
     lines = [json.dumps({**head, "hook": hook, "outcome": done}) for hook, done in outcomes]
     path = place / "receipts" / f"a1-r0-rank{rank}-pid{100 + rank}.jsonl"
     path.write_text("\n".join(lines) + "\n")

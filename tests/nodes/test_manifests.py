@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from helpers import ROOT
 from runs import Run, program
 
 MANIFESTS = ROOT / "examples" / "kubernetes"
-POD = ROOT / "tests" / "programs" / "nodes" / "pod.sh"
+POD_PROGRAM = ROOT / "tests" / "programs" / "nodes" / "pod.sh"
 TEXT, NUMBER = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 1}
 
 
@@ -43,13 +44,14 @@ def many(items: Any) -> dict[str, Any]:
 
 
 NAMED = fields("name", name={"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"})
+MOUNTS = many(fields("name mountPath", name=TEXT, mountPath=TEXT))
 CONTAINER = fields(
     "name",
     name={"const": "pytorch"},  # the operator looks for this one
     image=TEXT,
     command=many(TEXT),
     resources=fields("", limits={"type": "object"}),
-    volumeMounts=many(fields("name mountPath", name=TEXT, mountPath=TEXT)),
+    volumeMounts=MOUNTS,
 )
 VOLUME = fields("name", name=TEXT, persistentVolumeClaim=fields("claimName", claimName=TEXT))
 REPLICAS = fields(
@@ -59,6 +61,27 @@ REPLICAS = fields(
     template=fields(
         "", spec=fields("containers", containers=many(CONTAINER), volumes=many(VOLUME))
     ),
+)
+
+
+def nested(path: str, inner: Any) -> Any:
+    """Return the schema of objects within each other, each with one field."""
+    for name in reversed(path.split(".")):
+        inner = fields(name, **{name: inner})
+    return inner
+
+
+POD = fields(
+    "containers",
+    containers=many(fields("name", name={"const": "node"}, volumeMounts=MOUNTS)),
+    volumes=many(VOLUME),
+)
+# Of the runtime `torch-distributed`: the job and its container are both called node.
+NODE = fields("name template", name={"const": "node"}, template=nested("spec.template.spec", POD))
+PATCH = fields(
+    "manager trainingRuntimeSpec",
+    manager={**TEXT, "maxLength": 253},
+    trainingRuntimeSpec=nested("template.spec.replicatedJobs", many(NODE)),
 )
 FIELDS = {
     "trainjob": fields(
@@ -76,6 +99,7 @@ FIELDS = {
                 numProcPerNode=NUMBER,  # an integer or a word until Trainer 2.1, then an integer
                 command=many(TEXT),
             ),
+            runtimePatches=many(PATCH),
         ),
     ),
     "pytorchjob": fields(
@@ -133,6 +157,15 @@ def test_a_manifest_has_the_fields_of_its_resource_and_no_others(name: str):
 
 
 @pytest.mark.parametrize("name", FIELDS)
+def test_the_run_directory_is_on_the_shared_claim(name: str):
+    text = (MANIFESTS / f"{name}.yaml").read_text()
+    (place,) = [word for word in command(name) if word.startswith("--run-dir=")]
+    mounts = re.findall(r"mountPath: (\S+)", text)
+    assert [place.startswith(f"--run-dir={mount}/") for mount in mounts] == [True]
+    assert "claimName: shared" in text
+
+
+@pytest.mark.parametrize("name", FIELDS)
 def test_a_misspelled_field_or_a_wrong_type_is_refused(name: str):
     wrong = manifest(name)
     wrong["spec"]["trainr"] = {}
@@ -160,6 +193,9 @@ def test_the_plan_is_that_of_the_variables_that_a_controller_sets(
     assert plan["script"] == "train.py"
     assert not [word for word in plan["torchrun_args"] if word.startswith(("--nnodes", "--nproc"))]
     assert environ["PET_NNODES"] == nodes
+    argv.remove("--json")
+    page = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+    assert f"PET_NNODES={nodes} PET_NPROC_PER_NODE=8" in " ".join(page.split())
 
 
 @pytest.mark.slow
@@ -201,6 +237,6 @@ def pod(place: Path, name: str, job: list[str], variables: dict[str, str]) -> Ru
     ]
     readable = [path for path in readable if os.path.lexists(path)]
     alone = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"]
-    inside = ["sh", str(POD), name, str(root), str(place / "shared"), str(place / "work")]
+    inside = ["sh", str(POD_PROGRAM), name, str(root), str(place / "shared"), str(place / "work")]
     environ = {"HOME": "/tmp", "SAFERUN_PROFILE": "cpu", **variables}
     return Run(folder, job, command=[*alone, *inside, *readable, "--"], env=environ)

@@ -182,7 +182,7 @@ def test_a_node_that_is_gone_ends_the_run_with_one_clear_sentence(
     saved(tmp_path)
     getattr(pair[1], end)()
     assert runs[0].end() == 1
-    assert "not tried again: not all of the other nodes (h2) came back" in runs[0].err
+    assert "not tried again: h2 did not come back in time (retry.rejoin_s: 10 s)" in runs[0].err
     clean(runs[:1])
 
 

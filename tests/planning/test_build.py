@@ -64,6 +64,26 @@ def test_a_detected_profile_never_changes_the_arguments_and_hints():
     assert "2 GPUs and one process: --profile p starts one on each" in view.headline(plan)
 
 
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["accelerate", "launch", "t.py"], "in place of `accelerate launch`"),
+        (["/opt/bin/deepspeed", "t.py"], "in place of `deepspeed`"),
+        (["python3.12", "t.py"], "leave the word out"),
+        (["torchrun", "t.py"], "leave the word out"),
+        (["bash", "run.sh"], "saferun adopt FILE"),
+        (["srun", "t.py"], "in front of saferun"),
+        (["python.py"], ""),
+        (["-m", "accelerate.commands.launch"], ""),
+        (["--no-python", "bash", "run.sh"], ""),
+    ],
+)
+def test_a_script_that_is_named_like_a_launcher_gets_a_hint(argv: list[str], part: str):
+    remarks = " ".join(planned(*argv).remarks)
+    assert part in remarks
+    assert bool(part) is ("is taken for the script" in remarks)
+
+
 def test_a_flag_of_torchrun_may_be_a_default():
     leaves = {"torchrun.standalone": Leaf("true"), "torchrun.no-python": Leaf("false")}
     assert planned("t.py", leaves=leaves).torchrun_args == ("--standalone", "t.py")

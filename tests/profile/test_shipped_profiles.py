@@ -21,7 +21,10 @@ GPUS = {"a100", "h100", "h200", "b200", "rtx4090", "rtx5090"}
 INCIDENTS = {"h100-llava", "h100-nanochat", "hpo", "ddp-safe", "tf-rtx5090", "debug"}
 RESUME = {
     f"resume-{name}"
-    for name in ("nanogpt", "nanochat", "torchtitan", "hf", "accelerate", "lightning", "deepspeed")
+    for name in (
+        *("nanogpt", "nanochat", "torchtitan", "hf", "accelerate", "diffusers", "lightning"),
+        "deepspeed",
+    )
 }
 HEAD = {"schema", "name", "description", "extends", "match"}
 LEAF = {"value", "why", "source", "when"}
@@ -271,12 +274,20 @@ RESUMED = {
         (
             "--output-dir=o --resume-from-checkpoint x",
             "o/checkpoint-500",
-            "--output-dir=o --resume_from_checkpoint=o/checkpoint-500",
+            "--output-dir=o --resume-from-checkpoint=o/checkpoint-500",
         ),
+        ("output_dir=o", "o/checkpoint-5", "output_dir=o resume_from_checkpoint=o/checkpoint-5"),
     ],
     "resume-accelerate": [
         ("--output_dir o", "o/step_20", "--output_dir o --resume_from_checkpoint=o/step_20"),
         ("--output_dir o", "o/epoch_1", "--output_dir o --resume_from_checkpoint=o/epoch_1"),
+    ],
+    "resume-diffusers": [
+        (
+            "--output_dir=o --use_ema",
+            "o/checkpoint-500",
+            "--output_dir=o --use_ema --resume_from_checkpoint=o/checkpoint-500",
+        ),
     ],
     "resume-lightning": [
         (

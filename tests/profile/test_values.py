@@ -39,7 +39,14 @@ GOOD = [
     ("retry.resume_args", "[]", ()),
     ("retry.resume.checkpoints", "out/step-*", "out/step-*"),
     ("retry.resume.checkpoints", "'{--out}/[0-9]*'", "{--out}/[0-9]*"),
+    ("retry.resume.checkpoints", "{--a={--b=c d}}/{X}/*", "{--a={--b=c d}}/{X}/*"),
     ("retry.resume.checkpoints", "~", ""),
+    ("retry.resume.args", "[--from={checkpoint}]", ("--from={checkpoint}",)),
+    (
+        "retry.resume.args",
+        "[ {checkpoint}, '{step}',x{A=b}y ]",
+        ("{checkpoint}", "{step}", "x{A=b}y"),
+    ),
     ("mitigate.never", "[compile-off, split-size]", ("compile-off", "split-size")),
     ("launcher", "python", "python"),
 ]
@@ -72,6 +79,7 @@ BAD = [
     ("retry.resume_args", "--resume", ["a list"]),
     ("retry.resume_args", "[a, on]", ["a list"]),
     ("retry.resume_args", "[a,, b]", ["a list"]),
+    ("retry.resume.args", "[--from={checkpoint: x}]", ["a list", "quotes"]),
     ("hooks.compile.autotune", "of", ["`off`"]),
     ("mitigate.never", "compile-off", ["a list"]),
     ("locks.gpu", "warn", ["`locks.gpus`"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -43,7 +44,7 @@ eaten = bytearray(b"x") * (1 << 30)
 
 
 @pytest.fixture
-def small_group():
+def small_group() -> Iterator[str]:
     """A control group in which 32 MiB are all that there is."""
     version_1 = os.path.isdir("/sys/fs/cgroup/memory")
     folder = f"{GROUPS}/saferun-test-{os.getpid()}"

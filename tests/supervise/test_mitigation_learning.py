@@ -19,7 +19,8 @@ PLAN = SimpleNamespace(settings=SimpleNamespace(mitigate=SimpleNamespace(remembe
 
 
 def learn(environ: dict[str, str], monkeypatch) -> None:
-    gathered = SimpleNamespace(environ=environ, launcher=None, identity=SimpleNamespace(attempt=1))
+    identity = SimpleNamespace(attempt=1)
+    gathered = SimpleNamespace(environ=environ, launcher=None, identity=identity, profile=None)
     mitigations = RunMitigations(gathered, PLAN, "")
     mitigations.add("autotune-off", "segfault")
     mitigations.add("expandable-segments", "cuda-oom")

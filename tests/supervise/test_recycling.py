@@ -10,7 +10,7 @@ from repo import PROGRAMS
 from runs import run
 
 from saferun.cli import runs_view
-from saferun.journal import reader
+from saferun.journal import reader, time_spent
 from saferun.journal.attempts import attempts
 
 PROGRAM = str(PROGRAMS / "supervise" / "recycled.py")
@@ -35,7 +35,9 @@ def test_replaced_processes_are_no_failures_and_share_a_directory(tmp_path):
         ran = reader.named(str(job.journal.parent), "last", 0.0)
         tried = attempts(ran)
         assert [attempt.replaced for attempt in tried] == [True] * 12 + [False]
-        shown = runs_view.as_text(ran, tried, reader.read_plan(ran.path), 0.0)
+        shown = runs_view.as_text(
+            ran, tried, reader.read_plan(ran.path), time_spent.read(ran, tried, 0.0), 0.0
+        )
         assert "replaced  12 processes, as asked; not shown" in shown
         assert "\nattempt 13: " in shown
         assert "\nattempt 12: " not in shown

@@ -103,7 +103,7 @@ def test_what_is_not_complete_or_gives_no_step_is_passed_over_and_said_once(desk
 def test_a_checkpoint_of_fewer_ranks_than_the_job_has_is_not_complete(desk):
     folder = desk.out / "ckpt-20.bin"
     folder.mkdir()
-    for name in ("model.bin", "random_states_0.pkl"):
+    for name in ("model.bin", "rng_state_0.pth"):
         (folder / name).write_bytes(b"weights of it")
     found = []
     for processes in ("1", "2"):
@@ -124,10 +124,10 @@ def test_a_failure_costs_what_came_after_the_checkpoint_and_the_next_attempt_say
     assert not run.judged(FAILED, desk.plan, ENDED)[0].progressed  # nothing further
     run.judged(FAILED._replace(last_step=None), desk.plan, ENDED)
     run.checkpoint(2)
-    assert desk.said[-1].endswith("(step 10); 10 s of work are lost")
+    assert desk.said[-1].endswith("(step 10); 10 s of work are done again")
     run.judged(FAILED, desk.plan, ENDED)
     run.checkpoint(2)
-    assert desk.said[-1].endswith("(step 10); 20 steps, 10 s of work are lost")
+    assert desk.said[-1].endswith("(step 10); 20 steps, 10 s of work are done again")
     assert run.judged(FAILED, desk.plan, ENDED._replace(wait_status=0)) == (FAILED, None)
 
 
@@ -185,7 +185,7 @@ def test_how_often_to_save_is_said_once_enough_is_known(desk, monkeypatch):
     run.judged(FAILED, desk.plan, ENDED)
     assert run.advice([7200.0] * 2) == ""
     assert run.advice([7200.0] * 3) == (
-        "3 failures cost 0.0 s of work; with a checkpoint every 6 min 12 s they cost least "
+        "3 failures had 0.0 s of work done again; with a checkpoint every 6 min 13 s it is least "
         "(Young/Daly, from the time that writing one takes)"
     )
     monkeypatch.setattr(checkpoints, "write_time_s", lambda path, environ: None)

@@ -15,6 +15,7 @@ from repo import source
 from saferun.cli import runs_view
 from saferun.inject import contract
 from saferun.journal import reader as runs
+from saferun.journal import time_spent
 from saferun.journal.attempts import attempts
 
 TORCHRUN = f"#!{sys.executable}\n{source('cli/acting_torchrun')}"
@@ -126,8 +127,9 @@ def whole_page(base: pathlib.Path) -> str:
     run = runs.named(str(base), "last", NOW)
     plan = runs.read_plan(run.path)
     tried = attempts(run)
-    json.dumps(runs_view.as_json_whole(run, tried, plan))
-    return runs_view.as_text(run, tried, plan, NOW)
+    times = time_spent.read(run, tried, NOW)
+    json.dumps(runs_view.as_json_whole(run, tried, plan, times))
+    return runs_view.as_text(run, tried, plan, times, NOW)
 
 
 def a_run(**facts) -> runs.Run:

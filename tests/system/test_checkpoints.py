@@ -90,6 +90,55 @@ def test_a_directory_that_is_being_written_over_is_not_complete(written):
     assert checkpoints.problem(str(written["step-7"])) == ""
 
 
+MAIN_ALONE = ["unet.bin", "optimizer.bin", "random_states_0.pkl"]  # diffusers' examples
+BOTH = [*MAIN_ALONE, "random_states_1.pkl"]
+TRAINERS = ["pytorch_model.bin", "optimizer.pt", "rng_state_0.pth", "rng_state_1.pth"]
+
+
+@pytest.mark.parametrize(
+    ("names", "other", "said"),
+    [
+        (MAIN_ALONE, [], ""),
+        (MAIN_ALONE, MAIN_ALONE, ""),
+        (BOTH, MAIN_ALONE, ""),
+        (MAIN_ALONE, BOTH, "1 of 2 files random_states_N are there"),
+        (MAIN_ALONE, [*BOTH, "random_states_2.pkl"], "1 of 2 files"),  # of four ranks, once
+        (["optimizer.bin", "random_states_1.pkl"], [], "1 of 2 files"),
+        (MAIN_ALONE, [*MAIN_ALONE, "custom_checkpoint_0.pkl"], "0 of 1 files custom_checkpoint_N"),
+        ([*TRAINERS, "trainer_state.json"], [], ""),
+        ([*TRAINERS[:3], "trainer_state.json"], [], "1 of 2 files rng_state_N"),
+        (TRAINERS, [], "trainer_state.json is missing"),
+        (TRAINERS[:1], [*TRAINERS, "trainer_state.json"], "trainer_state.json is missing"),
+        (["model.pt", "optim.pt"], [], ""),  # not the Trainer's
+        (["pytorch_model.bin"], ["pytorch_model.bin"], ""),
+    ],
+)
+def test_what_a_loader_does_without_is_wanted_only_where_the_program_writes_it(
+    tmp_path, names, other, said
+):
+    made = {"checkpoint-20": names, "checkpoint-10": other}
+    for folder, files in made.items():
+        (tmp_path / folder).mkdir()
+        for name in files:
+            (tmp_path / folder / name).write_text('{"of": "a file"}')
+    paths = [str(tmp_path / folder) for folder, files in made.items() if files]
+    reason = checkpoints.problem(paths[0], 2, paths)
+    assert said in reason
+    assert bool(said) == bool(reason)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_an_hdf5_file_is_as_long_as_its_superblock_says(tmp_path, version):
+    at = {0: 40, 1: 44}.get(version, 28)
+    head = (b"\x89HDF\r\n\x1a\n" + bytes([version])).ljust(at, b"\0") + (2048).to_bytes(8, "little")
+    path = tmp_path / "model.weights.h5"
+    path.write_bytes(head.ljust(2048, b"\0"))
+    assert checkpoints.problem(str(path)) == ""
+    for size in (2047, 96, 30):
+        os.truncate(path, size)
+        assert checkpoints.problem(str(path)), size
+
+
 def nanochat(folder: Path, whole: Path, ranks: int) -> Path:
     folder.mkdir(exist_ok=True)
     meta = folder / "meta_000100.json"

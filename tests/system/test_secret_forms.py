@@ -7,70 +7,12 @@ address.
 from __future__ import annotations
 
 from cases import check_cases
+from secret_shapes import SECRETS, R
 
 from saferun.system.redact import MASK, Masker
 from saferun.system.secret_names import is_secret
 
-# Put together here, so that no scanner takes this file for a leak.
-R = "aB3dE5fG7hJ9kL1mN3pQ" + "5rS7tU9vW1xY3zA5bC7"
 MASKER = Masker({}, ())
-SECRETS = [
-    "hvs." + R,
-    "hvb." + R,
-    "SG." + R[:22] + "." + R,
-    "dapi" + "0123456789abcdef" * 2,
-    "ya29." + R,
-    "GOCSPX-" + R[:28],
-    "pypi-AgEIcHlwaS5vcmc" + R,
-    "sk_live_" + R[:24],
-    "rk_test_" + R[:24],
-    "https://hooks.slack.com/services/T0123ABCD/B0123ABCD/" + R[:24],
-    "https://discord.com/api/webhooks/123456789012345678/" + R,
-    "https://api.telegram.org/bot123456789:AA" + R[:33] + "/sendMessage",
-    "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n" + R * 3 + "\n-----END PGP PRIVATE KEY BLOCK-----",
-    (R * 2)[:64] + "\n" + (R[::-1] * 2)[:64] + "\n-----END RSA PRIVATE KEY-----",
-    "curl -u admin:" + R + " https://x",
-    "curl --user admin:" + R + " https://x",
-    "Cookie: sid=" + R + "; b=" + R[::-1],
-    "Set-Cookie: session=" + R + "; Path=/",
-    "| HF_TOKEN | " + R + " |",
-    "│ WANDB_API_KEY │ " + R + " │",
-    "HF_TOKEN=\x1b[32m" + R + "\x1b[0m",
-    "\x1b[1mHF_TOKEN\x1b[0m: " + R,
-    "machine api.x login me password " + R,
-    "db.example.com:5432:prod:me:" + R,
-    "r8_" + R,
-    "gsk_" + R,
-    "xai-" + R,
-    "pplx-" + R,
-    "lin_api_" + R,
-    "shpat_" + "0123456789abcdef" * 2,
-    "dop_v1_" + "0123456789abcdef" * 4,
-    "tskey-auth-" + R,
-    "AGE-SECRET-KEY-1" + R.upper(),
-    "glsa_" + R,
-    "key-" + "0123456789abcdef" * 2,
-    "whsec_" + R,
-    "rpa_" + R.upper(),
-    "xapp-1-A0123-" + R,
-    "ATATT3xFfGF0" + R,
-    "ntn_" + R,
-    "hf_" + R[:34],
-    "ghp_" + R[:36],
-    "sk-ant-api03-" + R,
-    "AKIA0123456789ABCDEF",
-    "Authorization: Basic " + R + "==",
-    "https://u:" + R + "@h/x",
-    "api_key='" + R + "'",
-    '{"password": "' + R + '"}',
-    "--hf-token " + R,
-    "export HF_TOKEN=" + R,
-    "X-Api-Key: " + R,
-    "x-amz-security-token: " + R,
-    "AccountKey=" + R + "==;",
-    "client_secret=" + R,
-    "PRIVATE-TOKEN: " + R,
-]
 HARMLESS = [
     "tokens/s: 123456",
     "max_tokens=512",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from saferun.audit import judge, source_scan
@@ -72,4 +73,12 @@ def findings(
 
     found = source_scan.search(judge.audited(environ), request, cwd)
     calls = script_ast.read_script(source_scan.script_text(request, cwd))
-    return report.findings(environ, facts, calls, found.names)
+    return report.findings(environ, facts, calls, found.names, adapters())
+
+
+def adapters(folder: str = "/sys/class/infiniband") -> tuple[str, ...]:
+    """Return the names of the machine's InfiniBand and RoCE devices."""
+    try:
+        return tuple(sorted(os.listdir(folder)))
+    except OSError:
+        return ()

@@ -6,10 +6,11 @@ Each rule is one function of the environment and the facts, with its source besi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from saferun.audit import alloc_conf, variable_index
 from saferun.audit.effects import Effect
+from saferun.audit.judge import one_slip_away
 from saferun.audit.script_ast import Calls
 from saferun.model import NOTE, PROBLEM, Facts, Finding
 
@@ -19,7 +20,20 @@ OLD_ALLOCATOR, ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 NVLINKED = r"SXM|HGX|HBM3|H200|B200|B300|GH200|GB200"
 NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _PATHS = r"\d+|LOC|NVL|NVB|C2C|PIX|PXB|P2C|PXN|PHB|SYS"  # as topoPathTypeStr has them
+# As debug.cc of NCCL 2.20 to 2.32 has them; it skips a word that it does not know.
+_SUBSYSTEMS = (
+    "INIT|COLL|P2P|SHM|NET|GRAPH|TUNING|ENV|ALLOC|CALL|PROXY|NVLS|BOOTSTRAP|REG|PROFILE|RAS|ALL"
+)
+# Settings of NCCL that are numbers (NCCL_PARAM in its sources), by the end of their names.
+_NUMBER = re.compile(
+    r"NCCL_\w+_(?:DISABLE|ENABLE|TIMEOUT|RETRY_CNT|NTHREADS|N?CHANNELS|BUFFSIZE|GID_INDEX|CTAS"
+    r"|QPS_PER_CONNECTION|CHUNKSIZE|TC|SL)|NCCL_(?:CROSS_NIC|NTHREADS|BUFFSIZE|NVLS_ENABLE)"
+)
 LEVELS = {
+    "NCCL_DEBUG_SUBSYS": (
+        rf"(?i)\^?(?:{_SUBSYSTEMS})(?:,(?:{_SUBSYSTEMS}))*",
+        "NCCL_DEBUG=WARN or INFO for the level; NCCL_DEBUG_SUBSYS=INIT,NET for what it is about",
+    ),
     "NCCL_DEBUG": ("(?i)version|warn|info|abort|trace", "NCCL_DEBUG=WARN, or INFO"),
     "NCCL_P2P_LEVEL": (_PATHS, "one of LOC, NVL, PIX, PXB, PHB, SYS"),
     "NCCL_NET_GDR_LEVEL": (_PATHS, "one of LOC, PIX, PXB, PHB, SYS"),
@@ -27,7 +41,10 @@ LEVELS = {
 
 
 def findings(
-    environ: Mapping[str, str], facts: Facts, effects: Mapping[str, Effect]
+    environ: Mapping[str, str],
+    facts: Facts,
+    effects: Mapping[str, Effect],
+    adapters: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Yield every conflict in an environment.
 
@@ -35,13 +52,17 @@ def findings(
         environ: the user's own.
         facts: for torch's release and the GPUs.
         effects: of all variables, by name.
+        adapters: names of the machine's InfiniBand and RoCE devices.
     """
     yield from _renamed(environ, effects)
     yield from _allocators(environ, facts)
     yield from _allocator_values(environ)
     yield from _graphs(environ)
     yield from _nvlink(environ, facts)
+    yield from _adapters(environ, adapters)
     yield from _levels(environ, facts)
+    yield from _numbers(environ, facts)
+    yield from _refused(environ, effects)
     yield from _threads(environ)
     yield from _openmp(environ)
 
@@ -102,14 +123,68 @@ def _items(environ: Mapping[str, str], name: str) -> list[tuple[str, str]]:
 
 
 def _nvlink(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
-    joined = [gpu for gpu in facts.gpu.gpus if re.search(NVLINKED, gpu.name)]
-    if environ.get("NCCL_P2P_DISABLE") == "1" and len(joined) > 1:
-        what = f"NCCL_P2P_DISABLE=1 keeps {len(joined)} x {joined[0].name} from using NVLink"
+    """Copies between GPUs that are turned off; GeForce cards have none (NVIDIA's driver)."""
+    able = [gpu.name for gpu in facts.gpu.gpus if not re.search("GeForce|RTX [2345]0", gpu.name)]
+    if _number(environ.get("NCCL_P2P_DISABLE", "")) and len(able) > 1:
+        link = "using NVLink" if re.search(NVLINKED, able[0]) else "copying to each other directly"
+        what = f"NCCL_P2P_DISABLE=1 keeps {len(able)} x {able[0]} from {link}"
         detail = (
-            "the GPUs talk through host memory then; NVIDIA lists it under debugging, not to keep "
-            f"<{NCCL_GUIDE}>"
+            "the GPUs talk through host memory then, and a collective takes several times as long; "
+            f"NVIDIA lists it under debugging, not to keep <{NCCL_GUIDE}>"
         )
-        yield Finding(PROBLEM, AREA, what, detail, "unset NCCL_P2P_DISABLE")
+        level = PROBLEM if "NVLink" in link else NOTE
+        yield Finding(level, AREA, what, detail, "unset NCCL_P2P_DISABLE")
+
+
+def _adapters(environ: Mapping[str, str], adapters: Collection[str]) -> Iterator[Finding]:
+    if _number(environ.get("NCCL_IB_DISABLE", "")) and adapters:
+        what = f"NCCL_IB_DISABLE=1 keeps NCCL from {', '.join(sorted(adapters)[:4])}"
+        detail = (
+            "machines talk over TCP then, without the cards that this machine has for it; it costs "
+            f"nothing in a run of one machine <{NCCL_GUIDE}>"
+        )
+        yield Finding(PROBLEM, AREA, what, detail, "unset NCCL_IB_DISABLE")
+
+
+def _number(text: str) -> int:
+    """Return what C's strtoll(text, NULL, 0) makes of a text, as NCCL does (src/misc/param.cc)."""
+    found = re.match(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|\d+)", text)
+    if not found:
+        return 0
+    digits = found[2]
+    base = 16 if digits[:2].lower() == "0x" else 8 if digits[0] == "0" and len(digits) > 1 else 10
+    value = int(digits, base) if base != 8 or not re.search("[89]", digits) else 0
+    return -value if found[1] == "-" else value
+
+
+def _numbers(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
+    """Words where NCCL reads a number: it takes what stands in front, else 0, and says nothing."""
+    for name in sorted(filter(_NUMBER.fullmatch, environ)):
+        value = environ[name].strip()
+        if value and not re.fullmatch(r"[+-]?(?:0[xX][0-9a-fA-F]+|\d+)", value):
+            meant = 1 if value.lower() in ("true", "yes", "on", "y", "t") else _number(value)
+            what = f"{name}={value[:40]} counts as {_number(value)}, since NCCL reads a number"
+            detail = "<https://github.com/NVIDIA/nccl/blob/v2.27.5-1/src/misc/param.cc>"
+            yield Finding(PROBLEM, AREA, what, detail, f"write {meant}")
+
+
+def _refused(environ: Mapping[str, str], effects: Mapping[str, Effect]) -> Iterator[Finding]:
+    """Values for which torch ends the job while it is imported."""
+    value = environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    if value.upper() not in ("OFF", "INFO", "DETAIL"):
+        what = (
+            f"TORCH_DISTRIBUTED_DEBUG={value[:40]} ends the job when torch.distributed is imported"
+        )
+        detail = "<https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/distributed/c10d/debug.cpp>"
+        yield Finding(PROBLEM, AREA, what, detail, "OFF, INFO or DETAIL")
+    for name, entry in effects.items():
+        known = entry.names.split(", ") if entry.names and name in environ else []
+        for word in re.split(r"[\s,]+", environ.get(name, "")) if known else ():
+            plain = word.lstrip("+-").partition(":")[0]
+            near = "" if plain in known else one_slip_away(plain, known)
+            if near:
+                what = f"{name}: there is no {plain!r}, and the job ends when torch is imported"
+                yield Finding(PROBLEM, AREA, what, f"<{entry.source}>", f"did you mean {near}?")
 
 
 def _levels(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:

@@ -35,6 +35,8 @@ class Effect(NamedTuple):
     newer: str = ""
     dead: str = ""
     fix: str = ""
+    until: str = ""
+    names: str = ""
     quiet: bool = False
     reader: str = ""
     source: str = ""

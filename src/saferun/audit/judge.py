@@ -23,6 +23,12 @@ FAMILIES = (
     *("TORCH", "PYTORCH", "CUDA", "NCCL_", "GLOO_", "TF_", "OMP_", "GOMP_", "KMP_"),
     *("PET_", "TRITON_"),
 )
+# Terraform's variables begin like TensorFlow's (https://developer.hashicorp.com/terraform/cli/config/
+# environment-variables); they have nothing to do with a job.
+TERRAFORM = (
+    *("TF_VAR_", "TF_CLI_", "TF_LOG", "TF_PLUGIN_", "TF_TOKEN_", "TF_STATE", "TF_REGISTRY_"),
+    *("TF_DATA_DIR", "TF_WORKSPACE", "TF_INPUT", "TF_IN_AUTOMATION", "TF_IGNORE", "TF_REATTACH_"),
+)
 # Set in a job of an outer saferun, which has printed its line already and sets variables itself.
 NESTED = ("SAFERUN_ATTEMPT", "SAFERUN_INJECT")
 TORCH_FAMILIES = ("TORCH", "PYTORCH", "PET_")  # families that no driver and no other library reads
@@ -56,7 +62,7 @@ def nested(environ: Mapping[str, str]) -> bool:
 
 def audited(environ: Mapping[str, str]) -> list[str]:
     """Return the names that the audit covers, sorted; without those that no shell can export."""
-    found = (name for name in environ if name.startswith(FAMILIES))
+    found = (n for n in environ if n.startswith(FAMILIES) and not n.startswith(TERRAFORM))
     return sorted(name for name in found if name.isascii() and name.isidentifier())
 
 

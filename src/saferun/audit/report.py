@@ -42,6 +42,7 @@ def findings(
     facts: Facts,
     calls: Calls | None = None,
     in_code: Collection[str] = (),
+    adapters: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Return a finding for every setting of an environment and for every conflict.
 
@@ -50,12 +51,13 @@ def findings(
         facts: for torch's release and the GPUs.
         calls: what the script does itself, where it is known (`script_ast.read_script`).
         in_code: names that the job's own code contains.
+        adapters: names of the machine's InfiniBand and RoCE devices.
 
     Returns:
         The findings, problems first.
     """
     known = _Known(loader.variables_text(), effects.load(environ), facts.torch, calls, in_code)
-    found = [_printable(one) for one in conflicts.findings(environ, facts, known.effects)]
+    found = [_printable(one) for one in conflicts.findings(environ, facts, known.effects, adapters)]
     conflicting = " ".join(finding.what for finding in found)
     for name in audited(environ):
         one = _about(name, environ[name], known)
@@ -67,7 +69,9 @@ def findings(
 def _about(name: str, value: str, known: _Known) -> Finding:
     reading, entry = judge(name, known.torch, known.text), known.effects.get(name, effects.UNKNOWN)
     shown = _shown(name, value)
-    if (entry.dead and entry.quiet) or reading.kind in NO_EFFECT:
+    if entry.until and not _is_later(known.torch, entry.until):
+        entry = entry._replace(dead="", fix="")
+    if (entry.dead and (entry.quiet or entry.until)) or reading.kind in NO_EFFECT:
         if name in known.in_code and name not in (known.calls.assigned if known.calls else ()):
             detail = "of libraries none reads it; the job's own code names it"
             return Finding(OK, AREA, f"{shown} is for code of your own", detail, "")
@@ -80,6 +84,10 @@ def _about(name: str, value: str, known: _Known) -> Finding:
     parts += [f"overridden: {entry.overridden}"] if entry.overridden else []
     detail = "; ".join(filter(None, parts)) + _source(entry)
     return Finding(level, AREA, f"{shown}{what}", detail, fix)
+
+
+def _is_later(torch: str | None, release: str) -> bool:
+    return torch is not None and variable_index.version(torch) > variable_index.version(release)
 
 
 def _shown(name: str, value: str) -> str:
@@ -103,7 +111,7 @@ def _idle(shown: str, name: str, reading: Reading, entry: Effect, known: _Known)
     """Return the finding of a setting that nothing reads here."""
     if entry.dead:
         level = NOTE if entry.quiet else PROBLEM
-        what = f"{shown} has no reader"
+        what = f"{shown} does nothing" if entry.until else f"{shown} has no reader"
         return Finding(level, AREA, what, entry.dead + _source(entry), entry.fix)
     if reading.kind == "misspelt":
         fix = f"if {reading.near} is meant, write that"
@@ -124,8 +132,10 @@ def _idle(shown: str, name: str, reading: Reading, entry: Effect, known: _Known)
 def _unknown(shown: str, name: str, reading: Reading, text: str) -> Finding:
     """Return the finding of a setting that may have a reader outside of our data."""
     if reading.kind == "foreign":
-        detail = f"read by {reading.near or 'other programs, or for building'}"
-        return Finding(OK, AREA, f"{shown} is not torch's nor NCCL's own", detail, "")
+        detail = (
+            f"read by {reading.near or 'other programs, other builds of torch, or for building'}"
+        )
+        return Finding(OK, AREA, f"{shown} is not for this torch or its NCCL", detail, "")
     detail = "it may be read by other code"
     return Finding(NOTE, AREA, f"{shown} is not known to us", detail, _similar(name, text))
 
@@ -133,9 +143,12 @@ def _unknown(shown: str, name: str, reading: Reading, text: str) -> Finding:
 def _similar(name: str, text: str) -> str:
     import difflib
 
-    parts = sorted(name.split("_"))  # NCCL_DISABLE_IB for NCCL_IB_DISABLE
-    near = [known for known in variable_index.names(text) if sorted(known.split("_")) == parts]
-    near += difflib.get_close_matches(name, variable_index.names(text), 1, 0.85)
+    known = (*variable_index.names(text), *variable_index.listed(text, "driver"))
+    parts = set(name.split("_"))
+    # NCCL_DISABLE_IB for NCCL_IB_DISABLE; one word too few, or too many
+    near = [other for other in known if set(other.split("_")) == parts]
+    near += difflib.get_close_matches(name, known, 1, 0.85)
+    near += [other for other in known if len(parts ^ set(other.split("_"))) == 1 and len(parts) > 2]
     return f"a similar name: {near[0]}" if near else ""
 
 

@@ -106,7 +106,7 @@ def to_text(diagnosis: Diagnosis, account: Account | None = None) -> str:
     lines = [f"{diagnosis.kind}{rank}: {verdict}"]
     if diagnosis.root_line:
         lines.append(f"  {diagnosis.root_line}")
-    lines += [f"    {frame}" for frame in diagnosis.stack]
+    lines += failure_report.where(diagnosis)
     lines += [diagnosis.explanation, diagnosis.advice]
     lines += failure_report.half_answer(diagnosis) + known_from(diagnosis.decided_by)
     if diagnosis.mitigations:

@@ -23,6 +23,7 @@ Commands:
   run         launch, spelled out (for a script that is named like a command)
   plan        show what would run: command, variables with their reasons, hooks, retries
   gen-shell   write the run as one script that needs no saferun, for bash or for Slurm
+  adopt       put saferun where scripts start torchrun: shows the difference, -w writes it
   env         print `export` lines for eval
   profiles    list, show, check profiles; print their JSON Schema
   diagnose    explain a failure from its log

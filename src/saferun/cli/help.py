@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import textwrap
+from collections.abc import Mapping
 
 import click
 
@@ -12,37 +14,79 @@ from saferun.cli.completers import help_words
 from saferun.cli.front_page import HELP as FRONT
 from saferun.cli.options import HELP, echo
 from saferun.errors import UsageError
-from saferun.profile.schema import nearest
 
 _WIDTH = 96
 
 
-@click.command(context_settings=HELP)
+_MOST = {"variables": 12, "options": 12}  # names that are shown of those that contain a word
+
+
+@click.command(context_settings={**HELP, "ignore_unknown_options": True})
 @click.argument(
-    "word",
-    required=False,
-    metavar="[KIND | VARIABLE | MITIGATION | HOOK | KEY]",
+    "words",
+    nargs=-1,
+    metavar="[KIND | VARIABLE | HOOK | KEY | COMMAND | OPTION | STATUS | WORD]",
     shell_complete=help_words,
 )
 @click.option("--list", "listed", is_flag=True, help="List all words.")
-def command(word: str | None, listed: bool) -> int:
-    """Explain a kind of failure, a variable, a mitigation, a hook or a profile key."""
+def command(words: tuple[str, ...], listed: bool) -> int:
+    """Explain a word that saferun prints or takes; several words are one name, if there is one."""
     known = reference.Reference(os.environ)
     if listed:
-        for what, words in known.words().items():
-            echo(f"{what}:\n{_wrapped(', '.join(words))}")
+        _list(known.words())
         return 0
-    if word is None:
+    if not words:
         echo(FRONT.rstrip("\n"))
         return 0
-    found = known.entries(word)
-    if not found:
-        names = [name for names in known.words().values() for name in names]
-        close = nearest(word, names) if len(word) < 200 else ""
-        fix = close if close.startswith("did") else "saferun help --list shows all words"
-        raise UsageError(f"nothing is known of {word!r}", fix=fix)
-    echo("\n\n".join(as_text(entry) for entry in found))
+    words = words[1:] if words[0] == "saferun" and len(words) > 1 else words
+    word = " ".join(words)
+    asked = [word] if len(words) == 1 or known.entries(word) else list(words)
+    echo("\n\n".join(explained(known, one) for one in asked))
     return 0
+
+
+def explained(known: reference.Reference, word: str) -> str:
+    """Return what is known of a word, and of what contains it.
+
+    Raises:
+        UsageError: nothing goes by this name, contains it or speaks of it.
+    """
+    found, others = known.entries(word), known.similar(word)
+    names = [name for some in others.values() for name in some]
+    if not found and len(names) == 1:
+        return explained(known, names[0])
+    if found and others:
+        parts = ["Others that contain it:", *_named(others)]
+    elif others:
+        parts = [f"{word}: no name, but a part of these:", *_named(others)]
+    elif not found and (mentioned := known.mentions(word)):
+        parts = [f"{word}: no name, but a word in what is said of these:", *_named(mentioned)]
+    else:
+        parts = []
+    if not found and not parts:
+        close = difflib.get_close_matches(word, _all(known), 1, 0.75) if len(word) < 200 else []
+        fix = f"did you mean `{close[0]}`?" if close else "saferun help --list shows all words"
+        raise UsageError(f"nothing is known of {word!r}", fix=fix)
+    return "\n\n".join([*map(as_text, found), *(["\n".join(parts)] if parts else [])])
+
+
+def _all(known: reference.Reference) -> list[str]:
+    return [name for names in known.words().values() for name in names]
+
+
+def _named(others: Mapping[str, list[str]]) -> list[str]:
+    """Return a line for each sort of names; of many variables, the first."""
+    lines = []
+    for what, names in others.items():
+        most = _MOST.get(what, len(names))
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        lines.append(_wrapped(f"{what}: {', '.join(names[:most])}{more}"))
+    return lines
+
+
+def _list(words: Mapping[str, list[str]]) -> None:
+    for what, names in words.items():
+        echo(f"{what}:\n{_wrapped(', '.join(names))}")
 
 
 def as_text(entry: reference.Entry) -> str:

@@ -9,7 +9,7 @@ import click
 
 from saferun.cli.options import TORCHRUN_ARGUMENTS, echo, echo_json
 from saferun.model import Request
-from saferun.planning import inputs
+from saferun.planning import inputs, torchrun_args
 from saferun.planning.request import read_command
 
 
@@ -55,7 +55,10 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     elif inputs.disabled(environ):
         echo(view.as_text(plan))
     else:
-        echo(view.as_text(plan, collect.findings(gathered.request, gathered.facts, environ, cwd)))
+        findings = collect.findings(gathered.request, gathered.facts, environ, cwd)
+        line = gathered.request.line
+        variables = {} if gathered.starts_python else torchrun_args.exported(line, environ)
+        echo(view.as_text(plan, findings, variables))
         if text := view.resumed_text(resumed, notes):
             echo(text.removesuffix("\n"))
     return 0

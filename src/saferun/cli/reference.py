@@ -1,5 +1,5 @@
 """What saferun knows of a word: a kind of failure, a mitigation, a variable, a hook, a profile key,
-a profile, a command.
+a profile, a command, an option, an exit status, a signal, a word of the glossary.
 
 The text is made of the data alone, so it is the same in a terminal and in the documents.
 """
@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 
+import click
+
 from saferun.audit import effects, variable_index
+from saferun.cli.commands import command_named
 from saferun.cli.front_page import HELP
+from saferun.cli.gen_shell import GEN_SHELL
 from saferun.diagnosis import signatures
 from saferun.knowledge import loader
+from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.named_tuple import NamedTuple
 from saferun.planning import mitigation_catalog
 from saferun.profile import files as profiles
@@ -29,6 +35,10 @@ VERDICTS = {
 }
 # Commands and saferun's own variables, from the front page.
 COMMANDS = dict(re.findall(r"^  ([a-z]\S+) +(.+)$", HELP, re.M))
+OWN_OPTIONS = {
+    option.split()[0]: text
+    for option, text in re.findall(r"^  (--.+?)  +(.+?)(?:  .*)?$", HELP, re.M)
+}
 VARIABLES = {
     **{
         name: f"as the option {option}: {text}"
@@ -66,14 +76,46 @@ class Reference:
     def entries(self, word: str) -> list[Entry]:
         """Return all that goes by this name; empty where nothing does.
 
-        Variables are found in capitals, too.
+        Capitals, dashes in front, and blanks, dashes or underscores between make no difference.
         """
+        plain = _plain(word)
+        named = self._named.get(plain) or self._named.get(re.sub("-?s$", "", plain), [])
         makers: list[Callable[[str], Entry | None]]
         makers = [self._kind, self._mitigation, _hook, self._key, self._variable]
-        makers += [_section, self._profile, _verdict, _front]
-        names = dict.fromkeys((word, word.lower(), word.upper()))
+        makers += [_section, self._profile, _verdict, self._word, self._command, self._option]
+        makers += [self._status, _signal]
+        names = dict.fromkeys((*named, word, word.lower(), word.upper()))
         found = (maker(name) for name in names for maker in makers)
-        return [entry for entry in found if entry is not None]
+        return list(dict.fromkeys(entry for entry in found if entry is not None))
+
+    def similar(self, word: str) -> dict[str, list[str]]:
+        """Return the other names that contain a word, by what they are.
+
+        Args:
+            word: as a user writes it; what begins one of a name's parts with it counts.
+        """
+        inside = re.compile(rf"(?:^|[-.]){re.escape(_plain(word))}")
+        found = {
+            what: [
+                name
+                for name in names
+                if inside.search(_plain(name)) and _plain(name) != _plain(word)
+            ]
+            for what, names in self.words().items()
+        }
+        return {what: names for what, names in found.items() if names}
+
+    def mentions(self, word: str) -> dict[str, list[str]]:
+        """Return the names whose explanation has a word, by what they are; variables excepted."""
+        has = re.compile(rf"(?i)(?<![\w-]){re.escape(word)}(?![\w-])")
+        found = {
+            what: [
+                n for n in names if any(has.search(" ".join(e.paragraphs)) for e in self.entries(n))
+            ]
+            for what, names in self.words().items()
+            if what != "variables"
+        }
+        return {what: names for what, names in found.items() if names}
 
     def words(self) -> dict[str, list[str]]:
         """Return all words that have an entry, by what they are."""
@@ -82,11 +124,14 @@ class Reference:
             "mitigations": list(self._mitigations),
             "hooks": list(HOOKS),
             "profile keys": list(KEYS),
-            "variables": sorted({*self._effects, *self._set_somewhere()}),
+            "variables": sorted({*self._effects, *self._set_somewhere(), *self._own}),
             "sections of profile keys": list(SECTIONS),
             "profiles": list(self._profiles),
             "verdicts": list(VERDICTS),
-            "commands, and variables of saferun's own": [*COMMANDS, *VARIABLES],
+            "commands": list(self._commands),
+            "options": list(self._options),
+            "exit statuses": list(self._data["statuses"]),
+            "words": list(self._words),
         }
 
     # --- the data ----------------------------------------------------------------------------
@@ -107,6 +152,57 @@ class Reference:
     def _profiles(self) -> dict[str, Mapping[str, Leaf]]:
         known = profiles.known(self._environ)
         return {one.name: profiles.load(one, self._environ).leaves for one in known}
+
+    @cached_property
+    def _data(self) -> Mapping[str, Mapping[str, str]]:
+        return loader.load_words(self._environ)
+
+    @cached_property
+    def _words(self) -> dict[str, str]:
+        """The glossary; a line of it may explain several words."""
+        lines = self._data["words"].items()
+        return {name: text for names, text in lines for name in names.split(", ")}
+
+    @cached_property
+    def _own(self) -> dict[str, str]:
+        return {**self._data["variables"], **VARIABLES}
+
+    @cached_property
+    def _commands(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """Each command, "runs watch" too: what it does, and its options as lines."""
+        found: dict[str, tuple[str, tuple[str, ...]]] = {}
+        for name, does in COMMANDS.items():
+            command = None if name == "run" else command_named(name)
+            found[name] = (does, _options(command))
+            below = command.commands if isinstance(command, click.Group) else {}
+            for path, one in _below(name, below):
+                found[path] = (one.get_short_help_str(200), _options(one))
+        return found
+
+    @cached_property
+    def _options(self) -> dict[str, list[str]]:
+        """Each option: what it does, and where."""
+        found = {option: [_sentence(text)] for option, text in OWN_OPTIONS.items()}
+        for command, (_, lines) in self._commands.items():
+            for line in lines:
+                names, text = line.split("  ", 1)
+                for name in re.findall(r"(?<![\w-])-{1,2}[a-z][\w-]*", names):
+                    found.setdefault(name, []).append(f"Of `saferun {command}`: {_sentence(text)}")
+        for option in OPTIONS:
+            variable = f"; {option.env} is its variable" if option.env else ""
+            text = f"Of torchrun, and the same here: `torchrun --help` explains it{variable}."
+            for string in option.strings:
+                found.setdefault(string, []).append(text)
+        return found
+
+    @cached_property
+    def _named(self) -> dict[str, list[str]]:
+        """The names by what `_plain` makes of them."""
+        found: dict[str, list[str]] = {}
+        for names in self.words().values():
+            for name in names:
+                found.setdefault(_plain(name), []).append(name)
+        return found
 
     # --- one word ----------------------------------------------------------------------------
 
@@ -147,13 +243,38 @@ class Reference:
         effect = self._effects.get(name)
         readers = variable_index.look_up(text, name) if name.isupper() else None
         by = [*self._set_by(f"env.{name}"), *self._set_by_mitigations(name)]
-        if effect is None and readers is None and not by:
+        own = self._own.get(name)
+        if effect is None and readers is None and not by and not own:
             return None
-        found = list(_effect(effect)) if effect else []
+        found = [_sentence(own)] if own else []
+        found += _effect(effect) if effect else []
         found += [_read_by(reader) for reader in readers or ()]
         if readers == ():
             found.append("No release that was looked at reads it.")
         return Entry(name, "variable", (*found, *by, *_links([effect.source] if effect else [])))
+
+    def _word(self, name: str) -> Entry | None:
+        text = self._words.get(name)
+        return Entry(name, "word of saferun's", (_sentence(text),)) if text else None
+
+    def _command(self, name: str) -> Entry | None:
+        if name not in self._commands:
+            return None
+        does, options = self._commands[name]
+        text = [_sentence(does), *(" ".join(line.split()) for line in options)]
+        return Entry(name, "command", (*text, f"`saferun {name} --help` has all of it."))
+
+    def _option(self, name: str) -> Entry | None:
+        found = self._options.get(name)
+        return Entry(name, "option", tuple(found)) if found else None
+
+    def _status(self, name: str) -> Entry | None:
+        text = self._data["statuses"].get(name)
+        number = int(name) - 128 if name.isdigit() and len(name) < 4 else 0
+        if number in {one.value for one in signal.Signals}:
+            ended = f"128 + {number}: {signal.Signals(number).name} ended the process"
+            text = f"{text}; {ended}" if text else ended
+        return Entry(name, "exit status", (_sentence(text),)) if text else None
 
     def _set_by(self, key: str) -> list[str]:
         found = [(name, leaves[key]) for name, leaves in self._profiles.items() if key in leaves]
@@ -192,13 +313,42 @@ def _verdict(name: str) -> Entry | None:
     return Entry(name, "verdict on a failure", (f"saferun {VERDICTS[name]}.",))
 
 
-def _front(name: str) -> Entry | None:
-    if name in VARIABLES:
-        return Entry(name, "variable of saferun's own", (_sentence(VARIABLES[name]),))
-    if name in COMMANDS:
-        options = f"`saferun {name} --help` has its options."
-        return Entry(name, "command", (_sentence(COMMANDS[name]), options))
-    return None
+def _signal(name: str) -> Entry | None:
+    known = {one.name: one for one in signal.Signals}
+    one = known.get(name if name.startswith("SIG") else f"SIG{name}")
+    if one is None or not name.isupper():
+        return None
+    text = (
+        f"{_sentence(signal.strsignal(one) or one.name)} A process that it ends has the status "
+        f"{128 + one} for a shell and {-one} for torchrun and Python."
+    )
+    return Entry(one.name, f"signal {one.value}", (text,))
+
+
+def _below(path: str, commands: Mapping[str, click.Command]) -> Iterator[tuple[str, click.Command]]:
+    for name, command in commands.items():
+        yield f"{path} {name}", command
+        if isinstance(command, click.Group):
+            yield from _below(f"{path} {name}", command.commands)
+
+
+def _options(command: click.Command | None) -> tuple[str, ...]:
+    """Return a command's own options, a line for each: names, two blanks, what it does."""
+    if command is None:
+        return ()
+    if command.name == "gen-shell" or command is command_named("gen-shell"):
+        text = re.sub(r"\n {10,}", " ", GEN_SHELL)
+        return tuple(re.findall(r"(?m)^  (-.+?  +.+)$", text))
+    return tuple(
+        f"{', '.join(one.opts)}  {one.help or ''}"
+        for one in command.params
+        if isinstance(one, click.Option) and "--help" not in one.opts
+    )
+
+
+def _plain(name: str) -> str:
+    """Return a name as any spelling of it is looked up."""
+    return re.sub(r"[\s_-]+", "-", name.strip().removeprefix("saferun ").lower()).strip("-")
 
 
 def _effect(effect: effects.Effect) -> Iterator[str]:

@@ -79,12 +79,13 @@ def _state(report: RunReport, one: AttemptReport) -> str:
 def _bars(report: RunReport) -> list[Bar]:
     """Return where each attempt stands in the timeline."""
     spans = [(one.begins_s, _lived_s(report, one)) for one in report.attempts]
-    whole = max([*(begin + lived for begin, lived in spans), report.cost.used_s, 0.001])
+    whole = max([*(begin + lived for begin, lived in spans), report.cost.used.s, 0.001])
     scale = _WIDTH / whole
-    return [
-        Bar(*(round(value * scale, 1) for value in (begin, max(lived, 4 / scale), one.waited_s)))
+    sizes = [
+        (begin, max(lived, 4 / scale), one.spent.waited_s)
         for (begin, lived), one in zip(spans, report.attempts, strict=True)
     ]
+    return [Bar(*(round(size * scale, 1) for size in each)) for each in sizes]
 
 
 def _lived_s(report: RunReport, one: AttemptReport) -> float:

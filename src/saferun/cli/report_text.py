@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from saferun.cli import runs_view, trials_view
 from saferun.diagnosis.failure_report import seconds
 from saferun.journal.reader import RUNNING
-from saferun.journal.report import FIRST, AttemptReport, RunReport
+from saferun.journal.report import FIRST, Amount, AttemptReport, Cost, RunReport
 from saferun.journal.tail_excerpt import Excerpt
 from saferun.journal.trials import processes
 from saferun.system.printable import printable
@@ -52,7 +52,6 @@ def run_facts(report: RunReport) -> Facts:
         ("script", plan.script),
         ("command", shlex.join(plan.command)),
         ("started", moment(run.started_at)),
-        ("took", seconds(run.took_s) if run.took_s is not None and report.cost.gpus else ""),
         ("ended", runs_view.ending(run)),
         ("host", "" if hosts else str(host)),
         ("nodes", f"{len(hosts)}: {', '.join(hosts)}" if hosts else ""),
@@ -72,19 +71,23 @@ def _gpus(report: RunReport) -> str:
 
 
 def costs(report: RunReport) -> Facts:
-    """Return what the run has used and lost, by label."""
+    """Return what the run has used, and for what, by label."""
     cost = report.cost
-    if not cost.gpus:
-        lost = [("time lost", seconds(cost.lost_s))] if cost.lost_s >= 1 else []
-        return [("time used", seconds(cost.used_s)), *lost]
     found = [
-        ("GPU-hours used", f"{cost.used_gpu_hours:.2f}"),
-        ("GPU-hours lost", f"{cost.lost_gpu_hours:.2f}"),
+        ("used", _amount(cost, cost.used)),
+        ("useful", _amount(cost, cost.useful)),
+        ("done again", _amount(cost, cost.done_again)),
+        ("starts and waits", _amount(cost, cost.starts_and_waits)),
     ]
-    if cost.used is not None and cost.lost is not None:
-        found += [("money used", f"{cost.used:.2f}"), ("money lost", f"{cost.lost:.2f}")]
+    if cost.used.money is not None:
         found.append(("price of a GPU-hour", f"{cost.price_per_gpu_hour:g}"))
     return found
+
+
+def _amount(cost: Cost, part: Amount) -> str:
+    hours = f", {part.gpu_hours:.2f} GPU-hours" if cost.gpus else ""
+    money = "" if part.money is None else f", {part.money:.2f} in money"
+    return f"{seconds(part.s)}{hours}{money}"
 
 
 def title(one: AttemptReport) -> str:
@@ -108,16 +111,14 @@ def end(report: RunReport, one: AttemptReport) -> str:
 def attempt_facts(one: AttemptReport) -> Facts:
     """Return what is known of an attempt, by label; nothing for what is not known."""
     attempt = one.attempt
-    lost = f"{seconds(one.lost_s)} ({one.lost_why})" if one.lost_s >= 1 else ""
     found = [
         ("started", moment(attempt.started_at)),
         ("lived", "" if attempt.lived_s is None else seconds(attempt.lived_s)),
-        ("waited before", seconds(one.waited_s) if one.waited_s >= 1 else ""),
         ("status", "" if attempt.status is None else str(attempt.status)),
         ("known from", "; ".join(attempt.decided_by)),
         ("steps", _steps(one)),
         ("last loss", one.loss),
-        ("work lost", lost),
+        *runs_view.time_parts(one.spent),
         ("with", ", ".join(attempt.mitigations)),
         ("changed", ", ".join(attempt.changed)),
         ("end", ", ".join(runs_view.ending_events(attempt))),
@@ -157,6 +158,8 @@ def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Itera
     yield ""
     if one.attempt.line:
         yield f"- deciding line: {_code(one.attempt.line)}"
+    if one.attempt.user_frame:
+        yield f"- your code: {_code(one.attempt.user_frame)}"
     yield from (f"- stack: {_code(frame)}" for frame in one.attempt.stack)
     if one.cause:
         yield f"- {one.cause.explanation} {one.cause.advice}".rstrip()

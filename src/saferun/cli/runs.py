@@ -53,7 +53,7 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> i
     """Show a run: ID, the beginning of one, or `last`."""
     from saferun.cli import colour, runs_view, trials_view
     from saferun.journal import reader as runs
-    from saferun.journal import trials
+    from saferun.journal import time_spent, trials
     from saferun.journal.attempts import attempts
     from saferun.system import paths
 
@@ -64,13 +64,14 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> i
         click.echo(trials_view.as_csv(searched), nl=False)
         return 0
     tried, plan = attempts(run), runs.read_plan(run.path)
+    times = time_spent.read(run, tried, now)
     if as_json:
-        shown = runs_view.as_json_whole(run, tried, plan)
+        shown = runs_view.as_json_whole(run, tried, plan, times)
         if searched:
             shown["trials"] = trials_view.as_json(searched, replaced)
         echo_json(shown)
     else:
-        text = runs_view.as_text(run, tried, plan, now)
+        text = runs_view.as_text(run, tried, plan, times, now)
         colour.echo_page("\n".join([text, *trials_view.as_text(searched, replaced)]))
     return 0
 
@@ -90,8 +91,8 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> i
 def watch_run(run_id: str | None, interval_s: float, run_dir: str | None, as_json: bool) -> int:
     """Watch a run until it is over: ID, the beginning of one, or the newest that is going on.
 
-    Drawn on a terminal; elsewhere, and with --json, a line for each change. Ctrl-C leaves the run
-    alone.
+    Drawn on a terminal; elsewhere, and with --json, a line for each change. `q` and Ctrl-C leave
+    the run alone.
     """
     from saferun.cli import runs_watch
     from saferun.system import paths
@@ -134,6 +135,9 @@ def report_run(
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
     found = report.make(run, now, price)
+    if price is not None and not found.cost.gpus:
+        what = "the run's journal knows of no GPU, so there are no GPU-hours to pay"
+        echo(f"saferun: --price-per-gpu-hour: {what}", err=True)
     if html is not None:
         from saferun.cli import report_html
 

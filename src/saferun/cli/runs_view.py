@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.journal.report import RunReport
+    from saferun.journal.time_spent import Spent, Times
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")
@@ -61,7 +62,7 @@ def table(runs: Sequence[Run], now_s: float, width: int | None = None) -> str:
 
 def _row(run: Run, now_s: float) -> tuple[str, ...]:
     script = plain(run.script.rpartition("/")[2]) or "?"
-    took = "?" if run.took_s is None else short(run.took_s)
+    took = "?" if run.took_s is None else seconds(run.took_s)
     tries = str(run.attempts or "?")
     return (plain(run.id), _when(run.started_at, now_s), took, tries, outcome(run), script)
 
@@ -131,28 +132,33 @@ def cleaned(done: Cleaned, *, dry_run: bool) -> str:
 # --- one run -----------------------------------------------------------------------------------
 
 
-def as_text(run: Run, tried: Sequence[Attempt], plan: RecordedPlan, now_s: float) -> str:
+def as_text(
+    run: Run, tried: Sequence[Attempt], plan: RecordedPlan, times: Times, now_s: float
+) -> str:
     """Return all that is known of a run, for people.
 
     Args:
         run: the run.
         tried: its attempts.
         plan: of its first attempt.
+        times: where its time went.
         now_s: seconds since the epoch.
     """
     lines = [f"run {plain(run.id)}: {outcome(run)}"]
-    lines += _facts(run, plan)
+    lines += _facts(run, plan, times)
     if replaced := sum(attempt.replaced for attempt in tried):
         lines.append(_labelled("replaced", f"{processes(replaced)}, as asked; not shown"))
-    for attempt in (one for one in tried if not one.replaced):
-        lines += ["", *_attempt(attempt, running=run.outcome == RUNNING, now_s=now_s)]
+    for attempt, spent in zip(tried, times.attempts, strict=True):
+        if not attempt.replaced:
+            lines += ["", *_attempt(attempt, spent, running=run.outcome == RUNNING, now_s=now_s)]
     return "\n".join(lines)
 
 
-def _facts(run: Run, plan: RecordedPlan) -> list[str]:
+def _facts(run: Run, plan: RecordedPlan, times: Times) -> list[str]:
     lines = [
         _labelled("started", _moment(run.started_at)),
         _labelled("took", "" if run.took_s is None else seconds(run.took_s)),
+        _labelled("time", _time(times.whole)),
         _labelled("ended", ending(run)),
         _labelled("command", shlex.join(plan.command)),
         _labelled("profile", f"{plan.profile} (launcher: {plan.launcher})" if plan.profile else ""),
@@ -187,7 +193,7 @@ def ending(run: Run) -> str:
     return f"{status}: {run.reason}" if run.reason else status
 
 
-def _attempt(attempt: Attempt, *, running: bool, now_s: float) -> list[str]:
+def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> list[str]:
     ended = attempt.lived_s is not None
     lived = f"lived {seconds(attempt.lived_s or 0.0)}"
     if not ended:
@@ -201,12 +207,13 @@ def _attempt(attempt: Attempt, *, running: bool, now_s: float) -> list[str]:
     labelled = [
         ("failure", f"{attempt.kind}{rank}" if attempt.kind else ""),
         ("line", attempt.line),
+        ("your code", attempt.user_frame),
         *(("stack", frame) for frame in attempt.stack),
         ("from", "; ".join(attempt.decided_by)),
         ("with", ", ".join(attempt.mitigations)),
         ("changed", ", ".join(attempt.changed)),
         ("end", ", ".join(ending_events(attempt))),
-        ("lost", _lost(attempt)),
+        ("time", _time(spent)),
         ("decision", decision(attempt)),
         *(("tail", f"{path} ({size_text(size)})") for path, size in attempt.tails),
         *(("hooks", line) for line in attempt.hooks),
@@ -224,14 +231,23 @@ def ending_events(attempt: Attempt) -> list[str]:
     return found + ([f"not to be killed: {pids}"] if pids else [])
 
 
-def _lost(attempt: Attempt) -> str:
-    """Return the work that the attempt has lost, such as "37 steps, 2 min 3 s, 0.27 GPU-hours"."""
-    if attempt.lost is None:
-        return ""
-    spent_s, steps, hours, saved = attempt.lost
-    parts = [f"{steps} steps" if steps else "", seconds(spent_s)]
-    parts += [f"{hours:.2f} GPU-hours" if hours else ""]
-    return ", ".join(filter(None, parts)) + (f" since {saved}" if saved else "; nothing was saved")
+def _time(spent: Spent) -> str:
+    """Return text such as "useful 50 s; done again 12 s (3 steps, since ck/7)"."""
+    return "; ".join(f"{label} {text}" for label, text in time_parts(spent))
+
+
+def time_parts(spent: Spent) -> list[tuple[str, str]]:
+    """Return where a time went, by label; what took less than a second is left out."""
+    found = []
+    if spent.useful_s >= 1:
+        found.append(("useful", seconds(spent.useful_s)))
+    if spent.why:
+        found.append(("done again", f"{seconds(spent.done_again_s)} ({spent.why})"))
+    elif spent.done_again_s >= 1:
+        found.append(("done again", seconds(spent.done_again_s)))
+    if spent.starts_and_waits_s >= 1:
+        found.append(("starts and waits", seconds(spent.starts_and_waits_s)))
+    return found
 
 
 def decision(attempt: Attempt) -> str:
@@ -242,23 +258,28 @@ def decision(attempt: Attempt) -> str:
     return f"{attempt.action}: {attempt.reason}{wait}"
 
 
-def as_json_whole(run: Run, tried: Sequence[Attempt], plan: RecordedPlan) -> dict[str, Any]:
+def as_json_whole(
+    run: Run, tried: Sequence[Attempt], plan: RecordedPlan, times: Times
+) -> dict[str, Any]:
     """Return a run with its attempts and its first plan, for programs (schema 1).
 
     Args:
         run: what its journal tells.
         tried: its attempts, in order.
         plan: of its first attempt.
+        times: where its time went.
     """
     shown = [
         {
             **attempt._asdict(),
             "lost": attempt.lost._asdict() if attempt.lost else {},
             "tails": [{"path": p, "bytes": size} for p, size in attempt.tails],
+            "time": spent._asdict(),
         }
-        for attempt in tried
+        for attempt, spent in zip(tried, times.attempts, strict=True)
     ]
-    return {"schema": 1, "run": as_json(run), "attempts": shown, "plan": plan.raw or None}
+    whole = {**as_json(run), "time": times.whole._asdict()}
+    return {"schema": 1, "run": whole, "attempts": shown, "plan": plan.raw or None}
 
 
 def report_json(report: RunReport) -> dict[str, Any]:
@@ -314,21 +335,6 @@ def _until(entry: Entry, now_s: float) -> str:
 
 
 # --- text --------------------------------------------------------------------------------------
-
-
-def short(value_s: float) -> str:
-    """Return a duration in at most six columns.
-
-    >>> short(3.14), short(75), short(7300), short(200000)
-    ('3.1s', '1m15s', '2h01m', '2d07h')
-    """
-    if value_s < 59.5:
-        return f"{value_s:.1f}s" if value_s < 9.95 else f"{value_s:.0f}s"
-    minutes, rest_s = divmod(round(value_s), 60)
-    if minutes < 60:
-        return f"{minutes}m{rest_s:02}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours < 24 else f"{hours // 24}d{hours % 24:02}h"
 
 
 def size_text(size: int) -> str:

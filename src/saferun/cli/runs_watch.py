@@ -5,29 +5,32 @@ The run is only read, never touched (supervise/live_run.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import sys
+import termios
 import time
-from collections.abc import Callable, Iterator
+import tty
+from collections.abc import Callable
 
 from saferun.cli import colour, watch_view
 from saferun.cli.options import echo, json_text
 from saferun.errors import UsageError
-from saferun.journal import reader
+from saferun.journal import reader, time_spent
 from saferun.journal.attempts import attempts
 from saferun.supervise.live_run import LiveRun, Snapshot
+from saferun.system.signalfd import Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import NoReturn
-
-    from rich.live import Live
+    from typing import Any, NoReturn
 
     from saferun.journal.reader import Run
 
-_KEYS = "Ctrl-C ends the watching; the run goes on"
+_KEYS = "q or Ctrl-C ends the watching; the run goes on"
 _HEARD = (signal.SIGWINCH, signal.SIGTSTP)  # while it waits
 
 
@@ -78,11 +81,15 @@ def watch(run: Run, note: str, *, as_json: bool, interval_s: float) -> None:
 def _follow(live: LiveRun, interval_s: float, text: Callable[[Snapshot], str]) -> None:
     """Print a line for each change, until the run is over."""
     shown: object = None
-    for now in _looks(live, interval_s):
+    while True:
+        now = live.look()
         if (new := watch_view.changes(now)) != shown:
             echo(text(now))
             sys.stdout.flush()
             shown = new
+        if not watch_view.goes_on(now.run):
+            return
+        time.sleep(interval_s)
 
 
 def _draw(live: LiveRun, interval_s: float, note: str) -> None:
@@ -92,35 +99,72 @@ def _draw(live: LiveRun, interval_s: float, note: str) -> None:
 
     signal.signal(signal.SIGTERM, _end)  # or the second screen would stay
     drawn = Live(console=Console(), screen=True, auto_refresh=False)
-    keys = f"{note}; {_KEYS}" if note else _KEYS
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-    try:
-        with drawn:
-            for now in _looks(live, interval_s, drawn):
-                drawn.update(colour.drawn(watch_view.lines(now, keys)), refresh=True)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    text = f"{note}; {_KEYS}" if note else _KEYS
+    with Signals(_HEARD) as signals, _Keys() as keys, drawn:
+        while watch_view.goes_on((now := live.look()).run):
+            drawn.update(colour.drawn(watch_view.lines(now, text)), refresh=True)
+            if keys.has_quit(signals.fd, interval_s):
+                return
+            if any(number == signal.SIGTSTP for number, _ in signals.read()):
+                drawn.stop()
+                keys.leave()
+                os.kill(os.getpid(), signal.SIGSTOP)  # until `fg`
+                keys.take()
+                drawn.start()
     from saferun.cli import runs_view
 
-    plan = reader.read_plan(now.run.path)
-    colour.echo_page(runs_view.as_text(now.run, attempts(now.run), plan, time.time()))
+    plan, tried, at = reader.read_plan(now.run.path), attempts(now.run), time.time()
+    times = time_spent.read(now.run, tried, at)
+    colour.echo_page(runs_view.as_text(now.run, tried, plan, times, at))
 
 
-def _looks(live: LiveRun, interval_s: float, drawn: Live | None = None) -> Iterator[Snapshot]:
-    """Yield a look at the run now and then, and a last one when it is over."""
-    while True:
-        now = live.look()
-        yield now
-        if not watch_view.goes_on(now.run):
-            return
-        if drawn is None:
-            time.sleep(interval_s)
-            continue
-        heard = signal.sigtimedwait(_HEARD, interval_s)
-        if heard and heard.si_signo == signal.SIGTSTP:
-            drawn.stop()
-            os.kill(os.getpid(), signal.SIGSTOP)  # until `fg`
-            drawn.start()
+class _Keys:
+    """The keyboard, key by key, where stdin is a terminal that is ours to read."""
+
+    def __init__(self) -> None:
+        self._fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
+        self._before: list[Any] | None = None  # the terminal's modes
+
+    def __enter__(self) -> _Keys:
+        self.take()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
+
+    def take(self) -> None:
+        """Have each key come at once and unseen; a process in the background would be stopped."""
+        if self._is_ours():
+            with contextlib.suppress(termios.error):
+                self._before = termios.tcgetattr(self._fd)
+                tty.setcbreak(self._fd, termios.TCSADRAIN)
+
+    def leave(self) -> None:
+        """Put the terminal's modes back."""
+        if self._before is not None and self._is_ours():
+            with contextlib.suppress(termios.error):  # it is gone
+                termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+        self._before = None
+
+    def has_quit(self, signals: int, limit_s: float) -> bool:
+        """Wait for a key or a signal; return whether the key is `q`."""
+        wanted = [signals, *([self._fd] if self._before is not None and self._is_ours() else [])]
+        ready = select.select(wanted, [], [], limit_s)[0]
+        if self._fd not in ready:
+            return False
+        try:
+            keys = os.read(self._fd, 64)
+        except OSError:
+            keys = b""
+        if not keys:
+            self._fd = -1  # the terminal is gone
+        return b"q" in keys.lower()
+
+    def _is_ours(self) -> bool:
+        try:
+            return self._fd >= 0 and os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:
+            return False
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

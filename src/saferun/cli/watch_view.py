@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from saferun.cli import runs_view
-from saferun.cli.runs_view import plain, short
+from saferun.cli.runs_view import plain
 from saferun.diagnosis.failure_report import seconds
+from saferun.journal.attempts import Attempt
 from saferun.journal.reader import RUNNING, UNKNOWN
 from saferun.named_tuple import NamedTuple
 from saferun.supervise.live_run import Job, Snapshot
@@ -44,8 +45,7 @@ def lines(now: Snapshot, note: str = "") -> list[Line]:
         note: said below it; "" for nothing.
     """
     run = now.run
-    took = "" if run.took_s is None else f" for {short(run.took_s)}"
-    found = [Line("run", f"{plain(run.id)}: {runs_view.outcome(run)}{took}", "bold")]
+    found = [Line("run", f"{plain(run.id)}: {_outcome(run)}", "bold")]
     found.append(Line("script", plain(run.script)))
     if run.outcome == UNKNOWN:
         found.append(Line("", "its process cannot be seen from here: its journal is shown", "red"))
@@ -57,21 +57,43 @@ def lines(now: Snapshot, note: str = "") -> list[Line]:
     return [line for line in found if line.text]
 
 
+def _outcome(run: Run) -> str:
+    """Return text such as "running for 8.4 s, with free-port", or "ok; took 1 min 44 s"."""
+    outcome, took = runs_view.outcome(run), run.took_s
+    if took is None:
+        return outcome
+    if run.outcome == RUNNING:
+        by = f", with {plain(', '.join(run.mitigations))}" if run.mitigations else ""
+        return f"{RUNNING} for {seconds(took)}{by}"
+    return f"{outcome}; took {seconds(took)}"
+
+
 def _job(job: Job, at: float) -> Iterator[Line]:
     attempt = job.attempt
     worker = "" if attempt.worker is None else f"worker {attempt.worker}: "
-    since = "" if attempt.started_at is None else f", for {short(max(0, at - attempt.started_at))}"
-    took = since if attempt.lived_s is None else f", lived {short(attempt.lived_s)}"
+    since = "" if attempt.started_at is None else seconds(max(0, at - attempt.started_at))
+    took = since and f", for {since}"
+    if attempt.lived_s is not None:
+        took = f", lived {seconds(attempt.lived_s)}"
     by = f", with {plain(', '.join(attempt.mitigations))}" if attempt.mitigations else ""
     yield Line("attempt", f"{worker}{attempt.number}{took}{by}")
     if attempt.kind:
-        yield Line("failure", f"{plain(attempt.kind)}: {plain(attempt.line)}", "red")
+        yield Line("failure", _failure(attempt), "red")
+    if job.before:
+        lived = "" if job.before.lived_s is None else f" after {seconds(job.before.lived_s)}"
+        text = f"attempt {job.before.number} failed{lived}: {_failure(job.before)}"
+        yield Line("before", text, "yellow")
     yield Line("step", _step(job), "green")
-    age = "" if job.output_s is None else f"{short(job.output_s)} ago: "
+    age = "" if job.output_s is None else f"{seconds(job.output_s)} ago: "
     yield Line("output", f"{age}{plain(job.line)}" if age else "")
     cores = "" if job.cores is None else f", {job.cores:.1f} cores in use"
     yield Line("ranks", f"{job.ranks}{cores}" if job.ranks else "")
     yield Line("silence", _silence(job, at), "yellow")
+
+
+def _failure(attempt: Attempt) -> str:
+    rank = "" if attempt.rank is None else f" on rank {attempt.rank}"
+    return f"{plain(attempt.kind)}{rank}: {plain(attempt.line)}"
 
 
 def _step(job: Job) -> str:
@@ -84,11 +106,12 @@ def _step(job: Job) -> str:
 
 
 def _silence(job: Job, at: float) -> str:
-    said = "" if job.hang_at is None else f"it may hang, as said {short(max(0, at - job.hang_at))}"
-    said += " ago" if said else ""
+    said = ""
+    if job.hang_at is not None:
+        said = f"it may hang, as said {seconds(max(0, at - job.hang_at))} ago"
     if job.quiet_s is None or job.quiet_s < _QUIET_S:
         return said
-    return f"no sign of work for {short(job.quiet_s)}{'; ' if said else ''}{said}"
+    return f"no sign of work for {seconds(job.quiet_s)}{'; ' if said else ''}{said}"
 
 
 def _load(gpu: Load) -> str:
@@ -135,9 +158,18 @@ def changes(now: Snapshot) -> object:
     return now.run.outcome, [(j.attempt, j.step, j.line, j.hang_at) for j in now.jobs]
 
 
+def _before(job: Job) -> dict[str, Any] | None:
+    if job.before is None:
+        return None
+    names = ("number", "kind", "rank", "line", "lived_s")
+    return {name: getattr(job.before, name) for name in names}
+
+
 def as_json(now: Snapshot) -> dict[str, Any]:
     """Return a moment for programs (schema 1); times in seconds, null where unknown."""
-    jobs = [{**job._asdict(), "attempt": job.attempt.number} for job in now.jobs]
+    jobs = [
+        {**job._asdict(), "attempt": job.attempt.number, "before": _before(job)} for job in now.jobs
+    ]
     for shown, job in zip(jobs, now.jobs, strict=True):
         attempt = job.attempt
         shown |= {

@@ -15,6 +15,7 @@ from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.matches import Match
+from saferun.diagnosis.tracebacks import Raised
 
 # A number as a host is an address in 0.0.0.0/8, where nobody listens: 05 is 0.0.0.5.
 _NO_HOST = re.compile(
@@ -36,7 +37,6 @@ _BY_PROGRESS = {
     "cuda-launch-failure": ("cuda-illegal-access", "cuda-launch-failure"),
     "cuda-launch-timeout": ("cuda-launch-timeout", "cuda-launch-failure"),
     "cublas-cudnn-failed": ("cublas-cudnn-failed", "cuda-launch-failure"),
-    "segfault": ("segfault-environment", "segfault"),
     "dataloader-worker-died": ("dataloader-worker-died", "ended-by-signal"),
     "cuda-init-unknown-error": ("cuda-init-unknown-error", "cuda-launch-failure"),
 }
@@ -45,13 +45,7 @@ _WORKER_CRASHED = re.compile(
     r"|killed by signal: Segmentation fault",
     re.I,
 )
-# What a shell says of a program that crashed; without a core file it has only the script's line.
-_CRASHED = re.compile(
-    r"\S{1,80}: line \d{1,6}:\s{1,6}\d{1,9} (?:Segmentation fault|Aborted|Bus error)\b"
-    r"|(?:Segmentation fault|Aborted|Bus error)\s{1,20}\(core dumped\)"
-)
 _LOADS = re.compile(r"<frozen importlib\._bootstrap_external>.{1,20} in (?:create|exec)_module$")
-_AGAIN = 3  # times: no chance
 # The source file of a kernel that is not torch's: checks of its calls print it beside the message.
 _KERNEL_FILE = re.compile(r"(?<!\S)(?!\S{0,300}(?:aten|c10|torch|THC)/)\S{1,200}\.cuh?\b", re.I)
 # Of cuBLAS and cuDNN only these say that a call failed which had been possible.
@@ -67,6 +61,34 @@ _TIMED_OUT = re.compile(
 # The limit, and how long the operation ran: the watchdog looks now and then.
 _TIMEOUT_MS = re.compile(r"(?:Timeout\(ms\)=| ran for )(\d{1,10})")
 _FIRST_SEQUENCE = 3  # up to this number it is one of the first collectives
+# An exception over the network: by its class, by the system's number, by its words.
+_NETWORK_CLASS = re.compile(
+    r"Connection|Connect(?:Error|Timeout|or)|Timeout|TimedOut|Unreachable|Unavailable|Disconnect"
+    r"|^(?:URLError|IncompleteRead|BadStatusLine|gaierror|herror|timeout|(?:Remote)?ProtocolError"
+    r"|BrokenPipeError|ReadError|WriteError|NoBrokersAvailable|AutoReconnect|RpcError|SSHException"
+    r"|SSL(?:EOF|ZeroReturn|Syscall)?Error)$"
+)
+# These tell of a mistake, or of a process of the job's own, whatever their words are.
+_NO_NETWORK_CLASS = re.compile(
+    r"^(?:Key|Value|Type|Attribute|Assertion|Index|Name|Import|ModuleNotFound|Lookup|NotImplemented"
+    r"|Syntax|ZeroDivision|Recursion|FileNotFound|Permission)Error$|^TimeoutExpired$|^Stop"
+)
+_NETWORK_WORDS = re.compile(
+    r"\[(?:Errno|WinError) (?:32|10[0-4]|11[0-3]|100(?:5[0134]|6[015]))\]"
+    r"|connection (?:was )?(?:refused|reset|aborted|timed out|closed|lost|broken|failed)"
+    r"|(?:network|host) is (?:unreachable|down)|no route to host|name resolution|timed? ?out\b"
+    r"|name or service not known|could not (?:connect|reach|resolve)|not resolve\b|can't resolve"
+    r"|remote end closed|unreachable"
+    r"|closed the connection|lost connection|broken pipe|violation of protocol"
+    r"|max retries exceeded|temporarily unavailable|service unavailable|bad gateway"
+    r"|statuscode\.unavailable|\bsocket (?:error|closed)",
+    re.I,
+)
+_NO_NETWORK = re.compile(
+    r"certificate.verify.failed|\b40[0-9]\b|unauthori[sz]ed|forbidden|not found"
+    r"|wrong.version.number|access denied|authentication|password",
+    re.I,
+)
 _COMMUNICATOR = re.compile(
     r"^(?P<host>[\w.-]{1,64}):\d{1,9}:\d{1,9} \[\d{1,3}\] NCCL INFO .{0,200}?"
     r"\brank (?P<rank>\d{1,6}) nranks \d{1,6} .{0,80}?busId (?P<bus>\w{1,12})"
@@ -133,6 +155,21 @@ class Circumstances:
         """
         return self._by_progress(by_machine(usual, self._evidence), "", end)
 
+    def is_lost_server(self, item: Raised) -> bool:
+        """Return whether an exception of no known kind tells of a server that a job had reached.
+
+        Before its first steps a job may have a wrong address; after them the connection was lost.
+        """
+        if _NO_NETWORK_CLASS.search(item.name) or _NO_NETWORK.search(item.text):
+            return False
+        if not (_NETWORK_CLASS.search(item.name) or _NETWORK_WORDS.search(item.text)):
+            return False
+        if self._evidence.step:
+            return True
+        end = item.at if self._lines[item.at].number else len(self._lines)
+        steps = progress.steps(self._lines, 0, end)
+        return any(progress.went_on(steps, 0, rank, 2) for rank in {step.rank for step in steps})
+
     def wrong_values(self) -> int | None:
         """Return the line in which nccl-tests count wrong values; None where there is none."""
         header = False
@@ -151,6 +188,8 @@ class Circumstances:
             text: its message.
             end: index after the last line above it.
         """
+        if kind == "segfault" and self._was_loading:
+            return "segfault-environment"
         if kind not in _BY_PROGRESS:
             return kind
         early, long = _BY_PROGRESS[kind]
@@ -163,8 +202,6 @@ class Circumstances:
         before = self._lines[:end]
         if self._ran_long(before, self._lines[end:]):
             return long
-        if kind == "segfault" and (self._came_again or self._was_loading):
-            return early
         return early if progress.is_early(before) else kind
 
     def _ran_long(self, before: Sequence[Line], behind: Sequence[Line]) -> bool:
@@ -181,15 +218,6 @@ class Circumstances:
         """Whether the first crash came while Python loaded a module of compiled code."""
         innermost = crash_stack(self._lines, None)[:2]
         return any(_LOADS.search(frame) for frame in innermost)
-
-    @cached_property
-    def _came_again(self) -> bool:
-        """Whether programs crashed one after the other in the log, and none made a step."""
-        lines = self._evidence.log.lines
-        texts = (line.text for line in lines)
-        told = (text for text in texts if "core dumped" in text or ": line " in text)
-        ends = sum(1 for text in told if _CRASHED.match(text))
-        return ends >= _AGAIN and not progress.steps(lines, 0, len(lines))
 
     def _of_memory(self, match: Match) -> str:
         """Return which full card the numbers mean; ranks of this job are no other process."""

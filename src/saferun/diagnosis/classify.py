@@ -17,21 +17,21 @@ from saferun.diagnosis import (
     exit_codes,
     explanations,
     log_reader,
+    nearest,
     oom_message,
+    progress,
     root_cause,
     runs,
+    user_frame,
 )
 from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.root_line import ROOT_CHARS, root_line, telling_line
 from saferun.diagnosis.signatures import Kind, Knowledge, says
+from saferun.diagnosis.tracebacks import Raised
 from saferun.inject import nodes
 from saferun.named_tuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.nearest import Near
 
 SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")
@@ -55,8 +55,8 @@ class Diagnosis(NamedTuple):
     references: tuple[str, ...]
     stack: tuple[str, ...] = ()  # of Python, where it crashed in native code; innermost first
     decided_by: tuple[str, ...] = ()  # the evidence that decided
-    user_frame: str = ""  # of an unknown failure: the innermost frame of the user's code
-    nearest: tuple[Near, ...] = ()  # of an unknown failure: kinds that do not fit
+    user_frame: str = ""  # the innermost frame of the user's code, as `train.py:28  x = y[3]`
+    nearest: tuple[nearest.Near, ...] = ()  # of an unknown failure: kinds that do not fit
 
 
 class Reading(NamedTuple):
@@ -90,7 +90,7 @@ def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None
         return found._replace(decided_by=("the keeper's end",))
     if evidence.hang is not None:
         found = _diagnosis(evidence.hang.kind, knowledge, evidence.hang.line, evidence.hang.rank)
-        return found._replace(decided_by=("the watch for silence",))
+        return found._replace(decided_by=(evidence.hang.known_from,))
     if evidence.reader_gone and (broken := _broken_pipe(evidence)):
         found = _diagnosis("output-reader-gone", knowledge, broken.raw, broken.rank)
         return found._replace(decided_by=("log", "the output's reader: gone"))
@@ -101,11 +101,22 @@ def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
     """Read the log's last run, with the rest of the evidence; see `classify`."""
     start = runs.last_start(evidence.log.lines)
     last = _of_run(evidence, evidence.log.lines[start:], knowledge)
-    if (
-        start and last.diagnosis.verdict == "unknown"
-    ):  # the run before it may be what the log is about
-        return _of_run(evidence, evidence.log.lines, knowledge)
-    return last
+    if not start or last.diagnosis.verdict != "unknown":
+        return last
+    whole = _of_run(evidence, evidence.log.lines, knowledge)
+    if whole.diagnosis.verdict == "unknown" or not _began_again(evidence.log.lines, start):
+        return whole  # the run before it may be what the log is about
+    before = nearest.Near(whole.diagnosis.kind, 0, "", "it ended the run before the last one here")
+    return last._replace(diagnosis=last.diagnosis._replace(nearest=(before,)))
+
+
+def _began_again(log: Sequence[Line], start: int) -> bool:
+    """Return whether a job made steps from `start` on that had been made before."""
+    earlier, later = progress.steps(log, 0, start), progress.steps(log, start, len(log))
+    least = 3 if earlier else 100  # stdout may stand behind stderr, whose run made a few steps
+    ranks = {step.rank for step in later}
+    went_on = any(progress.went_on(later, start, rank, least) for rank in ranks)
+    return went_on and (not earlier or later[0].number <= earlier[-1].number)
 
 
 def recorded(
@@ -188,15 +199,23 @@ def _of_lines(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> 
     diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text)
     stack = crash_stack(evidence.log.lines, rank)
     decided_by = deciding.named(best, lines, evidence)
-    return Reading(collected, steps, diagnosis._replace(stack=stack, decided_by=decided_by))
+    diagnosis = diagnosis._replace(stack=stack, decided_by=decided_by)
+    if best.raised is not None:
+        diagnosis = diagnosis._replace(user_frame=_frame(best.raised, collected))
+    return Reading(collected, steps, diagnosis)
+
+
+def _frame(raised: Raised, collected: explanations.Collected) -> str:
+    """Return where the user's code was when it raised; else where its chain shows it."""
+    others = (one for one in collected.text.raised if one.chain == raised.chain)
+    stacks = (log_reader.of_text(one.frames).lines for one in (raised, *others))
+    return next(filter(None, map(user_frame.innermost, stacks)), "")
 
 
 def _half_answer(
     diagnosis: Diagnosis, collected: explanations.Collected, knowledge: Knowledge
 ) -> Diagnosis:
     """Return a diagnosis that explains nothing with what can be said all the same."""
-    from saferun.diagnosis import nearest, user_frame
-
     return diagnosis._replace(
         user_frame=user_frame.innermost(collected.lines),
         nearest=nearest.closest(collected, knowledge),
@@ -252,15 +271,18 @@ def weight(diagnosis: Diagnosis, knowledge: Knowledge) -> int:
     return nodes.WEAK if little else nodes.ROOT
 
 
-def by_nodes(diagnosis: Diagnosis, lost: str, knowledge: Knowledge) -> Diagnosis:
+def by_nodes(
+    diagnosis: Diagnosis, lost: str, knowledge: Knowledge, *, ends: bool = False
+) -> Diagnosis:
     """Return the diagnosis by what the agent lost of other nodes, where nothing here is a cause.
 
     Args:
         diagnosis: by everything else.
         lost: what the agent said of it; "" for nothing.
         knowledge: how failures look.
+        ends: the run ends of it, whatever was a cause before.
     """
-    if not lost or weight(diagnosis, knowledge) == nodes.ROOT:
+    if not lost or (weight(diagnosis, knowledge) == nodes.ROOT and not ends):
         return diagnosis
     return _diagnosis("node-lost", knowledge, lost)._replace(decided_by=("the agents' heartbeats",))
 

@@ -14,12 +14,13 @@ _FACTS = {
     "crash-after-the-end": "receipts: the scripts of all ranks had reached their end",
     "killed-from-outside": _NO_KILL,
     "ended-by-signal": _NO_KILL,
+    "segfault-environment": "stack: Python was loading a module of compiled code",
     "bus-error": "shared memory: large and mostly free",
     "permission-denied": "disk: there is room where the file could not be opened",
 }
 _BY_PROGRESS = (
     *("cuda-illegal-access", "cuda-illegal-access-sporadic", "cuda-launch-failure"),
-    *("cublas-cudnn-failed", "segfault", "segfault-environment"),
+    *("cublas-cudnn-failed", "hub-unavailable"),
 )
 
 

@@ -19,11 +19,12 @@ class RankFailure(NamedTuple):
 
 
 class Hang(NamedTuple):
-    """Why the watch has ended a silent attempt."""
+    """Why a watch has ended an attempt: it was silent, or its ranks began at different steps."""
 
-    kind: str  # "hang", "collective-mismatch"
+    kind: str  # "hang", "collective-mismatch", "ranks-differ"
     rank: int | None  # that is elsewhere; None where it is not known
     line: str  # where it is
+    known_from: str = "the watch for silence"
 
 
 class Observation(NamedTuple):

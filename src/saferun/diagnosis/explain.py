@@ -53,7 +53,11 @@ def account(reading: Reading, knowledge: Knowledge) -> Account:
         knowledge: how failures look.
     """
     collected = reading.collected
-    found = sorted(collected.found, key=lambda item: (-item.weight, item.at))
+    outlived = [
+        item._replace(weight=0, why=(*item.why, "the job made steps after it"))
+        for item in collected.outlived
+    ]
+    found = sorted([*collected.found, *outlived], key=lambda item: (-item.weight, item.at))
     return Account(
         tuple(_weighed(item, reading) for item in found),
         tuple(Chosen(s.taken.kind, _number(s.taken, reading), s.why) for s in reading.steps),

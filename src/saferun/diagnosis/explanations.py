@@ -7,6 +7,7 @@ or from a process's exit code or signal. root_cause.py chooses among them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.diagnosis import (
@@ -17,6 +18,7 @@ from saferun.diagnosis import (
     progress,
     signatures,
     tracebacks,
+    user_frame,
 )
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.log_reader import Line
@@ -28,7 +30,9 @@ from saferun.named_tuple import NamedTuple
 _GAP_LINES = 400
 _LONG_GAP_LINES = 3000
 _SURVIVED, _SURVIVED_LONG = 40, 5  # the most that such an explanation weighs
-_SURVIVED_STEPS = 17  # and where steps follow: more than exit code 1, less than a crash
+_MANY_STEPS = 100  # of any rank: in the next step the others would have waited for the failed one
+_OVER = "Root Cause (first observed"  # of the launcher's last words: no step is made behind them
+_BUFFER_BYTES = 8 * 1024  # of a process's stdout, which it writes as it ends
 _NO_LIMIT = 1000  # above every weight
 _WENT_ON_LINES = 10  # behind a line that says that the program goes on: it did
 _BRIEF_LINES = 80  # in so short a log, a phrase outside an exception can be a reason to retry
@@ -44,6 +48,7 @@ _ENDED_ELSEWHERE = re.compile(
     r"died with <Signals|is detected by the operating system|-- Tracebacks above this line|"
     r"[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
 )
+_WRAPPED = re.compile(r"\bRayTaskError\((\w{1,80})\)")
 _OF_CUT = {  # a traceback without its last line
     "own": ("user-exception", WEIGHTS["process"]),
     "likely": ("user-exception", WEIGHTS["hint"] + 1),
@@ -85,6 +90,7 @@ class Collected(NamedTuple):
     found: list[Explanation]
     exits: exit_codes.Exits
     left_out: tuple[matches.Match, ...]  # phrases that do not count there
+    outlived: tuple[Explanation, ...]  # what the job made steps after
 
 
 def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> Collected:
@@ -96,7 +102,7 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
         knowledge: how failures look.
     """
     alike = forms.of(lines)
-    exceptions = tracebacks.find(lines, alike)
+    exceptions = tracebacks.find(lines, alike).without_consequences()
     exits = exit_codes.find(lines, exceptions.framed, alike)
     text = matches.Text(lines, exceptions, alike)
     fitting = matches.match(knowledge, text)
@@ -109,15 +115,16 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
         or (not brief and m.weight == WEIGHTS["bare"] and not knowledge.kinds[m.kind].stops)
     )
     skipped = {id(m) for m in left_out}
-    found = [_of_match(m, known.kind_of(m)) for m in fitting if id(m) not in skipped]
+    matched = (_of_match(m, known.kind_of(m)) for m in fitting if id(m) not in skipped)
+    found = _with_first_of_chains(list(matched))
     if (at := known.wrong_values()) is not None:
         found.append(Explanation("gpu-p2p-corrupt", WEIGHTS["hard"], at, None, lines[at].text))
     explained = {m.raised.at for m in fitting if m.raised}
-    found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, lines)
-    found = _with_steps_after(_without_cut(found), lines)
-    found = _with_survived_weights(found, lines)
+    found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, known, lines)
+    found = _with_survived_weights(_without_cut(found), lines)
     found += _of_exits(evidence, exits, lines, known)
-    return Collected(lines, text, found, exits, left_out)
+    found, outlived = _apart_outlived(found, lines)
+    return Collected(lines, text, found, exits, left_out, tuple(outlived))
 
 
 def _of_match(match: matches.Match, kind: str) -> Explanation:
@@ -134,6 +141,20 @@ def _of_match(match: matches.Match, kind: str) -> Explanation:
         why=(match.why,) if match.why else (),
         sign=match.sign,
     )
+
+
+def _with_first_of_chains(found: Sequence[Explanation]) -> list[Explanation]:
+    """Let none weigh more that was raised while a failure of a known kind was handled."""
+    first: dict[int, Explanation] = {}
+    for item in sorted(found, key=lambda one: one.at):
+        if item.raised is not None and item.weight >= WEIGHTS["cause"]:
+            first.setdefault(item.raised.chain, item)
+    return [
+        item._replace(weight=min(item.weight, first[item.raised.chain].weight))
+        if item.raised is not None and item.raised.link == "context" and item.raised.chain in first
+        else item
+        for item in found
+    ]
 
 
 def _of_exits(
@@ -176,7 +197,11 @@ def _of_exit(
 
 
 def _of_unknown_exceptions(
-    raised: Iterable[Raised], explained: set[int], knowledge: Knowledge, lines: Sequence[Line]
+    raised: Iterable[Raised],
+    explained: set[int],
+    knowledge: Knowledge,
+    known: circumstances.Circumstances,
+    lines: Sequence[Line],
 ) -> Iterator[Explanation]:
     """Yield one explanation for each chain of exceptions that no sign fits.
 
@@ -184,6 +209,7 @@ def _of_unknown_exceptions(
         raised: all exceptions of the log.
         explained: the lines of those that a sign fits.
         knowledge: what a class or a phrase of an exception means.
+        known: what may change that.
         lines: the log's.
     """
     chains: dict[int, list[Raised]] = {}
@@ -193,15 +219,35 @@ def _of_unknown_exceptions(
         if any(item.at in explained for item in chain) or not _is_read(chain[0]):
             continue
         root = _root_of_chain(chain)
-        kind, weight = _by_class(root, knowledge)
-        why: tuple[str, ...] = ()
-        if not root.type:
-            why = ("the traceback is cut before its exception",)
-        if root.background or matches.goes_on(root, lines):
-            weight, why = WEIGHTS["hint"], ("the process went on after it",)
-        yield Explanation(
-            kind, weight, root.at, root.rank, root.text, root, True, source="exception", why=why
-        )
+        yield _of_unknown(root, knowledge, known, lines)
+
+
+def _of_unknown(
+    root: Raised,
+    knowledge: Knowledge,
+    known: circumstances.Circumstances,
+    lines: Sequence[Line],
+) -> Explanation:
+    """Return what an exception explains that no sign fits."""
+    kind, weight = _by_class(root, knowledge)
+    why: tuple[str, ...] = ()
+    if not root.type or root.is_thrown:
+        why = ("the traceback is cut before its exception",)
+    if root.background or matches.goes_on(root, lines):
+        weight, why = WEIGHTS["hint"], ("the process went on after it",)
+    lost = kind == "user-exception" and known.is_lost_server(root)
+    return Explanation(
+        "hub-unavailable" if lost else kind,
+        weight,
+        root.at,
+        root.rank,
+        root.text,
+        root,
+        generic=True,
+        source="exception",
+        usual=kind if lost else "",
+        why=why,
+    )
 
 
 def _without_cut(found: Sequence[Explanation]) -> list[Explanation]:
@@ -217,34 +263,64 @@ def _without_cut(found: Sequence[Explanation]) -> list[Explanation]:
     ]
 
 
-def _with_steps_after(found: Sequence[Explanation], lines: Sequence[Line]) -> list[Explanation]:
-    """Take weight from what a line says without an exception, where the job then made steps.
+def _apart_outlived(
+    everything: Sequence[Explanation], lines: Sequence[Line]
+) -> tuple[list[Explanation], list[Explanation]]:
+    """Return the explanations, and apart those that the job outlived: no cause of its end.
 
-    It ran all the same, so a mere remark is left out. Another line keeps enough to decide where
-    nothing else is known: the steps may be output that was written when the rank ended. The first
-    collective comes before every step, also where another stream's lines stand first.
+    What comes again at the end is found there once more, and counts, unless the job had outlived
+    that line more than once.
     """
-    if not any(map(_is_said, found)):
-        return list(found)
-    steps = progress.steps(lines, 0, len(lines))
+    over_at = (at for at in range(len(lines) - 1, -1, -1) if _OVER in lines[at].text)
+    steps = progress.steps(lines, 0, next(over_at, len(lines))) if everything else []
+    if not steps:
+        return list(everything), []
+    past = [_is_outlived(item, everything, lines, steps) for item in everything]
+    often = Counter(
+        forms.of_word(lines[item.at].text)
+        for item, over in zip(everything, past, strict=True)
+        if over and _is_said(item)
+    )
+    kept: list[Explanation] = []
+    outlived: list[Explanation] = []
+    for item, over in zip(everything, past, strict=True):
+        again = item.at >= 0 and _is_said(item) and often[forms.of_word(lines[item.at].text)] > 1
+        (outlived if over or again else kept).append(item)
+    return kept, outlived
+
+
+def _is_outlived(
+    item: Explanation,
+    everything: Sequence[Explanation],
+    lines: Sequence[Line],
+    steps: Sequence[progress.Step],
+) -> bool:
+    """Return whether a job made enough steps after an explanation's line.
+
+    A few steps show that it outlived what a line says. The end of a process takes more: it is its
+    last act to write what its stdout still holds, so that steps from before an exception stand
+    behind it.
+    """
+    if item.at < 0 or not lines[item.at].number:
+        return False
+    at = 0 if item.kind == _NEVER_MET else item.at
     ranks = {step.rank for step in steps}
-    weighed: list[Explanation] = []
-    for item in found:
-        remark = item.weight <= WEIGHTS["bare"]
-        at = 0 if item.kind == _NEVER_MET else item.at
-        whose = ranks if remark or item.rank is None else {item.rank}
-        if not _is_said(item) or not any(progress.went_on(steps, at, rank) for rank in whose):
-            weighed.append(item)
-        elif not remark:
-            why = (*item.why, "the job made steps after it")
-            weighed.append(item._replace(weight=min(item.weight, _SURVIVED_STEPS), why=why))
-    return weighed
+    remark = item.weight <= WEIGHTS["bare"] and item.source == "sign"
+    whose = ranks if remark or item.rank is None else {item.rank}
+    many = any(progress.went_on(steps, at, rank, _MANY_STEPS) for rank in ranks)
+    if not many and not any(progress.went_on(steps, at, rank) for rank in whose):
+        return False
+    later = (other for other in everything if not 0 <= other.at <= steps[-1].at)
+    if _is_said(item) or (many and any(one.kind != "child-failed-no-root" for one in later)):
+        return True
+    alike = sum(other.kind == item.kind for other in everything)
+    return progress.is_written(lines, steps, at, alike * _BUFFER_BYTES)
 
 
 def _is_said(item: Explanation) -> bool:
-    """Return whether it is what a line says, and no exception with its traceback."""
+    """Return whether it is what a line says: no process's end, no exception with its traceback."""
     headed = item.raised is not None and item.raised.headed
-    return item.at >= 0 and not headed and item.weight < WEIGHTS["hard"]
+    return not headed and item.weight < WEIGHTS["hard"] and item.source != "exit code"
 
 
 def _is_read(item: Raised) -> bool:
@@ -273,11 +349,11 @@ def _is_wrapper(item: Raised) -> bool:
 def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
     """Return kind and weight of an exception by its class, else by a phrase of its message."""
     if not item.type:  # a traceback that is cut before its last line
-        from saferun.diagnosis import user_frame
-
         return _OF_CUT[user_frame.of_cut(item.frames)]
+    if item.is_thrown:  # a cut one whose last line is the `raise`
+        return "user-exception", WEIGHTS["process"]
     if _is_wrapper(item):
-        return "child-failed-no-root", WEIGHTS["hint"] + 3
+        return _of_wrapped(item, knowledge), WEIGHTS["hint"] + 3
     if item.type == "Error" and not item.headed:  # of any program that writes to the log
         return "user-exception", WEIGHTS["bare"]
     weight = USER if not _PASSED_ON.search(item.text) else USER - 1
@@ -288,6 +364,15 @@ def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
         text = item.text.lower()
         kind = next((k for needle, k in knowledge.phrases if signatures.says(needle, text)), None)
     return kind or "user-exception", weight
+
+
+def _of_wrapped(item: Raised, knowledge: Knowledge) -> str:
+    """Return what a wrapper means by the class of the exception that it names, as Ray's does."""
+    found = _WRAPPED.search(item.text)
+    if found is None or found[1] in _WRAPPERS:
+        return "child-failed-no-root"
+    kinds = (sign.kind for sign in knowledge.signs if found[1] in sign.types and sign.stands_alone)
+    return next(kinds, knowledge.classes.get(found[1], "child-failed-no-root"))
 
 
 def _with_survived_weights(

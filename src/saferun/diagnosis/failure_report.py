@@ -83,7 +83,7 @@ def failure(
     lines = [f"the run failed: {_what(diagnosis)}, host {host}"]
     if shown := last.launcher_end or _root(diagnosis):
         lines.append(f"  {shown}")
-    lines += [f"    {_cut(frame)}" for frame in diagnosis.stack]
+    lines += where(diagnosis)
     lines += [text for text in (diagnosis.explanation, _advice(history, diagnosis)) if text]
     lines += half_answer(diagnosis) + known_from(diagnosis.decided_by)
     lines += [search] if search else _tried([one for one in history if not one.replaced])
@@ -93,9 +93,15 @@ def failure(
     return lines
 
 
+def where(diagnosis: Diagnosis) -> list[str]:
+    """Return the lines below the root line: the stack of a crash, where the user's code was."""
+    frames = diagnosis.stack or ((f"at {diagnosis.user_frame}",) if diagnosis.user_frame else ())
+    return [f"    {_cut(frame)}" for frame in frames]
+
+
 def half_answer(diagnosis: Diagnosis) -> list[str]:
-    """Return what is known of an unknown failure: where the user's code was, what it nearly is."""
-    lines = [f"your code was at {_cut(diagnosis.user_frame)}"] if diagnosis.user_frame else []
+    """Return what an unknown failure nearly is."""
+    lines = []
     for near in diagnosis.nearest:
         where = f" (line {near.line})" if near.line else ""
         lines.append(f"nearest is {near.kind}; against it: {_cut(near.against)}{where}")
@@ -129,12 +135,12 @@ def _advice(history: Sequence[Try], diagnosis: Diagnosis) -> str:
 def seconds(value_s: float) -> str:
     """Return a duration for people.
 
-    >>> seconds(3.14), seconds(75), seconds(7300)
-    ('3.1 s', '1 min 15 s', '2 h 1 min')
+    >>> seconds(3.14), seconds(59.7), seconds(75), seconds(7300)
+    ('3.1 s', '1 min 0 s', '1 min 15 s', '2 h 1 min')
     """
-    if value_s < 60:
-        return f"{value_s:.1f} s" if value_s < 10 else f"{value_s:.0f} s"
-    minutes, rest = divmod(int(value_s), 60)
+    if value_s < 59.5:
+        return f"{value_s:.1f} s" if value_s < 9.95 else f"{value_s:.0f} s"
+    minutes, rest = divmod(round(value_s), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"

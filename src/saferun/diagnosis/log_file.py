@@ -24,6 +24,12 @@ class LogError(SaferunError):
     code = EXIT_UNAVAILABLE
 
 
+class LogNotFoundError(LogError, FileNotFoundError):
+    """There is no such file; Python programs may catch it as FileNotFoundError, too."""
+
+    __str__ = SaferunError.__str__
+
+
 def read(path: str | None) -> log_reader.Log:
     """Read a log of any size in bounded memory.
 
@@ -40,7 +46,8 @@ def read(path: str | None) -> log_reader.Log:
             return log_reader.read(_chunks(file))
     except OSError as error:
         what = f"the log cannot be read: {os.strerror(error.errno or 0)}"
-        raise LogError(what, where=path, fix="name a text file, or - for standard input") from None
+        kind = LogNotFoundError if isinstance(error, FileNotFoundError) else LogError
+        raise kind(what, where=path, fix="name a text file, or - for standard input") from None
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

@@ -19,7 +19,6 @@ HEAD_BYTES = 64 * 1024  # of an attempt's output that is searched, at either end
 LONG_S = 1800.0  # an attempt that ran this long, or
 LONG_STEPS = 500  # made this many steps, or
 _LONG_EPOCHS = 10  # this many epochs, was healthy for long
-_SURVIVED_STEPS = 3  # after an exception: the exception did not end the job
 _LINES = 200  # before the failure that are searched for long progress
 _RECENT_LINES = 20  # before the failure that are searched for a diverged loss
 _START_CHARS = 2000  # of a line of raw output: a bar that rewrites its line is split before
@@ -40,6 +39,15 @@ _IN_EPOCH = (  # of fairseq, and of the examples of PyTorch, timm, DETR and Open
 _BAR = r"(?<![\d.])(?P<position>\d{1,9})/\d{1,9} ?\["
 _POSITION = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) ?\[")
 _FLAGS = re.IGNORECASE | re.ASCII
+# What grows in a log where no step is told: epochs or parts of one, Optuna's trials, a place in a
+# list, Keras's bar.
+_GROWS = re.compile(
+    r"\bepoch['\"]?[\s=:#\[(]{1,4}(?P<epoch>\d{1,5}(?:\.\d{1,9})?)\b"
+    r"|\btrial (?P<trial>\d{1,6}) (?:finished|pruned)"
+    r"|\[ {0,8}(?P<place>\d{1,9}) ?/ ?\d{1,9}\]|^ {0,8}(?P<bar>\d{1,9})/\d{1,9} .?━",
+    _FLAGS,
+)
+_GROWING = ("poch", "POCH", "rial ", "[", "━")  # one of these is in every line that it fits
 _STEP = re.compile(f"{_COUNTER}|{_IN_EPOCH}|{_BAR}", _FLAGS)
 _COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not a step here
 _EPOCHS = re.compile(
@@ -92,6 +100,11 @@ _OVER = re.compile(
     re.I,
 )
 _NUMBERS = re.compile(r"\d+", re.ASCII)
+# Whose line it is, where no launcher's prefix says so: "rank 1", "[GPU0]", "local_rank=1", "[R1]".
+_OF_RANK = re.compile(
+    r"(?:rank|gpu|process|proc|\[r(?=\d{1,5}\]))[\s_:=#]{0,2}(\d{1,5})(?!\d|[.,]\d|\s?[gmt]i?b)",
+    re.IGNORECASE,
+)
 _FORM = dict.fromkeys(map(ord, "123456789"), "0")
 
 
@@ -100,7 +113,7 @@ class Step(NamedTuple):
 
     at: int  # index of the line
     rank: int | None
-    number: int
+    number: float  # a part of an epoch, too
 
 
 def first_step(head: bytes) -> int | None:
@@ -111,6 +124,69 @@ def first_step(head: bytes) -> int | None:
     >>> first_step(b"max_steps=20000 and nothing else")
     """
     return max((first for first, _ in _series(head[:HEAD_BYTES])), default=None)
+
+
+class Apart(NamedTuple):
+    """Ranks of one attempt that begin at different steps."""
+
+    told: str  # "rank 0 at 20, rank 1 at 0"; "" where they begin alike
+    is_far: bool = False  # by more than a line that was lost would explain
+
+
+def apart(lines: Sequence[Line]) -> Apart | None:
+    """Return how the ranks of one attempt begin at different steps; None where too few lines tell.
+
+    Ranks are compared by lines that are alike but for their numbers, and whose numbers grow by the
+    same amount on each. What lies nearer than that amount is no difference: ranks may take turns.
+
+    Args:
+        lines: from the attempt's beginning on; whose one is, its `rank` or its text says.
+    """
+    series: dict[str, dict[int, list[int]]] = {}
+    for rank, text in (piece for line in lines for piece in _by_rank(line)):
+        for found in (*_STEP.finditer(text), *_EPOCHS.finditer(text)):
+            begin, end = found.span(found.lastgroup or found.lastindex or 0)
+            by_rank = series.setdefault(_NUMBERS.sub("#", text[:begin]), {})
+            numbers, number = by_rank.setdefault(rank, []), int(text[begin:end])
+            if number not in numbers[-1:]:
+                numbers.append(number)
+    told = None
+    for by_rank in series.values():
+        begun = {rank: numbers for rank, numbers in sorted(by_rank.items()) if len(numbers) > 1}
+        amounts = {numbers[1] - numbers[0] for numbers in begun.values()}
+        if len(begun) < 2 or len(amounts) > 1 or min(amounts) < 1:
+            continue
+        low, high = (pick(begun.values(), key=lambda n: n[0]) for pick in (min, max))
+        by = min(high[0] - low[0], high[-1] - low[-1]) // min(amounts)
+        if by >= 1:
+            parts = [f"rank {rank} at {numbers[0]}" for rank, numbers in begun.items()]
+            return Apart(", ".join(parts[:8]), by > 1)
+        told = Apart("")
+    return told
+
+
+def _by_rank(line: Line) -> Iterator[tuple[int, str]]:
+    """Yield the parts of a line that are of one rank each, with the rank; none where none is named.
+
+    Lines of two ranks may have become one: torchrun's Python writes the end of a line by itself.
+    """
+    text = line.text[:_START_CHARS]
+    named = [*_OF_RANK.finditer(text)]
+    if not named:
+        if line.rank is not None:
+            yield line.rank, text
+        return
+    if line.rank is not None:
+        text = line.raw[:_START_CHARS]
+        named = [*_OF_RANK.finditer(text)]
+    # Each begins as the first one does.
+    form = _NUMBERS.sub(lambda _: r"\d+", re.escape(text[: named[0].start()]))
+    places = [found.start() for found in re.finditer(form + _OF_RANK.pattern, text, re.IGNORECASE)]
+    for start, end in zip(places, [*places[1:], len(text)], strict=True):
+        part = text[start:end]
+        ranks = {int(number) for number in _OF_RANK.findall(part)}
+        if len(ranks) == 1:
+            yield ranks.pop(), part
 
 
 def last_step(tail: bytes) -> int | None:
@@ -179,30 +255,58 @@ def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
     """
     reported = []
     for at in range(start, end):
-        if (number := step_in(lines[at].text)) is not None:
+        if (number := _grown(lines[at].text)) is not None:
             reported.append(Step(at, lines[at].rank, number))
     return reported
 
 
-def went_on(reported: Sequence[Step], at: int, rank: int | None) -> bool:
+def _grown(text: str) -> float | None:
+    """Return the step that a line reports, or what else grows in it."""
+    number = step_in(text)
+    if number is not None or not any(word in text for word in _GROWING):
+        return number
+    found = _GROWS.search(text[-_END_CHARS:])
+    return float(found[found.lastgroup or 0]) if found else None
+
+
+def went_on(reported: Sequence[Step], at: int, rank: int | None, least: int = 3) -> bool:
     """Return whether a job made enough growing steps after a line.
 
     Args:
         reported: the steps of the log, from `steps`.
         at: index of the line.
         rank: whose steps count; None for those without a rank.
+        least: the number of steps that are enough.
     """
-    count, reached = 0, -1  # beyond every number before, and
-    in_row, last = 0, -1  # one after the other: another counter may have come further before
+    count, reached = 0, -1.0  # beyond every number before, and
+    in_row, last = 0, -1.0  # one after the other: another counter may have come further before
     for step in reported[bisect_left(reported, (at,)) :]:
         if step.rank != rank:
             continue
         if step.number > reached:
             count, reached = count + 1, step.number
         in_row, last = (in_row + 1 if step.number > last else 1), step.number
-        if max(count, in_row) == _SURVIVED_STEPS:
+        if max(count, in_row) >= least:
             return True
     return False
+
+
+def is_written(lines: Sequence[Line], reported: Sequence[Step], at: int, limit: int) -> bool:
+    """Return whether steps behind a line were written while the job made them.
+
+    They were where they are more than a buffer holds, and where a bar shows them: bars go to
+    stderr, which has no buffer.
+
+    Args:
+        lines: the log's.
+        reported: its steps, from `steps`.
+        at: index of the line.
+        limit: the bytes of the buffers.
+    """
+    behind = reported[bisect_left(reported, (at,)) :]
+    if any("%|" in lines[step.at].text for step in behind):
+        return True
+    return sum(len(line.raw) + 1 for line in lines[at : behind[-1].at]) > limit
 
 
 def _cut_percent(text: str) -> int:

@@ -87,19 +87,18 @@ def choose(
 def _standing(
     best: Explanation, found: Sequence[Explanation], lines: Sequence[Line]
 ) -> Explanation | None:
-    """Return the standing cause that came as a warning, of which `best` is the consequence.
-
-    A job that made steps after the warning was not hindered by it.
-    """
+    """Return the standing cause that came as a warning, of which `best` is the consequence."""
     end = best.at if best.at >= 0 else len(lines)
     without = _is_without_gpu(best)
-    for item in found:
-        follows = best.kind in item.explains or (without and _NO_GPU in item.explains)
-        if follows and 0 <= item.at < end:
-            steps = progress.steps(lines, item.at, end)
-            if not any(progress.went_on(steps, item.at, rank) for rank in {s.rank for s in steps}):
-                return item
-    return None
+    return next(
+        (
+            item
+            for item in found
+            if 0 <= item.at < end
+            and (best.kind in item.explains or (without and _NO_GPU in item.explains))
+        ),
+        None,
+    )
 
 
 def _is_without_gpu(item: Explanation) -> bool:

@@ -32,10 +32,15 @@ def root_line(best: Explanation, lines: Sequence[Line], knowledge: Knowledge) ->
     if raised is not None and not raised.headed:
         row = _own_row(raised, lines, row)
     line = lines[row].raw.strip()
-    if raised is not None and _NAME_ALONE.search(line):  # the message begins on the next line
+    if raised is not None and _goes_on_below(line):
         rest = (lines[at].text.strip() for at in raised.rows if at > row)
         line = " ".join([line, *[text for text in rest if any(map(str.isalnum, text))][:1]])
     return line[:ROOT_CHARS]
+
+
+def _goes_on_below(line: str) -> bool:
+    """Return whether the line below has the particulars: the message, its sizes, its names."""
+    return _NAME_ALONE.search(line) is not None or line.endswith((":", "…", "..."))
 
 
 def _own_row(raised: Raised, lines: Sequence[Line], row: int) -> int:

@@ -26,6 +26,7 @@ _MENTIONS = (
 )
 _WARNS = re.compile(r"\bwarn", re.I)
 _WORD_BROKEN = re.compile(r"[a-z\d][a-z\d]", re.I)
+_FORM = dict.fromkeys(map(ord, "123456789"), "0")  # lines alike but for these are steps
 _NARROW = 60  # characters: no terminal is narrower
 _BROKEN = 2  # lines of one width, and none that is longer: a terminal's edge
 _JOINED = 12  # lines, at most, of one that a terminal has broken
@@ -74,7 +75,9 @@ def whole(read: Sequence[Line]) -> list[Line]:
     for at in range(len(read) - 2, -1, -1) if edge else ():
         line, rest = read[at], joined[at + 1]
         # a blank at the edge was not copied
-        if len(line.raw) in (edge, edge - 1) and rest.text and len(rest.raw) < _JOINED * edge:
+        alike = line.raw.translate(_FORM) == read[at + 1].raw.translate(_FORM)
+        full = len(line.raw) in (edge, edge - 1) and not alike
+        if full and rest.text and len(rest.raw) < _JOINED * edge:
             gap = " " * (edge - len(line.raw))
             joined[at] = line._replace(
                 text=line.text + gap + rest.text, raw=line.raw + gap + rest.text

@@ -109,12 +109,29 @@ class Raised(NamedTuple):
         """The type without its module."""
         return self.type.rsplit(".", 1)[-1]
 
+    @property
+    def is_thrown(self) -> bool:
+        """Whether no more is known than the line of source that raised it."""
+        return _THROWN.match(self.text.lstrip()) is not None
+
 
 class Tracebacks(NamedTuple):
     """The exceptions of a log, and which lines are only their tracebacks' frames."""
 
     raised: tuple[Raised, ...]
     framed: frozenset[int]  # indices of lines
+
+    def without_consequences(self) -> Tracebacks:
+        """Leave out what was raised while another exception ended a `with` block.
+
+        What is closed there is half done: an archive that could not be written has a wrong size.
+        """
+        over = [
+            one for one in self.raised if one.link == "context" and ", in __exit__" in one.frames
+        ]
+        rows = {row for one in over for row in one.rows}
+        kept = tuple(one for one in self.raised if one not in over)
+        return Tracebacks(kept, self.framed | rows)
 
 
 class _Open(NamedTuple):

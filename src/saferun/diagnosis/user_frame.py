@@ -11,6 +11,11 @@ _FRAME = re.compile(
     r'File "(?P<path>[^"]{1,400})", line (?P<line>\d{1,9}),? in (?P<name>\S.{0,200}?)\s{0,8}$'
 )
 _BOXED = re.compile(r"(?P<path>/\S{1,400}\.py):(?P<line>\d{1,9}) in (?P<name>\S{1,200})\s{0,8}$")
+# The line of source below a frame; in a box, the one that is pointed at.
+_SOURCE = re.compile(
+    r"(?:\s{0,8}❱\s{0,4}\d{1,9}\s{0,2}│?|(?!\s{0,8}(?:❱|│|\d{1,6}\s))\s{2,12})"
+    r"\s{0,80}(?P<code>[^\s^~│].{0,120}?)\s{0,80}│?$"
+)
 # Code that is installed, the interpreter's own, a launcher's, and our hooks.
 _OTHERS = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|saferun_inject|/saferun/inject/"
@@ -50,33 +55,40 @@ def innermost(lines: Iterable[Line]) -> str:
     """Return the innermost frame of the user's code in the last stack that has one.
 
     Returns:
-        As `File "train.py", line 9, in step`; "" where no stack shows code of the user's.
+        As `train.py:9  loss.backward()`, without the source where the stack has none; "" where no
+        stack shows code of the user's.
     """
-    found = ""
+    found: list[str] = []
     upwards: dict[int | None, bool] = {}  # by rank: the innermost frame comes first, as in C
     taken: set[int | None] = set()
+    waiting: dict[int | None, list[str]] = {}  # a frame whose source may follow
     for line in lines:
         text = line.text
         if _FIRST in text or _LAST in text:
             upwards[line.rank] = _FIRST in text
             taken.discard(line.rank)
-        elif frame := _users(text):
-            if not upwards.get(line.rank):
-                found = frame
-            elif line.rank not in taken:
+        elif _is_frame(text):
+            waiting.pop(line.rank, None)
+            frame = _users(text)
+            if frame and not (upwards.get(line.rank) and line.rank in taken):
                 taken.add(line.rank)
-                found = frame
-    return found
+                found = waiting[line.rank] = [frame]
+        elif (place := waiting.get(line.rank)) and (source := _SOURCE.match(text)):
+            place.append(source["code"])
+            del waiting[line.rank]
+    return "  ".join(found)
+
+
+def _is_frame(text: str) -> bool:
+    return 'File "' in text or (".py:" in text and _BOXED.search(text) is not None)
 
 
 def _users(text: str) -> str:
-    """Return the frame that a line shows, "" where it is none or not of the user's code."""
-    if 'File "' not in text and ".py:" not in text:
-        return ""
+    """Return the place of a frame, "" where it is not of the user's code."""
     found = _FRAME.search(text) or _BOXED.search(text)
     if found is None or _OTHERS.search(found["path"]):
         return ""
-    return f'File "{found["path"]}", line {found["line"]}, in {found["name"]}'
+    return f"{found['path']}:{found['line']}"
 
 
 def _in_what_may_pass(row: str) -> bool:

@@ -186,7 +186,8 @@ def _checks(
     )
     yield {"gpus"}, lambda: checks_host.scheduler(environ, v.gpus.facts, present)
     facts = Facts(gpu=v.gpus.facts, torch=v.torch.torch or None)
-    yield set(), lambda: audit.findings(environ, facts)
+    adapters = {port.device for port in v.network.infiniband}
+    yield set(), lambda: audit.findings(environ, facts, adapters=adapters)
 
 
 def _versions(v: Vitals) -> Iterator[Finding]:

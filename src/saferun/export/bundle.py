@@ -29,7 +29,12 @@ FILES = (
 UNUSED = (
     *("diagnosis/explain.py", "diagnosis/log_file.py", "supervise/live_run.py"),
     *("journal/attempts.py", "journal/cleanup.py", "journal/rank_report.py", "journal/reader.py"),
-    *("journal/report.py", "journal/run_notes.py", "journal/tail_excerpt.py"),
+    *(
+        "journal/report.py",
+        "journal/run_notes.py",
+        "journal/tail_excerpt.py",
+        "journal/time_spent.py",
+    ),
 )
 MOST_BYTES = 32 << 20  # of a bundle, packed and unpacked; ours has 2 MB
 LEVEL = 6  # of compression; 9 makes it 1 % smaller and takes twice as long

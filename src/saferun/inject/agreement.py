@@ -5,6 +5,9 @@ Every rank that compares the same facts gets the same result.
 
 from __future__ import annotations
 
+from . import cut
+
+_ARGUMENT = 400  # characters of one
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
         nccl: str
         gpu: str
         mitigations: str
+        start: str  # what the attempt goes on from, and how
+        host: str
         barrier: str
         argv: list[str]  # as `comparable_arguments` returns them
         local: str  # the text of LOCAL_RANK
@@ -39,6 +44,7 @@ NAMES = {
     "nccl": "NCCL",
     "gpu": "GPU",
     "mitigations": "mitigations",
+    "start": "as its start",
     "barrier": "init barrier",
 }
 _RANK_OPTIONS = {
@@ -74,15 +80,23 @@ def is_reporter(rank: int, local_rank: int, missing: Collection[int]) -> bool:
 
 def differences(facts: Mapping[int, Facts]) -> list[str]:
     """Return one clause for each thing that ranks disagree on, in a fixed order."""
+    hosts = {rank: fact.get("host", "") for rank, fact in facts.items()}
     clauses = []
     for key, name in NAMES.items():
         groups = _grouped({rank: fact.get(key) for rank, fact in facts.items()})
         if len(groups) > 1:
             value, odd = groups[0]
-            parts = [f"{ranks_text(odd)} {_has(odd)} {name} {value}"]
-            parts += [f"{ranks_text(r)} {_has(r)} {v}" for v, r in reversed(groups[1:])]
+            parts = [f"{_who(odd, hosts)} {_has(odd)} {name} {value}"]
+            parts += [f"{_who(r, hosts)} {_has(r)} {v}" for v, r in reversed(groups[1:])]
             clauses.append(", ".join(parts))
     return clauses
+
+
+def _who(ranks: Collection[int], hosts: Mapping[int, str]) -> str:
+    """Return ranks in words, with their hosts where there are several."""
+    several = len(set(hosts.values())) > 1
+    where = ", ".join(dict.fromkeys(hosts[rank] for rank in sorted(ranks)))
+    return f"{ranks_text(ranks)} ({where})" if several else ranks_text(ranks)
 
 
 def argument_difference(facts: Mapping[int, Facts]) -> str:
@@ -97,7 +111,7 @@ def argument_difference(facts: Mapping[int, Facts]) -> str:
     was = "was" if len(odd) == 1 else "were"
     return (
         f"{ranks_text(odd)} {was} started with other arguments than {ranks_text(others)}: "
-        f"{ours[:80]} against {theirs[:80]}"
+        f"{cut.beginning(ours, _ARGUMENT)} against {cut.beginning(theirs, _ARGUMENT)}"
     )
 
 

@@ -23,6 +23,7 @@ _AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _AGENT_FILES = ("torchrun", "torch/distributed/run.py", "torch/distributed/launch.py")
 _HELPER_CODE = ("from multiprocessing.resource_tracker ", "from multiprocessing.forkserver ")
 _ATTEMPT = "SAFERUN_ATTEMPT"  # set only where saferun stays beside the job
+_WORKER = "SAFERUN_WORKER"  # set only under plain python, where a scheduler may export RANK
 _COMPILE_WORKER = "torch._inductor.compile_worker"
 
 _text = ""  # SAFERUN_INJECT as it was at the start
@@ -45,7 +46,7 @@ def start() -> None:
         return
     if has_rank and agent.started_this_process():
         os.environ.setdefault(contract.RANK_MARK, str(os.getpid()))
-    if not has_rank:
+    if not has_rank or (_WORKER in os.environ and contract.RANK_MARK not in os.environ):
         contract.mark_main(_text, os.environ, os.getpid())
     finder.install(_text)
 
@@ -53,24 +54,30 @@ def start() -> None:
 def settle() -> None:
     """Do what must come after the user's own sitecustomize.
 
-    Hook what was imported before us. In rank processes: write the rank's first receipt, and take
-    sys.excepthook, which Ubuntu's sitecustomize replaces without calling the one before it.
+    Hook what was imported before us. In the processes that the launcher started: have a crash write
+    its Python stack. In ranks: write the rank's first receipt, and take sys.excepthook, which
+    Ubuntu's sitecustomize replaces without calling the one before it.
     """
     if any(name in sys.modules for name in TARGETS):
         _look()
-    if "RANK" not in os.environ:
+    if "RANK" not in os.environ and contract.MAIN_MARK not in os.environ:
         return
-    from . import rank, receipts
+    from . import rank
 
+    if not rank.is_started_by_launcher():
+        return
+    from .hooks import excepthook
+
+    excepthook.write_stack_of_crash(_text)
     if not rank.is_rank_process():
         return
+    from . import receipts
+
     receipts.write_bootstrap(_text, contract.APPLIED)
     import atexit
 
     atexit.register(_tell_targets)
     if os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        from .hooks import excepthook
-
         excepthook.watch(_text)
 
 

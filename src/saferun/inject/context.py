@@ -38,6 +38,7 @@ class Context:
         self.hooks = settings.complete(found["hooks"])
         self.mitigations = found["mitigations"]
         self.attempt = found["attempt"]
+        self.start = found["start"]  # what it goes on from, and how; None: as the script does
         self._directory = found["receipts"]
         self.state = found["state"]  # a directory that the processes of this run share; or None
         self.previous = found["previous"]  # exit status of the attempt before; None: none failed

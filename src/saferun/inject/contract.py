@@ -11,7 +11,8 @@ process that has done its work.
                       "receipts": DIRECTORY or null,
                       "state": DIRECTORY (launcher: python, or hooks.optuna.mode: on),
                       "previous": EXIT STATUS (where the attempt before this one failed),
-                      "watch": 1 (where it is on)}
+                      "watch": 1 (where it is on),
+                      "start": TEXT (with retry.resume or retry.resume_args: what it goes on from)}
     receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,
                       "outcome": OUTCOME, …what the hook adds, "effective" among it}
       "bootstrap" adds "local_rank" and "local_world_size" (N or null), and "error_file", where
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         state: str | None
         previous: int | None
         watch: int | None
+        start: str | None
 
 
 VARIABLE = "SAFERUN_INJECT"
@@ -98,7 +100,8 @@ def encode(
         receipts: directory of the receipts; None where nothing can be written.
         others: left out where None: `state`, the directory that the processes of the run share,
             `previous`, the exit status of the attempt before, 128+n for signal n, where that
-            failed, and `watch`, 1 where a watch may ask the ranks for their stacks.
+            failed, `watch`, 1 where a watch may ask the ranks for their stacks, and `start`, what
+            the attempt goes on from, and how, where the launcher knows it.
     """
     import json
 
@@ -124,7 +127,8 @@ def decode(text: str) -> "Contract":
     missing = [key for key in ("run", "attempt", "hooks", "mitigations") if key not in contract]
     if missing or not isinstance(contract["hooks"], dict):
         raise ValueError("SAFERUN_INJECT lacks " + ", ".join(missing or ["a mapping of hooks"]))
-    known: Contract = {"receipts": None, "state": None, "previous": None, "watch": None, **contract}  # type: ignore[typeddict-item]  # `contract` may set it
+    absent = dict.fromkeys(("receipts", "state", "previous", "watch", "start"))
+    known: Contract = {**absent, **contract}  # type: ignore[typeddict-item]  # a JSON object
     return known
 
 
@@ -163,6 +167,11 @@ def receipt_location(text: str) -> "tuple[str | None, int]":
         return directory, int(digits)
     contract = decode(text)
     return contract["receipts"], contract["attempt"]
+
+
+def is_off(text: str, hook: str) -> bool:
+    """Return whether a hook that is `on` or `off` is off, without parsing the JSON."""
+    return _after(text, f'"{hook}":').startswith('"off"')
 
 
 def _after(text: str, key: str) -> str:

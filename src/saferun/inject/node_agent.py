@@ -12,9 +12,11 @@ Delete it when torchrun's agents exchange data of a launcher's own and watch eac
 Active only where SAFERUN_NODES is set, which saferun does for attempts of several nodes.
 
     SAFERUN_NODES   {"facts": Facts of nodes.py, "directory": where the outcome goes or null,
-                     "rejoin_s": seconds}
+                     "rejoin_s": seconds, "since": when these begin, or null for now,
+                     "expects": whether other nodes have just left to come back}
     outcome         DIRECTORY/nodes-aN.json: {"agreement": Agreement, "node": N, "at": UNIX
-                    SECONDS}, or {"alone": TEXT} where the others did not come back
+                    SECONDS}, {"alone": Alone} where the others did not come back, or {"again":
+                    TEXT} where ranks have run and the nodes have to meet anew
     loss            DIRECTORY/nodes-lost-aN.json: {"why": TEXT, "nodes": [N, …]}
 """
 
@@ -26,7 +28,7 @@ import os
 import sys
 import time
 
-from . import meeting, node_joining, node_watch, nodes, receipts
+from . import meeting, node_joining, node_return, node_watch, nodes, receipts
 from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch, say
 
 TYPE_CHECKING = False
@@ -46,6 +48,8 @@ AGAIN_S = 1.0
 # After a failure they all come at once, so each waits a part of this, for each node of the run.
 SPREAD_S, LONGEST_SPREAD_S = 0.005, 5.0
 DONE_LOOK_S = 0.01  # between two looks whether all nodes are done, of those that end together
+CONNECT_S, LEAST_CONNECT_S = 60.0, 20.0  # torch's own time for a store, and one under load
+LAST_CALL_S = 30  # torchrun's own --rdzv-conf last_call_timeout=
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
 _party: Party | None = None
@@ -97,9 +101,14 @@ class Party:
         self._attempt: int = self._facts["attempt"]
         self._directory: str | None = given["directory"]
         self._rejoin_s: float = given["rejoin_s"]
+        self._since: float = given.get("since") or time.monotonic()
+        self._expects: bool = given.get("expects", False)
         self._make: Callable[[Any], Any] | None = None  # torch's get_rendezvous_handler
         self._parameters: Any = None  # that it was called with
-        self._joining = node_joining.Joining(self._facts, self._refuse)
+        self._back = node_return.Return(self._facts)
+        self._joining = node_joining.Joining(self._facts, self._refuse, self._back)
+        self._read_timeout: bool | None = None  # whether the user has given it
+        self._was_early = False  # an attempt that is about to end was met in the rendezvous
         self._watch: node_watch.NodeWatch | None = None
         self._is_ending = False
         self._began = False  # ranks were started in this agent
@@ -116,16 +125,31 @@ class Party:
             harmlessly("the time to join is not bounded", lambda: self._bound(params))
             begin = functools.partial(self._joining.begin, str(params.endpoint), say)
             harmlessly("the wait for other nodes is not explained", begin)
-            return self._handler(time.monotonic() + self._rejoin_s)
+            return self._handler(self._since + self._rejoin_s)
 
         registry.get_rendezvous_handler = get_rendezvous_handler  # type: ignore[attr-defined]  # torch's own is replaced
 
     def _bound(self, params: Any) -> None:
         if self._attempt > 1:
-            params.config.setdefault("join_timeout", int(self._rejoin_s))
+            least, most = getattr(params, "min_nodes", 1), getattr(params, "max_nodes", 1)
+            last_call_s = int(params.get("last_call_timeout", LAST_CALL_S)) if least < most else 0
+            if self._expects and last_call_s:  # or the first of them would begin alone
+                last_call_s = max(last_call_s, LAST_CALL_S)
+                params.config["last_call_timeout"] = last_call_s
+            params.config.setdefault("join_timeout", int(self._rejoin_s) + last_call_s)
             if params.backend == "static":
                 limit = int(params.config.get("timeout", self._rejoin_s))
                 params.config["timeout"] = min(limit, int(self._rejoin_s))
+
+    def _bound_connect(self, limit: float) -> None:
+        """Have torch give up a store that does not answer when our time is over, not after it."""
+        if self._attempt == 1 or self._parameters.backend != "c10d":
+            return
+        left_s = max(LEAST_CONNECT_S, min(CONNECT_S, limit - time.monotonic()))
+        if self._read_timeout is None:
+            self._read_timeout = "read_timeout" in self._parameters.config
+        if not self._read_timeout:
+            self._parameters.config["read_timeout"] = int(left_s)
 
     def hook_agent(self, agent: Any) -> None:
         """Wrap what an agent does at its beginning and at its end."""
@@ -141,14 +165,19 @@ class Party:
         assert self._make is not None
         while True:
             try:
+                harmlessly("the time to connect is torch's own", lambda: self._bound_connect(limit))
                 handler = self._make(self._parameters)
+                if handler.get_backend() == "static":
+                    come = node_return.come_statically
+                    come = functools.partial(come, handler, self._back, self._facts, limit)
+                    handler.next_rendezvous = come
                 watch = functools.partial(self._joining.watch, handler, self._parameters.run_id)
                 # In attempt 1 torch itself notices a store that is lost already.
                 harmlessly("the other nodes are not looked at", watch, store=self._attempt > 1)
                 return handler
             except Exception as error:
                 if time.monotonic() > limit or not self._may_come_back(error):
-                    self._give_up(error, {})
+                    self._give_up(error)
                 time.sleep(AGAIN_S * (0.5 + _chance()))
 
     # --- the beginning ---
@@ -162,10 +191,14 @@ class Party:
             return
         if self._watch is not None:
             self._watch.stop()
+        if getattr(spec.rdzv_handler, "_bootstrap_store_info", None) is not None:
+            # Where the host stays the same torch does not tell the place of its store in a second
+            # round (dynamic_rendezvous.py), and a node that comes new waits for it in vain.
+            spec.rdzv_handler._bootstrap_store_info = None
         self._join(original, agent, *rest)
         self._joining.end()
         if self._began and spec.max_restarts == 0:
-            # Nodes came or went. Restarted ranks would find the keys of the last ones in the store.
+            # Nodes came or went. The supervisor looks for what all of them go on from.
             self._facts = {**self._facts, "attempt": self._attempt + 1, "report": None}
             say(f"nodes have come or gone: attempt {self._attempt + 1} starts on all of them")
         try:
@@ -181,7 +214,8 @@ class Party:
         handler, store = group.spec.rdzv_handler, _prefixed(agent._store)
         rank, size = group.group_rank, group.group_world_size
         agreement = self._meet(store, rank, size, _names(handler))
-        self._write(outcome_name(self._attempt), {"agreement": agreement, "node": rank})
+        outcome: nodes.Outcome = {"agreement": agreement, "node": rank, "began": self._began}
+        self._write(outcome_name(self._attempt), outcome)
         if agreement["action"] != nodes.BEGIN:
             _leave(store, size)
             handler.shutdown = lambda: True  # the next attempt may have the same store
@@ -207,26 +241,45 @@ class Party:
                 error: Exception = RuntimeError("the store of an earlier attempt lives on")
             except Exception as caught:
                 error = caught
+            if self._began and type(error).__name__ != SIGNALLED:
+                self._meet_anew(error)
             limit = limit or time.monotonic() + self._rejoin_s
             if time.monotonic() > limit or not self._may_come_back(error, waited=True):
-                self._give_up(error, _names(agent._worker_group.spec.rdzv_handler))
+                self._give_up(error)
             time.sleep(AGAIN_S * (0.5 + _chance()))
+            # Or the others would take the old one for a node that is there.
+            stop = getattr(agent._worker_group.spec.rdzv_handler, "_stop_heartbeats", lambda: None)
+            harmlessly("a node that is left seems to live", stop)
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
 
-    def _give_up(self, error: Exception, here: dict[int, str]) -> NoReturn:
+    def _give_up(self, error: Exception) -> NoReturn:
         """End the agent; from the second attempt on the supervisor says it in a sentence."""
         is_signal = type(error).__name__ == SIGNALLED
         if is_signal or self._attempt == 1 or self._directory is None:
             raise error
-        where = getattr(self._parameters, "endpoint", "")
-        text = f"the rendezvous at {where} could not be reached again"
-        if type(error).__name__ == "RendezvousTimeoutError":
-            text = f"only {', '.join(sorted(here.values()))} came back"
-        self._write(outcome_name(self._attempt), {"alone": text})
+        where = str(getattr(self._parameters, "endpoint", ""))
+        alone: nodes.Alone = {"came": [], "unreached": where, "root": None}
+        if isinstance(error, node_return.Over):
+            alone = error.alone
+        elif type(error).__name__ == "RendezvousTimeoutError":
+            alone = harmlessly("the others are not told", self._back.over) or alone
+        self._write(outcome_name(self._attempt), {"alone": alone})
+        if not alone["unreached"]:
+            time.sleep(node_joining.LEAVE_S)  # the store may go with this agent
+        raise SystemExit(nodes.REGROUP_STATUS)
+
+    def _meet_anew(self, error: Exception) -> NoReturn:
+        """Leave after ranks have run, since nodes came or went and did not come together."""
+        why = f"nodes have come or gone ({type(error).__name__})"
+        outcome: nodes.Outcome = {"again": why, "start": self._facts.get("start")}
+        self._write(outcome_name(self._attempt), outcome)
         raise SystemExit(nodes.REGROUP_STATUS)
 
     def _is_early(self, agent: Any) -> bool:
         store = _prefixed(agent._store)
+        if not store.check(["result"]):
+            return False
+        self._was_early = True
         return node_watch.await_earlier(store, self._attempt, self._rejoin_s)
 
     def _refuse(self, agreement: nodes.Agreement) -> None:
@@ -242,14 +295,16 @@ class Party:
             waited: this node had reached it, and waited there.
         """
         name = type(error).__name__
-        if name in ("RendezvousTimeoutError", SIGNALLED) or self._make is None:
+        if name in ("RendezvousTimeoutError", "Over", SIGNALLED) or self._make is None:
             return False
         lost = waited and name == "RendezvousConnectionError"
-        return lost or name == "RendezvousClosedError" or self._attempt > 1
+        return lost or name == "RendezvousClosedError" or self._attempt > 1 or self._was_early
 
     def _meet(self, store: Any, rank: int, size: int, names: dict[int, str]) -> nodes.Agreement:
         if rank == 0:
             self._facts = {**self._facts, "beats": node_watch.prepare(store, size)}
+        holds = harmlessly("the host of the rendezvous is not known", self._holds)
+        self._facts = {**self._facts, "holds": bool(holds)}
         agreement, missing = meeting.meet(
             store, rank, size, self._facts, node_joining.compare, MEET_S
         )
@@ -259,6 +314,18 @@ class Party:
             agreement["why"] = f"without saferun, or without its supervision, takes part: {who}"
             agreement["action"] = nodes.REFUSE
         return agreement
+
+    def _holds(self) -> bool:
+        """Return whether this node is the host of the rendezvous' store, as torch itself tells."""
+        config = self._parameters.config
+        if self._parameters.backend == "static":
+            return int(config.get("rank", 0)) == 0
+        given = self._parameters.get_as_bool("is_host")
+        if given is not None:
+            return bool(given)
+        utils = sys.modules["torch.distributed.elastic.rendezvous.utils"]
+        host, _ = utils.parse_rendezvous_endpoint(self._parameters.endpoint, default_port=0)
+        return bool(utils._matches_machine_hostname(host))
 
     def _say_root(self, agreement: nodes.Agreement) -> None:
         root = agreement["root"]
@@ -281,9 +348,16 @@ class Party:
             node_watch.end_process(lambda: self._is_ending, lambda: _pids(agent))
 
         self._began = True
+        if start := agreement["start"]:  # where its ranks are started again, nobody has looked
+            start = {**start, "evidence": start["evidence"] + 1, "offers": None}
+            self._facts = {**self._facts, "start": start, "rerun": agent_restarts(agent)}
         if not agreement["beats"]:
             return
-        self._watch = node_watch.NodeWatch(store, rank, hosts, self._attempt, end)
+        handler = agent._worker_group.spec.rdzv_handler
+        raw, run = getattr(handler, "_store", None), handler.get_run_id()
+        prefix = sys.modules["torch.distributed"].PrefixStore
+        coming = None if raw is None else prefix(f"saferun/{run}", raw)
+        self._watch = node_watch.NodeWatch(store, rank, hosts, self._attempt, end, coming)
         harmlessly("this node has no heartbeat", self._watch.start)
 
     # --- the end ---
@@ -376,6 +450,11 @@ def _around(original: Callable[..., Any], around: Callable[..., Any]) -> Callabl
         return around(original, agent, *rest)
 
     return wrapped
+
+
+def agent_restarts(agent: Any) -> bool:
+    """Return whether torchrun itself may start ranks again within the attempt."""
+    return bool(agent._worker_group.spec.max_restarts > 0)
 
 
 def _prefixed(store: Any) -> Any:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 
-from . import meeting, nodes
+from . import cut, meeting, node_return, nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,14 +43,15 @@ class Joining:
     Args:
         facts: of this node.
         refuse: ends the agent, since the nodes do not fit.
+        back: who has come back.
     """
 
-    def __init__(self, facts: nodes.Facts, refuse: Refuse) -> None:
-        self._facts, self._refuse = facts, refuse
+    def __init__(self, facts: nodes.Facts, refuse: Refuse, back: node_return.Return) -> None:
+        self._facts, self._refuse, self._back = facts, refuse, back
         self._holder: Any = None
         self._store: Any = None
         self._seen: dict[Any, Any] = {}  # node -> its last heartbeat
-        self._has_looked = False
+        self._looked_at = 0.0
         self._asked_at = -SELDOM_S
         self._prefix = ""
         self._timer: threading.Timer | None = None
@@ -82,31 +83,36 @@ class Joining:
         self._store = getattr(handler, "_store", None)
         if self._holder is None or not hasattr(self._holder, "_sanitize"):
             return
-        self._prefix = f"saferun/{run_id}/{self._facts['attempt']}"
+        run = f"saferun/{run_id}"
+        self._prefix = f"{run}/{self._facts['attempt']}"
         original = self._holder._sanitize
 
         def sanitize() -> None:
+            if threading.current_thread() is not threading.main_thread():
+                original()  # torch's heartbeat, in which nobody would end the agent
+                return
             try:
                 self._look(handler)
             except Exception as error:  # another torch, or a connection that the caller notices
                 self._holder.__dict__.pop("_sanitize", None)
-                if type(error).__name__ == SIGNALLED:
+                if type(error).__name__ == SIGNALLED or isinstance(error, node_return.Over):
                     raise
                 if not is_of_torch(error):
                     say(fault("the other nodes are not looked at", error))
             original()
 
         self._holder._sanitize = sanitize
+        self._back.begin(self._store, run_id, handler._this_node.addr)
         mine = json.dumps({key: self._facts.get(key) for key in ("host", *nodes.NAMES)})
-        first = self._store.compare_set(f"{self._prefix}/first", "", mine).decode()
+        first = self._store.compare_set(f"{run}/first", "", mine).decode()
         if first != mine:
             self._compare(json.loads(first))
 
     def _compare(self, first: dict[str, Any]) -> None:
-        bare: Any = {"attempt": 1, "mitigations": [], "report": None}
-        pair: Any = {0: {**bare, **first}, 1: {**self._facts, **bare}}
-        if (found := nodes.agree(pair))["why"]:
-            self._tell(found)
+        pair: Any = {0: first, 1: self._facts}
+        hosts = {str(node): fact["host"] for node, fact in pair.items()}
+        if why := nodes.differences(pair, hosts):
+            self._tell(nodes.refusal(hosts, why))
 
     def _look(self, handler: Any) -> None:
         """Look at a state that has just been read, before silent nodes are taken out of it."""
@@ -114,16 +120,21 @@ class Joining:
             self._asked_at = time.monotonic()
             if self._store.check([f"{self._prefix}/refused"]):
                 self._refuse(json.loads(self._store.get(f"{self._prefix}/refused")))
-        is_first, self._has_looked = not self._has_looked, True
+            self._back.look()
+        before_s, self._looked_at = self._looked_at, time.monotonic()
+        is_first, unseen_s = not before_s, self._looked_at - before_s
         clock = sys.modules[type(handler).__module__].datetime  # as torch itself asks it
         settings, ours = handler.settings, handler._this_node
         limit_s = settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
         for node, beat in self._holder.state.last_heartbeats.items():
             before = self._seen.get(node)
             self._seen[node] = beat
+            if not is_first:
+                self._back.seen(node.addr)
             late_s = (clock.now(beat.tzinfo) - beat).total_seconds()
             is_new = beat != before and not is_first  # else it may be of a node that is gone
-            if node != ours and (late_s < -limit_s or (is_new and late_s > limit_s + DELAY_S)):
+            is_late = is_new and late_s > limit_s + DELAY_S + unseen_s
+            if node != ours and (late_s < -limit_s or is_late):
                 here = self._facts["host"]
                 why = f"the clock of {node.addr} is {abs(late_s):.0f} s "
                 why += f"{'ahead of' if late_s < 0 else 'behind'} that of {here}"
@@ -140,15 +151,18 @@ class Joining:
         where = f"{endpoint} ({addresses(host)})"
         if not endpoint:  # torchrun's c10d rendezvous then takes this name
             where = f"localhost ({addresses('localhost')}, as no --rdzv-endpoint is given)"
-        if self._holder is None:
+        here = self._back.here()
+        if self._holder is not None:
+            here = [node.addr for node in self._holder.state.participants]
+        elif not here:
             return (
                 f"{self._facts['host']} waits for an answer from {where} since {WAITED_S:.0f} s; "
                 "is that the right host and port, and is it up?"
             )
-        here = sorted(node.addr for node in self._holder.state.participants)
+        names = ", ".join(sorted(here)) or "none"
         return (
             f"{self._facts['host']} waits for other nodes at {where} since {WAITED_S:.0f} s; "
-            f"--nnodes is {self._facts['nnodes']}, and these have come: {', '.join(here) or 'none'}"
+            f"--nnodes is {self._facts['nnodes']}, and these have come: {names}"
         )
 
 
@@ -193,7 +207,7 @@ def say(text: str) -> None:
 
 def fault(what: str, error: Exception) -> str:
     """Return a line about a fault of ours; by its end a diagnosis knows that it ended nothing."""
-    message = " ".join(str(error).split())[:FAULT_CHARS]
+    message = cut.beginning(" ".join(str(error).split()), FAULT_CHARS)
     return f"{what}: {type(error).__name__}: {message}; the job goes on"
 
 

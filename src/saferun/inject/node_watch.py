@@ -25,7 +25,7 @@ from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
 BEAT_S = 2.0  # and LONGEST_BEAT_S from 1,000 nodes on, to spare the host
@@ -34,6 +34,9 @@ GONE_LOOK_S = 0.5  # between two looks whether a store has gone, which costs its
 # A cut of the network that heals within 30 s harms no job today and must not end one. The silence,
 # and what a stuck agent and its ranks get to end, stay below a minute.
 LOST_S = 40.0
+# A node of a name under which another one has just come is most likely gone; it is one that lives
+# where a host has two of them.
+RETURNED_S, RETURNED_BEATS = 8.0, 4
 RANKS_S = 4.0  # before the agent is ended: its ranks may say themselves what they saw
 STUCK_S = 8.0  # for the agent's main thread to take the signal; it may hang in a dead connection
 TERM_S = 5.0  # for the ranks of a stuck agent
@@ -81,17 +84,22 @@ class Beats:
     def __init__(self, size: int, now: float) -> None:
         self._seen = dict.fromkeys(range(size), ("0", now))
 
-    def silent(self, values: list[str], now: float) -> list[int]:
+    def silent(
+        self, values: list[str], now: float, doubted: Collection[int] = (), soon_s: float = LOST_S
+    ) -> list[int]:
         """Return the nodes whose counter has not changed for LOST_S.
 
         Args:
             values: of all counters, by node.
             now: seconds, now.
+            doubted: nodes that seem to have come anew.
+            soon_s: in the place of LOST_S for these.
         """
         for node, value in enumerate(values):
             if value != self._seen[node][0]:
                 self._seen[node] = (value, now)
-        return [node for node, (_, at) in self._seen.items() if now - at > LOST_S]
+        limits = dict.fromkeys(doubted, soon_s)
+        return [n for n, (_, at) in self._seen.items() if now - at > limits.get(n, LOST_S)]
 
 
 class NodeWatch:
@@ -103,6 +111,7 @@ class NodeWatch:
         hosts: host by node rank.
         attempt: its number.
         end: ends the agent: gets what is wrong and the nodes that are lost.
+        coming: where nodes that come new leave their names (node_return.py); None for nowhere.
     """
 
     def __init__(
@@ -112,7 +121,9 @@ class NodeWatch:
         hosts: dict[int, str],
         attempt: int,
         end: Callable[[str, list[int]], None],
+        coming: Any = None,
     ) -> None:
+        self._coming, self._came, self._doubted = coming, -1, set[int]()
         self._store, self._node, self._hosts, self._attempt = store, node, hosts, attempt
         self._end = end
         self._stopped = threading.Event()
@@ -172,6 +183,7 @@ class NodeWatch:
         beats, count = Beats(len(self._hosts), time.monotonic()), 0
         try:
             store = _own(self._store)
+            self._coming = None if self._coming is None else _own(self._coming)
             self._wake.wait(first_beat_s(self._node, len(self._hosts)))
             while not self._stopped.is_set():
                 count += 1
@@ -203,7 +215,9 @@ class NodeWatch:
         now, size = time.monotonic(), len(self._hosts)
         if self._node == 0:
             values = [v.decode() for v in store.multi_get([_beat(node) for node in range(size)])]
-            silent = beats.silent(values, now)
+            self._doubt()
+            soon_s = max(RETURNED_S, RETURNED_BEATS * self._every_s)
+            silent = beats.silent(values, now, self._doubted, soon_s)
             store.set(WORD, json.dumps({"n": count, "silent": silent}))
         else:
             word = json.loads(store.get(WORD))
@@ -211,9 +225,25 @@ class NodeWatch:
                 self._word = (word["n"], now)
             silent = word.get("silent", []) or ([0] if now - self._word[1] > LOST_S else [])
         if silent := [node for node in silent if node != self._node]:
-            self._lose(f"no heartbeat for {LOST_S:.0f} s", silent, 0.0)
+            why = f"no heartbeat for {LOST_S:.0f} s"
+            if self._doubted.issuperset(silent):
+                why = "no heartbeat, and it has been started again"
+            self._lose(why, silent, 0.0)
         elif store.check([WANTED]) and int(store.get(WANTED)) > self._attempt:
             self._lose("another node has failed", [], RANKS_S)
+
+    def _doubt(self) -> None:
+        """Read which nodes have come new since the ranks began."""
+        if self._coming is None:
+            return
+        count = self._coming.add("new", 0)
+        for number in range(self._came + 1 if self._came >= 0 else count + 1, count + 1):
+            if not self._coming.check([f"new/{number}"]):
+                return  # it is about to write its name
+            name = self._coming.get(f"new/{number}").decode()
+            self._doubted |= {n for n, host in self._hosts.items() if host == name}
+            self._came = number
+        self._came = max(self._came, count)
 
     def _watch_the_store(self) -> None:
         """See that the store answers: a host that lost its power closes no connection."""

@@ -1,8 +1,14 @@
 """Pure: what the nodes of a run tell each other before an attempt, and what follows from it.
 
-Each node brings its facts: the attempt that it begins, the mitigations in force there, and, after a
-failure, its report of the attempt before. `agree` is called on one of them, on facts of all, and
-every node gets its result. Two nodes that call it with the same facts get the same result.
+Each node brings its facts: the attempt that it begins, the mitigations in force there, what its
+ranks would go on from, and, after a failure, its report of the attempt before. `agree` is called on
+one of them, on facts of all, and every node gets its result. Two nodes that call it with the same
+facts get the same result.
+
+What an attempt begins from is decided by the nodes that were there: those whose ranks have run
+together in the most attempts. A node that comes new takes it, and comes back with it. Of several
+checkpoints it is the newest that all who were there have. A newcomer counts as one of them once it
+has found the same files; where it has not, and no older checkpoint is left, the nodes do not fit.
 
 A report weighs ROOT where its kind names a cause, WEAK where it says little of one (a rank that
 ended without a reason, a node that went silent), ECHO where it is what the survivors of a failure
@@ -29,6 +35,23 @@ if TYPE_CHECKING:
         leaves: bool  # its hardware has failed: the others go on without it
         node: int  # its node rank in the attempt
 
+    class Offer(TypedDict):
+        """A complete checkpoint of this run."""
+
+        path: str
+        step: int  # in its name; -1 without a number
+        at_s: float  # of the last write, in seconds since the epoch
+        stamp: list[int]  # of system/checkpoints.py: equal for one file, on whatever node
+
+    class Start(TypedDict):
+        """What the ranks of an attempt begin from."""
+
+        evidence: int  # in how many attempts the ranks of the nodes that decided it have run
+        checkpoint: Offer | None
+        offers: list[Offer] | None  # all that may be used, the newest first; None: not looked for
+        keys: dict[str, Any]  # of the profile, that change what ranks do: value by dotted name
+        free: list[str]  # such keys that were different on the first nodes, and stay so
+
     class Facts(TypedDict, total=False):
         """What a node brings to a meeting."""
 
@@ -36,14 +59,19 @@ if TYPE_CHECKING:
         attempt: int  # that it is about to begin
         mitigations: list[str]
         report: Report | None
+        start: Start
         saferun: str
         torch: str
         nnodes: str  # as given
         script: str  # its file name
+        resume: str  # retry.resume
+        resume_args: str
         content: str  # a checksum of the script; "" where it is not known
+        rerun: bool  # torchrun starts the ranks of a running attempt again, as they were
         shared: str  # a directory and a word in it, by which others tell whether they share it
         run_dir: str  # that the user gave for it; "" for none
         beats: bool  # of node 0: it has prepared the store for heartbeats
+        holds: bool  # this node is the host of the rendezvous' store
 
     class Agreement(TypedDict):
         """What all nodes do."""
@@ -57,14 +85,27 @@ if TYPE_CHECKING:
         hosts: dict[str, str]  # node rank -> host
         shared: str  # of node 0; "" where not all nodes share it
         beats: bool  # of node 0
+        start: Start | None
+        unfit: list[int]  # nodes that cannot begin where the others do; `why` says it
+        holder: str  # the host of the rendezvous' store; "" where it is not known
 
     class Outcome(TypedDict, total=False):
-        """How a node's agent leaves word of a meeting: one of the first two."""
+        """How a node's agent leaves word of a meeting: one of the first three."""
 
         agreement: Agreement
-        alone: str  # why it did not meet the others
+        alone: Alone
+        again: str  # why the nodes have to meet anew, where ranks have run
+        start: Start | None  # as they began; for `again`
         node: int  # its rank there
+        began: bool  # ranks of this agent have run before it
         at: float  # seconds since the epoch
+
+    class Alone(TypedDict):
+        """That the nodes did not all come back; the same on those that could tell each other."""
+
+        came: list[str]  # hosts
+        unreached: str  # the endpoint that did not answer; "" where it did
+        root: Report | None  # of those that came
 
     class Loss(TypedDict, total=False):
         """How it leaves word that it has lost others during an attempt."""
@@ -79,7 +120,10 @@ ROOT, WEAK, ECHO = 0, 1, 2
 # not fit.
 BEGIN, REGROUP, STOP, REFUSE = "begin", "regroup", "stop", "refuse"
 REGROUP_STATUS = 79  # the exit status of an agent that leaves before it has started a rank
-NAMES = {"saferun": "saferun", "torch": "torch", "nnodes": "--nnodes", "script": "script"}
+NAMES = {
+    **{"saferun": "saferun", "torch": "torch", "nnodes": "--nnodes", "script": "script"},
+    **{"resume": "retry.resume", "resume_args": "retry.resume_args"},
+}
 
 
 def agree(facts: Mapping[int, Facts], unseen: Sequence[int] = ()) -> Agreement:
@@ -91,21 +135,32 @@ def agree(facts: Mapping[int, Facts], unseen: Sequence[int] = ()) -> Agreement:
     """
     hosts = {str(node): fact["host"] for node, fact in facts.items()}
     attempt = max(fact["attempt"] for fact in facts.values())
-    ready = [fact for _, fact in sorted(facts.items()) if fact["attempt"] == attempt]
+    knowing = _knowing(facts)
+    latest = max(fact["attempt"] for fact in knowing.values())
+    ready = [fact for _, fact in sorted(knowing.items()) if fact["attempt"] == latest]
     root = root_report([fact.get("report") for fact in ready])
     mitigations = _union([fact["mitigations"] for fact in ready])
     if root is not None and root["decision"]["add"]:
         mitigations = _union([mitigations, [root["decision"]["add"]]])
+    start, lacking = _start(facts, knowing)
     action = BEGIN
     if any(set(fact["mitigations"]) != set(mitigations) for fact in facts.values()):
         action = REGROUP
-    if len(ready) < len(facts):
+    if any(fact["attempt"] < attempt or not _begins(fact, start) for fact in facts.values()):
         action = REGROUP
     if root is not None and root["decision"]["action"] == "stop":
         action = STOP
-    why = _differences(facts, hosts)
+    why = differences(facts, hosts)
+    if lacking and not why and action != STOP:
+        why = _not_seen(knowing, lacking, hosts)
+        if len(facts) - len(lacking) >= int(facts[min(facts)]["nnodes"].partition(":")[0] or 0):
+            action = REGROUP  # the others go on without them
+        else:
+            action = REFUSE
+    elif why:
+        action = REFUSE
     return {
-        "action": REFUSE if why else action,
+        "action": action,
         "attempt": attempt,
         "mitigations": mitigations,
         "root": root,
@@ -114,6 +169,9 @@ def agree(facts: Mapping[int, Facts], unseen: Sequence[int] = ()) -> Agreement:
         "hosts": hosts,
         "shared": "" if unseen else facts[min(facts)].get("shared", ""),
         "beats": facts[min(facts)].get("beats", False),
+        "start": start,
+        "unfit": lacking,
+        "holder": next((fact["host"] for fact in facts.values() if fact.get("holds")), ""),
     }
 
 
@@ -129,7 +187,105 @@ def refusal(hosts: dict[str, str], why: str) -> Agreement:
         "hosts": hosts,
         "shared": "",
         "beats": False,
+        "start": None,
+        "unfit": [],
+        "holder": "",
     }
+
+
+def is_one(offer: Offer | None, other: Offer | None, *, by_stamp: bool = False) -> bool:
+    """Tell whether two nodes mean one checkpoint: by name and step, or by the file itself.
+
+    Args:
+        offer: of one node; None for the beginning.
+        other: of another one.
+        by_stamp: only the same file counts. Where names have no number nothing else can.
+    """
+    if offer is None or other is None:
+        return offer is other
+    if (offer["path"], offer["step"]) != (other["path"], other["step"]):
+        return False
+    return offer["stamp"] == other["stamp"] or not (by_stamp or offer["step"] < 0)
+
+
+def differing(keys: Mapping[str, Any], start: Start) -> list[str]:
+    """Return the keys of a profile that are not what an attempt begins with."""
+    names = sorted({*keys, *start["keys"]} - set(start["free"]))
+    return [name for name in names if keys.get(name) != start["keys"].get(name)]
+
+
+def _knowing(facts: Mapping[int, Facts]) -> dict[int, Facts]:
+    """Return the nodes that were there; where none was, those with the highest attempt."""
+    starts = {node: fact["start"]["evidence"] for node, fact in facts.items() if "start" in fact}
+    most = max(starts.values(), default=0)
+    if most > 0:
+        return {node: facts[node] for node, evidence in starts.items() if evidence == most}
+    attempt = max(fact["attempt"] for fact in facts.values())
+    return {node: fact for node, fact in facts.items() if fact["attempt"] == attempt}
+
+
+def _start(
+    facts: Mapping[int, Facts], knowing: Mapping[int, Facts]
+) -> tuple[Start | None, list[int]]:
+    """Return what all begin from, and the nodes that were there and cannot."""
+    starts = {node: fact["start"] for node, fact in sorted(knowing.items()) if "start" in fact}
+    if not starts:
+        return None, []
+    first = starts[min(starts)]
+    if first["evidence"] == 0:
+        keys, free = _first_keys([fact["start"] for _, fact in sorted(facts.items())])
+        first = {**first, "keys": keys, "free": free}
+    lists = [start["offers"] for start in starts.values()]
+    if None in lists:
+        if all(fact.get("rerun") for fact in facts.values()):
+            return first, []
+        return {**first, "offers": None, "checkpoint": None}, []
+    found = [offer for offers in lists for offer in offers or ()]
+    found.sort(key=lambda offer: (offer["at_s"], offer["step"]), reverse=True)
+    common = [offer for offer in found if all(_has(offers or [], offer) for offers in lists)]
+    lacking = [n for n, one in starts.items() if found and not _has(one["offers"] or [], found[0])]
+    # Without one that all have it is the newest; those that lack it cannot begin with the others.
+    chosen = next(iter(common or found), None)
+    return {**first, "offers": found, "checkpoint": chosen}, [] if common else lacking
+
+
+def _has(offers: Sequence[Offer], wanted: Offer) -> bool:
+    return any(is_one(offer, wanted) for offer in offers)
+
+
+def _first_keys(starts: Sequence[Start]) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of a run that begins: of variables those that are equal on all nodes.
+
+    Settings of hooks are those of the first node. A profile's variables may be of a machine.
+    """
+    keys = starts[0]["keys"]
+    names = {name for start in starts for name in start["keys"] if name.startswith("env.")}
+    free = [n for n in sorted(names) if len({str(one["keys"].get(n)) for one in starts}) > 1]
+    return {name: value for name, value in keys.items() if name not in free}, free
+
+
+def _begins(fact: Facts, start: Start | None) -> bool:
+    """Return whether a node's ranks would begin as all do."""
+    if start is None or "start" not in fact:
+        return start is None
+    if differing(fact["start"]["keys"], start):
+        return False
+    if start["offers"] is None and not fact.get("rerun"):
+        return False
+    return is_one(fact["start"]["checkpoint"], start["checkpoint"])
+
+
+def _not_seen(
+    knowing: Mapping[int, Facts], lacking: Sequence[int], hosts: Mapping[str, str]
+) -> str:
+    has = {node: fact["start"]["offers"] or [] for node, fact in knowing.items()}
+    newest = max((o for found in has.values() for o in found), key=lambda o: (o["at_s"], o["step"]))
+    there = ", ".join(hosts[str(node)] for node in sorted(has) if node not in lacking)
+    where = ", ".join(hosts[str(node)] for node in lacking)
+    return (
+        f"the run goes on from {newest['path']} of {there}, which is not there on {where}, or is "
+        "another file: checkpoints belong on storage that all nodes see"
+    )
 
 
 def root_report(reports: Sequence[Report | None]) -> Report | None:
@@ -155,7 +311,7 @@ def _by_value(
     return values
 
 
-def _differences(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
+def differences(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
     """Return what makes the nodes unfit for one run, by host; "" for nothing."""
     for key, name in NAMES.items():
         values = _by_value(facts, hosts, key)

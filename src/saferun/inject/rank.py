@@ -13,6 +13,12 @@ def is_rank_process() -> bool:
     return os.environ.get(contract.RANK_MARK) == str(os.getpid()) and "RANK" in os.environ
 
 
+def is_started_by_launcher() -> bool:
+    """Tell whether the launcher started this very process: as a rank, or by plain python."""
+    main = os.environ.get(contract.MAIN_MARK, "")
+    return is_rank_process() or main.startswith(f"{os.getpid()} ")
+
+
 def number() -> "int | None":
     """Return this process's global rank: the group's where there is one, else RANK, else None."""
     if group_is_initialised():

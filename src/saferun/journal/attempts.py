@@ -24,6 +24,7 @@ class Attempt(NamedTuple):
     number: int
     worker: int | None = None  # of several
     started_at: float | None = None  # seconds since the epoch
+    ready_at: float | None = None  # when all its ranks had met; None where that is not known
     lived_s: float | None = None
     status: int | None = None
     ended_by: str = ""  # "job", "grace", "interrupt", "keeper"
@@ -32,6 +33,7 @@ class Attempt(NamedTuple):
     line: str = ""  # that decided, without its particulars where the journal has no other
     decided_by: tuple[str, ...] = ()  # the evidence of it
     stack: tuple[str, ...] = ()  # of Python where compiled code crashed, the innermost frame first
+    user_frame: str = ""  # where the user's code was, as `train.py:28  batch["labels"]`
     mitigations: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()  # against the attempt before it
     action: str = ""  # what was decided: "again", "stop", "done"
@@ -80,7 +82,7 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             found[number] = Attempt(
                 number,
                 worker,
-                event.at,
+                started_at=event.at,
                 mitigations=facts.mitigations,
                 changed=changed,
                 left=facts.left,
@@ -111,6 +113,7 @@ def _ended(attempt: Attempt, facts: AttemptEnded) -> Attempt:
         line=line if failed else "",
         decided_by=facts.decided_by if failed else (),
         stack=facts.stack[: crash_stack.MOST],
+        user_frame=facts.user_frame if failed else "",
         action=facts.action,
         reason=facts.reason,
         delay_s=facts.delay_s,
@@ -134,7 +137,7 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
     left = receipts.read(os.path.join(path, "receipts"), attempt.number)
     # Whether ranks ran unguarded was known to the run alone, which has reported it.
     hooks = receipts.judge(left, expects_hooks=injected, ranks_ran=False, no_python=True)
-    return attempt._replace(tails=tuple(tails), hooks=hooks)
+    return attempt._replace(tails=tuple(tails), hooks=hooks, ready_at=receipts.met_at(left))
 
 
 def changes(before: RecordedPlan, after: RecordedPlan) -> tuple[str, ...]:

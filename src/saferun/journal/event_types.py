@@ -118,6 +118,7 @@ class AttemptEnded(NamedTuple):
     lost_work: WorkLost | None  # since the last checkpoint; None where it is not known
     untried: tuple[str, ...] = ()  # mitigations of the kind that are left after that
     first_step: int | None = None  # that its output reports
+    user_frame: str = ""  # where the user's code was, as `train.py:28  batch["labels"]`
 
 
 class PlanChanged(NamedTuple):

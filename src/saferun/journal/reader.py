@@ -16,8 +16,9 @@ from saferun.errors import UnavailableError, UsageError
 from saferun.journal import events
 from saferun.journal.event_types import AttemptBegun, AttemptEnded, Recycled, WorkersBegun
 from saferun.journal.events import Event
+from saferun.journal.run_directory import ALIVE_FILE
 from saferun.named_tuple import NamedTuple
-from saferun.system import procfs
+from saferun.system import paths, procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -186,8 +187,10 @@ def read(base: str, name: str, now_s: float) -> Run | None:
     last_at = max(heard, default=_changed_at(path))
     started_at = heard[0] if heard else None
     whole = [event for event in log if event.worker is None]
-    outcome, ended = _outcome(whole, now_s - last_at)
     begun = _last_begun(whole)
+    if (noted := _alive_at(path, begun.by, started_at)) is not None:
+        last_at = max(last_at, min(noted, now_s))
+    outcome, ended = _outcome(whole, now_s - last_at)
     return Run(
         id=name,
         path=path,
@@ -317,6 +320,18 @@ def _last_begun(log: Sequence[Event]) -> AttemptBegun:
     if isinstance(facts, AttemptBegun):
         return facts
     return AttemptBegun(0, (), facts.by if isinstance(facts, WorkersBegun) else None)
+
+
+def _alive_at(path: str, by: ProcessRecord | None, started_at: float | None) -> float | None:
+    """Return when a run noted last that it lives, in seconds since the epoch; None: not known.
+
+    The note is in clock ticks since boot, as the start of its process is.
+    """
+    begun = by.get("start") if by else None
+    note = (paths.read_private(os.path.join(path, ALIVE_FILE)) or b"").strip()
+    if not note.isdigit() or len(note) > 20 or not isinstance(begun, int) or started_at is None:
+        return None
+    return started_at + max(0, int(note) - begun) / os.sysconf("SC_CLK_TCK")
 
 
 def _changed_at(path: str) -> float:

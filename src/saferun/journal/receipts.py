@@ -73,6 +73,16 @@ def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
     return tuple(found)
 
 
+def met_at(receipts: Iterable[Receipt]) -> float | None:
+    """Return when the last rank had joined the first process group; None where there was none."""
+    first: dict[int, float] = {}
+    joined = (one for one in receipts if (one.hook, one.outcome) == ("init", contract.APPLIED))
+    for one in joined:
+        if one.restart == 0:
+            first[one.pid] = min(one.at, first.get(one.pid, one.at))
+    return max(first.values(), default=None)
+
+
 def unwritten(directory: str | None, attempt: int) -> bool:
     """Return whether a receipt is empty since the disk was full: the hooks ran in its process."""
     names = [name for _, name in _files(directory, attempt)] if directory else []

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from saferun.diagnosis import progress, signatures
 from saferun.diagnosis.failure_report import seconds
 from saferun.inject import contract
-from saferun.journal import events, rank_files, receipts, run_notes, trials
+from saferun.journal import events, rank_files, receipts, run_notes, time_spent, trials
 from saferun.journal.attempts import Attempt, attempts
 from saferun.journal.rank_report import Ranks, ranks
 from saferun.journal.reader import (
@@ -27,6 +27,7 @@ from saferun.journal.reader import (
 )
 from saferun.journal.run_notes import Notes
 from saferun.journal.tail_excerpt import Excerpt, excerpt
+from saferun.journal.time_spent import Spent, Times
 from saferun.named_tuple import NamedTuple
 from saferun.planning import mitigation_catalog
 
@@ -77,9 +78,7 @@ class AttemptReport(NamedTuple):
 
     attempt: Attempt
     begins_s: float  # since the start of the run
-    waited_s: float  # between the end of the one before and its start
-    lost_s: float
-    lost_why: str  # how that is known
+    spent: Spent
     last_step: int | None
     loss: str
     cause: Cause | None
@@ -97,17 +96,23 @@ class Library(NamedTuple):
     mitigations: Mapping[str, Mitigation]
 
 
+class Amount(NamedTuple):
+    """What a part of a run's time cost on this machine."""
+
+    s: float
+    gpu_hours: float
+    money: float | None  # None without a price
+
+
 class Cost(NamedTuple):
-    """What a run has used and lost on this machine."""
+    """What a run has used on this machine, and for what."""
 
     gpus: int  # 0 where it had none, or where that is not known
-    used_s: float
-    lost_s: float  # by failed attempts, and by waiting for the next one
-    used_gpu_hours: float
-    lost_gpu_hours: float
     price_per_gpu_hour: float | None
-    used: float | None  # money; None without a price
-    lost: float | None
+    used: Amount  # the three that follow together
+    useful: Amount
+    done_again: Amount
+    starts_and_waits: Amount
 
 
 class RunReport(NamedTuple):
@@ -138,21 +143,15 @@ def make(run: Run, now_s: float, price: float | None = None) -> RunReport:
     """
     log = events.read(run.path)
     every = attempts(run)
-    tried = [one for one in every if not one.replaced]
+    times = time_spent.read(run, every, now_s)
+    parts = zip(every, times.attempts, strict=True)
+    kept = [(one, spent) for one, spent in parts if not one.replaced]
+    tried = [one for one, _ in kept]
     noted = run_notes.read(log)
     library = Library(signatures.load(os.environ).kinds, mitigation_catalog.load(os.environ))
     shown = _shown(len(tried))
-    reports = [_attempt(run, tried, at, noted, library) for at in shown]
-    losses = [_lost(run, tried, at, None) for at in range(len(tried))]
-    waits = [_waited_s(tried, at) for at in range(len(tried))]
-    searched = trials.read(run.path)
-    if searched:  # the study keeps the trials of an attempt that failed
-        losses = []
-        reports = [one._replace(lost_s=0.0, lost_why="") for one in reports]
-    if any(one.worker is not None for one in tried):  # they share the GPUs
-        waits, losses = [], []
-    lost_s = sum(waits) + sum(lost for lost, _ in losses)
-    cost = _cost(run, every, lost_s, price, noted)
+    reports = [_attempt(run, tried, at, kept[at][1], noted, library) for at in shown]
+    cost = _cost(every, times, price, noted)
     return RunReport(
         headline=_headline(run, tried, cost),
         run=run,
@@ -164,7 +163,7 @@ def make(run: Run, now_s: float, price: float | None = None) -> RunReport:
         left_out=len(tried) - len(shown),
         replaced=len(every) - len(tried),
         hosts=noted.hosts,
-        trials=searched,
+        trials=trials.read(run.path),
         replacements=trials.replaced(run.path),
         made_at=now_s,
     )
@@ -180,24 +179,21 @@ def _shown(count: int) -> list[int]:
 
 
 def _attempt(
-    run: Run, tried: Sequence[Attempt], at: int, noted: Notes, library: Library
+    run: Run, tried: Sequence[Attempt], at: int, spent: Spent, noted: Notes, library: Library
 ) -> AttemptReport:
     one = tried[at]
     key = one.worker, one.number
     place = run.path if one.worker is None else os.path.join(run.path, f"worker-{one.worker}")
     directory = os.path.join(place, "receipts")
-    tails = [(path.rpartition(".")[2], _content(path)) for path, _ in one.tails]
+    tails = [(path.rpartition(".")[2], time_spent.content(path)) for path, _ in one.tails]
     if [stream for stream, _ in tails] == ["stdout"]:  # of both, if they are one terminal or pipe
         tails = [("output", tails[0][1])]
     left = receipts.read(directory, one.number)
-    lost_s, lost_why = _lost(run, tried, at, tails)
     return AttemptReport(
         attempt=one,
         begins_s=max(0.0, (one.started_at or 0.0) - (run.started_at or one.started_at or 0.0)),
-        waited_s=_waited_s(tried, at),
-        lost_s=lost_s,
-        lost_why=lost_why,
-        last_step=_last_step(tails),
+        spent=spent,
+        last_step=time_spent.last_step([data for _, data in tails]),
         loss=next((loss for _, data in tails if (loss := progress.last_loss(data))), ""),
         cause=_cause(library.kinds.get(one.kind)),
         added=_added(one, tried[at - 1] if _follows(tried, at) else None, library.mitigations),
@@ -208,59 +204,8 @@ def _attempt(
     )
 
 
-def _content(path: str) -> bytes:
-    try:
-        return events.content(path, 1)
-    except OSError:
-        return b""
-
-
-def _last_step(tails: Sequence[tuple[str, bytes]]) -> int | None:
-    steps = (progress.last_step(data) for _, data in tails)
-    return max((step for step in steps if step is not None), default=None)
-
-
 def _follows(tried: Sequence[Attempt], at: int) -> bool:
     return at > 0 and tried[at - 1].worker == tried[at].worker
-
-
-def _waited_s(tried: Sequence[Attempt], at: int) -> float:
-    """Return the time between the end of the attempt before and the start of this one."""
-    if not _follows(tried, at):
-        return 0.0
-    before, one = tried[at - 1], tried[at]
-    if before.started_at is None or before.lived_s is None or one.started_at is None:
-        return 0.0
-    return max(0.0, one.started_at - before.started_at - before.lived_s)
-
-
-def _lost(
-    run: Run, tried: Sequence[Attempt], at: int, tails: Sequence[tuple[str, bytes]] | None
-) -> tuple[float, str]:
-    """Return the seconds of work that an attempt has lost, and how that is known.
-
-    Args:
-        run: the run.
-        tried: its attempts.
-        at: the index of this one.
-        tails: of its streams; None where they have not been read.
-    """
-    one = tried[at]
-    last = at + 1 == len(tried)
-    if not one.kind or one.lived_s is None or (last and run.outcome == INTERRUPTED):
-        return 0.0, ""
-    if one.lost is not None:
-        saved = one.lost.checkpoint
-        return one.lost.s, f"since {saved}" if saved else "nothing was saved"
-    following = tried[at + 1] if not last and _follows(tried, at + 1) else None
-    begun, resumed = one.first_step, following.first_step if following else None
-    if begun is not None and resumed is not None and resumed > begun:
-        if tails is None:
-            tails = [("", _content(path)) for path, _ in one.tails]
-        if (came := _last_step(tails)) is not None and came > begun:
-            share = max(0, came - resumed + 1) / (came - begun + 1)
-            return one.lived_s * share, f"about; the next attempt went on at step {resumed}"
-    return one.lived_s, "all of it: no checkpoint is known"
 
 
 def _cause(known: Kind | None) -> Cause | None:
@@ -286,12 +231,13 @@ def _silence(place: str, number: int, hang: Hang) -> Silence:
     by_oddness = sorted(hang.ranks, key=lambda rank: not rank.odd)
     stacks = []
     if hang.stacks and _STACKS_FILE.fullmatch(hang.stacks):
-        stacks.append(("all processes, by py-spy", _content(os.path.join(place, hang.stacks))))
+        file = os.path.join(place, hang.stacks)
+        stacks.append(("all processes, by py-spy", time_spent.content(file)))
     for one in by_oddness[:_STACKS]:
         rank = "none" if one.rank is None else one.rank
         name = f"a{number}-r0-rank{rank}-pid{one.pid}{contract.STACKS}"
         whose = "the job" if one.rank is None else f"rank {one.rank}"
-        stacks.append((whose, _content(os.path.join(place, "receipts", name))))
+        stacks.append((whose, time_spent.content(os.path.join(place, "receipts", name))))
     texts = tuple(
         (whose, data.decode("utf-8", "replace").strip()[-_STACK_CHARS:])
         for whose, data in stacks
@@ -304,26 +250,22 @@ def _silence(place: str, number: int, hang: Hang) -> Silence:
 # --- the whole run -----------------------------------------------------------------------------
 
 
-def _cost(
-    run: Run, every: Sequence[Attempt], lost_s: float, price: float | None, noted: Notes
-) -> Cost:
+def _cost(every: Sequence[Attempt], times: Times, price: float | None, noted: Notes) -> Cost:
     gpus = len(noted.worker_gpus) or max((one.gpus or 0 for one in every), default=0)
     if price is None:
         price = next((p for one in reversed(every) if (p := one.price_per_gpu_hour) is not None), 0)
-    took_s = run.took_s
-    if took_s is None:
-        took_s = max(0.0, run.last_at - (run.started_at or run.last_at))
-    hours, lost_hours = took_s * gpus / _HOUR_S, lost_s * gpus / _HOUR_S
-    paid = bool(gpus and price)
+
+    def amount(part_s: float) -> Amount:
+        hours = part_s * gpus / _HOUR_S
+        return Amount(part_s, hours, hours * price if gpus and price else None)
+
     return Cost(
         gpus=gpus,
-        used_s=took_s,
-        lost_s=lost_s,
-        used_gpu_hours=hours,
-        lost_gpu_hours=lost_hours,
         price_per_gpu_hour=price or None,
-        used=hours * (price or 0) if paid else None,
-        lost=lost_hours * (price or 0) if paid else None,
+        used=amount(times.took_s),
+        useful=amount(times.whole.useful_s),
+        done_again=amount(times.whole.done_again_s),
+        starts_and_waits=amount(times.whole.starts_and_waits_s),
     )
 
 
@@ -342,10 +284,9 @@ def _headline(run: Run, tried: Sequence[Attempt], cost: Cost) -> str:
     }.get(run.outcome, "Its end is not known")
     text = f"{ended} {where}" if number and run.outcome in (*FINISHED, RUNNING) else ended
     text += f": {run.kind}{rank}" if run.kind else ""
-    if cost.lost_s < 1:
-        return text
     kinds = list(dict.fromkeys(one.kind for one in tried if one.kind))
+    if not kinds:
+        return text
     named = ", ".join(kinds[:_NAMED]) + (", …" if len(kinds) > _NAMED else "")
-    of = f" of {cost.gpus} GPU{'' if cost.gpus == 1 else 's'}" if cost.gpus else ""
-    to = f" to {named}" if run.outcome != FAILED or len(kinds) > 1 else ""
-    return f"{text}; {seconds(cost.lost_s)}{of} lost{to}"
+    after = f" after {named}" if run.outcome != FAILED or len(kinds) > 1 else ""
+    return f"{text}; {seconds(cost.done_again.s)} done again{after}"

@@ -42,6 +42,7 @@ class Trial(NamedTuple):
     seconds: float | None
     worker: str
     attempt: int | None
+    at: float = 0.0  # when it was finished, in seconds since the epoch; 0 where that is not known
     again: bool = False  # its process ended, or was replaced for it: it is run again
     direction: str = ""  # minimize or maximize; "" where the study has several objectives
 
@@ -130,6 +131,7 @@ def _trials(lines: Iterable[bytes]) -> Iterator[Trial]:
             seconds=events.number(raw.get("seconds")),
             worker=events.text(raw.get("worker")),
             attempt=events.count(raw.get("attempt")),
+            at=events.number(raw.get("at")) or 0.0,
             again=raw.get("again") is True,
             direction=events.text(raw.get("direction")),
         )

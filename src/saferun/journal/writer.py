@@ -192,6 +192,10 @@ class Journal:
         """Return a text without secrets."""
         return self._mask.text(text)
 
+    def masked_data(self, data: bytes) -> bytes:
+        """Return bytes without secrets."""
+        return self._mask.data(data)
+
     def alive(self) -> None:
         """Note that the run lives; each event does, too."""
         self._try("alive", lambda: self._directory().mark())

@@ -62,6 +62,11 @@ def load_settings(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     return _document("settings.yaml", os.environ if environ is None else environ)
 
 
+def load_words(environ: Mapping[str, str] | None = None) -> Mapping[str, Mapping[str, str]]:
+    """Return the document of words.yaml: the glossary, exit statuses, saferun's own variables."""
+    return _document("words.yaml", os.environ if environ is None else environ)
+
+
 def variables_text() -> str:
     """Return the text of variables.yaml, for audit/variable_index.py; "" if there is none."""
     try:

@@ -8,6 +8,7 @@ identity and other changes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from saferun.errors import UsageError
@@ -24,6 +25,7 @@ from saferun.model import (
     Setting,
 )
 from saferun.planning import env_merge, own_variables
+from saferun.planning.other_launchers import hint
 from saferun.planning.torchrun_args import launch_options, value_of, whole
 from saferun.profile import settings
 from saferun.profile.merge import Conditions
@@ -64,6 +66,16 @@ def _meets(profile: Profile, options: LaunchOptions) -> bool:
     return options.nodes != 1 and own_variables.is_supervised(profile.settings)
 
 
+def _start(profile: Profile, identity: Identity) -> str:
+    """Return what an attempt goes on from, and how, as ranks compare it; "" for nothing."""
+    retry, found = profile.settings.retry, identity.checkpoint
+    parts = [f"retry.resume {json.dumps(retry.resume)}"] if retry.resume.checkpoints else []
+    parts += [f"retry.resume_args {json.dumps(retry.resume_args)}"] if retry.resume_args else []
+    if parts:
+        parts.insert(0, f"{found.path} (step {found.step})" if found else "the beginning")
+    return ", ".join(parts)
+
+
 def _watched(profile: Profile) -> bool:
     return profile.settings.watch.mode != "off"
 
@@ -95,7 +107,15 @@ def build_plan(
     needed = changes._replace(needs_hooks=changes.needs_hooks or _meets(profile, options))
     ours = {
         **own_variables.for_torchrun(profile, options, identity, environ, changes.names),
-        **own_variables.for_hooks(hooks, merged.env, environ, identity, needed, _watched(profile)),
+        **own_variables.for_hooks(
+            hooks,
+            merged.env,
+            environ,
+            identity,
+            needed,
+            _watched(profile),
+            _start(profile, identity),
+        ),
         **own_variables.for_watch(profile, identity, {**merged.env, **environ}),
     }
     return _plan(profile, facts, line, options, changes)._replace(
@@ -274,15 +294,13 @@ def _hint(request: Request, profile: Profile, facts: Facts) -> str:
 
 def _remarks(request: Request, profile: Profile, facts: Facts) -> list[str]:
     remarks = [facts.gpu.warning] if facts.gpu.warning else []
+    if not (request.options.no_python or request.options.module):
+        remarks += filter(None, [hint(request.line.script)])
     attempts, restarts = profile.settings.retry.attempts, request.options.restarts
     if attempts > 1 and restarts > 0 and profile.launcher == "torchrun":
         remarks.append(
             f"--max-restarts {restarts} stays torchrun's own, within each of saferun's up to "
             f"{attempts} attempts (retry.attempts)"
-        )
-    if profile.settings.notify.command and not own_variables.is_supervised(profile.settings):
-        remarks.append(
-            "notify.command is told nothing: with retry.attempts: 1 the job replaces saferun"
         )
     idle = [
         key

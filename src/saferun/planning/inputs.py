@@ -279,7 +279,9 @@ def _facts(
     starting: bool,
 ) -> Facts:
     if launcher is None:
-        return Facts(gpu=gpus, python=_python(environ, starting))
+        python = _python(environ, starting)
+        version = torchrun_install.torch_version(torchrun_install.of_python(python), environ)
+        return Facts(gpu=gpus, torch=version, python=python)
     version = torchrun_install.torch_version(launcher, environ) if launcher.interpreter else None
     return Facts(gpu=gpus, torch=version, launcher=launcher.argv)
 

@@ -31,7 +31,20 @@ OF_ATTEMPT = (ATTEMPT, MITIGATIONS, WORKER)
 
 def is_supervised(settings: Settings) -> bool:
     """Return whether saferun stays beside the job; otherwise the job replaces it by exec."""
-    return settings.retry.attempts > 1 or settings.workers > 1
+    return settings.retry.attempts > 1 or bool(needed_beside(settings))
+
+
+def needed_beside(settings: Settings) -> tuple[str, ...]:
+    """Return the keys, with their values, that need saferun beside the job of a single attempt."""
+    watch = zip(settings.watch._fields, settings.watch, strict=True)
+    found = [f"watch.{name}: end" for name, value in watch if value == "end"]
+    if settings.watch.silence_s is not None and settings.watch.mode == "warn":
+        found.append(f"watch.silence_s: {settings.watch.silence_s:g}")
+    found += ["notify.command"] if settings.notify.command else []
+    found += [f"workers: {settings.workers}"] if settings.workers > 1 else []
+    found += ["hooks.optuna.mode: on"] if settings.hooks.optuna.mode == "on" else []
+    found += ["recover.gpu_reset: when-idle"] if settings.recover.gpu_reset == "when-idle" else []
+    return tuple(found)
 
 
 def for_torchrun(
@@ -85,6 +98,7 @@ def for_hooks(
     identity: Identity,
     changes: Changes,
     watched: bool,
+    start: str,
 ) -> dict[str, Setting]:
     """Return the two variables that load the hooks in the job; none if no hook is active.
 
@@ -95,6 +109,7 @@ def for_hooks(
         identity: the run and attempt, and the directory of sitecustomize.py.
         changes: what the mitigations in force change.
         watched: a watch may ask the ranks where they are.
+        start: what the attempt goes on from, and how; "" for nothing.
 
     Returns:
         Settings for SAFERUN_INJECT and PYTHONPATH.
@@ -110,6 +125,7 @@ def for_hooks(
         state=identity.state,
         previous=identity.previous,
         watch=1 if watched else None,
+        start=start or None,
     )
     base = env["PYTHONPATH"].value if "PYTHONPATH" in env else environ.get("PYTHONPATH")
     others = [path for path in (base or "").split(":") if path != identity.site] if base else []

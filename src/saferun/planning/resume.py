@@ -7,7 +7,8 @@ Placeholders in both keys of `retry.resume`:
     {NANOCHAT_BASE_DIR}   an exported variable; a default as above
     {checkpoint}, {step}  in `args`: the checkpoint's path, and the number in its name
 
-Dashes and underscores in an option's name mean the same, as with HfArgumentParser and tyro.
+Dashes and underscores in an option's name mean the same, as with HfArgumentParser and tyro, and so
+does `output_dir=x` of Hydra and OmegaConf, which has none before it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.model import Checkpoint, ResumePolicy
+from saferun.profile.values import PLACEHOLDER
 
-_HOLE = re.compile(r"\{(--?[A-Za-z][\w.-]*|[A-Za-z_]\w*)(?:=([^{}]*))?\}", re.ASCII)
+_HOLE = re.compile(PLACEHOLDER, re.ASCII)
 _SPECIAL = re.compile(r"([*?[])")  # of glob(7)
 _NUMBER = re.compile(r"-(\d|\.\d|$)")
 _BRACES, _HIDDEN = "{}", "\x01\x02"  # a value's own braces are no placeholders
@@ -56,7 +58,8 @@ def arguments(
 ) -> tuple[str, ...]:
     """Return the script's arguments with which it goes on from a checkpoint.
 
-    An option that the script has already gets the new value in its old place.
+    An option that the script has already gets the new value in its old place and spelling. Where
+    the options that `policy` names are written as `output_dir=x`, a new one is, too.
 
     Args:
         script_args: as the user wrote them.
@@ -75,9 +78,19 @@ def arguments(
         return of_checkpoint.get(name) or _value(name, script_args, environ)
 
     argv = tuple(script_args)
+    bare = _are_bare(policy, script_args)
     for option in _options([_filled(word, known) for word in policy.args]):
-        argv = _with_option(argv, option)
+        argv = _with_option(argv, option, bare=bare)
     return argv
+
+
+def _are_bare(policy: ResumePolicy, script_args: Sequence[str]) -> bool:
+    """Return whether the script has the options that a policy names, and all without dashes."""
+    names = {
+        _name(hole[1]) for hole in _HOLE.finditer(" ".join((policy.checkpoints, *policy.args)))
+    }
+    given = [word for word in script_args if _name(word) in names - {""}]
+    return bool(given) and not any(word.startswith("-") for word in given)
 
 
 def _filled(text: str, known: Callable[[str], str | None]) -> str:
@@ -116,7 +129,7 @@ def _options(argv: Sequence[str]) -> list[tuple[str, ...]]:
     return options
 
 
-def _with_option(argv: tuple[str, ...], option: tuple[str, ...]) -> tuple[str, ...]:
+def _with_option(argv: tuple[str, ...], option: tuple[str, ...], *, bare: bool) -> tuple[str, ...]:
     """Return arguments with an option in the place where they have it, else at their end."""
     name = _name(option[0])
     has_value = len(option) > 1 or "=" in option[0]
@@ -131,9 +144,24 @@ def _with_option(argv: tuple[str, ...], option: tuple[str, ...]) -> tuple[str, .
             continue
         if has_value and "=" not in word and at < end and not _is_option(argv[at]):
             at += 1
-        made += () if placed else option
+        made += () if placed else _spelled(option, word.partition("=")[0].lstrip("~"))
         placed = True
-    return (*made, *(() if placed else option), *argv[end:])
+    new = _spelled(option, option[0].partition("=")[0].lstrip("-") if bare else "")
+    return (*made, *(() if placed else new), *argv[end:])
+
+
+def _spelled(option: tuple[str, ...], head: str) -> tuple[str, ...]:
+    """Return an option with the head of another spelling, where it has one value; "" for its own.
+
+    >>> _spelled(("--load", "x"), "load"), _spelled(("load=x",), "--load")
+    (('load=x',), ('--load=x',))
+    """
+    _, equals, value = option[0].partition("=")
+    if not head or not (equals or len(option) == 2):
+        return option
+    if not equals and head.startswith("-"):
+        return head, option[1]
+    return (f"{head}={value if equals else option[1]}",)
 
 
 def _is_option(word: str) -> bool:
@@ -144,5 +172,5 @@ def _name(word: str) -> str:
     """Return the name of an option, "" if the word is none: `--a_b=1` and `++a-b=1` (Hydra)."""
     head, equals, _ = word.partition("=")
     if _is_option(word) or (equals and re.match(r"[+~]{0,2}[A-Za-z][\w.@/-]*\Z", head)):
-        return head.lstrip("+~").replace("_", "-")
+        return head.lstrip("-+~").replace("_", "-")
     return ""

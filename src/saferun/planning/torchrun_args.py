@@ -27,7 +27,9 @@ from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.model import CommandLine, LaunchOptions, Option
 from saferun.named_tuple import NamedTuple
 
-COMMANDS = ("run", "plan", "gen-shell", "env", "profiles", "diagnose", "doctor", "runs", "help")
+COMMANDS = (
+    *("run", "plan", "gen-shell", "adopt", "env", "profiles", "diagnose", "doctor", "runs", "help"),
+)
 # saferun's own options, each with the placeholder of its value; None: it takes no value.
 OWN: dict[str, str | None] = {
     "--profile": "NAME",
@@ -165,6 +167,12 @@ def value_of(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | 
     if text is None or not option.flag:
         return text
     return "" if _int(text) else None
+
+
+def exported(line: CommandLine, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that torchrun takes options from, which the line does not give."""
+    names = (one.env for one in OPTIONS if one.env and one.dest not in line.given)
+    return {name: environ[name] for name in names if name in environ}
 
 
 def _max_nodes(text: str | None) -> int | None:

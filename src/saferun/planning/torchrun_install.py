@@ -81,6 +81,11 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
     )
 
 
+def of_python(program: str) -> Launcher:
+    """Return a Python as what starts the job; a shim's own packages are not known."""
+    return Launcher((program,), program, "", _prefix(program))
+
+
 def worker_interpreter(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
     """Return the Python that torchrun starts the workers with, None if it cannot be determined.
 

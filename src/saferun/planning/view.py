@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.model import LaunchPlan, Setting, as_tree
-from saferun.planning.own_variables import OF_ATTEMPT
+from saferun.planning.own_variables import OF_ATTEMPT, is_supervised, needed_beside
 from saferun.profile.schema import KEYS
 
 TYPE_CHECKING = False
@@ -110,23 +111,53 @@ def _gpus(plan: LaunchPlan) -> str:
     return ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
 
 
-def as_text(plan: LaunchPlan, findings: Sequence[Finding] = ()) -> str:
-    """Return a plan as text for people, with the findings about their own settings."""
+def as_text(
+    plan: LaunchPlan, findings: Sequence[Finding] = (), exported: Mapping[str, str] = {}
+) -> str:
+    """Return a plan as text for people.
+
+    Args:
+        plan: of the attempt.
+        findings: about the user's own settings.
+        exported: the variables that torchrun takes options from.
+    """
     policies = _policies(plan)
     return "\n".join(
         [
             *_top(plan),
+            *_exported(exported),
             "",
             *_environment(plan),
             "",
             *_section("hooks", policies["hooks"], plan.notes),
             "",
             *_section("retry", policies["retry"], plan.notes),
+            *_beside(plan),
             *_notified(plan),
             *_audit(findings),
             *[f"\nnote: {remark}" for remark in plan.remarks],
         ]
     )
+
+
+def _exported(variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield the options that torchrun takes from the environment: nodes, processes, rendezvous."""
+    if variables:
+        shown = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+        head = "options   torchrun's, from your environment: "
+        yield from textwrap.wrap(
+            head + shown, WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False
+        )
+
+
+def _beside(plan: LaunchPlan) -> list[str]:
+    """Return whether saferun stays beside a job that has a single attempt, and for what."""
+    if plan.disabled or plan.settings.retry.attempts > 1:
+        return []
+    if not is_supervised(plan.settings):
+        return _hang("one attempt", "the job replaces saferun")
+    why = ", ".join(needed_beside(plan.settings))
+    return _hang("one attempt", f"saferun stays beside the job for {why}")
 
 
 def _notified(plan: LaunchPlan) -> Iterator[str]:
@@ -196,8 +227,6 @@ def _reason(setting: Setting) -> list[str]:
 
 
 def _indented(text: str) -> list[str]:
-    import textwrap
-
     return textwrap.wrap(
         text.strip(),
         WIDTH,
@@ -236,8 +265,6 @@ def _groups(prefix: str, tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _hang(label: str, text: str) -> list[str]:
-    import textwrap
-
     return textwrap.wrap(
         text,
         WIDTH,

@@ -75,7 +75,10 @@ KEYS: dict[str, Key] = {
         "store", "collective", "off", doc="How ranks wait for each other after init."
     ),
     "hooks.init.agree": _choice(
-        "error", "warn", "off", doc="What happens when ranks differ in versions or GPU type."
+        "error",
+        "warn",
+        "off",
+        doc="What happens when ranks differ in versions, GPU type or the step they train from.",
     ),
     "hooks.init.timeout_s": _seconds(
         600.0, "How long ranks wait for each other at init before missing ones are named.", least=1
@@ -186,7 +189,8 @@ HOOKS: dict[str, str] = {
     "cudagraph_markers": "`torch.compiler.cudagraph_mark_step_begin` does nothing (when "
     "distributed)",
     "init": "the device is set before NCCL starts; ranks that do not arrive are named; ranks with "
-    "another torch, CUDA, NCCL or GPU are named; a barrier after init",
+    "another torch, CUDA, NCCL or GPU are named, and ranks that train from another step; a barrier "
+    "after init",
     "order": "a DataLoader made before the process group, DDP wrapped before the device is set, "
     "`torch.compile` before DDP: said once, with your file and line; a barrier after wrapping",
     "excepthook": "the first exception of each rank stands where torchrun looks for the root "

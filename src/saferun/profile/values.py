@@ -11,6 +11,9 @@ is text and `off` is false):
     null           null, ~ or the empty text, if the key is nullable
     text           as it is; null and ~ mean the empty text
     list           [a, "b", 'c'], items as above; anything in quotes is text
+
+A placeholder of `retry.resume`, such as {checkpoint} or {--output_dir=out}, is text without quotes,
+too: YAML would make a mapping of it, which no key takes.
 """
 
 from __future__ import annotations
@@ -32,6 +35,11 @@ _NUMBER = r"[-+]?(\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?\Z"
 # An item of a list between brackets: in double quotes (JSON's escapes), in single ones, or plain.
 _PLAIN = r"""[^,\[\]{}"'\s](?:[^,\[\]{}"']*[^,\[\]{}"'\s])?"""
 _ITEM = rf"""\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|((?:{_PLAIN})?))\s*(,|\Z)"""
+# A placeholder: its name, and its default where it has one. No mapping of a profile looks like it.
+PLACEHOLDER = r"\{(--?[A-Za-z][\w.-]*|[A-Za-z_]\w*)(?:=([^{}]*))?\}"
+_MOST_NESTED = 4  # defaults within defaults
+_HIDING = str.maketrans("{}", "\ufdd0\ufdd1")  # code points that no text may have
+_SHOWING = str.maketrans("\ufdd0\ufdd1", "{}")
 _LEADING = "!&*|>%@`#"  # characters that an unquoted YAML scalar cannot begin with
 
 
@@ -47,6 +55,18 @@ class MisfitError(ValueError):
 
 
 # --- reading -------------------------------------------------------------------------------------
+
+
+def hidden(text: str) -> str:
+    """Return a text whose placeholders have other characters than braces; `shown` undoes it."""
+    for _ in range(_MOST_NESTED):
+        text = re.sub(PLACEHOLDER, lambda hole: hole[0].translate(_HIDING), text)
+    return text
+
+
+def shown(text: str) -> str:
+    """Return a text as it was before `hidden`."""
+    return text.translate(_SHOWING)
 
 
 def coerce(spec: Key, given: Text | Sequence[Text]) -> Value:
@@ -137,7 +157,7 @@ def split_list(text: str) -> tuple[Text, ...]:
     Raises:
         MisfitError: it is not such a list.
     """
-    inner = text[1:-1].strip()
+    inner = hidden(text[1:-1].strip())
     if text[:1] != "[" or text[-1:] != "]":
         raise MisfitError
     items: list[Text] = []
@@ -155,15 +175,15 @@ def split_list(text: str) -> tuple[Text, ...]:
 def _item(double: str | None, single: str | None, plain: str | None) -> Text:
     if double is not None:
         try:
-            return Text(str(json.loads(f'"{double}"', strict=False)), quoted=True)
+            return Text(shown(str(json.loads(f'"{double}"', strict=False))), quoted=True)
         except ValueError:
             raise MisfitError from None
     if single is not None:
-        return Text(single.replace("''", "'"), quoted=True)
+        return Text(shown(single.replace("''", "'")), quoted=True)
     plain = (plain or "").strip()
     if not plain or plain[0] in _LEADING:
         raise MisfitError
-    return Text(plain)
+    return Text(shown(plain))
 
 
 def read_value(key: str, text: str, origin: str) -> Leaf:
@@ -266,7 +286,7 @@ def expected(spec: Key) -> str:
         "text": "a text, in quotes where it begins with [",
         "texts": f"a list of {', '.join(spec.choices)}"
         if spec.choices
-        else 'a list of texts, such as [--resume, "auto"]',
+        else 'a list of texts, such as [--resume, "auto"], with quotes where one has , [ ] { or }',
         "range": "two numbers, [first, longest]",
     }[spec.kind]
     if spec.least is not None:

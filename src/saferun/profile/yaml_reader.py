@@ -28,12 +28,12 @@ from saferun.profile.schema import (
     nearest,
 )
 from saferun.profile.values import MisfitError, Text, coerce, expected, open_problem
+from saferun.profile.yaml_nodes import MAX_NODES, compose, kind, scalar, texts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_NODES = 20_000
 MAX_DEPTH = 8
 
 
@@ -123,7 +123,7 @@ class Reader:
             )
             return None
         try:
-            root = yaml.compose(text, Loader=_bounded_loader())
+            root = compose(text)
         except yaml.YAMLError as error:
             self._yaml_error(error)
             return None
@@ -338,62 +338,9 @@ class Reader:
         return scalar(node) if isinstance(node, yaml.ScalarNode) else None
 
 
-def _bounded_loader() -> Any:
-    """Return a YAML loader that gives up beyond MAX_NODES: a list of 130,000 takes 6 s."""
-    import yaml
-
-    class Bounded(yaml.SafeLoader):
-        seen = 0
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self.seen += 1
-            if self.seen > MAX_NODES:
-                what = f"more than {MAX_NODES:,} entries"
-                raise yaml.composer.ComposerError(None, None, what, parent and parent.start_mark)
-            return super().compose_node(parent, index)
-
-    return Bounded
-
-
 def _canonical(section: str, name: str) -> str:
     return name.replace("_", "-") if section == "torchrun" else name
 
 
 def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
-
-
-def kind(node: Any) -> str:
-    """Return the type of a node as a noun, for messages."""
-    name = type(node).__name__
-    if name != "ScalarNode":
-        return {"MappingNode": "a mapping", "SequenceNode": "a list"}.get(name, "nothing")
-    nouns = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
-    return nouns.get(node.tag.rsplit(":", 1)[-1], "the text")
-
-
-def texts(node: Any) -> Text | tuple[Text, ...]:
-    """Return a node in the form that profile/values.py reads.
-
-    Raises:
-        MisfitError: a mapping, or a list of anything but scalars.
-    """
-    name = type(node).__name__
-    if name == "ScalarNode":
-        return Text(node.value, quoted=node.style is not None)
-    if name != "SequenceNode" or any(type(item).__name__ != "ScalarNode" for item in node.value):
-        raise MisfitError
-    return tuple(Text(item.value, quoted=item.style is not None) for item in node.value)
-
-
-def scalar(node: Any) -> str | bool | int | None:
-    """Return a scalar by YAML's own types, for the head of a profile and for conditions."""
-    tag, text = node.tag.rsplit(":", 1)[-1], str(node.value)
-    if tag == "int":
-        try:
-            return int(text.replace("_", ""), 0)
-        except ValueError:
-            return text
-    if tag == "bool":
-        return text.lower() in ("yes", "true", "on")
-    return None if tag == "null" else text

@@ -146,6 +146,11 @@ class AttemptWatch:
             return False
         return diagnosis.verdict in ("retry", "mitigate")
 
+    @property
+    def ranks_ran(self) -> bool:
+        """Whether ranks were seen while it ran."""
+        return bool(self._ranks and self._ranks.seen)
+
     def receipts(self, *, kept: bool) -> tuple[tuple[Receipt, ...], bool]:
         """Return the ranks' receipts, and whether a missing one means that hooks did not run.
 
@@ -158,7 +163,7 @@ class AttemptWatch:
         found = receipts.read(identity.receipts, identity.attempt)
         # On a full disk a missing receipt does not mean that hooks did not run.
         kept = kept and not receipts.unwritten(identity.receipts, identity.attempt)
-        return found, kept and bool(self._ranks and self._ranks.seen)
+        return found, kept and self.ranks_ran
 
     def hook_problems(self, found: tuple[Receipt, ...], *, ranks_ran: bool) -> tuple[str, ...]:
         """Return lines about hooks that failed or did not run in the ranks.

@@ -6,11 +6,11 @@ files the end of its output, /proc its ranks, nvidia-smi its GPUs. What cannot b
 
 from __future__ import annotations
 
+import itertools
 import os
-import stat
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from saferun.diagnosis import progress
 from saferun.errors import UnavailableError
@@ -19,10 +19,9 @@ from saferun.journal import events, reader
 from saferun.journal.attempts import Attempt, attempts
 from saferun.journal.event_types import Started
 from saferun.journal.reader import RecordedPlan, Run
-from saferun.keeper import output_tail
 from saferun.model import Checkpoint, ResumePolicy
 from saferun.named_tuple import NamedTuple
-from saferun.supervise import resumption, work_signs
+from saferun.supervise import live_output, resumption, work_signs
 from saferun.system import command, paths, procfs
 from saferun.system.redact import Masker
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from saferun.diagnosis.silence import Look
     from saferun.gpu.nvidia_smi import Load
 
-_OUTPUT_BYTES = 64 * 1024  # of the end of a file
 _LINE_CHARS = 500
 _RATE_S = 60.0  # over which a rate is measured
 _SMI_S, _SMI_AGAIN_S = 5.0, 60.0  # for an answer of nvidia-smi; after none in time
@@ -50,7 +48,8 @@ class Job(NamedTuple):
     cores: float | None = None  # that it uses
     quiet_s: float | None = None  # since its last sign of work, as far as it was watched
     hang_at: float | None = None  # when the run itself said that it may hang
-    kind: str = ""  # of the failure before it
+    before: Attempt | None = None  # the last one before it that failed
+    kind: str = ""  # of the last failure
     untried: tuple[str, ...] = ()  # mitigations of that kind that are left
 
 
@@ -75,9 +74,9 @@ class LiveRun:
     def __init__(self, run: Run, environ: Mapping[str, str]) -> None:
         self._base, self._id = os.path.split(run.path)
         self._plan = reader.read_plan(run.path)
-        self._mask = Masker(environ, self._plan.command).text
+        self._masker = Masker(*_secrets_of(run, environ, self._plan.command))
         self._gpus = _Gpus(self._plan, environ)
-        self._jobs: dict[int | None, _Watched] = {}
+        self._jobs: dict[int | None, Watched] = {}
         self._saved: Checkpoint | None = None
         self._saved_at_s = float("-inf")
 
@@ -111,7 +110,8 @@ class LiveRun:
         begun = max((at for at, e in enumerate(mine) if e.name == "attempt"), default=0)
         hangs = [event.at for event in mine[begun:] if event.name == "hang"]
         failed = next((one for one in reversed(tried) if one.kind), None)
-        job = Job(tried[-1], hang_at=hangs[-1] if hangs else None)
+        before = next((one for one in reversed(tried[:-1]) if one.kind), None)
+        job = Job(tried[-1], hang_at=hangs[-1] if hangs else None, before=before)
         if failed:
             job = job._replace(kind=failed.kind, untried=failed.untried)
         started = [e.facts for e in mine[begun:] if isinstance(e.facts, Started)]
@@ -119,9 +119,8 @@ class LiveRun:
             return job
         watched = self._jobs.get(worker)
         if watched is None or watched.started != started[-1]:
-            watched = self._jobs[worker] = _Watched(started[-1])
-        job = watched.look(job)
-        return job._replace(line=self._mask(job.line))
+            watched = self._jobs[worker] = Watched(started[-1])
+        return watched.look(job, self._masker)
 
     def _checkpoint(self, run: Run) -> Checkpoint | None:
         """Return the checkpoint from which a retry would go on, looked for now and then."""
@@ -138,13 +137,13 @@ class LiveRun:
                 wanted,
                 self._plan.script_args,
                 environ,
-                _target(f"/proc/{pid}/cwd"),
+                live_output.target(f"/proc/{pid}/cwd"),
                 run.started_at or 0.0,
             )
         return self._saved
 
 
-class _Watched:
+class Watched:
     """The processes of one attempt.
 
     Args:
@@ -153,14 +152,16 @@ class _Watched:
 
     def __init__(self, started: Started) -> None:
         self.started = started
-        self._steps: deque[tuple[float, int]] = deque()
+        self._points: deque[tuple[float, int]] = deque()  # when a new step was seen, and which
+        self._step: int | None = None  # that was seen last
+        self._ranks: list[int] = []  # their pids
         self._last: Look | None = None
         self._worked_at_s = time.monotonic()
 
-    def look(self, job: Job) -> Job:
-        """Return a job with what can be seen of it now."""
+    def look(self, job: Job, masker: Masker) -> Job:
+        """Return a job with what can be seen of it now, its output without secrets."""
         now = time.monotonic()
-        found = list(_outputs(self.started))
+        found = list(live_output.outputs(self.started.keeper, self.started.launcher))
         steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
         ages = [age for _, age in found]
         newest = min(found, key=lambda one: one[1])[0] if found else b""
@@ -171,80 +172,57 @@ class _Watched:
             cores = max(0.0, (seen.cpu_s - last.cpu_s) / max(now - last.at_s, 0.001))
         if seen is None or last is None or seen.work != last.work:
             self._worked_at_s = now
+        step = max(steps, default=None)
         return job._replace(
-            step=max(steps, default=None),
-            rate=self._rate(now, max(steps, default=None)),
-            line=_last_line(newest),
+            step=step,
+            rate=self.rate(now, step, [one.pid for one in seen.ranks] if seen else []),
+            line=_last_line(masker.data(newest)),
             output_s=min(ages, default=None),
             ranks=len(seen.ranks) if seen else 0,
             cores=cores,
             quiet_s=now - self._worked_at_s if seen else None,
         )
 
-    def _rate(self, now: float, step: int | None) -> float | None:
-        """Return the steps a second of the last minute; None where they are not known yet."""
-        if step is None:
+    def rate(self, now: float, step: int | None, ranks: list[int]) -> float | None:
+        """Return the steps a second of the last minute; None where they are not known yet.
+
+        Only steps count that came while these ranks ran: the first one that is seen may have come
+        long ago, or be one of the ranks before them.
+
+        Args:
+            now: seconds that never jump.
+            step: the last one in the output.
+            ranks: their pids.
+        """
+        if ranks != self._ranks or (step or 0) < (self._step or 0):
+            self._points.clear()
+            self._ranks = ranks
+        if step is not None and self._step not in (None, step):
+            self._points.append((now, step))
+        self._step = step
+        while len(self._points) > 2 and self._points[1][0] < now - _RATE_S:
+            self._points.popleft()
+        if len(self._points) < 2:
             return None
-        if self._steps and step < self._steps[-1][1]:
-            self._steps.clear()  # counted from another beginning
-        if not self._steps or step > self._steps[-1][1]:
-            self._steps.append((now, step))
-        while len(self._steps) > 2 and self._steps[1][0] < now - _RATE_S:
-            self._steps.popleft()
-        (since, first), (_, last) = self._steps[0], self._steps[-1]
-        return (last - first) / (now - since) if last > first else None
+        times = [at for at, _ in self._points]
+        longest_s = max(later - at for at, later in itertools.pairwise(times))
+        until = times[-1] if now - times[-1] <= longest_s else now
+        return (self._points[-1][1] - self._points[0][1]) / (until - times[0])
+
+
+def _secrets_of(
+    run: Run, environ: Mapping[str, str], command: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables and the words in which a run's secrets are looked for."""
+    process = f"/proc/{run.process.get('pid', 0)}"
+    pairs = (pair.partition("=") for pair in procfs.text(f"{process}/environ").split("\0"))
+    words = procfs.text(f"{process}/cmdline").split("\0")
+    return {**environ, **{name: value for name, _, value in pairs}}, [*command, *words]
 
 
 def _last_line(output: bytes) -> str:
     lines = output[-4 * _LINE_CHARS :].decode("utf-8", "replace").replace("\r", "\n").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[-_LINE_CHARS:]
-
-
-def _outputs(started: Started) -> Iterator[tuple[bytes, float]]:
-    """Yield the end of each output of a job, and how many seconds ago it grew."""
-    for name in procfs.names(f"/proc/{started.keeper}/fd"):
-        path = f"/proc/{started.keeper}/fd/{name}"
-        if _target(path).startswith(f"/memfd:{output_tail.MEMORY}") and (found := _memory(path)):
-            yield found[0][-_OUTPUT_BYTES:], max(0.0, time.monotonic() - found[1])
-    yield from _files(started.launcher)
-
-
-def _files(launcher: int) -> Iterator[tuple[bytes, float]]:
-    """Yield the ends of the regular files that a job writes to."""
-    known: set[tuple[int, int]] = set()
-    for path in (f"/proc/{launcher}/fd/1", f"/proc/{launcher}/fd/2"):
-        try:
-            status = os.stat(path)
-            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in known:
-                continue
-            known.add((status.st_dev, status.st_ino))
-            with open(path, "rb") as file:
-                file.seek(max(0, status.st_size - _OUTPUT_BYTES))
-                yield file.read(_OUTPUT_BYTES), max(0.0, time.time() - status.st_mtime)
-        except OSError:
-            continue
-
-
-def _memory(path: str) -> tuple[bytes, float] | None:
-    """Return the bytes of a memory file, and when they came; None while they cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            for _ in range(3):
-                file.seek(0)
-                found = output_tail.shown(file.read())
-                file.seek(0)
-                if found and int.from_bytes(file.read(8), "little") == found[0]:
-                    return found[1], found[2]
-    except OSError:
-        return None
-    return None
-
-
-def _target(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
 
 
 class _Gpus:

@@ -18,6 +18,7 @@ from saferun.supervise import end_requests, own_files, record
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import AttemptWatch, end_requested, ended_status, grace_s
 from saferun.supervise.end_requests import INTERRUPTED, EndRequestedError, EndRequests, answer
+from saferun.supervise.first_steps import FirstSteps
 from saferun.supervise.gpu_gate import take_locks
 from saferun.supervise.ground import Ground, Means, Pace, Say, jitter, pause
 from saferun.supervise.keeper_pool import KeeperPool
@@ -124,7 +125,7 @@ class _Run:
         self._resumption = Resumption(gathered, first, means.ground.say)
         self._nodes = self._other_nodes(first)
         self._watch: AttemptWatch  # of the attempt that runs
-        self._hang_watch: HangWatch | None = None
+        self._looks: FirstSteps  # of the attempt that runs
         self._requests = EndRequests()
         self._loaded = 0  # the attempt during which our own files were loaded
         self._interrupted = False  # a SIGINT has ended the run
@@ -222,17 +223,21 @@ class _Run:
         identity = self._gathered.identity._replace(
             site=own_files.hooks_site(self._gathered.identity.site, self._record.path),
             attempt=number,
-            checkpoint=self._resumption.checkpoint(number),
+            checkpoint=self._resumption.checkpoint(
+                number, self._nodes.start if self._nodes else None
+            ),
             previous=None if last is None or last.replaced else last.exit_code,
         )
         self._gathered = self._gathered._replace(identity=identity)
+        if self._nodes:
+            self._gathered = self._nodes.as_agreed(self._gathered)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
-        self._hang_watch = self._watched(plan)
+        self._looks = FirstSteps(plan, number, self._means.ground.say, self._hang_watch(plan))
         self._record.attempt(identity.attempt, plan, self._history, self._gathered.facts.torch)
         return plan
 
-    def _watched(self, plan: LaunchPlan) -> HangWatch | None:
+    def _hang_watch(self, plan: LaunchPlan) -> HangWatch | None:
         if plan.settings.watch.mode == "off":
             return None
         from saferun.supervise.hang_watch import HangWatch
@@ -246,8 +251,8 @@ class _Run:
             return None
         from saferun.supervise.nodes import Nodes
 
-        shared = self._history, self._diagnoses, self._mitigations
-        return Nodes(self._gathered, *shared, self._record)
+        shared = self._history, self._diagnoses, self._mitigations, self._resumption
+        return Nodes(self._gathered, *shared, self._record, self._means.ground.say)
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
         """Run one attempt until none of its processes lives."""
@@ -268,14 +273,14 @@ class _Run:
             later=self._later,
             later_s=LOAD_S,
             spared=lambda: (*self._means.keepers.pids(), *self._record.helpers()),
-            look=self._hang_watch.look if self._hang_watch else None,
-            asked=self._hang_watch.ask if self._hang_watch else None,
+            look=self._looks.look,
+            asked=self._looks.ask if self._looks.takes_questions else None,
             interrupted=lambda left_s: self._means.ground.say(answer(left_s)),
         )
         return run_attempt(spec, observer, self._means.keepers.take())
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
-        nodes = self._nodes.environ(plan.settings.retry.rejoin_s) if self._nodes else {}
+        nodes = self._nodes.environ(plan) if self._nodes else {}
         base = plan.environment(self._gathered.environ)
         return {**base, **self._means.ground.held.environ(), **nodes}
 
@@ -287,8 +292,7 @@ class _Run:
 
     def _started(self, keeper: int, launcher: int) -> None:
         self._record.harmlessly(lambda: self._watch.started(launcher))
-        if self._hang_watch:
-            self._hang_watch.started(launcher)
+        self._record.harmlessly(lambda: self._looks.started(keeper, launcher))
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
     def _later(self) -> float:
@@ -326,7 +330,8 @@ class _Run:
 
     def _met(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision | None:
         """Take over what the nodes agreed; return a decision where they began no attempt."""
-        decision = self._nodes.met(plan, ended) if self._nodes else None
+        ran = self._watch.ranks_ran
+        decision = self._nodes.met(plan, ended, ranks_ran=ran) if self._nodes else None
         if decision is not None and decision.action == retry_policy.STOP:
             self._report(ended, decision, ())
         return decision
@@ -335,6 +340,7 @@ class _Run:
         """Gather what happened, decide, record and report it."""
         identity = self._gathered.identity
         self._record.mask_ranks(identity)
+        ended = self._record.clean(ended)
         found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
         self._record.clear_torchelastic(found)
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
@@ -345,10 +351,12 @@ class _Run:
             assert self._watch.request is not None, "it has said why"
             self._record.recycled(last.number, self._watch.request)
         elif ended.exit_code:
-            hang = self._hang_watch.cause if self._hang_watch else None
+            if cause := self._looks.cause:
+                cause = cause._replace(line=self._record.masked(cause.line))
             lost = self._nodes.lost() if self._nodes else ""
-            last, diagnosis = self._watch.diagnosed(last, ended, hang, lost)
+            last, diagnosis = self._watch.diagnosed(last, ended, cause, lost)
             self._diagnoses.append(diagnosis)
+        self._record.harmlessly(lambda: self._looks.ended(ended))
         last, work = self._resumption.judged(last, plan, ended)
         self._history.append(last)
         following = self._following()

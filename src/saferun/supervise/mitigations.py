@@ -33,7 +33,7 @@ class RunMitigations:
 
     def __init__(self, gathered: Gathered, first: LaunchPlan, directory: str) -> None:
         self.in_force: tuple[str, ...] = ()
-        self._base = (gathered.identity, first)
+        self._base = (gathered.identity, gathered.profile), first
         self._environ = gathered.environ
         self._directory = directory
         self._prefix = gathered.launcher.prefix if gathered.launcher else None
@@ -57,8 +57,9 @@ class RunMitigations:
 
     def _plain(self, gathered: Gathered) -> LaunchPlan:
         """The plan of an attempt without mitigations, computed once for each."""
-        if self._base[0] != gathered.identity:
-            self._base = (gathered.identity, gathered.plan())
+        computed_from = gathered.identity, gathered.profile  # other nodes may change the latter
+        if self._base[0] != computed_from:
+            self._base = computed_from, gathered.plan()
         return self._base[1]
 
     def usable(self, gathered: Gathered, name: str, in_force: Sequence[str]) -> bool:

@@ -14,26 +14,29 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 from saferun.diagnosis import retry_policy
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
 from saferun.inject import node_agent, nodes
 from saferun.model import LaunchPlan, as_tree
 from saferun.planning.inputs import Gathered
-from saferun.supervise import shared_reports
+from saferun.supervise import node_facts, shared_reports
 from saferun.supervise.attempt_watch import end_requested
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from saferun.diagnosis.classify import Diagnosis
     from saferun.supervise.attempt import Ended
     from saferun.supervise.mitigations import RunMitigations
     from saferun.supervise.record import Record
+    from saferun.supervise.resumption import Resumption
 
-CONTENT_BYTES = 1 << 20  # of the script, for its checksum: --no-python may start a large program
 TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
+AGENTS = 3  # in a row, that may end before their nodes meet
 REGROUPS = 20  # in a row: nodes that come and go, and never begin together
 # Of a Try. The verdict stays this node's own: on it depends whether its hardware is trusted.
 _SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
@@ -47,7 +50,9 @@ class Nodes:
         history: its attempts; the root of a failure may be put in from another node.
         diagnoses: of those that failed; the same.
         mitigations: gets what was agreed.
+        resumption: what this node alone would go on from.
         record: the journal.
+        say: takes lines for people.
     """
 
     def __init__(
@@ -56,12 +61,15 @@ class Nodes:
         history: list[Try],
         diagnoses: list[Diagnosis],
         mitigations: RunMitigations,
+        resumption: Resumption,
         record: Record,
+        say: Callable[[str], None],
     ) -> None:
-        self._gathered, self._record = gathered, record
+        self._gathered, self._record, self._resumption = gathered, record, resumption
+        self._say = say
         self._history, self._diagnoses, self._mitigations = history, diagnoses, mitigations
         self._facts: nodes.Facts = {
-            **_facts(gathered),
+            **node_facts.of(gathered),
             "shared": shared_reports.offer(record.path),
         }
         self._report: nodes.Report | None = None  # of the last attempt here, for the meeting
@@ -69,10 +77,16 @@ class Nodes:
         self._shared = ""  # what node 0 offered
         self._lost: list[str] = []  # the nodes that went silent in the last attempt
         self._own = Decision(AGAIN, "")  # what this node alone would do after it
+        self._holder = ""  # the host of the rendezvous' store
+        self._agents_lost = 0  # in a row, before a meeting
+        self._since: float | None = None  # when the others are waited for, by the monotonic clock
         self._hosts: dict[str, str] = {}  # of the last meeting, by node rank
         self._regroups = 0
         self._outcome: nodes.Outcome | None = None  # of the last meeting
         self._node = 0  # the rank of this one in the last meeting
+        self._keys: tuple[dict[str, Any], list[str]] | None = None  # of the run, agreed
+        self._evidence = 0  # in how many attempts ranks ran, of those who decided on the last start
+        self.start: nodes.Start | None = None  # of the next attempt, agreed; None: not yet
         self.number = 1  # of the next attempt
         self.host = os.uname().nodename  # where the last failure began
         self.status: int | None = None  # of the run, where the meeting decided it
@@ -88,72 +102,140 @@ class Nodes:
         """Return whether this node would stop, and first tells the others."""
         return self._own.action == STOP and decision.action == AGAIN
 
-    def environ(self, rejoin_s: float) -> dict[str, str]:
-        """Return what the next agent brings to the meeting."""
+    def environ(self, plan: LaunchPlan) -> dict[str, str]:
+        """Return what the next agent brings to the meeting.
+
+        Args:
+            plan: of its attempt.
+        """
+        profile = self._gathered.profile
+        assert profile is not None, "a supervised run has one"
+        offers = self._resumption.offers
+        path = plan.checkpoint.path if plan.checkpoint else ""
+        keys, free = self._keys or (node_facts.keys(profile), [])
+        start: nodes.Start = {
+            "evidence": self._evidence,
+            "checkpoint": next((offer for offer in offers if offer["path"] == path), None),
+            "offers": offers,
+            "keys": keys,
+            "free": free,
+        }
         facts = {
             **self._facts,
             "attempt": self.number,
             "mitigations": list(self._mitigations.in_force),
             "report": self._report,
+            "start": start,
         }
+        rejoin_s = plan.settings.retry.rejoin_s
         receipts = self._gathered.identity.receipts
-        value = {"facts": facts, "directory": receipts, "rejoin_s": rejoin_s}
+        value = {
+            **{"facts": facts, "directory": receipts, "rejoin_s": rejoin_s, "since": self._since},
+            "expects": self._regroups > 0 and len(self._hosts) > 1,
+        }
         return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
 
-    def met(self, plan: LaunchPlan, ended: Ended) -> Decision | None:
+    def met(self, plan: LaunchPlan, ended: Ended, *, ranks_ran: bool) -> Decision | None:
         """Take over what the nodes agreed before an attempt that has ended.
 
         Args:
             plan: of the attempt.
             ended: how it ended.
+            ranks_ran: ranks were seen meanwhile.
 
         Returns:
             What follows where no rank was started; None where ranks ran, or may have.
         """
         outcome: nodes.Outcome | None = self._read(node_agent.outcome_name(self.number))
-        self._outcome = None if outcome is None or "alone" in outcome else outcome
+        self._outcome = outcome if outcome and "agreement" in outcome else None
+        self._since = None
         ends = ended.exit_code == 0 or end_requested(ended)
-        if outcome is None or "alone" in outcome:
-            waited = self._comes_back or (outcome is not None and self._history)
-            return self._not_met(plan, outcome) if waited and not ends else None
+        if ends and self._outcome is None:
+            return None
+        if outcome is None:
+            return self._agent_lost(ended) if self._comes_back and not ranks_ran else None
+        if "alone" in outcome:
+            return self._not_met(plan, outcome["alone"])
+        if "again" in outcome:
+            return self._anew(outcome["again"], outcome["start"])
         agreement = outcome["agreement"]
         self._node = outcome["node"]
         self._hosts, self._shared = agreement["hosts"], agreement["shared"]
+        self._holder = agreement["holder"]
         self._record.nodes(self.number, agreement)
         self._take_root(agreement["root"])
-        self._report = None
+        self._report, start = None, agreement["start"]
+        if start and (agreement["action"] == nodes.BEGIN or outcome.get("began")):
+            self._evidence = start["evidence"] + (agreement["action"] == nodes.BEGIN)
+            self._keys, self.start = (start["keys"], start["free"]), None
+            self._agents_lost = 0
         if agreement["action"] == nodes.BEGIN or ends:
             self._regroups, self._comes_back, self._own = 0, False, Decision(AGAIN, "")
             return None
         return self._without_ranks(agreement)
 
-    def _not_met(self, plan: LaunchPlan, outcome: nodes.Outcome | None) -> Decision:
+    def _agent_lost(self, ended: Ended) -> Decision:
+        """Return what follows where an agent ended before it met the others."""
+        self._agents_lost += 1
+        why = f"torchrun ended with status {ended.exit_code} before the nodes met"
+        if self._agents_lost < AGENTS:
+            return Decision(AGAIN, f"{why}: they meet again")
+        self.status = ended.exit_code
+        return Decision(STOP, f"{why}, {AGENTS} times in a row")
+
+    def _anew(self, why: str, start: nodes.Start | None) -> Decision:
+        """Return that the nodes meet again after ranks have run, since nodes came or went."""
+        if start is not None:
+            self._evidence, self._keys = start["evidence"], (start["keys"], start["free"])
+        self.start = None
+        self.number += 1
+        self._regroups += 1
+        if self._regroups > REGROUPS:
+            self.status = 1
+            return Decision(STOP, f"{why}, {REGROUPS} times in a row")
+        return Decision(AGAIN, f"{why}: attempt {self.number} starts")
+
+    def _not_met(self, plan: LaunchPlan, alone: nodes.Alone) -> Decision:
         """Return the end of a run whose nodes did not come back together."""
         from saferun.diagnosis import classify, signatures
 
-        self.status = self._history[-1].exit_code
-        last = self._history[-1].number
-        if root := shared_reports.read(self._shared, last, self._hosts):
-            decision = self._decided_by(root)  # it came too late for the others to wait
+        self.status = 1
+        root = alone["root"]
+        if root is None and self._history:
+            last = self._history[-1].number
+            root = shared_reports.read(self._shared, last, self._hosts)  # too late to wait for
+        if root and self._history:
+            decision = self._decided_by(root)
             if decision.action == STOP:
                 return decision
         if self._own.action == STOP:
             return self._own
-        here = self._facts["host"]
-        others = ", ".join(host for host in self._hosts.values() if host != here)
-        names = f" ({others})" if others else ""  # none where this node has never met them
-        known = signatures.load(self._gathered.environ)
-        lost = f"of {here} and the others{names}: {outcome['alone']}" if outcome else f"no {others}"
-        self._diagnoses[-1] = found = classify.by_nodes(self._diagnoses[-1], lost, known)
-        if found.kind == "node-lost":
-            self.host = others
-        limit = f"retry.rejoin_s: {plan.settings.retry.rejoin_s:g} s"
-        return Decision(STOP, f"not all of the other nodes{names} came back in time ({limit})")
+        where, limit = alone["unreached"], plan.settings.retry.rejoin_s
+        names = self._holder if where else self._missing(alone["came"])
+        lost = f"{names} did not come back" if names else "not all of the other nodes came back"
+        if where:
+            lost = f"{names or 'the host of the rendezvous'} did not answer again at {where}"
+        if where and names == self._facts["host"]:
+            lost, names = f"the rendezvous at {where} could not be opened again", ""
+        if self._history and self._diagnoses:
+            known = signatures.load(self._gathered.environ)
+            self._diagnoses[-1] = classify.by_nodes(self._diagnoses[-1], lost, known, ends=True)
+            self.host = names
+        return Decision(STOP, f"{lost} in time (retry.rejoin_s: {limit:g} s)")
+
+    def _missing(self, came: list[str]) -> str:
+        """Return the hosts that did not come, in words; "" where that is not known."""
+        left = list(self._hosts.values())
+        for host in came:
+            if host in left:
+                left.remove(host)
+        return ", ".join(sorted(left))
 
     def _without_ranks(self, agreement: nodes.Agreement) -> Decision:
         """Return what follows a meeting after which no node started a rank."""
         self._regroups += 1
-        if agreement["action"] == nodes.REFUSE:
+        unfit = agreement["unfit"]
+        if agreement["action"] == nodes.REFUSE or self._node in unfit:
             from saferun.errors import EXIT_CONFIG
 
             self.status = EXIT_CONFIG
@@ -168,7 +250,31 @@ class Nodes:
             return Decision(STOP, f"the nodes met {REGROUPS} times and never began together")
         self.number = agreement["attempt"]
         self._mitigations.in_force = tuple(agreement["mitigations"])
+        self._take(agreement["start"])
+        if unfit:
+            without = ", ".join(agreement["hosts"][str(node)] for node in unfit)
+            return Decision(AGAIN, f"the others go on without {without}: {agreement['why']}")
         return Decision(AGAIN, "the nodes meet again")
+
+    def _take(self, start: nodes.Start | None) -> None:
+        """Begin the next attempt as the nodes that were there have decided."""
+        if start is None or start["offers"] is None:
+            self.start = None  # they have not looked yet: their ranks ran until now
+            return
+        self.start, self._evidence = start, start["evidence"]
+        profile = self._gathered.profile
+        assert profile is not None, "a supervised run has one"
+        own = node_facts.keys(profile)
+        self._keys = start["keys"], start["free"]
+        for name in nodes.differing(own, start):
+            there, here = start["keys"].get(name, "not set"), own.get(name, "not set")
+            self._say(f"{name} is {there} as on the other nodes of the run, not {here}")
+
+    def as_agreed(self, gathered: Gathered) -> Gathered:
+        """Return what the plan of the next attempt is computed from."""
+        if self._keys is None or gathered.profile is None:
+            return gathered
+        return gathered._replace(profile=node_facts.with_keys(gathered.profile, *self._keys))
 
     def _take_root(self, root: nodes.Report | None) -> None:
         """Put the report of the node where the failure began in the place of our own."""
@@ -220,6 +326,7 @@ class Nodes:
             "leaves": leaves,
         }
         self._comes_back = True
+        self._since = time.monotonic() + decision.delay_s
         others = self._hosts.keys() - self._lost
         if root := shared_reports.exchange(self._shared, self._report, others):
             return self._decided_by(root)
@@ -267,40 +374,6 @@ class Nodes:
 def _is_of_hardware(diagnosis: Diagnosis) -> bool:
     """Return whether a node's own hardware has failed, which another node can replace."""
     return (diagnosis.group, diagnosis.verdict) == ("hardware-driver", "stop-hardware")
-
-
-def _facts(gathered: Gathered) -> nodes.Facts:
-    """Return what does not change from attempt to attempt."""
-    from saferun import __version__
-    from saferun.planning.torchrun_args import value_of
-
-    line, profile = gathered.request.line, gathered.profile
-    assert profile is not None, "a supervised run has one"
-    least, _, most = (value_of(line, gathered.environ, "nnodes") or "").partition(":")
-    strict = profile.settings.hooks.init.agree == "error"
-    return {
-        "host": os.uname().nodename,
-        "saferun": __version__,
-        "torch": gathered.facts.torch or "" if strict else "",
-        "nnodes": least if least == most or not most else f"{least}:{most}",
-        "script": os.path.basename(line.script or ""),
-        "content": _checksum(line.script),
-        "run_dir": gathered.request.run_dir or "",
-    }
-
-
-def _checksum(script: str | None) -> str:
-    """Return a checksum of a script; "" for a module, a pipe, or for what cannot be read."""
-    import stat
-    import zlib
-
-    try:
-        if not stat.S_ISREG(os.stat(script or "").st_mode):
-            return ""
-        with open(script or "", "rb") as file:
-            return f"{zlib.crc32(file.read(CONTENT_BYTES)):08x}"
-    except (OSError, ValueError):
-        return ""
 
 
 def _tuples(value: Any) -> Any:

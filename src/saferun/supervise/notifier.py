@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from saferun.diagnosis.failure_report import seconds
 from saferun.named_tuple import NamedTuple
 from saferun.supervise import keeper_pool
 from saferun.system import paths
@@ -97,7 +98,8 @@ class Notifier:
             "kind": last.kind,
             "verdict": last.verdict,
             "root_rank": diagnosis.root_rank if diagnosis else None,
-            "root_line": diagnosis.root_line if diagnosis else None,
+            "root_line": (diagnosis.root_line or None) if diagnosis else None,
+            "user_frame": diagnosis.user_frame if diagnosis else "",
             "mitigations": [*last.mitigations, *added],
         }
         if added and decision.action == "again":
@@ -114,7 +116,7 @@ class Notifier:
         """
         odd = next((place for place in places if place.odd), None)
         where = f"; rank {odd.rank} {odd.what} {odd.frame}".rstrip() if odd else ""
-        what = f"no sign of work for {silent_s:.0f} s, it may hang{where}"
+        what = f"no sign of work for {seconds(silent_s)}, it may hang{where}"
         self._tell("hang", what, {"attempt": attempt, "silent_s": silent_s})
 
     def run_ended(self, status: int | None, reason: str) -> None:
@@ -126,6 +128,7 @@ class Notifier:
             self._hurried = True
         else:
             line = f": {self._last.get('root_line')}" if self._last.get("root_line") else ""
+            line += f", at {self._last.get('user_frame')}" if self._last.get("user_frame") else ""
             what = f"failed, {self._last.get('kind') or f'status {status}'}{line}"
             facts = {**self._last, "status": status, "reason": reason}
             self._tell("failed", what, facts)
@@ -222,4 +225,5 @@ class Notifier:
             self._complain(told.event, text)
 
     def _complain(self, event: str, why: str) -> None:
-        self._say(printable(f"notify: `{self._command[0]}` {why} (event {event})"))
+        text = f"notify: `{self._command[0]}` {why} (event {event})"
+        self._say(printable(self._masked(text)))

@@ -6,6 +6,7 @@ The journal is a convenience: a failure to write stops or slows no job (see jour
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun import __version__
@@ -23,6 +24,7 @@ from saferun.journal.event_types import (
     Started,
 )
 from saferun.planning.view import as_json
+from saferun.supervise.attempt import TAIL_BYTES
 from saferun.system.procfs import this_process
 
 TYPE_CHECKING = False
@@ -140,6 +142,17 @@ class Record:
             )
         )
 
+    def clean(self, ended: Ended) -> Ended:
+        """Return how an attempt ended, its output without secrets: before anything is cut from it.
+
+        A first line that was cut in two is left out: half a secret has no form.
+        """
+        out, err = (
+            self._journal.masked_data(_whole_lines(tail) if len(tail) >= TAIL_BYTES else tail)
+            for tail in (ended.stdout_tail, ended.stderr_tail)
+        )
+        return ended._replace(stdout_tail=out, stderr_tail=err)
+
     def masked(self, text: str) -> str:
         """Return a text without secrets."""
         return self._journal.masked(text)
@@ -226,6 +239,11 @@ class Record:
         return self.notifier.pids() if self.notifier else []
 
 
+def _whole_lines(tail: bytes) -> bytes:
+    end = re.search(rb"[\r\n]", tail) or re.search(rb"\s", tail)
+    return tail[end.end() :] if end else b""
+
+
 def _of_end(
     ended: Ended, last: Try, diagnosis: Diagnosis | None, decision: Decision
 ) -> AttemptEnded:
@@ -240,9 +258,10 @@ def _of_end(
         kind=last.kind,
         fingerprint=last.fingerprint,
         root_rank=diagnosis.root_rank if diagnosis else None,
-        root_line=diagnosis.root_line if diagnosis else None,
+        root_line=(diagnosis.root_line or None) if diagnosis else None,
         decided_by=diagnosis.decided_by if diagnosis else (),
         stack=diagnosis.stack if diagnosis else (),
+        user_frame=diagnosis.user_frame if diagnosis else "",
         action=decision.action,
         reason=decision.reason,
         delay_s=round(decision.delay_s, 3),

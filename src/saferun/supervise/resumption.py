@@ -1,7 +1,9 @@
 """The checkpoint that the next attempt of a run goes on from, and the work that a failure costs.
 
 Only checkpoints that the run itself has written count: one that lay there before may be another
-training's. Where Slurm has queued the job again, an earlier run of the same job wrote them.
+training's. Where Slurm has queued the job again, an earlier run of the same job wrote them. On a
+node that joins a run of several, those count that the other nodes name, where it finds the same
+files.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from saferun.inject import nodes
 from saferun.model import Checkpoint, LaunchPlan, ResumePolicy
 from saferun.planning.inputs import Gathered
 from saferun.planning.torchrun_args import whole
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 _KINDS = ("checkpoint-corrupt", "checkpoint-mismatch", "state-dict-mismatch")
 _MEASURED = 3  # checkpoints whose time of writing is looked up
 _FULL = "disk-full"
+_OFFERED = 3  # checkpoints that a node names to the others
 
 
 def requeued(gathered: Gathered) -> bool:
@@ -53,6 +57,7 @@ class Resumption:
         self._reported: set[str] = set()
         self._lost: list[WorkLost] = []
         self._furthest = -1  # step of the newest complete checkpoint so far
+        self.offers: list[nodes.Offer] = []  # of the attempt that `checkpoint` was called for
         if self._policy.checkpoints:
             self._harmlessly(self._begin)
 
@@ -67,26 +72,51 @@ class Resumption:
         if self._pattern and not self._requeued:
             self._before = {one.checkpoint.path: one.stamp for one in self._find()}
 
-    def checkpoint(self, number: int) -> Checkpoint | None:
-        """Return the checkpoint that attempt `number` goes on from, and say which it is."""
+    def checkpoint(self, number: int, agreed: nodes.Start | None = None) -> Checkpoint | None:
+        """Return the checkpoint that attempt `number` goes on from, and say which it is.
+
+        Args:
+            number: of the attempt.
+            agreed: what the nodes of the run have decided about it; None where they have not.
+        """
+        self.offers = []
         if self._pattern and (number > 1 or self._requeued):
-            return self._harmlessly(lambda: self._announced(number))
+            return self._harmlessly(lambda: self._announced(number, agreed))
         return None
 
-    def _announced(self, number: int) -> Checkpoint | None:
-        found = self._newest()
-        if found is not None:
-            chosen = found.checkpoint
+    def _announced(self, number: int, agreed: nodes.Start | None) -> Checkpoint | None:
+        if agreed is not None:
+            self._adopt(agreed["offers"] or [])
+        found = self._complete(1 if self._first.options.nodes == 1 else _OFFERED)
+        self.offers = [_offer(one) for one in found]
+        if agreed is not None:
+            wanted = agreed["checkpoint"]
+            ours = [one for one in found if nodes.is_one(_offer(one), wanted)]
+            found = ours if ours or wanted is None else found
+        if found:
+            chosen = found[0].checkpoint
             self._furthest = max(self._furthest, chosen.step)
             step = f" (step {chosen.step})" if chosen.step >= 0 else ""
-            self._say(f"attempt {number} goes on from {chosen.path}{step}{self._cost()}")
+            self._say_once(f"attempt {number} goes on from {chosen.path}{step}{self._cost()}")
             return chosen
-        if number > 1:
-            self._say(
+        if number > 1 and (agreed is None or agreed["checkpoint"] is None):
+            self._say_once(
                 f"attempt {number} starts as you wrote it: no complete checkpoint of this run is "
                 f"at {self._pattern}"
             )
         return None
+
+    def _say_once(self, line: str) -> None:
+        """Say what has not been said: nodes may meet several times before an attempt begins."""
+        if line not in self._reported:
+            self._reported.add(line)
+            self._say(line)
+
+    def _adopt(self, offers: Sequence[nodes.Offer]) -> None:
+        """Take the checkpoints of the other nodes for those of this run, where they are here."""
+        for one in self._find() if self._before else ():
+            if any(nodes.is_one(_offer(one), offer, by_stamp=True) for offer in offers):
+                self._before.pop(one.checkpoint.path, None)
 
     def _cost(self) -> str:
         if not self._lost:
@@ -95,7 +125,7 @@ class Resumption:
 
         last = self._lost[-1]
         steps = "" if last.steps is None else f"{last.steps} steps, "
-        return f"; {steps}{seconds(last.s)} of work are lost"
+        return f"; {steps}{seconds(last.s)} of work are done again"
 
     def judged(self, last: Try, plan: LaunchPlan, ended: Ended) -> tuple[Try, WorkLost | None]:
         """Return a failed attempt with what its checkpoints say and allow, and its costs.
@@ -187,8 +217,8 @@ class Resumption:
             return ""
         lost = seconds(sum(one.s for one in self._lost))
         return (
-            f"{len(lived_s)} failures cost {lost} of work; with a checkpoint every {seconds(best)} "
-            "they cost least (Young/Daly, from the time that writing one takes)"
+            f"{len(lived_s)} failures had {lost} of work done again; with a checkpoint every "
+            f"{seconds(best)} it is least (Young/Daly, from the time that writing one takes)"
         )
 
     # --- what is on the disk ---------------------------------------------------------------------
@@ -200,19 +230,22 @@ class Resumption:
 
     def _newest(self) -> Found | None:
         """Return the newest complete checkpoint of this run; say which newer ones are not."""
-        for found in self._find():
-            path = found.checkpoint.path
-            if self._before.get(path) == found.stamp:
-                continue
-            reason = self._problem(found.checkpoint)
-            if not reason:
-                return found
-            if (line := f"{path} is passed over: {reason}") not in self._reported:
-                self._reported.add(line)
-                self._say(line)
-        return None
+        return next(iter(self._complete(1)), None)
 
-    def _problem(self, checkpoint: Checkpoint) -> str:
+    def _complete(self, most: int) -> list[Found]:
+        """Return the newest complete checkpoints of this run; say which newer ones are not."""
+        before = self._before
+        written = [one for one in self._find() if before.get(one.checkpoint.path) != one.stamp]
+        paths = [one.checkpoint.path for one in written]
+        whole: list[Found] = []
+        for found in written:
+            if reason := self._problem(found.checkpoint, paths):
+                self._say_once(f"{found.checkpoint.path} is passed over: {reason}")
+            elif len(whole := [*whole, found]) == most:
+                break
+        return whole
+
+    def _problem(self, checkpoint: Checkpoint, written: Sequence[str]) -> str:
         from saferun.planning import resume
         from saferun.system import checkpoints
 
@@ -221,7 +254,7 @@ class Resumption:
             resume.arguments(args, self._policy, checkpoint, environ)
         except resume.UnknownError as error:
             return f"{{{error}}} in retry.resume.args has no value"
-        return checkpoints.problem(checkpoint.path, ranks(self._first))
+        return checkpoints.problem(checkpoint.path, ranks(self._first), written)
 
     def _harmlessly(self, work: Callable[[], T]) -> T | None:
         try:
@@ -230,6 +263,11 @@ class Resumption:
             what = " ".join(f"{type(error).__name__}: {error}".split())
             self._say(f"the checkpoints could not be looked at, a fault of ours ({what})")
             return None
+
+
+def _offer(found: Found) -> nodes.Offer:
+    path, step, at_s = found.checkpoint
+    return {"path": path, "step": step, "at_s": at_s, "stamp": list(found.stamp)}
 
 
 def resumed_now(gathered: Gathered, say: Callable[[str], None]) -> LaunchPlan | None:
@@ -272,8 +310,9 @@ def saved_since(
     except resume.UnknownError:
         return None
     found = checkpoints.find(os.path.join(cwd, os.path.expanduser(pattern or "")))
-    written = (one.checkpoint for one in found if one.checkpoint.at_s >= began_s)
-    return next((one for one in written if not checkpoints.problem(one.path)), None)
+    written = [one.checkpoint for one in found if one.checkpoint.at_s >= began_s]
+    paths = [one.path for one in written]
+    return next((one for one in written if not checkpoints.problem(one.path, 1, paths)), None)
 
 
 def first_plan(gathered: Gathered, say: Callable[[str], None]) -> LaunchPlan:

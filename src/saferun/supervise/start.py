@@ -45,19 +45,31 @@ def check_script(gathered: Gathered, cwd: str) -> None:
             raise UsageError(f"there is no program `{script}`", fix="check the path and its mode")
         return
     if not os.path.exists(os.path.join(cwd, script)):
-        raise UsageError(f"there is no script `{script}`", where=f"in {cwd}", fix=_suggest(script))
+        raise UsageError(
+            f"there is no script `{script}`", where=f"in {cwd}", fix=_suggest(script, cwd)
+        )
 
 
-def _suggest(script: str) -> str:
+def _suggest(script: str, cwd: str) -> str:
+    from saferun.planning.other_launchers import hint
     from saferun.planning.torchrun_args import COMMANDS
 
+    if text := hint(script):
+        return text
     if script in COMMANDS:
         return f"for the command, put it first: saferun {script} …"
-    if script.isalpha():
-        import difflib
+    import difflib
 
-        if close := difflib.get_close_matches(script, COMMANDS, n=1):
-            return f"did you mean the command `saferun {close[0]}`?"
+    folder, name = os.path.split(script)
+    try:
+        files = os.listdir(os.path.join(cwd, folder))
+    except OSError:
+        files = []
+    same = [file for file in files if os.path.splitext(file)[1] == os.path.splitext(name)[1]]
+    if close := difflib.get_close_matches(name, same, n=1):
+        return f"did you mean `{os.path.join(folder, close[0])}`?"
+    if script.isalpha() and (close := difflib.get_close_matches(script, COMMANDS, n=1)):
+        return f"did you mean the command `saferun {close[0]}`?"
     return "check the path, or use -m for a module"
 
 

@@ -66,6 +66,13 @@ def look(launcher: int, at_s: float, children: Tree) -> Look | None:
     )
 
 
+def ranks(launcher: int) -> dict[int, int]:
+    """Return the pids of the ranks that a command has started, by rank."""
+    children = procfs.text(f"/proc/{launcher}/task/{launcher}/children").split()
+    found = {_rank(pid): pid for pid in map(int, children)} if _rank(launcher) is None else {}
+    return {rank: pid for rank, pid in found.items() if rank is not None}
+
+
 def everyone(ranks: Iterable[int]) -> list[int]:
     """Return the pids of these ranks and of all that they have started."""
     children = tree()

@@ -9,34 +9,33 @@ if it is not empty.
 from __future__ import annotations
 
 import glob
-import json
 import os
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun.model import Checkpoint
 from saferun.named_tuple import NamedTuple
+from saferun.system import checkpoint_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO
-
     Stamp = tuple[int, int]
 
 _DRAFTS = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 _STEP = re.compile(r"(?:step|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)", re.IGNORECASE)
-_ZIP = b"PK\x03\x04"
-_ZIP_END = b"PK\x05\x06"
-_ZIP_END_BYTES = 22  # of the end record, without the comment
-_HEADER_BYTES = 100_000_000  # the most that safetensors itself reads of a header
-_LEAST = 8  # bytes; less is no file of weights in any format
 _CLOCK_NS = 2_000_000_000  # file systems that round times round them to at most 2 s
 # What each rank writes a file of: nanochat, accelerate, the HF Trainer, DeepSpeed's ZeRO.
 _OF_RANKS = re.compile(
     r"(optim_\d+_rank|random_states_|rng_state_|zero_pp_rank_)\d+"
     r"(\.pt|\.pkl|\.pth|_mp_rank_\d+_optim_states\.pt)\Z"
 )
+# What the HF Trainer has written of a checkpoint before its last file.
+_OF_TRAINER = re.compile(
+    r"(\w*config\.json|training_args\.bin|(adapter_)?model\S*\.safetensors"
+    r"|(pytorch|adapter)_model\S*\.bin)\Z"
+)
+_RANDOM = "random_states_"  # of accelerate
 _NANOCHAT = re.compile(r"meta_(\d+)\.json\Z")
 
 
@@ -111,19 +110,21 @@ def _files(directory: str) -> Iterator[tuple[str, str]]:
 # --- whether one is complete ---------------------------------------------------------------------
 
 
-def problem(path: str, ranks: int = 1) -> str:
+def problem(path: str, ranks: int = 1, others: Iterable[str] = ()) -> str:
     """Return why a checkpoint is not complete, as a clause for people; "" if it is.
 
     Args:
         path: a file or a directory. nanochat's checkpoints are named by their `meta_` file.
         ranks: on this machine. Where each rank writes a file of its own, there must be as many.
+        others: further checkpoints of the same program, which show what it writes.
     """
     try:
         if os.path.isdir(path):
-            return _directory_problem(path, ranks)
+            written = [[name for _, name in _files(other)] for other in others if other != path]
+            return _directory_problem(path, ranks, written)
         if nanochat := _NANOCHAT.match(os.path.basename(path)):
             return _nanochat_problem(path, nanochat[1], ranks)
-        return _file_problem(path) if os.path.getsize(path) else "it is empty"
+        return checkpoint_files.problem(path) if os.path.getsize(path) else "it is empty"
     except OSError as error:
         return f"{error.filename or path}: {error.strerror}"
 
@@ -143,34 +144,49 @@ def _nanochat_problem(path: str, step: str, ranks: int) -> str:
     return _first_problem((path, *whole))
 
 
-def _directory_problem(path: str, ranks: int) -> str:
+def _directory_problem(path: str, ranks: int, others: Sequence[Sequence[str]]) -> str:
     files = list(_files(path))
     if not files:
         return "it is empty"
     names = [name for _, name in files]
-    if reason := _trainer_problem(os.path.basename(path), names):
+    if reason := _trainer_problem(os.path.basename(path), names, others):
         return reason
     for folder in dict.fromkeys([path, *(os.path.dirname(file) for file, _ in files)]):
         if reason := _library_problem(folder):
             return reason
-    return _missing_ranks(names, ranks) or _first_problem(file for file, _ in files)
+    return _missing_ranks(names, ranks, others) or _first_problem(file for file, _ in files)
 
 
-def _trainer_problem(name: str, names: Sequence[str]) -> str:
+def _trainer_problem(name: str, names: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     """Return which file a trainer writes last and has not written.
 
-    HF Trainer: trainer_state.json (Trainer._save_checkpoint); accelerate: random_states_N.pkl
-    (save_accelerator_state). diffusers' examples call accelerate's checkpoints `checkpoint-N`, too.
+    HF Trainer: trainer_state.json (Trainer._save_checkpoint); accelerate: random_states_N.pkl, and
+    behind it what the program has registered (save_accelerator_state). Many programs call their
+    checkpoints `checkpoint-N` as the Trainer does: one that has the same files as another is whole.
     """
     if "trainer_state.json" in names:
         return ""
-    if any(one.startswith("random_states_") for one in names):
-        return ""
+    if any(one.startswith(_RANDOM) for one in names):
+        count, most = _registered(names), max(map(_registered, others), default=0)
+        return f"{count} of {most} files custom_checkpoint_N are there" if count < most else ""
     if "optimizer.bin" in names:
         return "random_states_0.pkl is missing, which accelerate writes last"
-    if re.fullmatch(r"checkpoint-\d+", name) and not {".metadata", "latest"} & set(names):
-        return "trainer_state.json is missing, which the Trainer writes last"
-    return ""
+    if not re.fullmatch(r"checkpoint-\d+", name) or {".metadata", "latest"} & set(names):
+        return ""
+    is_trainers = any("trainer_state.json" in other for other in others)
+    has_form = any(_forms(other) == _forms(names) for other in others)
+    if not is_trainers and (has_form or not any(map(_OF_TRAINER.match, names))):
+        return ""
+    return "trainer_state.json is missing, which the Trainer writes last"
+
+
+def _registered(names: Sequence[str]) -> int:
+    """Return how many objects accelerate has saved that the program has registered."""
+    return sum(name.startswith("custom_checkpoint_") for name in names)
+
+
+def _forms(names: Sequence[str]) -> set[str]:
+    return {re.sub(r"\d+", "#", name) for name in names}
 
 
 def _library_problem(folder: str) -> str:
@@ -277,78 +293,33 @@ def _dcp_sizes(path: str) -> dict[str, int]:
     return sizes
 
 
-def _missing_ranks(names: Sequence[str], ranks: int) -> str:
-    families: dict[str, int] = {}
+def _missing_ranks(names: Sequence[str], ranks: int, others: Sequence[Sequence[str]] = ()) -> str:
+    """Return of what there is not one file for each rank.
+
+    accelerate loads a checkpoint that has a random state of the main process alone, which is all
+    that diffusers' examples save: more are wanted only where another checkpoint has more.
+    """
+    counts, most = _of_ranks(names), [_of_ranks(other) for other in others]
+    for stem, count in counts.items():
+        wanted = ranks
+        if stem == _RANDOM and f"{_RANDOM}0.pkl" in names:
+            wanted = min(ranks, max((other.get(stem, 0) for other in most), default=0))
+        if count < wanted:
+            return f"{count} of {wanted} files {stem}N are there"
+    return ""
+
+
+def _of_ranks(names: Sequence[str]) -> dict[str, int]:
+    """Return how many files there are of each kind that every rank may write one of."""
+    counts: dict[str, int] = {}
     for name in names:
         if family := _OF_RANKS.match(name):
-            families[family[1]] = families.get(family[1], 0) + 1
-    for stem, count in families.items():
-        if count < ranks:
-            return f"{count} of {ranks} files {stem}N are there"
-    return ""
+            counts[family[1]] = counts.get(family[1], 0) + 1
+    return counts
 
 
 def _first_problem(paths: Iterator[str] | Sequence[str]) -> str:
     for path in paths:
-        if reason := _file_problem(path):
+        if reason := checkpoint_files.problem(path):
             return reason
     return ""
-
-
-def _file_problem(path: str) -> str:
-    name = os.path.basename(path)
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(8)
-        if name.endswith(".json"):
-            return _json_problem(name, path)
-        if name.endswith(".safetensors"):
-            return _safetensors_problem(name, file, head, size)
-        if head[:4] == _ZIP:
-            return _zip_problem(name, file, size)
-    weights = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".distcp")
-    return f"{name} has only {size} bytes" if size < _LEAST and name.endswith(weights) else ""
-
-
-def _json_problem(name: str, path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except (ValueError, RecursionError):
-        return f"{name} is not JSON: it was cut"
-    if not name.endswith(".index.json") or not isinstance(content, dict):
-        return ""
-    shards: Mapping[str, Any] = content.get("weight_map") or {}
-    folder = os.path.dirname(path)
-    missing = sorted({s for s in shards.values() if not os.path.exists(os.path.join(folder, s))})
-    return f"{missing[0]} is missing, which {name} names" if missing else ""
-
-
-def _safetensors_problem(name: str, file: BinaryIO, head: bytes, size: int) -> str:
-    """https://huggingface.co/docs/safetensors: the header's length, the header, the tensors."""
-    length = int.from_bytes(head, "little")
-    if len(head) < 8 or length > min(size, _HEADER_BYTES):
-        return f"{name} was cut within its header"
-    try:
-        header = json.loads(file.read(length))
-        ends = [tensor["data_offsets"][1] for k, tensor in header.items() if k != "__metadata__"]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-        return f"{name} has no header that can be read"
-    whole = 8 + length + max(ends, default=0)
-    return f"{name} has {size} of {whole} bytes" if size < whole else ""
-
-
-def _zip_problem(name: str, file: BinaryIO, size: int) -> str:
-    import zipfile
-
-    try:
-        with zipfile.ZipFile(file) as archive:
-            comment = len(archive.comment)
-            bodies = [entry.header_offset + entry.compress_size for entry in archive.infolist()]
-            whole = max(bodies, default=0) <= archive.start_dir
-        file.seek(size - _ZIP_END_BYTES - comment)
-        if whole and file.read(4) == _ZIP_END:
-            return ""
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
-        pass
-    return f"{name} was cut: the end of the file is missing or damaged"

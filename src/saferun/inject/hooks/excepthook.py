@@ -1,8 +1,9 @@
 """Write a rank's first uncaught exception where torch elastic looks for it, even without @record.
 
 Target: `sys.excepthook` (and `sys.last_value` at exit, for scripts that replace it), in the process
-that the launcher started as a rank, from before its first line; `faulthandler` once torch is there,
-and again in DataLoader workers, where torch puts handlers without a Python stack in its place.
+that the launcher started as a rank, from before its first line; `faulthandler` there and under
+plain python, in ranks that multiprocessing starts, and again in DataLoader workers, where torch
+puts handlers without a Python stack in its place.
 Reason: without `@record` torchrun only knows exit codes and cannot tell the first failure from
 those that it causes (https://docs.pytorch.org/docs/stable/elastic/errors.html). The format is the
 one that torch/distributed/elastic/multiprocessing/errors reads, unchanged from torch 1.9 to 2.13.
@@ -14,7 +15,7 @@ Not covered: a script that replaces `sys.excepthook` by a function that calls `o
 import os
 import sys
 
-from .. import contract, rank
+from .. import contract, cut, rank
 from ..trace import hide_all, without_ours
 
 TYPE_CHECKING = False
@@ -124,19 +125,35 @@ def apply(name: str, module: "ModuleType", context: "Context") -> None:
         context: the process's.
     """
     if name == _WORKERS:
-        if context.hooks["excepthook"] == "on" and "RANK" in os.environ:
+        if context.hooks["excepthook"] == "on" and _is_of_job():
             _keep_stacks_of_workers(module)
         return
     if context.hooks["excepthook"] == "off":
         context.receipt("excepthook", contract.OFF)
         return
-    if not rank.is_rank_process():
-        context.receipt("excepthook", contract.NOT_NEEDED, why="not started as a rank")
+    if not _is_of_job():
+        context.receipt("excepthook", contract.NOT_NEEDED, why="not started by the launcher")
         return
     _watch_threads(context)
     outcome = contract.APPLIED if _watcher is not None else contract.NOT_NEEDED
     stacks = _write_stacks_on_signal(context) if context.is_watched else "the watch is off"
     context.receipt("excepthook", outcome, faulthandler=_switch_faulthandler_on(), stacks=stacks)
+
+
+def write_stack_of_crash(text: str) -> None:
+    """Have a crash write its Python stack, from before the script's first line.
+
+    Args:
+        text: SAFERUN_INJECT.
+    """
+    if not contract.is_off(text, "excepthook"):
+        _switch_faulthandler_on()
+
+
+def _is_of_job() -> bool:
+    """Tell whether the launcher started this process, or `multiprocessing.spawn` did."""
+    spawned = "--multiprocessing-fork" in getattr(sys, "orig_argv", ())  # Python 3.10 on
+    return spawned or rank.is_started_by_launcher()
 
 
 def _watch_threads(context: "Context") -> None:
@@ -164,7 +181,11 @@ def _note_thread(context: "Context", value: BaseException, thread: str) -> None:
     import traceback
 
     text = "".join(traceback.format_exception(type(value), value, value.__traceback__))
-    facts = {"thread": thread, "error": _message(value), "traceback": text[-_TRACEBACK_CHARS:]}
+    facts = {
+        "thread": thread,
+        "error": _message(value),
+        "traceback": cut.end(text, _TRACEBACK_CHARS),
+    }
     context.receipt("excepthook", contract.OBSERVED, **facts)
 
 
@@ -183,10 +204,10 @@ def _message(value: BaseException) -> str:
 def _switch_faulthandler_on() -> str:
     import faulthandler
 
-    if faulthandler.is_enabled():
-        return "already on"
-    # On the process's own stderr: scripts put objects without a descriptor in its place.
     global _is_ours
+    if faulthandler.is_enabled():
+        return "switched on" if _is_ours else "already on"
+    # On the process's own stderr: scripts put objects without a descriptor in its place.
     try:
         faulthandler.enable(file=sys.__stderr__)  # type: ignore[arg-type]  # None is caught
     except (AttributeError, OSError, RuntimeError, ValueError):  # it is closed

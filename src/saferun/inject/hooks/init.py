@@ -13,6 +13,7 @@ timeout_s. With barrier and agree both off ranks do not meet at all.
 Ranks meet *before* the original where torchrun's agent holds the store. Elsewhere (`file://`, a
 store of the script's own, mp.spawn, a store in rank 0) they meet afterwards in the group's store;
 some of those ranks may have no saferun, so that meeting is short and an absence is only a warning.
+What they train from shows later, in the first steps (first_steps.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import sys
 import time
 
-from .. import agreement, contract, meeting, trace
+from .. import agreement, contract, first_steps, meeting, trace
 from . import environment
 
 TYPE_CHECKING = False
@@ -173,6 +174,8 @@ class InitCall:
                 self._meet_afterwards(rank, size)
             if barrier == "collective":
                 _collective_barrier(self._c10d)
+            if self._settings["agree"] != "off" and not self._earlier:
+                first_steps.watch(self._c10d, rank, self._settings["agree"], self._context)
         self._agent = None
         facts = {} if self._device is None else {"device": self._device}
         self._context.receipt(
@@ -270,6 +273,8 @@ class InitCall:
             "world_size": size,
             "mitigations": ", ".join(sorted(self._context.mitigations)) or "none",
             "barrier": self._settings["barrier"],
+            "start": self._context.start or "the script's own way",
+            "host": os.uname().nodename,
             "argv": agreement.comparable_arguments(sys.argv),
             "local": os.environ.get("LOCAL_RANK", ""),
         }

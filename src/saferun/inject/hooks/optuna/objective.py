@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import threading
 
-from ... import trace
+from ... import cut, trace
 from .. import cuda_failures, memory
 from . import account
 
@@ -155,10 +155,10 @@ class Objective:
         attributes = {
             "cuda_error": True,
             "cuda_error_type": name,
-            "cuda_error_msg": text[:_MESSAGE_CHARS],
+            "cuda_error_msg": cut.beginning(text, _MESSAGE_CHARS),
         }
         self._set(trial, attributes)
-        return f"CUDA error ({name}): {text.partition(chr(10))[0][:_PRUNED_CHARS]}"
+        return f"CUDA error ({name}): {cut.beginning(text.partition(chr(10))[0], _PRUNED_CHARS)}"
 
     def _set(self, trial: Any, attributes: dict[str, Any]) -> None:
         for key, value in attributes.items():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 
-from ... import contract, receipts
+from ... import contract, cut, receipts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def file_name(study: str) -> str:
 def _value(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    text = str(value)[:_MAX_TEXT]
+    text = cut.beginning(str(value), _MAX_TEXT)
     scheme, found, rest = text.partition("://")
     if found and "@" in rest:
         return f"{scheme}://…@{rest.rpartition('@')[2]}"

@@ -1,0 +1,99 @@
+"""Have ranks agree on the step that they train from: at the first steps of an optimizer.
+
+Target: torch.optim.Optimizer._optimizer_step_code, which torch >= 2.4 calls after each `step`. A
+step hook of torch's could not remove itself, since torch walks over them meanwhile.
+Reason: a rank that does not find the checkpoint which the others load begins at step 0 among them.
+Nothing fails, and the run ends well with wrong weights.
+Delete when torch compares what ranks have loaded.
+
+Each rank states in the group's store how many steps its optimizer counts by now (Adam and those
+like it do); whoever comes later compares. Nobody waits: a rank may have no optimizer at all. Only
+optimizers of one class and size are compared, of the first parameter that has a state. The first
+step alone does not tell: torch.distributed.checkpoint makes one before it loads.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from . import contract, trace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from .context import Context
+
+_STEPS = 8  # that are compared, of all optimizers of a process
+
+
+def watch(c10d: ModuleType, rank: int, agree: str, context: Context) -> None:
+    """Compare the first steps of this process with those of the other ranks.
+
+    Args:
+        c10d: torch.distributed.distributed_c10d, whose group is initialised.
+        rank: of this process.
+        agree: hooks.init.agree, "error" or "warn".
+        context: the process's.
+    """
+    torch = sys.modules["torch"]
+    optimizers: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
+    original: Callable[..., Any] | None = getattr(optimizers, "_optimizer_step_code", None)
+    if original is None:
+        return
+    seen = 0
+
+    def _optimizer_step_code(self: Any) -> None:
+        nonlocal seen
+        original(self)
+        if torch.compiler.is_compiling() or optimizers._optimizer_step_code is not ours:
+            return
+        seen += 1
+        text = ""
+        try:
+            if seen == _STEPS:
+                optimizers._optimizer_step_code = original
+            text = _difference(torch, c10d, self, seen, rank)
+        except Exception as error:  # the group is gone, or its store
+            optimizers._optimizer_step_code = original
+            context.receipt("init", contract.OBSERVED, steps_not_compared=repr(error)[:200])
+        if text:
+            optimizers._optimizer_step_code = original
+            context.receipt("init", contract.APPLIED, rank=rank, differences=[text])
+            if agree == "error":
+                raise RuntimeError(text + ", or set hooks.init.agree to warn")
+            context.say(text)
+
+    ours = trace.hidden(_optimizer_step_code)
+    optimizers._optimizer_step_code = ours
+
+
+def _difference(torch: ModuleType, c10d: ModuleType, optimizer: Any, seen: int, rank: int) -> str:
+    """Return what this rank and another one differ in; "" if they agree, or no other has come."""
+    counted = _counted(torch, optimizer)
+    if counted is None:
+        return ""
+    what, steps = counted
+    store = c10d._get_default_store()
+    first = store.compare_set(f"saferun/steps/{seen}/{what}", "", f"{steps} {rank}").decode()
+    theirs, _, other = first.partition(" ")
+    if int(theirs) == steps:
+        return ""
+    return (
+        f"ranks train from different steps: the optimizer of rank {rank} has made {steps}, that of "
+        f"rank {other} {theirs}. Have all ranks load the same checkpoint"
+    )
+
+
+def _counted(torch: ModuleType, optimizer: Any) -> tuple[str, int] | None:
+    """Return which optimizer it is, and how many steps it counts; None where it counts none."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return None  # a count on the GPU cannot be read now
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    for place, parameter in enumerate(parameters):
+        state = optimizer.state.get(parameter)
+        if state and "step" in state:
+            return f"{type(optimizer).__name__}/{len(parameters)}/{place}", int(state["step"])
+    return None

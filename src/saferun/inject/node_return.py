@@ -1,0 +1,158 @@
+"""Who has come back for the next attempt, and one word for all where somebody has not.
+
+Target: the handlers of torch.distributed.elastic's rendezvous, torch >= 2.4: `_store` of both,
+`_state_holder` of c10d's, `next_rendezvous` of the static one.
+Reason: torchrun's agents wait in silence, each for a time of its own. The one whose time is over
+first takes the rendezvous' store with it where it holds it, and the others cannot know whom it
+waited for. So each node leaves its name, and its report of the last failure, in that store; the
+first whose time is over leaves there who came, and all others end with the same.
+
+    saferun/RUN/new, new/N          nodes that come new: a counter, and the name of each
+    saferun/RUN/host/ADDRESS        the name of a node by the address that c10d has of it
+    saferun/RUN/ATTEMPT/report/N    reports (report: a counter)
+    saferun/RUN/ATTEMPT/over        Alone of nodes.py
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from . import nodes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+RECENT_S = 10.0  # a node whose own time was over a moment ago has come
+LOOK_S = 0.5  # between two looks of a static rendezvous whether all have come
+
+
+class Over(Exception):  # noqa: N818 - it is no fault
+    """The time of a node is over: not all have come back."""
+
+    def __init__(self, alone: nodes.Alone) -> None:
+        super().__init__("not all nodes came back")
+        self.alone = alone
+
+
+class Return:
+    """The nodes of a run that come together again, as one of them sees it.
+
+    Args:
+        facts: of this node.
+    """
+
+    def __init__(self, facts: nodes.Facts) -> None:
+        self._facts = facts
+        self._store: Any = None  # of the rendezvous
+        self._run = self._prefix = ""
+        self._seen: dict[str, float] = {}  # address or host -> when it was seen last
+
+    def begin(self, store: Any, run_id: str, address: str) -> None:
+        """Leave this node's name and report.
+
+        Args:
+            store: of the rendezvous.
+            run_id: --rdzv-id.
+            address: by which the rendezvous knows this node; "" for none.
+        """
+        self._store, self._run = store, f"saferun/{run_id}"
+        self._prefix = f"{self._run}/{self._facts['attempt']}"
+        host, report = self._facts["host"], self._facts.get("report")
+        if address:
+            store.set(f"{self._run}/host/{address}", host)
+        if self._facts.get("start", {}).get("evidence") == 0:
+            store.set(f"{self._run}/new/{store.add(f'{self._run}/new', 1)}", host)
+        if report is not None:
+            number = store.add(f"{self._prefix}/report", 1)
+            store.set(f"{self._prefix}/report/{number}", json.dumps(report))
+
+    def seen(self, name: str) -> None:
+        """Note that a node is there, by its address or host."""
+        self._seen[name] = time.monotonic()
+
+    def here(self) -> list[str]:
+        """Return the names that `seen` was called with."""
+        return list(self._seen)
+
+    def look(self) -> None:
+        """Raise Over where another node's time is over."""
+        if self._store.check([f"{self._prefix}/over"]):
+            raise Over(json.loads(self._store.get(f"{self._prefix}/over")))
+
+    def over(self) -> nodes.Alone:
+        """Tell all that the time is over; return who came."""
+        since = time.monotonic() - RECENT_S
+        came = [self._host(name) for name, at in self._seen.items() if at >= since]
+        came.append(self._facts["host"])
+        reports = [self._facts.get("report")]
+        if self._store.check([f"{self._prefix}/report"]):
+            for number in range(1, int(self._store.get(f"{self._prefix}/report")) + 1):
+                key = f"{self._prefix}/report/{number}"
+                reports += [json.loads(self._store.get(key))] if self._store.check([key]) else []
+        alone: nodes.Alone = {
+            "came": sorted(set(came)),
+            "unreached": "",
+            "root": nodes.root_report(reports),
+        }
+        first = self._store.compare_set(f"{self._prefix}/over", "", json.dumps(alone))
+        told: nodes.Alone = json.loads(first)
+        return told
+
+    def _host(self, name: str) -> str:
+        key = f"{self._run}/host/{name}"
+        return self._store.get(key).decode() if self._store.check([key]) else name
+
+
+def come_statically(handler: Any, back: Return, facts: nodes.Facts, limit: float) -> Any:
+    """Join a static rendezvous; return what torch's own `next_rendezvous` does.
+
+    torch waits for the others inside its store. So the host opens it before, and all look who has
+    come. A node that comes new waits as under torchrun.
+
+    Args:
+        handler: of the rendezvous.
+        back: takes names and reports.
+        facts: of this node.
+        limit: until when a node waits that has been there before, by the monotonic clock.
+
+    Raises:
+        Over: not all have come.
+    """
+    import sys
+
+    is_host, is_new = handler.rank == 0, facts["attempt"] == 1
+    here, go = f"saferun/{handler.run_id}/here", f"saferun/{handler.run_id}/go"
+    info: Any = None
+    opened: Any = None
+    if is_host and not is_new:
+        opened = sys.modules["torch.distributed"].TCPStore(
+            handler.master_addr,
+            handler.master_port,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            timeout=handler.timeout,
+        )
+    else:
+        info = type(handler).next_rendezvous(handler)
+    store = opened if info is None else handler._store
+    back.begin(store, handler.run_id, "")
+    store.set(f"{here}/{handler.rank}", facts["host"])
+    while not is_new and not store.check([go]):
+        missing = []
+        for rank in range(handler.world_size):
+            if store.check([f"{here}/{rank}"]):
+                back.seen(store.get(f"{here}/{rank}").decode())
+            else:
+                missing.append(rank)
+        if not missing and is_host:
+            break
+        back.look()
+        if time.monotonic() > limit:
+            raise Over(back.over())
+        time.sleep(LOOK_S)
+    if is_host:
+        store.set(go, "1")
+    return type(handler).next_rendezvous(handler) if info is None else info

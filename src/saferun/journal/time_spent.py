@@ -1,0 +1,156 @@
+"""Where the time of a run went: useful work, work done again, starts and waits.
+
+Done again is what a failure cost, whether a later attempt has done it again or none did. The three
+parts of an attempt are together the time since the end of the one before it, those of a run the
+time that it took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from saferun.diagnosis import progress
+from saferun.journal import events, trials
+from saferun.journal.attempts import Attempt
+from saferun.journal.reader import INTERRUPTED, OK, RUNNING, Run
+from saferun.journal.trials import Trial
+from saferun.named_tuple import NamedTuple
+
+
+class Spent(NamedTuple):
+    """Where a time went, in seconds."""
+
+    useful_s: float = 0.0
+    done_again_s: float = 0.0
+    starts_and_waits_s: float = 0.0
+    waited_s: float = 0.0  # of these, before the attempt
+    why: str = ""  # how it is known what was done again
+
+
+class Times(NamedTuple):
+    """Where the time of a run went."""
+
+    took_s: float  # by the run so far
+    whole: Spent
+    attempts: tuple[Spent, ...]  # with the wait before each
+
+
+def read(run: Run, every: Sequence[Attempt], now_s: float) -> Times:
+    """Return where the time of a run went.
+
+    Args:
+        run: the run.
+        every: all its attempts, replaced processes too; those of each worker stand together.
+        now_s: seconds since the epoch.
+    """
+    took_s = run.took_s
+    if took_s is None:
+        took_s = max(0.0, run.last_at - (run.started_at or run.last_at))
+    parts = _of_attempts(run, every, trials.read(run.path), now_s)
+    workers = len({one.worker for one in every}) or 1  # they share the run's time
+    useful_s = min(took_s, sum(part.useful_s for part in parts) / workers)
+    again_s = min(took_s - useful_s, sum(part.done_again_s for part in parts) / workers)
+    return Times(took_s, Spent(useful_s, again_s, took_s - useful_s - again_s), parts)
+
+
+def _of_attempts(
+    run: Run, every: Sequence[Attempt], finished: Sequence[Trial], now_s: float
+) -> tuple[Spent, ...]:
+    found = []
+    for at, one in enumerate(every):
+        before, after = _neighbour(every, at, -1), _neighbour(every, at, 1)
+        since = run.started_at if before is None else _end(run, before, one, now_s)
+        begun = one.started_at
+        if begun is None or since is None:
+            found.append(Spent())
+            continue
+        end = max(begun, _end(run, one, after, now_s))
+        mine = [trial for trial in finished if _is_of(trial, one, begun, end)]
+        ready = min(end, max(begun, _ready_at(one, mine)))
+        kept_at = max([ready, *(trial.at for trial in mine)]) if finished else None
+        again_s, why = _done_again(run, one, after, ready, end, kept_at)
+        again_s, waited_s = min(again_s, end - ready), max(0.0, begun - since)
+        useful_s = end - ready - again_s
+        found.append(Spent(useful_s, again_s, waited_s + ready - begun, waited_s, why))
+    return tuple(found)
+
+
+def _neighbour(every: Sequence[Attempt], at: int, step: int) -> Attempt | None:
+    """Return the attempt of the same worker before or after one."""
+    there = at + step
+    found = every[there] if 0 <= there < len(every) else None
+    return found if found and found.worker == every[at].worker else None
+
+
+def _end(run: Run, one: Attempt, after: Attempt | None, now_s: float) -> float:
+    """Return when an attempt ended, or until when it is known to have run."""
+    if one.lived_s is not None:
+        return (one.started_at or 0.0) + one.lived_s
+    if after is not None and after.started_at is not None:
+        return after.started_at
+    return now_s if run.outcome == RUNNING else run.last_at
+
+
+def _is_of(trial: Trial, one: Attempt, begun: float, end: float) -> bool:
+    """Return whether a trial began and ended in an attempt."""
+    mine = trial.attempt == one.number and (one.worker is None or trial.worker == str(one.worker))
+    return mine and begun <= trial.at - (trial.seconds or 0.0) and trial.at <= end
+
+
+def _ready_at(one: Attempt, trials: Sequence[Trial]) -> float:
+    """Return when the work of an attempt began; its start where that is not known."""
+    if trials:
+        return min(trial.at - (trial.seconds or 0.0) for trial in trials)
+    return one.ready_at or one.started_at or 0.0
+
+
+def _done_again(
+    run: Run,
+    one: Attempt,
+    after: Attempt | None,
+    ready: float,
+    end: float,
+    kept_at: float | None,
+) -> tuple[float, str]:
+    """Return the seconds of an attempt's work that are done again, and how that is known.
+
+    Args:
+        run: the run.
+        one: the attempt.
+        after: the next one.
+        ready: when its work began.
+        end: when it ended.
+        kept_at: until when the study has its trials; None where there is no search.
+    """
+    goes_on = after is None and one.lived_s is None and run.outcome == RUNNING
+    ended_well = one.status == 0 or (after is None and one.status is None and run.outcome == OK)
+    if ended_well or one.replaced or goes_on:
+        return 0.0, ""
+    if kept_at is not None:
+        return end - kept_at, "since its last finished trial"
+    if one.lost is not None:
+        saved, steps = one.lost.checkpoint, f"{one.lost.steps} steps, " if one.lost.steps else ""
+        return one.lost.s, steps + (f"since {saved}" if saved else "nothing was saved")
+    if after is None and one.lived_s is not None and run.outcome == INTERRUPTED:
+        return 0.0, ""  # who asked it to end may have what was wanted
+    begun, resumed = one.first_step, after.first_step if after else None
+    if begun is not None and resumed is not None and resumed > begun:
+        came = last_step([content(path) for path, _ in one.tails])
+        if came is not None and came > begun:
+            share = max(0, came - resumed + 1) / (came - begun + 1)
+            return (end - ready) * share, f"about; the next attempt went on at step {resumed}"
+    return end - ready, "all of it: no checkpoint is known"
+
+
+def last_step(tails: Sequence[bytes]) -> int | None:
+    """Return the last step that streams report."""
+    steps = [progress.last_step(data) for data in tails]
+    return max((step for step in steps if step is not None), default=None)
+
+
+def content(path: str) -> bytes:
+    """Return what is in a file of a journal; nothing where it cannot be read."""
+    try:
+        return events.content(path, 1)
+    except OSError:
+        return b""

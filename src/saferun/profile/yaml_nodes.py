@@ -1,0 +1,83 @@
+"""Pure: the nodes of a profile's YAML, and what they are in the terms of profile/values.py."""
+
+from __future__ import annotations
+
+from saferun.profile.values import MisfitError, Text, hidden, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_NODES = 20_000
+
+
+def compose(text: str) -> Any:
+    """Return the root of a text's nodes; None for an empty one.
+
+    Raises:
+        yaml.YAMLError, RecursionError, ValueError: it is no YAML, or too much of it.
+    """
+    import yaml
+
+    return yaml.compose(hidden(text), Loader=_bounded_loader())
+
+
+def _bounded_loader() -> Any:
+    """Return a YAML loader of texts from `hidden`.
+
+    It gives up beyond MAX_NODES: a list of 130,000 takes 6 s.
+    """
+    import yaml
+
+    class Bounded(yaml.SafeLoader):
+        seen = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.seen += 1
+            if self.seen > MAX_NODES:
+                what = f"more than {MAX_NODES:,} entries"
+                raise yaml.composer.ComposerError(None, None, what, parent and parent.start_mark)
+            return super().compose_node(parent, index)
+
+        def compose_scalar_node(self, anchor: Any) -> Any:
+            node = super().compose_scalar_node(anchor)
+            node.value = shown(node.value)
+            return node
+
+    return Bounded
+
+
+def kind(node: Any) -> str:
+    """Return the type of a node as a noun, for messages."""
+    name = type(node).__name__
+    if name != "ScalarNode":
+        return {"MappingNode": "a mapping", "SequenceNode": "a list"}.get(name, "nothing")
+    nouns = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
+    return nouns.get(node.tag.rsplit(":", 1)[-1], "the text")
+
+
+def texts(node: Any) -> Text | tuple[Text, ...]:
+    """Return a node in the form that profile/values.py reads.
+
+    Raises:
+        MisfitError: a mapping, or a list of anything but scalars.
+    """
+    name = type(node).__name__
+    if name == "ScalarNode":
+        return Text(node.value, quoted=node.style is not None)
+    if name != "SequenceNode" or any(type(item).__name__ != "ScalarNode" for item in node.value):
+        raise MisfitError
+    return tuple(Text(item.value, quoted=item.style is not None) for item in node.value)
+
+
+def scalar(node: Any) -> str | bool | int | None:
+    """Return a scalar by YAML's own types, for the head of a profile and for conditions."""
+    tag, text = node.tag.rsplit(":", 1)[-1], str(node.value)
+    if tag == "int":
+        try:
+            return int(text.replace("_", ""), 0)
+        except ValueError:
+            return text
+    if tag == "bool":
+        return text.lower() in ("yes", "true", "on")
+    return None if tag == "null" else text
