@@ -10,6 +10,9 @@ import pytest
 from interpreters import SITE, Interpreters, Ran
 from repo import source
 
+from saferun.diagnosis import classify, signatures
+from saferun.diagnosis.evidence import Evidence, rank_failure
+
 ON = {"excepthook": "on"}
 
 
@@ -346,3 +349,24 @@ def test_an_error_file_appears_whole_or_not_at_all(interpreters: Interpreters) -
     before_it, _, _ = seen.read_text().partition("y")  # then comes the supervisor's copy
     assert len(before_it) > 10
     assert [p.name for p in file.parent.glob("error.json*")] == ["error.json"]
+
+
+def test_what_the_cuda_context_says_is_recorded_and_diagnosed(interpreters: Interpreters) -> None:
+    """cuBLAS meets the assert of another line by words of its own; nobody waits for the GPU."""
+    script = """
+import sys, types
+def query():
+    raise RuntimeError("CUDA error: device-side assert triggered\\nCompile with")
+stream = types.SimpleNamespace(query=query)
+cuda = types.SimpleNamespace(is_initialized=lambda: True, current_stream=lambda: stream)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`")
+"""
+    ran = rank(interpreters, script)
+    message = recorded(interpreters)
+    assert message is not None, ran.err
+    said = "RuntimeError: CUDA error: device-side assert triggered"
+    assert message["extraInfo"]["cuda_context"] == said
+    content = json.dumps({"message": message})
+    evidence = Evidence(exit_code=1, failures=(rank_failure(0, 1, content),))
+    assert classify.classify(evidence, signatures.load({})).kind == "device-side-assert"

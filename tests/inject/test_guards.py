@@ -106,3 +106,21 @@ print(told.graph_break_count, told.graph_count)
 def test_compiled_code_has_no_graph_break_and_no_check(interpreters: Interpreters) -> None:
     ran = interpreters.run(COMPILED, hooks={"guards": ALL}, RANK="0")
     assert ran.out == "0 1\n", ran.err
+
+
+def test_after_a_failure_of_the_gpu_no_check_touches_it_and_the_error_is_the_scripts(
+    interpreters: Interpreters,
+) -> None:
+    script = """
+touched = []
+def broken(*_):
+    touched.append(1)
+    raise RuntimeError("CUDA error: device-side assert triggered\\n" + "x" * 400)
+torch.Tensor.__lt__ = broken
+for _ in range(3):
+    F.cross_entropy(logits, labels % 10)
+    F.embedding(torch.tensor([1]), torch.ones(5, 3))
+print(len(touched))
+"""
+    ran = interpreters.run(HEAD + script, hooks={"guards": ALL})
+    assert (ran.out, ran.err) == ("1\n", "")

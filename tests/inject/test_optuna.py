@@ -19,6 +19,7 @@ from saferun.diagnosis import classify, log_reader, signatures
 from saferun.diagnosis.evidence import Evidence
 from saferun.inject.hooks import cuda_failures
 from saferun.inject.hooks.optuna import script as script_calls
+from saferun.inject.hooks.optuna.sampler import reseed
 
 ON = {"optuna": {"mode": "on", "recycle_every": 50}}
 REFUSED = "optuna: the process is not replaced after CUDA errors or trials: "
@@ -318,3 +319,21 @@ def test_a_rank_that_the_objective_spawned_counts_as_its_own() -> None:
     for ending, expected in (("", True), (handled, False)):
         error = spawn.ProcessRaisedException(text + ending, 1, 7)
         assert cuda_failures.is_memory(error) is expected
+
+
+@pytest.mark.parametrize("name", ["RandomSampler", "TPESampler", "NSGAIISampler"])
+def test_a_fresh_process_has_a_seed_of_its_own_which_the_given_one_and_the_trials_make(
+    name: str,
+) -> None:
+    import optuna
+
+    drawn = []
+    for trials in (0, 7, 7, 8):
+        sampler = getattr(optuna.samplers, name)(seed=3)
+        if trials:
+            reseed(sampler, trials)
+        study = optuna.create_study(sampler=sampler)
+        study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=3)
+        drawn.append([trial.params["x"] for trial in study.trials])
+    assert drawn[1] == drawn[2]
+    assert len({tuple(one) for one in drawn}) == 3
