@@ -23,6 +23,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], tuple[in
         ours, inner = os.pipe()
         channel = Channel(Ends(writing, ours, os.dup(inner)), 100, notify, shared=True)
         channel.start()
+        channel.release()
         return inner, reading
 
     yield start

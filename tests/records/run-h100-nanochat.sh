@@ -165,25 +165,36 @@ find_python() { # torchrun's own interpreter, else the one on PATH; sets `python
 
 recent_enough() { "$python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 
+is_safe() ( # PLACE: whether nobody but us and root can put something else in its place
+  cd -P -- "$1" 2>/dev/null || exit
+  while [[ $(stat -c '%u %A' .) =~ ^(0|$EUID)\ d(....-..-|........[tT]) ]]; do
+    [[ ! . -ef / ]] || exit 0
+    cd -P .. || exit
+  done
+  exit 1
+)
+
 unpack() { # sets `kit`; nothing in it need be executable
   local self=${BASH_SOURCE[0]:-} place signal
   [[ -f $self ]] || give_up 69 "this script reads its own file: save it, and run that"
   kit=
   # Slurm would end this rm, too.
   trap 'trap "" HUP INT QUIT TERM USR1 USR2; rm -rf -- "$kit"' EXIT
-  for signal in HUP INT QUIT TERM USR1 USR2; do # untrapped, they would have it removed half-way
+  trap : QUIT USR1 USR2          # which end nothing
+  for signal in HUP INT TERM; do # untrapped, they would have it removed half-way
     # shellcheck disable=SC2064 # the signal's name is known now
     trap "exit $((128 + $(kill -l "$signal")))" "$signal"
   done
-  for place in "${TMPDIR:-/tmp}" "${XDG_RUNTIME_DIR:-}" "${HOME:-}/.cache"; do
+  for place in "${TMPDIR:-/tmp}" "${XDG_RUNTIME_DIR:-}" "${HOME:-}/.cache" /tmp; do
     # A colon would split PYTHONPATH; what root makes in a user's HOME locks the user out.
     [[ $place == /* && $place != *:* && ($place != */.cache || -O ${HOME:-/}) ]] || continue
     [[ -d $place || $place != */.cache ]] || mkdir "$place" 2>/dev/null || continue
+    is_safe "$place" || continue
     kit=$(mktemp -d "$place/saferun-kit.XXXXXX" 2>/dev/null) || continue
-    (trap '' INT QUIT && umask 077 && exec "$python" -I -c "$UNPACK" "$self" "$kit" "$$") && return
+    (trap '' INT QUIT USR1 USR2 && umask 077 && exec "$python" -I -c "$UNPACK" "$self" "$kit" "$$") && return
     rm -rf -- "$kit"
   done
-  give_up 69 "no place for temporary files: \$TMPDIR or /tmp, \$XDG_RUNTIME_DIR, ~/.cache"
+  give_up 69 "no place for temporary files that is safe from others: \$TMPDIR, \$XDG_RUNTIME_DIR, ~/.cache, /tmp"
 }
 
 UNPACK='
@@ -276,7 +287,7 @@ start() {
 }
 
 pass_on() { # SIGNAL
-  [[ $1 == USR? ]] || asked=$1
+  [[ $1 == USR? || $1 == QUIT ]] || asked=$1
   # The kit has got the terminal's keys, too; an INT that repeats one of them does nothing there.
   if [[ $1 == QUIT ]] && at_terminal; then return; fi
   [[ -z ${job-} ]] || tell "$1"

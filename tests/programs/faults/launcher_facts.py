@@ -7,8 +7,11 @@ import pathlib
 import signal
 import sys
 
+OF_THREADS = 0b11 << 31  # signals 32 and 33 are the C library's own
+
 with open("/proc/self/status") as file:
-    masks = [line for line in file if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
+    sets = [line.split() for line in file if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
+masks = {name: f"{int(bits, 16) & ~OF_THREADS:x}" for name, bits in sets}
 main = vars(sys.modules["__main__"])
 libc = ctypes.CDLL(None)
 libc.getenv.restype = ctypes.c_char_p
