@@ -304,6 +304,22 @@ def test_whatever_diagnoses_as_out_of_memory_is_out_of_memory_for_the_hook() -> 
         assert cuda_failures.is_memory(error), text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cuFFT error: CUFFT_INTERNAL_ERROR",
+        "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasCreate(handle)`",
+        "CUSPARSE_STATUS_INTERNAL_ERROR when calling `cusparseCreate(handle)`",
+        "Triton Error [CUDA]: invalid argument",
+    ],
+)
+def test_a_library_of_cudas_is_known_by_its_own_words(text: str) -> None:
+    """On a context that works; without one of torch's, too."""
+    assert cuda_failures.judged(RuntimeError(text))[0] == cuda_failures.UNCLEAR
+
+
 def test_without_a_context_of_torchs_the_text_tells_what_is_hidden() -> None:
     hidden = ValueError("this trial is not good")
     hidden.__context__ = RuntimeError("CUDA error: misaligned address")

@@ -157,6 +157,10 @@ def _with_first_of_chains(found: Sequence[Explanation]) -> list[Explanation]:
     ]
 
 
+# By convention the status of a program that ends itself after a SIGTERM, as Lightning does.
+_ENDED_BY_REQUEST = 143  # 128 + SIGTERM
+
+
 def _of_exits(
     evidence: Evidence,
     exits: exit_codes.Exits,
@@ -173,7 +177,9 @@ def _of_exits(
             kind, weight = meant
             yield _of_exit(kind, known, len(lines), (weight, -1, failure.rank, ""))
     # torchrun returns 1 whatever happened
-    code = 1 if evidence.exited and evidence.exit_code else evidence.exit_code
+    code = evidence.exit_code
+    if evidence.exited and code and code != _ENDED_BY_REQUEST:
+        code = 1  # the script's own number
     if code not in (None, 1) and (meant := exit_codes.kind_of(code)):
         kind, weight = meant
         yield _of_exit(kind, known, len(lines), (weight - 2, -1, None, ""))

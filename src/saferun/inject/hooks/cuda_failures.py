@@ -32,7 +32,7 @@ PASSING = "passing"  # the process can go on: the failure was this piece of work
 UNCLEAR = "unclear"  # the context works, and still a library of CUDA's failed
 
 _LIBRARIES = ("torch", "jax", "jaxlib", "tensorflow", "cupy", "numba", "triton")
-_OF_GPU = ("cuda", "hip", "cublas", "cudnn", "nccl", "gpu")
+_OF_GPU = ("cuda", "hip", "nccl", "gpu")
 _LIBRARY = re.compile(
     r"cu(blas|dnn|solver|sparse|rand)_status_\w|cufft_\w+_(error|failed|type|value|size|data|plan)"
     r"|\b(cuda( driver| runtime)?|cudnn|cufft|cublas(lt)?|cusolver|cusparse|curand|hip|triton|nvrtc"
@@ -191,7 +191,8 @@ def is_of_gpu(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError) and not _is_of_library(error):
         return False
     text = text_of(error).lower()
-    return isinstance(error, Exception) and any(word in text for word in _OF_GPU)
+    of_gpu = any(word in text for word in _OF_GPU) or bool(_LIBRARY.search(text))
+    return isinstance(error, Exception) and of_gpu
 
 
 def _is_of_library(error: BaseException) -> bool:
