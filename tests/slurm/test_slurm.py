@@ -138,7 +138,7 @@ def test_the_recipe_for_srun_in_the_documentation_brings_nodes_back(user):
     text = (ROOT / "docs" / "many-machines.md").read_text()
     recipe = text[text.index("    #SBATCH --nodes=2") : text.index("`--kill-on-bad-exit=0` lets")]
     for theirs, here in (
-        (" --gpus-per-node=8", ""),
+        (" --gpus-per-node=8 --cpus-per-task=32", " --cpus-per-task=1"),
         ("per-node gpu", "per-node 1 --profile cpu"),
         ("train.py", "job.py gloo 9 kill n2"),
     ):
