@@ -11,6 +11,7 @@ import types
 calls = []
 first_error = []
 free = [40 << 30]  # bytes of the GPU
+cached = [0]  # bytes that torch keeps of what was let go
 
 
 class OutOfMemoryError(RuntimeError):
@@ -40,6 +41,8 @@ cuda = types.SimpleNamespace(
     empty_cache=call("empty"),
     synchronize=call("sync"),
     mem_get_info=lambda: (free[0], 80 << 30),
+    memory_allocated=lambda: 1 << 30,
+    memory_reserved=lambda: (1 << 30) + cached[0],
 )
 sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
 

@@ -4,10 +4,10 @@ import os
 import pathlib
 import signal
 
-from optuna_without_gpu import optuna, poison
+from optuna_without_gpu import cached, free, optuna, poison
 
 HANDLE = "CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasCreate(handle)`"
-WAYS = ["", "handle", "dynamo", "hidden", "late", "library once", "library", "memory", "crash"]
+WAYS = ["", "handle", "dynamo", "hidden", "late", "library once", "library", "memory", "crash", "cached"]
 
 
 def objective(trial):
@@ -26,6 +26,10 @@ def objective(trial):
         raise RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")
     if way == "memory":
         raise RuntimeError("Triton Error [CUDA]: out of memory")
+    if way == "cached" and not pathlib.Path("cached").exists():
+        pathlib.Path("cached").touch()
+        free[0], cached[0] = 1 << 28, 60 << 30
+        raise RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, cusolverDnCreate")
     if way == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     return float(trial.number)

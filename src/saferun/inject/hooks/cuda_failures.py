@@ -68,9 +68,9 @@ def judged(error: BaseException) -> tuple[str, str]:
         if one is not None and is_of_gpu(one) and (kind := _sticky(text_of(one))):
             return PASSING if has_context else UNUSABLE, kind
     if any(one is not None and is_memory(one) for one in (error, error.__cause__)):
-        return PASSING, OUT_OF_MEMORY
+        return _full(error), OUT_OF_MEMORY
     if is_of_gpu(error) and _LIBRARY.search(text_of(error).lower()):
-        return (PASSING, OUT_OF_MEMORY) if _is_full() else (UNCLEAR, OF_A_LIBRARY)
+        return (_full(error), OUT_OF_MEMORY) if _is_full() else (UNCLEAR, OF_A_LIBRARY)
     return "", ""
 
 
@@ -142,6 +142,23 @@ def _is_full() -> bool:
         return bool(free < max(_FULL_BYTES, total // _FULL_SHARE))
     except Exception:
         return False
+
+
+def _full(error: BaseException) -> str:
+    """Return whether a piece of work took too much, or found the GPU full of torch's own cache.
+
+    torch empties its cache before its own allocator gives up. A library of CUDA's that makes its
+    handle then asks the driver, which has nothing while torch keeps what earlier work has let go
+    (seen on an H100, torch 2.11: `CUSOLVER_STATUS_INTERNAL_ERROR` of `cusolverDnCreate`).
+    """
+    if any("OutOfMemoryError" in kind.__name__ for kind in type(error).__mro__):
+        return PASSING
+    try:
+        cuda = _cuda()
+        cached = cuda.memory_reserved() - cuda.memory_allocated()
+    except Exception:
+        return PASSING
+    return UNCLEAR if cached >= _FULL_BYTES else PASSING
 
 
 def _sticky(text: str) -> str:
