@@ -7,7 +7,18 @@ import signal
 from optuna_without_gpu import cached, free, optuna, poison
 
 HANDLE = "CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasCreate(handle)`"
-WAYS = ["", "handle", "dynamo", "hidden", "late", "library once", "library", "memory", "crash", "cached"]
+WAYS = [
+    "",
+    "handle",
+    "dynamo",
+    "hidden",
+    "late",
+    "library once",
+    "library",
+    "memory",
+    "crash",
+    "cached",
+]
 
 
 def objective(trial):
