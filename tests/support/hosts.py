@@ -90,7 +90,10 @@ class Host:
         old = ["nsenter", "-t", there, "--net", "ip", "link", "del", f"v{self._number}"]
         subprocess.run(old, capture_output=True, check=False)
         link = ["ip", "link", "add", "name", f"v{self._number}", "netns", there]
-        subprocess.run([*link, "type", "veth", "peer", "name", "eth0", "netns", here], check=True)
+        # Its own address, as of a real host: the others know it for half a minute after a reboot.
+        mac = f"02:77:00:00:00:{self._number:02x}"
+        peer = ["peer", "name", "eth0", "address", mac, "netns", here]
+        subprocess.run([*link, "type", "veth", *peer], check=True)
         at_bridge = ["nsenter", "-t", there, "--net", "ip", "link", "set", f"v{self._number}"]
         subprocess.run([*at_bridge, "master", "br0", "up"], check=True)
         self.do("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")

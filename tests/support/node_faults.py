@@ -187,6 +187,7 @@ class Trial:
         self._step = 0  # the last one that a rank 0 has done
         self.log: list[str] = []  # what was done, for people
         self._struck: list[str] = []
+        self._severed = set[str]()  # hosts whose link is cut and not joined again
         self._began = time.time()
 
     # --- the run -----------------------------------------------------------------------------
@@ -315,6 +316,8 @@ class Trial:
             host.cut()
             if strike.back_s is not None:
                 self._later(strike.back_s, host, host.heal)
+            else:
+                self._severed.add(host.name)
         elif strike.what == "slow":
             host.slow()
         elif strike.what == "lossy" and not host.is_lossy:
@@ -440,6 +443,8 @@ class Trial:
         found = [(REASON, text)]
         if self.plan.is_elastic and {end.status for end in ends} == {0, REFUSED}:
             return found  # it goes on without a host that does not see the checkpoint
+        if self.plan.is_elastic:  # it goes on without one that is cut off for good, and is alone
+            ends = [e for e in ends if e.host not in self._severed or e.kind != "node-lost"] or ends
         if len({(end.status, end.kind) for end in ends}) > 1:
             found.append((UNLIKE, text))
         known = {*self._struck, *(host for at in odd_hosts(audit).values() for host in at)}

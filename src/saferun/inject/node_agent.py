@@ -26,6 +26,7 @@ import functools
 import json
 import os
 import sys
+import threading
 import time
 
 from . import meeting, node_joining, node_return, node_watch, nodes, receipts
@@ -49,6 +50,8 @@ AGAIN_S = 1.0
 SPREAD_S, LONGEST_SPREAD_S = 0.005, 5.0
 DONE_LOOK_S = 0.01  # between two looks whether all nodes are done, of those that end together
 CONNECT_S, LEAST_CONNECT_S = 60.0, 20.0  # torch's own time for a store, and one under load
+LAST_CONNECT_S = 5.0  # where a try has failed: the nodes that wait give up at about one time
+CLOSE_S = 5.0  # for the rendezvous to be closed: its host may have lost its power
 LAST_CALL_S = 30  # torchrun's own --rdzv-conf last_call_timeout=
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
@@ -141,11 +144,11 @@ class Party:
                 limit = int(params.config.get("timeout", self._rejoin_s))
                 params.config["timeout"] = min(limit, int(self._rejoin_s))
 
-    def _bound_connect(self, limit: float) -> None:
+    def _bound_connect(self, limit: float, least_s: float) -> None:
         """Have torch give up a store that does not answer when our time is over, not after it."""
         if self._attempt == 1 or self._parameters.backend != "c10d":
             return
-        left_s = max(LEAST_CONNECT_S, min(CONNECT_S, limit - time.monotonic()))
+        left_s = max(least_s, min(CONNECT_S, limit - time.monotonic()))
         if self._read_timeout is None:
             self._read_timeout = "read_timeout" in self._parameters.config
         if not self._read_timeout:
@@ -163,9 +166,11 @@ class Party:
     def _handler(self, limit: float) -> Any:
         """Return a new handler of the rendezvous; torch connects to its store in there."""
         assert self._make is not None
+        least_s = LEAST_CONNECT_S
         while True:
             try:
-                harmlessly("the time to connect is torch's own", lambda: self._bound_connect(limit))
+                bound = functools.partial(self._bound_connect, limit, least_s)
+                harmlessly("the time to connect is torch's own", bound)
                 handler = self._make(self._parameters)
                 if handler.get_backend() == "static":
                     come = node_return.come_statically
@@ -178,6 +183,7 @@ class Party:
             except Exception as error:
                 if time.monotonic() > limit or not self._may_come_back(error):
                     self._give_up(error)
+                least_s = LAST_CONNECT_S
                 time.sleep(AGAIN_S * (0.5 + _chance()))
 
     # --- the beginning ---
@@ -369,7 +375,9 @@ class Party:
             result = original(agent, *rest)
             return result
         finally:
-            harmlessly("the other nodes are not told of the end", lambda: self._ended(result))
+            harmlessly(
+                "the other nodes are not told of the end", lambda: self._ended(agent, result)
+            )
 
     def _note_shutdown(self, agent: Any) -> None:
         shut_down = agent._shutdown
@@ -380,8 +388,9 @@ class Party:
 
         agent._shutdown = shutdown
 
-    def _ended(self, result: Any) -> None:
+    def _ended(self, agent: Any, result: Any) -> None:
         if self._watch is not None:
+            self._bound_close(agent._worker_group.spec.rdzv_handler, self._watch)
             succeeded = result is not None and not result.is_failed()
             if succeeded:
                 self._watch.stop()
@@ -390,6 +399,35 @@ class Party:
             error = sys.exc_info()[1]  # SystemExit is ours alone
             failed = error.code if isinstance(error, SystemExit) else 1
             self._watch.leave_with(0 if succeeded else int(failed or 0))
+
+    def _bound_close(self, handler: Any, watch: node_watch.NodeWatch) -> None:
+        """Have torch wait for CLOSE_S at most until the rendezvous is closed.
+
+        A host that has lost its power closes no connection, and torch waits for its answer until
+        the kernel gives up (924 s; tcp_retries2 in Documentation/networking/ip-sysctl.rst).
+        """
+        close = handler.shutdown
+
+        def shutdown() -> bool:
+            answers: list[Any] = []
+
+            def ask() -> None:
+                try:
+                    answers.append(close())
+                except BaseException as error:
+                    answers.append(error)
+
+            watch.closing = threading.Thread(target=ask, name="saferun-nodes", daemon=True)
+            watch.closing.start()
+            watch.closing.join(CLOSE_S)
+            if not answers:
+                say(f"the host of the rendezvous has not answered for {CLOSE_S:.0f} s at the end")
+                return False
+            if isinstance(answers[0], BaseException):
+                raise answers[0]
+            return bool(answers[0])
+
+        handler.shutdown = shutdown
 
     def _exit_barrier(self, original: Callable[..., Any], agent: Any, *rest: Any) -> Any:
         """Wait until the ranks of all nodes have ended, in Python, where a signal is answered."""

@@ -135,6 +135,7 @@ class NodeWatch:
         self._ended = threading.Lock()
         self._every_s = every_s(len(hosts))
         self._beating = threading.Thread(target=self._beat_on, name="saferun-nodes", daemon=True)
+        self.closing: threading.Thread | None = None  # closes the rendezvous at the end
         self._is_blind = False  # a fault of ours: this node beats and no longer watches
         self.lost = ""
 
@@ -162,7 +163,7 @@ class NodeWatch:
     def _leave(self, status: int) -> None:
         if self._beating.is_alive():
             self._beating.join(RETURN_S)
-        if self._beating.is_alive():
+        if self._beating.is_alive() or (self.closing is not None and self.closing.is_alive()):
             for stream in (sys.stdout, sys.stderr):
                 harmlessly("the last output is lost", stream.flush)
             os._exit(status)
