@@ -187,7 +187,7 @@ class Trial:
         self._step = 0  # the last one that a rank 0 has done
         self.log: list[str] = []  # what was done, for people
         self._struck: list[str] = []
-        self._severed = set[str]()  # hosts whose link is cut and not joined again
+        self._severed = set[str]()  # hosts whose link is cut for longer than others wait
         self._began = time.time()
 
     # --- the run -----------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Trial:
             host.cut()
             if strike.back_s is not None:
                 self._later(strike.back_s, host, host.heal)
-            else:
+            if strike.back_s is None or strike.back_s >= self.plan.rejoin_s:
                 self._severed.add(host.name)
         elif strike.what == "slow":
             host.slow()
@@ -443,8 +443,8 @@ class Trial:
         found = [(REASON, text)]
         if self.plan.is_elastic and {end.status for end in ends} == {0, REFUSED}:
             return found  # it goes on without a host that does not see the checkpoint
-        if self.plan.is_elastic:  # it goes on without one that is cut off for good, and is alone
-            ends = [e for e in ends if e.host not in self._severed or e.kind != "node-lost"] or ends
+        if self.plan.is_elastic and self._severed and any(not end.status for end in ends):
+            ends = [e for e in ends if e.kind != "node-lost"]  # one side of the cut goes on alone
         if len({(end.status, end.kind) for end in ends}) > 1:
             found.append((UNLIKE, text))
         known = {*self._struck, *(host for at in odd_hosts(audit).values() for host in at)}
