@@ -445,11 +445,14 @@ class Trial:
             return found  # it goes on without a host that does not see the checkpoint
         if self.plan.is_elastic and self._severed and any(not end.status for end in ends):
             ends = [e for e in ends if e.kind != "node-lost"]  # one side of the cut goes on alone
-        if len({(end.status, end.kind) for end in ends}) > 1:
+        # A host that comes new and is refused has seen no failure.
+        if len({(e.status, e.why if e.status == REFUSED else e.kind) for e in ends}) > 1:
             found.append((UNLIKE, text))
         known = {*self._struck, *(host for at in odd_hosts(audit).values() for host in at)}
         cut = {self._hosts[s.host].name for s in self.plan.strikes if s.what in LINKS}
         for end in failed:
+            if end.status == REFUSED and not end.kind:
+                continue
             named = set(re.findall(r"h\d+", end.named))
             if end.host not in cut and (not named or not named <= known):
                 found.append((UNTRUE, text))

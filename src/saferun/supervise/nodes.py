@@ -311,6 +311,9 @@ class Nodes:
         if decision.action == retry_policy.DONE or last.asked or last.replaced or outcome is None:
             return decision
         diagnosis = self._diagnoses[-1]
+        if diagnosis.kind == "node-lost":
+            lost = ", ".join(self._hosts[node] for node in self._lost if node in self._hosts)
+            self.host = lost or self.host
         failed_at = ended.started_at + ended.lived_s
         leaves = decision.action == STOP and _is_of_hardware(diagnosis)
         self._own = decision
