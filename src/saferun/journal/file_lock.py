@@ -21,11 +21,9 @@ import os
 import warnings
 from collections.abc import Iterator
 
-from saferun.journal.run_directory import NO_FLOCK
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
+from saferun.journal.run_directory import NO_FLOCK
 
 
 class HeldError(OSError):
@@ -52,8 +50,6 @@ def exclusive(path: str, wait_s: float) -> Iterator[None]:
 
 
 def _acquire(path: str, wait_s: float) -> BaseFileLock:
-    from filelock import FileLock, SoftFileLock, Timeout
-
     # A FileLock without flock(2) would empty what is there before it says so.
     kind = FileLock if _has_flock(os.path.dirname(path) or ".") else SoftFileLock
     lock = kind(path, timeout=wait_s, mode=0o600)

@@ -24,7 +24,8 @@ from saferun.model import (
     Request,
     Setting,
 )
-from saferun.planning import env_merge, own_variables
+from saferun.planning import env_merge, own_variables, resume
+from saferun.planning.mitigation_overlay import over, with_options
 from saferun.planning.other_launchers import hint
 from saferun.planning.torchrun_args import launch_options, value_of, whole
 from saferun.profile import settings
@@ -187,8 +188,6 @@ def _line(
     defaults = _defaults(line, profile, environ)
     script_args = line.script_args
     if identity.checkpoint is not None:
-        from saferun.planning import resume
-
         script_args = resume.arguments(script_args, retry.resume, identity.checkpoint, environ)
     script_args = (*script_args, *(retry.resume_args if identity.attempt > 1 else ()))
     own = line.args[: len(line.args) - len(line.script_args)]
@@ -229,7 +228,6 @@ def _applies(dest: str, line: CommandLine, environ: Mapping[str, str]) -> bool:
 def _changed_args(line: CommandLine, changes: Changes) -> tuple[str, ...]:
     if not changes.torchrun:
         return line.args
-    from saferun.planning.mitigation_overlay import with_options
 
     return with_options(line, changes.torchrun)
 
@@ -238,8 +236,6 @@ def _changed_env(
     env: Mapping[str, Setting], environ: Mapping[str, str], changes: Changes
 ) -> dict[str, Setting]:
     if changes.env:
-        from saferun.planning.mitigation_overlay import over
-
         env = over(env, environ, changes.env)
     return dict(sorted(env.items()))
 
