@@ -4,10 +4,6 @@ Python programs use `saferun.run`, `saferun.plan` and `saferun.diagnose` (docs/a
 loaded when they are first used: a launch imports this package, too.
 """
 
-from saferun.diagnosis.classify import Diagnosis
-from saferun.errors import ProfileError, SaferunError, UnavailableError, UsageError
-from saferun.model import LaunchPlan
-
 __version__ = "1.0.0"
 __all__ = [
     "Attempt",
@@ -27,6 +23,9 @@ __all__ = [
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.api import Attempt, RunError, RunResult, diagnose, plan, run
+    from saferun.diagnosis.classify import Diagnosis
+    from saferun.errors import ProfileError, SaferunError, UnavailableError, UsageError
+    from saferun.model import LaunchPlan
 
 
 def __getattr__(name: str) -> object:
