@@ -21,9 +21,11 @@ import os
 import warnings
 from collections.abc import Iterator
 
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
-
 from saferun.journal.run_directory import NO_FLOCK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 
 class HeldError(OSError):
@@ -50,6 +52,8 @@ def exclusive(path: str, wait_s: float) -> Iterator[None]:
 
 
 def _acquire(path: str, wait_s: float) -> BaseFileLock:
+    from filelock import FileLock, SoftFileLock, Timeout
+
     # A FileLock without flock(2) would empty what is there before it says so.
     kind = FileLock if _has_flock(os.path.dirname(path) or ".") else SoftFileLock
     lock = kind(path, timeout=wait_s, mode=0o600)
