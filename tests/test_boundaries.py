@@ -41,8 +41,11 @@ def imported(path: pathlib.Path, *, types: bool = True) -> Iterator[str]:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            here = ("saferun", *path.relative_to(SOURCE).parent.parts) if node.level else ()
+            above = here[: len(here) + 1 - node.level]
+            module = ".".join((*above, *filter(None, [node.module])))
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def checker_only(tree: ast.AST) -> Iterator[ast.AST]:

@@ -30,10 +30,7 @@ from saferun.planning.other_launchers import hint
 from saferun.planning.torchrun_args import launch_options, value_of, whole
 from saferun.profile import settings
 from saferun.profile.merge import Conditions
-from saferun.profile.schema import KEYS
 
-# Keys that are read and checked but have no effect yet. A launch that sets one prints a remark.
-NOT_YET: tuple[str, ...] = ()
 # Options of the rendezvous with other nodes; --standalone contradicts each of them.
 _RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
 _DESTS = {"m": "module", "t": "tee", "r": "redirects"}  # of torchrun's one-letter options
@@ -298,11 +295,4 @@ def _remarks(request: Request, profile: Profile, facts: Facts) -> list[str]:
             f"--max-restarts {restarts} stays torchrun's own, within each of saferun's up to "
             f"{attempts} attempts (retry.attempts)"
         )
-    idle = [
-        key
-        for key, note in profile.notes.items()
-        if key.startswith(NOT_YET) and note.value != str(KEYS[key].default)
-    ]
-    if idle:
-        remarks.append(f"asked for, and not in this version: {', '.join(sorted(idle))}")
     return remarks
