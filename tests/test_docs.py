@@ -18,7 +18,7 @@ import pytest
 
 from saferun import errors
 from saferun.export import generate, sbatch
-from saferun.planning import build, request, torchrun_args
+from saferun.planning import request, torchrun_args
 from saferun.profile.schema import HOOKS, KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,12 +92,11 @@ def test_every_variable_that_a_job_finds_is_torchruns_own_or_listed(tmp_path: Pa
     assert {name for name in ours if f"| `{name}`" not in CONFIGURATION} == set()
 
 
-def test_every_profile_key_is_listed_with_its_default_and_whether_anything_acts_on_it():
-    rows = re.findall(r"^\| `([\w.]+)`( \*)? \| (.*?) \|", CONFIGURATION, re.MULTILINE)
-    listed = {key: (bool(star), value.split(",")[0]) for key, star, value in rows if key in KEYS}
+def test_every_profile_key_is_listed_with_its_default():
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", CONFIGURATION, re.MULTILINE)
+    listed = {key: value.split(",")[0] for key, value in rows if key in KEYS}
     assert listed.keys() == KEYS.keys()
-    for key, (star, first) in listed.items():
-        assert star is key.startswith(build.NOT_YET), key
+    for key, first in listed.items():
         if KEYS[key].kind == "choice":
             assert first == f"`{KEYS[key].default}`", key
 

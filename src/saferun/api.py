@@ -15,34 +15,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 from saferun.diagnosis import classify, log_file, log_reader, signatures
 from saferun.diagnosis.classify import Diagnosis
 from saferun.diagnosis.evidence import Evidence
 from saferun.errors import SaferunError, UsageError
 from saferun.journal import reader
+from saferun.journal.attempts import Attempt as RecordedAttempt
 from saferun.journal.attempts import attempts
 from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
 from saferun.planning import inputs
 from saferun.planning.inputs import Gathered
 from saferun.planning.request import read
+from saferun.profile.schema import Value
 from saferun.profile.values import write_value
 from saferun.supervise.start import check_script
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import IO, TypeAlias
-
+if TYPE_CHECKING:  # of type checkers only
     from typing_extensions import Buffer
 
-    from saferun.journal.attempts import Attempt as RecordedAttempt
-    from saferun.profile.schema import Value
-
-    Setting: TypeAlias = Value | Sequence[str] | Sequence[float]
-    Words: TypeAlias = Sequence[str | os.PathLike[str]]
-    Stream: TypeAlias = int | IO[str] | IO[bytes] | None
+Setting: TypeAlias = Value | Sequence[str] | Sequence[float]
+Words: TypeAlias = Sequence[str | os.PathLike[str]]
+Stream: TypeAlias = int | IO[str] | IO[bytes] | None
 
 # The first argument is the process that asks: the run ends, as by SIGTERM, when that is gone. The
 # second finds saferun; the working directory is taken off the path, so that no file there is

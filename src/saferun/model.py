@@ -8,12 +8,9 @@ immutable. Mappings in them are read-only by convention: nothing changes one aft
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from saferun.named_tuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class Setting(NamedTuple):

@@ -176,7 +176,8 @@ def test_a_signal_ends_the_run_for_good(tmp_path, name):
         job.nothing_lives()
     assert ended["signals"] == [name]
     assert ended["reason"] == "it was asked to end"
-    assert len(job.messages()) == (2 if name == "SIGINT" else 1), job.err
+    asked = job.err.count("saferun: asked the job to end")  # within a rank's own line, maybe
+    assert asked == (1 if name == "SIGINT" else 0), job.err
 
 
 def test_a_rank_saves_at_a_user_signal_for_as_long_as_it_needs_and_the_job_goes_on(tmp_path):
@@ -313,9 +314,11 @@ def test_a_broken_hook_stops_no_job(tmp_path):
 
 
 def test_a_fault_of_ours_beside_a_running_job_is_the_journals_alone(tmp_path):
-    """What is made ready for a next attempt, and what is looked at, the job does not need."""
+    """What is looked at beside the job, the job does not need."""
     (tmp_path / "t.py").write_text("print('done')\n")
-    env = refusing(tmp_path, "saferun.supervise.evidence") | small_torchrun(tmp_path)
+    (tmp_path / "lib").mkdir()
+    shutil.copy(program("refuse_look"), tmp_path / "lib" / "sitecustomize.py")
+    env = {"PYTHONPATH": str(tmp_path / "lib")} | small_torchrun(tmp_path)
     with run(tmp_path, str(tmp_path / "t.py"), env=env) as job:
         assert job.end() == 0, job.err
         assert job.out == "done\n"

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from journals import PLAN, SECRET, events, names, noted, use
-from repo import ROOT, source
+from repo import source
 
 from saferun.journal import writer
 from saferun.journal.events import read_raw as read_events
@@ -199,25 +199,6 @@ def test_sync_brings_both_the_events_and_the_directory_to_the_disk(begin, monkey
 
 
 # Cost
-
-
-HEAVY = {"dataclasses", "tempfile", "shutil", "pathlib", "logging", "threading", "json", "inspect"}
-
-
-def test_beginning_and_writing_import_nothing_more_than_the_lock_needs(base):
-    code = [sys.executable, str(ROOT / "tests/programs/journal/begin_and_write.py"), str(base)]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(code, env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["fcntl"]
-
-
-def test_importing_the_journal_imports_nothing_heavy():
-    code = "import sys, saferun.journal.writer; print(*sys.modules)"
-    environ = {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
-    assert not HEAVY & set(done.stdout.split())
 
 
 def test_a_place_for_flight_records_is_given_only_where_it_takes_named_pipes(begin, monkeypatch):

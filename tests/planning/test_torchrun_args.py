@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import check_cases
-from repo import ROOT
 from torchrun_lines import AMBIGUOUS_ARGS, READINGS, REFUSALS, parsers_options, same_reading
 
 from saferun.knowledge.torchrun_options import OPTIONS, of_torch
@@ -28,15 +25,6 @@ def test_the_table_is_that_of_the_installed_torch_field_by_field():
 def test_no_option_of_ours_is_an_option_or_an_abbreviation_of_torchruns():
     strings = [string for option in OPTIONS for string in option.strings]
     assert not [own for own in OWN for string in strings if string.startswith(own)]
-
-
-def test_importing_the_grammar_stays_light():
-    heavy = {"argparse", "dataclasses", "subprocess", "json", "pathlib", "shlex", "inspect"}
-    code = "import sys, saferun.planning.torchrun_args; print(*sys.modules)"
-    command = [sys.executable, "-S", "-c", code]
-    environ = {"PYTHONPATH": str(ROOT / "src")}
-    out = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert not heavy & set(out.stdout.split())
 
 
 @pytest.fixture(scope="module")

@@ -189,22 +189,3 @@ def test_python_exec_is_the_workers_interpreter(tmp_path):
     environ = {"PYTHON_EXEC": "python9", **path_of(tmp_path)}
     assert worker_interpreter(launcher, environ) == str(python)
     assert worker_interpreter(launcher, {"PYTHON_EXEC": "python8", "PATH": ""}) is None
-
-
-def test_nothing_heavy_is_imported_to_find_it():
-    code = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
-        "import os\nfrom saferun.planning import torchrun_install as installed\n"
-        "try:\n    installed.torch_version(installed.find_launcher(os.environ), os.environ)\n"
-        "except installed.UnavailableError:\n    pass\n"
-        "print(*sys.modules)"
-    )
-    out = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code],
-        env={"PATH": str(Path(sys.executable).parent)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    heavy = {"subprocess", "json", "hashlib", "importlib.metadata", "torch", "argparse", "shlex"}
-    assert not heavy & set(out.stdout.split())

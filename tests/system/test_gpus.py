@@ -155,7 +155,7 @@ def test_the_order_is_no_doubt_where_it_changes_nothing(mixed, value):
 # Cost
 
 
-def test_a_machine_without_gpu_is_recognised_by_two_reads_and_no_heavy_import():
+def test_a_machine_without_gpu_is_recognised_by_two_reads():
     """The driver's list of GPUs is looked at, and PATH for nvidia-smi, by access(2)."""
     done = subprocess.run(
         [sys.executable, "-S", str(ROOT / "tests" / "programs" / "system" / "detect_cost.py")],
@@ -164,9 +164,7 @@ def test_a_machine_without_gpu_is_recognised_by_two_reads_and_no_heavy_import():
         env={"PYTHONPATH": str(ROOT / "src")},
         check=True,
     )
-    imported, reads = done.stdout.splitlines()
-    assert imported == "[]"
-    assert int(reads) <= 2
+    assert int(done.stdout) <= 2
 
 
 @pytest.mark.parametrize(

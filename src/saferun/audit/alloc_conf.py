@@ -6,6 +6,7 @@ Sources: c10/core/AllocatorConfig.h and .cpp, c10/cuda/CUDAAllocatorConfig.h of 
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 
@@ -76,7 +77,5 @@ def _truth(value: str) -> str:
 
 
 def _nearest(key: str) -> str:
-    import difflib
-
     near = difflib.get_close_matches(key, KEYS, 1)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(KEYS))}"

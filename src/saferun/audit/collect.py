@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from saferun.audit import judge, source_scan
+from saferun.audit import judge, report, script_ast, source_scan
 from saferun.knowledge import loader
 from saferun.knowledge.variable_names import OTHER_NAME
-from saferun.model import Facts, Request, Setting
-
-TYPE_CHECKING = False  # importing typing for it would cost a launch 4 ms
-if TYPE_CHECKING:
-    from saferun.model import Finding
+from saferun.model import Facts, Finding, Request, Setting
 
 
 def remark(
@@ -69,8 +65,6 @@ def findings(
     Returns:
         The findings, problems first.
     """
-    from saferun.audit import report, script_ast
-
     found = source_scan.search(judge.audited(environ), request, cwd)
     calls = script_ast.read_script(source_scan.script_text(request, cwd))
     return report.findings(environ, facts, calls, found.names, adapters())

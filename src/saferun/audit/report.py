@@ -9,6 +9,7 @@ in conflicts.py.
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 
@@ -141,8 +142,6 @@ def _unknown(shown: str, name: str, reading: Reading, text: str) -> Finding:
 
 
 def _similar(name: str, text: str) -> str:
-    import difflib
-
     known = (*variable_index.names(text), *variable_index.listed(text, "driver"))
     parts = set(name.split("_"))
     # NCCL_DISABLE_IB for NCCL_IB_DISABLE; one word too few, or too many

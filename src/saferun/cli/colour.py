@@ -9,15 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from saferun.cli.options import echo
+from saferun.cli.watch_view import Line
 from saferun.system.printable import printable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from saferun.cli.watch_view import Line
 
 OUTCOMES = {"ok": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
 # Of a page of `runs show`: a line's beginning, and its style.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import click
 from click import shell_completion
@@ -24,11 +25,7 @@ from saferun.planning.request import COMMAND_OPTIONS
 from saferun.planning.torchrun_args import COMMANDS, OWN, parse
 from saferun.profile.schema import KEYS
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, TypeAlias
-
-    Items: TypeAlias = list[CompletionItem[Any]]
+Items: TypeAlias = list[CompletionItem[Any]]
 
 VARIABLE = "_SAFERUN_COMPLETE"
 # The commands that take the arguments of a launch, with saferun's options in each.

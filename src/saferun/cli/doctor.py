@@ -9,7 +9,11 @@ import sys
 import click
 
 from saferun.cli.options import AS_JSON, HELP, echo_json
+from saferun.doctor import examination, view
 from saferun.planning import inputs
+from saferun.system import paths
+from saferun.system.redact import Masker
+from saferun.system.stderr import say
 
 
 @click.command(context_settings=HELP)
@@ -18,11 +22,6 @@ from saferun.planning import inputs
 @click.option("--recover", is_flag=True, help="First bring GPUs back into use, as far as allowed.")
 def command(as_json: bool, full: bool, recover: bool) -> int:
     """Check the machine and its GPUs before a job does; exit 1 where there is a problem."""
-    from saferun.doctor import examination, view
-    from saferun.system import paths
-    from saferun.system.redact import Masker
-    from saferun.system.stderr import say
-
     if elsewhere := paths.foreign_home(os.environ):
         say(elsewhere)
     cwd = inputs.working_directory()

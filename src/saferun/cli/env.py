@@ -8,6 +8,7 @@ import click
 
 from saferun.cli.completers import profile_names
 from saferun.cli.options import HELP, echo
+from saferun.export.shell_script import exports
 from saferun.planning import inputs
 from saferun.planning.request import read
 
@@ -22,8 +23,6 @@ from saferun.planning.request import read
 @click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any profile key.")
 def command(profile: str | None, sets: tuple[str, ...]) -> int:
     """Print `export` lines for eval: eval "$(saferun env --profile h100)"."""
-    from saferun.export.shell_script import exports
-
     options = [
         *(["--profile", profile] if profile else []),
         *(w for s in sets for w in ("--set", s)),

@@ -7,6 +7,7 @@ import os
 import click
 
 from saferun.cli.options import TORCHRUN_ARGUMENTS, echo
+from saferun.export import generate
 from saferun.planning import inputs
 
 GEN_SHELL = """\
@@ -37,7 +38,6 @@ def command(argv: tuple[str, ...]) -> int:
     if argv in (("--help",), ("-h",)):
         click.echo(GEN_SHELL)
         return 0
-    from saferun.export import generate
 
     request, cwd = generate.read(argv, os.environ), inputs.working_directory()
     if request.check is not None:

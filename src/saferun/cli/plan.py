@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 import click
 
+from saferun.audit import collect
 from saferun.cli.options import TORCHRUN_ARGUMENTS, echo, echo_json
 from saferun.model import Request
-from saferun.planning import inputs, torchrun_args
+from saferun.planning import inputs, torchrun_args, view
 from saferun.planning.request import read_command
+from saferun.supervise.resumption import resumed_now
 
 
 @click.command(context_settings=TORCHRUN_ARGUMENTS)
@@ -40,10 +42,6 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     Raises:
         UsageError: torchrun would refuse these arguments; the message is torchrun's.
     """
-    from saferun.audit import collect
-    from saferun.planning import view
-    from saferun.supervise.resumption import resumed_now
-
     gathered = inputs.look(request, environ, cwd)
     inputs.check_accepted(gathered)
     plan = gathered.plan()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import textwrap
 
 import click
 
 from saferun.cli.completers import profile_names
 from saferun.cli.options import HELP, echo, echo_json
+from saferun.errors import EXIT_CONFIG, ProfileError
 from saferun.planning import inputs
 from saferun.profile import files as profiles
+from saferun.profile import yaml_reader
+from saferun.profile.schema import json_schema
+from saferun.system import gpus
 
 
 @click.group(context_settings=HELP)
@@ -20,8 +25,6 @@ def command() -> None:
 @command.command("list")
 def list_profiles() -> int:
     """List the known profiles; the one for this machine is marked."""
-    from saferun.system import gpus
-
     cwd = inputs.working_directory()
     chosen = profiles.choose(None, "", os.environ, cwd, gpus.detect(os.environ))
     seen: set[str] = set()
@@ -43,8 +46,6 @@ def list_profiles() -> int:
 @click.argument("name", shell_complete=profile_names)
 def show_profile(name: str) -> int:
     """Show every value of a profile, with its reason and its source."""
-    import textwrap
-
     cwd = inputs.working_directory()
     chain = profiles.chain(profiles.find(name, os.environ, cwd), os.environ, cwd)
     last = chain[-1]
@@ -70,9 +71,6 @@ def show_profile(name: str) -> int:
 @click.argument("files", nargs=-1, required=True, type=click.Path())
 def check_profiles(files: tuple[str, ...]) -> int:
     """Check profile files and print every error, one a line; exit 78 if there is any."""
-    from saferun.errors import EXIT_CONFIG, ProfileError
-    from saferun.profile import yaml_reader
-
     bad = 0
     cwd = inputs.working_directory()
     for name in files:
@@ -94,7 +92,5 @@ def check_profiles(files: tuple[str, ...]) -> int:
 @command.command("schema")
 def print_schema() -> int:
     """Print the JSON Schema of a profile, for editors."""
-    from saferun.profile.schema import json_schema
-
     echo_json(json_schema())
     return 0

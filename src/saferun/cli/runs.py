@@ -9,10 +9,15 @@ import time
 
 import click
 
+from saferun.cli import colour, report_html, report_text, runs_view, runs_watch, trials_view
 from saferun.cli.completers import run_ids
 from saferun.cli.options import AS_JSON, HELP, RUN_DIR, echo, echo_json
 from saferun.errors import UnavailableError, UsageError
+from saferun.journal import cleanup, mitigation_history, report, time_spent, trials
+from saferun.journal import reader as runs
+from saferun.journal.attempts import attempts
 from saferun.planning import inputs
+from saferun.system import paths
 
 
 @click.group(context_settings=HELP)
@@ -25,10 +30,6 @@ def command() -> None:
 @AS_JSON
 def list_runs(run_dir: str | None, as_json: bool) -> int:
     """List the runs, newest first."""
-    from saferun.cli import colour, runs_view
-    from saferun.journal import reader as runs
-    from saferun.system import paths
-
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     found, closed = runs.find(base, now := time.time())
     if as_json:
@@ -51,12 +52,6 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
 @click.option("--csv", "as_csv", is_flag=True, help="Print the run's trials, a row each.")
 def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> int:
     """Show a run: ID, the beginning of one, or `last`."""
-    from saferun.cli import colour, runs_view, trials_view
-    from saferun.journal import reader as runs
-    from saferun.journal import time_spent, trials
-    from saferun.journal.attempts import attempts
-    from saferun.system import paths
-
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
     searched, replaced = trials.read(run.path), trials.replaced(run.path)
@@ -94,9 +89,6 @@ def watch_run(run_id: str | None, interval_s: float, run_dir: str | None, as_jso
     Drawn on a terminal; elsewhere, and with --json, a line for each change. `q` and Ctrl-C leave
     the run alone.
     """
-    from saferun.cli import runs_watch
-    from saferun.system import paths
-
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run, note = runs_watch.chosen(base, run_id)
     runs_watch.watch(run, note, as_json=as_json, interval_s=interval_s)
@@ -125,11 +117,6 @@ def report_run(
     as_json: bool,
 ) -> int:
     """Report a run to others: what happened, why, and what it cost; as Markdown, or as a page."""
-    from saferun.cli import report_text, runs_view
-    from saferun.journal import reader as runs
-    from saferun.journal import report
-    from saferun.system import paths
-
     if price is not None and price != price:  # FloatRange lets NaN pass
         raise UsageError("the price is no number", where="--price-per-gpu-hour")
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
@@ -139,8 +126,6 @@ def report_run(
         what = "the run's journal knows of no GPU, so there are no GPU-hours to pay"
         echo(f"saferun: --price-per-gpu-hour: {what}", err=True)
     if html is not None:
-        from saferun.cli import report_html
-
         _write(html, report_html.page(found))
     if as_json:
         echo_json(runs_view.report_json(found))
@@ -156,8 +141,6 @@ def _write(path: str, page: str) -> None:
         UsageError: there is something else at `path`.
         UnavailableError: it cannot be written.
     """
-    from saferun.system import paths
-
     if path == "-":
         click.echo(page, nl=False, color=True)
         return
@@ -188,10 +171,6 @@ def _write(path: str, page: str) -> None:
 @RUN_DIR
 def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str | None) -> int:
     """Remove runs that are over: your own, neither young nor among the newest."""
-    from saferun.cli import runs_view
-    from saferun.journal import cleanup
-    from saferun.system import paths
-
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     done = cleanup.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
     echo(runs_view.cleaned(done, dry_run=dry_run))
@@ -208,9 +187,6 @@ def mitigations_group() -> None:
 @AS_JSON
 def list_mitigations(as_json: bool) -> int:
     """List the mitigations in the history: for what, where, since when and until when."""
-    from saferun.cli import runs_view
-    from saferun.journal import mitigation_history
-
     known = mitigation_history.listed(os.environ)
     if as_json:
         echo_json(runs_view.mitigations_json(known))
@@ -225,8 +201,6 @@ def list_mitigations(as_json: bool) -> int:
 @click.argument("script", required=False, type=click.Path())
 def clear_mitigations(script: str | None) -> int:
     """Forget the mitigations of SCRIPT, or all of them."""
-    from saferun.journal import mitigation_history
-
     gone = mitigation_history.clear(os.environ, script, inputs.working_directory())
     for entry in gone:
         echo(f"forgot {entry.mitigation} of {entry.key.script}")

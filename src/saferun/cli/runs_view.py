@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
 from saferun.cli import trials_view
 from saferun.diagnosis.failure_report import seconds
@@ -24,16 +25,11 @@ from saferun.journal.reader import (
     RecordedPlan,
     Run,
 )
+from saferun.journal.report import RunReport
+from saferun.journal.time_spent import Spent, Times
 from saferun.journal.trials import processes
 from saferun.model import as_tree
 from saferun.system.printable import printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from saferun.journal.report import RunReport
-    from saferun.journal.time_spent import Spent, Times
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")

@@ -14,21 +14,17 @@ import termios
 import time
 import tty
 from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
 
-from saferun.cli import colour, watch_view
+from saferun.cli import colour, runs_view, watch_view
 from saferun.cli.options import echo, json_text
 from saferun.errors import UsageError
 from saferun.journal import reader, time_spent
 from saferun.journal.attempts import attempts
+from saferun.journal.reader import Run
 from saferun.supervise.live_run import LiveRun, Snapshot
 from saferun.system.signalfd import Signals
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import FrameType
-    from typing import Any, NoReturn
-
-    from saferun.journal.reader import Run
 
 _KEYS = "q or Ctrl-C ends the watching; the run goes on"
 _HEARD = (signal.SIGWINCH, signal.SIGTSTP)  # while it waits
@@ -111,7 +107,6 @@ def _draw(live: LiveRun, interval_s: float, note: str) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)  # until `fg`
                 keys.take()
                 drawn.start()
-    from saferun.cli import runs_view
 
     plan, tried, at = reader.read_plan(now.run.path), attempts(now.run), time.time()
     times = time_spent.read(now.run, tried, at)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from saferun.journal.trials import Region, Trial, by_cause, processes, regions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _STATES = (("completed", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))
 _SHOWN = 10  # regions in the text

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 from saferun.cli import runs_view
 from saferun.cli.runs_view import plain
 from saferun.diagnosis.failure_report import seconds
+from saferun.gpu.nvidia_smi import Load
 from saferun.journal.attempts import Attempt
-from saferun.journal.reader import RUNNING, UNKNOWN
+from saferun.journal.reader import RUNNING, UNKNOWN, Run
 from saferun.named_tuple import NamedTuple
 from saferun.supervise.live_run import Job, Snapshot
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from saferun.gpu.nvidia_smi import Load
-    from saferun.journal.reader import Run
 
 _QUIET_S = 15.0  # a shorter silence is an ordinary one
 _HOT = 85  # degrees Celsius

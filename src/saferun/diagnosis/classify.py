@@ -16,18 +16,21 @@ from saferun.diagnosis import (
     deciding,
     exit_codes,
     explanations,
+    last_words,
     log_reader,
     nearest,
     oom_message,
     progress,
     root_cause,
     runs,
+    second_reading,
     user_frame,
 )
 from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
 from saferun.diagnosis.log_reader import Line
 from saferun.diagnosis.root_line import ROOT_CHARS, root_line, telling_line
+from saferun.diagnosis.second_reading import is_broken
 from saferun.diagnosis.signatures import Kind, Knowledge, says
 from saferun.diagnosis.tracebacks import Raised
 from saferun.inject import nodes
@@ -141,7 +144,6 @@ def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Re
     found = _of_lines(evidence, cuda_codes.named(log), knowledge)
     if found.diagnosis.kind != "unknown" and not _is_broken_off(found):
         return found
-    from saferun.diagnosis import second_reading
 
     if again := second_reading.lines(found.collected.lines):
         second = _of_lines(evidence, again[-len(log) :], knowledge)
@@ -155,7 +157,6 @@ def _is_broken_off(found: Reading) -> bool:
     best = found.steps[-1].taken if found.steps else None
     if best is None or not best.generic:
         return False
-    from saferun.diagnosis.second_reading import is_broken
 
     return is_broken(found.collected.lines, best.at)
 
@@ -165,8 +166,6 @@ def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
 
     The half-answer stays with it: what the line states is not known.
     """
-    from saferun.diagnosis import last_words
-
     lines = found.collected.lines
     at = last_words.stated(lines)
     if at is None:

@@ -13,13 +13,10 @@ import itertools
 import json
 import pickle
 from collections.abc import Iterator, Mapping
+from typing import TypeGuard
 
 from saferun.diagnosis.evidence import Hang
 from saferun.named_tuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeGuard
 
 _SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # with as much on all ranks
 # Of characters, frames, tensors and their sizes. Where what is large stands again and again, a

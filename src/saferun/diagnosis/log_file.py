@@ -6,13 +6,10 @@ import codecs
 import os
 import sys
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from saferun.diagnosis import log_reader
 from saferun.errors import EXIT_UNAVAILABLE, SaferunError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import BinaryIO
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}

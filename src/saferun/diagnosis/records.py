@@ -10,8 +10,8 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.log_reader import Line
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from saferun.errors import SaferunError
+from saferun.knowledge import loader
 from saferun.named_tuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 VERDICTS = ("retry", "mitigate", "stop-user", "stop-hardware", "unknown")
 # What weighs most in one log wins. An exception of the user's own weighs USER and wins over less.
@@ -99,8 +97,6 @@ def load(environ: Mapping[str, str] | None = None) -> Knowledge:
     Args:
         environ: for the user's cache directory; the process's own where left out.
     """
-    from saferun.knowledge import loader
-
     return _kept[0] if _kept else parse(loader.load_failures(environ))
 
 

@@ -11,13 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from saferun.doctor.vitals import Cuda, InfiniBand, Limits, Smi
+from saferun.doctor.vitals import Cuda, CudaPair, InfiniBand, Limits, Smi
 from saferun.gpu.nvidia_smi import bus_id, ordered
 from saferun.model import NOTE, OK, PROBLEM, Finding
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.doctor.vitals import CudaPair
 
 TROUBLE_DOC = (
     "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"

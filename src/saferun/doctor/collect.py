@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from saferun.doctor import host, network, nvidia, together, torchfacts
 from saferun.doctor.vitals import Cuda, Files, Host, Measured, Network, Smi, Torch
-from saferun.gpu import nvidia_smi
+from saferun.gpu import nvidia_smi, preflight, preflight_gate
 from saferun.model import NOTE, PROBLEM, Finding, GpuFacts
 from saferun.named_tuple import NamedTuple
 from saferun.system import command as bounded
 from saferun.system import gpus, kernellog
 from saferun.system.redact import Masker
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 FILES_S = 1.5  # milliseconds, unless the driver hangs
 SMI_S = 12.0  # nvidia.REPORT_S, and then ALONE_S for the GPUs that it lacks
@@ -173,8 +170,6 @@ def _try_gpus(
 
 def _test(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> tuple[Finding, ...]:
     """Make a context on every GPU, write memory and read it back: the preflight of a launch."""
-    from saferun.gpu import preflight, preflight_gate
-
     if timeout_s < 1:
         return ()
     try:

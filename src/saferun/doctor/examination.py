@@ -18,12 +18,16 @@ from saferun.doctor import (
     checks_links,
     checks_network,
     checks_speed,
+    full,
     xid,
 )
 from saferun.doctor.collect import SOURCES, Collected, Gpus, Vitals, collect
-from saferun.gpu import nvidia_smi
+from saferun.gpu import nvidia_smi, preflight_gate
 from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
 from saferun.named_tuple import NamedTuple
+from saferun.planning import inputs
+from saferun.planning.request import read
+from saferun.system import paths
 from saferun.system.printable import printable
 from saferun.system.redact import Masker
 
@@ -73,11 +77,6 @@ def _identity(finding: Finding) -> Finding:
 
 def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
     """Call `recover_cuda_context` with the settings that a launch here would have."""
-    from saferun.gpu import preflight_gate
-    from saferun.planning import inputs
-    from saferun.planning.request import read
-    from saferun.system import paths
-
     plan = inputs.show(read(["SCRIPT"], environ), environ, cwd)
     if not plan.gpus.gpus:
         return (Finding(NOTE, "recovery", "no GPU that a job would see", "", ""),)
@@ -88,8 +87,6 @@ def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
 
 def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
     """Return an examination with the speed of the GPUs (`--full`): under 60 s, at full load."""
-    from saferun.doctor import full
-
     gpus = known.vitals.gpus
     if not gpus.facts.gpus:
         what = "no GPU that a job would see: nothing was measured"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from saferun.doctor.vitals import Measured, Speed
 from saferun.errors import UnavailableError
 from saferun.planning import torchrun_install
 from saferun.system import command as bounded
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 ALONE_S = 30.0  # torch's import, contexts, 2 s of work, 0.5 s for each pair: 15 s on 8 H200s
 TOGETHER_S = 28.0  # torch's import in each rank, NCCL's start, and measure.TIMEOUT_S within it

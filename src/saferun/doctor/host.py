@@ -12,6 +12,7 @@ import errno
 import functools
 import itertools
 import os
+import pwd
 import resource
 import tempfile
 import time
@@ -51,7 +52,6 @@ def _user(environ: Mapping[str, str]) -> str:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         if environ.get(name):
             return environ[name]
-    import pwd
 
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(os.getuid()).pw_name

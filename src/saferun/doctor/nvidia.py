@@ -13,16 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from saferun.doctor.vitals import Cuda, Files, Smi
 from saferun.gpu import nvidia_smi, orphans
 from saferun.system import command as bounded
 from saferun.system import gpus, paths, procfs
 from saferun.system.printable import printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persistence mode
 ALONE_S = 4.0  # for each GPU, all at once: twice what the report of all takes where all is well

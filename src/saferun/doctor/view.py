@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from saferun.model import NOTE, OK, PROBLEM, Finding
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 WIDTH = 80
 NARROW = 50  # a terminal with fewer columns breaks the lines itself

@@ -7,35 +7,34 @@ its default, and no check judges it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 from saferun.gpu import nvidia_smi
 from saferun.named_tuple import NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypedDict
 
-    class CudaDevice(TypedDict, total=False):
-        """What peercheck.py prints of a GPU, as far as it came."""
+class CudaDevice(TypedDict, total=False):
+    """What peercheck.py prints of a GPU, as far as it came."""
 
-        device: int  # CUDA's number
-        name: str
-        bus: str
-        uuid: str
-        memory_mib: int
-        capability: str  # "9.0"
-        compute_mode: int
-        error: str  # why it has no context
+    device: int  # CUDA's number
+    name: str
+    bus: str
+    uuid: str
+    memory_mib: int
+    capability: str  # "9.0"
+    compute_mode: int
+    error: str  # why it has no context
 
-    class CudaPair(TypedDict, total=False):
-        """What it prints of a pair of GPUs, as far as it came."""
 
-        pair: list[int]  # from the first one to the second
-        can: bool  # the one reaches the other's memory
-        copy: str  # "ok", or what was wrong with the bytes; the same of the other two ways
-        read: str
-        write: str
-        error: str
+class CudaPair(TypedDict, total=False):
+    """What it prints of a pair of GPUs, as far as it came."""
+
+    pair: list[int]  # from the first one to the second
+    can: bool  # the one reaches the other's memory
+    copy: str  # "ok", or what was wrong with the bytes; the same of the other two ways
+    read: str
+    write: str
+    error: str
 
 
 class Files(NamedTuple):

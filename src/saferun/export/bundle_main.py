@@ -20,6 +20,7 @@ import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from saferun.export import settings_codec
 from saferun.export.settings_codec import Sheet
@@ -39,7 +40,6 @@ from saferun.system import gpus as gpu
 from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.stderr import report, settle
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from saferun import __version__
 from saferun.errors import UnavailableError, UsageError
-from saferun.export import bundle, sbatch, settings_codec, shell_script
+from saferun.export import bundle, plain, sbatch, settings_codec, shell_script
 from saferun.export.settings_codec import Sheet
 from saferun.model import Request
 from saferun.named_tuple import NamedTuple
@@ -159,8 +159,6 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
 
 def _text(wanted: ScriptRequest, sheet: Sheet, gathered: inputs.Gathered) -> str:
     if wanted.plain:
-        from saferun.export import plain
-
         template = bundle.template(plain.TEMPLATE)
         made_by = shell_script.Maker(__version__, wanted.command, template)
         return plain.render(sheet, gathered, wanted.args, made_by)

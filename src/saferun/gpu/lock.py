@@ -40,13 +40,10 @@ from saferun.gpu.lock_device import VARIABLE, Ancestor, Device, device_name, to_
 from saferun.gpu.lock_device import ancestors as ancestors_in
 from saferun.gpu.lock_dir import BlockedError, Place, UnusableError
 from saferun.gpu.lock_owner import Holder, unlink, write
+from saferun.gpu.slot_memory import SlotMemory
 from saferun.model import LockPolicy
 from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.gpu.slot_memory import SlotMemory
 
 GATE_LOOK_S = 0.002  # between two tries: who holds it needs a millisecond
 GATE_S = 5.0  # the most seconds that `admission` is waited for: a loaded machine is slow
@@ -134,7 +131,6 @@ def slot_memory(policy: LockPolicy, environ: Mapping[str, str], world: World) ->
     """
     if policy.slot_memory_gib is None:
         return None
-    from saferun.gpu.slot_memory import SlotMemory
 
     return SlotMemory(policy.slot_memory_gib, environ, world.say, world.clock)
 

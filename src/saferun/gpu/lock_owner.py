@@ -7,19 +7,18 @@ belong to that user. Anything else is ignored.
 from __future__ import annotations
 
 import errno
+import json
 import os
+import pwd
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from saferun.gpu.lock_dir import OPEN, Place, Umask
 from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 from saferun.system.printable import printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 RECORDS = 512  # of other runs that are read; more is a flood
 RECORD_BYTES = 1 << 14
@@ -91,8 +90,6 @@ def write(
         devices: the GPUs' names.
         files: the lock files that it holds.
     """
-    import json
-
     name = f"holder.{os.geteuid()}.{owner.pid}.{os.urandom(4).hex()}.json"
     content = {
         "schema": 1,
@@ -127,8 +124,6 @@ def read_all(place: Place, names: frozenset[str]) -> Iterator[Record]:
 
 def _read(place: Place, name: str) -> Record | None:
     """Read one record; None for garbage, a planted link, another host's or a forged one."""
-    import json
-
     try:
         descriptor = os.open(name, os.O_RDONLY | OPEN, dir_fd=place.descriptor)
         try:
@@ -191,8 +186,6 @@ def unlink(place: Place, name: str) -> None:
 
 def user_name(uid: int) -> str:
     """Return the name of a user, or the number where the machine has no name for it."""
-    import pwd
-
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

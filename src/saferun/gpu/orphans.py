@@ -10,15 +10,20 @@ an attempt with its saferun; a leftover needs both of them killed at once.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Iterable, Mapping
 
 from saferun.gpu.lock_device import VARIABLE as LOCKS
 from saferun.inject import contract
+from saferun.journal import events
+from saferun.journal.event_types import AttemptBegun, WorkersBegun
 from saferun.journal.run_directory import ALIVE_FILE
+from saferun.keeper.process_tree import end_processes
 from saferun.system import paths, procfs
 
 CACHE = "saferun-cache-"  # supervise/probes.py makes these
@@ -123,9 +128,6 @@ def _ended_owners(folder: str) -> set[tuple[int, int]]:
 
     A record of another boot or pid namespace names a process that cannot be looked for from here.
     """
-    from saferun.journal import events
-    from saferun.journal.event_types import AttemptBegun, WorkersBegun
-
     begun = [event.facts for event in events.read(folder)]
     runners = [facts.by for facts in begun if isinstance(facts, (AttemptBegun, WorkersBegun))]
     recorded = [by for by in runners if by is not None]
@@ -171,7 +173,6 @@ def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
         wanted: pid and start time, from before they were found to be leftovers.
         limit_s: for all of them together.
     """
-    from saferun.keeper.process_tree import end_processes
 
     def living() -> dict[int, int]:
         return {pid: start for pid, start in wanted.items() if procfs.start(pid) == start}
@@ -190,8 +191,6 @@ def remove_stale_caches(folder: str) -> list[str]:
     filelock has no shared flock(2) and locks no directory. We hold it while removing, so that no
     run takes the cache meanwhile.
     """
-    import shutil
-
     gone = []
     for path in _old_caches(folder):
         claim = _claimed_alone(path)
@@ -233,8 +232,6 @@ def _is_old_and_ours(path: str) -> bool:
 
 def _claimed_alone(path: str) -> int | None:
     """Return a descriptor that holds the cache's lock exclusively; None where a run has it."""
-    import fcntl
-
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

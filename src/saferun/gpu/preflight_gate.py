@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from saferun.errors import BusyError
-from saferun.gpu import preflight
+from saferun.gpu import lock, lock_owner, preflight, preflight_report, recovery
 from saferun.gpu.cuda_errors import RESET
+from saferun.gpu.lock import Held
+from saferun.gpu.preflight_report import Around, Judged, cards, lines
+from saferun.gpu.recovery import EVERYTHING, SMI_S, Recovered, ResetTerms, Scope, look, recover
 from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan, LockPolicy
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from saferun.gpu.lock import Held
-    from saferun.gpu.preflight_report import Around, Judged
-    from saferun.gpu.recovery import Recovered
-    from saferun.planning.inputs import Gathered
+from saferun.planning.inputs import Gathered
+from saferun.system.gpus import addresses
+from saferun.system.procfs import comm
 
 LEAST_S = 1.0  # that a further question is given, however late it is
 HELD = (2, 46)  # CUDA's errors that a holder explains
@@ -66,8 +64,6 @@ def recovered(
         held: its locks.
         sleep: takes seconds.
     """
-    from saferun.gpu import recovery
-
     reset = plan.settings.recover.gpu_reset
     wanted = [ask for ask in asks if ask != RESET or reset != "never"]
     if not wanted:
@@ -137,7 +133,6 @@ class Clearance:
             return self._decide([])
         if judged.well:
             return True
-        from saferun.gpu.preflight_report import lines
 
         return self._decide(lines(judged))
 
@@ -199,8 +194,6 @@ def examine(
         facts: the GPUs that the job should see.
         timeout_s: from now on, for all of it.
     """
-    from saferun.gpu import preflight_report
-
     began = time.monotonic()
     document = test.report(timeout_s)
 
@@ -219,9 +212,6 @@ def _ask_around(
     facts: GpuFacts,
     left_s: Callable[[], float],
 ) -> Around:
-    from saferun.gpu.preflight_report import Around, cards
-    from saferun.system.gpus import addresses
-
     alone: Mapping[str, Any] = {}
     for_all = document["code"] or document["ended"] == "crash"
     if for_all and len(facts.gpus) > 1:
@@ -258,9 +248,6 @@ def _one_by_one(
 
 def _ask_smi(environ: Mapping[str, str], timeout_s: float) -> tuple[dict[str, str], dict[str, str]]:
     """Return who holds each GPU and where it sits, by UUID, as nvidia-smi says."""
-    from saferun.gpu.recovery import SMI_S, look
-    from saferun.system.procfs import comm
-
     report, _ = look(environ, min(timeout_s, SMI_S))
     holders: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -296,9 +283,6 @@ def recover_cuda_context(
         runs: the directory of the runs' journals.
         timeout_s: of each test.
     """
-    from saferun.gpu import lock, lock_owner
-    from saferun.gpu.recovery import EVERYTHING, ResetTerms, Scope, recover
-
     trouble: list[Finding] = []
 
     def say(line: str) -> None:
@@ -322,8 +306,6 @@ def recover_cuda_context(
 
 
 def _tried(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> Judged:
-    from saferun.gpu.preflight_report import Judged
-
     try:
         with preflight.PreflightTest(environ) as test:
             return examine(test, environ, facts, timeout_s)

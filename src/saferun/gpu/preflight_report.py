@@ -9,16 +9,13 @@ have the right type.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from saferun.gpu import cuda_errors
 from saferun.gpu.visible_devices import visible_without
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu, GpuFacts
 from saferun.named_tuple import NamedTuple
 from saferun.system.printable import printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 CUDA, ALL = "CUDA", "GPUs"  # areas of what is not one GPU's
 _DURING = {

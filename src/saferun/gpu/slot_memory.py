@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from saferun.gpu import nvidia_smi
+from saferun.gpu import nvidia_smi, recovery
 from saferun.gpu.lock_claim import Claim
 from saferun.gpu.lock_device import device_name
 from saferun.gpu.lock_owner import Record, user_name
@@ -79,8 +79,6 @@ class SlotMemory:
     def _whose(self, name: str, records: Sequence[Record]) -> str:
         """Return who holds the memory of a GPU; looked up once, since that takes up to 2 s."""
         if name not in self._holders:
-            from saferun.gpu import recovery
-
             report, _ = recovery.look(self._environ, recovery.SMI_S)
             cards = (card for card in report.cards if device_name(card.get("GPU UUID")) == name)
             processes = next((card.processes for card in cards), ())

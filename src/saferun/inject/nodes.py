@@ -17,102 +17,108 @@ elsewhere see. Among reports of one weight the earliest counts, then the lowest 
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
-    class Report(TypedDict):
-        """How an attempt failed, as one node sees it."""
 
-        attempt: int
-        host: str
-        weight: int  # ROOT, WEAK or ECHO
-        after_s: float  # from the nodes' meeting to the failure, by this node's own clock
-        diagnosis: dict[str, Any]  # of diagnosis/classify.py
-        facts: dict[str, Any]  # of diagnosis/retry_policy.py's Try: kind, verdict, fingerprint, ...
-        decision: dict[str, Any]  # of diagnosis/retry_policy.py, made on that node
-        leaves: bool  # its hardware has failed: the others go on without it
-        node: int  # its node rank in the attempt
+class Report(TypedDict):
+    """How an attempt failed, as one node sees it."""
 
-    class Offer(TypedDict):
-        """A complete checkpoint of this run."""
+    attempt: int
+    host: str
+    weight: int  # ROOT, WEAK or ECHO
+    after_s: float  # from the nodes' meeting to the failure, by this node's own clock
+    diagnosis: dict[str, Any]  # of diagnosis/classify.py
+    facts: dict[str, Any]  # of diagnosis/retry_policy.py's Try: kind, verdict, fingerprint, ...
+    decision: dict[str, Any]  # of diagnosis/retry_policy.py, made on that node
+    leaves: bool  # its hardware has failed: the others go on without it
+    node: int  # its node rank in the attempt
 
-        path: str
-        step: int  # in its name; -1 without a number
-        at_s: float  # of the last write, in seconds since the epoch
-        stamp: list[int]  # of system/checkpoints.py: equal for one file, on whatever node
 
-    class Start(TypedDict):
-        """What the ranks of an attempt begin from."""
+class Offer(TypedDict):
+    """A complete checkpoint of this run."""
 
-        evidence: int  # in how many attempts the ranks of the nodes that decided it have run
-        checkpoint: Offer | None
-        offers: list[Offer] | None  # all that may be used, the newest first; None: not looked for
-        keys: dict[str, Any]  # of the profile, that change what ranks do: value by dotted name
-        free: list[str]  # such keys that were different on the first nodes, and stay so
+    path: str
+    step: int  # in its name; -1 without a number
+    at_s: float  # of the last write, in seconds since the epoch
+    stamp: list[int]  # of system/checkpoints.py: equal for one file, on whatever node
 
-    class Facts(TypedDict, total=False):
-        """What a node brings to a meeting."""
 
-        host: str
-        attempt: int  # that it is about to begin
-        mitigations: list[str]
-        report: Report | None
-        start: Start
-        saferun: str
-        torch: str
-        nnodes: str  # as given
-        script: str  # its file name
-        resume: str  # retry.resume
-        resume_args: str
-        content: str  # a checksum of the script; "" where it is not known
-        rerun: bool  # torchrun starts the ranks of a running attempt again, as they were
-        shared: str  # a directory and a word in it, by which others tell whether they share it
-        run_dir: str  # that the user gave for it; "" for none
-        beats: bool  # of node 0: it has prepared the store for heartbeats
-        holds: bool  # this node is the host of the rendezvous' store
+class Start(TypedDict):
+    """What the ranks of an attempt begin from."""
 
-    class Agreement(TypedDict):
-        """What all nodes do."""
+    evidence: int  # in how many attempts the ranks of the nodes that decided it have run
+    checkpoint: Offer | None
+    offers: list[Offer] | None  # all that may be used, the newest first; None: not looked for
+    keys: dict[str, Any]  # of the profile, that change what ranks do: value by dotted name
+    free: list[str]  # such keys that were different on the first nodes, and stay so
 
-        action: str  # BEGIN, REGROUP, STOP, REFUSE
-        attempt: int
-        mitigations: list[str]
-        root: Report | None
-        why: str  # of a refusal: what differs, by host
-        warning: str  # what differs and is not refused; "" for nothing
-        hosts: dict[str, str]  # node rank -> host
-        shared: str  # of node 0; "" where not all nodes share it
-        beats: bool  # of node 0
-        start: Start | None
-        unfit: list[int]  # nodes that cannot begin where the others do; `why` says it
-        holder: str  # the host of the rendezvous' store; "" where it is not known
 
-    class Outcome(TypedDict, total=False):
-        """How a node's agent leaves word of a meeting: one of the first three."""
+class Facts(TypedDict, total=False):
+    """What a node brings to a meeting."""
 
-        agreement: Agreement
-        alone: Alone
-        again: str  # why the nodes have to meet anew, where ranks have run
-        start: Start | None  # as they began; for `again`
-        node: int  # its rank there
-        began: bool  # ranks of this agent have run before it
-        at: float  # seconds since the epoch
+    host: str
+    attempt: int  # that it is about to begin
+    mitigations: list[str]
+    report: Report | None
+    start: Start
+    saferun: str
+    torch: str
+    nnodes: str  # as given
+    script: str  # its file name
+    resume: str  # retry.resume
+    resume_args: str
+    content: str  # a checksum of the script; "" where it is not known
+    rerun: bool  # torchrun starts the ranks of a running attempt again, as they were
+    shared: str  # a directory and a word in it, by which others tell whether they share it
+    run_dir: str  # that the user gave for it; "" for none
+    beats: bool  # of node 0: it has prepared the store for heartbeats
+    holds: bool  # this node is the host of the rendezvous' store
 
-    class Alone(TypedDict):
-        """That the nodes did not all come back; the same on those that could tell each other."""
 
-        came: list[str]  # hosts
-        unreached: str  # the endpoint that did not answer; "" where it did
-        root: Report | None  # of those that came
+class Agreement(TypedDict):
+    """What all nodes do."""
 
-    class Loss(TypedDict, total=False):
-        """How it leaves word that it has lost others during an attempt."""
+    action: str  # BEGIN, REGROUP, STOP, REFUSE
+    attempt: int
+    mitigations: list[str]
+    root: Report | None
+    why: str  # of a refusal: what differs, by host
+    warning: str  # what differs and is not refused; "" for nothing
+    hosts: dict[str, str]  # node rank -> host
+    shared: str  # of node 0; "" where not all nodes share it
+    beats: bool  # of node 0
+    start: Start | None
+    unfit: list[int]  # nodes that cannot begin where the others do; `why` says it
+    holder: str  # the host of the rendezvous' store; "" where it is not known
 
-        why: str
-        nodes: list[int]
-        at: float
+
+class Outcome(TypedDict, total=False):
+    """How a node's agent leaves word of a meeting: one of the first three."""
+
+    agreement: Agreement
+    alone: Alone
+    again: str  # why the nodes have to meet anew, where ranks have run
+    start: Start | None  # as they began; for `again`
+    node: int  # its rank there
+    began: bool  # ranks of this agent have run before it
+    at: float  # seconds since the epoch
+
+
+class Alone(TypedDict):
+    """That the nodes did not all come back; the same on those that could tell each other."""
+
+    came: list[str]  # hosts
+    unreached: str  # the endpoint that did not answer; "" where it did
+    root: Report | None  # of those that came
+
+
+class Loss(TypedDict, total=False):
+    """How it leaves word that it has lost others during an attempt."""
+
+    why: str
+    nodes: list[int]
+    at: float
 
 
 ROOT, WEAK, ECHO = 0, 1, 2

@@ -6,16 +6,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.diagnosis import crash_stack
+from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject import contract
 from saferun.journal import events, receipts
 from saferun.journal.event_types import AttemptBegun, AttemptEnded, PlanChanged, Recycled
 from saferun.journal.events import Event
 from saferun.journal.reader import RecordedPlan, Run, read_plan, recorded
 from saferun.named_tuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.work_lost import WorkLost
+from saferun.planning.own_variables import OF_ATTEMPT
 
 
 class Attempt(NamedTuple):
@@ -142,8 +140,6 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
 
 def changes(before: RecordedPlan, after: RecordedPlan) -> tuple[str, ...]:
     """Return what a later attempt's plan sets otherwise, as text for people."""
-    from saferun.planning.own_variables import OF_ATTEMPT
-
     if not before.raw or not after.raw:
         return ()  # one of them was not written
     skipped = {contract.VARIABLE, *OF_ATTEMPT}

@@ -10,10 +10,7 @@ import _thread
 import errno
 import os
 import signal
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 
 class BoundedDisk:

@@ -5,17 +5,14 @@ The fields stand in a line of events.jsonl under their names, in their order.
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
+from saferun.diagnosis.silence import Place
+from saferun.diagnosis.work_lost import WorkLost
+from saferun.inject.nodes import Report
+from saferun.model import Finding
 from saferun.named_tuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, TypeAlias
-
-    from saferun.diagnosis.silence import Place
-    from saferun.diagnosis.work_lost import WorkLost
-    from saferun.inject.nodes import Report
-    from saferun.model import Finding
-    from saferun.system.procfs import ProcessRecord
+from saferun.system.procfs import ProcessRecord
 
 
 class AttemptBegun(NamedTuple):
@@ -161,19 +158,18 @@ LEFT_OUT = (
     *("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback"),
     *("left", "untried", "gpu_names"),
 )
-if TYPE_CHECKING:
-    Facts: TypeAlias = (
-        AttemptBegun
-        | WorkersBegun
-        | WorkerBegun
-        | Started
-        | Preflight
-        | Recovery
-        | NodesMet
-        | Hang
-        | Recycled
-        | AttemptEnded
-        | PlanChanged
-        | Fault
-        | RunEnded
-    )
+Facts: TypeAlias = (
+    AttemptBegun
+    | WorkersBegun
+    | WorkerBegun
+    | Started
+    | Preflight
+    | Recovery
+    | NodesMet
+    | Hang
+    | Recycled
+    | AttemptEnded
+    | PlanChanged
+    | Fault
+    | RunEnded
+)

@@ -10,8 +10,11 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
+from saferun.diagnosis.silence import Place
+from saferun.diagnosis.work_lost import WorkLost
 from saferun.journal.event_types import (
     NAMES,
     AttemptBegun,
@@ -30,28 +33,20 @@ from saferun.journal.event_types import (
 from saferun.model import Finding
 from saferun.named_tuple import NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, TypeAlias
-
-    from saferun.diagnosis.silence import Place
-    from saferun.diagnosis.work_lost import WorkLost
-
-    Facts: TypeAlias = (
-        AttemptBegun
-        | WorkersBegun
-        | WorkerBegun
-        | Started
-        | AttemptEnded
-        | PlanChanged
-        | Recycled
-        | Preflight
-        | Recovery
-        | NodesMet
-        | Hang
-        | Fault
-    )
+Facts: TypeAlias = (
+    AttemptBegun
+    | WorkersBegun
+    | WorkerBegun
+    | Started
+    | AttemptEnded
+    | PlanChanged
+    | Recycled
+    | Preflight
+    | Recovery
+    | NodesMet
+    | Hang
+    | Fault
+)
 
 FILE = "events.jsonl"
 _READ_PIECES = 64  # MiB of an events.jsonl that are read
@@ -180,8 +175,6 @@ def _pids(value: object) -> tuple[int, ...]:
 
 
 def _work_lost(value: object) -> WorkLost | None:
-    from saferun.diagnosis.work_lost import WorkLost
-
     lost, spent_s = mapping(value), number(mapping(value).get("s"))
     if spent_s is None:
         return None
@@ -190,8 +183,6 @@ def _work_lost(value: object) -> WorkLost | None:
 
 
 def _places(value: object) -> tuple[Place, ...]:
-    from saferun.diagnosis.silence import Place
-
     found = [mapping(one) for one in value] if isinstance(value, list) else []
     return tuple(
         Place(

@@ -13,14 +13,15 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from saferun.errors import UnavailableError, UsageError
+from saferun.errors import SaferunError, UnavailableError, UsageError
+from saferun.journal import file_lock
+from saferun.journal.disk import BoundedDisk
 from saferun.named_tuple import NamedTuple
+from saferun.profile.schema import nearest
 from saferun.system import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from saferun.system.redact import Masker
 
 SCHEMA = 1
 FILE = "mitigations.json"
@@ -85,9 +86,6 @@ def change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> En
             cannot be written, or the disk does not answer (after DISK_S).
         SaferunError: what `edit` raises; nothing was changed.
     """
-    from saferun.errors import SaferunError
-    from saferun.journal.disk import BoundedDisk
-
     before: list[Entries] = []
     refused: list[SaferunError] = []
 
@@ -136,8 +134,6 @@ def _holds_all(known: Entries, new: Entries) -> bool:
 
 
 def _change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> Entries:
-    from saferun.journal import file_lock
-
     file = path(environ)
     if not paths.private_dir(os.path.dirname(file)):
         raise OSError(errno.EACCES, "its directory cannot be used", os.path.dirname(file))
@@ -200,8 +196,6 @@ def merge(entries: Iterable[Entry], new: Iterable[Entry]) -> Entries:
 
 def listed(environ: Mapping[str, str]) -> Entries:
     """Return the history with secrets in scripts' arguments masked."""
-    from saferun.system.redact import Masker
-
     masker = Masker(environ, ())
     return tuple(
         e if e.arguments is None else e._replace(arguments=tuple(masker.argv(e.arguments)))
@@ -237,8 +231,6 @@ def clear(environ: Mapping[str, str], script: str | None, cwd: str) -> Entries:
 
 
 def _unknown(script: str, known: Entries, cwd: str) -> UsageError:
-    from saferun.profile.schema import nearest
-
     scripts = list(dict.fromkeys(entry.key.script for entry in known))
     fix = nearest(os.path.realpath(os.path.join(cwd, script)), scripts)
     return UsageError(f"no mitigation in the history is for `{script}`", fix=fix)

@@ -12,14 +12,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from saferun.diagnosis.evidence import RankFailure, rank_failure
 from saferun.journal import trials
 from saferun.system import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 ERROR = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(\d{1,9}|none)-pid\d{1,9}\.error\.json", re.ASCII)
 MAX_BYTES = 1 << 20  # of each file; what is longer is cut

@@ -6,6 +6,7 @@ and nothing here fails for it.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import stat
@@ -19,10 +20,7 @@ from saferun.journal.events import Event
 from saferun.journal.run_directory import ALIVE_FILE
 from saferun.named_tuple import NamedTuple
 from saferun.system import paths, procfs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.system.procfs import ProcessRecord
+from saferun.system.procfs import ProcessRecord
 
 OK, FAILED, RUNNING, INTERRUPTED, UNKNOWN = "ok", "failed", "running", "interrupted", "unknown"
 FINISHED = (OK, FAILED, INTERRUPTED)
@@ -158,8 +156,6 @@ def _the_one(base: str, word: str) -> str:
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
-    import difflib
-
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.0)
     return f"did you mean `{close[0]}`?" if close else "there is no run yet"
 

@@ -14,15 +14,12 @@ import os
 import re
 import stat
 from collections.abc import Container, Iterable, Mapping
+from typing import TypeGuard
 
 from saferun.inject import contract
 from saferun.inject.targets import TARGETS
 from saferun.named_tuple import NamedTuple
 from saferun.system.printable import printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeGuard
 
 MAX_FILE_BYTES = 1 << 16  # the first of each: a rank's own receipt is its first line
 MAX_BYTES = 1 << 26  # of all files together: a thousand full ones

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -41,8 +42,6 @@ def request(receipts: str | None, attempt: int) -> Request | None:
 
 
 def _parse(content: bytes | None) -> Request | None:
-    import json
-
     try:
         entry = json.loads(content or b"")
     except (ValueError, RecursionError):

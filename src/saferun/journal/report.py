@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from saferun.diagnosis import progress, signatures
 from saferun.diagnosis.failure_report import seconds
+from saferun.diagnosis.signatures import Kind
+from saferun.diagnosis.silence import Place
 from saferun.inject import contract
 from saferun.journal import events, rank_files, receipts, run_notes, time_spent, trials
 from saferun.journal.attempts import Attempt, attempts
+from saferun.journal.event_types import Hang
 from saferun.journal.rank_report import Ranks, ranks
 from saferun.journal.reader import (
     FAILED,
@@ -28,16 +31,10 @@ from saferun.journal.reader import (
 from saferun.journal.run_notes import Notes
 from saferun.journal.tail_excerpt import Excerpt, excerpt
 from saferun.journal.time_spent import Spent, Times
+from saferun.journal.trials import Trial
 from saferun.named_tuple import NamedTuple
 from saferun.planning import mitigation_catalog
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.signatures import Kind
-    from saferun.diagnosis.silence import Place
-    from saferun.journal.event_types import Hang
-    from saferun.journal.trials import Trial
-    from saferun.planning.mitigation_catalog import Mitigation
+from saferun.planning.mitigation_catalog import Mitigation
 
 FIRST, _LAST = 5, 25  # attempts that are shown of a run that has more
 _PLACES, _STACKS = 16, 8  # ranks of a hang, and those whose stacks are shown

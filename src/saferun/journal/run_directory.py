@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 
@@ -100,8 +101,6 @@ class RunDirectory:
 
     def _hold(self) -> None:
         """Take the run's lock; without it, cleaning judges by the journal alone."""
-        import fcntl
-
         self._lock = os.open(LOCK_FILE, _FILE | os.O_EXCL, 0o600, dir_fd=self._directory)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,11 +15,8 @@ import stat
 from collections.abc import Iterable
 
 from saferun.inject import contract
+from saferun.journal.receipts import Receipt
 from saferun.system import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.journal.receipts import Receipt
 
 _FILE = re.compile(
     r"(/(?:[^\0]{1,4000}/)?torchelastic_[a-z0-9_]{8})/[^/]{1,255}/attempt_\d{1,9}/\d{1,9}/error\.json"

@@ -11,15 +11,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from saferun.journal import events
 from saferun.journal.event_types import Recycled
 from saferun.named_tuple import NamedTuple
 from saferun.system import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 FILE = "trials.jsonl"
 MAX_BYTES = 65 << 20  # the hook stops at 64 MiB

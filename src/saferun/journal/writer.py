@@ -21,22 +21,18 @@ so for the whole run, and each later write tries again (disk.py bounds the time)
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from saferun.journal.disk import BoundedDisk
-from saferun.journal.event_types import LEFT_OUT, NAMES, PlanChanged
+from saferun.journal.event_types import LEFT_OUT, NAMES, Facts, PlanChanged
 from saferun.journal.run_directory import RunDirectory, remove_empty
 from saferun.model import as_tree
 from saferun.system.redact import Masker
 from saferun.system.secret_names import is_secret
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from saferun.journal.event_types import Facts
 
 BEGIN_S, WRITE_S, SYNC_S = 5.0, 2.0, 2.0  # the most that the run waits for the disk, each time
 _EMPTY: tuple[object, ...] = (None, "", [])
@@ -131,8 +127,6 @@ class Journal:
         Args:
             document: `plan.view.as_json(plan)`; the values in `env` are masked by their names too.
         """
-        import json
-
         clean = {key: self._clean(value) for key, value in document.items() if key != "env"}
         clean["env"] = self._environment(document.get("env", {}))
         if self._planned:
@@ -148,8 +142,6 @@ class Journal:
         says how many. `worker` is of several, the one that is concerned; a journal of one worker
         writes of that one.
         """
-        import json
-
         head = {"at": round(self._now(), 3), "s": round(self._clock() - self._began, 3)}
         name, worker = NAMES[type(facts)], self._worker if worker is None else worker
         of = {"lost": self._lost} if self._lost else {}

@@ -6,14 +6,12 @@ diagnosis/signatures.py, planning/mitigation_catalog.py, doctor/xid.py and audit
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from saferun.system import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 _OF_A_RUN = ("failures.yaml", "mitigations.yaml")
@@ -88,7 +86,6 @@ def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """
     if name in _kept:
         return _kept[name]
-    import json
 
     text, is_bundled = _held.get(name) or _read(name)
     if is_bundled:
@@ -115,8 +112,6 @@ def _read(name: str) -> tuple[str, bool]:
 
 
 def _cached(entry: str, text: str) -> dict[str, Any] | None:
-    import json
-
     content = paths.read_private(entry)
     if content is None:
         return None

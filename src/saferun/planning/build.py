@@ -24,15 +24,13 @@ from saferun.model import (
     Request,
     Setting,
 )
-from saferun.planning import env_merge, own_variables
+from saferun.planning import env_merge, own_variables, resume
+from saferun.planning.mitigation_overlay import over, with_options
 from saferun.planning.other_launchers import hint
 from saferun.planning.torchrun_args import launch_options, value_of, whole
 from saferun.profile import settings
 from saferun.profile.merge import Conditions
-from saferun.profile.schema import KEYS
 
-# Keys that are read and checked but have no effect yet. A launch that sets one prints a remark.
-NOT_YET: tuple[str, ...] = ()
 # Options of the rendezvous with other nodes; --standalone contradicts each of them.
 _RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
 _DESTS = {"m": "module", "t": "tee", "r": "redirects"}  # of torchrun's one-letter options
@@ -187,8 +185,6 @@ def _line(
     defaults = _defaults(line, profile, environ)
     script_args = line.script_args
     if identity.checkpoint is not None:
-        from saferun.planning import resume
-
         script_args = resume.arguments(script_args, retry.resume, identity.checkpoint, environ)
     script_args = (*script_args, *(retry.resume_args if identity.attempt > 1 else ()))
     own = line.args[: len(line.args) - len(line.script_args)]
@@ -229,7 +225,6 @@ def _applies(dest: str, line: CommandLine, environ: Mapping[str, str]) -> bool:
 def _changed_args(line: CommandLine, changes: Changes) -> tuple[str, ...]:
     if not changes.torchrun:
         return line.args
-    from saferun.planning.mitigation_overlay import with_options
 
     return with_options(line, changes.torchrun)
 
@@ -238,8 +233,6 @@ def _changed_env(
     env: Mapping[str, Setting], environ: Mapping[str, str], changes: Changes
 ) -> dict[str, Setting]:
     if changes.env:
-        from saferun.planning.mitigation_overlay import over
-
         env = over(env, environ, changes.env)
     return dict(sorted(env.items()))
 
@@ -302,11 +295,4 @@ def _remarks(request: Request, profile: Profile, facts: Facts) -> list[str]:
             f"--max-restarts {restarts} stays torchrun's own, within each of saferun's up to "
             f"{attempts} attempts (retry.attempts)"
         )
-    idle = [
-        key
-        for key, note in profile.notes.items()
-        if key.startswith(NOT_YET) and note.value != str(KEYS[key].default)
-    ]
-    if idle:
-        remarks.append(f"asked for, and not in this version: {', '.join(sorted(idle))}")
     return remarks

@@ -30,6 +30,7 @@ from saferun.profile import files as profiles
 from saferun.profile import settings
 from saferun.profile.merge import Given, is_for_gpus, resolve
 from saferun.profile.schema import Doc, Leaf
+from saferun.profile.values import read_value
 from saferun.system import gpus as gpu
 from saferun.system import paths
 
@@ -253,8 +254,6 @@ def _sets(request: Request) -> list[Given]:
     """Return `--set` and `--retries` as values of profile keys."""
     found = []
     if request.sets:
-        from saferun.profile.values import read_value
-
         for key, text, origin in request.sets:
             found.append(Given(key, read_value(key, text, origin), origin))
     return [*found, *retries(request)]

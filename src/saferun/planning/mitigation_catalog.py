@@ -9,16 +9,14 @@ mitigation_overlay.py decides where one can be used and what it changes in a pla
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from saferun.errors import SaferunError
 from saferun.inject.targets import NEEDS, NEEDS_ASSIGN, NEEDS_DIRECTORIES
+from saferun.knowledge import loader
 from saferun.model import ProcessLimits
 from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import KEYS, is_range, nearest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 CUDAGRAPHS = "cudagraphs"  # the one value of `excludes` that is not a mitigation
 # What supervise/probes.py finds out, by the names that mitigations.yaml uses.
@@ -88,8 +86,6 @@ def load(environ: Mapping[str, str] | None = None) -> Mapping[str, Mitigation]:
     Args:
         environ: gives the user's cache directory; by default that of this process.
     """
-    from saferun.knowledge import loader
-
     return parse(loader.load_mitigations(environ))
 
 

@@ -27,10 +27,6 @@ from saferun.planning.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILE
 from saferun.profile import settings
 from saferun.profile.schema import in_range
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
 
 

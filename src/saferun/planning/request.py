@@ -5,6 +5,7 @@ Options that our table of torchrun's options does not settle are looked up in th
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from saferun.errors import UnavailableError, UsageError
@@ -94,7 +95,6 @@ def _exported_sets(environ: Mapping[str, str]) -> list[str]:
     text = environ.get("SAFERUN_SET", "")
     if not text:
         return []
-    import shlex
 
     try:
         return shlex.split(text)

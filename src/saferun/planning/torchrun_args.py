@@ -19,6 +19,7 @@ Where CPython's versions differ on a refused line, the message is that of 3.10 a
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 
@@ -108,7 +109,6 @@ def advice(line: CommandLine) -> str:
     known = next((text for option, text in LAUNCH_ONLY.items() if option in refused), "")
     if known or not (line.refusal or "").startswith("unrecognized"):
         return known
-    import difflib
 
     close = (difflib.get_close_matches(word, OWN, n=1, cutoff=0.75) for word in refused)
     return next((f"did you mean saferun's `{found[0]}`?" for found in close if found), "")

@@ -6,16 +6,18 @@ read.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import signal
+import stat
+import subprocess
+from collections.abc import Mapping
+from typing import Any
 
 from saferun.model import Option
 from saferun.planning.torchrun_install import Launcher
 from saferun.system import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 OPTION_TABLE_TIMEOUT_S = 20.0  # `torchrun --help` takes 1.7 s warm, and 10 s from a cold disk
 _CACHE_BYTES = 1 << 18
@@ -79,9 +81,6 @@ os.write(out, ("MARK" + json.dumps(options) + "\\n").encode())
 
 def _dump_options(launcher: Launcher, environ: Mapping[str, str]) -> str:
     """Return the JSON that the launcher's Python prints, "" if it fails or takes too long."""
-    import signal
-    import subprocess
-
     assert launcher.interpreter is not None
     flags = ["-" + launcher.flags] if launcher.flags else []
     clean = {
@@ -116,8 +115,6 @@ def _dump_options(launcher: Launcher, environ: Mapping[str, str]) -> str:
 
 def _table(text: str) -> tuple[Option, ...] | None:
     """Return the table in a JSON text, None if it is not one."""
-    import json
-
     try:
         rows = json.loads(text)
     except ValueError:
@@ -152,7 +149,6 @@ def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) ->
     """
     if version is None or cache_dir is None:
         return None
-    import hashlib
 
     try:
         paths.make(cache_dir)
@@ -167,8 +163,6 @@ def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) ->
 
 def _read_cache(path: str) -> str:
     """Return the text of a cache file of the user's own, "" for anything else or a symlink."""
-    import stat
-
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from saferun.model import LaunchPlan, Setting, as_tree
+from saferun.model import OK, Finding, LaunchPlan, Setting, as_tree
 from saferun.planning.own_variables import OF_ATTEMPT, is_supervised, needed_beside
 from saferun.profile.schema import KEYS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from saferun.model import Finding
 
 WIDTH = 96
 
@@ -171,8 +166,6 @@ def _notified(plan: LaunchPlan) -> Iterator[str]:
 
 def _audit(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield problems and notes in full, and the number of the rest. `saferun doctor` lists all."""
-    from saferun.model import OK
-
     if findings:
         yield "\nyour own settings"
     fine = sum(finding.level == OK for finding in findings)

@@ -5,16 +5,15 @@ So a launch does not have to import a YAML parser.
 
 from __future__ import annotations
 
+import json
 import os
+from binascii import crc32
 from collections.abc import Mapping
+from typing import Any
 
 from saferun import __version__
 from saferun.profile.schema import KEYS, Doc, Leaf
 from saferun.system import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def entry(path: str, shown: str, environ: Mapping[str, str]) -> str:
@@ -25,16 +24,12 @@ def entry(path: str, shown: str, environ: Mapping[str, str]) -> str:
         shown: its name in messages.
         environ: where the cache's directory is told.
     """
-    from binascii import crc32
-
     key = crc32(f"{path}\0{shown}".encode("utf-8", "surrogateescape"))
     return os.path.join(paths.cache_dir(environ), "profiles", f"{key:08x}.json")
 
 
 def _format() -> str:
     """Return what a cached entry depends on besides its text: version and table of keys."""
-    from binascii import crc32
-
     return f"{__version__} {crc32(repr(KEYS).encode()):08x}"
 
 
@@ -46,8 +41,6 @@ def read(entry: str, text: str, shown: str) -> Doc | None:
         text: of the profile now.
         shown: its name in messages.
     """
-    import json
-
     raw = paths.read_private(entry)
     if raw is None:
         return None
@@ -81,7 +74,5 @@ def write(entry: str, text: str, doc: Doc) -> None:
         text: the profile's text, by which a changed one is recognised.
         doc: what was parsed.
     """
-    import json
-
     content = {"format": _format(), "path": doc.path, "text": text, "doc": doc[1:]}
     paths.write_private(entry, json.dumps(content).encode())

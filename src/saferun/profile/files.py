@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -11,7 +12,8 @@ from saferun.errors import ProfileError
 from saferun.knowledge.variable_names import loads_code
 from saferun.model import GpuFacts
 from saferun.named_tuple import NamedTuple
-from saferun.profile import cache
+from saferun.profile import cache, yaml_reader
+from saferun.profile.merge import Conditions, resolve
 from saferun.profile.schema import KEYS, MAX_BYTES, Doc, nearest
 from saferun.system import paths, trust
 
@@ -244,8 +246,6 @@ def check_chain(docs: tuple[Doc, ...]) -> None:
     Raises:
         ProfileError: values exclude each other.
     """
-    from saferun.profile.merge import Conditions, resolve
-
     versions = {None, *(v for doc in docs for v in _versions(doc))}
     for torch in versions:
         for gpus in (0, 1, 8):
@@ -256,8 +256,6 @@ def check_chain(docs: tuple[Doc, ...]) -> None:
 
 def _versions(doc: Doc) -> Iterator[str]:
     """Yield the torch versions that a profile's `when: torch:` clauses name."""
-    import re
-
     for leaf in doc.leaves.values():
         for name, wanted in leaf.when:
             if name == "torch":
@@ -310,8 +308,6 @@ def load(found: Found, environ: Mapping[str, str]) -> Doc:
     entry = cache.entry(found.path, found.shown, environ)
     doc = cache.read(entry, text, found.shown)
     if doc is None:
-        from saferun.profile import yaml_reader
-
         doc = yaml_reader.parse(text, found.shown)
         cache.write(entry, text, doc)
     return doc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from saferun.model import (
     CompileHook,
@@ -25,11 +26,7 @@ from saferun.model import (
 )
 from saferun.profile.schema import KEYS, Value
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, TypeVar
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 # The type of each group of keys; its fields are the keys of the group.
 TYPES: dict[str, Callable[..., Any]] = {

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from saferun.profile.values import MisfitError, Text, hidden, shown
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from saferun.profile.values import MisfitError, Text, hidden, shown
 
 MAX_NODES = 20_000
 

@@ -9,6 +9,7 @@ tags create no objects and aliases are not expanded.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from saferun.errors import ProfileError
 from saferun.profile.schema import (
@@ -29,10 +30,6 @@ from saferun.profile.schema import (
 )
 from saferun.profile.values import MisfitError, Text, coerce, expected, open_problem
 from saferun.profile.yaml_nodes import MAX_NODES, compose, kind, scalar, texts
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 MAX_DEPTH = 8
 

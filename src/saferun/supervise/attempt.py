@@ -15,17 +15,23 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from saferun.keeper import protocol
+from saferun.errors import EXIT_UNAVAILABLE, UnavailableError
+from saferun.keeper import process_tree, protocol
 from saferun.model import ProcessLimits
 from saferun.named_tuple import NamedTuple
-from saferun.supervise import keeper_pool, warm_start
+from saferun.supervise import keeper_loss, keeper_pool, warm_start
+from saferun.supervise.attempt_life import (
+    ALL_SIGNALS,
+    KEEPER_GONE,
+    KEEPER_STOPPED,
+    OVER,
+    AttemptLife,
+)
+from saferun.supervise.keeper_pool import Standby
+from saferun.supervise.keeper_watch import KeeperWatch
+from saferun.supervise.terminal_modes import TerminalModes
 from saferun.system.descriptors import plug_closed_descriptors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.supervise.attempt_life import AttemptLife
-    from saferun.supervise.keeper_pool import Standby
-    from saferun.system.signalfd import Signals
+from saferun.system.signalfd import Signals
 
 TAIL_BYTES = 256 * 1024
 # Where the system allows no further process or thread, which is a failure to be diagnosed.
@@ -141,10 +147,6 @@ def run_attempt(
     Raises:
         UnavailableError: the command could not be started.
     """
-    from saferun.supervise.attempt_life import ALL_SIGNALS, AttemptLife
-    from saferun.supervise.terminal_modes import TerminalModes
-    from saferun.system.signalfd import Signals
-
     plug_closed_descriptors()  # or the one for signals would become the job's output
     modes = TerminalModes()
     with Signals(ALL_SIGNALS) as signals:
@@ -196,10 +198,6 @@ def _follow(
     signals: Signals,
 ) -> None:
     """Handle messages and signals until the keeper reports the end of the attempt or dies."""
-    from saferun.keeper import process_tree
-    from saferun.supervise.attempt_life import KEEPER_GONE, KEEPER_STOPPED, OVER
-    from saferun.supervise.keeper_watch import KeeperWatch
-
     process_tree.become_subreaper()
     inbox = protocol.Inbox(standby.reports)
     protocol.send(standby.commands, start)
@@ -241,12 +239,8 @@ def _last_report(
         with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
             os.waitpid(standby.pid, 0)
     if report is None:
-        from saferun.supervise import keeper_loss
-
         return keeper_loss.take_over(life, standby, observer, signals)
     if isinstance(report, protocol.Failed):
-        from saferun.errors import EXIT_UNAVAILABLE, UnavailableError
-
         if report.reason in _REFUSED:
             line = f"cannot start `{report.program}`: {report.reason}\n".encode()
             status = EXIT_UNAVAILABLE << 8

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from saferun.keeper import protocol
 from saferun.keeper.job import DEATH_SIGNALS
 from saferun.keeper.process_tree import UNKILLABLE_S
 from saferun.keeper.state_machine import StateMachine
 from saferun.supervise.end_requests import USER_SIGNALS
+from saferun.supervise.keeper_pool import Standby
 from saferun.system.signalfd import Signals
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from saferun.keeper.state_machine import Table
     from saferun.supervise.attempt import AttemptSpec, Observer
-    from saferun.supervise.keeper_pool import Standby
 
 # States.
 STARTING = "starting"  # the keeper has its task; the command is not executed yet

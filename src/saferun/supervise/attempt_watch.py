@@ -5,22 +5,24 @@ from __future__ import annotations
 import functools
 import os
 
+from saferun.diagnosis import classify, signatures
+from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.process_end import launcher_end
+from saferun.diagnosis.progress import first_step
 from saferun.diagnosis.retry_policy import Try
 from saferun.inject import contract
 from saferun.inject.targets import NEEDS
-from saferun.journal import recycling
+from saferun.journal import receipts, recycling
+from saferun.journal.receipts import Receipt
+from saferun.model import HookSettings, LaunchPlan
+from saferun.planning.inputs import Gathered
+from saferun.profile.schema import KEYS
+from saferun.supervise import evidence, machine_state
+from saferun.supervise.attempt import Ended
 from saferun.supervise.end_requests import INTERRUPTED
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.classify import Diagnosis
-    from saferun.diagnosis.evidence import Hang
-    from saferun.journal.receipts import Receipt
-    from saferun.model import HookSettings, LaunchPlan
-    from saferun.planning.inputs import Gathered
-    from saferun.supervise.attempt import Ended
-    from saferun.supervise.evidence import OutOfMemoryKills, Ranks
-    from saferun.supervise.machine_state import Scene
+from saferun.supervise.evidence import OutOfMemoryKills, Ranks
+from saferun.supervise.machine_state import Scene
 
 SHUTDOWN_S = 30  # that torchrun itself gives its workers (--shutdown-timeout)
 MARGIN_S = 10.0  # in addition, for torchrun to end
@@ -46,15 +48,11 @@ class AttemptWatch:
 
     def started(self, launcher: int) -> None:
         """Note that the launcher runs, and how often the kernel has killed for memory so far."""
-        from saferun.supervise.evidence import OutOfMemoryKills
-
         self._launcher = launcher
         self._kills = OutOfMemoryKills()  # the job is starting meanwhile
 
     def look(self) -> None:
         """Look at the ranks; call it now and then while they run."""
-        from saferun.supervise import evidence
-
         found = evidence.ranks(self._launcher)
         if found.seen or self._ranks is None:
             self._ranks = found
@@ -100,9 +98,6 @@ class AttemptWatch:
             hang: why the watch has ended it, if it has.
             lost: what the agent lost of other nodes; "" for nothing.
         """
-        from saferun.diagnosis import classify, signatures
-        from saferun.supervise import evidence, machine_state
-
         identity = self._gathered.identity
         kills = self._kills.since() if self._kills else None
         known = signatures.load(self._gathered.environ)
@@ -129,8 +124,6 @@ class AttemptWatch:
 
     def _scene(self, ended: Ended) -> Scene:
         """Return where it ran, and where it wrote as far as that is known."""
-        from saferun.supervise.machine_state import Scene
-
         environ = self._plan.environment(self._gathered.environ)
         checkpoints = self._plan.settings.retry.resume.checkpoints
         folders = (os.path.dirname(checkpoints), ".", environ.get("TMPDIR", "/tmp"), "~")  # noqa: S108 - looked at, not written to
@@ -159,8 +152,6 @@ class AttemptWatch:
         Args:
             kept: receipts could be written at all.
         """
-        from saferun.journal import receipts
-
         identity = self._gathered.identity
         found = receipts.read(identity.receipts, identity.attempt)
         # On a full disk a missing receipt does not mean that hooks did not run.
@@ -174,8 +165,6 @@ class AttemptWatch:
             found: the receipts.
             ranks_ran: ranks were seen while it ran.
         """
-        from saferun.journal import receipts
-
         request = self._gathered.request
         foreign = request.options.no_python or "PYTHON_EXEC" in self._gathered.environ
         if ranks_ran and self._ranks:
@@ -193,7 +182,6 @@ def _launcher_end(ended: Ended, launcher: str) -> str:
     """Return how the launcher died of a signal; "" where it did not, or where we ended it."""
     if ended.signal is None or ended.ended_by != "job" or ended.interrupted:
         return ""
-    from saferun.diagnosis.process_end import launcher_end
 
     return launcher_end(ended.signal, torchrun=launcher == "torchrun")
 
@@ -220,8 +208,6 @@ def end_requested(ended: Ended) -> bool:
 
 def _needed(hooks: HookSettings) -> set[str]:
     """Return the modules of torch whose hooks have to hold for the settings of a plan."""
-    from saferun.profile.schema import KEYS
-
     found: set[str] = set()
     for key, targets in NEEDS.items():
         value: object = functools.reduce(getattr, key.split("."), hooks)
@@ -230,8 +216,6 @@ def _needed(hooks: HookSettings) -> set[str]:
 
 
 def _first_step(ended: Ended) -> int | None:
-    from saferun.diagnosis.progress import first_step
-
     steps = [step for head in ended.heads if (step := first_step(head)) is not None]
     return max(steps, default=None)
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
 
 from saferun.system.signalfd import Signals
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-    from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
 END_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # no other one ends a run

@@ -13,14 +13,11 @@ from collections.abc import Callable
 
 from saferun.diagnosis import log_reader, progress
 from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.log_reader import Line
 from saferun.model import LaunchPlan
 from saferun.supervise import live_output
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.log_reader import Line
-    from saferun.supervise.attempt import Ended
-    from saferun.supervise.hang_watch import HangWatch
+from saferun.supervise.attempt import Ended
+from saferun.supervise.hang_watch import HangWatch
 
 _EVERY_S = 3.0
 _LOOKS = 40  # then the first steps are no longer in what is kept of the output

@@ -13,14 +13,12 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 
+from saferun.diagnosis import flight_record
+from saferun.diagnosis.flight_record import Call
+from saferun.diagnosis.silence import RankSign
 from saferun.named_tuple import NamedTuple
 from saferun.planning.own_variables import DUMPS, PIPE
 from saferun.system import procfs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.flight_record import Call
-    from saferun.diagnosis.silence import RankSign
 
 # For all: torch looks once a second, needs the GIL for the lines of the script, and took more than
 # 5 s for a first dump where its files were not in memory yet.
@@ -53,8 +51,6 @@ class FlightDumps:
 
     def are_ready(self, at_s: float) -> bool:
         """Return whether nothing more will come."""
-        from saferun.diagnosis import flight_record
-
         for rank, asked in self._asked.items():
             if rank not in self._read and _stamp(asked.path) not in (None, asked.before):
                 calls = flight_record.read(_content(asked.path))

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from saferun.model import LaunchPlan
+from saferun.gpu import lock, lock_owner, preflight_gate
+from saferun.gpu.cuda_errors import AFTER, DRAIN, RESET
+from saferun.gpu.lock import Held
+from saferun.gpu.preflight_gate import Clearance
+from saferun.model import Finding, LaunchPlan, Request
 from saferun.planning.inputs import Gathered
 from saferun.system.descriptors import plug_closed_descriptors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.gpu.lock import Held
-    from saferun.gpu.preflight_gate import Clearance
-    from saferun.model import Finding, Request
 
 # Takes whether the GPUs are granted, and what was found.
 Report = Callable[[bool, "tuple[Finding, ...]"], None]
@@ -29,8 +27,6 @@ def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
     Raises:
         BusyError: another run has one, and the policy is not to wait.
     """
-    from saferun.gpu import lock, lock_owner
-
     plug_closed_descriptors()  # or a lock file would become the job's output
     assert gathered.profile is not None, "a supervised run has a profile"
     seen = gathered.facts.gpu.gpus
@@ -65,7 +61,6 @@ def begin_preflight(
     """
     if plan.settings.preflight.mode == "off":
         return None
-    from saferun.gpu import preflight_gate
 
     return preflight_gate.begin(gathered, plan, held, say)
 
@@ -104,11 +99,8 @@ class GpuCare:
         """
         if self._check is None:
             return True
-        if kind:
-            from saferun.gpu.cuda_errors import AFTER
-
-            if kind not in AFTER:
-                return True
+        if kind and kind not in AFTER:
+            return True
         granted = self._check.granted()
         report(granted, self._check.findings)
         return granted
@@ -121,8 +113,6 @@ class GpuCare:
             kind: of its failure.
             again: another attempt follows; else only what the next run would need is done.
         """
-        from saferun.gpu.cuda_errors import AFTER, DRAIN, RESET
-
         self.recovered = ()
         asks = AFTER.get(kind, frozenset())
         if not again:
@@ -131,7 +121,6 @@ class GpuCare:
             asks = asks - {DRAIN}  # others use the GPU, and their memory stays
         if not asks or not plan.gpus.gpus:
             return
-        from saferun.gpu import preflight_gate
 
         wanted: dict[str, tuple[str, ...]] = dict.fromkeys(asks, ())
         done = preflight_gate.recovered(wanted, self._gathered, plan, self._held)

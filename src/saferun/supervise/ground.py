@@ -6,18 +6,15 @@ import os
 import time
 from collections.abc import Callable
 
+from saferun.diagnosis import retry_policy
+from saferun.gpu.lock import Held
+from saferun.journal.writer import Journal
 from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import Gathered
 from saferun.supervise.gpu_gate import GpuCare
 from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.record import Record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis import retry_policy
-    from saferun.gpu.lock import Held
-    from saferun.journal.writer import Journal
 
 Say = Callable[[str], None]
 # Called before each attempt with its number and the seconds to wait. A signal that asks the run to

@@ -13,16 +13,19 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.evidence import Hang
-    from saferun.diagnosis.silence import Helper, Look, Place, Silence
-    from saferun.model import LaunchPlan
-    from saferun.supervise.flight_dumps import FlightDumps
-    from saferun.supervise.late_signs import LateSigns
-    from saferun.supervise.native_stacks import NativeStacks
-    from saferun.supervise.record import Record
-    from saferun.supervise.work_signs import Tree
+from saferun.diagnosis import flight_record, silence
+from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.failure_report import seconds
+from saferun.diagnosis.silence import Helper, Look, Place, Silence
+from saferun.inject import contract
+from saferun.keeper import process_tree
+from saferun.model import LaunchPlan
+from saferun.supervise import late_signs, work_signs
+from saferun.supervise.flight_dumps import FlightDumps
+from saferun.supervise.late_signs import LateSigns
+from saferun.supervise.native_stacks import NativeStacks
+from saferun.supervise.record import Record
+from saferun.supervise.work_signs import Tree
 
 _EVERY_S = 15.0  # between looks
 _TREE_S = 60.0  # between two readings of all processes of the machine, while the job works
@@ -54,8 +57,6 @@ class _Asked:
         flight: FlightDumps,
         environ: Mapping[str, str],
     ) -> None:
-        from saferun.supervise import work_signs
-
         self.since, self.before, self.files, self.flight = since, before, files, flight
         self.helpers: list[Helper] = work_signs.helpers(one.pid for one in before.ranks)
         self.native: NativeStacks | None = None
@@ -73,8 +74,6 @@ class _Asked:
         return native and flight
 
     def _ask_py_spy(self, at_s: float) -> NativeStacks:
-        from saferun.supervise.native_stacks import NativeStacks
-
         pids = (*(one.pid for one in self.before.ranks), *(one.pid for one in self.helpers))
         return NativeStacks(pids, self._environ, at_s)
 
@@ -105,8 +104,6 @@ class HangWatch:
         say: Say,
         environ: Mapping[str, str],
     ) -> None:
-        from saferun.diagnosis.silence import Silence
-
         self._receipts, self._record, self._say = receipts, record, say
         self._environ = environ
         self._gpus = [gpu.uuid for gpu in plan.gpus.gpus]
@@ -163,8 +160,6 @@ class HangWatch:
 
     def _now(self, at_s: float) -> Look | None:
         """Look at the job. Who has started since a while is looked for only where it may matter."""
-        from saferun.supervise import work_signs
-
         matters = self._asked or self._is_wanted or self._silence.is_quiet(at_s)
         if matters or at_s >= self._tree_until_s:
             self._tree, self._tree_until_s = work_signs.tree(), at_s + _TREE_S
@@ -177,16 +172,12 @@ class HangWatch:
 
     def _look_closer(self, now: Look) -> None:
         """Look for signs of work that cost more."""
-        from saferun.supervise import late_signs, work_signs
-
         if self._late is None:
             self._late = late_signs.LateSigns(self._environ, self._gpus)
         if self._late.seen(now.at_s, work_signs.everyone(one.pid for one in now.ranks)):
             self._silence.note_busy(now.at_s)
 
     def _ask(self, began: Look, now: Look) -> _Asked:
-        from saferun.supervise.flight_dumps import FlightDumps
-
         flight = FlightDumps(now.ranks, now.at_s)
         return _Asked(began, now, self._ask_ranks(now), flight, self._environ)
 
@@ -195,9 +186,6 @@ class HangWatch:
 
         A rank without the handler would die of the signal, so it is left alone.
         """
-        from saferun.inject import contract
-        from saferun.keeper import process_tree
-
         files: dict[int, tuple[str, int]] = {}
         names = os.listdir(self._receipts) if self._receipts else []
         for one in now.ranks:
@@ -210,9 +198,6 @@ class HangWatch:
         return files
 
     def _report(self, asked: _Asked, now: Look) -> None:
-        from saferun.diagnosis import flight_record, silence
-        from saferun.diagnosis.failure_report import seconds
-
         native, since = asked.native.take() if asked.native else {}, asked.since
         written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}
         by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}

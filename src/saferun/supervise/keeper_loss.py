@@ -9,17 +9,17 @@ import os
 import select
 import signal
 import time
+from typing import TYPE_CHECKING
 
 from saferun.keeper import process_tree, protocol
+from saferun.keeper.output_ends import Ends
 from saferun.keeper.output_tail import Tail
+from saferun.supervise.attempt_life import AttemptLife
+from saferun.supervise.keeper_pool import Standby
+from saferun.system.signalfd import Signals
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.keeper.output_ends import Ends
     from saferun.supervise.attempt import Observer
-    from saferun.supervise.attempt_life import AttemptLife
-    from saferun.supervise.keeper_pool import Standby
-    from saferun.system.signalfd import Signals
 
 _PIECE_BYTES = select.PIPE_BUF  # a write of these does not block where poll(2) allows one
 

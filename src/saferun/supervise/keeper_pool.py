@@ -12,22 +12,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from saferun.keeper import output_ends, protocol
+from saferun.keeper.output_ends import Ends
 from saferun.keeper.process_tree import read_stat
 from saferun.named_tuple import NamedTuple
+from saferun.planning.torchrun_install import Launcher
 from saferun.supervise import warm_start
-from saferun.system import paths
+from saferun.supervise.warm_start import WarmStart
+from saferun.system import cgroup, paths
 from saferun.system.descriptors import plug_closed_descriptors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from saferun.keeper.output_ends import Ends
-    from saferun.planning.torchrun_install import Launcher
-    from saferun.supervise.warm_start import WarmStart
 
 FREE_BYTES = 4 << 30  # a warm agent takes up to 0.6 GB, and the job's own growth comes first
 _LOOK_S = 0.005  # whether it has: it needs some 10 ms, and the run's end waits for it
@@ -228,8 +223,6 @@ def _is_stopped(pid: int) -> bool:
 
 def memory_suffices() -> bool:
     """Return whether the machine and our control group have memory for a warm agent."""
-    from saferun.system import cgroup
-
     limits = (_available(), cgroup.memory_left())
     return all(left is None or left >= FREE_BYTES for left in limits)
 

@@ -6,11 +6,9 @@ busy makes no keeper stopped. The keeper has a session of its own, so no key at 
 
 from __future__ import annotations
 
-from saferun.keeper.process_tree import read_stat
+from collections.abc import Callable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from saferun.keeper.process_tree import read_stat
 
 LOOK_S = 1.0  # between two looks
 LOOKS = 6  # stopped in so many in a row: for 5 s in which we ran ourselves

@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from saferun.system import command, paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 TIMEOUT_S = 60.0  # the import of Optuna, and a database that others write
 _CODE = "from _saferun_inject.hooks.optuna import sweep; sweep.main()"

@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from saferun.diagnosis import progress
+from saferun.diagnosis.silence import Look
 from saferun.errors import UnavailableError
 from saferun.gpu import nvidia_smi
+from saferun.gpu.nvidia_smi import Load
 from saferun.journal import events, reader
 from saferun.journal.attempts import Attempt, attempts
 from saferun.journal.event_types import Started
@@ -24,11 +26,6 @@ from saferun.named_tuple import NamedTuple
 from saferun.supervise import live_output, resumption, work_signs
 from saferun.system import command, paths, procfs
 from saferun.system.redact import Masker
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.silence import Look
-    from saferun.gpu.nvidia_smi import Load
 
 _LINE_CHARS = 500
 _RATE_S = 60.0  # over which a rate is measured

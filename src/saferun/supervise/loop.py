@@ -10,28 +10,26 @@ from __future__ import annotations
 import time
 
 from saferun.diagnosis import retry_policy
+from saferun.diagnosis.classify import Diagnosis
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
 from saferun.model import LaunchPlan
 from saferun.planning.inputs import Gathered
 from saferun.planning.view import announcement
-from saferun.supervise import end_requests, own_files, record
+from saferun.supervise import end_requests, own_files, record, report
 from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import AttemptWatch, end_requested, ended_status, grace_s
 from saferun.supervise.end_requests import INTERRUPTED, EndRequestedError, EndRequests, answer
 from saferun.supervise.first_steps import FirstSteps
 from saferun.supervise.gpu_gate import take_locks
 from saferun.supervise.ground import Ground, Means, Pace, Say, jitter, pause
+from saferun.supervise.hang_watch import HangWatch
 from saferun.supervise.keeper_pool import KeeperPool
+from saferun.supervise.left_trials import fail_left_over
 from saferun.supervise.mitigations import RunMitigations
+from saferun.supervise.nodes import Nodes
 from saferun.supervise.replace import check_size, unsupervised
 from saferun.supervise.resumption import Resumption
 from saferun.system.descriptors import plug_closed_descriptors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.classify import Diagnosis
-    from saferun.supervise.hang_watch import HangWatch
-    from saferun.supervise.nodes import Nodes
 
 LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is imported
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
@@ -180,8 +178,6 @@ class _Run:
 
     def _asked_between(self, number: int) -> int:
         """End the run because a signal asks for it while no attempt runs; return its status."""
-        from saferun.supervise import report
-
         status, path = 128 + number, self._record.path
         self._interrupted = status == INTERRUPTED
         lines = report.asked_lines(self._history, self._diagnoses, number, path)
@@ -202,8 +198,6 @@ class _Run:
         """Leave no trial of a study running in its storage; most runs have none."""
         identity = self._gathered.identity
         if identity.state is not None and self._history:
-            from saferun.supervise.left_trials import fail_left_over
-
             plan = self._mitigations.plan(self._gathered)
             launcher, say = self._gathered.launcher, self._means.ground.say
             python = launcher.interpreter if launcher else plan.command[0]
@@ -240,7 +234,6 @@ class _Run:
     def _hang_watch(self, plan: LaunchPlan) -> HangWatch | None:
         if plan.settings.watch.mode == "off":
             return None
-        from saferun.supervise.hang_watch import HangWatch
 
         gathered, say = self._gathered, self._means.ground.say
         receipts = gathered.identity.receipts
@@ -249,7 +242,6 @@ class _Run:
     def _other_nodes(self, plan: LaunchPlan) -> Nodes | None:
         if self._gathered.launcher is None or plan.options.nodes == 1:
             return None
-        from saferun.supervise.nodes import Nodes
 
         shared = self._history, self._diagnoses, self._mitigations, self._resumption
         return Nodes(self._gathered, *shared, self._record, self._means.ground.say)
@@ -381,8 +373,6 @@ class _Run:
     def _report(
         self, ended: Ended, decision: retry_policy.Decision, problems: tuple[str, ...]
     ) -> None:
-        from saferun.supervise import report
-
         change = self._mitigations.describe([decision.add] if decision.add else [])
         path, history = self._record.path, self._history
         host = self._nodes.host if self._nodes else ""

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from saferun.diagnosis import deciding
 from saferun.diagnosis.evidence import Evidence, Observation
+from saferun.gpu import recovery
 from saferun.model import Gpu
 from saferun.named_tuple import NamedTuple
+from saferun.system import gpus, kernellog
 
 SMI_S = 3.0  # for nvidia-smi to answer one question
 FULL_BYTES = 1 << 20  # free, below which a disk counts as full
@@ -62,7 +64,6 @@ def _kernels_log(scene: Scene) -> Iterator[Observation]:
     """Yield the driver's lines of the kernel's log about the job's GPUs while it ran."""
     if not scene.gpus:
         return
-    from saferun.system import gpus, kernellog
 
     known = gpus.addresses()
     buses = {known[gpu.uuid].lower() for gpu in scene.gpus if gpu.uuid in known}
@@ -98,7 +99,6 @@ def _gpus(scene: Scene) -> Iterator[Observation]:
     """Yield what nvidia-smi says of the job's GPUs where it is an error."""
     if not scene.gpus:
         return
-    from saferun.gpu import recovery
 
     report, trouble = recovery.look(scene.environ, SMI_S)
     for text in filter(None, (report.strange, trouble)):

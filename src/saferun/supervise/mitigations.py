@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from zlib import crc32
 
+from saferun.journal import mitigation_history
+from saferun.journal.mitigation_history import Entry, Key
+from saferun.journal.receipts import Receipt, missed
 from saferun.model import LaunchOptions, LaunchPlan
 from saferun.planning import mitigation_catalog, mitigation_overlay
 from saferun.planning.inputs import Gathered
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.journal.mitigation_history import Entry, Key
-    from saferun.journal.receipts import Receipt
-    from saferun.supervise.probes import Probes
+from saferun.supervise.probes import Probes
+from saferun.system.gpus import driver_version
+from saferun.system.redact import Masker
+from saferun.system.stderr import say
 
 
 class RunMitigations:
@@ -90,7 +92,6 @@ class RunMitigations:
         self._graphs_seen |= mitigation_overlay.graphs_seen(receipt.facts for receipt in receipts)
         if ranks_seen:
             self._hooks_run = any(receipt.rank is not None for receipt in receipts)
-        from saferun.journal.receipts import missed
 
         if past := missed(receipts):
             self._missed |= past.keys()
@@ -121,8 +122,6 @@ class RunMitigations:
         self, gathered: Gathered, base: LaunchPlan, names: Sequence[str]
     ) -> mitigation_overlay.Situation:
         if self._probes is None:
-            from saferun.supervise.probes import Probes
-
             self._probes = Probes(self._environ, self._prefix, self._directory)
         here = mitigation_overlay.situation(
             base,
@@ -151,8 +150,6 @@ class RunMitigations:
 
     def recall(self, gathered: Gathered) -> str:
         """Put in force what helped this script here before; return a message about it, or ""."""
-        from saferun.journal import mitigation_history
-
         policy = self._base[1].settings.mitigate
         if not (policy.enabled and policy.remember):
             return ""
@@ -173,9 +170,6 @@ class RunMitigations:
 
     def learn(self, gathered: Gathered, plan: LaunchPlan) -> None:
         """Add what was chosen in this run, which has succeeded, to the history."""
-        from saferun.journal import mitigation_history
-        from saferun.system.stderr import say
-
         lasting = [n for n in self._chosen if n in self.in_force and self.known()[n].lasting]
         if not lasting or not plan.settings.mitigate.remember:
             return
@@ -196,8 +190,6 @@ class RunMitigations:
 
     def _arguments(self, gathered: Gathered) -> tuple[str, ...]:
         """The script's arguments as they are kept and compared: without secrets."""
-        from saferun.system.redact import Masker
-
         arguments = gathered.request.line.script_args
         return tuple(Masker(self._environ, arguments).argv(arguments))
 
@@ -213,9 +205,6 @@ class RunMitigations:
         )
 
     def _key(self, gathered: Gathered) -> Key:
-        from saferun.journal.mitigation_history import Key
-        from saferun.system.gpus import driver_version
-
         line = gathered.request.line
         return Key(
             script=_script(line.script or "", gathered.request.options),
@@ -228,8 +217,6 @@ class RunMitigations:
 def _script(script: str, options: LaunchOptions) -> str:
     """Return the name under which a script is remembered; code itself is not kept."""
     if options.code:
-        from zlib import crc32
-
         return f"-c {crc32(script.encode(errors='surrogateescape')):08x}"
     return f"-m {script}" if options.module else os.path.realpath(script)
 

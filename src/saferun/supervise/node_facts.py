@@ -6,19 +6,15 @@ import json
 import os
 import stat
 import zlib
+from typing import Any
 
 from saferun import __version__
+from saferun.inject import nodes
 from saferun.model import Profile, Setting
 from saferun.planning.inputs import Gathered
 from saferun.planning.torchrun_args import value_of
 from saferun.profile import settings
 from saferun.profile.schema import KEYS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from saferun.inject import nodes
 
 CONTENT_BYTES = 1 << 20  # of the script, for its checksum: --no-python may start a large program
 # Variables of a machine's network and devices; all others of a profile count for all ranks.

@@ -15,25 +15,23 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
-from saferun.diagnosis import retry_policy
+from saferun.diagnosis import classify, retry_policy, signatures
+from saferun.diagnosis.classify import Diagnosis
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
+from saferun.errors import EXIT_CONFIG
 from saferun.inject import node_agent, nodes
 from saferun.model import LaunchPlan, as_tree
 from saferun.planning.inputs import Gathered
 from saferun.supervise import node_facts, shared_reports
+from saferun.supervise.attempt import Ended
 from saferun.supervise.attempt_watch import end_requested
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from saferun.diagnosis.classify import Diagnosis
-    from saferun.supervise.attempt import Ended
-    from saferun.supervise.mitigations import RunMitigations
-    from saferun.supervise.record import Record
-    from saferun.supervise.resumption import Resumption
+from saferun.supervise.mitigations import RunMitigations
+from saferun.supervise.record import Record
+from saferun.supervise.resumption import Resumption
+from saferun.system import paths
 
 TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
 AGENTS = 3  # in a row, that may end before their nodes meet
@@ -197,8 +195,6 @@ class Nodes:
 
     def _not_met(self, plan: LaunchPlan, alone: nodes.Alone) -> Decision:
         """Return the end of a run whose nodes did not come back together."""
-        from saferun.diagnosis import classify, signatures
-
         self.status = 1
         root = alone["root"]
         if root is None and self._history:
@@ -236,8 +232,6 @@ class Nodes:
         self._regroups += 1
         unfit = agreement["unfit"]
         if agreement["action"] == nodes.REFUSE or self._node in unfit:
-            from saferun.errors import EXIT_CONFIG
-
             self.status = EXIT_CONFIG
             return Decision(STOP, agreement["why"])
         if agreement["action"] == nodes.STOP:
@@ -278,8 +272,6 @@ class Nodes:
 
     def _take_root(self, root: nodes.Report | None) -> None:
         """Put the report of the node where the failure began in the place of our own."""
-        from saferun.diagnosis.classify import Diagnosis
-
         if root is None or not self._history or root["attempt"] != self._history[-1].number:
             return
         self.host = root["host"]
@@ -303,8 +295,6 @@ class Nodes:
             ended: how the attempt ended.
             decision: this node's own.
         """
-        from saferun.diagnosis import classify, signatures
-
         last, outcome = self._history[-1], self._outcome
         self.number = last.number + 1
         self.host = self._facts["host"]
@@ -359,7 +349,6 @@ class Nodes:
         return [self._masked(item) for item in value] if isinstance(value, list) else value
 
     def _read(self, name: str) -> Any:  # an Outcome or a Loss, as JSON gives it
-        from saferun.system import paths
 
         directory = self._gathered.identity.receipts
         if directory is None:

@@ -15,21 +15,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from saferun.diagnosis.classify import Diagnosis
 from saferun.diagnosis.failure_report import seconds
+from saferun.diagnosis.retry_policy import Decision, Try
+from saferun.diagnosis.silence import Place
+from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
 from saferun.supervise import keeper_pool
 from saferun.system import paths
 from saferun.system.printable import printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from saferun.diagnosis.classify import Diagnosis
-    from saferun.diagnosis.retry_policy import Decision, Try
-    from saferun.diagnosis.silence import Place
-    from saferun.model import LaunchPlan
 
 LIMIT_S = 10.0  # for the command
 _END_S = 5.0  # for its process to end it, beyond that

@@ -9,19 +9,21 @@ directory then.
 
 from __future__ import annotations
 
+import base64
+import importlib
+import marshal
 import os
 import sys
+import zlib
 from _frozen_importlib import ModuleSpec  # importlib.machinery's, without its import
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 
+from saferun.diagnosis import signatures
 from saferun.knowledge import loader
 from saferun.supervise import keeper_pool
 from saferun.system import paths, trust
 from saferun.system.paths import PACKAGE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
 
 _IMPORTED = ("supervise", "gpu", "journal", "planning", "diagnosis", "knowledge", "system")
 _KEEPER, _HOOKS = "keeper", "inject"
@@ -83,9 +85,6 @@ class OwnFiles:
             for path, text in self._texts.items()
             if _room(path) in ("", _KEEPER) and os.path.basename(path) not in _NOT_KEPT
         }
-        import base64
-        import marshal
-        import zlib
 
         packed = base64.b64encode(zlib.compress(marshal.dumps(found))).decode()
         return _KEPT.format(packed=packed)
@@ -169,8 +168,6 @@ def keep(environ: Mapping[str, str]) -> None:
     Args:
         environ: names the user's cache directory.
     """
-    import importlib
-
     loader.keep(environ)
     for name in _files.modules(_IMPORTED):
         if name not in sys.modules:
@@ -178,7 +175,6 @@ def keep(environ: Mapping[str, str]) -> None:
                 importlib.import_module(name)
             except ImportError:  # of a library that only commands need
                 continue
-    from saferun.diagnosis import signatures
 
     signatures.keep(environ)
 

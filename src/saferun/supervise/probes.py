@@ -6,9 +6,17 @@ mitigation that needs it is not used (mitigation_overlay.usable). Nothing is sen
 
 from __future__ import annotations
 
+import array
+import fcntl
+import glob
 import os
 import re
+import resource
+import shutil
 import socket
+import struct
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 PTXAS_TIMEOUT_S = 10.0  # `ptxas --version` takes 10 ms, or seconds from a network's disk
@@ -79,8 +87,6 @@ class Probes:
 
     def close(self) -> None:
         """Remove the directories that were made. Never raises."""
-        import shutil
-
         made, self._made = self._made, []
         for path in made:
             shutil.rmtree(path, ignore_errors=True)
@@ -90,8 +96,6 @@ class Probes:
 
     def _fresh_directory(self) -> str | None:
         """A private directory for the whole run, so that a second attempt finds a warm cache."""
-        import tempfile
-
         for place in (self._environ.get("TMPDIR") or "/tmp", self._directory):  # noqa: S108 - mkdtemp, 0700
             try:
                 path = tempfile.mkdtemp(prefix="saferun-cache-", dir=os.path.abspath(place))
@@ -104,8 +108,6 @@ class Probes:
 
     def _claim(self, path: str) -> None:
         """Lock a directory as used by a run: an unlocked one may be removed (gpu/orphans.py)."""
-        import fcntl
-
         try:
             claim = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._claims.append(claim)
@@ -139,8 +141,6 @@ def fresh_id() -> str:
 
 def open_files() -> str | None:
     """Return the hard limit of open files where the soft one is below it, else None."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = 1 << 20
@@ -165,8 +165,6 @@ def newest_ptxas(environ: Mapping[str, str], prefix: str | None) -> str | None:
 
 def ptxas_version(path: str) -> tuple[int, ...]:
     """Return the version that a ptxas prints, such as (12, 8); () if it prints none."""
-    import subprocess
-
     try:
         done = subprocess.run(  # noqa: S603 (our own words)
             [path, "--version"],
@@ -182,8 +180,6 @@ def ptxas_version(path: str) -> tuple[int, ...]:
 
 
 def _toolkits(environ: Mapping[str, str]) -> Iterator[str]:
-    import glob
-
     homes = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
     folders = [os.path.join(home, "bin") for home in homes]
     folders += sorted(glob.glob(TOOLKITS))
@@ -197,8 +193,6 @@ def _toolkits(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _packaged(prefix: str | None) -> list[str]:
-    import glob
-
     if prefix is None:
         return []
     lib = os.path.join(glob.escape(prefix), "lib*", "python3*", "*-packages")
@@ -253,10 +247,6 @@ def _is_loopback(address: str) -> bool:
 
 def _interfaces() -> dict[str, str]:
     """Address -> interface: the kernel's list for IPv4, /proc for IPv6."""
-    import array
-    import fcntl
-    import struct
-
     found: dict[str, str] = {}
     buffer = array.array("B", bytes(256 * _IFREQ_BYTES))
     try:

@@ -11,6 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun import __version__
 from saferun.diagnosis import retry_policy
+from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.retry_policy import Decision, Try
+from saferun.diagnosis.silence import Place
+from saferun.diagnosis.work_lost import WorkLost
+from saferun.inject.nodes import Agreement
+from saferun.journal import rank_files, torchelastic_dirs
 from saferun.journal.event_types import (
     AttemptBegun,
     AttemptEnded,
@@ -23,24 +29,17 @@ from saferun.journal.event_types import (
     RunEnded,
     Started,
 )
+from saferun.journal.receipts import Receipt
+from saferun.journal.recycling import Request
+from saferun.journal.writer import Journal
+from saferun.model import Finding, Identity, LaunchPlan
+from saferun.planning.inputs import Gathered
 from saferun.planning.view import as_json
-from saferun.supervise.attempt import TAIL_BYTES
+from saferun.supervise.attempt import TAIL_BYTES, Ended
+from saferun.supervise.notifier import Notifier
+from saferun.system import paths
 from saferun.system.procfs import this_process
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.classify import Diagnosis
-    from saferun.diagnosis.retry_policy import Decision, Try
-    from saferun.diagnosis.silence import Place
-    from saferun.diagnosis.work_lost import WorkLost
-    from saferun.inject.nodes import Agreement
-    from saferun.journal.receipts import Receipt
-    from saferun.journal.recycling import Request
-    from saferun.journal.writer import Journal
-    from saferun.model import Finding, Identity, LaunchPlan
-    from saferun.planning.inputs import Gathered
-    from saferun.supervise.attempt import Ended
-    from saferun.supervise.notifier import Notifier
+from saferun.system.redact import Masker
 
 VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's
 
@@ -198,16 +197,12 @@ class Record:
 
     def mask_ranks(self, identity: Identity) -> None:
         """Take the secrets out of what an attempt's ranks wrote, before anything reads it."""
-        from saferun.journal import rank_files
-
         masked = self._journal.masked
         rank_files.mask(identity.receipts, identity.attempt, masked)
         self._trials = rank_files.mask_trials(identity.state, masked, self._trials)
 
     def clear_torchelastic(self, found: tuple[Receipt, ...]) -> None:
         """Remove what an attempt left in torchrun's temporary directory; its receipts name it."""
-        from saferun.journal import torchelastic_dirs
-
         self.harmlessly(lambda: torchelastic_dirs.remove(found))
 
     def harmlessly(self, work: Callable[[], None]) -> None:
@@ -285,7 +280,6 @@ def of(
     """
     if not plan.settings.notify.command:
         return Record(journal)
-    from saferun.supervise.notifier import Notifier
 
     about = {
         "run": gathered.identity.run,
@@ -306,9 +300,6 @@ def begin(gathered: Gathered, say: Callable[[str], None]) -> tuple[Gathered, Jou
     Returns:
         `gathered` with the final identity, and the journal.
     """
-    from saferun.journal.writer import Journal
-    from saferun.system.redact import Masker
-
     request = gathered.request
     given = [f"{key}={text}" for key, text, _ in request.sets]
     if gathered.profile:  # its file may hold secrets, too
@@ -347,6 +338,4 @@ def _has_trials(gathered: Gathered) -> bool:
 def leave_verdict(environ: Mapping[str, str], verdict: str) -> None:
     """Write the verdict of a failed run to the file that `SAFERUN_VERDICT_FILE` names."""
     if path := environ.get(VERDICT_FILE):
-        from saferun.system import paths
-
         paths.write_private(os.path.abspath(path), verdict.encode() + b"\n")

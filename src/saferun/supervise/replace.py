@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Mapping
+from typing import NoReturn
 
-from saferun.errors import UnavailableError
+from saferun.errors import EXIT_UNAVAILABLE, UnavailableError
+from saferun.gpu.lock import Held
 from saferun.model import LaunchPlan
+from saferun.planning import exec_limit
+from saferun.planning.inputs import Gathered
+from saferun.supervise.gpu_gate import GpuCare
 from saferun.system.paths import on_path
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-    from saferun.gpu.lock import Held
-    from saferun.planning.inputs import Gathered
-    from saferun.supervise.gpu_gate import GpuCare
+from saferun.system.stderr import say
 
 
 def check_size(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
@@ -25,12 +24,9 @@ def check_size(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
     Raises:
         UnavailableError: it would not, because of the variables that saferun sets.
     """
-    from saferun.planning import exec_limit
-
     env = plan.environment(environ)
     if exec_limit.size(plan.command, env) + exec_limit.RANK_BYTES <= exec_limit.ALWAYS_BYTES:
         return
-    import resource
 
     stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
     most = exec_limit.limit(None if stack == resource.RLIM_INFINITY else stack)
@@ -76,9 +72,6 @@ def unsupervised(
     Returns:
         The exit status, where the GPUs failed the preflight test.
     """
-    from saferun.errors import EXIT_UNAVAILABLE
-    from saferun.system.stderr import say
-
     say(f"the job is not supervised, no process could be started for it: {error.strerror}")
     if not care.cleared("", lambda granted, findings: None):
         return EXIT_UNAVAILABLE

@@ -7,12 +7,9 @@ import signal
 from collections.abc import Callable, Sequence
 
 from saferun.diagnosis import failure_report, retry_policy
+from saferun.diagnosis.classify import Diagnosis
 from saferun.journal import trials
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.diagnosis.classify import Diagnosis
-    from saferun.supervise.attempt import Ended
+from saferun.supervise.attempt import Ended
 
 
 def show(

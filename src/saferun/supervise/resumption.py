@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
+from saferun.diagnosis import work_lost
+from saferun.diagnosis.failure_report import seconds
+from saferun.diagnosis.retry_policy import Try
+from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject import nodes
 from saferun.model import Checkpoint, LaunchPlan, ResumePolicy
+from saferun.planning import resume
 from saferun.planning.inputs import Gathered
 from saferun.planning.torchrun_args import whole
+from saferun.supervise.attempt import Ended
+from saferun.system import checkpoints, disk_room
+from saferun.system.checkpoints import Found, Stamp
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    from saferun.diagnosis.retry_policy import Try
-    from saferun.diagnosis.work_lost import WorkLost
-    from saferun.supervise.attempt import Ended
-    from saferun.system.checkpoints import Found, Stamp
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 # What a checkpoint that cannot be loaded leads to.
 _KINDS = ("checkpoint-corrupt", "checkpoint-mismatch", "state-dict-mismatch")
@@ -62,8 +62,6 @@ class Resumption:
             self._harmlessly(self._begin)
 
     def _begin(self) -> None:
-        from saferun.planning import resume
-
         args, environ = self._gathered.request.line.script_args, self._gathered.environ
         try:
             self._pattern = resume.pattern(self._policy, args, environ)
@@ -121,7 +119,6 @@ class Resumption:
     def _cost(self) -> str:
         if not self._lost:
             return ""
-        from saferun.diagnosis.failure_report import seconds
 
         last = self._lost[-1]
         steps = "" if last.steps is None else f"{last.steps} steps, "
@@ -144,8 +141,6 @@ class Resumption:
         return judged or (last, None)
 
     def _judged(self, last: Try, plan: LaunchPlan, ended: Ended) -> tuple[Try, WorkLost | None]:
-        from saferun.diagnosis import work_lost
-
         bad = plan.checkpoint if last.kind in _KINDS and last.first_step is None else None
         if bad is not None:
             now = {one.checkpoint.path: one.stamp for one in self._find()}
@@ -181,8 +176,6 @@ class Resumption:
         Args:
             limit_s: the longest wait. A signal that asks for the end ends it, and then the run.
         """
-        from saferun.system import disk_room
-
         folder = disk_room.folder_of(self._pattern or "")
         sizes = [found.stamp[1] for found in self._find()]
         if disk_room.has(folder, max(sizes, default=0)):
@@ -200,10 +193,6 @@ class Resumption:
         return advice or ""
 
     def _advice(self, lived_s: list[float]) -> str:
-        from saferun.diagnosis import work_lost
-        from saferun.diagnosis.failure_report import seconds
-        from saferun.system import checkpoints
-
         if len(lived_s) < work_lost.ENOUGH:
             return ""
         written = self._find()
@@ -224,8 +213,6 @@ class Resumption:
     # --- what is on the disk ---------------------------------------------------------------------
 
     def _find(self) -> list[Found]:
-        from saferun.system import checkpoints
-
         return checkpoints.find(self._pattern or "")
 
     def _newest(self) -> Found | None:
@@ -246,9 +233,6 @@ class Resumption:
         return whole
 
     def _problem(self, checkpoint: Checkpoint, written: Sequence[str]) -> str:
-        from saferun.planning import resume
-        from saferun.system import checkpoints
-
         args, environ = self._gathered.request.line.script_args, self._gathered.environ
         try:
             resume.arguments(args, self._policy, checkpoint, environ)
@@ -302,9 +286,6 @@ def saved_since(
         cwd: of the run.
         began_s: seconds since the epoch; older ones are not the run's.
     """
-    from saferun.planning import resume
-    from saferun.system import checkpoints
-
     try:
         pattern = resume.pattern(policy, script_args, environ)
     except resume.UnknownError:

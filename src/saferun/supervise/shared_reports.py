@@ -21,11 +21,8 @@ import time
 from collections.abc import Collection
 
 from saferun.inject import node_joining, node_watch, nodes
+from saferun.inject.nodes import Report
 from saferun.system import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.inject.nodes import Report
 
 WAIT_S = 15.0  # beside a heartbeat: an agent is told of another's failure, and its ranks end
 _NEXT_S = 3.0  # after which the next node reads the reports, too

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 
-from saferun.errors import UsageError
-from saferun.model import LaunchPlan
+from saferun.errors import EXIT_UNAVAILABLE, UsageError
+from saferun.model import CommandLine, LaunchPlan
+from saferun.planning import inputs
+from saferun.planning.inputs import Gathered
+from saferun.planning.other_launchers import hint
+from saferun.planning.torchrun_args import COMMANDS, advice
+from saferun.planning.view import announcement
+from saferun.supervise import workers
 from saferun.supervise.end_requests import restore_child_ends
+from saferun.supervise.gpu_gate import begin_preflight, take_locks
+from saferun.supervise.ground import Pace
+from saferun.supervise.loop import supervise
+from saferun.supervise.replace import check_size, replace_process
+from saferun.supervise.resumption import first_plan
 from saferun.system.paths import on_path
 from saferun.system.stderr import say
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.model import CommandLine
-    from saferun.planning.inputs import Gathered
-    from saferun.supervise.ground import Pace
 
 
 def check_script(gathered: Gathered, cwd: str) -> None:
@@ -52,14 +58,10 @@ def check_script(gathered: Gathered, cwd: str) -> None:
 
 
 def _suggest(script: str, cwd: str) -> str:
-    from saferun.planning.other_launchers import hint
-    from saferun.planning.torchrun_args import COMMANDS
-
     if text := hint(script):
         return text
     if script in COMMANDS:
         return f"for the command, put it first: saferun {script} …"
-    import difflib
 
     folder, name = os.path.split(script)
     try:
@@ -103,9 +105,6 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
     Raises:
         SaferunError: the caller prints it.
     """
-    from saferun.planning import inputs
-    from saferun.supervise.replace import replace_process
-
     request, environ = gathered.request, gathered.environ
     if request.line.refusal is not None or "help" in request.line.given:
         _explain(request.line)
@@ -117,25 +116,16 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
     if gathered.profile is not None and gathered.profile.settings.workers > 1:
         if pace is not None:
             refuse_workers(gathered)
-        from saferun.supervise import workers
 
         return workers.supervise(gathered, say)
     if gathered.supervised or "IPython" in sys.modules:  # else a notebook's kernel were replaced
-        from saferun.supervise.loop import supervise
-
         return supervise(gathered, say, pace)
-    from saferun.supervise.resumption import first_plan
 
     return _become(gathered, first_plan(gathered, say))
 
 
 def _become(gathered: Gathered, plan: LaunchPlan) -> int:
     """Replace this process by the job, which keeps our locks."""
-    from saferun.errors import EXIT_UNAVAILABLE
-    from saferun.planning.view import announcement
-    from saferun.supervise.gpu_gate import begin_preflight, take_locks
-    from saferun.supervise.replace import check_size, replace_process
-
     check_size(plan, gathered.environ)
     held = take_locks(gathered, say)
     check = begin_preflight(gathered, plan, held, say)
@@ -150,6 +140,4 @@ def _become(gathered: Gathered, plan: LaunchPlan) -> int:
 
 
 def _explain(line: CommandLine) -> None:
-    from saferun.planning.torchrun_args import advice
-
     say(advice(line))

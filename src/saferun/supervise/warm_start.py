@@ -12,10 +12,7 @@ from collections.abc import Mapping, Sequence
 from saferun.inject import contract
 from saferun.keeper import protocol
 from saferun.named_tuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.planning.torchrun_install import Launcher
+from saferun.planning.torchrun_install import Launcher
 
 _HARMLESS_FLAGS = frozenset("bBEIOPRsSu")  # flags of a Python that take no value
 

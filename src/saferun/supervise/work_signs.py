@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from saferun.diagnosis.silence import TERMINAL, Helper, Look, RankSign
 from saferun.system import procfs
 from saferun.system.printable import printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 # Of x86_64, for kernels that do not show the function: asm/unistd_64.h.

@@ -11,24 +11,19 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
+from saferun.diagnosis.retry_policy import Try
 from saferun.errors import EXIT_SOFTWARE, SaferunError
 from saferun.gpu.slots import Slot
+from saferun.journal.writer import Journal
 from saferun.keeper import process_tree
 from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import Gathered
 from saferun.supervise import record
-from saferun.supervise.ground import Ground, Pace, pause
+from saferun.supervise.ground import Ground, Pace, Say, pause
 from saferun.supervise.loop import run
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import NoReturn
-
-    from saferun.diagnosis.retry_policy import Try
-    from saferun.journal.writer import Journal
-    from saferun.supervise.ground import Say
 
 _SET_PDEATHSIG = 1  # linux/prctl.h
 _REPORT_BYTES = 4096  # PIPE_BUF: written at once

@@ -13,31 +13,27 @@ import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 
 from saferun.errors import EXIT_BUSY, EXIT_UNAVAILABLE, BusyError, UsageError
 from saferun.gpu import lock, lock_owner
 from saferun.gpu.slots import Slot, Slots
 from saferun.journal.event_types import RunEnded, WorkerBegun, WorkersBegun
+from saferun.journal.writer import Journal
 from saferun.keeper import process_tree
 from saferun.keeper.job import DEATH_SIGNALS
+from saferun.model import LockPolicy
 from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import Gathered
 from saferun.planning.own_variables import VISIBLE
 from saferun.planning.view import announcement, as_json
 from saferun.supervise import gpu_gate, record
 from saferun.supervise.end_requests import END_SIGNALS, INTERRUPTED, USER_SIGNALS, outlive_signals
+from saferun.supervise.ground import Say
 from saferun.supervise.worker import Part, be_supervisor, last_words, prefixed
 from saferun.system import gpus, procfs
 from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.signalfd import Signals
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from saferun.journal.writer import Journal
-    from saferun.model import LockPolicy
-    from saferun.supervise.ground import Say
 
 _KEEPER_S = 5.0  # for the keeper of a supervisor that was killed to end its job
 _LOOK_S = 0.01  # whether it has: a look reads all of /proc, some 10 ms

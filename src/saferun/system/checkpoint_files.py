@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Mapping
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, BinaryIO
+from typing import Any, BinaryIO
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _ZIP = b"PK\x03\x04"
@@ -77,8 +75,6 @@ def _hdf5_problem(name: str, file: BinaryIO, size: int) -> str:
 
 
 def _zip_problem(name: str, file: BinaryIO, size: int) -> str:
-    import zipfile
-
     try:
         with zipfile.ZipFile(file) as archive:
             comment = len(archive.comment)

@@ -16,11 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun.model import Checkpoint
 from saferun.named_tuple import NamedTuple
-from saferun.system import checkpoint_files
+from saferun.system import checkpoint_files, command
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    Stamp = tuple[int, int]
+Stamp = tuple[int, int]
 
 _DRAFTS = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 _STEP = re.compile(r"(?:step|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)", re.IGNORECASE)
@@ -78,8 +76,6 @@ def write_time_s(path: str, environ: Mapping[str, str]) -> float | None:
     Python has no statx(2) before 3.15, so stat(1) is asked, of `environ`'s PATH. None where the
     file system does not keep the time of birth.
     """
-    from saferun.system import command
-
     files = [path] if os.path.isfile(path) else [file for file, _ in _files(path)]
     asked = command.run(["stat", "-c", "%.W %.Y", "--", *files[:1000]], environ, 5.0)
     try:

@@ -10,7 +10,13 @@ NVIDIA_VISIBLE_DEVICES belongs to the container runtime: CUDA does not read it, 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import select
+import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from saferun.model import Gpu, GpuFacts
@@ -30,8 +36,6 @@ REAP_S = 0.2  # the part of timeout_s in which a killed nvidia-smi may end
 
 def driver_version(proc: str = "/proc/driver/nvidia") -> str:
     """Return the version of NVIDIA's kernel driver, such as "580.65.06"; "" where there is none."""
-    import re
-
     try:
         with open(os.path.join(proc, "version"), encoding="utf-8", errors="replace") as file:
             found = re.search(r"\b\d{3,4}\.\d{1,3}(?:\.\d{1,3})?\b", file.readline())
@@ -334,9 +338,6 @@ def _run(command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float)
     once, where command.run looks in growing steps of up to 50 ms; and no memory file is needed,
     which some builds of Python lack (os.memfd_create needs glibc 2.27 when Python is built).
     """
-    import subprocess
-    import time
-
     end = time.monotonic() + max(timeout_s - REAP_S, timeout_s / 2)
     try:
         child = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
@@ -368,9 +369,6 @@ def _run(command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float)
 
 def _read_until(fd: int, poll: Callable[[], int | None], end: float) -> tuple[str, bool]:
     """Read until the process has ended or time is up; return the text and whether it ended."""
-    import select
-    import time
-
     poller, data, status = select.poll(), b"", None
     poller.register(fd, select.POLLIN)
     open_ended = True
@@ -389,8 +387,5 @@ def _read_until(fd: int, poll: Callable[[], int | None], end: float) -> tuple[st
 
 
 def _kill_group(pid: int) -> None:
-    import contextlib
-    import signal
-
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)

@@ -9,21 +9,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import TypedDict
 
 from saferun.system.printable import printable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypedDict
 
-    class ProcessRecord(TypedDict, total=False):
-        """What identifies a process among all processes of all machines."""
+class ProcessRecord(TypedDict, total=False):
+    """What identifies a process among all processes of all machines."""
 
-        pid: int
-        start: int | None  # in clock ticks since boot (proc_pid_stat(5), field 22)
-        host: str
-        boot: str  # "" where it cannot be read
-        pids: str  # the namespaces of its pid and its start; the same
+    pid: int
+    start: int | None  # in clock ticks since boot (proc_pid_stat(5), field 22)
+    host: str
+    boot: str  # "" where it cannot be read
+    pids: str  # the namespaces of its pid and its start; the same
 
 
 # Of one file; a busy machine's table of sockets has as many. /proc/sys refuses 4 MiB (ENOMEM).

@@ -11,6 +11,7 @@ what is not UTF-8 passes unchanged. Each rule yields spans; overlapping spans be
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.system import secret_spans
@@ -149,7 +150,6 @@ def _forms(value: str) -> set[str]:
         quoted = "".join(_percent(byte, kept) for byte in raw)
         forms |= {quoted, compiled("%..").sub(lambda m: m[0].lower(), quoted)}
         forms.add(quoted.replace("%20", "+"))
-    import json
 
     for ascii_only in (True, False):
         once = json.dumps(value, ensure_ascii=ascii_only)[1:-1]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 
+from saferun.errors import EXIT_SOFTWARE, SaferunError
 from saferun.system.printable import printable
 
 
@@ -34,12 +36,9 @@ def settle() -> None:
 
 def report(error: Exception) -> int:
     """Write an error: one line for a user's mistake, a traceback for ours. Return the exit code."""
-    from saferun.errors import EXIT_SOFTWARE, SaferunError
-
     if isinstance(error, SaferunError):
         say(str(error).replace("\n", " "))
         return error.code
-    import traceback
 
     trace = "".join(traceback.format_exception(error))
     try:  # noqa: SIM105 - contextlib is not worth its import on the launch path

@@ -5,7 +5,9 @@ ssh (StrictModes) and git (safe.directory) ask the same of what they read withou
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 
 _WRITABLE = 0o022  # by the group, by everybody
@@ -103,9 +105,6 @@ def _is_private_group(status: os.stat_result) -> bool:
     else's own. The table of all users is read for that, as sshd does on such distributions; a
     directory service may not list its users.
     """
-    import grp
-    import pwd
-
     try:
         owner = pwd.getpwuid(status.st_uid)
         group = grp.getgrgid(status.st_gid)
@@ -120,8 +119,6 @@ def _is_private_group(status: os.stat_result) -> bool:
 
 def user(uid: int) -> str:
     """Return a user's name, or the number of one that has none."""
-    import pwd
-
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

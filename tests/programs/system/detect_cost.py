@@ -1,4 +1,4 @@
-"""Detects GPUs on a machine without any, and prints what that imported and which files it read."""
+"""Detects GPUs on a machine without any, and prints how many files it read."""
 
 import sys
 
@@ -18,5 +18,4 @@ sys.addaudithook(count)
 counted = True
 gpus.detect({"PATH": "/nowhere"}, proc="/nowhere", dev="/nowhere")
 counted = False
-print(sorted({"subprocess", "select", "json", "torch", "ctypes"} & set(sys.modules)))
 print(len(reads))

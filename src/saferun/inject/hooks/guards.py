@@ -19,8 +19,9 @@ import functools
 import inspect
 import sys
 
-from .. import contract, rank, trace
+from .. import contract, trace
 from . import cuda_failures
+from .index_checks import FindingError, check_range, on_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 _HOOK = "guards"
 _failed: list[bool] = []  # a check has failed: the GPU is not asked again
-_SHOWN = 5  # offending values that a message names
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -70,14 +70,6 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         if checks and original is not None:
             setattr(module, function, _guarded(original, checks, context))
     context.receipt(_HOOK, contract.APPLIED, settings=dict(settings))
-
-
-class FindingError(Exception):
-    """Holds the exception that the script is to see."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 def _guarded(original: Any, checks: list[Check], context: Context) -> Callable[..., Any]:
@@ -159,7 +151,7 @@ def _check_shapes(name: str, arguments: Mapping[str, Any]) -> None:
     text = f"{name}: logits of shape {shape} go with labels of shape {expected}, not {found}"
     if len(shape) > 2 and found == shape[:-1]:
         text += "; the classes come second: logits.transpose(1, -1)"
-    raise FindingError(ValueError(text + _on_rank()))
+    raise FindingError(ValueError(text + on_rank()))
 
 
 def _is_plain(value: Any) -> bool:
@@ -172,40 +164,3 @@ def _is_plain(value: Any) -> bool:
     if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
         return False
     return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def check_range(name: str, values: Any, count: int, ignored: int | None) -> None:
-    """Look at the values on the device they are on, and wait for the answer.
-
-    Args:
-        name: of the function.
-        values: labels or indices, a tensor of integers.
-        count: the range is 0 … count-1.
-        ignored: a label that may be anything; None for indices, which have none.
-
-    Raises:
-        FindingError: a value is out of range.
-    """
-    wrong = (values < 0) | (values >= count)
-    if ignored is not None:
-        wrong &= values != ignored
-    if not wrong.any().item():
-        return
-    found = values[wrong]
-    some = ", ".join(str(value) for value in found.unique()[:_SHOWN].tolist())
-    more = ", …" if found.unique().numel() > _SHOWN else ""
-    place = wrong.nonzero()[0].tolist()
-    what, of = ("labels", "classes") if ignored is not None else ("indices", "rows in the table")
-    beside = "" if ignored is None else f", or {ignored} to be ignored"
-    text = (
-        f"{name}: {what} out of range: {some}{more} ({found.numel()} of {values.numel()} values,"
-        f" the first at {place}); there are {count} {of}: 0 to {count - 1}{beside}"
-    )
-    error = IndexError(text + _on_rank())
-    error.saferun_kind = "device-side-assert"  # type: ignore[attr-defined]  # what it would have been
-    raise FindingError(error)
-
-
-def _on_rank() -> str:
-    number = rank.number()
-    return "" if number is None else f" (rank {number})"

@@ -18,7 +18,7 @@ import functools
 import re
 
 from .. import contract, trace
-from . import frames, guards
+from . import frames, index_checks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def _in_range(
 
     if not (indices.is_cuda and torch.cuda.is_current_stream_capturing()):
         try:
-            guards.check_range(name, indices, count, ignored)
-        except guards.FindingError as finding:
+            index_checks.check_range(name, indices, count, ignored)
+        except index_checks.FindingError as finding:
             text = f"{finding}, compiled from {place}"
             context.receipt(_HOOK, contract.OBSERVED, finding=text)
             context.activate()
