@@ -13,6 +13,9 @@ MUTANTS := .venv-mutants
 # What needs nothing but $(VENV).
 PLAIN := not slurm and not tensorflow and not ecosystem and not browser
 
+# Every saferun that a test starts would compile all of its files, as no user's does.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem test-browser lint unit slow
 .PHONY: test-ray bench bench-peers docs mutants fuzz clean
 
