@@ -1,8 +1,8 @@
 """A replacement of `typing.NamedTuple` that is cheap to import, for launch path and keeper.
 
-`import typing` takes 4 ms, and each class made with it 0.2 ms, of the 60 ms that a launch may take
-and at the start of every attempt (benchmarks/imports.py). A class of this base takes 0.02 ms. Type
-checkers see `typing.NamedTuple` itself.
+`import typing` takes 4 ms, which every keeper would spend again, and each class made with it 0.2 ms
+(benchmarks/imports.py). A class of this base takes 0.02 ms. Type checkers see
+`typing.NamedTuple` itself.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ Sources: c10/core/AllocatorConfig.h and .cpp, c10/cuda/CUDAAllocatorConfig.h of 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
+
+from saferun.system.spelling import nearest
 
 SWITCHES = (  # True or False, in exactly this spelling (ConfigTokenizer::toBool)
     "expandable_segments",
@@ -77,5 +78,5 @@ def _truth(value: str) -> str:
 
 
 def _nearest(key: str) -> str:
-    near = difflib.get_close_matches(key, KEYS, 1)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(KEYS))}"
+    near = nearest(key, KEYS)
+    return f"did you mean {near}?" if near else f"known: {', '.join(sorted(KEYS))}"

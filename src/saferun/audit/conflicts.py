@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from saferun.audit import alloc_conf, variable_index
 from saferun.audit.effects import Effect
 from saferun.audit.judge import one_slip_away
-from saferun.audit.script_ast import Calls
+from saferun.audit.script_calls import Calls
 from saferun.model import NOTE, PROBLEM, Facts, Finding
 
 AREA = "settings"

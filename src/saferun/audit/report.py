@@ -9,20 +9,20 @@ in conflicts.py.
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 
 from saferun.audit import conflicts, effects, variable_index
 from saferun.audit.effects import Effect, Remark
 from saferun.audit.judge import NO_EFFECT, Reading, audited, judge
-from saferun.audit.script_ast import Calls
+from saferun.audit.script_calls import Calls
 from saferun.audit.variable_index import Reader
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
 from saferun.named_tuple import NamedTuple
 from saferun.system import redact
 from saferun.system.printable import printable
+from saferun.system.spelling import nearest
 
 AREA = "settings"
 LONGEST = 80  # characters of a value that are shown
@@ -146,7 +146,7 @@ def _similar(name: str, text: str) -> str:
     parts = set(name.split("_"))
     # NCCL_DISABLE_IB for NCCL_IB_DISABLE; one word too few, or too many
     near = [other for other in known if set(other.split("_")) == parts]
-    near += difflib.get_close_matches(name, known, 1, 0.85)
+    near += filter(None, [nearest(name, known, 0.85)])
     near += [other for other in known if len(parts ^ set(other.split("_"))) == 1 and len(parts) > 2]
     return f"a similar name: {near[0]}" if near else ""
 

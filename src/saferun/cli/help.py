@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import textwrap
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from saferun.cli.completers import help_words
 from saferun.cli.front_page import HELP as FRONT
 from saferun.cli.options import HELP, echo
 from saferun.errors import UsageError
+from saferun.system.spelling import nearest
 
 _WIDTH = 96
 
@@ -64,8 +64,8 @@ def explained(known: reference.Reference, word: str) -> str:
     else:
         parts = []
     if not found and not parts:
-        close = difflib.get_close_matches(word, _all(known), 1, 0.75) if len(word) < 200 else []
-        fix = f"did you mean `{close[0]}`?" if close else "saferun help --list shows all words"
+        close = nearest(word, _all(known), 0.75) if len(word) < 200 else ""
+        fix = f"did you mean `{close}`?" if close else "saferun help --list shows all words"
         raise UsageError(f"nothing is known of {word!r}", fix=fix)
     return "\n\n".join([*map(as_text, found), *(["\n".join(parts)] if parts else [])])
 

@@ -14,10 +14,10 @@ from markupsafe import Markup
 
 from saferun import __version__
 from saferun.cli import report_text, runs_view, trials_view
-from saferun.diagnosis.failure_report import seconds
 from saferun.journal.reader import RUNNING
 from saferun.journal.report import FIRST, AttemptReport, RunReport
 from saferun.named_tuple import NamedTuple
+from saferun.system.printable import seconds
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _WIDTH = 1000  # units of the timeline's drawing

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from saferun.cli import runs_view, trials_view
-from saferun.diagnosis.failure_report import seconds
 from saferun.journal.reader import RUNNING
 from saferun.journal.report import FIRST, Amount, AttemptReport, Cost, RunReport
 from saferun.journal.tail_excerpt import Excerpt
 from saferun.journal.trials import processes
-from saferun.system.printable import printable
+from saferun.system.printable import printable, seconds
 
 CHARS = 2000  # of one text
 _TAILS = 3  # failed attempts whose tails stand in the Markdown

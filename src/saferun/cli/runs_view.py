@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any
 
 from saferun.cli import trials_view
-from saferun.diagnosis.failure_report import seconds
 from saferun.journal.attempts import Attempt
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
@@ -29,7 +28,7 @@ from saferun.journal.report import RunReport
 from saferun.journal.time_spent import Spent, Times
 from saferun.journal.trials import processes
 from saferun.model import as_tree
-from saferun.system.printable import printable
+from saferun.system.printable import printable, seconds
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")

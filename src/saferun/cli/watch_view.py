@@ -8,12 +8,12 @@ from typing import Any
 
 from saferun.cli import runs_view
 from saferun.cli.runs_view import plain
-from saferun.diagnosis.failure_report import seconds
 from saferun.gpu.nvidia_smi import Load
 from saferun.journal.attempts import Attempt
 from saferun.journal.reader import RUNNING, UNKNOWN, Run
 from saferun.named_tuple import NamedTuple
 from saferun.supervise.live_run import Job, Snapshot
+from saferun.system.printable import seconds
 
 _QUIET_S = 15.0  # a shorter silence is an ordinary one
 _HOT = 85  # degrees Celsius

@@ -13,7 +13,7 @@ from functools import cached_property
 from saferun.diagnosis import oom_message, progress
 from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.diagnosis.matches import Match
 from saferun.diagnosis.tracebacks import Raised
 

@@ -28,11 +28,12 @@ from saferun.diagnosis import (
 )
 from saferun.diagnosis.crash_stack import crash_stack
 from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.diagnosis.root_line import ROOT_CHARS, root_line, telling_line
 from saferun.diagnosis.second_reading import is_broken
 from saferun.diagnosis.signatures import Kind, Knowledge, says
 from saferun.diagnosis.tracebacks import Raised
+from saferun.diagnosis.verdict import Diagnosis, Near
 from saferun.inject import nodes
 from saferun.named_tuple import NamedTuple
 
@@ -42,24 +43,6 @@ _TELLS_NOTHING = ("unknown", "child-failed-no-root")
 _TELLS_LITTLE = (*_TELLS_NOTHING, "node-lost", "sigterm-preempted", "nccl-timeout")
 _LAST_STATEMENT = ("the log's last statement",)  # decided: a guess, so all else comes before it
 _NUMBERS_CHARS = 8000  # of a message, in which its numbers are looked for
-
-
-class Diagnosis(NamedTuple):
-    """What failed and what to do."""
-
-    kind: str
-    group: str
-    verdict: str  # retry, mitigate, stop-user, stop-hardware, unknown
-    mitigations: tuple[str, ...]
-    root_line: str  # as printed; "" where there is none
-    root_rank: int | None
-    explanation: str
-    advice: str
-    references: tuple[str, ...]
-    stack: tuple[str, ...] = ()  # of Python, where it crashed in native code; innermost first
-    decided_by: tuple[str, ...] = ()  # the evidence that decided
-    user_frame: str = ""  # the innermost frame of the user's code, as `train.py:28  x = y[3]`
-    nearest: tuple[nearest.Near, ...] = ()  # of an unknown failure: kinds that do not fit
 
 
 class Reading(NamedTuple):
@@ -109,7 +92,7 @@ def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
     whole = _of_run(evidence, evidence.log.lines, knowledge)
     if whole.diagnosis.verdict == "unknown" or not _began_again(evidence.log.lines, start):
         return whole  # the run before it may be what the log is about
-    before = nearest.Near(whole.diagnosis.kind, 0, "", "it ended the run before the last one here")
+    before = Near(whole.diagnosis.kind, 0, "", "it ended the run before the last one here")
     return last._replace(diagnosis=last.diagnosis._replace(nearest=(before,)))
 
 

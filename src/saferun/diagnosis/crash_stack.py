@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 
 MOST = 5  # frames that are kept: the innermost ones
 _FATAL = re.compile(r"Fatal Python error: |Windows fatal exception: ")

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 
 # Of the runtime since CUDA 10.1, which are those of the driver, and before. A number that means
 # two things is left out. https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.explanations import Explanation
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
+
+if TYPE_CHECKING:  # a launch loads this file, and need not load the patterns of failures
+    from saferun.diagnosis.explanations import Explanation
 
 _NO_KILL = "kernel: no process was killed for want of memory"
 # What makes these of the kind that a signal or a message usually has (circumstances.py).

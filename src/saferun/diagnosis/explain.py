@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.diagnosis.classify import Reading
 from saferun.diagnosis.explanations import Explanation
-from saferun.diagnosis.nearest import Near, misses
+from saferun.diagnosis.nearest import misses
 from saferun.diagnosis.signatures import Knowledge, says
+from saferun.diagnosis.verdict import Near
 from saferun.named_tuple import NamedTuple
 
 LINE_CHARS = 160

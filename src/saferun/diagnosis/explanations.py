@@ -21,7 +21,7 @@ from saferun.diagnosis import (
     user_frame,
 )
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge, Sign
 from saferun.diagnosis.tracebacks import Raised
 from saferun.named_tuple import NamedTuple

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.diagnosis import log_reader, process_end
-from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis import process_end
 from saferun.diagnosis.deciding import known_from
 from saferun.diagnosis.retry_policy import AGAIN, Decision, Try
+from saferun.diagnosis.verdict import Diagnosis
+from saferun.system.printable import seconds
 
 LINE_CHARS = 200  # of a line of the job's output; the journal has it in full
 
@@ -132,20 +133,6 @@ def _advice(history: Sequence[Try], diagnosis: Diagnosis) -> str:
     return diagnosis.advice
 
 
-def seconds(value_s: float) -> str:
-    """Return a duration for people.
-
-    >>> seconds(3.14), seconds(59.7), seconds(75), seconds(7300)
-    ('3.1 s', '1 min 0 s', '1 min 15 s', '2 h 1 min')
-    """
-    if value_s < 59.5:
-        return f"{value_s:.1f} s" if value_s < 9.95 else f"{value_s:.0f} s"
-    minutes, rest = divmod(round(value_s), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
 def _tried(history: Sequence[Try]) -> list[str]:
     if len(history) < 2:
         return []
@@ -159,6 +146,8 @@ def _tried(history: Sequence[Try]) -> list[str]:
 
 def _cut(text: str) -> str:
     """Return a line of the job's output, shortened, without prefixes and control codes."""
+    from saferun.diagnosis import log_reader  # only a failure needs its patterns
+
     bare = log_reader.strip_prefixes(text)[1].strip() or text.strip()
     plain = "".join(c if c.isprintable() else " " for c in bare)
     return plain if len(plain) <= LINE_CHARS else f"{plain[: LINE_CHARS - 1]}…"

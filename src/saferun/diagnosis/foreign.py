@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.named_tuple import NamedTuple
 
 _NEAR = 8  # lines: other ranks' lines may stand between two of one message

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 
 _DIGITS = dict.fromkeys(map(ord, "123456789"), "0")
 _DIGIT = frozenset("123456789")

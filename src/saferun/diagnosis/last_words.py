@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from saferun.diagnosis import progress
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.diagnosis.matches import is_information
 from saferun.diagnosis.tracebacks import GOES_ON
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from saferun.diagnosis import log_reader
+from saferun.diagnosis.log_lines import Log
 from saferun.errors import EXIT_UNAVAILABLE, SaferunError
 
 _CHUNK_BYTES = 4 * 1024 * 1024
@@ -27,7 +28,7 @@ class LogNotFoundError(LogError, FileNotFoundError):
     __str__ = SaferunError.__str__
 
 
-def read(path: str | None) -> log_reader.Log:
+def read(path: str | None) -> Log:
     """Read a log of any size in bounded memory.
 
     Args:

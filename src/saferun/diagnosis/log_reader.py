@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.diagnosis import own_prefix, records
+from saferun.diagnosis.log_lines import Line, Log
 from saferun.named_tuple import NamedTuple
 
 HEAD_BYTES = 128 * 1024
@@ -83,20 +84,12 @@ _OF_THE_JOB = ("rank", "cluster")  # groups of it that name a rank of the whole 
 _OF_A_NODE = ("tee", "mpi", "srun")  # those whose number may be one of a node
 _NOWHERE = (0, 0)
 _DOCKER = b'{"log":'
+_RECORDS = 3  # records within a record: of a logger, of a container, of collectors
 _FORM = bytes.maketrans(b"123456789", b"0" * 9)
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank (\d{1,5})\]")
 _NCCL_DEVICE = re.compile(r"[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
 _BOX = re.compile(r"\s{0,4}[│|]\s?")  # the left side of one
 _DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
-
-
-class Line(NamedTuple):
-    """One line of a log."""
-
-    number: int  # counted from 1; approximate between head and tail of a long log
-    rank: int | None  # from a prefix
-    text: str  # without prefixes, for the rules
-    raw: str  # as printed, without colours, for people
 
 
 class _Prefixes(NamedTuple):
@@ -108,15 +101,6 @@ class _Prefixes(NamedTuple):
 
 
 _NOT_PLAIN = _Prefixes(-1, 0, 0)
-
-
-class Log(NamedTuple):
-    """The lines that are kept of a log."""
-
-    lines: tuple[Line, ...] = ()
-    size_bytes: int = 0
-    line_count: int = 0
-    whole: bool = True  # False where parts between head and tail were only counted
 
 
 class _Piece(NamedTuple):
@@ -307,8 +291,9 @@ def _is_plain(row: bytes) -> bool:
 
 def _of_row(number: int, row: bytes) -> Iterator[Line]:
     """Yield the lines of a row: of a record, a progress bar, or without control characters."""
-    may_hold = b"\\n" in row or row.endswith((b"}", b'"', b'",'))
-    if may_hold and (unpacked := _unpacked(number, row)):
+    whole = row.rstrip(b"\r")  # a terminal's line ends with one
+    may_hold = b"\\n" in row or whole.endswith((b"}", b'"', b'",'))
+    if may_hold and (unpacked := _unpacked(number, whole)):
         yield from unpacked
         return
     row = row.lstrip(b"\0")  # the hole in a file that was truncated while it was written
@@ -319,19 +304,24 @@ def _of_row(number: int, row: bytes) -> Iterator[Line]:
 def _unpacked(number: int, row: bytes) -> list[Line]:
     """Return the lines that a record holds; none where the row is no record of a failure."""
     before, text = strip_prefixes(_CONTROL.sub(b" ", row).decode("utf-8", "replace").rstrip())
+    return [
+        Line(number, rank, inner[:LINE_CHARS], raw[:LINE_CHARS])
+        for rank, inner, raw in _of_record(text, before, _RECORDS)
+    ]
+
+
+def _of_record(text: str, before: int | None, depth: int) -> list[tuple[int | None, str, str]]:
+    """Return rank, text and text with prefixes of a record's lines, and of those of its records."""
     if (found := records.unpack(text)) is None:
         return []
     named = before if found[0] is None else found[0]
-    unpacked = []
+    lines: list[tuple[int | None, str, str]] = []
     for raw in found[1]:
         rank, inner = strip_prefixes(raw)
-        nested = records.unpack(inner) if inner.endswith("}") else None
-        if nested and nested[0] is not None:
-            rank = nested[0]
-        for line in nested[1] if nested else [inner]:
-            shown = (line if nested else raw)[:LINE_CHARS]
-            unpacked.append(Line(number, named if rank is None else rank, line[:LINE_CHARS], shown))
-    return unpacked
+        rank = named if rank is None else rank
+        nested = _of_record(inner, rank, depth - 1) if depth and inner.endswith("}") else []
+        lines += nested or [(rank, inner, raw)]
+    return lines
 
 
 def _parts(row: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.diagnosis import forms
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign, says
 from saferun.diagnosis.tracebacks import GOES_ON, Raised, Tracebacks
 from saferun.named_tuple import NamedTuple

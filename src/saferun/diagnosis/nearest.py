@@ -13,7 +13,7 @@ from saferun.diagnosis import matches
 from saferun.diagnosis.explanations import Collected, Explanation
 from saferun.diagnosis.root_line import is_of_failure
 from saferun.diagnosis.signatures import Knowledge, Needle, Sign, says
-from saferun.named_tuple import NamedTuple
+from saferun.diagnosis.verdict import Near
 
 MOST = 2  # kinds that people are shown where nothing fits
 _WORDS_SHOWN = 4
@@ -26,15 +26,6 @@ _SHARED = 0.34  # of a phrase's words, by how rare they are, that a line shares 
 _REACH = 1000  # lines from the end of the log, among which such lines are looked for
 _LAST_LINES = 5  # of the log, which are compared without such a word, too
 _LINES = 60  # the last ones with a word of failure, which are compared with all phrases
-
-
-class Near(NamedTuple):
-    """A kind that does not fit."""
-
-    kind: str
-    line: int  # in the log; 0 where it stands in an error file
-    phrase: str  # of its sign; "" where no sign is meant
-    against: str  # one clause
 
 
 def closest(collected: Collected, knowledge: Knowledge) -> tuple[Near, ...]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 
 _MOST = 4  # prefixes of one log
 _CHARS = 120  # of the longest prefix

@@ -12,7 +12,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.named_tuple import NamedTuple
 
 HEAD_BYTES = 64 * 1024  # of an attempt's output that is searched, at either end

@@ -10,10 +10,8 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 
 _RECORD_CHARS = 200_000  # a longer line is not unpacked
 _DEPTH = 4  # of nested objects that are looked into

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from saferun.diagnosis import progress
 from saferun.diagnosis.exit_codes import AGENT_ASKED
 from saferun.diagnosis.explanations import Explanation
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
 from saferun.named_tuple import NamedTuple
 

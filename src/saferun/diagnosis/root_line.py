@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.explanations import Explanation
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.diagnosis.signatures import Knowledge
 from saferun.diagnosis.tracebacks import Raised
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from saferun.diagnosis import progress
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 
 _HEAD_LINES = 6  # of a log, by which the start of another run is recognised
 _HEAD_WORD = re.compile(r"[^\W\d_]{4}")  # a line without a word does not count

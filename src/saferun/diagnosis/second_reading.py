@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.diagnosis.matches import is_information
 from saferun.diagnosis.tracebacks import GOES_ON
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from saferun.diagnosis import foreign, forms
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.named_tuple import NamedTuple
 
 MESSAGE_LINES = 24  # of one exception

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 
 _FRAME = re.compile(
     r'File "(?P<path>[^"]{1,400})", line (?P<line>\d{1,9}),? in (?P<name>\S.{0,200}?)\s{0,8}$'

@@ -62,7 +62,7 @@ _STARTERS = re.compile(
 # Options whose value is the name of a launcher, or of anything else.
 _ASKS = re.compile(r"--?[\w-]*(?:launch|backend|driver|engine|runner|mode|strategy|method|type)\w*")
 _NAMES = re.compile(r"--[\w-]*(?:name|title|session|tag)|-[sJt]")
-_ARGUMENT = re.compile(r"""["'\\]*(?:[-$]|\S*\.py\b)""")
+_ARGUMENT = re.compile(r"""["'\\]{0,8}(?:[-$]|\S*\.py\b)""")
 _TAKES = {name for one in OPTIONS if not one.flag for name in one.strings}
 _USE_ENV = re.compile(r"--use[_-]env\b")
 _PATTERN = re.compile(r"""(?m)^[ \t]*\(?["']?torchrun["']?[ \t]*(?:\|[^)\n]*)?\)""")  # of a `case`

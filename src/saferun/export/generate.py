@@ -19,7 +19,6 @@ from saferun.planning.request import read as read_request
 from saferun.planning.request import read_torchrun
 from saferun.profile.files import Chosen
 from saferun.profile.merge import Given
-from saferun.supervise.start import refuse_workers
 from saferun.system.redact import MASK, Masker
 from saferun.system.secret_names import is_secret
 
@@ -140,7 +139,7 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
     request = read_torchrun(wanted.args or ("SCRIPT",), environ)._replace(sets=wanted.request.sets)
     gathered = inputs.assemble(request, selection, environ, cwd, starting=False)
     if request.line.refusal is None:  # else the job's script is given when this one is run
-        refuse_workers(gathered)
+        inputs.refuse_workers(gathered)
         gathered.plan()
     sheet = _sheet(selection.chosen, selection.sets)
     text = _text(wanted, sheet, gathered)

@@ -14,7 +14,7 @@ _HEREDOC = re.compile(r"<<(?!<)(-?)[ \t]*\\?(['\"]?)([\w.!-]+)\2")
 _CONTINUED = re.compile(r"\\\r?\n")
 _BLANK = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 _DEFAULT = re.compile(r"[!#]?\w+(?:\[[^]]*\])?:?[-=+]")
-_ASSIGNED = re.compile(r"\w+(?:\[[^]]*\])?\+?=$")
+_ASSIGNED = re.compile(r"\w+(?:\[[^]]*\])?\+?=")
 # What opens a part of a word -> what closes it, and its kind ("": nothing in it is looked at).
 _CLOSING = {
     "\\": ("", ""),
@@ -119,7 +119,7 @@ def _word(text: str, start: int, end: int) -> Word:
     at, regions = start, list[Region]()
     while at < end and text[at] not in " \t\r\n;&|)<>" and not _CONTINUED.match(text, at, end):
         if text[at] == "(":
-            if not _ASSIGNED.search(text[start:at]):
+            if not _ASSIGNED.fullmatch(text[start:at]):
                 break
             close = _closing(text, at + 1, end, ")")
             regions.append(Region("array", at + 1, close))

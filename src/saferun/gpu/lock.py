@@ -4,8 +4,7 @@ A lock is a flock(2) on an empty file that all users share, so util-linux `flock
 package take part, and the kernel frees what a dead process held. That package is not used here,
 after reading 4.2: it has no shared flock(2) (a MIG slice needs one on its parent), falls back to a
 lock of another kind where flock(2) is missing, cannot open below a directory that was checked,
-truncates the file in its older releases (its #591), and its import takes 25 of the 60 ms that a
-launch may take.
+and truncates the file in its older releases (its #591).
 
 The protocol, for whoever else takes part (open without O_CREAT first: fs.protected_regular):
 

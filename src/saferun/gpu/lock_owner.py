@@ -6,6 +6,7 @@ belong to that user. Anything else is ignored.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -178,10 +179,8 @@ def parse_record(content: Any, file: str, uid: int) -> Record:
 
 def unlink(place: Place, name: str) -> None:
     """Remove a record; one that is gone is as good."""
-    try:  # noqa: SIM105 (contextlib is not worth its import on the launch path)
+    with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=place.descriptor)
-    except OSError:
-        pass
 
 
 def user_name(uid: int) -> str:

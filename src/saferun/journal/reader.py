@@ -6,7 +6,6 @@ and nothing here fails for it.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import stat
@@ -21,6 +20,7 @@ from saferun.journal.run_directory import ALIVE_FILE
 from saferun.named_tuple import NamedTuple
 from saferun.system import paths, procfs
 from saferun.system.procfs import ProcessRecord
+from saferun.system.spelling import nearest
 
 OK, FAILED, RUNNING, INTERRUPTED, UNKNOWN = "ok", "failed", "running", "interrupted", "unknown"
 FINISHED = (OK, FAILED, INTERRUPTED)
@@ -156,8 +156,8 @@ def _the_one(base: str, word: str) -> str:
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.0)
-    return f"did you mean `{close[0]}`?" if close else "there is no run yet"
+    close = nearest(word, known, 0.0)
+    return f"did you mean `{close}`?" if close else "there is no run yet"
 
 
 # --- reading -----------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 from saferun.diagnosis import progress, signatures
-from saferun.diagnosis.failure_report import seconds
 from saferun.diagnosis.signatures import Kind
 from saferun.diagnosis.silence import Place
 from saferun.inject import contract
@@ -35,6 +34,7 @@ from saferun.journal.trials import Trial
 from saferun.named_tuple import NamedTuple
 from saferun.planning import mitigation_catalog
 from saferun.planning.mitigation_catalog import Mitigation
+from saferun.system.printable import seconds
 
 FIRST, _LAST = 5, 25  # attempts that are shown of a run that has more
 _PLACES, _STACKS = 16, 8  # ranks of a hang, and those whose stacks are shown

@@ -6,9 +6,9 @@ OSError and may hang with its file system: writer.py calls them by way of disk.p
 The run holds LOCK_FILE in its directory as long as it lives, so that `saferun runs clean`
 (cleanup.py) spares it on every machine that shares the file system, whatever the journal says.
 Cleaning takes that lock with filelock's FileLock, which on Linux is an exclusive flock(2) on the
-file (filelock 4.2, `_unix.py`); the run takes the same flock(2) itself, since importing filelock
-costs 25 of the 60 ms that a launch may take. Where the file system has no flock(2), the file names
-pid and host in the form of filelock's SoftFileLock, which file_lock.py uses there.
+file (filelock 4.2, `_unix.py`); the run takes the same flock(2) itself, by its own descriptor.
+Where the file system has no flock(2), the file names pid and host in the form of
+filelock's SoftFileLock, which file_lock.py uses there.
 """
 
 from __future__ import annotations

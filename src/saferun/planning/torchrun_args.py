@@ -19,7 +19,6 @@ Where CPython's versions differ on a refused line, the message is that of 3.10 a
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 
@@ -27,6 +26,7 @@ from saferun.errors import UsageError
 from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.model import CommandLine, LaunchOptions, Option
 from saferun.named_tuple import NamedTuple
+from saferun.system.spelling import nearest
 
 COMMANDS = (
     *("run", "plan", "gen-shell", "adopt", "env", "profiles", "diagnose", "doctor", "runs", "help"),
@@ -110,8 +110,8 @@ def advice(line: CommandLine) -> str:
     if known or not (line.refusal or "").startswith("unrecognized"):
         return known
 
-    close = (difflib.get_close_matches(word, OWN, n=1, cutoff=0.75) for word in refused)
-    return next((f"did you mean saferun's `{found[0]}`?" for found in close if found), "")
+    close = next(filter(None, (nearest(word, OWN, 0.75) for word in refused)), "")
+    return f"did you mean saferun's `{close}`?" if close else ""
 
 
 def whole(text: str | None) -> int | None:

@@ -6,7 +6,6 @@ read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -157,6 +156,8 @@ def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) ->
         return None
     if state.st_uid != os.geteuid() or state.st_mode & 0o022:
         return None
+    import hashlib  # OpenSSL takes 4 ms, and a torchrun that is known needs no cache
+
     key = hashlib.sha256(os.fsencode(interpreter) + b"\0" + os.fsencode(version)).hexdigest()
     return os.path.join(cache_dir, f"options-{key[:24]}.json")
 

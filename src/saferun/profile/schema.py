@@ -6,13 +6,13 @@ all derived from it.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.named_tuple import NamedTuple
+from saferun.system import spelling
 
 # The values of keys: text, boolean, number, null, a list of texts, a pair of numbers.
 Value = str | bool | int | float | None | tuple[str, ...] | tuple[float, float]
@@ -252,9 +252,8 @@ def children(group: str) -> list[str]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a fix for an unknown name: the nearest known one, or the list of them."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean `{close[0]}`?"
+    if close := spelling.nearest(name, known):
+        return f"did you mean `{close}`?"
     return f"known here: {', '.join(known)}" if known else ""
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import os
 
-from saferun.diagnosis import classify, signatures
-from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis import signatures
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.process_end import launcher_end
-from saferun.diagnosis.progress import first_step
 from saferun.diagnosis.retry_policy import Try
+from saferun.diagnosis.verdict import Diagnosis
 from saferun.inject import contract
 from saferun.inject.targets import NEEDS
 from saferun.journal import receipts, recycling
@@ -90,7 +89,7 @@ class AttemptWatch:
     def diagnosed(
         self, last: Try, ended: Ended, hang: Hang | None = None, lost: str = ""
     ) -> tuple[Try, Diagnosis]:
-        """Return the attempt with its diagnosis; a success imports nothing of this.
+        """Return the attempt with its diagnosis.
 
         Args:
             last: the attempt.
@@ -98,6 +97,8 @@ class AttemptWatch:
             hang: why the watch has ended it, if it has.
             lost: what the agent lost of other nodes; "" for nothing.
         """
+        from saferun.diagnosis import classify  # only a failure needs it, and it takes 60 ms
+
         identity = self._gathered.identity
         kills = self._kills.since() if self._kills else None
         known = signatures.load(self._gathered.environ)
@@ -216,6 +217,11 @@ def _needed(hooks: HookSettings) -> set[str]:
 
 
 def _first_step(ended: Ended) -> int | None:
+    if not any(ended.heads):
+        return None
+
+    from saferun.diagnosis.progress import first_step  # only the end of an attempt needs it
+
     steps = [step for head in ended.heads if (step := first_step(head)) is not None]
     return max(steps, default=None)
 

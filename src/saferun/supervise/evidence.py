@@ -10,8 +10,8 @@ import re
 import select
 from collections.abc import Iterable, Iterator
 
-from saferun.diagnosis import log_reader, progress
 from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.log_lines import Log
 from saferun.journal import rank_files
 from saferun.journal import receipts as journal_receipts
 from saferun.named_tuple import NamedTuple
@@ -35,6 +35,8 @@ def evidence(
         oom_kills: processes that the kernel killed meanwhile (`OutOfMemoryKills`); None if
             unknown.
     """
+    from saferun.diagnosis import log_reader  # only the end of an attempt needs it
+
     log = log_reader.read((ended.stdout_tail, b"\n", ended.stderr_tail))
     return Evidence(
         log=log,
@@ -53,6 +55,8 @@ def evidence(
 
 
 def _last_step(ended: Ended) -> int | None:
+    from saferun.diagnosis import progress  # only the end of an attempt needs it
+
     steps = map(progress.last_step, (ended.stdout_tail, ended.stderr_tail))
     return max((step for step in steps if step is not None), default=None)
 
@@ -123,7 +127,7 @@ def _shm_is_ample() -> bool | None:
     return shm.f_blocks * shm.f_frsize >= _SHM_BYTES and shm.f_bfree * 2 >= shm.f_blocks
 
 
-def _disk_is_ample(log: log_reader.Log) -> bool | None:
+def _disk_is_ample(log: Log) -> bool | None:
     """Return whether there is room where a file could not be opened; None where none was tried."""
     found = (_NOT_OPENED.search(line.text) for line in log.lines if "cannot be" in line.text)
     path = next((hit[1] for hit in found if hit), None)

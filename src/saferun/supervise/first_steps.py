@@ -9,11 +9,10 @@ writes to, torchrun's of each rank among them (`--redirects`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from saferun.diagnosis import log_reader, progress
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.log_reader import Line
+from saferun.diagnosis.log_lines import Line
 from saferun.model import LaunchPlan
 from saferun.supervise import live_output
 from saferun.supervise.attempt import Ended
@@ -96,18 +95,20 @@ class FirstSteps:
         """Look at the beginning of the output of an attempt that is over."""
         if self._left and ended.ended_by == "job":
             self._ends = False
-            self._compare(log_reader.read(ended.heads).lines)
+            self._compare(_lines_of(ended.heads))
 
     def _lines(self) -> list[Line]:
         outputs = [
             data for data, _ in live_output.outputs(self._keeper, self._launcher, self._sizes)
         ]
-        lines = [*log_reader.read(outputs).lines]
+        lines = [*_lines_of(outputs)]
         for rank, files in live_output.of_ranks(self._launcher).items():
-            lines += [line._replace(rank=rank) for line in log_reader.read(files).lines]
+            lines += [line._replace(rank=rank) for line in _lines_of(files)]
         return lines
 
     def _compare(self, lines: list[Line] | tuple[Line, ...]) -> None:
+        from saferun.diagnosis import progress  # only a job that runs needs it
+
         found = progress.apart(lines)
         if found is None:
             return
@@ -120,3 +121,9 @@ class FirstSteps:
                 f"{line}. If they train one model, its weights become wrong: have all ranks load "
                 "the same checkpoint"
             )
+
+
+def _lines_of(outputs: Sequence[bytes]) -> tuple[Line, ...]:
+    from saferun.diagnosis import log_reader  # only a job that runs needs it
+
+    return log_reader.read(outputs).lines

@@ -1,7 +1,6 @@
 """What a run does for its GPUs: try them before it starts, recover them after a failure.
 
-Every supervised launch imports this, so it imports nothing heavy: the test is in
-gpu/preflight_gate.py, the recovery in gpu/recovery.py.
+The test is in gpu/preflight_gate.py, the recovery in gpu/recovery.py.
 """
 
 from __future__ import annotations

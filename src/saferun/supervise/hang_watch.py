@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.failure_report import seconds
 from saferun.diagnosis.silence import Helper, Look, Place, Silence
 from saferun.inject import contract
 from saferun.keeper import process_tree
@@ -26,6 +25,7 @@ from saferun.supervise.late_signs import LateSigns
 from saferun.supervise.native_stacks import NativeStacks
 from saferun.supervise.record import Record
 from saferun.supervise.work_signs import Tree
+from saferun.system.printable import seconds
 
 _EVERY_S = 15.0  # between looks
 _TREE_S = 60.0  # between two readings of all processes of the machine, while the job works

@@ -8,9 +8,10 @@ An attempt is over when none of its processes lives.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from saferun.diagnosis import retry_policy
-from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis.verdict import Diagnosis
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
 from saferun.model import LaunchPlan
 from saferun.planning.inputs import Gathered
@@ -26,10 +27,12 @@ from saferun.supervise.hang_watch import HangWatch
 from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.left_trials import fail_left_over
 from saferun.supervise.mitigations import RunMitigations
-from saferun.supervise.nodes import Nodes
 from saferun.supervise.replace import check_size, unsupervised
 from saferun.supervise.resumption import Resumption
 from saferun.system.descriptors import plug_closed_descriptors
+
+if TYPE_CHECKING:  # only a run of several nodes needs it: the agents' meeting, threads
+    from saferun.supervise.nodes import Nodes
 
 LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is imported
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
@@ -242,6 +245,8 @@ class _Run:
     def _other_nodes(self, plan: LaunchPlan) -> Nodes | None:
         if self._gathered.launcher is None or plan.options.nodes == 1:
             return None
+
+        from saferun.supervise.nodes import Nodes  # see the top
 
         shared = self._history, self._diagnoses, self._mitigations, self._resumption
         return Nodes(self._gathered, *shared, self._record, self._means.ground.say)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from saferun.journal import mitigation_history
@@ -18,10 +19,12 @@ from saferun.journal.receipts import Receipt, missed
 from saferun.model import LaunchOptions, LaunchPlan
 from saferun.planning import mitigation_catalog, mitigation_overlay
 from saferun.planning.inputs import Gathered
-from saferun.supervise.probes import Probes
 from saferun.system.gpus import driver_version
 from saferun.system.redact import Masker
 from saferun.system.stderr import say
+
+if TYPE_CHECKING:  # only a failure needs them: sockets, temporary files
+    from saferun.supervise.probes import Probes
 
 
 class RunMitigations:
@@ -122,6 +125,8 @@ class RunMitigations:
         self, gathered: Gathered, base: LaunchPlan, names: Sequence[str]
     ) -> mitigation_overlay.Situation:
         if self._probes is None:
+            from saferun.supervise.probes import Probes  # see the top
+
             self._probes = Probes(self._environ, self._prefix, self._directory)
         here = mitigation_overlay.situation(
             base,

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from saferun.diagnosis import classify, retry_policy, signatures
-from saferun.diagnosis.classify import Diagnosis
+from saferun.diagnosis import retry_policy, signatures
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
+from saferun.diagnosis.verdict import Diagnosis
 from saferun.errors import EXIT_CONFIG
 from saferun.inject import node_agent, nodes
 from saferun.model import LaunchPlan, as_tree
@@ -214,6 +214,8 @@ class Nodes:
         if where and names == self._facts["host"]:
             lost, names = f"the rendezvous at {where} could not be opened again", ""
         if self._history and self._diagnoses:
+            from saferun.diagnosis import classify  # only a failure needs it
+
             known = signatures.load(self._gathered.environ)
             self._diagnoses[-1] = classify.by_nodes(self._diagnoses[-1], lost, known, ends=True)
             self.host = names
@@ -300,6 +302,8 @@ class Nodes:
         self.host = self._facts["host"]
         if decision.action == retry_policy.DONE or last.asked or last.replaced or outcome is None:
             return decision
+        from saferun.diagnosis import classify  # only a failure needs it
+
         diagnosis = self._diagnoses[-1]
         if diagnosis.kind == "node-lost":
             lost = ", ".join(self._hosts[node] for node in self._lost if node in self._hosts)

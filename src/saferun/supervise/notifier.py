@@ -17,15 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from saferun.diagnosis.classify import Diagnosis
-from saferun.diagnosis.failure_report import seconds
 from saferun.diagnosis.retry_policy import Decision, Try
 from saferun.diagnosis.silence import Place
+from saferun.diagnosis.verdict import Diagnosis
 from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
 from saferun.supervise import keeper_pool
 from saferun.system import paths
-from saferun.system.printable import printable
+from saferun.system.printable import printable, seconds
 
 LIMIT_S = 10.0  # for the command
 _END_S = 5.0  # for its process to end it, beyond that

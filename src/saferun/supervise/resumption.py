@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from saferun.diagnosis import work_lost
-from saferun.diagnosis.failure_report import seconds
 from saferun.diagnosis.retry_policy import Try
 from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject import nodes
@@ -24,6 +23,7 @@ from saferun.planning.torchrun_args import whole
 from saferun.supervise.attempt import Ended
 from saferun.system import checkpoints, disk_room
 from saferun.system.checkpoints import Found, Stamp
+from saferun.system.printable import seconds
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 
@@ -13,14 +12,13 @@ from saferun.planning.inputs import Gathered
 from saferun.planning.other_launchers import hint
 from saferun.planning.torchrun_args import COMMANDS, advice
 from saferun.planning.view import announcement
-from saferun.supervise import workers
 from saferun.supervise.end_requests import restore_child_ends
 from saferun.supervise.gpu_gate import begin_preflight, take_locks
 from saferun.supervise.ground import Pace
-from saferun.supervise.loop import supervise
 from saferun.supervise.replace import check_size, replace_process
 from saferun.supervise.resumption import first_plan
 from saferun.system.paths import on_path
+from saferun.system.spelling import nearest
 from saferun.system.stderr import say
 
 
@@ -69,26 +67,11 @@ def _suggest(script: str, cwd: str) -> str:
     except OSError:
         files = []
     same = [file for file in files if os.path.splitext(file)[1] == os.path.splitext(name)[1]]
-    if close := difflib.get_close_matches(name, same, n=1):
-        return f"did you mean `{os.path.join(folder, close[0])}`?"
-    if script.isalpha() and (close := difflib.get_close_matches(script, COMMANDS, n=1)):
-        return f"did you mean the command `saferun {close[0]}`?"
+    if close := nearest(name, same):
+        return f"did you mean `{os.path.join(folder, close)}`?"
+    if script.isalpha() and (close := nearest(script, COMMANDS)):
+        return f"did you mean the command `saferun {close}`?"
     return "check the path, or use -m for a module"
-
-
-def refuse_workers(gathered: Gathered) -> None:
-    """Refuse a generated script that would run several workers: its steps are those of one job.
-
-    Raises:
-        UsageError: there are several.
-    """
-    assert gathered.profile is not None, "a generated script has a profile"
-    if (count := gathered.profile.settings.workers) > 1:
-        raise UsageError(
-            f"a generated script runs one worker, and {count} are asked for",
-            where="workers",
-            fix="start the script once for each of them, with --set workers=1, or use saferun",
-        )
 
 
 def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
@@ -115,10 +98,13 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
     check_script(gathered, cwd)
     if gathered.profile is not None and gathered.profile.settings.workers > 1:
         if pace is not None:
-            refuse_workers(gathered)
+            inputs.refuse_workers(gathered)
+        from saferun.supervise import workers  # only a run of several workers needs it
 
         return workers.supervise(gathered, say)
     if gathered.supervised or "IPython" in sys.modules:  # else a notebook's kernel were replaced
+        from saferun.supervise.loop import supervise  # 60 ms, spared where the job replaces us
+
         return supervise(gathered, say, pace)
 
     return _become(gathered, first_plan(gathered, say))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
@@ -75,6 +74,8 @@ def _hdf5_problem(name: str, file: BinaryIO, size: int) -> str:
 
 
 def _zip_problem(name: str, file: BinaryIO, size: int) -> str:
+    import zipfile  # it costs a launch 8 ms, and most have no checkpoint to look at
+
     try:
         with zipfile.ZipFile(file) as archive:
             comment = len(archive.comment)

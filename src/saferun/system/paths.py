@@ -6,6 +6,7 @@ disk or a read-only home never stops a job. Also: which programs PATH finds.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -249,8 +250,6 @@ def put_private(path: str, content: bytes) -> None:
             os.close(descriptor)
         os.replace(temporary, path)
     except OSError:
-        try:  # noqa: SIM105 (contextlib is not worth its import on the launch path)
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
-        except OSError:
-            pass
         raise

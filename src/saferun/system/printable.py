@@ -19,3 +19,17 @@ def printable(text: object, limit: int | None = None, *, kept: str = "") -> str:
     if whole.isprintable():
         return whole
     return "".join(c if c.isprintable() or c in kept else "?" for c in whole)
+
+
+def seconds(value_s: float) -> str:
+    """Return a duration for people.
+
+    >>> seconds(3.14), seconds(59.7), seconds(75), seconds(7300)
+    ('3.1 s', '1 min 0 s', '1 min 15 s', '2 h 1 min')
+    """
+    if value_s < 59.5:
+        return f"{value_s:.1f} s" if value_s < 9.95 else f"{value_s:.0f} s"
+    minutes, rest = divmod(round(value_s), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

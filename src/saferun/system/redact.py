@@ -11,6 +11,7 @@ what is not UTF-8 passes unchanged. Each rule yields spans; overlapping spans be
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -90,7 +91,6 @@ class Masker:
 
 # The secrets of a run
 
-_BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _URL_SAFE = {ord("+"): "-", ord("/"): "_"}  # base64 in addresses
 
 
@@ -163,15 +163,9 @@ def _forms(value: str) -> set[str]:
 
 
 def _in_base64(raw: bytes) -> set[str]:
-    """Return what base64 makes of a value alone, and of one that something follows.
-
-    By hand: the module costs a launch more than a few letters do.
-    """
-    padded = raw + bytes(-len(raw) % 3)
-    threes = (int.from_bytes(padded[at : at + 3], "big") for at in range(0, len(padded), 3))
-    letters = [_BASE64[three >> bits & 63] for three in threes for bits in (18, 12, 6, 0)]
-    alone, followed = (len(raw) * 4 + 2) // 3, len(raw) // 3 * 4
-    whole = {"".join(letters[:alone]), "".join(letters[:followed])}
+    """Return what base64 makes of a value alone, and of one that something follows."""
+    followed = raw[: len(raw) // 3 * 3]
+    whole = {base64.b64encode(part).decode().rstrip("=") for part in (raw, followed)}
     return whole | {form.translate(_URL_SAFE) for form in whole}
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-import traceback
 
 from saferun.errors import EXIT_SOFTWARE, SaferunError
 from saferun.system.printable import printable
@@ -40,11 +40,11 @@ def report(error: Exception) -> int:
         say(str(error).replace("\n", " "))
         return error.code
 
+    import traceback  # only a fault of ours needs it
+
     trace = "".join(traceback.format_exception(error))
-    try:  # noqa: SIM105 - contextlib is not worth its import on the launch path
+    with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(printable(trace, kept="\n\t"))
-    except (AttributeError, OSError, ValueError):
-        pass
     say(
         "this is a fault of saferun's own; SAFERUN_DISABLE=1 runs torchrun without it. "
         "Please report it with the lines above."
