@@ -320,6 +320,37 @@ def test_a_library_of_cudas_is_known_by_its_own_words(text: str) -> None:
     assert cuda_failures.judged(RuntimeError(text))[0] == cuda_failures.UNCLEAR
 
 
+class OutOfMemoryError(RuntimeError):
+    """torch's, by its name and module."""
+
+    __module__ = "torch"
+
+
+@pytest.mark.parametrize(("cached_gib", "library"), [(0, "passing"), (20, "unclear")])
+def test_a_library_without_memory_is_tried_again_where_torch_kept_it(
+    monkeypatch: pytest.MonkeyPatch, cached_gib: int, library: str
+) -> None:
+    """torch's own allocator empties the cache before it gives up; cuSOLVER asks the driver."""
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 1,
+        synchronize=lambda device: None,
+        mem_get_info=lambda: (100 << 20, 80 << 30),
+        memory_reserved=lambda: (40 + cached_gib) << 30,
+        memory_allocated=lambda: 40 << 30,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    own = OutOfMemoryError(MEMORY)
+    handle = RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `f(handle)`")
+    unsure = RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")
+    assert cuda_failures.judged(unsure) == (library, "cuda-oom")
+    for error, expected in ((own, "passing"), (handle, library)):
+        wrapped = ValueError("this layer failed")
+        wrapped.__cause__ = error
+        assert cuda_failures.judged(error) == (expected, "cuda-oom")
+        assert cuda_failures.judged(wrapped) == (expected, "cuda-oom")
+
+
 def test_without_a_context_of_torchs_the_text_tells_what_is_hidden() -> None:
     hidden = ValueError("this trial is not good")
     hidden.__context__ = RuntimeError("CUDA error: misaligned address")

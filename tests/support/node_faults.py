@@ -443,10 +443,15 @@ class Trial:
         found = [(REASON, text)]
         if self.plan.is_elastic and {end.status for end in ends} == {0, REFUSED}:
             return found  # it goes on without a host that does not see the checkpoint
-        if self.plan.is_elastic and self._severed and any(not end.status for end in ends):
-            ends = [e for e in ends if e.kind != "node-lost"]  # one side of the cut goes on alone
+        lost = {end.host for end in ends if end.kind == "node-lost"}
+        names = {end.host for end in ends}
+        sides = (self._severed & names, names - self._severed)
+        if self.plan.is_elastic and lost != names and lost in sides:
+            ends = [e for e in ends if e.host not in lost]  # the other side goes on alone
         # A host that comes new and is refused has seen no failure.
-        if len({(e.status, e.why if e.status == REFUSED else e.kind) for e in ends}) > 1:
+        kinds = {e.kind for e in ends if e.kind or e.status != REFUSED}
+        whys = {e.why for e in ends if e.status == REFUSED}
+        if len({e.status for e in ends}) > 1 or len(kinds) > 1 or len(whys) > 1:
             found.append((UNLIKE, text))
         known = {*self._struck, *(host for at in odd_hosts(audit).values() for host in at)}
         cut = {self._hosts[s.host].name for s in self.plan.strikes if s.what in LINKS}

@@ -29,7 +29,7 @@ _POLICY = "attempts=3 wait_s=5 longest_s=60"
 _CRASHED = "status == 3"
 # What a condition compares, for `python3 -c`; a version compares with a text.
 _FACTS = {"torch": "torch.__version__", "gpus": "torch.cuda.device_count()"}
-_COMPARISON = re.compile(r"([<>=!]*) *([\d.]+)")
+_COMPARISON = re.compile(r"([<>=!]{0,2}) {0,8}([\d.]+)")
 
 
 def render(sheet: Sheet, gathered: Gathered, args: Sequence[str], maker: Maker) -> str:

@@ -170,7 +170,7 @@ def _trainer_problem(name: str, names: Sequence[str], others: Sequence[Sequence[
         return ""
     is_trainers = any("trainer_state.json" in other for other in others)
     has_form = any(_forms(other) == _forms(names) for other in others)
-    if not is_trainers and (has_form or not any(map(_OF_TRAINER.match, names))):
+    if not is_trainers and (has_form or not any(_OF_TRAINER.match(name) for name in names)):
         return ""
     return "trainer_state.json is missing, which the Trainer writes last"
 

@@ -67,10 +67,11 @@ def judged(error: BaseException) -> tuple[str, str]:
     for one in (error, error.__cause__) if has_context else _chain(error):
         if one is not None and is_of_gpu(one) and (kind := _sticky(text_of(one))):
             return PASSING if has_context else UNUSABLE, kind
-    if any(one is not None and is_memory(one) for one in (error, error.__cause__)):
-        return _full(error), OUT_OF_MEMORY
+    for one in (error, error.__cause__):
+        if one is not None and is_memory(one):
+            return _without_room(one), OUT_OF_MEMORY
     if is_of_gpu(error) and _LIBRARY.search(text_of(error).lower()):
-        return (_full(error), OUT_OF_MEMORY) if _is_full() else (UNCLEAR, OF_A_LIBRARY)
+        return (_without_room(error), OUT_OF_MEMORY) if _is_full() else (UNCLEAR, OF_A_LIBRARY)
     return "", ""
 
 
@@ -144,8 +145,8 @@ def _is_full() -> bool:
         return False
 
 
-def _full(error: BaseException) -> str:
-    """Return whether a piece of work took too much, or found the GPU full of torch's own cache.
+def _without_room(error: BaseException) -> str:
+    """Return PASSING where a piece of work took too much; UNCLEAR where torch's cache left no room.
 
     torch empties its cache before its own allocator gives up. A library of CUDA's that makes its
     handle then asks the driver, which has nothing while torch keeps what earlier work has let go
