@@ -33,24 +33,39 @@ FUNCTIONS = [
     ],
 )
 def test_a_fault_of_ours_is_one_line_and_the_job_succeeds_at_attempt_1(tmp_path, function):
-    (tmp_path / "job.py").write_text("print('done')\n")
-    options = [
-        "--nnodes=1",
-        "--nproc-per-node=1",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
-    ]
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), function, str(tmp_path), *options, "job.py"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(tmp_path, function, "print('done')\n")
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     ours = [line for line in done.stderr.splitlines() if line.startswith("saferun: ")]
     assert [line.endswith(": LookupError: planted; the job goes on") for line in ours] == [True], (
         done.stderr
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "status"), [("print('done')\n", 0), ("exit(3)\n", 1)])
+def test_a_rendezvous_that_cannot_be_closed_does_not_hold_the_end(tmp_path, job, status):
+    """torch would wait for its host until the kernel gives up: 924 s."""
+    done = run(tmp_path, "close", job)
+    assert done.returncode == status
+    assert "saferun: the host of the rendezvous has not answered for 5 s at the end" in done.stderr
+
+
+def run(folder, function, job):
+    """Run a job of one rank below an agent that has a fault."""
+    (folder / "job.py").write_text(job)
+    options = [
+        "--nnodes=1",
+        "--nproc-per-node=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+    ]
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), function, str(folder), *options, "job.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )

@@ -227,3 +227,15 @@ def test_a_link_that_is_slow_and_lossy_is_no_death_of_a_node(pair: list[Host], t
         *("killed-from-outside", "no-failure")
     ]
     clean(runs)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_silent_is_named_whatever_ends_the_run(pair: list[Host], tmp_path: Path):
+    job = add_up(tmp_path, "SIGKILL", "0", "6", "1", step_s=0.5)
+    runs = start(pair, job, C10D, "--set", "retry.attempts=2")
+    runs[0].wait_for_message("attempt 2 starts")
+    until(lambda: runs[0].ranks() and runs[1].ranks(), "its ranks")
+    pair[1].lose_power()
+    assert runs[0].end() == 1
+    assert "saferun: the run failed: node-lost, host h2\n" in runs[0].err
+    clean(runs[:1])
