@@ -239,3 +239,19 @@ def test_a_node_that_is_silent_is_named_whatever_ends_the_run(pair: list[Host], 
     assert runs[0].end() == 1
     assert "saferun: the run failed: node-lost, host h2\n" in runs[0].err
     clean(runs[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [STATIC, C10D])
+def test_nodes_whose_run_directory_cannot_be_written_decide_as_one(
+    pair: list[Host], tmp_path: Path, backend: str
+):
+    job = add_up(tmp_path, "SIGKILL", "1", "6", "any", step_s=0.1)
+    runs = start(pair, job, backend, "--run-dir=/proc/none", "--set=retry.backoff_s=[0, 0]")
+    assert end_all(runs) == [1, 1], [run.err for run in runs]
+    said = [[line for line in run.messages() if "the run failed" in line] for run in runs]
+    assert (
+        said[0] == said[1] == ["saferun: the run failed: killed-from-outside on rank 1, host h2"]
+    ), [run.err for run in runs]
+    assert not any("_saferun_inject" in run.err for run in runs)
+    clean(runs)

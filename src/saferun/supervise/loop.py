@@ -146,6 +146,8 @@ class _Run:
                 self._means.care.close()
                 self._means.keepers.close()
                 self._mitigations.close()
+                if self._nodes:
+                    self._nodes.close()
                 self._record.close(self._requests.fd)
         if self._interrupted:
             raise KeyboardInterrupt  # a shell's loop goes on after any other end than by SIGINT

@@ -12,8 +12,11 @@ Runs of one node never come here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -65,6 +68,7 @@ class Nodes:
     ) -> None:
         self._gathered, self._record, self._resumption = gathered, record, resumption
         self._say = say
+        self._temporary: str | None = None  # in place of a run directory that cannot be written
         self._history, self._diagnoses, self._mitigations = history, diagnoses, mitigations
         self._facts: nodes.Facts = {
             **node_facts.of(gathered),
@@ -126,9 +130,9 @@ class Nodes:
             "start": start,
         }
         rejoin_s = plan.settings.retry.rejoin_s
-        receipts = self._gathered.identity.receipts
         value = {
-            **{"facts": facts, "directory": receipts, "rejoin_s": rejoin_s, "since": self._since},
+            **{"facts": facts, "directory": self._directory(), "rejoin_s": rejoin_s},
+            "since": self._since,
             "expects": self._regroups > 0 and len(self._hosts) > 1,
         }
         return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
@@ -344,6 +348,20 @@ class Nodes:
             decision = decision._replace(add="")
         return decision
 
+    def _directory(self) -> str | None:
+        """Return where the agent leaves what the nodes have decided; None where nothing can be."""
+        if (receipts := self._gathered.identity.receipts) is not None:
+            return receipts
+        if self._temporary is None:
+            with contextlib.suppress(OSError):
+                self._temporary = tempfile.mkdtemp(prefix="saferun-nodes-")
+        return self._temporary
+
+    def close(self) -> None:
+        """Remove what was made for this run alone."""
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
     def _masked(self, value: Any) -> Any:
         """Return a value without secrets, and no text too long to travel: other nodes print it."""
         if isinstance(value, str):
@@ -354,7 +372,7 @@ class Nodes:
 
     def _read(self, name: str) -> Any:  # an Outcome or a Loss, as JSON gives it
 
-        directory = self._gathered.identity.receipts
+        directory = self._directory()
         if directory is None:
             return None
         path = os.path.join(directory, name)
