@@ -40,6 +40,7 @@ _WORDS = (
     *("Segmentation fault", "Bus error", "Illegal inst", "Floating point", "breakpoint trap"),
     *("DUE TO ", "equeu", "preempted", "SIGTERM death signal"),
 )
+_RAISED = "Traceback (most recent call last)"  # may be the end of a run, where another one begins
 _DIGITS = re.compile(r"\d{1,20}")
 
 
@@ -47,11 +48,12 @@ def last_start(lines: Sequence[Line]) -> int:
     """Return the index of the line with which the last run begins; 0 where the log has one."""
     whole = "\n".join([line.text for line in lines])
     words = [word for word in _WORDS if word in whole]
-    if not words:
+    if not words and _RAISED not in whole:
         return 0
     head: frozenset[str] = frozenset()  # forms of the first run's first lines
     steps: list[int] = []  # lines
     start, ended, reached = 0, False, -1
+    raised = _Raised(lines)
     for at, line in enumerate(lines):
         text = line.text
         telling = any(word in text for word in words)
@@ -67,7 +69,49 @@ def last_start(lines: Sequence[Line]) -> int:
             steps.append(at)
             if len(steps) == _STEPS:
                 start, ended = steps[0], False
+        elif not ended and (found := raised.start(at, text)) is not None:
+            start = found
     return start if start < len(lines) else 0
+
+
+class _Raised:
+    """A run that an exception has ended, and another one begins: weaker than an end that is told.
+
+    A rank may go on after the exception of another one, or after one that it has caught. So the
+    command must be shown again, or the log's first lines come again and the steps fall.
+
+    Args:
+        lines: of the log.
+    """
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines, self._head = lines, _head(lines[:_HEAD_LINES])
+        self._raised: int | None = None  # the line of the last exception
+        self._again: int | None = None  # a line after it that is one of the first ones
+        self._step = 0  # the last one before the exception
+
+    def start(self, at: int, text: str) -> int | None:
+        """Read the next line; return where a run begins that is known by it, None for none."""
+        if _RAISED in text:
+            self._raised, self._again = at, None
+        elif self._raised is None:
+            return None
+        elif _STARTED.search(text):
+            return self._begin(at)
+        elif self._again is None:
+            if _shape(text) in self._head:
+                self._again, self._step = at, self._step_before(self._raised)
+        elif (step := progress.step_in(text)) is not None and step < self._step:
+            return self._begin(self._again)
+        return None
+
+    def _step_before(self, at: int) -> int:
+        before = (progress.step_in(line.text) for line in reversed(self._lines[:at]))
+        return next((step for step in before if step is not None), 0)
+
+    def _begin(self, at: int) -> int:
+        self._raised = self._again = None
+        return at
 
 
 def _head(lines: Sequence[Line]) -> frozenset[str]:
