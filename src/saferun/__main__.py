@@ -1,5 +1,7 @@
 """The entry point; a launch goes directly to its plan, and only commands import click.
 
+Each way imports what it needs where it begins: `--help` takes 25 ms, a launch 200.
+
 `saferun …`, `saferun run …` and `python -m saferun …` all start here.
 """
 

@@ -17,7 +17,7 @@ def front(argv: Sequence[str]) -> int:
     Without arguments the help goes to stderr, as for an error.
     """
     if not argv and (asked := os.environ.get("_SAFERUN_COMPLETE")):
-        from saferun.cli.completion import answer
+        from saferun.cli.completion import answer  # it loads click
 
         return answer(asked)
     if argv and argv[0] == "--version":

@@ -90,7 +90,7 @@ def _follow(live: LiveRun, interval_s: float, text: Callable[[Snapshot], str]) -
 
 def _draw(live: LiveRun, interval_s: float, note: str) -> None:
     """Draw the run on the terminal's second screen, then show on the first one how it ended."""
-    from rich.console import Console
+    from rich.console import Console  # on a terminal alone, as in colour.py
     from rich.live import Live
 
     signal.signal(signal.SIGTERM, _end)  # or the second screen would stay

@@ -30,6 +30,7 @@ from saferun.model import GpuFacts, LaunchPlan, Request
 from saferun.planning import inputs
 from saferun.planning.inputs import Gathered
 from saferun.planning.request import read_torchrun
+from saferun.planning.view import as_text
 from saferun.profile import files as profiles
 from saferun.profile.merge import Given, is_for_gpus
 from saferun.profile.values import read_value
@@ -152,8 +153,6 @@ def _run(kit: str, name: str, arguments: Sequence[str], pace: Pace) -> int:
     request = read_torchrun(arguments, environ)
     gathered = gathered_for(sheet, request, environ, name)
     if request.dry_run:
-        from saferun.planning.view import as_text
-
         sys.stdout.write(as_text(gathered.plan()) + "\n")
         return 0
     return carry_out(gathered, inputs.working_directory(), pace)

@@ -95,7 +95,7 @@ def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
     cached = _cached(entry, text)
     if cached is not None:
         return cached
-    import yaml
+    import yaml  # only where the cache has nothing; a generated script does without
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if PyYAML has it
     document: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 (both loaders are safe)

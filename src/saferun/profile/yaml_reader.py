@@ -3,7 +3,8 @@
 It has a decoder of its own: the strict decoders that were tried (msgspec, pydantic) cost 17-45 ms
 to import, give no line numbers or nearest keys, and cannot see that YAML has turned `off` into
 False (benchmarks/imports.py has the times). It walks the node tree and constructs nothing, so that
-tags create no objects and aliases are not expanded.
+tags create no objects and aliases are not expanded. PyYAML is imported where it parses: a launch
+reads what was parsed before, and where a generated script runs there may be none.
 """
 
 from __future__ import annotations

@@ -318,7 +318,7 @@ class _Run:
         try:
             return self._met(plan, ended) or self._decide(plan, ended)
         except Exception as error:
-            import traceback
+            import traceback  # only a fault of ours needs it
 
             what = " ".join(f"{type(error).__name__}: {error}".split())
             self._means.ground.say(

@@ -69,7 +69,7 @@ def be_supervisor(
         say(str(error))
         status = error.code
     except BaseException as error:
-        import traceback
+        import traceback  # only a fault of ours needs it
 
         traceback.print_exception(error)
     finally:
