@@ -23,7 +23,7 @@ __all__ = [
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.api import Attempt, RunError, RunResult, diagnose, plan, run
-    from saferun.diagnosis.verdict import Diagnosis
+    from saferun.diagnosis.diagnosis import Diagnosis
     from saferun.errors import ProfileError, SaferunError, UnavailableError, UsageError
     from saferun.model import LaunchPlan
 

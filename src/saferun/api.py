@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 from saferun.diagnosis import classify, log_file, log_reader, signatures
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.verdict import Diagnosis
 from saferun.errors import SaferunError, UsageError
 from saferun.journal import reader
 from saferun.journal.attempts import Attempt as RecordedAttempt

@@ -11,7 +11,7 @@ import yaml
 from job_logs import KNOWN, diagnose
 from repo import RECORDS
 
-from saferun.diagnosis.verdict import Diagnosis
+from saferun.diagnosis.diagnosis import Diagnosis
 
 # Two processes of torchrun and gloo (torch 2.x), each log as it was printed, paths renamed:
 # kind, rank, and what the root line holds.

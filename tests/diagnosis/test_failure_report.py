@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from saferun.diagnosis import failure_report
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.process_end import launcher_end
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
-from saferun.diagnosis.verdict import Diagnosis
 
 
 def diagnosis(**facts) -> Diagnosis:

@@ -98,6 +98,22 @@ study.optimize(objective, n_trials=1)
     assert ran.err.rstrip().endswith("there is no device-side assert triggered in this sentence")
 
 
+def test_a_trial_whose_labels_a_guard_refuses_is_pruned_as_one_whose_kernel_asserts(
+    interpreters: Interpreters,
+) -> None:
+    script = """
+import optuna, torch
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+def objective(trial):
+    return torch.nn.functional.cross_entropy(torch.zeros(1, 3), torch.tensor([trial.number])).item()
+study = optuna.create_study()
+study.optimize(objective, n_trials=4)
+print([trial.state.name for trial in study.trials])
+"""
+    ran = interpreters.run(script, hooks={**ON, "guards": {"labels": "on"}})
+    assert ran.out == "['COMPLETE', 'COMPLETE', 'COMPLETE', 'PRUNED']\n", ran.err
+
+
 @pytest.mark.parametrize(
     ("storage", "why"),
     [

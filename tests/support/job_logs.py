@@ -8,8 +8,8 @@ import yaml
 from repo import RECORDS
 
 from saferun.diagnosis import classify, log_reader, signatures
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.verdict import Diagnosis
 
 KNOWN = signatures.load({"XDG_CACHE_HOME": "/proc/nowhere"})
 TRACEBACK = (

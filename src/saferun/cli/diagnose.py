@@ -15,9 +15,9 @@ from saferun.cli.options import AS_JSON, HELP, echo, json_text
 from saferun.diagnosis import classify, failure_report, log_file, signatures
 from saferun.diagnosis import explain as explanation
 from saferun.diagnosis.deciding import known_from
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.explain import Account
-from saferun.diagnosis.verdict import Diagnosis
 from saferun.errors import UsageError
 
 

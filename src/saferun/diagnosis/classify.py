@@ -27,13 +27,13 @@ from saferun.diagnosis import (
     user_frame,
 )
 from saferun.diagnosis.crash_stack import crash_stack
+from saferun.diagnosis.diagnosis import Diagnosis, Near
 from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
 from saferun.diagnosis.log_lines import Line
 from saferun.diagnosis.root_line import ROOT_CHARS, root_line, telling_line
 from saferun.diagnosis.second_reading import is_broken
 from saferun.diagnosis.signatures import Kind, Knowledge, says
 from saferun.diagnosis.tracebacks import Raised
-from saferun.diagnosis.verdict import Diagnosis, Near
 from saferun.inject import nodes
 from saferun.named_tuple import NamedTuple
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.diagnosis.classify import Reading
+from saferun.diagnosis.diagnosis import Near
 from saferun.diagnosis.explanations import Explanation
 from saferun.diagnosis.nearest import misses
 from saferun.diagnosis.signatures import Knowledge, says
-from saferun.diagnosis.verdict import Near
 from saferun.named_tuple import NamedTuple
 
 LINE_CHARS = 160

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from saferun.diagnosis import process_end
 from saferun.diagnosis.deciding import known_from
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.retry_policy import AGAIN, Decision, Try
-from saferun.diagnosis.verdict import Diagnosis
 from saferun.system.printable import seconds
 
 LINE_CHARS = 200  # of a line of the job's output; the journal has it in full

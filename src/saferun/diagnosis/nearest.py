@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from saferun.diagnosis import matches
+from saferun.diagnosis.diagnosis import Near
 from saferun.diagnosis.explanations import Collected, Explanation
 from saferun.diagnosis.root_line import is_of_failure
 from saferun.diagnosis.signatures import Knowledge, Needle, Sign, says
-from saferun.diagnosis.verdict import Near
 
 MOST = 2  # kinds that people are shown where nothing fits
 _WORDS_SHOWN = 4

@@ -29,10 +29,11 @@ _ENDED = re.compile(
     r"|\brequeu(?:ing|ed)\b.{0,40}\bjob\b"
     r"|\b[Jj]ob\b.{0,40}\b(?:requeu(?:ing|ed)|preempted)\b|Received \S{0,20}SIGTERM death signal"
 )
-_STARTED = re.compile(
-    r"Setting OMP_NUM_THREADS environment variable for each process"
-    r"|^\+{1,3} (?:\S{0,80}/)?(?:srun|torchrun|python3?|accelerate|deepspeed|saferun|mpirun|exec) "
+_COMMAND = (  # as `set -x` shows it
+    r"^\+{1,3} (?:\S{0,80}/)?(?:srun|torchrun|python3?|accelerate|deepspeed|saferun|mpirun|exec) "
 )
+_SHOWN = re.compile(_COMMAND)
+_STARTED = re.compile(rf"Setting OMP_NUM_THREADS environment variable for each process|{_COMMAND}")
 # Each of these is in a line that _HANDED_OVER or _ENDED fits: a cheap test, for every line.
 _WORDS = (
     *("saferun: attempt ", "will restart worker group", "CANCELLED AT ", "oom_kill event"),
@@ -77,8 +78,9 @@ def last_start(lines: Sequence[Line]) -> int:
 class _Raised:
     """A run that an exception has ended, and another one begins: weaker than an end that is told.
 
-    A rank may go on after the exception of another one, or after one that it has caught. So the
-    command must be shown again, or the log's first lines come again and the steps fall.
+    A rank may go on after the exception of another one, or after one that it has caught; another
+    node may start late, or the script run another program. So the same command must be shown again,
+    or the log's first lines come again from the same rank and its steps fall.
 
     Args:
         lines: of the log.
@@ -96,8 +98,11 @@ class _Raised:
             self._raised, self._again = at, None
         elif self._raised is None:
             return None
-        elif _STARTED.search(text):
-            return self._begin(at)
+        elif _SHOWN.search(text):
+            if any(line.text == text for line in self._lines[: self._raised]):
+                return self._begin(at)
+        elif self._lines[at].rank != self._lines[self._raised].rank:
+            return None
         elif self._again is None:
             if _shape(text) in self._head:
                 self._again, self._step = at, self._step_before(self._raised)

@@ -6,10 +6,10 @@ import functools
 import os
 
 from saferun.diagnosis import signatures
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.process_end import launcher_end
 from saferun.diagnosis.retry_policy import Try
-from saferun.diagnosis.verdict import Diagnosis
 from saferun.inject import contract
 from saferun.inject.targets import NEEDS
 from saferun.journal import receipts, recycling

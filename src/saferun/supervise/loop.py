@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from saferun.diagnosis import retry_policy
-from saferun.diagnosis.verdict import Diagnosis
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
 from saferun.model import LaunchPlan
 from saferun.planning.inputs import Gathered

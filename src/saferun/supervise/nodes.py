@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 from saferun.diagnosis import retry_policy, signatures
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
-from saferun.diagnosis.verdict import Diagnosis
 from saferun.errors import EXIT_CONFIG
 from saferun.inject import node_agent, nodes
 from saferun.model import LaunchPlan, as_tree

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.retry_policy import Decision, Try
 from saferun.diagnosis.silence import Place
-from saferun.diagnosis.verdict import Diagnosis
 from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
 from saferun.supervise import keeper_pool

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun import __version__
 from saferun.diagnosis import retry_policy
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.retry_policy import Decision, Try
 from saferun.diagnosis.silence import Place
-from saferun.diagnosis.verdict import Diagnosis
 from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject.nodes import Agreement
 from saferun.journal import rank_files, torchelastic_dirs

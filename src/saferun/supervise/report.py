@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from saferun.diagnosis import failure_report, retry_policy
-from saferun.diagnosis.verdict import Diagnosis
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.journal import trials
 from saferun.supervise.attempt import Ended
 

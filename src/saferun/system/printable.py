@@ -1,4 +1,4 @@
-"""Pure: text of others in messages and on a terminal, with nothing in it that moves the cursor.
+"""Pure: what people are shown: text of others without what moves the cursor, and durations.
 
 The one place that decides it: control characters (C0, C1, DEL), marks that turn the direction of
 writing, line separators and lone surrogates are replaced by `?`.
