@@ -107,9 +107,9 @@ def test_a_search_asks_the_context_prunes_and_goes_on_in_a_new_process(folder: P
         assert "10 trials, best 0; 2 processes crashed, 7 replaced" in job.err
         show = [sys.executable, "-m", "saferun", "runs", "show", str(job.journal)]
         listed = [*show[:-2], "list", "--json"]
-        shown, runs = (
+        shown, report, runs = (
             subprocess.run(one, env=job.environ, capture_output=True, text=True, check=True).stdout
-            for one in (show, listed)
+            for one in (show, [*show[:-2], "report", show[-1]], listed)
         )
     assert kinds == {"device-side-assert": 4, "cublas-cudnn-failed": 2, "cuda-oom": 1}
     trials = stored(folder, "sqlite")
@@ -132,6 +132,7 @@ def test_a_search_asks_the_context_prunes_and_goes_on_in_a_new_process(folder: P
     (handle,) = [trial for trial in trials if trial.params["way"] == 1]
     assert "device-side assert triggered" in handle.user_attrs["cuda_error_msg"]
     assert "ended its process: SIGSEGV; way=8, x=" in shown
+    assert report.count("- trial: `8 ended the process: way=8, x=") == 1
     assert "  replaced  7 processes: " in shown
     assert json.loads(runs)["runs"][0]["attempts"] == 3
 

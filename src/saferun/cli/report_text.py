@@ -15,7 +15,7 @@ from saferun.cli import runs_view, trials_view
 from saferun.journal.reader import RUNNING
 from saferun.journal.report import FIRST, Amount, AttemptReport, Cost, RunReport
 from saferun.journal.tail_excerpt import Excerpt
-from saferun.journal.trials import processes
+from saferun.journal.trials import Trial, processes
 from saferun.system.printable import printable, seconds
 
 CHARS = 2000  # of one text
@@ -116,6 +116,7 @@ def attempt_facts(one: AttemptReport) -> Facts:
         ("status", "" if attempt.status is None else str(attempt.status)),
         ("known from", "; ".join(attempt.decided_by)),
         ("steps", _steps(one)),
+        ("trial", "; ".join(_trial(trial) for trial in one.trials)),
         ("last loss", one.loss),
         *runs_view.time_parts(one.spent),
         ("with", ", ".join(attempt.mitigations)),
@@ -124,6 +125,11 @@ def attempt_facts(one: AttemptReport) -> Facts:
         ("decision", runs_view.decision(attempt)),
     ]
     return [(label, text) for label, text in found if text]
+
+
+def _trial(trial: Trial) -> str:
+    params = trials_view.parameters(trial)
+    return f"{trial.number} ended the process{params and f': {params}'}"
 
 
 def _steps(one: AttemptReport) -> str:

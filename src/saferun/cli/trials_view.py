@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saferun.journal.trials import Region, Trial, by_cause, processes, regions
+from saferun.journal.trials import Region, Trial, by_cause, ended_its_process, processes, regions
 
 _STATES = (("completed", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))
 _SHOWN = 10  # regions in the text
@@ -33,11 +33,15 @@ def as_text(trials: Sequence[Trial], replaced: Mapping[str, int]) -> list[str]:
         reasons = tuple(sorted(replaced.items(), key=lambda item: -item[1]))
         count = processes(sum(replaced.values()))
         lines.append(f"  {'replaced':<10}{count}{_causes(reasons)}")
-    ended = [trial for trial in trials if trial.again or trial.cause.startswith("SIG")]
-    for trial in ended[:_ENDED]:
-        params = ", ".join(f"{_plain(name)}={_plain(str(v))}" for name, v in trial.params.items())
-        lines.append(f"  trial {trial.number} ended its process: {_plain(trial.cause)}; {params}")
+    for trial in [trial for trial in trials if ended_its_process(trial)][:_ENDED]:
+        cause = _plain(trial.cause)
+        lines.append(f"  trial {trial.number} ended its process: {cause}; {parameters(trial)}")
     return lines + _table(regions(trials)[:_SHOWN])
+
+
+def parameters(trial: Trial) -> str:
+    """Return a trial's parameters as "lr=0.1, layer=conv"."""
+    return ", ".join(f"{_plain(name)}={_plain(str(v))}" for name, v in trial.params.items())
 
 
 def as_json(trials: Sequence[Trial], replaced: Mapping[str, int]) -> dict[str, Any]:

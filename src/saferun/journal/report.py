@@ -83,6 +83,7 @@ class AttemptReport(NamedTuple):
     ranks: Ranks
     tails: tuple[Excerpt, ...]
     hangs: tuple[Silence, ...]
+    trials: tuple[Trial, ...]  # that ended its process
     notes: tuple[str, ...]  # about the machine, the nodes, and faults of saferun's own
 
 
@@ -145,9 +146,10 @@ def make(run: Run, now_s: float, price: float | None = None) -> RunReport:
     kept = [(one, spent) for one, spent in parts if not one.replaced]
     tried = [one for one, _ in kept]
     noted = run_notes.read(log)
+    finished = trials.read(run.path)
     library = Library(signatures.load(os.environ).kinds, mitigation_catalog.load(os.environ))
     shown = _shown(len(tried))
-    reports = [_attempt(run, tried, at, kept[at][1], noted, library) for at in shown]
+    reports = [_attempt(run, tried, at, kept[at][1], noted, library, finished) for at in shown]
     cost = _cost(every, times, price, noted)
     return RunReport(
         headline=_headline(run, tried, cost),
@@ -160,7 +162,7 @@ def make(run: Run, now_s: float, price: float | None = None) -> RunReport:
         left_out=len(tried) - len(shown),
         replaced=len(every) - len(tried),
         hosts=noted.hosts,
-        trials=trials.read(run.path),
+        trials=finished,
         replacements=trials.replaced(run.path),
         made_at=now_s,
     )
@@ -176,7 +178,13 @@ def _shown(count: int) -> list[int]:
 
 
 def _attempt(
-    run: Run, tried: Sequence[Attempt], at: int, spent: Spent, noted: Notes, library: Library
+    run: Run,
+    tried: Sequence[Attempt],
+    at: int,
+    spent: Spent,
+    noted: Notes,
+    library: Library,
+    finished: Sequence[Trial],
 ) -> AttemptReport:
     one = tried[at]
     key = one.worker, one.number
@@ -186,6 +194,7 @@ def _attempt(
     if [stream for stream, _ in tails] == ["stdout"]:  # of both, if they are one terminal or pipe
         tails = [("output", tails[0][1])]
     left = receipts.read(directory, one.number)
+    ended = [trial for trial in finished if trials.ended_its_process(trial)]
     return AttemptReport(
         attempt=one,
         begins_s=max(0.0, (one.started_at or 0.0) - (run.started_at or one.started_at or 0.0)),
@@ -197,6 +206,7 @@ def _attempt(
         ranks=ranks(left, rank_files.failures(directory, one.number)),
         tails=tuple(excerpt(stream, data, one.line) for stream, data in tails if data.strip()),
         hangs=tuple(_silence(place, one.number, hang) for hang in noted.hangs.get(key, ())),
+        trials=tuple(trial for trial in ended if trials.ran_in(trial, one.number, one.worker)),
         notes=tuple(noted.lines.get(key, ())),
     )
 

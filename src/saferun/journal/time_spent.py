@@ -93,7 +93,7 @@ def _end(run: Run, one: Attempt, after: Attempt | None, now_s: float) -> float:
 
 def _is_of(trial: Trial, one: Attempt, begun: float, end: float) -> bool:
     """Return whether a trial began and ended in an attempt."""
-    mine = trial.attempt == one.number and (one.worker is None or trial.worker == str(one.worker))
+    mine = trials.ran_in(trial, one.number, one.worker)
     return mine and begun <= trial.at - (trial.seconds or 0.0) and trial.at <= end
 
 

@@ -38,7 +38,7 @@ class Trial(NamedTuple):
     values: tuple[float, ...]
     seconds: float | None
     worker: str
-    attempt: int | None
+    attempt: int | None  # in which it ran
     at: float = 0.0  # when it was finished, in seconds since the epoch; 0 where that is not known
     again: bool = False  # its process ended, or was replaced for it: it is run again
     direction: str = ""  # minimize or maximize; "" where the study has several objectives
@@ -137,6 +137,22 @@ def _trials(lines: Iterable[bytes]) -> Iterator[Trial]:
 def by_cause(trials: Iterable[Trial], state: str) -> tuple[tuple[str, int], ...]:
     """Return how many trials ended in a state, by cause, the most frequent first."""
     return tuple(Counter(trial.cause for trial in trials if trial.state == state).most_common())
+
+
+def ran_in(trial: Trial, number: int, worker: int | None) -> bool:
+    """Tell whether a trial ran in an attempt.
+
+    Args:
+        trial: of the run.
+        number: of the attempt.
+        worker: its worker; None where the run has one process.
+    """
+    return trial.attempt == number and (worker is None or trial.worker == str(worker))
+
+
+def ended_its_process(trial: Trial) -> bool:
+    """Tell whether a trial's process died in it, or was replaced for it."""
+    return trial.again or trial.cause.startswith("SIG")
 
 
 def is_bad(trial: Trial) -> bool:

@@ -248,7 +248,7 @@ class Account:
             again = (is_lost and not callback) or "again" in (end or {})
             if is_lost:
                 is_any_lost = True
-                self._bury(trial, callback)
+                self._bury(trial, note, callback)
                 line = {"end": trial._trial_id, "row": self.row + 1}
                 self._kept({**line, "again": 1} if again else line)
             elif end is None:  # the storage had its result just before its process ended
@@ -267,7 +267,9 @@ class Account:
             self.state.record(recorded(self.study, trial, "unknown"))
             self.state.progress()
 
-    def _bury(self, trial: Any, callback: Callable[[Any, Any], None] | None) -> None:
+    def _bury(
+        self, trial: Any, note: dict[str, Any], callback: Callable[[Any, Any], None] | None
+    ) -> None:
         """Mark a trial in which a process before this one ended; tell the script's own callback.
 
         Optuna itself would call it only once the trial's heartbeat has been missed for long enough.
@@ -278,7 +280,8 @@ class Account:
         how = ending(self.state.previous)
         fail(self.study, trial._trial_id, f"its process ended ({how})")
         again = RETRY not in trial.system_attrs
-        self.state.record({**recorded(self.study, trial, how, "FAIL"), "again": again})
+        record = recorded(self.study, trial, how, "FAIL")
+        self.state.record({**record, "again": again, "attempt": note["attempt"]})
         if callback is not None:
             failed = copy.deepcopy(self.study._storage.get_trial(trial._trial_id))
             failed.user_attrs.pop(CAUSE, None)

@@ -38,6 +38,7 @@ def _sweep(state: State, notes: account.Notes) -> None:
     study = optuna.load_study(study_name=name, storage=storage.opened(place))
     how = account.ending(state.previous)
     for trial in study.get_trials(deepcopy=False):
-        if trial.state.name == "RUNNING" and notes.noted(trial):
+        if trial.state.name == "RUNNING" and (note := notes.noted(trial)):
             account.fail(study, trial._trial_id, f"its process ended ({how})")
-            state.record(account.recorded(study, trial, how, "FAIL"))
+            record = account.recorded(study, trial, how, "FAIL")
+            state.record({**record, "attempt": note["attempt"]})
