@@ -9,6 +9,17 @@ slurm_job=${slurm_job:-${SLURM_JOB_ID-}}
 
 #@ numbers
 
+say() { printf 'saferun: %s\n' "$1" >&2; }
+
+is_safe() ( # PLACE: whether nobody but us and root can put something else in its place
+  cd -P -- "$1" 2>/dev/null || exit
+  while [[ $(stat -c '%u %A' .) =~ ^(0|$EUID)\ d(....-..-|........[tT]) ]]; do
+    [[ ! . -ef / ]] || exit 0
+    cd -P .. || exit
+  done
+  exit 1
+)
+
 # Slurm copies this file to the first node only, so the others get it on stdin. Slurm sends its
 # signals to every process of a step: this shell does nothing then, and lives on to remove the file.
 RECEIVE='
@@ -67,7 +78,7 @@ verdicts_in() { # DIRECTORY, which the nodes share; sets `verdicts`
 }
 
 # Slurm's signal before the limit. It goes to this shell alone, and from here as SIGURG to the
-# nodes: a signal that only their shells handle. The ranks' own children would die of USR2.
+# nodes: a signal that only saferun handles there. The ranks' own children would die of USR2.
 limit_is_near() {
   [[ -z ${limit_near-} ]] || return 0
   limit_near=yes
@@ -121,8 +132,8 @@ again() { # REASON [NODES TO LEAVE OUT]: have Slurm run the job once more
 
 most_runs() {
   local at most=$ATTEMPTS_TOTAL
-  for ((at = 2; at < ${#SETTINGS[@]}; at += 4)); do
-    [[ ${SETTINGS[at]} != retry.attempts_total ]] || most=${SETTINGS[at + 1]}
+  for ((at = 2; at < ${#saferun_settings[@]}; at += 4)); do
+    [[ ${saferun_settings[at]} != retry.attempts_total ]] || most=${saferun_settings[at + 1]}
   done
   echo "$most"
 }
@@ -137,13 +148,3 @@ meet() { # OPTION VALUE...: sets `meeting`
     shift 2
   done
 }
-
-# The kit's program gets what Slurm sends to this shell, apart from URG, and a second signal of the
-# same kind would cut torchrun's shutdown short. Where no job runs yet, this shell ends.
-pass_on() { # SIGNAL
-  [[ -n ${job-} || $1 == QUIT || $1 == USR? ]] || exit 143
-  [[ $1 == limit ]] || return 0
-  asked=TERM # no further attempt begins
-  tell USR2
-}
-trap 'pass_on limit' URG

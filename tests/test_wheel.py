@@ -127,7 +127,7 @@ def test_a_bash_script_can_be_made_from_the_wheel(alone, tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert "\nrun torchrun t.py" in (tmp_path / "run.sh").read_text()
+    assert "\njob torchrun t.py" in (tmp_path / "run.sh").read_text()
 
 
 def test_the_shipped_profiles_are_found(alone, tmp_path):

@@ -18,7 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
-        return _die_of_interrupt() if ours else 130
+        from saferun.system.stderr import die_of_interrupt
+
+        return die_of_interrupt() if ours else 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # flushing at exit would raise it again
         return 141
@@ -26,18 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         from saferun.system.stderr import report
 
         return report(error)
-
-
-def _die_of_interrupt() -> int:
-    """End as Python does after Ctrl-C, by the signal itself: a shell's loop goes on otherwise."""
-    import signal
-
-    from saferun.system.stderr import settle
-
-    settle()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
-    return 130  # it is blocked
 
 
 def _dispatch(argv: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from saferun.export import shell_script
 
 def job(text: str) -> list[str]:
     """Return the arguments of the line that starts the job, less torchrun and the last one."""
-    line = re.search(r'^run torchrun(.*) "\$@"$', text, re.MULTILINE)
+    line = re.search(r'^job torchrun(.*) "\$@"$', text, re.MULTILINE)
     assert line is not None
     argv = shell_script.unquoted(line[1])
     assert argv is not None
@@ -51,7 +51,6 @@ def test_what_follows_its_own_options_is_torchruns(machine, argv, args):
         (["--set", "retry.atempts=3"], 78, "unknown key `retry.atempts`"),
         (["--", "--nproc"], 2, "torchrun would refuse this: ambiguous option"),
         (["--", "--frobnicate", "train.py"], 2, "unrecognized arguments: --frobnicate"),
-        (["--set=launcher=python", "--set=workers=3", "t.py"], 2, "runs one worker, and 3 are"),
         (["--check", "no.sh"], 69, "there is no file `no.sh`"),
         (["-o", "no/run.sh"], 69, "cannot be written: No such file or directory"),
         (["--profile", "tf-rtx5090", "--", "-t3", "t.py"], 2, "--tee is torchrun's"),

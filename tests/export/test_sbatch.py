@@ -20,7 +20,7 @@ from saferun.export import sbatch, shell_script
 from saferun.planning import torchrun_args
 
 SHELL = pathlib.Path(__file__).resolve().parents[2] / "shell"
-SMALLEST = '#!/usr/bin/env bash\n# --- The job ---\nrun torchrun "$@"\n'  # as scripts go
+SMALLEST = '#!/usr/bin/env bash\n# --- The job ---\njob torchrun "$@"\n'  # as scripts go
 # srun runs its command on one node, n1, here; the other three write down what they are asked.
 SRUN = """#!/bin/bash
 printf '%s\\n' "$@" >"$SLURM/srun"
@@ -37,7 +37,7 @@ esac
 """
 SCANCEL = """#!/bin/bash
 echo "scancel $*" >>"$SLURM/asked"
-pkill -URG -P "$(cat "$SLURM/node")" bash
+pkill -URG -P "$(cat "$SLURM/node")"
 """
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
@@ -311,24 +311,11 @@ def test_before_its_time_is_over_a_job_is_asked_to_end_and_queued_again(
     assert [path.name for path in records.glob("[0-9]*.json")] == ["1.json"]  # no attempt after it
 
 
-def test_what_slurm_signals_in_every_process_is_not_sent_a_second_time(cluster):
-    file, records = cluster.job("--", "train.py"), cluster.records("x")
-    with cluster.start(["bash", file], ends=STAYS, JOB_STATUS="1") as job:
-        until((records / "up").exists)
-        outer = (cluster.slurm / "node").read_text().strip()
-        inner = subprocess.run(["pgrep", "-P", outer], capture_output=True, text=True, check=True)
-        for pid in (int(outer), int(inner.stdout)):
-            os.kill(pid, signal.SIGTERM)
-        os.kill(int(inner.stdout), signal.SIGURG)  # it comes after SIGTERM where both wait
-        job.communicate()
-    assert (records / "signals").read_text() == "SIGUSR2 "
-
-
 def test_a_value_or_a_reason_that_imitates_a_heading_moves_nothing():
     """The part for Slurm stands before the job, and what the user wrote stays before it."""
     evil = "# --- The job ---"
     imitated = f"{shell_script.comment(evil[2:])}X={shell_script.quote(evil)}\n"
-    script = f"#!/usr/bin/env bash\n{imitated}# --- The job ------\nrun torchrun train.py\n"
+    script = f"#!/usr/bin/env bash\n{imitated}# --- The job ------\njob torchrun train.py\n"
     line = torchrun_args.parse(["train.py"]).line
     text = sbatch.render(script, sbatch.Job(1), line, "PART\n")
     assert text.index("PART") > text.index("X=")

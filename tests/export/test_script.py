@@ -16,7 +16,7 @@ from repo import ROOT
 from scripts import NASTY, PROGRAMS, SAFERUN, Machine, Received
 
 from saferun.diagnosis import signatures
-from saferun.export.bundle_main import OF_BASH, OF_SCRIPT
+from saferun.export.bundle_main import OF_BASH
 from saferun.journal import mitigation_history
 from saferun.knowledge import loader
 
@@ -64,7 +64,8 @@ def test_torchrun_gets_the_same_from_a_script_and_from_saferun(machine, profile,
     assert len(ours.received) == 1
     assert (theirs.status, theirs.out) == (ours.status, ours.out) == (0, "")
     assert after_origin(theirs.messages) == after_origin(ours.messages)
-    assert machine.unpacked() == []
+    # Without attempts torchrun takes the script's place, and the next script removes it.
+    assert len(machine.unpacked()) == (profile == "debug" and exported != "saferun's")
 
 
 def after_origin(messages: list[str]) -> list[str]:
@@ -105,9 +106,8 @@ def test_the_environment_is_the_callers_to_the_last_name(machine):
     The script has variables of its own: every word in it is exported here, as if it were one.
     """
     text = (ROOT / "shell" / "run.sh").read_text()
-    special = ("PATH", "HOME", "TMPDIR", "XDG_", "BASH", "PYTHON", "SAFERUN", "EXIT", "ends")
+    special = ("PATH", "HOME", "TMPDIR", "XDG_", "BASH", "PYTHON", "SAFERUN", "ends")
     arguments = [w for w in set(re.findall(r"[A-Za-z_]\w*", text)) if not w.startswith(special)]
-    assert set(OF_SCRIPT) <= set(arguments)
     environ = dict.fromkeys((*OF_BASH, *arguments), "mine") | {"SHLVL": "7", "a.b-c": "d"}
     environ |= {"SHELLOPTS": "braceexpand", "BASHOPTS": "cmdhist", "BASH_FUNC_sleep%%": "() { :; }"}
     environ |= {"POSIXLY_CORRECT": "1", "BASH_ENV": "", "LC_ALL": "C", "COLUMNS": "80"}
@@ -182,7 +182,7 @@ def test_an_edited_setting_counts(machine):
 def test_a_setting_that_was_edited_to_nonsense_is_refused_by_name(machine, line, message):
     script = machine.script("--profile", "cpu", "--", "train.py")
     text = script.read_text()
-    script.write_text(text.replace("\n# --- The kit", f"\n{line}\n\n# --- The kit", 1))
+    script.write_text(text.replace("\n# --- The job", f"\n{line}\n\n# --- The job", 1))
     ran = machine.run(["bash", script])
     assert (ran.status, ran.received) == (78, {}), ran.err
     assert message in ran.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -26,14 +27,6 @@ def test_a_signal_asks_the_job_to_end_once_and_nothing_is_tried_again(machine, n
     assert signals(machine) == name
     assert list(machine.received("x")) == [1]
     assert machine.living() == {}
-    assert machine.unpacked() == []
-
-
-def test_a_signal_to_all_at_the_end_leaves_nothing_unpacked(machine):
-    """Slurm ends every process of a step where one node's part has failed: this `rm`, too."""
-    machine.program("rm", '#!/bin/sh\nkill -TERM $$\nexec /bin/rm "$@"\n')
-    job = machine.start(["bash", machine.script("--profile", "cpu", "--", "train.py")])
-    assert end(job)[0] == 0
     assert machine.unpacked() == []
 
 
@@ -62,7 +55,7 @@ def test_a_signal_between_attempts_ends_the_run(machine):
     lines = iter(job.stderr.readline, "")
     assert any("attempt 2 starts in" in line for line in lines)
     job.send_signal(signal.SIGQUIT)  # which ends nothing
-    until(lambda: not pending(job.pid, signal.SIGQUIT), "bash has got it")
+    until(lambda: not pending(job.pid, signal.SIGQUIT), "it has come")
     job.send_signal(signal.SIGTERM)
     status, err = end(job)
     assert status == 128 + signal.SIGTERM, err
@@ -75,19 +68,22 @@ def test_a_signal_while_the_kit_is_unpacked_leaves_nothing(machine, name):
     gate, up = machine.tmp / "gate", machine.tmp / "unpacking"
     os.mkfifo(gate)
     machine.program("torchrun", "#!/bin/sh\n")  # no python: the one on PATH unpacks
-    unpacking = f"case $* in *base64*) : >'{up}'; read line <'{gate}' ;; esac"
+    unpacking = f"case $* in *base64*) : >'{up}'; {{ read line <'{gate}'; }} 2>/dev/null ;; esac"
     machine.program("python3", f'#!/bin/sh\n{unpacking}\nexec {sys.executable} "$@"\n')
     script = machine.script("--profile", "cpu", "--", "train.py")
     job = machine.start(["bash", script])
     until(up.exists, "it unpacks")
     number = getattr(signal, name)
-    job.send_signal(number)
-    until(lambda: not pending(job.pid, number), "bash has got the signal")
-    gate.write_text("go on\n")
-    if name in ("SIGQUIT", "SIGUSR1"):
-        assert end(job)[0] == 0
+    if name == "SIGINT":  # a key at the terminal, which sends it to all
+        os.killpg(job.pid, number)
     else:
-        assert end(job) == (128 + number, "")
+        job.send_signal(number)
+        gate.write_text("go on\n")
+    status, err = end(job)
+    if name in ("SIGQUIT", "SIGUSR1"):
+        assert status == 0
+    else:
+        assert (status, err) == (-number, "")
     until(lambda: machine.living() == {}, "all are gone")
     assert machine.unpacked() == []
 
@@ -98,53 +94,56 @@ def pending(pid: int, number: int) -> bool:
     return any(bits >> (number - 1) & 1 for bits in sets)
 
 
-@pytest.mark.parametrize("victim", ["bash", "keeper", *slow("kit", "torchrun")])
+@pytest.mark.parametrize("victim", ["supervisor", "keeper", *slow("torchrun")])
 def test_nothing_lives_on_when_one_process_is_killed(machine, victim):
     script = machine.script("--profile", "cpu", "--retries", "0", "--", "train.py")
-    # retries 0 would replace the kit by torchrun; two attempts keep it, and the second ends at once
+    # retries 0 would replace the script by torchrun; of two attempts the second ends at once
     job = machine.start(["bash", script], ends=[*STAYS, {}], SAFERUN_RETRIES="1")
     up(machine)
     os.kill(process_of(machine, job, victim), signal.SIGKILL)
     status = end(job)[0]
     until(lambda: machine.living() == {}, "all are gone")
     survives = victim in ("keeper", "torchrun")
-    assert status == (0 if survives else -9 if victim == "bash" else 137)
+    assert status == (0 if survives else -9)
     assert list(machine.received("x")) == ([1, 2] if survives else [1])
-    assert (machine.unpacked() == []) is (victim != "bash")
+    assert (machine.unpacked() == []) is survives
 
 
 def process_of(machine: Machine, job: subprocess.Popen[str], victim: str) -> int:
-    if victim == "bash":
-        return job.pid
+    if victim == "supervisor":
+        return job.pid  # the script's shell has become it
     if victim == "torchrun":
         return machine_record(machine)["pid"]
-    if victim == "keeper":
-        (keeper,) = [p for p, n in machine.living().items() if n == "saferun-keeper"][:1]
-        return keeper
-    children = open_children(job.pid)
-    assert len(children) == 1
-    return children[0]
+    (keeper,) = [p for p, n in machine.living().items() if n == "saferun-keeper"][:1]
+    return keeper
 
 
 def machine_record(machine: Machine) -> dict:
     return json.loads((machine.records("x") / "1.json").read_text())
 
 
-def open_children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
-
-
-def test_without_retries_it_is_torchruns_own_behaviour_and_cleans_up_behind_it(machine):
+def test_without_retries_torchrun_replaces_it_and_the_next_script_cleans_up(machine):
     script = machine.script("--profile", "cpu", "--retries", "0", "--", "train.py")
     with machine.start(["bash", script], ends=STAYS) as job:
         up(machine)
         job.terminate()
         assert job.wait() == 9
         assert signals(machine) == "SIGTERM"
-        assert machine.unpacked() == []
+        record = machine.records("x") / "0.json"
+        assert json.loads(record.read_text())["pid"] == job.pid
         for pid in machine.living():  # what a plain torchrun would leave
             os.kill(pid, signal.SIGKILL)
+    (old,) = machine.unpacked()
+    os.utime(machine.temporary / old, (0, 0))
+    kept = machine.temporary / "saferun-kit.held"
+    kept.mkdir()
+    os.utime(kept, (0, 0))
+    holder = os.open(kept, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_SH)
+    assert machine.run(["bash", script], ends=[{}]).status == 0
+    os.close(holder)
+    assert old not in machine.unpacked()
+    assert kept.name in machine.unpacked()
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,6 @@ TABLE = (
     (r"tmp/saferun-\d+(/.*)?", DIRECTORY, "700"),
     (r"tmp/saferun-\d+/.*", FILE, "600"),
     (r"tmp/saferun-kit\.\w+", DIRECTORY, "700"),  # the bundle of a script that runs
-    (r"tmp/saferun-kit\.\w+/(verdicts|orders)", stat.S_IFIFO, "600"),
     (r"tmp/saferun-kit\.\w+/.*/__pycache__", DIRECTORY, "umask 777"),  # Python's own
     (r"tmp/saferun-kit\.\w+/.*", DIRECTORY, "700"),
     (r"tmp/saferun-kit\.\w+/.*", FILE, "600"),

@@ -24,7 +24,7 @@ def bash(text: str) -> list[str]:
     return [word.decode("utf-8", "surrogateescape") for word in done.stdout.split(b"\0")[:-1]]
 
 
-def made(sheet: Sheet, args=(), command=("saferun", "gen-shell"), kit="a2l0") -> str:
+def made(sheet: Sheet, args=(), command=("saferun", "gen-shell"), kit=("cHJv", "a2l0")) -> str:
     template = (ROOT / "shell" / "run.sh").read_text()
     maker = shell_script.Maker("9.8.7", command, template)
     return shell_script.render(sheet, args, maker, kit, whole=bool(args))
@@ -32,5 +32,5 @@ def made(sheet: Sheet, args=(), command=("saferun", "gen-shell"), kit="a2l0") ->
 
 def settings_in_bash(text: str) -> list[str]:
     """Return the settings of a script as the array that a real bash makes of them."""
-    start, end = text.index("SETTINGS=()"), text.index("# --- The kit")
-    return bash("set -euo pipefail\n" + text[start:end] + DUMP.replace("got", "SETTINGS"))
+    start, end = text.index("saferun_from="), text.index("# --- The job")
+    return bash("set -euo pipefail\n" + text[start:end] + DUMP.replace("got", "saferun_settings"))

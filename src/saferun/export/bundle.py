@@ -1,16 +1,16 @@
 """The bundle inside a generated bash script: saferun's own code and knowledge, as text.
 
-It is a JSON object from path to text, compressed, in base64: three modules of the standard library
-read it, whatever else the target machine has. The commands, and the rooms that only they use, are
-left out. Knowledge is packed as JSON, since the target may have no YAML parser.
+It is a JSON object from path to text, compressed by bzip2 (smaller and quicker than LZMA for text),
+in base64. export/unpack.py reads it where the script runs. The commands, and the rooms that only
+they use, are left out. Knowledge is packed as JSON, since the target may have no YAML parser.
 """
 
 from __future__ import annotations
 
 import base64
+import bz2
 import json
 import os
-import zlib
 from collections.abc import Iterator, Mapping
 
 from saferun import __version__
@@ -36,29 +36,23 @@ UNUSED = (
         "journal/time_spent.py",
     ),
 )
-MOST_BYTES = 32 << 20  # of a bundle, packed and unpacked; ours has 2 MB
-LEVEL = 6  # of compression; 9 makes it 1 % smaller and takes twice as long
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
 _PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface stays behind
 
 
-def pack(environ: Mapping[str, str]) -> str:
-    """Return the bundle in base64; `environ` names the user's cache directory."""
+def pack(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return what travels in a script: the program that unpacks, and the files; in base64.
+
+    Args:
+        environ: names the user's cache directory.
+    """
+    program = bare(_read(os.path.join(paths.PACKAGE, "export", "unpack.py"))).encode()
     data = json.dumps(files(environ), sort_keys=True, separators=(",", ":")).encode()
-    return base64.b64encode(zlib.compress(data, LEVEL)).decode()
+    return _packed(program), _packed(data)
 
 
-def unpack(text: str) -> dict[str, str] | None:
-    """Return the files of a bundle, path -> text; None if the text is no bundle."""
-    if len(text) > MOST_BYTES:
-        return None
-    unpacking = zlib.decompressobj()
-    try:
-        data = unpacking.decompress(base64.b64decode(text), MOST_BYTES)
-        found = json.loads(data) if unpacking.eof else None
-    except (ValueError, zlib.error, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+def _packed(data: bytes) -> str:
+    return base64.b64encode(bz2.compress(data)).decode()
 
 
 def template(name: str = "run.sh") -> str:

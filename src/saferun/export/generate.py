@@ -139,7 +139,6 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
     request = read_torchrun(wanted.args or ("SCRIPT",), environ)._replace(sets=wanted.request.sets)
     gathered = inputs.assemble(request, selection, environ, cwd, starting=False)
     if request.line.refusal is None:  # else the job's script is given when this one is run
-        inputs.refuse_workers(gathered)
         gathered.plan()
     sheet = _sheet(selection.chosen, selection.sets)
     text = _text(wanted, sheet, gathered)
@@ -248,7 +247,7 @@ def stale(path: str, environ: Mapping[str, str], cwd: str, given: ScriptRequest)
     new = make(wanted, _without_ours(environ) if given.bare else environ, cwd).text
     if version != __version__:
         return f"saferun {version} made it, and this is {__version__}"
-    if bundle.unpack(shell_script.packed(text)) != bundle.unpack(shell_script.packed(new)):
+    if shell_script.packed(text) != shell_script.packed(new):
         return "the code that travels in it is not this saferun's"
     pairs = zip(_lines(text), _lines(new))  # noqa: B905 (the first difference counts)
     for number, (old_line, new_line) in enumerate(pairs, 1):

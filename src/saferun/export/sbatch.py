@@ -40,7 +40,7 @@ _RESERVE_S = 60  # of the notice, for the requeueing of a job that has not ended
 WAIT_S = 300
 PLACE = "# --- The job "
 _FIRST_LINE = "#!/usr/bin/env bash\n"
-_RUN = re.compile(r"^run torchrun\b", re.MULTILINE)
+_RUN = re.compile(r"^job torchrun\b", re.MULTILINE)
 _NUMBERS = "#@ numbers\n"
 # With these options the user configures the rendezvous; ours would conflict with them.
 _STATIC = ("master_addr", "master_port", "node_rank")
@@ -226,5 +226,5 @@ def _start(meeting: Sequence[tuple[str, str]]) -> str:
     """The first node's part, which ends there; then every node's, up to torchrun's arguments."""
     lines = ['if [[ ${1-} != --on-node ]]; then start_nodes "$@"; fi # and ends there']
     lines += ["meet" + "".join(f" {name} {text}" for name, text in meeting)] if meeting else []
-    lines += ["shift 5", "run torchrun"]
+    lines += ["shift 5", "job torchrun"]
     return "\n".join(lines) + (' ${meeting[@]+"${meeting[@]}"}' if meeting else "")

@@ -32,7 +32,7 @@ _PIECES = re.compile(_PIECE, re.ASCII)
 _WORD = re.compile(rf"\s*((?:{_PIECE})+)", re.ASCII)
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 _ESCAPED = re.compile(rb"\\(x[0-9a-f]{2}|.)")
-_JOB = 'run torchrun "$@"\n'
+_JOB = 'job torchrun "$@"\n'
 
 
 def exports(plan: LaunchPlan) -> str:
@@ -109,9 +109,11 @@ def _comment_line(text: str) -> str:
     return f"# {' ' * text.startswith('---')}{text}\n"
 
 
-def _lines(kit: str) -> Iterator[str]:
+def _lines(kit: tuple[str, str]) -> Iterator[str]:
+    program, files = kit
+    yield program
     # textwrap would look for words in it, which took half the time of gen-shell
-    return (kit[start : start + KIT_WIDTH] for start in range(0, len(kit), KIT_WIDTH))
+    yield from (files[start : start + KIT_WIDTH] for start in range(0, len(files), KIT_WIDTH))
 
 
 # --- the script ----------------------------------------------------------------------------------
@@ -125,14 +127,16 @@ class Maker(NamedTuple):
     template: str  # the hand-written part, shell/run.sh
 
 
-def render(sheet: Sheet, args: Sequence[str], maker: Maker, kit: str, *, whole: bool) -> str:
+def render(
+    sheet: Sheet, args: Sequence[str], maker: Maker, kit: tuple[str, str], *, whole: bool
+) -> str:
     """Return the whole script.
 
     Args:
         sheet: the settings.
         args: torchrun's arguments; empty if the script takes them when it is run.
         maker: what makes the script.
-        kit: its bundle, in base64.
+        kit: the program that unpacks, and the files, each in base64 (bundle.pack).
         whole: `args` name the job's script; else this is given when the script is run.
     """
     parts = {
@@ -144,7 +148,7 @@ def render(sheet: Sheet, args: Sequence[str], maker: Maker, kit: str, *, whole: 
     head, job, tail = maker.template.partition(_JOB)
     assert job, "the template starts the job"
     quoted = "".join(f" {quote(argument)}" for argument in args)
-    text = f'{head}run torchrun{quoted} "$@"\n{tail}'
+    text = f'{head}job torchrun{quoted} "$@"\n{tail}'
     return _PLACE.sub(lambda match: parts[match[1]], text)
 
 
@@ -158,7 +162,7 @@ def made_by(text: str) -> tuple[str, list[str]] | None:
 
 
 def packed(text: str) -> str:
-    """Return the bundle of a script, in base64."""
+    """Return what travels in a script, in base64."""
     return "".join(line[len(_PACKED) :] for line in text.splitlines() if line.startswith(_PACKED))
 
 
@@ -179,9 +183,8 @@ def _header(sheet: Sheet, maker: Maker, whole: bool) -> str:
         + f"{INDENT}{' '.join(map(quote, maker.command))}\n#\n"
         + comment(
             "which makes the same file again; `saferun gen-shell --check THIS-FILE` tells whether "
-            "it still would. Read it from here down to the job; change the settings as you like. "
-            "It needs bash 4.2, coreutils, python3 (3.10 or later) and torch, and no saferun: what "
-            "it needs of that travels at its end."
+            "it still would. Change the settings as you like. It needs bash, python3 (3.10 or "
+            "later) and torch, and no saferun: what it needs of that travels at its end."
         )
     )
 

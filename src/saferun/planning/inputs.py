@@ -310,18 +310,3 @@ def _identity(runs: str, starting: bool) -> Identity:
         return Identity(site=site)
     run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     return Identity(site, run, receipts=os.path.join(runs, run, "receipts"))
-
-
-def refuse_workers(gathered: Gathered) -> None:
-    """Refuse a generated script that would run several workers: its steps are those of one job.
-
-    Raises:
-        UsageError: there are several.
-    """
-    assert gathered.profile is not None, "a generated script has a profile"
-    if (count := gathered.profile.settings.workers) > 1:
-        raise UsageError(
-            f"a generated script runs one worker, and {count} are asked for",
-            where="workers",
-            fix="start the script once for each of them, with --set workers=1, or use saferun",
-        )

@@ -33,16 +33,23 @@ class EndRequests:
 
     An attempt reads those that come while it runs (attempt.py), also if they are blocked here. A
     signal that is still pending at the end is discarded: the run's status has been recorded.
+
+    SIGURG says that the time limit is near, as a script of `gen-shell --slurm` sends it to every
+    process of a step: the ranks, for which it means nothing, get SIGUSR2, and no other attempt
+    begins.
     """
 
     def __init__(self) -> None:
         self._signals = Signals(END_SIGNALS)
+        self._is_last = False
 
     def __enter__(self) -> EndRequests:
         self._signals.__enter__()
+        signal.signal(signal.SIGURG, self._end_soon)
         return self
 
     def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGURG, signal.SIG_DFL)
         self._signals.read()
         self._signals.__exit__(*error)
 
@@ -55,6 +62,15 @@ class EndRequests:
     def fd(self) -> int:
         """A descriptor that is readable while a signal is pending."""
         return self._signals.fd
+
+    def _end_soon(self, number: int, frame: FrameType | None) -> None:
+        self._is_last = True
+        os.kill(os.getpid(), signal.SIGUSR2)  # an attempt passes it on
+
+    def check_last(self) -> None:
+        """Raise EndRequestedError where the time limit is near."""
+        if self._is_last:
+            raise EndRequestedError(signal.SIGTERM)
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 
 from saferun.diagnosis import retry_policy
 from saferun.gpu.lock import Held
 from saferun.journal.writer import Journal
-from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
-from saferun.planning.inputs import Gathered
 from saferun.supervise.gpu_gate import GpuCare
 from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.record import Record
 
 Say = Callable[[str], None]
-# Called before each attempt with its number and the seconds to wait. A signal that asks the run to
-# end raises EndRequestedError in it.
-Before = Callable[[int, float], object]
-
-
-class Pace(NamedTuple):
-    """What starts attempts and cares for the GPUs; a generated script replaces both."""
-
-    before: Before
-    care: Callable[[Gathered, LaunchPlan, Held, Say], GpuCare] = GpuCare
 
 
 class Ground(NamedTuple):
@@ -35,7 +22,6 @@ class Ground(NamedTuple):
     held: Held  # its locks
     journal: Journal
     say: Say
-    pace: Pace
     # Called at the end with the reason and the last attempt.
     over: Callable[[str, retry_policy.Try | None], None]
     worker: bool = False  # others write to the same output; the run has been announced
@@ -48,11 +34,6 @@ class Means(NamedTuple):
     keepers: KeeperPool  # for the next attempt
     care: GpuCare
     record: Record
-
-
-def pause(number: int, delay_s: float) -> None:
-    """Wait before an attempt; see `Before`."""
-    time.sleep(delay_s)
 
 
 def jitter() -> float:

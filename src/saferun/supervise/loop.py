@@ -21,8 +21,8 @@ from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
 from saferun.supervise.attempt_watch import AttemptWatch, end_requested, ended_status, grace_s
 from saferun.supervise.end_requests import INTERRUPTED, EndRequestedError, EndRequests, answer
 from saferun.supervise.first_steps import FirstSteps
-from saferun.supervise.gpu_gate import take_locks
-from saferun.supervise.ground import Ground, Means, Pace, Say, jitter, pause
+from saferun.supervise.gpu_gate import GpuCare, take_locks
+from saferun.supervise.ground import Ground, Means, Say, jitter
 from saferun.supervise.hang_watch import HangWatch
 from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.left_trials import fail_left_over
@@ -39,13 +39,12 @@ PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt 
 ALIVE_S = 30.0  # between two notes in the journal that the run lives
 
 
-def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
+def supervise(gathered: Gathered, say: Say) -> int:
     """Run attempts until one succeeds or another would not help; return the exit status.
 
     Args:
         gathered: what the plan of every attempt is computed from.
         say: takes lines for people.
-        pace: what starts attempts and cares for the GPUs; None for the loop itself.
 
     Returns:
         The exit status of the run.
@@ -69,7 +68,7 @@ def supervise(gathered: Gathered, say: Say, pace: Pace | None = None) -> int:
             record.leave_verdict(gathered.environ, last.verdict)
 
     with held:
-        return run(gathered, Ground(held, journal, say, pace or Pace(pause), over))
+        return run(gathered, Ground(held, journal, say, over))
 
 
 def run(gathered: Gathered, ground: Ground) -> int:
@@ -91,7 +90,7 @@ def run(gathered: Gathered, ground: Ground) -> int:
     except SaferunError:
         ground.journal.discard()
         raise
-    care = ground.pace.care(gathered, plan, held, ground.say)
+    care = GpuCare(gathered, plan, held, ground.say)
     # With --no-python a warm agent could not become the launcher.
     launcher = None if gathered.request.options.no_python else gathered.launcher
     keepers = KeeperPool(launcher, held.descriptors(), shared=ground.worker)
@@ -163,7 +162,8 @@ class _Run:
         delay_s = 0.0
         while True:
             with self._requests.raised():
-                self._means.ground.pace.before(len(self._history) + 1, delay_s)
+                self._requests.check_last()
+                time.sleep(delay_s)
                 cleared = self._cleared()
             if not cleared:
                 return self._over(EXIT_UNAVAILABLE, "the GPUs failed the preflight test")

@@ -14,7 +14,6 @@ from saferun.planning.torchrun_args import COMMANDS, advice
 from saferun.planning.view import announcement
 from saferun.supervise.end_requests import restore_child_ends
 from saferun.supervise.gpu_gate import begin_preflight, take_locks
-from saferun.supervise.ground import Pace
 from saferun.supervise.replace import check_size, replace_process
 from saferun.supervise.resumption import first_plan
 from saferun.system.paths import on_path
@@ -74,13 +73,12 @@ def _suggest(script: str, cwd: str) -> str:
     return "check the path, or use -m for a module"
 
 
-def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
+def carry_out(gathered: Gathered, cwd: str) -> int:
     """Start a run.
 
     Args:
         gathered: what its plans are computed from.
         cwd: the working directory.
-        pace: see `supervise`.
 
     Returns:
         The exit status of the run; does not return if the job replaces this process.
@@ -97,15 +95,13 @@ def carry_out(gathered: Gathered, cwd: str, pace: Pace | None = None) -> int:
     restore_child_ends()
     check_script(gathered, cwd)
     if gathered.profile is not None and gathered.profile.settings.workers > 1:
-        if pace is not None:
-            inputs.refuse_workers(gathered)
         from saferun.supervise import workers  # only a run of several workers needs it
 
         return workers.supervise(gathered, say)
     if gathered.supervised or "IPython" in sys.modules:  # else a notebook's kernel were replaced
         from saferun.supervise.loop import supervise  # 60 ms, spared where the job replaces us
 
-        return supervise(gathered, say, pace)
+        return supervise(gathered, say)
 
     return _become(gathered, first_plan(gathered, say))
 

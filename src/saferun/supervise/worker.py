@@ -22,7 +22,7 @@ from saferun.keeper import process_tree
 from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import Gathered
 from saferun.supervise import record
-from saferun.supervise.ground import Ground, Pace, Say, pause
+from saferun.supervise.ground import Ground, Say
 from saferun.supervise.loop import run
 
 _SET_PDEATHSIG = 1  # linux/prctl.h
@@ -92,7 +92,7 @@ def _attempts(part: Part, gathered: Gathered, journal: Journal, say: Say) -> int
         os.write(part.report, json.dumps([reason[:500], verdict]).encode()[:_REPORT_BYTES])
 
     with part.slot.held as held:
-        ground = Ground(held, journal, say, Pace(pause), over, worker=True)
+        ground = Ground(held, journal, say, over, worker=True)
         return run(record.with_places(gathered, journal), ground)
 
 

@@ -48,7 +48,7 @@ class Signals:
         """Return number and sender of each signal that has arrived; does not wait.
 
         The sender is KERNEL, STEP (Slurm: all processes of our step have got it), or "". A SIGINT
-        by which our parent repeats one that we have got, as a generated script does, is left out.
+        by which our parent repeats one that we have got, as a script's trap may do, is left out.
         """
         try:
             data = os.read(self.fd, 64 * _RECORD_BYTES)

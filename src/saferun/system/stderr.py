@@ -1,9 +1,10 @@
-"""saferun's own lines on stderr, and its error messages."""
+"""saferun's own lines on stderr, its error messages, and its end after Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 
 from saferun.errors import EXIT_SOFTWARE, SaferunError
@@ -32,6 +33,14 @@ def settle() -> None:
                 stream.flush()
         except (OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+def die_of_interrupt() -> int:
+    """End as Python does after Ctrl-C, by the signal itself: a shell's loop goes on otherwise."""
+    settle()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    return 130  # it is blocked
 
 
 def report(error: Exception) -> int:

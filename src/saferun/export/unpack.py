@@ -1,0 +1,145 @@
+"""The program that a generated script runs first: it unpacks the bundle and prints where.
+
+    python3 -I -c CODE SCRIPT PID
+
+SCRIPT is the script's file and PID its process, whose environment is kept as it was given: bash
+changes SHLVL and others. The directory is private, and lies where nobody but its user and root can
+put something else in its place. Directories that earlier runs have left there (they died of
+SIGKILL, or torchrun replaced them) are removed. Standard library only: it is packed by itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MARK = b"#: "  # begins the packed lines; the first one is this program
+PREFIX = "saferun-kit."
+_TMP = "/tmp"  # noqa: S108 - mkdtemp makes a private directory in it
+OLD_S = 600.0  # a run that is just beginning has no lock yet
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def main() -> None:
+    """Unpack, and print the directory; exit status 69 where that cannot be done."""
+    script, pid = sys.argv[1:]
+    os.umask(0o077)
+    with open(script, "rb") as file:
+        lines = [line[len(MARK) :] for line in file if line.startswith(MARK)]
+    files = json.loads(bz2.decompress(base64.b64decode(b"".join(lines[1:]))))
+    environ = _environ(pid)
+    trouble = (
+        "no place for temporary files that is safe from others: "
+        "$TMPDIR, $XDG_RUNTIME_DIR, ~/.cache, /tmp"
+    )
+    for place in _places():
+        try:
+            remove_old(place)
+            directory = tempfile.mkdtemp(prefix=PREFIX, dir=place)
+        except OSError:
+            continue
+        try:
+            _write(directory, files, environ)
+            sys.stdout.write(directory)
+            sys.stdout.flush()
+        except BaseException as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            if not isinstance(error, OSError) or isinstance(error, BrokenPipeError):
+                raise  # Ctrl-C, or the script has ended
+            trouble = f"{directory}: {error.strerror}"
+        else:
+            return
+    sys.stderr.write(f"saferun: {trouble}\n")
+    raise SystemExit(69)
+
+
+def _environ(pid: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        raise BrokenPipeError from None  # the script has ended
+
+
+def _places() -> Iterator[str]:
+    home = os.environ.get("HOME", "")
+    cache = os.path.join(home, ".cache")
+    # A colon would split PYTHONPATH; what root makes in a user's HOME locks the user out.
+    own_home = home.startswith("/") and os.path.isdir(home) and os.stat(home).st_uid == os.geteuid()
+    given = (os.environ.get("TMPDIR") or _TMP, os.environ.get("XDG_RUNTIME_DIR", ""))
+    for place in (*given, *([cache] if own_home else []), _TMP):
+        if place == cache and not os.path.isdir(cache):
+            try:
+                os.mkdir(cache)
+            except OSError:
+                continue
+        if place.startswith("/") and ":" not in place and is_safe(place):
+            yield place
+
+
+def is_safe(place: str) -> bool:
+    """Tell whether nobody but this user and root can put something else in a directory's place."""
+    folder = os.path.realpath(place)
+    try:
+        while True:
+            found = os.stat(folder)
+            sticky = found.st_mode & stat.S_ISVTX
+            if found.st_uid not in (0, os.geteuid()) or (found.st_mode & _WRITABLE and not sticky):
+                return False
+            if folder == "/":
+                return os.path.isdir(place)
+            folder = os.path.dirname(folder)
+    except OSError:
+        return False
+
+
+def remove_old(place: str) -> None:
+    """Remove this user's old bundles that no run holds.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    for entry in os.scandir(place):
+        if not entry.name.startswith(PREFIX) or not entry.is_dir(follow_symlinks=False):
+            continue
+        try:
+            found = entry.stat(follow_symlinks=False)
+            if found.st_uid != os.geteuid() or time.time() - found.st_mtime < OLD_S:
+                continue
+            descriptor = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        with contextlib.suppress(OSError):  # a run holds it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(entry.path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _write(directory: str, files: dict[str, str], environ: bytes) -> None:
+    for name, text in files.items():
+        path = os.path.join(directory, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    with open(os.path.join(directory, "environ"), "wb") as file:
+        file.write(environ)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (BrokenPipeError, KeyboardInterrupt):  # the script has ended
+        os._exit(1)
