@@ -74,7 +74,7 @@ bench: $(READY)
 bench-peers: $(READY) $(PEERS)/.ready
 	$(BIN)/python benchmarks/peers.py --peers $(PEERS) $(KINDS)
 
-# Which changes of the diagnosis does no test notice? ONLY='saferun.diagnosis.retry_policy.*' is one
+# Which changes of the diagnosis does no test notice? ONLY='saferun.diagnosis.deciding.retry_policy.*' is one
 # file's; then `$(MUTANTS)/bin/mutmut results`, and `show NAME`. Not in CI.
 ONLY ?= *
 mutants: $(MUTANTS)/.ready

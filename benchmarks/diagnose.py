@@ -84,7 +84,9 @@ def one(path: str) -> tuple[float, int]:
 
 def verdicts(corpus: Path) -> list[str]:
     """Return how often verdict and kind are right, for both parts of the corpus."""
-    from saferun.diagnosis import classify, evidence, log_reader
+    from saferun.diagnosis import evidence
+    from saferun.diagnosis.deciding import classify
+    from saferun.diagnosis.reading import log_reader
 
     known = signatures.load()
     counts: dict[bool, list[int]] = {False: [0, 0, 0], True: [0, 0, 0]}

@@ -22,7 +22,7 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 BLOCK = 1 << 16
 SUPERVISE = (
-    "import os, sys; from saferun.supervise.attempt import AttemptSpec, run_attempt; "
+    "import os, sys; from saferun.supervise.attempt.attempt import AttemptSpec, run_attempt; "
     "run_attempt(AttemptSpec(sys.argv[1:], os.environ))"
 )
 WRITE = """

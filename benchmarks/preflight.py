@@ -25,7 +25,7 @@ from pathlib import Path
 from launch import first_line_ms, paired, quartiles
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
-PROGRAM = SOURCES / "saferun" / "preflight.py"
+PROGRAM = SOURCES / "saferun" / "gpu" / "preflight" / "preflight.py"
 TRIAL_BOUND_MS, LAUNCH_BOUND_MS = 1500.0, 50.0  # the first for 4 GPUs
 SCRIPT = "import time; print(time.monotonic_ns(), flush=True)\n"
 TORCH = """

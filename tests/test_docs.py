@@ -17,8 +17,10 @@ import click
 import pytest
 
 from saferun import errors
+from saferun.cli.commands import command_named
 from saferun.export import generate, sbatch
-from saferun.planning import request, torchrun_args
+from saferun.planning import request
+from saferun.planning.torchrun import torchrun_args
 from saferun.profile.schema import HOOKS, KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,8 +51,7 @@ def words_of(command: click.Command, path: str) -> Iterator[str]:
 
 def click_commands() -> dict[str, click.Command]:
     names = [name for name in torchrun_args.COMMANDS if name != "run"]
-    rooms = {name: f"saferun.cli.{name.replace('-', '_')}" for name in names}
-    return {name: importlib.import_module(module).command for name, module in rooms.items()}
+    return {name: command_named(name) for name in names}
 
 
 def test_every_command_and_option_is_listed():

@@ -127,8 +127,11 @@ def diagnosis(place: Path) -> Target:
     """Logs: a verdict, an account of it, and a line that is not too long."""
     import job_logs
 
-    from saferun.diagnosis import classify, explain, log_reader, root_line, signatures
+    from saferun.diagnosis import signatures
+    from saferun.diagnosis.deciding import classify, root_line
     from saferun.diagnosis.evidence import Evidence
+    from saferun.diagnosis.explaining import explain
+    from saferun.diagnosis.reading import log_reader
 
     seeds = [path.read_bytes() for path in sorted((ROOT / "tests/records").rglob("*.log"))]
     for name in ("kinds", "wordings", "reading", "beside"):
@@ -190,7 +193,7 @@ def journal(place: Path) -> Target:
     """A run's events and plan: listed and shown, without a control character."""
     import desk
 
-    from saferun.cli import runs_view
+    from saferun.cli.runs import runs_view
     from saferun.journal import reader
 
     facts = {"attempt": 1, "action": "again", "kind": "x", "status": 1, "mitigations": ["a"]}

@@ -35,7 +35,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         from saferun.cli.front import front
 
         return front(argv)
-    from saferun.planning.torchrun_args import COMMANDS
+    from saferun.planning.torchrun.torchrun_args import COMMANDS
 
     if argv[0] in COMMANDS and argv[0] != "run":
         from saferun.cli.commands import commands
@@ -57,7 +57,7 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from saferun.cli.plan import show_plan
 
         return show_plan(request, environ, cwd, as_json=False)
-    status = carry_out(inputs.start(request, environ, cwd), cwd)
+    status = carry_out(inputs.gather_for_launch(request, environ, cwd), cwd)
     settle()
     return status
 

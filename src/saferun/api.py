@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
-from saferun.diagnosis import classify, log_file, log_reader, signatures
+from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.reading import log_file, log_reader
 from saferun.errors import SaferunError, UsageError
 from saferun.journal import reader
 from saferun.journal.attempts import Attempt as RecordedAttempt
@@ -27,7 +29,7 @@ from saferun.journal.attempts import attempts
 from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
 from saferun.planning import inputs
-from saferun.planning.inputs import Gathered
+from saferun.planning.inputs import RunInputs
 from saferun.planning.request import read
 from saferun.profile.schema import Value
 from saferun.profile.values import write_value
@@ -240,7 +242,7 @@ def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Di
     return classify.classify(Evidence(log=lines, exit_code=exit_code), signatures.load(None))
 
 
-def _gather(argv: Words, launch: _Launch, *, starting: bool) -> tuple[list[str], Gathered, str]:
+def _gather(argv: Words, launch: _Launch, *, starting: bool) -> tuple[list[str], RunInputs, str]:
     """Return the command line, what its plans are computed from, and the working directory."""
     if isinstance(argv, str):
         raise TypeError("argv is a list of words, and not one str")
@@ -251,7 +253,7 @@ def _gather(argv: Words, launch: _Launch, *, starting: bool) -> tuple[list[str],
     if asked := launch.cwd:
         cwd = os.path.join(cwd, os.fspath(asked))
     request = read(words, environ)
-    gather = inputs.start if starting else inputs.look
+    gather = inputs.gather_for_launch if starting else inputs.gather_for_display
     gathered = gather(request, environ, cwd)
     inputs.check_accepted(gathered)
     return words, gathered, cwd
@@ -271,7 +273,7 @@ def _words(argv: Words, launch: _Launch) -> list[str]:
 
 
 def _start(
-    words: list[str], gathered: Gathered, cwd: str, streams: tuple[Stream, Stream]
+    words: list[str], gathered: RunInputs, cwd: str, streams: tuple[Stream, Stream]
 ) -> subprocess.Popen[bytes]:
     """Start saferun in a session of its own, so that Ctrl-C reaches it once, by this process.
 
@@ -332,7 +334,7 @@ def _wait(job: subprocess.Popen[bytes], on_line: Callable[[str], object] | None)
     return 128 - status if status < 0 else status
 
 
-def _result(pid: int, status: int, gathered: Gathered, before: set[str]) -> RunResult:
+def _result(pid: int, status: int, gathered: RunInputs, before: set[str]) -> RunResult:
     """Return how a run ended.
 
     Args:

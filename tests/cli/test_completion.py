@@ -15,7 +15,7 @@ from desk import NOW, Desk, finished
 from terminals import Terminal
 
 from saferun.cli.completion import candidates
-from saferun.planning.torchrun_args import COMMANDS, OWN
+from saferun.planning.torchrun.torchrun_args import COMMANDS, OWN
 
 BIN = pathlib.Path(sys.executable).parent
 INTERACTIVE = {

@@ -12,10 +12,10 @@ from repo import ROOT
 from saferun import errors
 from saferun.cli import front_page, reference
 from saferun.cli.help import as_text
-from saferun.diagnosis import retry_policy
+from saferun.diagnosis.deciding import retry_policy
 from saferun.journal import event_types
 from saferun.knowledge.torchrun_options import OPTIONS
-from saferun.planning import torchrun_args
+from saferun.planning.torchrun import torchrun_args
 from saferun.profile.schema import KEYS
 
 

@@ -23,7 +23,7 @@ from helpers import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saferun.cli import runs_view
+from saferun.cli.runs import runs_view
 from saferun.errors import UnavailableError
 from saferun.journal import reader as runs
 from saferun.system import procfs

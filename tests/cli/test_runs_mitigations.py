@@ -8,7 +8,7 @@ import pathlib
 import pytest
 from desk import MITIGABLE, NOW, OK
 
-from saferun.cli import runs_view
+from saferun.cli.runs import runs_view
 from saferun.errors import SaferunError, UsageError
 from saferun.journal import mitigation_history
 from saferun.journal.mitigation_history import Entry, Key

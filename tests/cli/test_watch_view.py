@@ -12,14 +12,15 @@ from desk import NOW, a_run, event, journal
 from rich.console import Console
 from runs import executable
 
-from saferun.cli import colour, runs_watch, watch_view
+from saferun.cli import colour
+from saferun.cli.runs import runs_watch, watch_view
 from saferun.errors import UsageError
 from saferun.gpu.nvidia_smi import Load, parse_load
 from saferun.journal import reader
 from saferun.journal.attempts import Attempt
 from saferun.journal.event_types import Started
 from saferun.model import Checkpoint
-from saferun.supervise.live_run import Job, LiveRun, Snapshot, Watched
+from saferun.supervise.watch.live_run import Job, LiveRun, Snapshot, Watched
 from saferun.system.procfs import this_process
 
 SMI = "GPU-a, 0, 98, 62771, 81559, 64\nGPU-b, 1, [N/A], 4, 81559, 91\nnonsense\n"

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from job_logs import FULL_CARD, KNOWN, TRACEBACK, diagnose, table, wrongly_diagnosed
 
-from saferun.diagnosis import classify, log_reader, oom_message, root_line, signatures
+from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding import classify, root_line
 from saferun.diagnosis.evidence import Evidence, Hang
+from saferun.diagnosis.reading import log_reader, oom_message
 from saferun.inject import nodes
 
 KINDS = table("kinds")

@@ -7,8 +7,8 @@ import sys
 
 from repo import PROGRAMS
 
-from saferun.diagnosis import log_reader
-from saferun.diagnosis.crash_stack import MOST, crash_stack
+from saferun.diagnosis.reading import log_reader
+from saferun.diagnosis.reading.crash_stack import MOST, crash_stack
 
 CRASH = str(PROGRAMS / "diagnosis" / "deep_crash.py")
 

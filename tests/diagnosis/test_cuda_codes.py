@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.diagnosis import cuda_codes, log_reader
+from saferun.diagnosis.deciding import cuda_codes
+from saferun.diagnosis.reading import log_reader
 
 
 def named(text: str) -> str:

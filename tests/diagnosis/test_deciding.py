@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from job_logs import TIMEOUT, TRACEBACK, diagnose
 
-from saferun.diagnosis.deciding import known_from
+from saferun.diagnosis.deciding.known_from import known_from
 from saferun.diagnosis.evidence import Hang, RankFailure
 
 ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"

@@ -9,8 +9,9 @@ from cases import check_cases
 from job_logs import SUMMARY, TRACEBACK, diagnose
 from repo import ROOT
 
-from saferun.diagnosis import exit_codes, log_reader
+from saferun.diagnosis.deciding import exit_codes
 from saferun.diagnosis.evidence import RankFailure
+from saferun.diagnosis.reading import log_reader
 
 STATUSES = [  # kind and weight of an exit status; None where it says nothing
     (0, None),

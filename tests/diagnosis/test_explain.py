@@ -7,9 +7,10 @@ from __future__ import annotations
 import pytest
 from job_logs import FULL_CARD, KNOWN, TIMEOUT, TRACEBACK, output
 
-from saferun.diagnosis import classify, log_reader
+from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.explain import Account, account, as_document, as_lines
+from saferun.diagnosis.explaining.explain import Account, account, as_document, as_lines
+from saferun.diagnosis.reading import log_reader
 
 FLOOD = output(200, "the master is at step {}")
 ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.diagnosis import failure_report
+from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, AttemptOutcome, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.diagnosis.explaining import failure_report
 from saferun.diagnosis.process_end import launcher_end
-from saferun.diagnosis.retry_policy import AGAIN, STOP, Decision, Try
 
 
 def diagnosis(**facts) -> Diagnosis:
@@ -25,8 +25,10 @@ def diagnosis(**facts) -> Diagnosis:
     return Diagnosis(**{**usual, **facts})
 
 
-def attempt(number: int = 1, **facts) -> Try:
-    return Try(**{"number": number, "exit_code": 1, "lived_s": 7620.0, "ended_s": 1.0, **facts})
+def attempt(number: int = 1, **facts) -> AttemptOutcome:
+    return AttemptOutcome(
+        **{"number": number, "exit_code": 1, "lived_s": 7620.0, "ended_s": 1.0, **facts}
+    )
 
 
 def test_between_attempts_one_line_says_what_failed_where_and_what_comes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.diagnosis import foreign, log_reader
+from saferun.diagnosis.reading import foreign, log_reader
 
 RUST = "thread 'main' panicked at {}src/a.rs:3:5:"
 CPP = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"

@@ -8,7 +8,8 @@ import sys
 import pytest
 from job_logs import TIMEOUT, diagnose
 
-from saferun.diagnosis import failure_report, log_reader, user_frame
+from saferun.diagnosis.explaining import failure_report
+from saferun.diagnosis.reading import log_reader, user_frame
 
 CUT = """Traceback (most recent call last):
   File "/w/train.py", line 3, in <module>

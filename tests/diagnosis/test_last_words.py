@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from job_logs import KNOWN, diagnose
 
-from saferun.diagnosis import classify
+from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.evidence import Observation
 
 STATED = [

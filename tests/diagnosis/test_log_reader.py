@@ -9,7 +9,7 @@ import json
 import pytest
 from job_logs import FULL_CARD, SUMMARY, TRACEBACK, diagnose, output
 
-from saferun.diagnosis import log_reader
+from saferun.diagnosis.reading import log_reader
 
 PLAIN = TRACEBACK + "ModuleNotFoundError: No module named 'apex'"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from job_logs import FULL_CARD, diagnose
 
-from saferun.diagnosis import oom_message
+from saferun.diagnosis.reading import oom_message
 
 
 @pytest.mark.parametrize(

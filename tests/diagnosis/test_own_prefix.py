@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from job_logs import diagnose, table
 
-from saferun.diagnosis import log_reader
+from saferun.diagnosis.reading import log_reader
 
 TRACEBACK = [
     "Traceback (most recent call last):",

@@ -45,7 +45,7 @@ def patterns_in(value: object) -> Iterator[re.Pattern[str]]:
 def all_patterns() -> dict[str, re.Pattern[str]]:
     """Return every pattern of the room's modules and of the knowledge, by where it stands."""
     found = {}
-    for module in pkgutil.iter_modules(diagnosis.__path__, "saferun.diagnosis."):
+    for module in pkgutil.walk_packages(diagnosis.__path__, "saferun.diagnosis."):
         for name, value in vars(importlib.import_module(module.name)).items():
             for number, pattern in enumerate(patterns_in(value)):
                 found[f"{module.name}.{name} {number}"] = pattern

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_logs import TRACEBACK, diagnose
 
-from saferun.diagnosis import log_reader, progress
-from saferun.diagnosis.progress import HEAD_BYTES, first_step, last_step
+from saferun.diagnosis.reading import log_reader, progress
+from saferun.diagnosis.reading.progress import HEAD_BYTES, first_step, last_step
 
 OUTPUTS = {
     "plain steps": (b"step 1 loss 3\nstep 2 loss 2\n", 1),

@@ -6,7 +6,7 @@ import json
 
 from cases import check_cases
 
-from saferun.diagnosis import records
+from saferun.diagnosis.reading import records
 
 ERROR = '{"level": "error", "msg": "KeyError: 1"}'
 LINES = (None, ["KeyError: 1"])

@@ -7,15 +7,15 @@ from cases import check_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.diagnosis.retry_policy import (
+from saferun.diagnosis.deciding.retry_policy import (
     AGAIN,
     DEBUG,
     DONE,
     GUARDS,
     STOP,
+    AttemptOutcome,
     Decision,
     Policies,
-    Try,
     decide,
     used_up,
 )
@@ -33,7 +33,7 @@ def allowing(**changes: object) -> Policies:
     return Policies(DEFAULTS.retry._replace(**retry), DEFAULTS.mitigate._replace(**mitigate))
 
 
-def failed(number: int, verdict: str = "retry", **facts) -> Try:
+def failed(number: int, verdict: str = "retry", **facts) -> AttemptOutcome:
     """An attempt that failed after an age that no other attempt has."""
     usual = {
         "number": number,
@@ -45,10 +45,10 @@ def failed(number: int, verdict: str = "retry", **facts) -> Try:
         "lived_s": 100.0 * 1.5**number,
         "ended_s": 1000.0 * number,
     }
-    return Try(**{**usual, **facts})
+    return AttemptOutcome(**{**usual, **facts})
 
 
-def attempts(count: int, verdict: str = "retry", **facts) -> list[Try]:
+def attempts(count: int, verdict: str = "retry", **facts) -> list[AttemptOutcome]:
     return [failed(n, verdict, **facts) for n in range(1, count + 1)]
 
 
@@ -374,7 +374,7 @@ VERDICTS = st.sampled_from(["retry", "mitigate", "stop-user", "stop-hardware", "
 def test_no_run_goes_on_for_ever(story, jitter):
     """attempts_total ends every run, stop verdicts end it, and mitigations never repeat."""
     wanted = allowing(debug_last=True, unknown_after_s=1.0)
-    history: list[Try] = []
+    history: list[AttemptOutcome] = []
     in_force: tuple[str, ...] = ()
     for number, (verdict, lived_s, step, waits) in enumerate(story, 1):
         one = failed(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from job_logs import TRACEBACK, diagnose
 
-from saferun.diagnosis import log_reader, tracebacks
+from saferun.diagnosis.reading import log_reader, tracebacks
 
 
 def test_a_table_of_exceptions_names_is_not_an_exception():

@@ -10,7 +10,8 @@ import pytest
 from cases import check_cases
 from job_logs import diagnose
 
-from saferun.diagnosis import failure_report, user_frame
+from saferun.diagnosis.explaining import failure_report
+from saferun.diagnosis.reading import user_frame
 
 MAIN = '  File "/w/a.py", line 9, in main\n    {}\n'
 OWN = '  File "/w/b.py", line 3, in f\n    x = y[3]\n'

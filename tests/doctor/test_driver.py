@@ -8,7 +8,8 @@ import pytest
 from cases import with_limits
 from fake_smi import FILES, bus, fields, program, report, reported
 
-from saferun.doctor import checks_driver, nvidia
+from saferun.doctor.checks import checks_driver
+from saferun.doctor.collect import nvidia
 from saferun.doctor.vitals import Cuda, Files, Smi, Torch
 from saferun.gpu import nvidia_smi
 from saferun.model import NOTE, OK, PROBLEM

@@ -20,7 +20,8 @@ import pytest
 from cases import slow, with_limits
 from fake_smi import bus, fields, machine, program, report, uuid
 
-from saferun.doctor import collect, examination, nvidia, together
+from saferun.doctor import examination
+from saferun.doctor.collect import collect, nvidia, together
 from saferun.model import NOTE, OK, PROBLEM, Finding
 from saferun.system import gpus, kernellog
 

@@ -6,7 +6,7 @@ import pytest
 from cases import check_cases
 from fake_smi import FILES, fields, reported
 
-from saferun.doctor import checks_gpu
+from saferun.doctor.checks import checks_gpu
 from saferun.model import NOTE, OK, PROBLEM
 
 

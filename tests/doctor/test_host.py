@@ -11,7 +11,8 @@ import time
 import pytest
 from cases import with_limits
 
-from saferun.doctor import checks_host, host
+from saferun.doctor.checks import checks_host
+from saferun.doctor.collect import host
 from saferun.doctor.vitals import Clock, Disk, Limits, Memory, Tools, Torch
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
 from saferun.system import gpus as gpu

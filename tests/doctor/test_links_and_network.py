@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from fake_smi import bus
 
-from saferun.doctor import checks_links, checks_network, network, nvidia
+from saferun.doctor.checks import checks_links, checks_network
+from saferun.doctor.collect import network, nvidia
 from saferun.doctor.vitals import Cuda, InfiniBand, Interface, Limits, Network, Port, Smi
 from saferun.gpu import nvidia_smi
 from saferun.model import NOTE, OK, PROBLEM

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from saferun.doctor import checks_speed, full
+from saferun.doctor import full
+from saferun.doctor.checks import checks_speed
 from saferun.doctor.vitals import Measured, Speed
 from saferun.model import NOTE, OK, PROBLEM
 from saferun.system import command as bounded
@@ -136,7 +137,7 @@ def test_the_all_reduce_must_succeed_with_the_right_sums(reported, status, speed
 
 
 def test_without_torchrun_there_is_only_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr("saferun.planning.torchrun_install._torch_in", lambda folders: "")
+    monkeypatch.setattr("saferun.planning.torchrun.torchrun_install._torch_in", lambda folders: "")
     assert "no torchrun" in full.measure({"PATH": str(tmp_path)}, 2).trouble
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from saferun.doctor import collect, view, vitals
+from saferun.doctor import view, vitals
+from saferun.doctor.collect import collect
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 SAMPLE = [

@@ -17,7 +17,7 @@ from scripts import PROGRAMS, Machine, Ran, until
 
 from saferun.errors import UsageError
 from saferun.export import sbatch, shell_script
-from saferun.planning import torchrun_args
+from saferun.planning.torchrun import torchrun_args
 
 SHELL = pathlib.Path(__file__).resolve().parents[2] / "shell"
 SMALLEST = '#!/usr/bin/env bash\n# --- The job ---\njob torchrun "$@"\n'  # as scripts go

@@ -297,8 +297,9 @@ def driver() -> str:
 
 
 def test_every_log_of_the_corpus_gets_the_same_verdict(corpus, tmp_path):
-    from saferun.diagnosis import classify, log_reader
+    from saferun.diagnosis.deciding import classify
     from saferun.diagnosis.evidence import Evidence
+    from saferun.diagnosis.reading import log_reader
     from saferun.export import bundle
 
     for name, text in bundle.files(os.environ).items():

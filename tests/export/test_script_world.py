@@ -246,7 +246,8 @@ def test_a_dry_run_starts_nothing(machine):
 def test_a_script_starts_several_workers(machine):
     script = machine.script("--profile", "cpu", "--set", "launcher=python", "--", "train.py")
     code = "print(os.environ['SAFERUN_WORKER'])"
-    with machine.start(["bash", script], ends=[{"code": code}], SAFERUN_SET="workers=2") as job:
+    machine.program("python", f"#!{sys.executable}\nimport os\n{code}\n")
+    with machine.start(["bash", script], SAFERUN_SET="workers=2") as job:
         out, err = job.communicate()
     assert (job.returncode, sorted(out.split())) == (0, ["0", "1"]), err
     assert machine.unpacked() == []

@@ -9,7 +9,7 @@ from repo import ROOT
 from shell_text import made, settings_in_bash
 
 from saferun.export import settings_codec
-from saferun.export.settings_codec import Sheet
+from saferun.export.settings_codec import ScriptSettings
 from saferun.profile import files as profiles
 from saferun.profile.merge import Conditions, resolve
 
@@ -27,7 +27,7 @@ def test_a_shipped_profile_means_the_same_in_a_script_wherever_it_runs(profile, 
     environ = {"HOME": str(tmp_path)}
     chain = profiles.chain(profiles.find(profile, environ, str(tmp_path)), environ, str(tmp_path))
     fragments = next((doc.match for doc in reversed(chain) if doc.match), ())
-    sheet = Sheet(chain[-1].name, "--profile", fragments, chain)
+    sheet = ScriptSettings(chain[-1].name, "--profile", fragments, chain)
     read = settings_codec.read(settings_in_bash(made(sheet)), "run.sh")
     assert (read.profile, read.named, read.made_for) == (profile, True, fragments)
     for at in SOMEWHERE:

@@ -28,8 +28,9 @@ from helpers import (
 from repo import ROOT
 
 from saferun.keeper.process_tree import opens
-from saferun.supervise.attempt import AttemptSpec, Observer, run_attempt
-from saferun.supervise.keeper_pool import start_keeper
+from saferun.supervise.attempt.attempt import run_attempt
+from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
+from saferun.supervise.ready.keeper_pool import start_keeper
 
 
 @pytest.mark.parametrize("victim", ["saferun", "keeper", "agent", "rank"])

@@ -11,7 +11,7 @@ import pytest
 from helpers import COMMON, FAMILY, PROGRAMS, agent, is_alive, living, python, supervised, until
 
 from saferun.keeper import protocol
-from saferun.supervise.keeper_pool import start_keeper
+from saferun.supervise.ready.keeper_pool import start_keeper
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])

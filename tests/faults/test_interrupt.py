@@ -16,7 +16,7 @@ from helpers import MARK, living, until
 from runs import program, run, small_torchrun
 from terminals import Terminal
 
-from saferun.supervise.attempt_life import SAME_KEYPRESS_S
+from saferun.supervise.attempt.attempt_life import SAME_KEYPRESS_S
 
 OPTIONS = ["--profile=cpu", "--set=preflight.mode=off"]
 ANSWER = rb"saferun: asked the job to end \(up to 40 s\); Ctrl-C again kills it\r\n"

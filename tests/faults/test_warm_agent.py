@@ -26,8 +26,9 @@ from helpers import (
     warm_agent_of,
 )
 
-from saferun.supervise.attempt import AttemptSpec, run_attempt
-from saferun.supervise.keeper_pool import start_keeper
+from saferun.supervise.attempt.attempt import run_attempt
+from saferun.supervise.attempt.attempt_values import AttemptSpec
+from saferun.supervise.ready.keeper_pool import start_keeper
 
 FACTS = (PROGRAMS / "launcher_facts.py").read_text()
 FAKE_RUN = (PROGRAMS / "fake_torch_run.py").read_text()

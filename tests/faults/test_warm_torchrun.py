@@ -11,8 +11,8 @@ import pytest
 from helpers import PROGRAMS, SOURCES, supervised, until, warm_agent_of
 from ranks import SITE, hooks
 
-from saferun.supervise.keeper_pool import prepare, start_keeper
-from saferun.supervise.warm_start import WarmStart
+from saferun.supervise.ready.keeper_pool import prepare, start_keeper
+from saferun.supervise.ready.warm_start import WarmStart
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 

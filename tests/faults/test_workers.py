@@ -11,7 +11,7 @@ import pytest
 from helpers import living, until
 from runs import Run, program, run
 
-from saferun.cli import runs_view
+from saferun.cli.runs import runs_view
 from saferun.journal import reader, time_spent
 from saferun.journal.attempts import attempts
 

@@ -14,7 +14,7 @@ from helpers import until
 from lock_runs import CUT, DEADLINE_S, SLICE_1, A, B, Clock, flock, no_wait, take
 
 from saferun.errors import EXIT_BUSY, BusyError
-from saferun.gpu import lock
+from saferun.gpu.lock import lock
 
 # These tests fork on purpose; where pytest has threads, Python 3.12 and later say so.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")

@@ -14,7 +14,7 @@ from cases import slow
 from lock_runs import A, flock, take
 from users import STRANGER, root
 
-from saferun.gpu import lock_dir
+from saferun.gpu.lock import lock_dir
 
 # These tests fork on purpose; where pytest has threads, Python 3.12 and later say so.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")

@@ -11,7 +11,7 @@ from cases import slow, with_limits
 from fakecuda import THREE, B, Machine, card, problems, processes_with
 from helpers import until
 
-from saferun.gpu import preflight, preflight_gate
+from saferun.gpu.preflight import preflight, preflight_gate
 from saferun.model import NOTE, PROBLEM
 
 

@@ -6,7 +6,8 @@ import pytest
 from cases import check_cases
 from fakecuda import THREE, A, B, C, problems, uuid
 
-from saferun.gpu import cuda_errors, preflight_report, visible_devices
+from saferun.gpu import cuda_errors, visible_devices
+from saferun.gpu.preflight import preflight_report
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
 
 

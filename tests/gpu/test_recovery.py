@@ -15,7 +15,7 @@ from recovery_stand import LOOK, A, holder
 from saferun.gpu import orphans, recovery
 from saferun.gpu.cuda_errors import DRAIN, RESET
 from saferun.model import NOTE, OK, PROBLEM, Gpu
-from saferun.supervise.probes import Probes
+from saferun.supervise.changes.probes import Probes
 
 
 def test_a_gpu_that_only_nvidia_smi_knows_is_not_reset(stand):

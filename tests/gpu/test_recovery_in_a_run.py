@@ -12,8 +12,10 @@ from fakecuda import Machine, card
 from recovery_stand import GPU, A, ended_owner, holder, left_by
 
 from saferun.diagnosis.signatures import load as load_failures
-from saferun.gpu import lock_dir, orphans, preflight_gate
+from saferun.gpu import orphans
 from saferun.gpu.cuda_errors import AFTER
+from saferun.gpu.lock import lock_dir
+from saferun.gpu.preflight import preflight_gate
 from saferun.model import OK, GpuFacts
 
 FULL = (

@@ -26,7 +26,7 @@ exec(open(found.origin).read(), torch.__dict__)
 """
 ACTIVE = """
 import os
-from _saferun_inject.context import current
+from _saferun_inject.hook_runner import current
 current(os.environ["SAFERUN_INJECT"]).activate()
 """
 STATES = {

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from saferun.inject.hooks import environment, init
+from saferun.inject.hooks import environment
+from saferun.inject.hooks.init import hook
 
 
 class Cuda:
@@ -55,7 +56,7 @@ class Cuda:
 def test_the_device_is_set_only_where_it_is_certain(
     backend: str, local_rank: str | None, cuda: Any, index: int | None
 ) -> None:
-    assert init.device_to_set(backend, local_rank, cuda) == index
+    assert hook.device_to_set(backend, local_rank, cuda) == index
 
 
 ENV = {"RANK": "1", "WORLD_SIZE": "4"}
@@ -117,6 +118,6 @@ def test_nodes_that_count_restarts_apart_do_not_meet_in_the_agents_store(
 
 def test_a_restart_in_the_same_agent_uses_other_keys() -> None:
     """The agent's store outlives the ranks: a meeting must not read the keys of an earlier one."""
-    first = init.agent_prefix("check-in", {"TORCHELASTIC_RESTART_COUNT": "0"})
-    assert init.agent_prefix("check-in", {"TORCHELASTIC_RESTART_COUNT": "1"}) != first
-    assert init.agent_prefix("barrier", {"TORCHELASTIC_RESTART_COUNT": "0"}) != first
+    first = hook.agent_prefix("check-in", {"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert hook.agent_prefix("check-in", {"TORCHELASTIC_RESTART_COUNT": "1"}) != first
+    assert hook.agent_prefix("barrier", {"TORCHELASTIC_RESTART_COUNT": "0"}) != first

@@ -10,7 +10,8 @@ import pytest
 from interpreters import SITE, Interpreters, Ran
 from repo import source
 
-from saferun.diagnosis import classify, signatures
+from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.evidence import Evidence, rank_failure
 
 ON = {"excepthook": "on"}
@@ -243,7 +244,7 @@ def test_the_message_of_a_group_has_its_first_exception(interpreters: Interprete
 
 THREAD = """
 import threading, torch
-from _saferun_inject.context import current
+from _saferun_inject.hook_runner import current
 current("").activate()
 def work(): raise KeyError("in the thread")
 mine = threading.Thread(target=work, name="loader-3")

@@ -71,7 +71,7 @@ def test_a_longer_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
 
 def test_a_shorter_timeout_of_the_script_wins_too(run_ranks: RunRanks) -> None:
     job = run_ranks(source("inject/init_alone"), init={"timeout_s": 600})
-    assert (job.code, job.out) == (0, "alone\n")
+    assert (job.code, job.out) == (0, "alone\n"), job.err
 
 
 def test_ranks_that_a_script_numbers_anew_meet_all_the_same(run_ranks: RunRanks) -> None:

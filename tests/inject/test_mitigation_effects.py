@@ -15,11 +15,12 @@ from repo import source
 
 from saferun.knowledge import loader
 from saferun.model import Facts, Identity, Request
-from saferun.planning import mitigation_catalog, mitigation_overlay, torchrun_args
+from saferun.planning import mitigation_catalog, mitigation_overlay
 from saferun.planning.build import build_plan, conditions
+from saferun.planning.torchrun import torchrun_args
 from saferun.profile.merge import resolve
 from saferun.profile.schema import Doc, Leaf
-from saferun.supervise import probes
+from saferun.supervise.changes import probes
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

@@ -15,8 +15,10 @@ from cases import slow
 from interpreters import SITE, Interpreters
 from repo import PROGRAMS, RECORDS, source, tool
 
-from saferun.diagnosis import classify, log_reader, signatures
+from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.reading import log_reader
 from saferun.inject.hooks import cuda_failures
 from saferun.inject.hooks.optuna import script as script_calls
 from saferun.inject.hooks.optuna.sampler import reseed

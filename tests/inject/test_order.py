@@ -9,7 +9,7 @@ from cases import few
 from ranks import RunRanks, line_of
 from repo import source
 
-from saferun.inject.hooks import order_findings
+from saferun.inject.hooks.order import order_findings
 
 HEAD = source("inject/loaders_and_group")
 TAIL = "finish()\n"

@@ -7,7 +7,7 @@ from ranks import Job, RunRanks, line_of
 from shard_program import Program
 from shard_programs import PROGRAMS
 
-from saferun.inject.hooks import shard_findings
+from saferun.inject.hooks.order import shard_findings
 
 QUICK = [("DDP", "no sampler"), ("DDP", "distributed sampler"), ("validation", "a loop of its own")]
 CASES = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.inject.hooks import tensorflow_findings as findings
+from saferun.inject.hooks.tensorflow import findings as findings
 
 GPUS = [f"/job:localhost/replica:0/task:0/device:GPU:{number}" for number in range(8)]
 CPUS = [name.replace("GPU", "CPU") for name in GPUS]

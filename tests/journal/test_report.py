@@ -9,7 +9,7 @@ import pathlib
 import pytest
 from desk import NOW, event, journal
 
-from saferun.cli import report_html, report_text, runs_view
+from saferun.cli.runs import report_html, report_text, runs_view
 from saferun.journal import reader, report, time_spent
 from saferun.journal.attempts import attempts
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from saferun.keeper import output_relay
-from saferun.keeper.output_ends import Ends
+from saferun.keeper.output_ends import OutputPipes
 from saferun.keeper.output_relay import Channel
 
 
@@ -21,7 +21,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], tuple[in
     def start(line_s: float) -> tuple[int, int]:
         monkeypatch.setattr(output_relay, "LINE_S", line_s)
         ours, inner = os.pipe()
-        channel = Channel(Ends(writing, ours, os.dup(inner)), 100, notify, shared=True)
+        channel = Channel(OutputPipes(writing, ours, os.dup(inner)), 100, notify, shared=True)
         channel.start()
         channel.release()
         return inner, reading

@@ -22,7 +22,7 @@ from torchrun_lines import (
 )
 
 from saferun.errors import UsageError
-from saferun.planning.torchrun_args import OWN, parse, value_of
+from saferun.planning.torchrun.torchrun_args import OWN, parse, value_of
 
 HERE = installed_options()
 OPTIONS = [option for option in HERE if option.dest != "print_completion"]  # it ends torchrun

@@ -11,8 +11,9 @@ import pytest
 from cases import check_cases
 from mitigation_plans import ALL, QUIET, here, planned
 
-from saferun.planning import mitigation_overlay, torchrun_args
-from saferun.supervise import probes
+from saferun.planning import mitigation_overlay
+from saferun.planning.torchrun import torchrun_args
+from saferun.supervise.changes import probes
 
 ETCD = ("--rdzv-backend=etcd-v2", "--rdzv-endpoint=etcd:2379")
 RENDEZVOUS = {

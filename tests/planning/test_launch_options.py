@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cases import check_cases
 
-from saferun.planning.torchrun_args import launch_options, parse, value_of
+from saferun.planning.torchrun.torchrun_args import launch_options, parse, value_of
 
 
 def line_of(*argv):

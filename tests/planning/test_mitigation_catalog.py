@@ -11,6 +11,7 @@ from mitigation_plans import ALL, SITE
 
 from saferun.diagnosis import signatures
 from saferun.errors import SaferunError
+from saferun.inject.targets import TARGETS
 from saferun.planning import mitigation_catalog
 
 
@@ -43,12 +44,12 @@ def test_no_nearest_word_is_looked_for_where_every_word_is_known(monkeypatch):
 
 
 def test_no_mitigation_promises_a_hook_that_does_not_exist():
-    hooks = {path.stem for path in (Path(SITE).parent / "hooks").glob("*.py")}
+    hooks = {hook for named in TARGETS.values() for hook in named}
     assert {hook for mitigation in ALL.values() for hook in mitigation.hooks} <= hooks
 
 
 def test_the_hook_acts_on_the_mitigations_that_only_it_can_make():
-    files = ("compile_mitigations.py", "tensorflow.py")
+    files = ("compile/mitigations.py", "tensorflow/hook.py", "tensorflow/watch.py")
     text = "".join((Path(SITE).parent / "hooks" / name).read_text() for name in files)
     for mitigation in ALL.values():
         if mitigation.assign or mitigation.rank_directories:

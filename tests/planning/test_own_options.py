@@ -7,7 +7,7 @@ from cases import check_cases
 
 from saferun.errors import UsageError
 from saferun.knowledge.torchrun_options import OPTIONS
-from saferun.planning.torchrun_args import OWN, parse
+from saferun.planning.torchrun.torchrun_args import OWN, parse
 
 
 def test_our_options_are_taken_out_in_order_and_repeat():

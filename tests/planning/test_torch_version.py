@@ -10,7 +10,7 @@ import pytest
 from torch_files import TORCHRUN, path_of, program, torch_in
 
 from saferun.planning import request
-from saferun.planning.torchrun_install import find_launcher, torch_version
+from saferun.planning.torchrun.torchrun_install import find_launcher, torch_version
 
 
 def environment(root: Path, *, cfg: str | None = None, tag: str = "3.11", exe: str = "") -> Path:

@@ -12,7 +12,7 @@ from cases import check_cases
 from torchrun_lines import AMBIGUOUS_ARGS, READINGS, REFUSALS, parsers_options, same_reading
 
 from saferun.knowledge.torchrun_options import OPTIONS, of_torch
-from saferun.planning.torchrun_args import LAUNCH_ONLY, OWN, advice, parse
+from saferun.planning.torchrun.torchrun_args import LAUNCH_ONLY, OWN, advice, parse
 
 
 def test_the_table_is_that_of_the_installed_torch_field_by_field():

@@ -11,7 +11,7 @@ import pytest
 from torch_files import TORCHRUN, path_of, program, torch_in
 
 from saferun.errors import UnavailableError
-from saferun.planning.torchrun_install import Launcher, find_launcher, worker_interpreter
+from saferun.planning.torchrun.torchrun_install import Launcher, find_launcher, worker_interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 

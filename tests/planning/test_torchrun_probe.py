@@ -13,9 +13,9 @@ from repo import source
 
 from saferun.knowledge.torchrun_options import of_torch
 from saferun.model import Option
-from saferun.planning import torchrun_probe
-from saferun.planning.torchrun_install import Launcher
-from saferun.planning.torchrun_probe import option_table
+from saferun.planning.torchrun import torchrun_probe
+from saferun.planning.torchrun.torchrun_install import Launcher
+from saferun.planning.torchrun.torchrun_probe import option_table
 
 FAKE_TABLE = (
     Option("help", ("-h", "--help"), True, None),

@@ -12,7 +12,7 @@ from shell_text import made, settings_in_bash
 
 from saferun.errors import ProfileError
 from saferun.export import settings_codec
-from saferun.export.settings_codec import Sheet
+from saferun.export.settings_codec import ScriptSettings
 from saferun.model import as_tree
 from saferun.profile import settings as profile_settings
 from saferun.profile.schema import KEYS, Doc, Leaf, Value
@@ -169,7 +169,7 @@ def test_every_value_survives_set_yaml_and_script(pair):
 def test_values_survive_a_real_bash():
     leaves = {key: Leaf(value) for key, _, value in GOOD}
     doc = Doc("p.yaml", "p", "", (), (), leaves)
-    sheet = Sheet("p", "--profile", (), (doc,), ())
+    sheet = ScriptSettings("p", "--profile", (), (doc,), ())
     read = settings_codec.read(settings_in_bash(made(sheet)), "run.sh")
     assert {key: leaf.value for key, leaf in read.chain[0].leaves.items()} == {
         key: leaf.value for key, leaf in leaves.items()

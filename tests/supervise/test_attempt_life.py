@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from saferun.keeper import protocol
-from saferun.supervise import attempt_life
-from saferun.supervise.attempt import AttemptSpec, Observer
-from saferun.supervise.attempt_life import AttemptLife
-from saferun.supervise.keeper_pool import Standby
+from saferun.supervise.attempt import attempt_life
+from saferun.supervise.attempt.attempt_life import AttemptLife
+from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
+from saferun.supervise.ready.keeper_pool import Standby
 from saferun.system.signalfd import Signals
 
 STARTED, EXITED = protocol.Started(7, True), protocol.Exited(2.5, 0)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from saferun.diagnosis import log_reader
-from saferun.supervise import evidence
+from saferun.diagnosis.reading import log_reader
+from saferun.supervise.attempt import evidence
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from helpers import until
 
 from saferun.diagnosis.silence import RankSign
 from saferun.planning.own_variables import DUMPS, PIPE
-from saferun.supervise.flight_dumps import LIMIT_S, FlightDumps
+from saferun.supervise.watch.flight_dumps import LIMIT_S, FlightDumps
 
 # As torch's thread does it: it makes the pipe, and writes a dump for what comes through it.
 ANSWERS = """

@@ -12,7 +12,7 @@ import pytest
 from helpers import until
 from runs import executable
 
-from saferun.supervise.late_signs import ANSWER_S, EVERY_S, GpuUse, LateSigns
+from saferun.supervise.watch.weak_activity import ANSWER_S, EVERY_S, GpuUse, LateSigns
 from saferun.system import tcp_bytes
 
 OURS, OTHER = "GPU-1", "GPU-2"

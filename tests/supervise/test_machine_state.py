@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from job_logs import KNOWN
 
-from saferun.diagnosis import classify, log_reader
+from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
+from saferun.diagnosis.reading import log_reader
 from saferun.model import Gpu
-from saferun.supervise import machine_state
-from saferun.supervise.machine_state import Scene
+from saferun.supervise.attempt import machine_state
+from saferun.supervise.attempt.machine_state import Scene
 from saferun.system import gpus, kernellog
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"

@@ -13,7 +13,7 @@ from saferun.journal import mitigation_history
 from saferun.journal.mitigation_history import Key
 from saferun.journal.receipts import Receipt
 from saferun.planning import inputs, request
-from saferun.supervise.mitigations import RunMitigations
+from saferun.supervise.changes.mitigations import RunMitigations
 
 PLAN = SimpleNamespace(settings=SimpleNamespace(mitigate=SimpleNamespace(remember=True)))
 
@@ -49,11 +49,11 @@ def test_a_history_that_cannot_be_written_costs_one_line(tmp_path, monkeypatch, 
     assert line.endswith(": its directory cannot be used")
 
 
-def gathered_for(folder: Path, *words: str, launcher: str = "python") -> inputs.Gathered:
+def gathered_for(folder: Path, *words: str, launcher: str = "python") -> inputs.RunInputs:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {"HOME": str(folder), "PATH": path, "TMPDIR": "/proc/nowhere"}
     argv = ["--profile=cpu", f"--set=launcher={launcher}", *words]
-    return inputs.look(request.read(argv, environ), environ, str(folder))
+    return inputs.gather_for_display(request.read(argv, environ), environ, str(folder))
 
 
 def test_what_one_run_has_learned_the_next_run_of_the_script_begins_with(tmp_path):

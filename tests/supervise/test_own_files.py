@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.supervise import own_files
+from saferun.supervise.ready import own_files
 from saferun.system.paths import PACKAGE
 
 SITE = os.path.join(PACKAGE, "inject", "site")
@@ -41,7 +41,7 @@ def test_changed_hooks_are_written_as_they_were(files, tmp_path, monkeypatch):
         original = Path(PACKAGE, "inject", path.relative_to(site.parent))
         assert path.read_text() == original.read_text()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert (site.parent / "hooks" / "init.py").exists()
+    assert (site.parent / "hooks" / "init" / "hook.py").exists()
     assert stat.S_IMODE((tmp_path / "hooks").stat().st_mode) == 0o700
 
 

@@ -11,7 +11,7 @@ import pytest
 from mitigation_plans import planned
 
 from saferun.model import ProcessLimits
-from saferun.supervise import probes
+from saferun.supervise.changes import probes
 
 
 def test_every_attempt_gets_a_port_of_its_own(monkeypatch):

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from saferun.diagnosis.retry_policy import Try
+from saferun.diagnosis.deciding.retry_policy import AttemptOutcome
 from saferun.model import Checkpoint
 from saferun.planning import inputs, request
-from saferun.supervise import resumption
-from saferun.supervise.attempt import Ended
-from saferun.supervise.resumption import Resumption
+from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise.changes import resumption
+from saferun.supervise.changes.resumption import Resumption
 from saferun.system import checkpoints
 
 ENDED = Ended(9, 1000.0, 600.0, b"", b"", True, (), False, "job", 0, ())
-FAILED = Try(1, 137, 600.0, 600.0, "segfault", "retry", last_step=30)
+FAILED = AttemptOutcome(1, 137, 600.0, 600.0, "segfault", "retry", last_step=30)
 FULL = SimpleNamespace(f_favail=9, f_files=9, f_bavail=0, f_frsize=4096)
 ARGS = 'retry.resume.args=["--from={step}"]'
 
@@ -32,7 +32,7 @@ class Desk:
         home = {"HOME": str(folder), "PATH": os.environ["PATH"], **environ}
         argv = ["--profile=cpu", "--set=launcher=python", f"--set={args}"]
         argv += ["--set=retry.resume.checkpoints={HOME}/out/ckpt-*.bin", *sets, "t.py"]
-        self.gathered = inputs.look(request.read(argv, home), home, str(folder))
+        self.gathered = inputs.gather_for_display(request.read(argv, home), home, str(folder))
         self.plan = self.gathered.plan()
         self.environ = home
 

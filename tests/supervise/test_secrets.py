@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from secret_shapes import SECRETS, R
 
-from saferun.diagnosis import classify, signatures
-from saferun.diagnosis.retry_policy import AGAIN, Decision, Try
+from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding import classify
+from saferun.diagnosis.deciding.retry_policy import AGAIN, AttemptOutcome, Decision
 from saferun.inject import cut
 from saferun.journal.writer import Journal
-from saferun.supervise import evidence, record
-from saferun.supervise.attempt import TAIL_BYTES, Ended
+from saferun.supervise.attempt import evidence
+from saferun.supervise.attempt.attempt_values import TAIL_BYTES, Ended
+from saferun.supervise.records import record
 from saferun.system.redact import Masker
 
 PLAIN = "correct-horse-battery-staple-of-the-run"  # no shape tells it: it is exported
@@ -52,7 +54,7 @@ def written(folder: Path, *outputs: str) -> str:
         over = one.clean(ended(output))
         diagnosis = classify.classify(evidence.evidence(over, None, number), KNOWN)
         fingerprint = classify.fingerprint(diagnosis)
-        last = Try(number, 1, 2.0, 2.0, kind=diagnosis.kind, fingerprint=fingerprint)
+        last = AttemptOutcome(number, 1, 2.0, 2.0, kind=diagnosis.kind, fingerprint=fingerprint)
         one.ended(over, last, diagnosis, Decision(AGAIN, diagnosis.root_line or ""))
         journal.tails(number, over.stdout_tail, over.stderr_tail)
     one.end(1, "")

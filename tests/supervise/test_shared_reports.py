@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from saferun.inject import nodes
-from saferun.supervise import shared_reports
+from saferun.supervise.nodes import shared_reports
 from saferun.system import paths
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.planning.torchrun_install import Launcher
-from saferun.supervise.warm_start import WarmStart, offer, usable
+from saferun.planning.torchrun.torchrun_install import Launcher
+from saferun.supervise.ready.warm_start import WarmStart, offer, usable
 
 BASE = {"PATH": "/bin", "HOME": "/root", "NCCL_DEBUG": "INFO"}
 ARGV = ("/venv/bin/torchrun", "--nproc-per-node=2", "train.py")

@@ -12,7 +12,7 @@ import pytest
 from helpers import until
 
 from saferun.diagnosis.silence import TERMINAL, Look
-from saferun.supervise import work_signs
+from saferun.supervise.watch import work_signs
 
 
 @pytest.fixture

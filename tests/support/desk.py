@@ -12,7 +12,7 @@ from command import call
 from helpers import until
 from repo import source
 
-from saferun.cli import runs_view
+from saferun.cli.runs import runs_view
 from saferun.inject import contract
 from saferun.journal import reader as runs
 from saferun.journal import time_spent

@@ -16,7 +16,7 @@ import pytest
 from saferun.model import PROBLEM, Gpu, GpuFacts
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "src" / "saferun" / "gpu" / "preflight.py"
+PROGRAM = ROOT / "src" / "saferun" / "gpu" / "preflight" / "preflight.py"
 SOURCE = Path(__file__).with_name("fakes") / "libcuda.c"
 
 

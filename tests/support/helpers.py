@@ -228,8 +228,8 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
     Keys: interpreter, flags; env (in which its environment differs); imports (wait until so many
     have entered the roster as "imported"); kill (end it before it is used); go (wait for a file).
     """
-    from saferun.supervise.keeper_pool import prepare, start_keeper
-    from saferun.supervise.warm_start import WarmStart
+    from saferun.supervise.ready.keeper_pool import prepare, start_keeper
+    from saferun.supervise.ready.warm_start import WarmStart
 
     env = {**os.environ, **wanted.get("env", {})}
     interpreter = wanted.get("interpreter", sys.executable)
@@ -247,9 +247,10 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
 
 
 def _main() -> None:
-    from saferun.supervise import keeper_pool
-    from saferun.supervise.attempt import AttemptSpec, Observer, run_attempt
-    from saferun.supervise.keeper_pool import start_keeper
+    from saferun.supervise.attempt.attempt import run_attempt
+    from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
+    from saferun.supervise.ready import keeper_pool
+    from saferun.supervise.ready.keeper_pool import start_keeper
 
     result, text, *command = sys.argv[1:]
     options = json.loads(text)

@@ -7,9 +7,11 @@ from typing import Any
 import yaml
 from repo import RECORDS
 
-from saferun.diagnosis import classify, log_reader, signatures
+from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.reading import log_reader
 
 KNOWN = signatures.load({"XDG_CACHE_HOME": "/proc/nowhere"})
 TRACEBACK = (

@@ -1,4 +1,4 @@
-"""Processes that take GPU locks, for the tests of gpu/lock*.py."""
+"""Processes that take GPU locks, for the tests of gpu/lock/lock*.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import pytest
 from repo import ROOT
 
-from saferun.gpu import lock, lock_owner
+from saferun.gpu.lock import lock, lock_owner
 from saferun.model import LockPolicy
 
 A = "GPU-14e799be-cee2-7364-1ed2-56588c2c62e3"

@@ -9,8 +9,9 @@ import yaml
 
 from saferun.knowledge import loader
 from saferun.model import Facts, Identity, LaunchPlan, Request
-from saferun.planning import mitigation_catalog, mitigation_overlay, torchrun_args
+from saferun.planning import mitigation_catalog, mitigation_overlay
 from saferun.planning.build import build_plan, conditions
+from saferun.planning.torchrun import torchrun_args
 from saferun.profile.merge import Given, resolve
 from saferun.profile.schema import Doc, Leaf
 

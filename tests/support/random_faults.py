@@ -317,6 +317,8 @@ class Trial:
     def own_tracebacks(self, text: str) -> str:
         """Return the tracebacks on stderr that are not the job's own."""
         parts = text.split("Traceback (most recent call last):")[1:]
+        # Two ranks that write at once may print their first lines one after the other.
+        parts = [part for part in parts if 'File "' in part]
         return "".join(part for part in parts if not any(cause in part for cause in self.causes))
 
 

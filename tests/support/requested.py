@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saferun.model import CommandLine, Request
-from saferun.planning.torchrun_args import launch_options
+from saferun.planning.torchrun.torchrun_args import launch_options
 
 TORCH = "2.13.0+cpu"
 

@@ -7,7 +7,7 @@ import subprocess
 from repo import ROOT
 
 from saferun.export import shell_script
-from saferun.export.settings_codec import Sheet
+from saferun.export.settings_codec import ScriptSettings
 
 DUMP = 'printf "%s\\0" "${got[@]}"\n'
 
@@ -24,7 +24,9 @@ def bash(text: str) -> list[str]:
     return [word.decode("utf-8", "surrogateescape") for word in done.stdout.split(b"\0")[:-1]]
 
 
-def made(sheet: Sheet, args=(), command=("saferun", "gen-shell"), kit=("cHJv", "a2l0")) -> str:
+def made(
+    sheet: ScriptSettings, args=(), command=("saferun", "gen-shell"), kit=("cHJv", "a2l0")
+) -> str:
     template = (ROOT / "shell" / "run.sh").read_text()
     maker = shell_script.Maker("9.8.7", command, template)
     return shell_script.render(sheet, args, maker, kit, whole=bool(args))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from saferun.cli.options import echo
-from saferun.cli.watch_view import Line
+from saferun.named_tuple import NamedTuple
 from saferun.system.printable import printable
 
 if TYPE_CHECKING:
@@ -28,6 +28,14 @@ PAGE = {
     r"^(?:  )?(?:failure|line) +.+": "red",
     r"^(?:  )?[a-z]+ {2,}": "dim",
 }
+
+
+class Line(NamedTuple):
+    """One line: what it is about, what it says, and how it is shown in colour."""
+
+    label: str
+    text: str
+    style: str = ""
 
 
 def has_terminal() -> bool:

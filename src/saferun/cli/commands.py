@@ -17,7 +17,8 @@ from saferun.system.printable import printable
 
 def command_named(name: str) -> click.Command:
     """Return a command; its module is imported here."""
-    command: click.Command = import_module(f"saferun.cli.{name.replace('-', '_')}").command
+    module = "runs.command" if name == "runs" else name.replace("-", "_")
+    command: click.Command = import_module(f"saferun.cli.{module}").command
     return command
 
 

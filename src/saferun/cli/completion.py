@@ -22,7 +22,7 @@ from saferun.errors import SaferunError, UsageError
 from saferun.export import generate
 from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.planning.request import COMMAND_OPTIONS
-from saferun.planning.torchrun_args import COMMANDS, OWN, parse
+from saferun.planning.torchrun.torchrun_args import COMMANDS, OWN, parse
 from saferun.profile.schema import KEYS
 
 Items: TypeAlias = list[CompletionItem[Any]]

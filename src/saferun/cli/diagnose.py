@@ -1,6 +1,6 @@
 """`saferun diagnose`: the diagnosis of a log from a file or a pipe, and its text and JSON.
 
-It reads and prints; diagnosis/classify.py decides.
+It reads and prints; diagnosis/deciding/classify.py decides.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from collections.abc import Mapping
 import click
 
 from saferun.cli.options import AS_JSON, HELP, echo, json_text
-from saferun.diagnosis import classify, failure_report, log_file, signatures
-from saferun.diagnosis import explain as explanation
-from saferun.diagnosis.deciding import known_from
+from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding import classify
+from saferun.diagnosis.deciding.known_from import known_from
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.explain import Account
+from saferun.diagnosis.explaining import explain as explanation
+from saferun.diagnosis.explaining import failure_report
+from saferun.diagnosis.explaining.explain import Account
+from saferun.diagnosis.reading import log_file
 from saferun.errors import UsageError
 
 

@@ -8,7 +8,8 @@ import click
 
 from saferun.system.printable import printable
 
-# click passes the arguments of a launch on as they are; planning/torchrun_args.py reads them.
+# click passes the arguments of a launch on as they are; planning/torchrun/torchrun_args.py reads
+# them.
 TORCHRUN_ARGUMENTS = {
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,

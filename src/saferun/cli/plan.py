@@ -10,9 +10,10 @@ import click
 from saferun.audit import collect
 from saferun.cli.options import TORCHRUN_ARGUMENTS, echo, echo_json
 from saferun.model import Request
-from saferun.planning import inputs, torchrun_args, view
+from saferun.planning import inputs, view
 from saferun.planning.request import read_command
-from saferun.supervise.resumption import resumed_now
+from saferun.planning.torchrun import torchrun_args
+from saferun.supervise.changes.resumption import resumed_now
 
 
 @click.command(context_settings=TORCHRUN_ARGUMENTS)
@@ -42,7 +43,7 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     Raises:
         UsageError: torchrun would refuse these arguments; the message is torchrun's.
     """
-    gathered = inputs.look(request, environ, cwd)
+    gathered = inputs.gather_for_display(request, environ, cwd)
     inputs.check_accepted(gathered)
     plan = gathered.plan()
     notes: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from saferun.diagnosis.log_lines import Log
+from saferun.diagnosis.reading.log_lines import Log
 from saferun.named_tuple import NamedTuple
 
 

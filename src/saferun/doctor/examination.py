@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from saferun.audit import report as audit
-from saferun.doctor import (
+from saferun.doctor import full, xid
+from saferun.doctor.checks import (
     checks_driver,
     checks_gpu,
     checks_host,
     checks_links,
     checks_network,
     checks_speed,
-    full,
-    xid,
 )
-from saferun.doctor.collect import SOURCES, Collected, Gpus, Vitals, collect
-from saferun.gpu import nvidia_smi, preflight_gate
+from saferun.doctor.collect.collect import SOURCES, Collected, Gpus, Vitals, collect
+from saferun.gpu import nvidia_smi
+from saferun.gpu.preflight import preflight_gate
 from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
 from saferun.named_tuple import NamedTuple
 from saferun.planning import inputs

@@ -9,7 +9,7 @@ from typing import Any
 
 from saferun.doctor.vitals import Measured, Speed
 from saferun.errors import UnavailableError
-from saferun.planning import torchrun_install
+from saferun.planning.torchrun import torchrun_install
 from saferun.system import command as bounded
 
 ALONE_S = 30.0  # torch's import, contexts, 2 s of work, 0.5 s for each pair: 15 s on 8 H200s

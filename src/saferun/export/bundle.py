@@ -27,7 +27,11 @@ FILES = (
     *("export/__init__.py", "export/bundle_main.py", "export/settings_codec.py"),
 )
 UNUSED = (
-    *("diagnosis/explain.py", "diagnosis/log_file.py", "supervise/live_run.py"),
+    *(
+        "diagnosis/explaining/explain.py",
+        "diagnosis/reading/log_file.py",
+        "supervise/watch/live_run.py",
+    ),
     *("journal/attempts.py", "journal/cleanup.py", "journal/rank_report.py", "journal/reader.py"),
     *(
         "journal/report.py",

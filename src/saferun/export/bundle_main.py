@@ -18,10 +18,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from saferun.export import settings_codec
-from saferun.export.settings_codec import Sheet
+from saferun.export.settings_codec import ScriptSettings
 from saferun.model import GpuFacts, Request
 from saferun.planning import inputs
-from saferun.planning.inputs import Gathered
+from saferun.planning.inputs import RunInputs
 from saferun.planning.request import read_torchrun
 from saferun.planning.view import as_text
 from saferun.profile import files as profiles
@@ -94,7 +94,9 @@ def _run(kit: str, name: str, arguments: Sequence[str]) -> int:
     return carry_out(gathered, inputs.working_directory())
 
 
-def gathered_for(sheet: Sheet, request: Request, environ: Mapping[str, str], name: str) -> Gathered:
+def gathered_for(
+    sheet: ScriptSettings, request: Request, environ: Mapping[str, str], name: str
+) -> RunInputs:
     """Return what the plans of the script's attempts are computed from.
 
     Args:
@@ -118,7 +120,7 @@ def gathered_for(sheet: Sheet, request: Request, environ: Mapping[str, str], nam
     return inputs.assemble(request, selection, environ, cwd, starting=not request.dry_run)
 
 
-def _remarks(sheet: Sheet, request: Request, gpus: GpuFacts) -> list[str]:
+def _remarks(sheet: ScriptSettings, request: Request, gpus: GpuFacts) -> list[str]:
     """Return remarks: the script is for other machines, or another profile was requested."""
     found = []
     if request.profile and request.profile != sheet.profile:

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from saferun import __version__
 from saferun.errors import UnavailableError, UsageError
 from saferun.export import bundle, plain, sbatch, settings_codec, shell_script
-from saferun.export.settings_codec import Sheet
+from saferun.export.settings_codec import ScriptSettings
 from saferun.model import Request
 from saferun.named_tuple import NamedTuple
-from saferun.planning import inputs, torchrun_args
+from saferun.planning import inputs
 from saferun.planning.request import read as read_request
 from saferun.planning.request import read_torchrun
+from saferun.planning.torchrun import torchrun_args
 from saferun.profile.files import Chosen
 from saferun.profile.merge import Given
 from saferun.system.redact import MASK, Masker
@@ -155,7 +156,7 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
     return Script(text, (*remarks, *sbatch.remarks(wanted.slurm)), private=bool(secrets))
 
 
-def _text(wanted: ScriptRequest, sheet: Sheet, gathered: inputs.Gathered) -> str:
+def _text(wanted: ScriptRequest, sheet: ScriptSettings, gathered: inputs.RunInputs) -> str:
     if wanted.plain:
         template = bundle.template(plain.TEMPLATE)
         made_by = shell_script.Maker(__version__, wanted.command, template)
@@ -166,15 +167,15 @@ def _text(wanted: ScriptRequest, sheet: Sheet, gathered: inputs.Gathered) -> str
     return shell_script.render(sheet, wanted.args, made_by, kit, whole=whole)
 
 
-def _sheet(chosen: Chosen, sets: Sequence[Given]) -> Sheet:
+def _sheet(chosen: Chosen, sets: Sequence[Given]) -> ScriptSettings:
     made_for = next((doc.match for doc in reversed(chosen.chain) if doc.match), ())
     by = chosen.origin if chosen.named else settings_codec.DETECTED
     by = "--profile" if by == "SAFERUN_PROFILE" else by  # as in the command that is shown
     over = tuple(given._replace(origin=settings_codec.SET) for given in sets)
-    return Sheet(chosen.chain[-1].name, by, made_for, chosen.chain, over)
+    return ScriptSettings(chosen.chain[-1].name, by, made_for, chosen.chain, over)
 
 
-def _secrets(sheet: Sheet, arguments: Sequence[str]) -> list[str]:
+def _secrets(sheet: ScriptSettings, arguments: Sequence[str]) -> list[str]:
     """Return a warning where the script will hold secrets, of variables or of arguments."""
     keys = [key for doc in sheet.chain for key in doc.leaves]
     keys += [given.key for given in sheet.sets]

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 
 from saferun.export import shell_script
-from saferun.export.settings_codec import Sheet
+from saferun.export.settings_codec import ScriptSettings
 from saferun.export.shell_script import Maker, comment, quote
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import Profile, RetryPolicy
-from saferun.planning.inputs import Gathered
+from saferun.planning.inputs import RunInputs
 from saferun.planning.own_variables import SHARE_STORE, for_torchrun
 from saferun.profile.schema import KEYS, Leaf
 from saferun.profile.values import write_value
@@ -32,7 +32,7 @@ _FACTS = {"torch": "torch.__version__", "gpus": "torch.cuda.device_count()"}
 _COMPARISON = re.compile(r"([<>=!]{0,2}) {0,8}([\d.]+)")
 
 
-def render(sheet: Sheet, gathered: Gathered, args: Sequence[str], maker: Maker) -> str:
+def render(sheet: ScriptSettings, gathered: RunInputs, args: Sequence[str], maker: Maker) -> str:
     """Return the whole script.
 
     Args:
@@ -64,7 +64,7 @@ def render(sheet: Sheet, gathered: Gathered, args: Sequence[str], maker: Maker) 
 # --- the parts -----------------------------------------------------------------------------------
 
 
-def _header(sheet: Sheet, profile: Profile, maker: Maker) -> str:
+def _header(sheet: ScriptSettings, profile: Profile, maker: Maker) -> str:
     out = [
         key
         for key, note in profile.notes.items()
@@ -85,7 +85,7 @@ def _header(sheet: Sheet, profile: Profile, maker: Maker) -> str:
     )
 
 
-def _profile(gathered: Gathered) -> Profile:
+def _profile(gathered: RunInputs) -> Profile:
     assert gathered.profile is not None, "inputs.assemble resolves one"
     return gathered.profile
 
@@ -101,7 +101,7 @@ def _policy(retry: RetryPolicy) -> str:
     return f"attempts={retry.attempts} wait_s={wait_s} longest_s={longest_s}"
 
 
-def _settings(sheet: Sheet, gathered: Gathered) -> Iterator[str]:
+def _settings(sheet: ScriptSettings, gathered: RunInputs) -> Iterator[str]:
     keys = [key for doc in sheet.chain for key in doc.leaves]
     keys += [given.key for given in sheet.sets]
     for key in dict.fromkeys(keys):
@@ -111,7 +111,7 @@ def _settings(sheet: Sheet, gathered: Gathered) -> Iterator[str]:
         yield _one_line(own[SHARE_STORE].why) + f"{_unless(SHARE_STORE)}export {SHARE_STORE}=1\n"
 
 
-def _variable(key: str, sheet: Sheet, gathered: Gathered) -> Iterator[str]:
+def _variable(key: str, sheet: ScriptSettings, gathered: RunInputs) -> Iterator[str]:
     """Yield the lines of a variable, or of an option of torchrun's as torchrun reads it from one.
 
     The first line that applies counts, so the profile that was named comes before its ancestors.
@@ -154,7 +154,7 @@ def _unless(name: str) -> str:
     return f"[[ {' || '.join(f'-v {one}' for one in names)} ]] || "
 
 
-def _test(leaf: Leaf, gathered: Gathered) -> str | None:
+def _test(leaf: Leaf, gathered: RunInputs) -> str | None:
     """Return the condition of a value, as it is tested where the script runs; None: never true."""
     options = gathered.request.options
     found = []

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from saferun.errors import UsageError
 from saferun.model import CommandLine
 from saferun.named_tuple import NamedTuple
-from saferun.planning.torchrun_args import whole
+from saferun.planning.torchrun.torchrun_args import whole
 from saferun.profile.schema import KEYS
 
 # gen-shell's options for Slurm, with what stands for their value.

@@ -26,7 +26,7 @@ SET = "--set"  # the origin of a setting that wins over what the user exported
 _CONDITION = r"(torch|gpus|distributed)\s*(.+)\Z"
 
 
-class Sheet(NamedTuple):
+class ScriptSettings(NamedTuple):
     """The settings of one script, before anything is known of the machine that it runs on."""
 
     profile: str
@@ -53,7 +53,7 @@ def conditions(leaf: Leaf) -> tuple[str, ...]:
     return tuple(found)
 
 
-def read(fields: Sequence[str], script: str) -> Sheet:
+def read(fields: Sequence[str], script: str) -> ScriptSettings:
     """Return the settings that a script passed on.
 
     Args:
@@ -78,7 +78,9 @@ def read(fields: Sequence[str], script: str) -> Sheet:
     profile = (facts[PROFILE] or ["none"])[-1]
     chosen = (facts[CHOSEN] or [script])[-1]
     made_for = tuple(facts[MADE_FOR])
-    return Sheet(profile, chosen, made_for, tuple(_chain(docs, profile, made_for)), tuple(sets))
+    return ScriptSettings(
+        profile, chosen, made_for, tuple(_chain(docs, profile, made_for)), tuple(sets)
+    )
 
 
 def _add(docs: list[tuple[str, dict[str, Leaf]]], origin: str, key: str, leaf: Leaf) -> None:

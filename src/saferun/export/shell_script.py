@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.export import settings_codec
-from saferun.export.settings_codec import Sheet
+from saferun.export.settings_codec import ScriptSettings
 from saferun.knowledge.variable_names import LISTS
 from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
@@ -128,7 +128,7 @@ class Maker(NamedTuple):
 
 
 def render(
-    sheet: Sheet, args: Sequence[str], maker: Maker, kit: tuple[str, str], *, whole: bool
+    sheet: ScriptSettings, args: Sequence[str], maker: Maker, kit: tuple[str, str], *, whole: bool
 ) -> str:
     """Return the whole script.
 
@@ -171,7 +171,7 @@ def without_bundle(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_PACKED))
 
 
-def _header(sheet: Sheet, maker: Maker, whole: bool) -> str:
+def _header(sheet: ScriptSettings, maker: Maker, whole: bool) -> str:
     usage = "[SCRIPT'S ARGUMENTS]..." if whole else "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."
     return (
         comment(
@@ -189,7 +189,7 @@ def _header(sheet: Sheet, maker: Maker, whole: bool) -> str:
     )
 
 
-def _job_comment(sheet: Sheet, whole: bool) -> str:
+def _job_comment(sheet: ScriptSettings, whole: bool) -> str:
     how = "What this script is given "
     how += "follows the script's own arguments." if whole else "are torchrun's arguments."
     if launcher(sheet) == "python":
@@ -197,14 +197,14 @@ def _job_comment(sheet: Sheet, whole: bool) -> str:
     return comment(how)
 
 
-def launcher(sheet: Sheet) -> str:
+def launcher(sheet: ScriptSettings) -> str:
     """Return the launcher that the settings name; "" if they name none."""
     found = [doc.leaves["launcher"].value for doc in sheet.chain if "launcher" in doc.leaves]
     found += [given.leaf.value for given in sheet.sets if given.key == "launcher"]
     return str(found[-1]) if found else ""
 
 
-def _settings(sheet: Sheet) -> Iterator[str]:
+def _settings(sheet: ScriptSettings) -> Iterator[str]:
     yield f"profile {quote(sheet.profile)} {quote(sheet.chosen)}\n"
     if sheet.made_for:
         yield f"made_for {' '.join(map(quote, sheet.made_for))}\n"

@@ -18,7 +18,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping
 
-from saferun.gpu.lock_device import VARIABLE as LOCKS
+from saferun.gpu.device_names import VARIABLE as LOCKS
 from saferun.inject import contract
 from saferun.journal import events
 from saferun.journal.event_types import AttemptBegun, WorkersBegun
@@ -26,7 +26,7 @@ from saferun.journal.run_directory import ALIVE_FILE
 from saferun.keeper.process_tree import end_processes
 from saferun.system import paths, procfs
 
-CACHE = "saferun-cache-"  # supervise/probes.py makes these
+CACHE = "saferun-cache-"  # supervise/changes/probes.py makes these
 CACHE_AGE_S = 600.0  # of a cache that no run holds: one may just be starting
 _ENVIRON_BYTES = 1 << 20
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of Linux
@@ -187,9 +187,9 @@ def remove_stale_caches(folder: str) -> list[str]:
     """Remove the caches of ours in a directory that no run has; return what is gone.
 
     A cache is stale where it is old, unlocked and in no process's environment. The lock is a
-    flock(2) on the cache's directory itself, which its run (supervise/probes.py) holds shared:
-    filelock has no shared flock(2) and locks no directory. We hold it while removing, so that no
-    run takes the cache meanwhile.
+    flock(2) on the cache's directory itself, which its run (supervise/changes/probes.py) holds
+    shared: filelock has no shared flock(2) and locks no directory. We hold it while removing, so
+    that no run takes the cache meanwhile.
     """
     gone = []
     for path in _old_caches(folder):

@@ -82,9 +82,9 @@ def settle() -> None:
 
 
 def _look() -> None:
-    from . import context
+    from . import hook_runner
 
-    found = context.current(_text)
+    found = hook_runner.current(_text)
     if found is not None:
         found.look()
 
@@ -93,12 +93,12 @@ def _tell_targets() -> None:
     """Say which watched modules this rank loaded past us, even if none came by way of us."""
     if any(name in sys.modules for name in TARGETS):
         try:
-            from . import context, watched
+            from . import hook_runner
         except ImportError:  # our files are gone, as the loader has said; no traceback at the end
             return
-        found = context.current(_text)
+        found = hook_runner.current(_text)
         if found is not None:
-            watched.at_exit(found)
+            hook_runner.at_exit(found)
 
 
 def _start_agent(argv: "Sequence[str]") -> None:

@@ -6,17 +6,15 @@ compiled something. A DataLoader worker or a helper that only imports torch writ
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 
-from . import contract, rank, receipts, settings, watched
+from . import contract, rank, receipts, settings
 from .targets import TARGETS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
     from typing import Any, NoReturn, TypeVar
 
     Result = TypeVar("Result")
@@ -26,14 +24,17 @@ if TYPE_CHECKING:
 _ERROR_CHARS = 200  # of an error's first line, where a hook failed
 _PENDING_LIMIT = 1000  # receipts kept by a process that never becomes active
 
-_context: Context | None = None
-_is_unusable = False  # SAFERUN_INJECT could not be read, and that was reported
-
 
 class Context:
-    """What a hook reads, and how it reports. One for each process, made for the first hook."""
+    """What a hook reads, and how it reports. One for each process, made for the first hook.
 
-    def __init__(self, text: str) -> None:
+    Args:
+        text: SAFERUN_INJECT.
+        look: hooks the watched modules that were imported past us meanwhile; never raises.
+    """
+
+    def __init__(self, text: str, look: Callable[[Context], None] = lambda context: None) -> None:
+        self._look = look
         found = contract.decode(text)
         self.hooks = settings.complete(found["hooks"])
         self.mitigations = found["mitigations"]
@@ -95,7 +96,7 @@ class Context:
 
     def look(self) -> None:
         """Hook the watched modules that were imported past us meanwhile. Never raises."""
-        watched.look(self)
+        self._look(self)
 
     def set_target(self, name: str, state: str) -> None:
         """Note what became of a watched module: contract.APPLIED, NOT_IMPORTED or MISSED."""
@@ -188,35 +189,6 @@ class Context:
             json.dumps({**facts, "at": at, "hook": hook, "outcome": outcome, **head}, default=repr)
             for at, hook, outcome, facts in entries
         ]
-
-
-def current(text: str) -> Context | None:
-    """Return the process's Context, made of SAFERUN_INJECT's `text` at the first call.
-
-    None where the text cannot be read, which is reported once.
-    """
-    global _context, _is_unusable
-    if _context is None and not _is_unusable:
-        try:
-            _context = Context(text)
-            atexit.register(watched.at_exit, _context)
-        except Exception as error:
-            _is_unusable = True
-            say(f"inject: SAFERUN_INJECT: {error}; the job runs without hooks")
-    return _context
-
-
-def run_hooks(text: str, name: str, module: ModuleType) -> None:
-    """Run the hooks of a watched module that has just been executed. Never raises.
-
-    Args:
-        text: SAFERUN_INJECT.
-        name: the module's name, a key of TARGETS.
-        module: the module itself.
-    """
-    context = current(text)
-    if context is not None:
-        watched.hook(context, name, module)
 
 
 def say(text: str) -> None:

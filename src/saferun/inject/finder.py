@@ -10,7 +10,7 @@ import _frozen_importlib  # importlib._bootstrap; importlib itself need not be l
 import _thread
 import sys
 
-from . import trace
+from . import hidden_frames
 from .targets import TARGETS
 
 TYPE_CHECKING = False
@@ -34,9 +34,9 @@ def install(text: str) -> None:
     """
 
     def act(name: str, module: "ModuleType") -> None:
-        from . import context
+        from . import hook_runner
 
-        context.run_hooks(text, name, module)
+        hook_runner.run_hooks(text, name, module)
 
     watch(TARGETS, act)
 
@@ -104,7 +104,7 @@ class Loader:
         try:
             self._saferun_inner.exec_module(module)
         except BaseException as error:
-            trace.hide(error)
+            hidden_frames.hide(error)
             raise
         try:
             self._saferun_act(spec.name, sys.modules.get(spec.name, module))

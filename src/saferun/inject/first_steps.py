@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 
-from . import contract, trace
+from . import contract, hidden_frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def watch(c10d: ModuleType, rank: int, agree: str, context: Context) -> None:
                 raise RuntimeError(text + ", or set hooks.init.agree to warn")
             context.say(text)
 
-    ours = trace.hidden(_optimizer_step_code)
+    ours = hidden_frames.hidden(_optimizer_step_code)
     optimizers._optimizer_step_code = ours
 
 

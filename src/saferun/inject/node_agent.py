@@ -55,7 +55,7 @@ CLOSE_S = 5.0  # for the rendezvous to be closed: its host may have lost its pow
 LAST_CALL_S = 30  # torchrun's own --rdzv-conf last_call_timeout=
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
-_party: Party | None = None
+_party: NodeParticipant | None = None
 
 
 def start() -> None:
@@ -64,7 +64,7 @@ def start() -> None:
     text = os.environ.pop(VARIABLE, "")
     if not text or _party is not None:
         return
-    _party = Party(json.loads(text))
+    _party = NodeParticipant(json.loads(text))
     for name in (AGENT_API, REGISTRY):
         if name in sys.modules:
             _hook(name, sys.modules[name])
@@ -92,7 +92,7 @@ def loss_name(attempt: int) -> str:
     return f"nodes-lost-a{attempt}.json"
 
 
-class Party:
+class NodeParticipant:
     """This agent among the others.
 
     Args:

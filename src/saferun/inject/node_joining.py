@@ -31,7 +31,7 @@ LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
 SELDOM_S = 0.9  # between two questions for a refusal: nodes that join at once read states in bursts
 FAULT_CHARS = 300  # of an error's message: torch's may have a C++ stack
 DELAY_S = 5.0  # that a heartbeat may be old when it is first seen
-WORD_FILE = "word"  # in a directory that a node offers (supervise/shared_reports.py)
+WORD_FILE = "word"  # in a directory that a node offers (supervise/nodes/shared_reports.py)
 SIGNALLED = "SignalException"  # raised by torchrun's handler of SIGTERM: a subclass of Exception
 
 _reported: set[str] = set()  # the lines about faults of ours

@@ -28,9 +28,9 @@ class Report(TypedDict):
     host: str
     weight: int  # ROOT, WEAK or ECHO
     after_s: float  # from the nodes' meeting to the failure, by this node's own clock
-    diagnosis: dict[str, Any]  # of diagnosis/classify.py
-    facts: dict[str, Any]  # of diagnosis/retry_policy.py's Try: kind, verdict, fingerprint, ...
-    decision: dict[str, Any]  # of diagnosis/retry_policy.py, made on that node
+    diagnosis: dict[str, Any]  # of diagnosis/deciding/classify.py
+    facts: dict[str, Any]  # of retry_policy.py's AttemptOutcome: kind, verdict, fingerprint, ...
+    decision: dict[str, Any]  # of diagnosis/deciding/retry_policy.py, made on that node
     leaves: bool  # its hardware has failed: the others go on without it
     node: int  # its node rank in the attempt
 

@@ -1,9 +1,9 @@
 """The modules that hooks wait for, and the hooks that act on each, in order.
 
-A hook is a module of `hooks/` with `apply(name, module, context)`. It is called right after the
-module `name` has been executed and before any other code can take a name out of it, and again after
-`importlib.reload`. It returns nothing, reports through `context.receipt`, and imports nothing of
-torch or TensorFlow that is not loaded yet. An exception in it becomes one line on stderr
+A hook is a module of `hooks/` (MODULES) with `apply(name, module, context)`. It is called right
+after the module `name` has been executed and before any other code can take a name out of it, and
+again after `importlib.reload`. It returns nothing, reports through `context.receipt`, and imports
+nothing of torch or TensorFlow that is not loaded yet. An exception in it becomes one line on stderr
 (`context.failed`).
 """
 
@@ -25,7 +25,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torchdata.stateful_dataloader.stateful_dataloader": ("shards",),
     "torch.nn.parallel.distributed": ("order",),
     "torch.cuda.memory": ("memory",),
-    "optuna.study.study": ("memory", "optuna.hook"),
+    "optuna.study.study": ("memory", "optuna"),
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("order",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("order",),
     "torch.distributed._composable.fsdp.fully_shard": ("order",),  # torch 2.4 and 2.5
@@ -33,6 +33,18 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "tensorflow.python.framework.config": ("tensorflow",),
     "tensorflow.python.eager.polymorphic_function.polymorphic_function": ("tensorflow",),
     "tensorflow.python.distribute.mirrored_strategy": ("tensorflow",),
+}
+
+# The modules of hooks that have a folder; each other one has the hook's name.
+MODULES = {
+    "compile": "compile.hook",
+    "cudagraph_markers": "compile.cudagraph_markers",
+    "guards": "guards.hook",
+    "init": "init.hook",
+    "optuna": "optuna.hook",
+    "order": "order.hook",
+    "shards": "order.shards",
+    "tensorflow": "tensorflow.hook",
 }
 
 # The targets that a setting of a hook needs: where one was missed, the setting did not hold.

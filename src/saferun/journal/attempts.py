@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from saferun.diagnosis import crash_stack
+from saferun.diagnosis.reading import crash_stack
 from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject import contract
 from saferun.journal import events, receipts

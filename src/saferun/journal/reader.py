@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 
-from saferun.diagnosis import retry_policy
+from saferun.diagnosis.deciding import retry_policy
 from saferun.errors import UnavailableError, UsageError
 from saferun.journal import events
 from saferun.journal.event_types import AttemptBegun, AttemptEnded, Recycled, WorkersBegun

@@ -9,7 +9,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from saferun.diagnosis import progress, signatures
+from saferun.diagnosis import signatures
+from saferun.diagnosis.reading import progress
 from saferun.diagnosis.signatures import Kind
 from saferun.diagnosis.silence import Place
 from saferun.inject import contract

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.diagnosis import progress
+from saferun.diagnosis.reading import progress
 from saferun.journal import events, trials
 from saferun.journal.attempts import Attempt
 from saferun.journal.reader import INTERRUPTED, OK, RUNNING, Run

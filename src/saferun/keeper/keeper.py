@@ -6,7 +6,7 @@ The keeper leads a session of its own and a *subreaper*: whatever the job leaves
 becomes the keeper's child, also what has changed its session or its group. When the job ends, or
 when the pipe from saferun closes because saferun died, the keeper freezes all descendants (a
 frozen process makes no new ones), kills them, and reports. Should the keeper itself be killed,
-saferun is the next subreaper and does the same (supervise/keeper_loss.py).
+saferun is the next subreaper and does the same (supervise/attempt/keeper_loss.py).
 
 It also carries the job's output (output_relay.py), because that must go on while saferun is
 stopped by Ctrl-Z: torchrun's ranks go on then, too.

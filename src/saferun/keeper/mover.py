@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from saferun.keeper.output_ends import Ends
+    from saferun.keeper.output_ends import OutputPipes
 
 _MOST_BYTES = 1 << 20  # that are looked at together; the pipe for it holds less
 _NONBLOCK = 2  # SPLICE_F_NONBLOCK of fcntl.h
@@ -35,7 +35,7 @@ class Mover:
         ends: the job's pipe or terminal, and our output.
     """
 
-    def __init__(self, ends: Ends) -> None:
+    def __init__(self, ends: OutputPipes) -> None:
         self._job, self._target = ends.ours, ends.outer
         self._stage_in = ends.stage_in
         self._source = ends.ours if ends.stage_out < 0 else ends.stage_out
@@ -105,7 +105,7 @@ class Mover:
         return os.splice(source, target, count, flags=_NONBLOCK)
 
 
-def mover(ends: Ends) -> Mover | None:
+def mover(ends: OutputPipes) -> Mover | None:
     """Return what moves a channel's bytes; None where the kernel does not do it.
 
     Not for a socket: a writer to a pipe could not be killed while the pipe is being emptied to one

@@ -26,7 +26,7 @@ _TIOCGDEV = 0x80045432  # which terminal stands behind /dev/tty or /dev/console
 TERMINAL, PIPE, FILE, DEVICE = "terminal", "pipe", "file", "device"
 
 
-class Ends(NamedTuple):
+class OutputPipes(NamedTuple):
     """The ends of what stands between the job and one of our outputs; -1 for one that is not."""
 
     outer: int  # our output: 1 or 2
@@ -37,7 +37,7 @@ class Ends(NamedTuple):
     stage_out: int = -1
     stage_in: int = -1
 
-    def kept(self) -> Ends:
+    def kept(self) -> OutputPipes:
         """Close what only the job and the keeper need; return what is left."""
         for fd in (self.inner, self.stage_in):
             _close(fd)
@@ -57,7 +57,7 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-def make(*, shared: bool) -> list[Ends]:
+def make(*, shared: bool) -> list[OutputPipes]:
     """Make ends for our stdout and stderr; one for both where they are the same.
 
     A regular file and a device are the job's own.
@@ -76,31 +76,31 @@ def make(*, shared: bool) -> list[Ends]:
     return found
 
 
-def _made(outer: int) -> Ends:
+def _made(outer: int) -> OutputPipes:
     if kind(outer) != TERMINAL:
-        return Ends(outer, *_pipe(outer))
+        return OutputPipes(outer, *_pipe(outer))
     stage = os.pipe()
     try:
-        return Ends(outer, *_pty(outer), *stage)
+        return OutputPipes(outer, *_pty(outer), *stage)
     except OSError:
         for fd in stage:
             os.close(fd)
         raise
 
 
-def encode(ends: Iterable[Ends]) -> str:
+def encode(ends: Iterable[OutputPipes]) -> str:
     """Return ends as one argument of a command line."""
     return ",".join(str(fd) for one in ends for fd in one)
 
 
-def decode(text: str) -> Sequence[Ends]:
+def decode(text: str) -> Sequence[OutputPipes]:
     """Return the ends that `encode` wrote; no program that is started here inherits them."""
     numbers = [int(word) for word in text.split(",") if word]
-    size = len(Ends._fields)
+    size = len(OutputPipes._fields)
     for fd in numbers:
         if fd > 2:
             os.set_inheritable(fd, False)
-    return [Ends(*numbers[at : at + size]) for at in range(0, len(numbers), size)]
+    return [OutputPipes(*numbers[at : at + size]) for at in range(0, len(numbers), size)]
 
 
 def kind(fd: int) -> str:

@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from saferun.keeper.output_ends import Ends
+    from saferun.keeper.output_ends import OutputPipes
 
 CHUNK_BYTES = 1 << 20
 _FLUSH_BYTES = 4 << 20  # after so much a channel is flushed although somebody goes on writing
@@ -44,7 +44,9 @@ class Channel:
         shared: other jobs write there, too: lines that come within LINE_S stay whole.
     """
 
-    def __init__(self, ends: Ends, tail_bytes: int, notify: int, shared: bool = False) -> None:
+    def __init__(
+        self, ends: OutputPipes, tail_bytes: int, notify: int, shared: bool = False
+    ) -> None:
         self.outer, self._ours, self.inner = ends.outer, ends.ours, ends.inner
         self._notify = notify
         self._shared = shared
@@ -202,7 +204,7 @@ class Streams:
     """
 
     def __init__(
-        self, ends: Sequence[Ends], tail_bytes: int, notify: int, shared: bool = False
+        self, ends: Sequence[OutputPipes], tail_bytes: int, notify: int, shared: bool = False
     ) -> None:
         self._released = False
         self.merged = same(1, 2)

@@ -25,9 +25,9 @@ from saferun.model import (
     Setting,
 )
 from saferun.planning import env_merge, own_variables, resume
-from saferun.planning.mitigation_overlay import over, with_options
+from saferun.planning.mitigation_overlay import merge_mitigations, with_options
 from saferun.planning.other_launchers import hint
-from saferun.planning.torchrun_args import launch_options, value_of, whole
+from saferun.planning.torchrun.torchrun_args import launch_options, value_of, whole
 from saferun.profile import settings
 from saferun.profile.merge import Conditions
 
@@ -233,7 +233,7 @@ def _changed_env(
     env: Mapping[str, Setting], environ: Mapping[str, str], changes: Changes
 ) -> dict[str, Setting]:
     if changes.env:
-        env = over(env, environ, changes.env)
+        env = merge_mitigations(env, environ, changes.env)
     return dict(sorted(env.items()))
 
 

@@ -22,10 +22,10 @@ from saferun.model import (
     Request,
 )
 from saferun.named_tuple import NamedTuple
-from saferun.planning import torchrun_install
 from saferun.planning.build import build_plan, conditions, disabled_plan
 from saferun.planning.own_variables import is_supervised
-from saferun.planning.torchrun_args import advice, launch_options
+from saferun.planning.torchrun import torchrun_install
+from saferun.planning.torchrun.torchrun_args import advice, launch_options
 from saferun.profile import files as profiles
 from saferun.profile import settings
 from saferun.profile.merge import Given, is_for_gpus, resolve
@@ -35,7 +35,7 @@ from saferun.system import gpus as gpu
 from saferun.system import paths
 
 
-class Gathered(NamedTuple):
+class RunInputs(NamedTuple):
     """What was read for a run; the plan of each attempt is computed from it.
 
     `profile` is None under SAFERUN_DISABLE.
@@ -101,10 +101,10 @@ def show(request: Request, environ: Mapping[str, str], cwd: str) -> LaunchPlan:
     Raises:
         SaferunError: a mistake of the user's; the message names the fix.
     """
-    return look(request, environ, cwd).plan()
+    return gather_for_display(request, environ, cwd).plan()
 
 
-def look(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
+def gather_for_display(request: Request, environ: Mapping[str, str], cwd: str) -> RunInputs:
     """Return the inputs of a plan that is only shown; torchrun need not exist.
 
     Args:
@@ -118,7 +118,7 @@ def look(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
     return _gather(request, environ, cwd, starting=False)
 
 
-def start(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
+def gather_for_launch(request: Request, environ: Mapping[str, str], cwd: str) -> RunInputs:
     """Return the inputs of a run that is about to start.
 
     Args:
@@ -132,7 +132,7 @@ def start(request: Request, environ: Mapping[str, str], cwd: str) -> Gathered:
     return _gather(request, environ, cwd, starting=True)
 
 
-def check_accepted(gathered: Gathered) -> None:
+def check_accepted(gathered: RunInputs) -> None:
     """Check that torchrun would accept the command line.
 
     Raises:
@@ -151,10 +151,10 @@ class Selection(NamedTuple):
     gpus: GpuFacts
 
 
-def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting: bool) -> Gathered:
+def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting: bool) -> RunInputs:
     if disabled(environ):
         facts = Facts(launcher=_launcher(environ, starting).argv)
-        return Gathered(request, None, facts, environ, Identity(""))
+        return RunInputs(request, None, facts, environ, Identity(""))
     return assemble(request, choose(request, environ, cwd), environ, cwd, starting=starting)
 
 
@@ -180,7 +180,7 @@ def assemble(
     cwd: str,
     *,
     starting: bool,
-) -> Gathered:
+) -> RunInputs:
     """Return the inputs of plans, given the profile.
 
     Args:
@@ -203,7 +203,7 @@ def assemble(
     profile = resolve(chosen.chain, sets, here, named=chosen.named, origin=chosen.origin)
     runs = paths.runs_dir(request.run_dir, environ, cwd)
     idle = collect.remark(request, profile.env, facts, environ, cwd) if starting else ""
-    return Gathered(
+    return RunInputs(
         request,
         profile,
         facts,

@@ -19,7 +19,7 @@ from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import KEYS, is_range, nearest
 
 CUDAGRAPHS = "cudagraphs"  # the one value of `excludes` that is not a mitigation
-# What supervise/probes.py finds out, by the names that mitigations.yaml uses.
+# What supervise/changes/probes.py finds out, by the names that mitigations.yaml uses.
 FREE_PORT, FRESH_ID, OPEN_FILES = "free", "fresh", "open-files"
 COMPUTED = ("fresh-directory", "newest-ptxas", "reachable-interface", "=reachable-interface")
 _TORCHRUN = {"master-port": FREE_PORT, "rdzv-endpoint": FREE_PORT, "rdzv-id": FRESH_ID}

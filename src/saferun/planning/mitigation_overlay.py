@@ -5,7 +5,8 @@
 
 A mitigation overrides the profile, the exported variable and `--set`: the attempt that failed had
 those. The origin of each value in the plan names the mitigation. Values that depend on the machine
-(a free port, the newest ptxas) are found by supervise/probes.py and passed as `Situation.answers`.
+(a free port, the newest ptxas) are found by supervise/changes/probes.py and passed as
+`Situation.answers`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def situation(
         plan: of an attempt, without mitigations.
         environ: what the user exported.
         torch: the job's torch version; None if it is not known.
-        answers: what supervise/probes.py found for `questions`.
+        answers: what supervise/changes/probes.py found for `questions`.
         graphs_seen: the result of the function `graphs_seen`.
         hooks_run: False if the receipts show that the ranks skip the hooks.
     """
@@ -96,7 +97,7 @@ def graphs_seen(observed: Iterable[Mapping[str, object]]) -> bool:
 
 
 def questions(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of what supervise/probes.py has to find for these mitigations, each once."""
+    """Return the names of what probes.py has to find for these mitigations, each once."""
     found: list[str] = []
     for mitigation in (mitigations[name] for name in names if name in mitigations):
         found += [question.lstrip("=") for question in mitigation.computed.values()]
@@ -205,7 +206,7 @@ def _changes_anything(
         now = settings.replace(here.hooks, before.hooks)
         return now != settings.replace(now, mitigation.hooks)
     after = changes(mitigations, (*in_force, mitigation.name), here)
-    env = [over(here.env, here.environ, c.env) for c in (before, after)]
+    env = [merge_mitigations(here.env, here.environ, c.env) for c in (before, after)]
     values = [{name: made.value for name, made in found.items()} for found in env]
     return values[0] != values[1] or (before.torchrun, before.limits) != (
         after.torchrun,
@@ -319,7 +320,7 @@ def meeting_host(here: Situation) -> str:
 # --- applying it to a plan -----------------------------------------------------------------------
 
 
-def over(
+def merge_mitigations(
     env: Mapping[str, Setting], environ: Mapping[str, str], variables: Iterable[tuple[str, Setting]]
 ) -> dict[str, Setting]:
     """Return the variables that saferun sets, with those of mitigations applied.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from saferun.errors import UnavailableError, UsageError
 from saferun.knowledge.torchrun_options import of_torch
 from saferun.model import Option, Request
-from saferun.planning import python_args, torchrun_args, torchrun_install, torchrun_probe
+from saferun.planning.torchrun import python_args, torchrun_args, torchrun_install, torchrun_probe
 from saferun.system import paths
 
 COMMAND_OPTIONS = {"--json": None}  # options that `saferun plan` has and a launch has not

@@ -1,6 +1,6 @@
 """What a run does for its GPUs: try them before it starts, recover them after a failure.
 
-The test is in gpu/preflight_gate.py, the recovery in gpu/recovery.py.
+The test is in gpu/preflight/preflight_gate.py, the recovery in gpu/recovery.py.
 """
 
 from __future__ import annotations
@@ -8,19 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from saferun.gpu import lock, lock_owner, preflight_gate
 from saferun.gpu.cuda_errors import AFTER, DRAIN, RESET
-from saferun.gpu.lock import Held
-from saferun.gpu.preflight_gate import Clearance
+from saferun.gpu.lock import lock, lock_owner
+from saferun.gpu.lock.lock import Held
+from saferun.gpu.preflight import preflight_gate
+from saferun.gpu.preflight.preflight_gate import Clearance
 from saferun.model import Finding, LaunchPlan, Request
-from saferun.planning.inputs import Gathered
+from saferun.planning.inputs import RunInputs
 from saferun.system.descriptors import plug_closed_descriptors
 
 # Takes whether the GPUs are granted, and what was found.
 Report = Callable[[bool, "tuple[Finding, ...]"], None]
 
 
-def take_locks(gathered: Gathered, say: Callable[[str], None]) -> Held:
+def take_locks(gathered: RunInputs, say: Callable[[str], None]) -> Held:
     """Lock the GPUs as the profile says.
 
     Raises:
@@ -45,7 +46,7 @@ def command(request: Request) -> str:
 
 
 def begin_preflight(
-    gathered: Gathered, plan: LaunchPlan, held: Held, say: Callable[[str], None]
+    gathered: RunInputs, plan: LaunchPlan, held: Held, say: Callable[[str], None]
 ) -> Clearance | None:
     """Start the test of the GPUs, where the profile has one.
 
@@ -75,7 +76,7 @@ class GpuCare:
     """
 
     def __init__(
-        self, gathered: Gathered, plan: LaunchPlan, held: Held, say: Callable[[str], None]
+        self, gathered: RunInputs, plan: LaunchPlan, held: Held, say: Callable[[str], None]
     ) -> None:
         self._gathered = gathered
         self._held = held

@@ -1,7 +1,8 @@
 """The loop of attempts under the locks: start, wait, diagnose, decide, start again or explain.
 
-The code that decides is pure (planning/build.py, diagnosis/classify.py,
-diagnosis/retry_policy.py); the code that acts is in gpu/lock.py, journal/writer.py and attempt.py.
+The code that decides is pure (planning/build.py, diagnosis/deciding/classify.py,
+diagnosis/deciding/retry_policy.py); the code that acts is in gpu/lock/lock.py, journal/writer.py
+and attempt.py.
 An attempt is over when none of its processes lives.
 """
 
@@ -10,36 +11,49 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from saferun.diagnosis import retry_policy
+from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
 from saferun.model import LaunchPlan
-from saferun.planning.inputs import Gathered
+from saferun.planning.inputs import RunInputs
 from saferun.planning.view import announcement
-from saferun.supervise import end_requests, own_files, record, report
-from saferun.supervise.attempt import AttemptSpec, Ended, Observer, run_attempt
-from saferun.supervise.attempt_watch import AttemptWatch, end_requested, ended_status, grace_s
-from saferun.supervise.end_requests import INTERRUPTED, EndRequestedError, EndRequests, answer
-from saferun.supervise.first_steps import FirstSteps
+from saferun.supervise.attempt import end_requests
+from saferun.supervise.attempt.attempt import run_attempt
+from saferun.supervise.attempt.attempt_values import AttemptSpec, Ended, Observer
+from saferun.supervise.attempt.attempt_watch import (
+    AttemptWatch,
+    end_requested,
+    ended_status,
+    grace_s,
+)
+from saferun.supervise.attempt.end_requests import (
+    INTERRUPTED,
+    EndRequestedError,
+    EndRequests,
+    answer,
+)
+from saferun.supervise.changes.mitigations import RunMitigations
+from saferun.supervise.changes.resumption import Resumption
 from saferun.supervise.gpu_gate import GpuCare, take_locks
-from saferun.supervise.ground import Ground, Means, Say, jitter
-from saferun.supervise.hang_watch import HangWatch
-from saferun.supervise.keeper_pool import KeeperPool
 from saferun.supervise.left_trials import fail_left_over
-from saferun.supervise.mitigations import RunMitigations
+from saferun.supervise.ready import own_files
+from saferun.supervise.ready.keeper_pool import KeeperPool
+from saferun.supervise.records import record, report
 from saferun.supervise.replace import check_size, unsupervised
-from saferun.supervise.resumption import Resumption
+from saferun.supervise.run_context import RunContext, RunResources, Say, jitter
+from saferun.supervise.watch.first_steps import FirstSteps
+from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.system.descriptors import plug_closed_descriptors
 
 if TYPE_CHECKING:  # only a run of several nodes needs it: the agents' meeting, threads
-    from saferun.supervise.nodes import Nodes
+    from saferun.supervise.nodes.nodes import Nodes
 
 LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is imported
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
 ALIVE_S = 30.0  # between two notes in the journal that the run lives
 
 
-def supervise(gathered: Gathered, say: Say) -> int:
+def supervise(gathered: RunInputs, say: Say) -> int:
     """Run attempts until one succeeds or another would not help; return the exit status.
 
     Args:
@@ -63,15 +77,15 @@ def supervise(gathered: Gathered, say: Say) -> int:
         journal.discard()
         raise
 
-    def over(reason: str, last: retry_policy.Try | None) -> None:
+    def over(reason: str, last: retry_policy.AttemptOutcome | None) -> None:
         if last and last.exit_code and not last.asked:
             record.leave_verdict(gathered.environ, last.verdict)
 
     with held:
-        return run(gathered, Ground(held, journal, say, over))
+        return run(gathered, RunContext(held, journal, say, over))
 
 
-def run(gathered: Gathered, ground: Ground) -> int:
+def run(gathered: RunInputs, ground: RunContext) -> int:
     """Run attempts under locks that are held, with a journal that has begun.
 
     Args:
@@ -102,7 +116,7 @@ def run(gathered: Gathered, ground: Ground) -> int:
     if not ground.worker:
         ground.say(announcement(plan))
     journal = record.of(ground.journal, gathered, plan, ground.say)
-    return _Run(gathered, plan, Means(ground, keepers, care, journal)).go()
+    return _Run(gathered, plan, RunResources(ground, keepers, care, journal)).go()
 
 
 class _Run:
@@ -114,12 +128,12 @@ class _Run:
         means: what it works with.
     """
 
-    def __init__(self, gathered: Gathered, first: LaunchPlan, means: Means) -> None:
+    def __init__(self, gathered: RunInputs, first: LaunchPlan, means: RunResources) -> None:
         self._gathered = gathered
         self._means = means
         self._record = means.record
         self._began = time.monotonic()
-        self._history: list[retry_policy.Try] = []
+        self._history: list[retry_policy.AttemptOutcome] = []
         self._diagnoses: list[Diagnosis] = []
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
         self._resumption = Resumption(gathered, first, means.ground.say)
@@ -248,7 +262,7 @@ class _Run:
         if self._gathered.launcher is None or plan.options.nodes == 1:
             return None
 
-        from saferun.supervise.nodes import Nodes  # see the top
+        from saferun.supervise.nodes.nodes import Nodes  # see the top
 
         shared = self._history, self._diagnoses, self._mitigations, self._resumption
         return Nodes(self._gathered, *shared, self._record, self._means.ground.say)
@@ -283,7 +297,7 @@ class _Run:
         base = plan.environment(self._gathered.environ)
         return {**base, **self._means.ground.held.environ(), **nodes}
 
-    def _following(self) -> Gathered:
+    def _following(self) -> RunInputs:
         """What the plan of the attempt after the running one is computed from."""
         identity = self._gathered.identity
         following = identity._replace(attempt=identity.attempt + 1)

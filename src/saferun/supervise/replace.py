@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from saferun.errors import EXIT_UNAVAILABLE, UnavailableError
-from saferun.gpu.lock import Held
+from saferun.gpu.lock.lock import Held
 from saferun.model import LaunchPlan
 from saferun.planning import exec_limit
-from saferun.planning.inputs import Gathered
+from saferun.planning.inputs import RunInputs
 from saferun.supervise.gpu_gate import GpuCare
 from saferun.system.paths import on_path
 from saferun.system.stderr import say
@@ -58,7 +58,7 @@ def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
 
 
 def unsupervised(
-    gathered: Gathered, plan: LaunchPlan, held: Held, care: GpuCare, error: OSError
+    gathered: RunInputs, plan: LaunchPlan, held: Held, care: GpuCare, error: OSError
 ) -> int:
     """Become the job, since no process can be started beside it.
 

@@ -8,20 +8,20 @@ import sys
 from saferun.errors import EXIT_UNAVAILABLE, UsageError
 from saferun.model import CommandLine, LaunchPlan
 from saferun.planning import inputs
-from saferun.planning.inputs import Gathered
+from saferun.planning.inputs import RunInputs
 from saferun.planning.other_launchers import hint
-from saferun.planning.torchrun_args import COMMANDS, advice
+from saferun.planning.torchrun.torchrun_args import COMMANDS, advice
 from saferun.planning.view import announcement
-from saferun.supervise.end_requests import restore_child_ends
+from saferun.supervise.attempt.end_requests import restore_child_ends
+from saferun.supervise.changes.resumption import first_plan
 from saferun.supervise.gpu_gate import begin_preflight, take_locks
 from saferun.supervise.replace import check_size, replace_process
-from saferun.supervise.resumption import first_plan
 from saferun.system.paths import on_path
 from saferun.system.spelling import nearest
 from saferun.system.stderr import say
 
 
-def check_script(gathered: Gathered, cwd: str) -> None:
+def check_script(gathered: RunInputs, cwd: str) -> None:
     """Check that the script exists, before anything is started.
 
     A module (`-m`) is found by the interpreter, and with PYTHON_EXEC torchrun has that program
@@ -73,7 +73,7 @@ def _suggest(script: str, cwd: str) -> str:
     return "check the path, or use -m for a module"
 
 
-def carry_out(gathered: Gathered, cwd: str) -> int:
+def carry_out(gathered: RunInputs, cwd: str) -> int:
     """Start a run.
 
     Args:
@@ -95,7 +95,7 @@ def carry_out(gathered: Gathered, cwd: str) -> int:
     restore_child_ends()
     check_script(gathered, cwd)
     if gathered.profile is not None and gathered.profile.settings.workers > 1:
-        from saferun.supervise import workers  # only a run of several workers needs it
+        from saferun.supervise.workers import workers  # only a run of several workers needs it
 
         return workers.supervise(gathered, say)
     if gathered.supervised or "IPython" in sys.modules:  # else a notebook's kernel were replaced
@@ -106,7 +106,7 @@ def carry_out(gathered: Gathered, cwd: str) -> int:
     return _become(gathered, first_plan(gathered, say))
 
 
-def _become(gathered: Gathered, plan: LaunchPlan) -> int:
+def _become(gathered: RunInputs, plan: LaunchPlan) -> int:
     """Replace this process by the job, which keeps our locks."""
     check_size(plan, gathered.environ)
     held = take_locks(gathered, say)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from repo import PROGRAMS
 
-from saferun.doctor import nvidia
 from saferun.doctor import view as doctor_page
+from saferun.doctor.collect import nvidia
 from saferun.gpu import nvidia_smi
 from saferun.model import Finding
 from saferun.system import command as bounded

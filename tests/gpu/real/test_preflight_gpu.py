@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.gpu import preflight, preflight_gate, preflight_report
+from saferun.gpu.preflight import preflight, preflight_gate, preflight_report
 from saferun.model import GpuFacts
 from saferun.system import gpus
 

@@ -5,7 +5,7 @@ import sys
 
 from saferun.audit import collect
 from saferun.model import CommandLine, Facts, Request
-from saferun.planning.torchrun_args import launch_options
+from saferun.planning.torchrun.torchrun_args import launch_options
 
 environ = json.loads(sys.argv[1])
 opened: list[str] = []

@@ -5,8 +5,10 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 sys.modules["yaml"] = None
-from saferun.diagnosis import classify, log_reader, signatures  # noqa: E402 (from BUNDLE)
+from saferun.diagnosis import signatures  # noqa: E402 (from BUNDLE)
+from saferun.diagnosis.deciding import classify  # noqa: E402 (from BUNDLE)
 from saferun.diagnosis.evidence import Evidence  # noqa: E402 (from BUNDLE)
+from saferun.diagnosis.reading import log_reader  # noqa: E402 (from BUNDLE)
 
 known = signatures.load({})
 for line in sys.stdin:

@@ -4,7 +4,7 @@ import importlib.machinery
 import sys
 from types import ModuleType
 
-MODULE = "saferun.supervise.evidence"
+MODULE = "saferun.supervise.attempt.evidence"
 
 
 def refuse(*arguments: object) -> None:

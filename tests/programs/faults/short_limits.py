@@ -6,7 +6,7 @@ import sys
 from saferun.keeper import process_tree, protocol
 
 process_tree.UNKILLABLE_S = protocol.HURRIED_DRAIN_S = 0.1
-from saferun.supervise import attempt_life  # noqa: E402 - it reads one of them
+from saferun.supervise.attempt import attempt_life  # noqa: E402 - it reads one of them
 
 attempt_life.KEEPER_GRACE_S = 0.3
 del sys.argv[0]

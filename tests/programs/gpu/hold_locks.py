@@ -10,7 +10,7 @@ import sys
 import time
 
 from saferun.errors import BusyError
-from saferun.gpu import lock, lock_dir, lock_owner
+from saferun.gpu.lock import lock, lock_dir, lock_owner
 from saferun.model import LockPolicy
 
 job = json.loads(sys.argv[1])

@@ -112,10 +112,10 @@ def group_variables(rank: int, size: int, port: int) -> dict[str, str]:
 
 def settle(job: dict[str, Any]) -> None:
     """Give the hooks, which were put in place before the fork, this job's settings."""
-    from _saferun_inject import context
-    from _saferun_inject.hooks import order
+    from _saferun_inject import hook_runner
+    from _saferun_inject.hooks.order import hook as order
 
-    current = context.current("")
+    current = hook_runner.current("")
     current.hooks["init"].update(job["init"])
     current._directory = os.path.join(job["folder"], "receipts")
     watch, barrier = order._state

@@ -16,7 +16,7 @@ except ImportError:  # torch 2.4 and 2.5
     from torch.distributed._composable.fsdp import fully_shard
 
 meetings = sys.modules["_saferun_inject.meeting"]
-barriers = sys.modules["_saferun_inject.hooks.wrap_barrier"]
+barriers = sys.modules["_saferun_inject.hooks.init.wrap_barrier"]
 
 
 def old_fully_shard():

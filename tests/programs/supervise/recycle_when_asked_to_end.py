@@ -2,9 +2,9 @@ import os
 import signal
 import sys
 
-from _saferun_inject import context, contract
+from _saferun_inject import contract, hook_runner
 
-here = context.current(os.environ[contract.VARIABLE])
+here = hook_runner.current(os.environ[contract.VARIABLE])
 
 
 def end(*_):

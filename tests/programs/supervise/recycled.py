@@ -11,10 +11,10 @@ import signal
 import sys
 from pathlib import Path
 
-from _saferun_inject import context, contract
+from _saferun_inject import contract, hook_runner
 
 pieces, progress = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
-here = context.current(os.environ[contract.VARIABLE])
+here = hook_runner.current(os.environ[contract.VARIABLE])
 done = Path(here.state, "done")
 with done.open("a") as file:
     file.write(f"piece of attempt {os.environ['SAFERUN_ATTEMPT']}\n")

@@ -16,7 +16,7 @@ import os
 import sys
 
 from .. import contract, cut, rank
-from ..trace import hide_all, without_ours
+from ..hidden_frames import hide_all, without_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -287,10 +287,10 @@ def _write(text: str, value: BaseException, trace: "TracebackType | None") -> No
     torchrun ends the other ranks with SIGTERM once one has failed, perhaps in the middle of this,
     and a truncated error file makes torchrun itself fail: the file appears whole or not at all.
     """
-    from .. import context, receipts
+    from .. import hook_runner, receipts
 
     path = os.environ.get(_VARIABLE)
-    current = context.current(text) if path else None
+    current = hook_runner.current(text) if path else None
     if not path or current is None or current.hooks["excepthook"] == "off":
         return
     context_error = _context_error(value)

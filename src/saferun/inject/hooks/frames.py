@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .. import trace
+from .. import hidden_frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_WRAPPERS = trace.__file__
+_WRAPPERS = hidden_frames.__file__
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 

@@ -15,7 +15,7 @@ import functools
 import sys
 import time
 
-from .. import contract, trace
+from .. import contract, hidden_frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
             kwargs["callbacks"] = _with_ours(kwargs.get("callbacks"), context)
         return original(self, func, *args, **kwargs)
 
-    study.optimize = trace.hidden(optimize, trace.hide_all)
+    study.optimize = hidden_frames.hidden(optimize, hidden_frames.hide_all)
     context.receipt(_HOOK, contract.APPLIED)
 
 
@@ -103,7 +103,7 @@ def _hold_call(module: ModuleType, context: Context) -> None:
             context.guard(_HOOK, _empty_again, original, before, context)
             next_s = start + 100 * (time.monotonic() - start)
 
-    module.empty_cache = trace.hidden(empty_cache)  # type: ignore[attr-defined]  # torch's own is replaced
+    module.empty_cache = hidden_frames.hidden(empty_cache)  # type: ignore[attr-defined]  # torch's own is replaced
 
 
 def _empty_again(empty: Callable[[], None], before: int, context: Context | None) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 
-from .. import contract, trace
+from .. import contract, hidden_frames
 from . import environment
 
 TYPE_CHECKING = False
@@ -56,4 +56,4 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
             return store
         return own
 
-    module._create_c10d_store = trace.hidden(create)  # type: ignore[attr-defined]  # torch's own is replaced
+    module._create_c10d_store = hidden_frames.hidden(create)  # type: ignore[attr-defined]  # torch's own is replaced

@@ -19,7 +19,7 @@ import functools
 import os
 import sys
 
-from ... import contract, rank, trace
+from ... import contract, hidden_frames, rank
 from . import sampler, script, storage
 from .account import Account
 from .optimize import Optimization, can_leave
@@ -109,7 +109,7 @@ class Hook:
             finally:
                 self._running.pop(id(self_), None)
 
-        return trace.hidden(optimize, trace.hide_all)
+        return hidden_frames.hidden(optimize, hidden_frames.hide_all)
 
     def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization:
         if self._last is not None:
@@ -154,7 +154,7 @@ class Hook:
         @functools.wraps(original)
         def stop(self_: Any) -> None:
             call = self._running.get(id(self_))
-            # Frame 1 is the wrapper of trace.hidden, frame 2 the caller.
+            # Frame 1 is the wrapper of hidden_frames.hidden, frame 2 the caller.
             is_sampler = sys._getframe(2).f_code.co_name == _AFTER_TRIAL
             if call is not None and is_sampler and call.trials.is_any_again():
                 return  # for the sampler a failed trial was made
@@ -162,7 +162,7 @@ class Hook:
             if call is not None:
                 call.is_stopped = True
 
-        return trace.hidden(stop)
+        return hidden_frames.hidden(stop)
 
     def _ask(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -171,7 +171,7 @@ class Hook:
                 self._context.guard(_HOOK, self._watch_asked, self_)
             return original(self_, *args, **kwargs)
 
-        return trace.hidden(ask, trace.hide_all)
+        return hidden_frames.hidden(ask, hidden_frames.hide_all)
 
     def _watch_asked(self, study: Any) -> None:
         """Account for trials that a script asks for itself, or a distributed rank."""

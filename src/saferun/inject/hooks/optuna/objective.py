@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import threading
 
-from ... import cut, trace
+from ... import cut, hidden_frames
 from .. import cuda_failures, memory
 from . import account
 
@@ -51,7 +51,7 @@ class Objective:
         except BaseException as error:
             pruned = self._judge(trial, error)
             if not pruned:
-                trace.hide(error)
+                hidden_frames.hide(error)
                 raise
         else:
             if kind := cuda_failures.unusable_kind():  # no call of the objective's has met it yet

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 
-from ... import trace
+from ... import hidden_frames
 from .storage import is_in_memory
 
 TYPE_CHECKING = False
@@ -120,7 +120,7 @@ def wrap(module: ModuleType, script: Script, is_running: Callable[[Any], bool]) 
         else:
             script.once("add", self.study_name, lambda: original(self, trial))
 
-    studies.Study.add_trial = trace.hidden(add_trial)
+    studies.Study.add_trial = hidden_frames.hidden(add_trial)
 
 
 def _create(original: Callable[..., Any], script: Script) -> Callable[..., Any]:
@@ -131,7 +131,7 @@ def _create(original: Callable[..., Any], script: Script) -> Callable[..., Any]:
             return original(*args, **kwargs)
         return script.create(original, arguments)
 
-    return trace.hidden(create_study)
+    return hidden_frames.hidden(create_study)
 
 
 def _named(
@@ -142,4 +142,4 @@ def _named(
         study = str(args[0] if args else kwargs.get(argument, ""))
         return script.once(call, study, lambda: original(*args, **kwargs))
 
-    return trace.hidden(once_only)
+    return hidden_frames.hidden(once_only)

@@ -12,7 +12,7 @@ import functools
 import os
 import time
 
-from ... import trace
+from ... import hidden_frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def make_tables_once() -> None:
                     raise
             time.sleep(_TABLES_WAIT_S)
 
-    storage.__init__ = trace.hidden(init)
+    storage.__init__ = hidden_frames.hidden(init)
 
 
 def watch(study: Any, watcher: Watcher) -> Watcher | None:
@@ -178,7 +178,7 @@ def _creating(original: Callable[..., int]) -> Callable[..., int]:
             return original(self, study_id, template_trial)
         return watcher.create(lambda template: original(self, study_id, template))
 
-    hidden = trace.hidden(create_new_trial)
+    hidden = hidden_frames.hidden(create_new_trial)
     setattr(hidden, _MARK, True)
     return hidden
 
@@ -205,7 +205,7 @@ def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
             watcher.finished(trial_id, state)
         return done
 
-    return trace.hidden(set_trial_state_values)
+    return hidden_frames.hidden(set_trial_state_values)
 
 
 def _lock_sqlite(storage: Any) -> None:

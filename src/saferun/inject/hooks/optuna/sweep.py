@@ -16,9 +16,9 @@ from .state import State
 
 def main() -> None:
     """Fail what the files in the state directory name; argument: the last attempt's exit status."""
-    from ... import context
+    from ... import hook_runner
 
-    here = context.current(os.environ[contract.VARIABLE])
+    here = hook_runner.current(os.environ[contract.VARIABLE])
     if here is None or here.state is None:
         return
     here.previous = int(sys.argv[1])

@@ -1,0 +1,1 @@
+"""`saferun runs`: list, show, watch, report."""

@@ -1,0 +1,219 @@
+"""A run's report in words, and as Markdown to paste into an issue. Pure.
+
+What a job wrote stands in code spans and fences that it cannot close, so that it is neither markup
+nor a mention of somebody.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from saferun.cli.runs import runs_view, trials_view
+from saferun.journal.reader import RUNNING
+from saferun.journal.report import FIRST, Amount, AttemptReport, Cost, RunReport
+from saferun.journal.tail_excerpt import Excerpt
+from saferun.journal.trials import Trial, processes
+from saferun.system.printable import printable, seconds
+
+CHARS = 2000  # of one text
+_TAILS = 3  # failed attempts whose tails stand in the Markdown
+_LINE_CHARS = 200
+_PLAIN = re.compile(r"(?!.*www\.)[A-Za-z0-9 .,:;()…-]*", re.ASCII)
+
+Facts = list[tuple[str, str]]
+
+
+def shown(text: object, *, kept: str = "") -> str:
+    """Return text of a job or a user as one that can be shown, cut where it is very long."""
+    clean = printable(text, CHARS + 1, kept=kept)
+    return clean if len(clean) <= CHARS else f"{clean[:CHARS]}…"
+
+
+def moment(at_s: float | None) -> str:
+    """Return a time for readers of any time zone."""
+    try:
+        then = None if at_s is None else datetime.fromtimestamp(at_s, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        then = None
+    return f"{then:%Y-%m-%d %H:%M:%S} UTC" if then else ""
+
+
+def run_facts(report: RunReport) -> Facts:
+    """Return what is known of the whole run, by label; nothing for what is not known."""
+    run, plan, hosts = report.run, report.plan, report.hosts
+    host = run.process.get("host") or ""
+    profile = f"{plan.profile} (launcher: {plan.launcher})" if plan.profile else ""
+    found = [
+        ("run", run.id),
+        ("script", plan.script),
+        ("command", shlex.join(plan.command)),
+        ("started", moment(run.started_at)),
+        ("ended", runs_view.ending(run)),
+        ("host", "" if hosts else str(host)),
+        ("nodes", f"{len(hosts)}: {', '.join(hosts)}" if hosts else ""),
+        ("GPUs", _gpus(report)),
+        ("profile", profile),
+        ("versions", ", ".join(report.versions)),
+        ("replaced", f"{processes(report.replaced)}, as asked" if report.replaced else ""),
+        ("missing", f"{run.lost} events that the disk did not take" if run.lost else ""),
+    ]
+    return [(label, text) for label, text in found if text]
+
+
+def _gpus(report: RunReport) -> str:
+    gpus, names = report.cost.gpus, ", ".join(report.gpu_names)
+    here = " on this node" if len(report.hosts) > 1 else ""
+    return f"{gpus}{names and f' ({names})'}{here}" if gpus else ""
+
+
+def costs(report: RunReport) -> Facts:
+    """Return what the run has used, and for what, by label."""
+    cost = report.cost
+    found = [
+        ("used", _amount(cost, cost.used)),
+        ("useful", _amount(cost, cost.useful)),
+        ("done again", _amount(cost, cost.done_again)),
+        ("starts and waits", _amount(cost, cost.starts_and_waits)),
+    ]
+    if cost.used.money is not None:
+        found.append(("price of a GPU-hour", f"{cost.price_per_gpu_hour:g}"))
+    return found
+
+
+def _amount(cost: Cost, part: Amount) -> str:
+    hours = f", {part.gpu_hours:.2f} GPU-hours" if cost.gpus else ""
+    money = "" if part.money is None else f", {part.money:.2f} in money"
+    return f"{seconds(part.s)}{hours}{money}"
+
+
+def title(one: AttemptReport) -> str:
+    """Return the name of an attempt."""
+    worker = one.attempt.worker
+    number = one.attempt.number
+    return f"Attempt {number}" if worker is None else f"Worker {worker}, attempt {number}"
+
+
+def end(report: RunReport, one: AttemptReport) -> str:
+    """Return how an attempt ended, as a short phrase."""
+    attempt = one.attempt
+    if attempt.lived_s is None:
+        return "runs" if report.run.outcome == RUNNING else "its end is not known"
+    if attempt.status == 0:
+        return "succeeded"
+    rank = "" if attempt.rank is None else f" on rank {attempt.rank}"
+    return f"failed: {attempt.kind}{rank}" if attempt.kind else f"ended, status {attempt.status}"
+
+
+def attempt_facts(one: AttemptReport) -> Facts:
+    """Return what is known of an attempt, by label; nothing for what is not known."""
+    attempt = one.attempt
+    found = [
+        ("started", moment(attempt.started_at)),
+        ("lived", "" if attempt.lived_s is None else seconds(attempt.lived_s)),
+        ("status", "" if attempt.status is None else str(attempt.status)),
+        ("known from", "; ".join(attempt.decided_by)),
+        ("steps", _steps(one)),
+        ("trial", "; ".join(_trial(trial) for trial in one.trials)),
+        ("last loss", one.loss),
+        *runs_view.time_parts(one.spent),
+        ("with", ", ".join(attempt.mitigations)),
+        ("changed", ", ".join(attempt.changed)),
+        ("end", ", ".join(runs_view.ending_events(attempt))),
+        ("decision", runs_view.decision(attempt)),
+    ]
+    return [(label, text) for label, text in found if text]
+
+
+def _trial(trial: Trial) -> str:
+    params = trials_view.parameters(trial)
+    return f"{trial.number} ended the process{params and f': {params}'}"
+
+
+def _steps(one: AttemptReport) -> str:
+    first, last = one.attempt.first_step, one.last_step
+    if last is None:
+        return "" if first is None else f"from {first}"
+    return f"to {last}" if first is None or first > last else f"{first} to {last}"
+
+
+# --- Markdown ----------------------------------------------------------------------------------
+
+
+def as_markdown(report: RunReport) -> str:
+    """Return the report as Markdown; it fits into an issue."""
+    lines = [f"## {_word(report.headline)}", ""]
+    lines += [f"- {label}: {_word(text)}" for label, text in run_facts(report) + costs(report)]
+    settings = runs_view.settings(report.plan)
+    lines += [f"- sets: {_code(', '.join(settings))}"] if settings else []
+    failed = [one for one in report.attempts if one.attempt.kind][-_TAILS:]
+    for index, one in enumerate(report.attempts):
+        if report.left_out and index == FIRST:
+            lines += ["", f"{report.left_out} attempts between them are left out."]
+        lines += ["", *_attempt(report, one, with_tail=one in failed)]
+    searched = trials_view.as_text(report.trials, report.replacements)
+    lines += ["", *_fenced([line for line in searched if line])] if searched else []
+    return "\n".join(lines)
+
+
+def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Iterator[str]:
+    yield f"### {title(one)}: {_word(end(report, one))}"
+    yield ""
+    if one.attempt.line:
+        yield f"- deciding line: {_code(one.attempt.line)}"
+    if one.attempt.user_frame:
+        yield f"- your code: {_code(one.attempt.user_frame)}"
+    yield from (f"- stack: {_code(frame)}" for frame in one.attempt.stack)
+    if one.cause:
+        yield f"- {one.cause.explanation} {one.cause.advice}".rstrip()
+    for label, text in attempt_facts(one):
+        yield f"- {label}: {_word(text)}"
+    for change in one.added:
+        why = f": {change.why}; cost: {change.cost}" if change.why else ""
+        yield f"- mitigation {_word(change.name)}{why}"
+    for note in (*one.notes, *one.attempt.hooks):
+        yield f"- {_word(note)}"
+    for silence in one.hangs:
+        yield f"- silent for {seconds(silence.silent_s)}:"
+        for place in silence.places:
+            at = f", at {place.frame}" if place.frame else ""
+            text = f"rank {place.rank} {place.what}{at}{' (elsewhere)' if place.odd else ''}"
+            yield f"  - {_code(text)}"
+        yield from [f"  - and {silence.left_out} more ranks"] if silence.left_out else []
+    for row in one.ranks.rows:
+        if row.error:
+            yield f"- exception of {row.ranks}: {_code(row.error)}"
+    if with_tail and one.tails:
+        deciding = [tail for tail in one.tails if any(row.decides for row in tail.rows)]
+        yield ""
+        yield from _fenced(list(_tail((deciding or one.tails)[-1])))
+
+
+def _tail(tail: Excerpt) -> Iterator[str]:
+    yield f"end of {tail.stream}"
+    for row in tail.rows:
+        if row.skipped:
+            yield f"   ... {row.skipped} lines left out"
+        yield f"{'>> ' if row.decides else '   '}{shown(row.text)[:_LINE_CHARS]}"
+
+
+def _word(text: str) -> str:
+    """Return text as it is where it can be no markup, else as code."""
+    return shown(text) if _PLAIN.fullmatch(text) and len(text) < CHARS else _code(text)
+
+
+def _code(text: str) -> str:
+    """Return a code span, which no backtick in it can close."""
+    clean = shown(" ".join(text.split()))
+    ticks = "`" * (1 + max(map(len, re.findall("`+", clean)), default=0))
+    space = " " if clean.startswith("`") or clean.endswith("`") else ""
+    return f"{ticks}{space}{clean}{space}{ticks}"
+
+
+def _fenced(lines: list[str]) -> list[str]:
+    clean = [printable(line, kept="\t") for line in lines]
+    longest = max((len(run) for line in clean for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}text", *clean, fence]

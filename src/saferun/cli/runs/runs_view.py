@@ -1,0 +1,372 @@
+"""Runs, their attempts and the history of mitigations, as text and JSON.
+
+Pure: reads neither files nor the clock. Times are local. Text that a job or another user wrote is
+shown without control characters.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from saferun.cli.runs import trials_view
+from saferun.journal.attempts import Attempt
+from saferun.journal.cleanup import Cleaned
+from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
+from saferun.journal.reader import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    UNKNOWN,
+    RecordedPlan,
+    Run,
+)
+from saferun.journal.report import RunReport
+from saferun.journal.time_spent import Spent, Times
+from saferun.journal.trials import processes
+from saferun.model import as_tree
+from saferun.system.printable import printable, seconds
+
+HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
+_RIGHT = ("TOOK", "TRIES")
+_SHORTEST_ID, _SHORTEST_SCRIPT, _SHORTEST_OUTCOME = 15, 10, 12  # of a table that is cut
+_LABEL = 10
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+# --- many runs ---------------------------------------------------------------------------------
+
+
+def table(runs: Sequence[Run], now_s: float, width: int | None = None) -> str:
+    """Return a table of runs, one line for each.
+
+    Args:
+        runs: in the order in which they are shown.
+        now_s: seconds since the epoch; a time of another year is shown with its year.
+        width: columns of the terminal; None for no limit.
+    """
+    rows = [HEAD, *(_row(run, now_s) for run in runs)]
+    sizes = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    if width is not None:
+        sizes = _fitted(sizes, width, _shortest_id([row[0] for row in rows[1:]]))
+    return "\n".join(_line(row, sizes) for row in rows)
+
+
+def _row(run: Run, now_s: float) -> tuple[str, ...]:
+    script = plain(run.script.rpartition("/")[2]) or "?"
+    took = "?" if run.took_s is None else seconds(run.took_s)
+    tries = str(run.attempts or "?")
+    return (plain(run.id), _when(run.started_at, now_s), took, tries, outcome(run), script)
+
+
+def _shortest_id(ids: Sequence[str]) -> int:
+    """Return how many characters of the ids tell them apart: `show` needs no more."""
+    longest = max(map(len, ids), default=0)
+    lengths = range(min(_SHORTEST_ID, longest), longest)
+    return next((n for n in lengths if len({name[:n] for name in ids}) == len(ids)), longest)
+
+
+def _fitted(sizes: Sequence[int], width: int, shortest_id: int) -> list[int]:
+    """Shorten what is missed least: first the script, then the ids' ends, then the outcome."""
+    fitted = list(sizes)
+    gaps = 2 * (len(sizes) - 1)
+    for column, shortest in (
+        (HEAD.index("SCRIPT"), _SHORTEST_SCRIPT),
+        (HEAD.index("ID"), shortest_id),
+        (HEAD.index("OUTCOME"), _SHORTEST_OUTCOME),
+    ):
+        over = sum(fitted) + gaps - width
+        if over > 0:
+            fitted[column] = max(min(shortest, fitted[column]), fitted[column] - over)
+    return fitted
+
+
+def _line(row: Sequence[str], sizes: Sequence[int]) -> str:
+    cells = []
+    for cell, size, head in zip(row, sizes, HEAD, strict=True):
+        # The beginning of an ID is a valid ID, so it gets no ellipsis.
+        text = cell[:size] if head == "ID" else _cut(cell, size)
+        cells.append(text.rjust(size) if head in _RIGHT else text.ljust(size))
+    return "  ".join(cells).rstrip()
+
+
+def outcome(run: Run) -> str:
+    """Return how a run ended, as a short phrase."""
+    if run.outcome == FAILED and run.kind:
+        return f"{FAILED}: {plain(run.kind)}"
+    if run.outcome not in (*FINISHED, RUNNING):
+        return run.outcome
+    mitigated = run.mitigations and run.outcome not in (FAILED, INTERRUPTED)
+    return f"{run.outcome}, with {plain(', '.join(run.mitigations))}" if mitigated else run.outcome
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """Return a run for programs; times in seconds since the epoch, null where unknown."""
+    return {
+        **run._asdict(),
+        "mitigations": list(run.mitigations),
+        "script_args": list(run.script_args),
+    }
+
+
+def cleaned(done: Cleaned, *, dry_run: bool) -> str:
+    """Return what was removed, a line each, and the sum."""
+    verb = "would remove" if dry_run else "removed"
+    lines = [f"{verb} {plain(run.id)} ({size_text(taken)})" for run, taken in done.removed]
+    total = size_text(sum(taken for _, taken in done.removed))
+    kept = f"{done.kept} kept"
+    kept += f", {done.running} of them not over" if done.running else ""
+    kept += f", {done.others} of them not yours" if done.others else ""
+    runs = f"{len(done.removed)} run{'' if len(done.removed) == 1 else 's'}"
+    return "\n".join([*lines, f"{verb} {runs}, {total}; {kept}"])
+
+
+# --- one run -----------------------------------------------------------------------------------
+
+
+def as_text(
+    run: Run, tried: Sequence[Attempt], plan: RecordedPlan, times: Times, now_s: float
+) -> str:
+    """Return all that is known of a run, for people.
+
+    Args:
+        run: the run.
+        tried: its attempts.
+        plan: of its first attempt.
+        times: where its time went.
+        now_s: seconds since the epoch.
+    """
+    lines = [f"run {plain(run.id)}: {outcome(run)}"]
+    lines += _facts(run, plan, times)
+    if replaced := sum(attempt.replaced for attempt in tried):
+        lines.append(_labelled("replaced", f"{processes(replaced)}, as asked; not shown"))
+    for attempt, spent in zip(tried, times.attempts, strict=True):
+        if not attempt.replaced:
+            lines += ["", *_attempt(attempt, spent, running=run.outcome == RUNNING, now_s=now_s)]
+    return "\n".join(lines)
+
+
+def _facts(run: Run, plan: RecordedPlan, times: Times) -> list[str]:
+    lines = [
+        _labelled("started", _moment(run.started_at)),
+        _labelled("took", "" if run.took_s is None else seconds(run.took_s)),
+        _labelled("time", _time(times.whole)),
+        _labelled("ended", ending(run)),
+        _labelled("command", shlex.join(plan.command)),
+        _labelled("profile", f"{plan.profile} (launcher: {plan.launcher})" if plan.profile else ""),
+        _labelled("sets", ", ".join(settings(plan))),
+        _labelled("journal", run.path),
+        _labelled("lost", f"{run.lost} events that the disk did not take" if run.lost else ""),
+    ]
+    return [line for line in lines if line]
+
+
+def settings(plan: RecordedPlan) -> list[str]:
+    """Return NAME=value for the variables that were set, except those that every run has."""
+    return [
+        f"{name}={shlex.quote(str(value))}"
+        for name, value in plan.env.items()
+        if value is not None and name != "PYTHONPATH" and not name.startswith("SAFERUN_")
+    ]
+
+
+def ending(run: Run) -> str:
+    """Return how a run ended: its status and the reason, or why there is none."""
+    status = "" if run.status is None else f"status {run.status}"
+    if run.outcome == RUNNING:
+        return f"not yet; saferun's pid is {run.process.get('pid')}"
+    if run.outcome == UNKNOWN:
+        host = run.process.get("host")
+        where = f": it ran on {host}, or in another container" if host else ""
+        return f"not known; its process cannot be seen from here{where}"
+    if not status:
+        last = _moment(run.last_at)
+        return f"without a record (killed, or the machine went down); last event at {last}"
+    return f"{status}: {run.reason}" if run.reason else status
+
+
+def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> list[str]:
+    ended = attempt.lived_s is not None
+    lived = f"lived {seconds(attempt.lived_s or 0.0)}"
+    if not ended:
+        since = now_s - (attempt.started_at or now_s)
+        lived = f"runs since {seconds(max(0.0, since))}" if running else "its end is not known"
+    status = "" if attempt.status is None else f", status {attempt.status}"
+    worker = "" if attempt.worker is None else f"worker {attempt.worker}, "
+    head = f"{worker}attempt {attempt.number}"
+    lines = [f"{head}: {_moment(attempt.started_at)}, {lived}{status}"]
+    rank = "" if attempt.rank is None else f" on rank {attempt.rank}"
+    labelled = [
+        ("failure", f"{attempt.kind}{rank}" if attempt.kind else ""),
+        ("line", attempt.line),
+        ("your code", attempt.user_frame),
+        *(("stack", frame) for frame in attempt.stack),
+        ("from", "; ".join(attempt.decided_by)),
+        ("with", ", ".join(attempt.mitigations)),
+        ("changed", ", ".join(attempt.changed)),
+        ("end", ", ".join(ending_events(attempt))),
+        ("time", _time(spent)),
+        ("decision", decision(attempt)),
+        *(("tail", f"{path} ({size_text(size)})") for path, size in attempt.tails),
+        *(("hooks", line) for line in attempt.hooks),
+    ]
+    return lines + [f"  {_labelled(label, text)}" for label, text in labelled if text]
+
+
+def ending_events(attempt: Attempt) -> list[str]:
+    """Return the signals and kills that ended an attempt."""
+    found = [f"asked by {', '.join(attempt.signals)}"] if attempt.signals else []
+    if attempt.ended_by not in ("", "job"):
+        found.append({"keeper": "its keeper was killed"}.get(attempt.ended_by, attempt.ended_by))
+    found += [f"{attempt.killed} processes killed"] if attempt.killed else []
+    pids = ", ".join(map(str, attempt.unkillable))
+    return found + ([f"not to be killed: {pids}"] if pids else [])
+
+
+def _time(spent: Spent) -> str:
+    """Return text such as "useful 50 s; done again 12 s (3 steps, since ck/7)"."""
+    return "; ".join(f"{label} {text}" for label, text in time_parts(spent))
+
+
+def time_parts(spent: Spent) -> list[tuple[str, str]]:
+    """Return where a time went, by label; what took less than a second is left out."""
+    found = []
+    if spent.useful_s >= 1:
+        found.append(("useful", seconds(spent.useful_s)))
+    if spent.why:
+        found.append(("done again", f"{seconds(spent.done_again_s)} ({spent.why})"))
+    elif spent.done_again_s >= 1:
+        found.append(("done again", seconds(spent.done_again_s)))
+    if spent.starts_and_waits_s >= 1:
+        found.append(("starts and waits", seconds(spent.starts_and_waits_s)))
+    return found
+
+
+def decision(attempt: Attempt) -> str:
+    """Return text such as "again: with compile-off, after 5.0 s"; "" where nothing failed."""
+    if attempt.action in ("", "done"):
+        return ""
+    wait = f", after {seconds(attempt.delay_s)}" if attempt.delay_s else ""
+    return f"{attempt.action}: {attempt.reason}{wait}"
+
+
+def as_json_whole(
+    run: Run, tried: Sequence[Attempt], plan: RecordedPlan, times: Times
+) -> dict[str, Any]:
+    """Return a run with its attempts and its first plan, for programs (schema 1).
+
+    Args:
+        run: what its journal tells.
+        tried: its attempts, in order.
+        plan: of its first attempt.
+        times: where its time went.
+    """
+    shown = [
+        {
+            **attempt._asdict(),
+            "lost": attempt.lost._asdict() if attempt.lost else {},
+            "tails": [{"path": p, "bytes": size} for p, size in attempt.tails],
+            "time": spent._asdict(),
+        }
+        for attempt, spent in zip(tried, times.attempts, strict=True)
+    ]
+    whole = {**as_json(run), "time": times.whole._asdict()}
+    return {"schema": 1, "run": whole, "attempts": shown, "plan": plan.raw or None}
+
+
+def report_json(report: RunReport) -> dict[str, Any]:
+    """Return a run's report for programs (schema 1); its plan and trials as `show` has them."""
+    tree = as_tree(report)
+    tree["run"], tree["plan"] = as_json(report.run), report.plan.raw or None
+    tree["trials"] = trials_view.as_json(report.trials, report.replacements)
+    del tree["replacements"]
+    return {"schema": 1, **tree}
+
+
+# --- the history of mitigations ------------------------------------------------------------------
+
+
+def mitigations(entries: Iterable[Entry], now_s: float) -> str:
+    """Return the history of mitigations, by script."""
+    lines: list[str] = []
+    of = ""
+    for entry in sorted(entries, key=lambda e: (e.key.script, e.at)):
+        key = entry.key
+        if key.script != of:
+            of = key.script
+            lines.append(plain(of))
+        machine = f"{key.gpu or 'no GPU'}, torch {key.torch or '?'}"
+        machine += f", driver {key.driver}" if key.driver else ""
+        lines.append(plain(f"  {entry.mitigation}, for {entry.kind}"))
+        lines.append(plain(f"    learned {_moment(entry.at)}; {_until(entry, now_s)}"))
+        lines.append(plain(f"    on {machine}"))
+        if entry.arguments is not None:
+            lines.append(plain(f"    with the arguments: {shlex.join(entry.arguments) or 'none'}"))
+    return "\n".join(lines)
+
+
+def expires_at(entry: Entry) -> float | None:
+    """Return when the next run is tried without it, in seconds since the epoch; None: never."""
+    return None if entry.arguments is None else entry.at + RETRY_WITHOUT_S
+
+
+def mitigations_json(entries: Iterable[Entry]) -> dict[str, Any]:
+    """Return the history of mitigations, for programs (schema 1)."""
+    shown = []
+    for entry in entries:
+        facts = {k: v for k, v in entry._asdict().items() if k != "key"}
+        shown.append({**entry.key._asdict(), **facts, "expires_at": expires_at(entry)})
+    return {"schema": 1, "mitigations": shown}
+
+
+def _until(entry: Entry, now_s: float) -> str:
+    until = expires_at(entry)
+    if until is None:
+        return "holds until the GPU, torch or the driver changes"
+    return f"{'held' if until <= now_s else 'holds'} until {_moment(until)}, since it costs"
+
+
+# --- text --------------------------------------------------------------------------------------
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> size_text(71), size_text(1536), size_text(5 * 1000**3)
+    ('71 B', '1.5 KB', '5.0 GB')
+    """
+    value, unit = float(size), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def plain(text: str) -> str:
+    """Return text as one line without control characters."""
+    return printable(text)
+
+
+def _cut(text: str, size: int) -> str:
+    return text if len(text) <= size else f"{text[: size - 1]}…"
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{plain(text)}" if text else ""
+
+
+def _when(at_s: float | None, now_s: float) -> str:
+    if at_s is None:
+        return "?"
+    then = datetime.fromtimestamp(at_s)
+    this_year = then.year == datetime.fromtimestamp(now_s).year
+    return f"{then:%m-%d %H:%M}" if this_year else f"{then:%Y-%m-%d}"
+
+
+def _moment(at_s: float | None) -> str:
+    try:
+        return "?" if at_s is None else f"{datetime.fromtimestamp(at_s):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return "?"

@@ -1,0 +1,174 @@
+"""A run that is watched, as lines, as one line and as JSON. Pure: reads no clock and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from saferun.cli.colour import Line
+from saferun.cli.runs import runs_view
+from saferun.cli.runs.runs_view import plain
+from saferun.gpu.nvidia_smi import Load
+from saferun.journal.attempts import Attempt
+from saferun.journal.reader import RUNNING, UNKNOWN, Run
+from saferun.supervise.watch.live_run import Job, Snapshot
+from saferun.system.printable import seconds
+
+_QUIET_S = 15.0  # a shorter silence is an ordinary one
+_HOT = 85  # degrees Celsius
+
+
+def goes_on(run: Run) -> bool:
+    """Return whether there is more to see of a run."""
+    return run.outcome in (RUNNING, UNKNOWN)
+
+
+def lines(now: Snapshot, note: str = "") -> list[Line]:
+    """Return a run at one moment; control characters of the job's are replaced.
+
+    Args:
+        now: the moment.
+        note: said below it; "" for nothing.
+    """
+    run = now.run
+    found = [Line("run", f"{plain(run.id)}: {_outcome(run)}", "bold")]
+    found.append(Line("script", plain(run.script)))
+    if run.outcome == UNKNOWN:
+        found.append(Line("", "its process cannot be seen from here: its journal is shown", "red"))
+    for job in now.jobs:
+        found += _job(job, now.at)
+    found += [Line(f"GPU {gpu.place}", _load(gpu), _heat(gpu)) for gpu in now.gpus]
+    found.append(Line("retry", _retry(now)))
+    found.append(Line("", note, "dim"))
+    return [line for line in found if line.text]
+
+
+def _outcome(run: Run) -> str:
+    """Return text such as "running for 8.4 s, with free-port", or "ok; took 1 min 44 s"."""
+    outcome, took = runs_view.outcome(run), run.took_s
+    if took is None:
+        return outcome
+    if run.outcome == RUNNING:
+        by = f", with {plain(', '.join(run.mitigations))}" if run.mitigations else ""
+        return f"{RUNNING} for {seconds(took)}{by}"
+    return f"{outcome}; took {seconds(took)}"
+
+
+def _job(job: Job, at: float) -> Iterator[Line]:
+    attempt = job.attempt
+    worker = "" if attempt.worker is None else f"worker {attempt.worker}: "
+    since = "" if attempt.started_at is None else seconds(max(0, at - attempt.started_at))
+    took = since and f", for {since}"
+    if attempt.lived_s is not None:
+        took = f", lived {seconds(attempt.lived_s)}"
+    by = f", with {plain(', '.join(attempt.mitigations))}" if attempt.mitigations else ""
+    yield Line("attempt", f"{worker}{attempt.number}{took}{by}")
+    if attempt.kind:
+        yield Line("failure", _failure(attempt), "red")
+    if job.before:
+        lived = "" if job.before.lived_s is None else f" after {seconds(job.before.lived_s)}"
+        text = f"attempt {job.before.number} failed{lived}: {_failure(job.before)}"
+        yield Line("before", text, "yellow")
+    yield Line("step", _step(job), "green")
+    age = "" if job.output_s is None else f"{seconds(job.output_s)} ago: "
+    yield Line("output", f"{age}{plain(job.line)}" if age else "")
+    cores = "" if job.cores is None else f", {job.cores:.1f} cores in use"
+    yield Line("ranks", f"{job.ranks}{cores}" if job.ranks else "")
+    yield Line("silence", _silence(job, at), "yellow")
+
+
+def _failure(attempt: Attempt) -> str:
+    rank = "" if attempt.rank is None else f" on rank {attempt.rank}"
+    return f"{plain(attempt.kind)}{rank}: {plain(attempt.line)}"
+
+
+def _step(job: Job) -> str:
+    if job.step is None:
+        return ""
+    if job.rate is None:
+        return str(job.step)
+    rate = f"{job.rate:.2f} a second" if job.rate >= 1 else f"{seconds(1 / job.rate)} each"
+    return f"{job.step}, {rate}"
+
+
+def _silence(job: Job, at: float) -> str:
+    said = ""
+    if job.hang_at is not None:
+        said = f"it may hang, as said {seconds(max(0, at - job.hang_at))} ago"
+    if job.quiet_s is None or job.quiet_s < _QUIET_S:
+        return said
+    return f"no sign of work for {seconds(job.quiet_s)}{'; ' if said else ''}{said}"
+
+
+def _load(gpu: Load) -> str:
+    percent = "" if gpu.percent is None else f"{gpu.percent} %"
+    memory = ""
+    if gpu.used_mib is not None and gpu.total_mib is not None:
+        memory = f"{gpu.used_mib / 1024:.1f} of {gpu.total_mib / 1024:.1f} GiB"
+    heat = "" if gpu.celsius is None else f"{gpu.celsius} °C"
+    return ", ".join(filter(None, (percent, memory, heat)))
+
+
+def _heat(gpu: Load) -> str:
+    return "red" if (gpu.celsius or 0) >= _HOT else ""
+
+
+def _retry(now: Snapshot) -> str:
+    """Return what would follow a failure, as far as the run has recorded it."""
+    if not now.jobs or not goes_on(now.run):
+        return ""
+    job, parts = now.jobs[-1], []
+    left = job.attempt.left
+    if left is not None:
+        count = "no attempt is" if not left else f"{left} attempt{'s are' if left > 1 else ' is'}"
+        parts.append(f"{count} left if this one makes no progress")
+    if left and job.kind:
+        names = ", ".join(job.untried) or "nothing more"
+        parts.append(f"against {plain(job.kind)}: {plain(names)}")
+    if left and now.saved:
+        step = f" (step {now.saved.step})" if now.saved.step >= 0 else ""
+        parts.append(f"it would go on from {plain(now.saved.path)}{step}")
+    return "; ".join(parts)
+
+
+def one_line(now: Snapshot) -> str:
+    """Return a moment as one line, for a log or a pipe."""
+    clock = f"{datetime.fromtimestamp(now.at):%H:%M:%S}"
+    hidden = ["script", "retry", "output", "", *(["run"] if goes_on(now.run) else [])]
+    shown = [line for line in lines(now) if line.label not in hidden]
+    return f"{clock} {'; '.join(f'{line.label} {line.text}' for line in shown)}"
+
+
+def changes(now: Snapshot) -> object:
+    """Return what differs where there is something new to say."""
+    return now.run.outcome, [(j.attempt, j.step, j.line, j.hang_at) for j in now.jobs]
+
+
+def _before(job: Job) -> dict[str, Any] | None:
+    if job.before is None:
+        return None
+    names = ("number", "kind", "rank", "line", "lived_s")
+    return {name: getattr(job.before, name) for name in names}
+
+
+def as_json(now: Snapshot) -> dict[str, Any]:
+    """Return a moment for programs (schema 1); times in seconds, null where unknown."""
+    jobs = [
+        {**job._asdict(), "attempt": job.attempt.number, "before": _before(job)} for job in now.jobs
+    ]
+    for shown, job in zip(jobs, now.jobs, strict=True):
+        attempt = job.attempt
+        shown |= {
+            "worker": attempt.worker,
+            "mitigations": attempt.mitigations,
+            "left": attempt.left,
+        }
+    return {
+        "schema": 1,
+        "at": now.at,
+        "run": runs_view.as_json(now.run),
+        "jobs": jobs,
+        "gpus": [gpu._asdict() for gpu in now.gpus],
+        "checkpoint": now.saved._asdict() if now.saved else None,
+    }

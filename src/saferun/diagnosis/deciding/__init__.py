@@ -1,0 +1,1 @@
+"""Which failure is the first cause, and what follows from it."""

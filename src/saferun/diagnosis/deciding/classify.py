@@ -1,0 +1,334 @@
+"""Pure: Evidence -> Diagnosis. The root cause of a failure, not its echo, and what to do about it.
+
+`explanations` collects what every part of the evidence may mean, `root_cause` chooses among these,
+and this file puts the choice into the words of knowledge/failures.yaml. A failure that is known
+only as an exception of the user's own is never retried. What nothing explains is `unknown`, with
+the innermost frame of the user's code and the kinds that are nearest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from saferun.diagnosis.deciding import (
+    cuda_codes,
+    exit_codes,
+    explanations,
+    known_from,
+    last_words,
+    nearest,
+    root_cause,
+    second_reading,
+)
+from saferun.diagnosis.deciding.root_line import ROOT_CHARS, root_line, telling_line
+from saferun.diagnosis.deciding.second_reading import is_broken
+from saferun.diagnosis.diagnosis import Diagnosis, Near
+from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
+from saferun.diagnosis.reading import last_run, log_reader, oom_message, progress, user_frame
+from saferun.diagnosis.reading.crash_stack import crash_stack
+from saferun.diagnosis.reading.log_lines import Line
+from saferun.diagnosis.reading.tracebacks import Raised
+from saferun.diagnosis.signatures import Kind, Knowledge, says
+from saferun.inject import nodes
+from saferun.named_tuple import NamedTuple
+
+SCHEMA = 1
+_TELLS_NOTHING = ("unknown", "child-failed-no-root")
+# What says little of a cause: what another node reports comes before it.
+_TELLS_LITTLE = (*_TELLS_NOTHING, "node-lost", "sigterm-preempted", "nccl-timeout")
+_LAST_STATEMENT = ("the log's last statement",)  # decided: a guess, so all else comes before it
+_NUMBERS_CHARS = 8000  # of a message, in which its numbers are looked for
+
+
+class Reading(NamedTuple):
+    """What the lines of one run, and the evidence beside them, were found to mean."""
+
+    collected: explanations.Collected
+    steps: tuple[root_cause.Step, ...]  # the way to the root cause; () where there is none
+    diagnosis: Diagnosis
+
+
+def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
+    """Return what the evidence means.
+
+    Args:
+        evidence: of one attempt; any part of it may be missing.
+        knowledge: how failures look (`signatures.load`).
+    """
+    return before_reading(evidence, knowledge) or read(evidence, knowledge).diagnosis
+
+
+def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None:
+    """Return what the evidence means where that is known without the log; else None."""
+    if evidence.exit_code == 0 and not evidence.failures:
+        return _diagnosis("no-failure", knowledge)._replace(decided_by=("exit status 0",))
+    if evidence.unkillable:
+        left = f"processes: {evidence.unkillable} could not be ended"
+        where = (evidence.hang.line, evidence.hang.rank) if evidence.hang else ()
+        return _diagnosis("process-unkillable", knowledge, *where)._replace(decided_by=(left,))
+    if evidence.keeper:  # the job's output is cut, and what its ranks report are echoes
+        found = _diagnosis("keeper-killed", knowledge, evidence.keeper)
+        return found._replace(decided_by=("the keeper's end",))
+    if evidence.hang is not None:
+        found = _diagnosis(evidence.hang.kind, knowledge, evidence.hang.line, evidence.hang.rank)
+        return found._replace(decided_by=(evidence.hang.known_from,))
+    if evidence.reader_gone and (broken := _broken_pipe(evidence)):
+        found = _diagnosis("output-reader-gone", knowledge, broken.raw, broken.rank)
+        return found._replace(decided_by=("log", "the output's reader: gone"))
+    return None
+
+
+def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
+    """Read the log's last run, with the rest of the evidence; see `classify`."""
+    start = last_run.last_start(evidence.log.lines)
+    last = _of_run(evidence, evidence.log.lines[start:], knowledge)
+    if not start or last.diagnosis.verdict != "unknown":
+        return last
+    whole = _of_run(evidence, evidence.log.lines, knowledge)
+    if whole.diagnosis.verdict == "unknown" or not _began_again(evidence.log.lines, start):
+        return whole  # the run before it may be what the log is about
+    before = Near(whole.diagnosis.kind, 0, "", "it ended the run before the last one here")
+    return last._replace(diagnosis=last.diagnosis._replace(nearest=(before,)))
+
+
+def _began_again(log: Sequence[Line], start: int) -> bool:
+    """Return whether a job made steps from `start` on that had been made before."""
+    earlier, later = progress.steps(log, 0, start), progress.steps(log, start, len(log))
+    least = 3 if earlier else 100  # stdout may stand behind stderr, whose run made a few steps
+    ranks = {step.rank for step in later}
+    went_on = any(progress.went_on(later, start, rank, least) for rank in ranks)
+    return went_on and (not earlier or later[0].number <= earlier[-1].number)
+
+
+def recorded(
+    name: str, line: str, rank: int | None, decided_by: tuple[str, ...], knowledge: Knowledge
+) -> Diagnosis | None:
+    """Return a diagnosis from what the journal has of it; None for a kind that is not known here.
+
+    Args:
+        name: of the kind.
+        line: the root line.
+        rank: the root's.
+        decided_by: the evidence that decided.
+        knowledge: explanation and advice of the kind are in it.
+    """
+    if name not in knowledge.kinds:
+        return None
+    return _diagnosis(name, knowledge, line, rank, line)._replace(decided_by=decided_by)
+
+
+def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
+    """Return what the lines of one run mean, with the rest of the evidence."""
+    found = _of_lines(evidence, cuda_codes.named(log), knowledge)
+    if found.diagnosis.kind != "unknown" and not _is_broken_off(found):
+        return found
+
+    if again := second_reading.lines(found.collected.lines):
+        second = _of_lines(evidence, again[-len(log) :], knowledge)
+        if second.diagnosis.kind != "unknown":
+            return second
+    return found if found.diagnosis.kind != "unknown" else _by_last_words(found, knowledge)
+
+
+def _is_broken_off(found: Reading) -> bool:
+    """Return whether it is an unknown exception, in a line that a terminal has broken."""
+    best = found.steps[-1].taken if found.steps else None
+    if best is None or not best.generic:
+        return False
+
+    return is_broken(found.collected.lines, best.at)
+
+
+def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
+    """Return an unknown failure as the job's own, where the program itself stated it last.
+
+    The half-answer stays with it: what the line states is not known.
+    """
+    lines = found.collected.lines
+    at = last_words.stated(lines)
+    if at is None:
+        return found
+    line = lines[at].raw.strip()[:ROOT_CHARS]
+    rank = lines[at].rank if lines[at].rank is not None else found.diagnosis.root_rank
+    own = _diagnosis("user-exception", knowledge, line, rank, lines[at].text)
+    half = found.diagnosis
+    own = own._replace(user_frame=half.user_frame, nearest=half.nearest)
+    return found._replace(diagnosis=own._replace(decided_by=_LAST_STATEMENT))
+
+
+def _of_lines(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
+    """Return what lines of a log mean, with the rest of the evidence."""
+    lines = (*_error_file_lines(evidence.failures), *exit_codes.with_ranks(log))
+    collected = explanations.collect(evidence, lines, knowledge)
+    root_rank = collected.exits.root_rank
+    steps = root_cause.choose(collected.found, root_rank, knowledge, lines)
+    if not steps:
+        found = _diagnosis("unknown", knowledge, telling_line(lines), root_rank)
+        return Reading(collected, steps, _half_answer(found, collected, knowledge))
+    best = steps[-1].taken
+    ranks = (best.rank, exit_codes.rank_of(best.kind, lines), root_rank)
+    rank = next((rank for rank in ranks if rank is not None), None)
+    if best.kind == "unknown":
+        found = _diagnosis("unknown", knowledge, telling_line(lines), rank)
+        return Reading(collected, steps, _half_answer(found, collected, knowledge))
+    # Where only an exit code decides, no line of the output does.
+    line = "" if best.at < 0 else root_line(best, lines, knowledge)
+    diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text)
+    stack = crash_stack(evidence.log.lines, rank)
+    decided_by = known_from.named(best, lines, evidence)
+    diagnosis = diagnosis._replace(stack=stack, decided_by=decided_by)
+    if best.raised is not None:
+        diagnosis = diagnosis._replace(user_frame=_frame(best.raised, collected))
+    return Reading(collected, steps, diagnosis)
+
+
+def _frame(raised: Raised, collected: explanations.Collected) -> str:
+    """Return where the user's code was when it raised; else where its chain shows it."""
+    others = (one for one in collected.text.raised if one.chain == raised.chain)
+    stacks = (log_reader.of_text(one.frames).lines for one in (raised, *others))
+    return next(filter(None, map(user_frame.innermost, stacks)), "")
+
+
+def _half_answer(
+    diagnosis: Diagnosis, collected: explanations.Collected, knowledge: Knowledge
+) -> Diagnosis:
+    """Return a diagnosis that explains nothing with what can be said all the same."""
+    return diagnosis._replace(
+        user_frame=user_frame.innermost(collected.lines),
+        nearest=nearest.closest(collected, knowledge),
+    )
+
+
+def by_machine(
+    diagnosis: Diagnosis, observed: Iterable[Observation], knowledge: Knowledge
+) -> Diagnosis:
+    """Return the diagnosis by what the machine shows, where nothing else told what happened.
+
+    Args:
+        diagnosis: by everything else.
+        observed: in the order in which they count; taken one by one, and none where it is known.
+        knowledge: how failures look.
+    """
+    if diagnosis.kind not in _TELLS_NOTHING and diagnosis.decided_by != _LAST_STATEMENT:
+        return diagnosis
+    for one in observed:
+        if one.kind == "user-exception" and diagnosis.kind != "unknown":
+            continue  # it has been read, and only passes on what another process reported
+        if kind := one.kind or _kind_of(one.text.lower(), knowledge):
+            found = _diagnosis(kind, knowledge, one.text, diagnosis.root_rank, one.text)
+            return found._replace(decided_by=(one.source,), stack=diagnosis.stack)
+    return diagnosis
+
+
+def _kind_of(text: str, knowledge: Knowledge) -> str:
+    """Return the kind that a line (lower case) of the machine's states by itself; "" for none."""
+    signs = (sign for sign in knowledge.signs if sign.stands_alone)
+    return next((s.kind for s in signs if any(says(needle, text) for needle in s.says)), "")
+
+
+def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:
+    """Return the diagnosis of a failure whose kind the job itself has named, if it is known.
+
+    Args:
+        diagnosis: what the output says; its root line stays.
+        name: the kind.
+        knowledge: how failures look.
+    """
+    if name not in knowledge.kinds:
+        return diagnosis
+    found = _diagnosis(name, knowledge, diagnosis.root_line, diagnosis.root_rank)
+    return found._replace(decided_by=("the process's own word",))
+
+
+def weight(diagnosis: Diagnosis, knowledge: Knowledge) -> int:
+    """Return what a diagnosis weighs among those of several nodes (inject/nodes.py)."""
+    if knowledge.kinds[diagnosis.kind].echo:
+        return nodes.ECHO
+    little = diagnosis.kind in _TELLS_LITTLE or diagnosis.decided_by == _LAST_STATEMENT
+    return nodes.WEAK if little else nodes.ROOT
+
+
+def by_nodes(
+    diagnosis: Diagnosis, lost: str, knowledge: Knowledge, *, ends: bool = False
+) -> Diagnosis:
+    """Return the diagnosis by what the agent lost of other nodes, where nothing here is a cause.
+
+    Args:
+        diagnosis: by everything else.
+        lost: what the agent said of it; "" for nothing.
+        knowledge: how failures look.
+        ends: the run ends of it, whatever was a cause before.
+    """
+    if not lost or (weight(diagnosis, knowledge) == nodes.ROOT and not ends):
+        return diagnosis
+    return _diagnosis("node-lost", knowledge, lost)._replace(decided_by=("the agents' heartbeats",))
+
+
+def _broken_pipe(evidence: Evidence) -> Line | None:
+    """Return the line that reports a broken pipe: the job failed as its output's reader is gone."""
+    lines = (*_error_file_lines(evidence.failures), *evidence.log.lines)
+    return next((line for line in lines if "[Errno 32] Broken pipe" in line.text), None)
+
+
+def _error_file_lines(failures: Sequence[RankFailure]) -> tuple[Line, ...]:
+    """Return the error files' tracebacks as lines that stand before the log, earliest first."""
+    ordered = sorted(failures, key=lambda f: (f.time_s is None, f.time_s or 0.0))
+    return tuple(
+        Line(0, failure.rank, text, text)
+        for failure in ordered
+        for text in (failure.traceback or failure.message).splitlines()
+    )
+
+
+def _diagnosis(
+    name: str, knowledge: Knowledge, line: str = "", rank: int | None = None, text: str = ""
+) -> Diagnosis:
+    """Return the diagnosis of a kind.
+
+    Args:
+        name: of the kind.
+        knowledge: explanation and advice of the kind are in it.
+        line: the root line; "" without one.
+        rank: the root's; None where it is not known.
+        text: the message, which may hold numbers for the explanation.
+    """
+    kind = knowledge.kinds[name]
+    return Diagnosis(
+        kind=name,
+        group=kind.group,
+        verdict=kind.verdict,
+        mitigations=kind.mitigations,
+        root_line=line,
+        root_rank=rank,
+        explanation=" ".join(part for part in (kind.explanation, _numbers(kind, text)) if part),
+        advice=kind.advice,
+        references=kind.references,
+    )
+
+
+def _numbers(kind: Kind, text: str) -> str:
+    """Return the message's numbers as a sentence, "" where it has none."""
+    if kind.name.startswith("cuda-oom"):
+        return oom_message.sentence(oom_message.read(text))
+    found = re.search(kind.numbers, text[:_NUMBERS_CHARS]) if kind.numbers else None
+    return kind.detail.format(**found.groupdict()) if found else ""
+
+
+_NEUTRAL = (
+    (re.compile(r"0x[0-9a-fA-F]{1,16}|\b[0-9a-f]{12,64}\b"), "H"),
+    (re.compile(r"(?:/[^\s:'\",()]{1,200}){2,40}"), "P"),
+    (re.compile(r"\d{1,20}(?:\.\d{1,20})?"), "N"),
+    (re.compile(r"\s{1,40}"), " "),
+)
+
+
+def fingerprint(diagnosis: Diagnosis) -> str:
+    """Return what two occurrences of the same failure share: kind and line without particulars.
+
+    Ranks, numbers, addresses and directories are taken out.
+    """
+    line = log_reader.strip_prefixes(diagnosis.root_line)[1]
+    for pattern, placeholder in _NEUTRAL:
+        line = pattern.sub(placeholder, line)
+    return f"{diagnosis.kind}: {line.strip()}"

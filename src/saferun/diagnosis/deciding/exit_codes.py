@@ -1,0 +1,341 @@
+"""Pure: the exit codes and signals that a log or a launcher reports, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from saferun.diagnosis.reading import digit_masks
+from saferun.diagnosis.reading.log_lines import Line
+from saferun.named_tuple import NamedTuple
+
+_SIGNALS = {
+    "sighup": 1, "sigint": 2, "sigquit": 3, "sigill": 4, "sigtrap": 5, "sigabrt": 6, "sigbus": 7,
+    "sigfpe": 8, "sigkill": 9, "sigusr1": 10, "sigsegv": 11, "sigusr2": 12, "sigpipe": 13,
+    "sigterm": 15, "sigxcpu": 24, "sigxfsz": 25,
+}  # fmt: skip
+# signal -> kind, weight. Kills and crashes are causes unless an exception explains more. An abort
+# follows an error that the log should hold. A SIGTERM mostly comes from a launcher that ends the
+# other ranks.
+_BY_SIGNAL = {
+    1: ("sighup-terminal-closed", 26),
+    2: ("interrupted", 24),
+    3: ("abort-unknown", 21),
+    4: ("illegal-instruction", 45),
+    5: ("illegal-instruction", 45),
+    6: ("abort-unknown", 22),
+    7: ("dataloader-shm-full", 45),
+    8: ("segfault", 45),
+    9: ("host-oom-killed", 45),
+    10: ("sigterm-preempted", 18),
+    11: ("segfault", 45),
+    12: ("sigterm-preempted", 18),
+    15: ("sigterm-preempted", 13),
+    24: ("scheduler-time-limit", 45),
+    25: ("disk-full", 45),
+}
+# Any other signal that ends a process, SIGALRM above all. SIGPIPE has a cause that others report.
+_BY_OTHER_SIGNAL = ("ended-by-signal", 21)
+_SIGPIPE, _LAST_SIGNAL = 13, 64
+# Of the rank that failed first: what it died of is the cause, not that torchrun then failed.
+_OF_ROOT = 21
+_BY_CODE = {
+    1: ("child-failed-no-root", 15),
+    2: ("child-failed-no-root", 14),  # argparse's, a missing file's and many a script's own
+    127: ("user-missing-file", 40),
+}
+_ROOT = "root cause (first observed failure)"
+_ROOT_LINES = 8  # of the block below that line
+AGENT_ASKED = 40  # weight of what a launcher reports that was itself asked to end
+_ECHO = 40  # what weighs no more may be an echo, or caused by the launcher
+_LISTED = "failures:"  # the line above the ranks that failed beside the root
+_TIME = re.compile(r"^\s{0,4}time\s{1,6}: (\d{4}-\d\d-\d\d)_(\d\d):(\d\d):(\d\d)")
+_SAME_MOMENT_S = 2  # the launcher's own SIGKILL comes 30 s later (--shutdown-timeout)
+_EXITCODE = re.compile(r"exitcode\s{0,4}:\s{0,3}(-?\d{1,3})\b")
+_RANK = re.compile(r"\brank\s{0,6}:\s{0,3}(\d{1,5})\b")
+_NAMED = re.compile(
+    r"\bsig(?:hup|int|quit|ill|trap|abrt|bus|fpe|kill|segv|usr1|usr2|term|xcpu|xfsz)\b"
+)
+_NUMBERED = re.compile(
+    r"(?:exit(?:ed)? (?:with|on)|died with|caught|(?:killed|terminated) (?:by|with|on)|^|: )"
+    r"\s?signal (\d{1,2})\b"
+)
+_CODE = re.compile(
+    r"(?:return code = |exit(?:ed)?(?: with)?(?: (?:return )?(?:code|status))?[ =:]{1,12}"
+    r"|container rank \d{1,5} status failed cmd \[.{1,3900}\] code "  # paddle's launcher
+    r"|error code[ =:]{1,3}(?=-(?:6|9|11|15)\b)|pid \d{1,9} terminated with code "
+    r"|exit code \(|non-zero (?:exit )?(?:status|code)(?: of)? |with errorcode "
+    r"|exit_code[ =:]{1,3}|exitcode[ =]{1,3})(-?\d{1,3})\b"
+)
+# What Windows returns where Linux has a signal (NTSTATUS), a number of 32 bits, signed or in hex.
+# https://learn.microsoft.com/openspecs/windows_protocols/ms-erref/596a1078-e883-4972-9bbc-49e60bebca55
+_NTSTATUS = {
+    0xC0000005: 11, 0xC00000FD: 11, 0xC0000374: 11, 0xC0000006: 7, 0xC0000094: 8, 0xC000001D: 4,
+    0xC0000409: 6, 0xC0000420: 6, 0xC000013A: 2, 0xC0000017: 9,
+}  # fmt: skip
+_OF_WINDOWS = re.compile(
+    r"\b(?:exit|return|status|code|signal|exception)[^\n\d-]{0,40}?"
+    r"(?:(?P<number>-10737\d{5}|322[12]\d{6})\b|(?P<hex>0xc0[0-9a-f]{6})\b)"
+)
+_AGENT_SIGNAL = re.compile(
+    r"received (\d{1,2}) death signal|got sig(?:nal|val) ?: ?(\d{1,2})\b"
+    r"|got termination signal: (?:signals\.)?(sig\w{3,5})"
+)
+_PHRASES = (
+    ("cpu time limit exceeded", 24), ("file size limit exceeded", 25),
+    ("segmentation fault", 11), ("segfault at", 11), ("bus error", 7),
+    ("floating point exception", 8), ("illegal instruction", 4),
+    ("trace/breakpoint trap", 5), ("double free", 11),
+    ("free(): invalid", 11), ("corrupted size vs", 11), ("munmap_chunk()", 11),
+    ("malloc(): ", 11), ("corrupted double-linked", 11), ("free(): double", 11),
+    ("fatal python error: aborted", 6), ("terminate called", 6), ("malloc_consolidate()", 11),
+    ("core dumped", 6),  # last: a shell adds this to every signal that left a core
+)  # fmt: skip
+_KILLED_ALONE = re.compile(
+    r"^\*{0,3}(?:\S{1,80}: (?:line \d{1,6}: |tasks? [\d,-]{1,40}: )?){0,3}"
+    r"\s{0,4}(?:\d{1,9}\s{1,4})?"
+    r"(?:killed\b|(?P<abrt>aborted(?:$|\s{6}))|(?P<term>terminated(?:$|: 15$|\s{6})))"
+    r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
+)
+# behind a bar, too
+_KILLED_IN_SHELL = re.compile(r": line \d{1,6}:\s{1,6}\d{1,9} (?:killed\b|(?P<abrt>aborted\s{6}))")
+# Launchers, and Lightning, end the remaining ranks by SIGKILL: that says nothing about the cause.
+_KILL_ALL = re.compile(r"forcefully terminating all other processes|^srun: (?:force )?terminat")
+_KILLING_LINES = 40  # below such a line, within which SIGKILLs are the launcher's
+_NOISE = (
+    "sending process", "closing signal", "killing subprocess", "registered signal",
+    "signal handler", "stopping process", "signals_to_handle", "unable to shutdown process",
+    "floating point exceptions ",  # a setting
+    # Ray lists them all, whatever ended its worker, in one line that terminals break
+    "potential root causes", "sigkill by oom killer due to high memory",
+    "due to sigsegv or other unexpected",
+)  # fmt: skip
+# What follows is what may have been, not what was: the signals there are examples.
+_HEDGE = re.compile(
+    r"\((?:e\.g\.|for example|such as|maybe|perhaps|possibly)|\bthis (?:can|may|might|could) \b"
+    r"|\b(?:possible|potential|likely|common) (?:root )?(?:cause|reason)s?\b"
+)
+# Substrings of every line that may hold an exit code or a signal: a cheap test, for every line.
+_HINTS = (
+    *("exit", "sig", "kill", "fault", "error", "core", "free", "malloc", "terminat", "munmap"),
+    *("corrupted", "limit exceeded", "status failed", "abort", "illegal inst", "floating point e"),
+    *("breakpoint trap", "return code", "returned", "non-zero status", "exception code"),
+)
+_BLOCK = re.compile(r"^\s{0,4}rank\s{1,8}: (\d{1,5}) \(local_rank: ")
+_BLOCK_ENDS = re.compile(r"^\s{0,4}(?:[-=]{20}|\[\d{1,5}\]:\s{0,3}$)")
+
+
+class ExitSign(NamedTuple):
+    """One line that shows how a process ended."""
+
+    kind: str
+    weight: int
+    at: int  # index of the line
+    rank: int | None
+    code: int  # negative for a signal
+
+
+class Exits(NamedTuple):
+    """How processes ended, and which rank the launcher names as the first one."""
+
+    signs: tuple[ExitSign, ...]
+    root_rank: int | None
+
+
+def with_ranks(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """Return the lines, those of torchrun's summary with the rank that each of its blocks names.
+
+    The summary repeats every rank's traceback: an echo there is another rank's, not the root's.
+    """
+    if not any("(local_rank: " in line.text for line in lines):
+        return tuple(lines)
+    ranked: list[Line] = []
+    rank: int | None = None
+    for line in lines:
+        if found := _BLOCK.match(line.text):
+            rank = int(found[1])
+        elif rank is not None and _BLOCK_ENDS.match(line.text):
+            rank = None
+        ranked.append(line if rank is None or line.rank is not None else line._replace(rank=rank))
+    return tuple(ranked)
+
+
+def kind_of(code: int) -> tuple[str, int] | None:
+    """Return kind and weight of an exit status (negative or 128+n for a signal)."""
+    number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
+    if number:
+        other = code < 0 and number != _SIGPIPE and number <= _LAST_SIGNAL
+        return _BY_SIGNAL.get(number, _BY_OTHER_SIGNAL if other else None)
+    return _BY_CODE.get(code, _BY_CODE[1]) if code else None
+
+
+def rank_of(kind: str, lines: Sequence[Line]) -> int | None:
+    """Return the rank that ended as this kind does; None where none or several did.
+
+    The launcher may name another rank as the first one: a peer that saw the crash and raised.
+    """
+    ranks = set()
+    for line in lines:
+        if line.rank is not None and "exitcode" in line.text:
+            code = _code(line.text.lower())
+            known = None if code is None else kind_of(code)
+            if known and known[0] == kind:
+                ranks.add(line.rank)
+    return ranks.pop() if len(ranks) == 1 else None
+
+
+def find(
+    lines: Sequence[Line], skip: Iterable[int] = (), alike: Sequence[str] | None = None
+) -> Exits:
+    """Return what a log reports of exit codes and signals.
+
+    Args:
+        lines: the log's.
+        skip: indices of lines that hold no such report (the frames of tracebacks).
+        alike: the lines' forms, where they are known (`digit_masks.of`).
+    """
+    reader, skipped = _Reader(summary=len(lines)), frozenset(skip)
+    killing = -_KILLING_LINES  # the line where a launcher began to end the remaining ranks
+    telling = digit_masks.which(digit_masks.of(lines) if alike is None else alike, _may_tell)
+    for at, line in enumerate(lines):
+        if not (telling[at] or reader.in_root(at)):
+            continue
+        text = line.text.lower()
+        reader.read_summary(at, line.text, text)
+        if at in skipped or not _may_report(text):
+            continue
+        code = _code(text)
+        killing = at if _KILL_ALL.search(text) else killing
+        if code is None or (code == -9 and killing < at < killing + _KILLING_LINES):
+            continue
+        if known := kind_of(code):
+            kind, weight = known
+            weight = AGENT_ASKED if _AGENT_SIGNAL.search(text) else weight
+            weight = max(weight, _OF_ROOT) if code < 0 and reader.in_root(at) else weight
+            reader.add(ExitSign(kind, weight, at, reader.rank_of(line), code))
+    return Exits(tuple(reader.signs.values()), reader.root_rank)
+
+
+class _Reader:
+    """Collects the signs of a log, and follows torchrun's summary of the failed ranks in it."""
+
+    def __init__(self, summary: int) -> None:
+        self.signs: dict[ExitSign, ExitSign] = {}  # the first one of those alike but for the line
+        self.root_rank: int | None = None
+        self._root: int | None = None  # the line where the root's block begins
+        self._summary = summary  # the line where the summary begins to list the ranks
+        self._crashes: list[tuple[ExitSign, float]] = []  # that the summary lists, and when
+        self._moment = float("inf")
+
+    def read_summary(self, at: int, text: str, lower: str) -> None:
+        """Read a line of the log, which may be one of the summary's.
+
+        Args:
+            at: index of the line.
+            text: the line.
+            lower: the same in lower case.
+        """
+        in_root = self.in_root(at)
+        if lower.strip() == _LISTED:
+            self._summary, self._crashes = at, []
+        elif _ROOT in lower:
+            self._crashes = [
+                (sign, when) for sign, when in self._crashes if sign.at > self._summary
+            ]
+            self._root, self.root_rank = at, None
+            self.signs = _crashes_before(self._summary, self.signs)
+        elif (moment := _moment(text)) is not None:
+            self._moment = moment
+            if in_root:
+                for sign, when in self._crashes:
+                    if abs(when - moment) <= _SAME_MOMENT_S:
+                        self.signs.setdefault(sign._replace(at=0), sign)
+        elif in_root and self.root_rank is None and (found := _RANK.search(lower)):
+            self.root_rank = int(found[1])
+
+    def in_root(self, at: int) -> bool:
+        """Return whether a line is of the summary's block on the rank that failed first."""
+        return self._root is not None and at < self._root + _ROOT_LINES
+
+    def rank_of(self, line: Line) -> int | None:
+        """Return whose sign a line holds: the root's, once the summary has begun its block."""
+        return line.rank if self._root is None else self.root_rank
+
+    def add(self, sign: ExitSign) -> None:
+        """Keep a sign."""
+        self.signs.setdefault(sign._replace(at=0), sign)
+        if sign.code < 0 and sign.weight > _ECHO:
+            self._crashes.append((sign, self._moment))
+
+
+def _may_tell(text: str) -> bool:
+    """Return whether a line may report an exit code, or be one of torchrun's summary."""
+    lower = text.lower()
+    return _may_report(lower) or _LISTED in lower or _ROOT in lower or "time " in lower
+
+
+def _may_report(text: str) -> bool:
+    for hint in _HINTS:  # noqa: SIM110 - a generator takes twice as long, and every line comes here
+        if hint in text:
+            return True
+    return False
+
+
+def _crashes_before(summary: int, signs: Mapping[ExitSign, ExitSign]) -> dict[ExitSign, ExitSign]:
+    """Return the crashes that stand before the launcher's summary.
+
+    Most that the summary lists beside the root came after it, many by the launcher's own SIGKILL.
+    Those of the same moment did not (`_SAME_MOMENT_S`): the launcher looks at the processes every
+    tenth of a second, and may see a rank's crash after a peer's exception over it.
+    """
+    return {
+        alike: sign for alike, sign in signs.items() if sign.weight > _ECHO and sign.at < summary
+    }
+
+
+def _moment(text: str) -> float | None:
+    """Return when a rank of the summary failed, in seconds; only good for differences of a day."""
+    found = _TIME.match(text)
+    if found is None:
+        return None
+    days = int(found[1].replace("-", ""))
+    return ((days * 24 + int(found[2])) * 60 + int(found[3])) * 60.0 + int(found[4])
+
+
+def _of_windows(text: str) -> int | None:
+    """Return the signal, negative, that a status of Windows stands for; None without one."""
+    if "322" not in text and "-107" not in text and "0xc0" not in text:
+        return None
+    found = _OF_WINDOWS.search(text)
+    if found is None:
+        return None
+    number = int(found["hex"], 16) if found["hex"] else int(found["number"]) & 0xFFFFFFFF
+    return -_NTSTATUS[number] if number in _NTSTATUS else None
+
+
+def _code(text: str) -> int | None:
+    """Return the exit code that a line (lower case) states; negative for a signal."""
+    if any(word in text for word in _NOISE):
+        return None
+    text = _HEDGE.split(text, maxsplit=1)[0]
+    if (status := _of_windows(text)) is not None:
+        return status
+    if found := _EXITCODE.search(text):
+        return int(found[1])
+    if found := _AGENT_SIGNAL.search(text):
+        return -(_SIGNALS.get(found[3], 15) if found[3] else int(found[1] or found[2]))
+    if found := _NAMED.search(text):
+        return -_SIGNALS[found[0]]
+    if found := _NUMBERED.search(text):
+        return -int(found[1])
+    if found := _CODE.search(text):
+        return int(found[1])
+    for phrase, number in _PHRASES:
+        if phrase in text and len(text) < 400:
+            return -number
+    # a shell adds the whole command
+    found = _KILLED_IN_SHELL.search(text) or _KILLED_ALONE.match(text[:600])
+    if found is None:
+        return None
+    ended = found.groupdict()
+    return -6 if ended["abrt"] else -15 if ended.get("term") else -9

@@ -1,0 +1,76 @@
+"""Pure: the evidence that decided a diagnosis, named for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.reading.log_lines import Line
+
+if TYPE_CHECKING:  # a launch loads this file, and need not load the patterns of failures
+    from saferun.diagnosis.deciding.explanations import Explanation
+
+_NO_KILL = "kernel: no process was killed for want of memory"
+# What makes these of the kind that a signal or a message usually has (circumstances.py).
+_FACTS = {
+    "crash-after-the-end": "receipts: the scripts of all ranks had reached their end",
+    "killed-from-outside": _NO_KILL,
+    "ended-by-signal": _NO_KILL,
+    "segfault-environment": "stack: Python was loading a module of compiled code",
+    "bus-error": "shared memory: large and mostly free",
+    "permission-denied": "disk: there is room where the file could not be opened",
+}
+_BY_PROGRESS = (
+    *("cuda-illegal-access", "cuda-illegal-access-sporadic", "cuda-launch-failure"),
+    *("cublas-cudnn-failed", "hub-unavailable"),
+)
+
+
+def named(best: Explanation, lines: Sequence[Line], evidence: Evidence) -> tuple[str, ...]:
+    """Return what the root cause is known from: its source, then what else decided the kind.
+
+    Args:
+        best: the root cause.
+        lines: that it is a line of.
+        evidence: of the attempt.
+    """
+    return (_source(best, lines, evidence), *_facts(best, evidence))
+
+
+def _source(best: Explanation, lines: Sequence[Line], evidence: Evidence) -> str:
+    if best.at < 0:
+        if best.rank is None:
+            return f"exit status {evidence.exit_code}"
+        return f"exit code of rank {best.rank}"
+    if lines[best.at].number:
+        return "log"
+    rank = lines[best.at].rank
+    return "error file" if rank is None else f"error file of rank {rank}"
+
+
+def _facts(best: Explanation, evidence: Evidence) -> Iterator[str]:
+    if best.kind == "host-oom-killed" and evidence.oom_kills:
+        yield kills(evidence.oom_kills)
+    if not best.usual:
+        return
+    if best.kind in _FACTS and (evidence.finished or best.kind != "crash-after-the-end"):
+        yield _FACTS[best.kind]
+    elif best.kind in _BY_PROGRESS:
+        ran = f" in {evidence.age_s:.0f} s" if evidence.age_s is not None else ""
+        at = f" up to step {evidence.step}" if evidence.step is not None else ""
+        yield f"progress{at}{ran}" if at or ran else "progress, as the log shows it"
+    else:
+        yield f"numbers and lines beside the message, which is that of {best.usual}"
+
+
+def known_from(decided_by: Sequence[str]) -> list[str]:
+    """Return the line about the evidence that decided; none where the job's own words did."""
+    if all(one.startswith(("log", "error file")) for one in decided_by):
+        return []
+    return [f"known from: {'; '.join(decided_by)}"]
+
+
+def kills(count: int) -> str:
+    """Return what the kernel's counter says."""
+    return f"kernel: {count} killed for want of memory while it ran"

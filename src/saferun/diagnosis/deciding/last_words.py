@@ -1,0 +1,71 @@
+"""Pure: what a program itself said last, where nothing else tells why it ended.
+
+Programs report a mistake of their input in a few forms that are older than any log format:
+`name: error: ...`, a shell's `file: line 3: ...`, `*** [target] Error 1`, a record of the level
+ERROR, `Check failed: ...`. Such a line at the end of a log is the program's own statement, unless
+it names something that may pass. What it states is not known, so it weighs less than all else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from saferun.diagnosis.deciding.matches import is_information
+from saferun.diagnosis.reading import progress
+from saferun.diagnosis.reading.log_lines import Line
+from saferun.diagnosis.reading.tracebacks import GOES_ON
+
+_LINES = 12  # with text, at the end of a log, that are looked at
+_BRIEF_LINES = 3  # of an excerpt: whoever made it chose the line that states the failure
+_CHARS = 600  # of a line
+_STATES = re.compile(
+    r"(?:[\w./+-]{1,80}: )?(?:fatal |syntax |parse |internal )?(?:error|fatal)\b[:\s\]!-]"
+    r"|\W{0,3}(?:ERROR|CRITICAL|FATAL|Error|Fatal)\b[:\s\]!-]"
+    r"|(?:\S{1,40} ){0,4}\W{0,2}(?:ERROR|CRITICAL|FATAL|error|fatal)\b[:\s\]-]"
+    r"|g?make(?:\[\d{1,3}\])?: \*\*\* "
+    r"|[\w./-]{1,80}: line \d{1,6}: "
+    r"|F\d{4} \d\d:|F \S{1,200}:\d{1,6}\] "
+    r"|.{0,200}?\b(?:Check failed|Assertion failed|assertion failed|ASSERT FAILED)\b"
+)
+_COMPLAINS = re.compile(
+    r"\bexpected\b.{1,300}\b(?:but|got|found|received)\b|\bmust (?:be|have|match|contain)\b"
+    r"|\b(?:invalid|unknown|unsupported|incompatible|mismatch\w{0,4}|missing|undefined)\b"
+    r"|\bis not (?:a|an|in|defined|supported|implemented|valid|found|installed)\b|\bno such\b",
+    re.I,
+)
+# What another attempt may not meet: other machines and processes, devices, time, space.
+_LINK = re.compile(r"https?://\S{1,400}")  # to the manual, mostly
+_MAY_PASS = re.compile(
+    r"time(?:d|s)?[ -]?out|deadline|connect|network|socket|refus|\breset\b|unreach|retr(?:y|ies)"
+    r"|temporar|unavail|\bbusy\b|\block(?:ed)?\b|\blost\b|\bpeer|\bhosts?\b|\bports?\b|address"
+    r"|resolve|rendezvous|collective|nccl|rccl|gloo|\bmpi|cuda|\bgpus?\b|device|driver|\bhip|\brocm"
+    r"|\btpu|memory|alloc|space left|\bdisk|quota|signal|kill|terminat|abort|crash|preempt|evict"
+    r"|cancel|\bnodes?\b|server|\b(?:429|5\d\d)\b|i/o|input/output|fault|core dumped|deadlock"
+    r"|barrier|heartbeat|\bworkers?\b|\branks?\b|process|launch|slurm|srun|kubelet|container|pod\b"
+    r"|exit (?:code|status)|download|upload|\bhub\b|http|fetch|stream|\bstall|interrupt",
+    re.I,
+)
+
+
+def stated(lines: Sequence[Line]) -> int | None:
+    """Return the index of the line with which a program stated its failure; None for none.
+
+    Args:
+        lines: the log's, of which nothing else is known.
+    """
+    rows = [at for at, line in enumerate(lines) if any(map(str.isalnum, line.text))]
+    brief = len(rows) <= _BRIEF_LINES
+    for at in reversed(rows[-_LINES:]):
+        text = lines[at].text[:_CHARS]
+        if progress.step_in(text) is not None:
+            return None  # the job went on
+        states = _STATES.match(text) or _STATES.match(lines[at].raw[:_CHARS])
+        if states is None and brief:
+            states = _COMPLAINS.search(text)
+        if states is None or is_information(lines[at]) or GOES_ON.search(text.lower()):
+            continue
+        if "warn" in text[:80].lower():
+            continue
+        return None if _MAY_PASS.search(_LINK.sub("", text)) else at
+    return None

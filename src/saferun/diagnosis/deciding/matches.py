@@ -1,0 +1,288 @@
+"""Pure: the places of a log that the signs of failures fit.
+
+All places are found here; root_cause.py decides between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+from saferun.diagnosis.reading import digit_masks
+from saferun.diagnosis.reading.log_lines import Line
+from saferun.diagnosis.reading.tracebacks import GOES_ON, Raised, Tracebacks
+from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign, says
+from saferun.named_tuple import NamedTuple
+
+GOING_ON = "the program says that it goes on"
+_PLAIN_LOSS = 6  # weight that a line loses which is not part of an exception
+_CONTEXT_LINES = 25  # above a line, and below it
+_HITS = 60  # lines with one phrase that are examined: the first ones, and as many of the last
+_LAST_LINES = 3  # of a log, for a sign with `last`
+_WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
+# The level of a line that its program does not take for a failure: a logger's, NCCL's, glog's.
+_INFORMATION = re.compile(
+    r"\A(?:.{0,120}?(?<![=\w])(?:INFO|DEBUG|TRACE)\b(?!.{0,40}\b(?:ERROR|CRITICAL|FATAL)\b)"
+    r"|\[?I\d{4} \d\d:|\S{0,40}\blevel=(?:info|debug)\b"
+    r"|.{0,400}?\"(?:level|levelname|severity)\": ?\"(?:info|debug)\")"
+)
+# Lines that say nothing about a failure beside them: torchrun's name of this machine and the link
+# to its manual (no request was sent to either), what wandb says of its run, and a progress bar that
+# reached its end.
+_NOT_CONTEXT = re.compile(
+    r"\s{0,20}(?:host\s{1,20}: |traceback : to enable|wandb:(?!.{0,40}\berror\b))"
+    r"|.{0,200}\b100%\|"
+)
+# Exceptions whose traceback is only that of the launcher that passes the failure on.
+_LAUNCHERS = frozenset(("ChildFailedError", "CalledProcessError"))
+
+
+class Match(NamedTuple):
+    """A place of the log that a sign fits."""
+
+    kind: str
+    weight: int
+    at: int  # index of the deciding line
+    rank: int | None
+    raised: Raised | None
+    text: str  # the exception's message, or the line and the ones that follow it
+    explains: frozenset[str] = frozenset()  # kinds that are its consequence
+    sign: Sign | None = None
+    why: str = ""  # it weighs less than its sign
+
+
+def _is_warning(text: str) -> bool:
+    return _WARNING.search(text) is not None
+
+
+def is_information(line: Line) -> bool:
+    """Return whether a program gives a line the level of information."""
+    return any(_INFORMATION.match(text) for text in (line.raw, line.text))
+
+
+def _is_forwarded(lines: Sequence[Line], framed: Iterable[int]) -> bool:
+    """Return whether a runner gives its level to all that its job prints, even to frames."""
+    told = itertools.chain(
+        (lines[row] for row in framed), (line for line in lines if " NCCL WARN " in line.text)
+    )
+    return any(is_information(line) for line in told)
+
+
+def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
+    """Return whether a program goes on after an exception that it only mentions in a line.
+
+    That line, or the one below it, says that it retries or continues without.
+    """
+    if item.headed:
+        return False
+    return any(GOES_ON.search(line.text.lower()) for line in lines[item.at : item.at + 2])
+
+
+def _own_faults(lines: Sequence[Line]) -> frozenset[int]:
+    """Return the lines in which saferun, inside the job, reports what does not end it."""
+    own = (
+        row
+        for row, line in enumerate(lines)
+        if " the job goes on" in line.text and line.text.startswith("saferun: ")
+    )
+    return frozenset(own)
+
+
+class Text:
+    """A log's lines in lower case, searched as one text.
+
+    Args:
+        lines: the log's.
+        exceptions: that were found in them; no sign fits the frames of their tracebacks, nor what
+            saferun says of a fault of its own.
+        alike: the lines' forms (`digit_masks.of`).
+    """
+
+    def __init__(self, lines: Sequence[Line], exceptions: Tracebacks, alike: Sequence[str]) -> None:
+        self.whole = "\n".join([line.text for line in lines]).lower()
+        self.lower = self.whole.split("\n")
+        self.lines = lines
+        self.framed = exceptions.framed | _own_faults(lines)
+        self.raised = exceptions.raised
+        self.by_row = {row: number for number, item in enumerate(self.raised) for row in item.rows}
+        self.messages = [item.text.lower() for item in self.raised]
+        rows: dict[str, list[int]] = {}  # of lines that differ only in digits, as steps do
+        for row, form in enumerate(alike):
+            rows.setdefault(form, []).append(row)
+        self._alike = list(rows.values())
+        shapes = [form.lower() for form in rows]
+        self._shapes = "\n".join(shapes)
+        self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in shapes)]
+        self._launcher_rows = self._frames_of_launchers()
+        self._forwarded = _is_forwarded(lines, exceptions.framed)
+        self._around: dict[int, str] = {}
+        self._rows: dict[str, tuple[int, ...]] = {}
+
+    def is_information(self, row: int) -> bool:
+        """Return whether the program itself gives a line the level of information."""
+        return not self._forwarded and is_information(self.lines[row])
+
+    def rows_with(self, word: str) -> tuple[int, ...]:
+        """Return the lines that hold a phrase: at most the first and the last _HITS of them."""
+        if word not in self._rows:
+            self._rows[word] = self._search(word)
+        return self._rows[word]
+
+    def _search(self, word: str) -> tuple[int, ...]:
+        bare = digit_masks.of_word(word)
+        if bare not in self._shapes:
+            return ()
+        rows = sorted(itertools.chain.from_iterable(self._of_shapes_with(bare)))
+        if bare != word:
+            rows = [row for row in rows if word in self.lower[row]]
+        return tuple(rows if len(rows) <= 2 * _HITS else rows[:_HITS] + rows[-_HITS:])
+
+    def _of_shapes_with(self, bare: str) -> Iterator[list[int]]:
+        """Yield the lines of every form that holds a phrase whose digits are 0."""
+        at = self._shapes.find(bare)
+        while at >= 0:
+            shape = bisect_right(self._starts, at) - 1
+            yield self._alike[shape]
+            at = self._shapes.find(bare, self._starts[shape + 1])
+
+    def _frames_of_launchers(self) -> set[int]:
+        """Return the lines of launchers' own tracebacks."""
+        rows: set[int] = set()
+        for item in self.raised:
+            row = item.at if item.name in _LAUNCHERS else 0
+            while (row := row - 1) in self.framed:
+                rows.add(row)
+        return rows
+
+    def innermost(self, row: int) -> str:
+        """Return the last frame of an exception's traceback, "" where there is none."""
+        number = self.by_row.get(row)
+        frames = self.raised[number].frames.lower() if number is not None else ""
+        at = frames.rfind('file "')
+        return frames[at:] if at >= 0 else ""
+
+    def around(self, row: int) -> str:
+        """Return the lines around one, with its traceback where it is an exception's.
+
+        The line itself comes as it was printed: torch's loggers name the file that said it.
+        """
+        if row not in self._around:
+            begin, end = max(0, row - _CONTEXT_LINES), row + _CONTEXT_LINES
+            context = (
+                line if at != row else self.lines[row].raw.lower()
+                for at, line in enumerate(self.lower[begin:end], begin)
+                if at == row
+                or not (at in self._launcher_rows or _is_warning(line) or _NOT_CONTEXT.match(line))
+            )
+            text = "\n".join(context)
+            self._around[row] = f"{self.own(row)}\n{text}" if row in self.by_row else text
+        return self._around[row]
+
+    def own(self, row: int) -> str:
+        """Return an exception's traceback and message, or the line alone."""
+        number = self.by_row.get(row)
+        if number is None:
+            return self.lower[row]
+        return f"{self.raised[number].frames.lower()}\n{self.messages[number]}"
+
+    def above(self, row: int) -> str:
+        """Return the lines that stand above one."""
+        return "\n".join(self.lower[max(0, row - _CONTEXT_LINES) : row])
+
+
+def match(knowledge: Knowledge, text: Text) -> list[Match]:
+    """Return every place that a sign fits; of several signs at one place the first one."""
+    taken: set[tuple[bool, int]] = set()
+    found: list[Match] = []
+    for sign in knowledge.signs:
+        if any(word in text.whole for word in sign.not_anywhere):
+            continue
+        if sign.anywhere and not any(word in text.whole for word in sign.anywhere):
+            continue
+        for row in _places(sign, text):
+            number = text.by_row.get(row)
+            key = (number is not None, row if number is None else number)
+            if key not in taken and not against(sign, text, row):
+                found.append(_match(sign, text, row, number))
+                if found[-1].weight != WEIGHTS["bare"]:
+                    taken.add(key)
+    return found
+
+
+def _places(sign: Sign, text: Text) -> Iterator[int]:
+    """Yield the lines that hold what a sign says, in no particular order."""
+    if sign.types:
+        for item in text.raised:
+            if item.name in sign.types:
+                yield item.at
+    for needle in sign.says:
+        for row in text.rows_with(max(needle, key=len)):  # the longest part is likely the rarest
+            number = text.by_row.get(row)
+            if number is not None:
+                if sign.only != "line" and says(needle, text.messages[number]):
+                    yield row
+            elif (
+                row not in text.framed
+                and says(needle, text.lower[row])
+                and (sign.states or not text.is_information(row))
+            ):
+                yield row
+
+
+def against(sign: Sign, text: Text, row: int) -> str:
+    """Return the name of the sign's first condition that a place does not meet; "" for none.
+
+    Args:
+        sign: with its conditions.
+        text: of the log.
+        row: the line where its phrase stands.
+    """
+    if sign.last and row < len(text.lines) - _LAST_LINES:
+        return "last"
+    if sign.innermost and not any(word in text.innermost(row) for word in sign.innermost):
+        return "innermost"
+    if sign.own and not any(word in text.own(row) for word in sign.own):
+        return "own"
+    if any(word in text.own(row) for word in sign.not_own):
+        return "not_own"
+    if any(word in text.above(row) for word in sign.not_above):
+        return "not_above"
+    if not (sign.near or sign.not_near or sign.doing):
+        return ""
+    around = text.around(row)
+    if sign.doing and not re.search(sign.doing, around):
+        return "doing"
+    if sign.near and not any(word in around for word in sign.near):
+        return "near"
+    return "not_near" if any(word in around for word in sign.not_near) else ""
+
+
+def _match(sign: Sign, text: Text, row: int, number: int | None) -> Match:
+    if number is not None:
+        item = text.raised[number]
+        weight, why = sign.weight, ""
+        if item.background:
+            weight, why = min(weight, WEIGHTS["hint"] + 1), "the process went on after it"
+        if goes_on(item, text.lines):
+            weight, why = min(weight, WEIGHTS["hint"] - 1), GOING_ON
+        at, rank, body = row, item.rank, item.text
+        return Match(sign.kind, weight, at, rank, item, body, sign.explains, sign, why)
+    weight, why = _of_a_line(sign, text.lower[row])
+    body = "".join(line.text for line in text.lines[row : row + 4])
+    rank = text.lines[row].rank
+    return Match(sign.kind, weight, row, rank, None, body, sign.explains, sign, why)
+
+
+def _of_a_line(sign: Sign, lower: str) -> tuple[int, str]:
+    """Return what a sign weighs in a line without an exception, and why that is less."""
+    if _is_warning(lower) and not sign.warned:
+        return min(sign.weight, WEIGHTS["hint"]), "a warning"
+    if GOES_ON.search(lower):
+        return min(sign.weight, WEIGHTS["hint"]), GOING_ON
+    if sign.only == "exception":
+        return WEIGHTS["bare"], "the message stands without its exception"
+    if WEIGHTS["echo+"] < sign.weight < WEIGHTS["hard"]:
+        return sign.weight - _PLAIN_LOSS, "a line outside an exception"
+    return sign.weight, ""

@@ -1,0 +1,175 @@
+"""Pure: the kinds of failures that nearly fit a log, and what speaks against each.
+
+It is half an answer where nothing fits, and what one asks for whose new sign does not match.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from saferun.diagnosis.deciding import matches
+from saferun.diagnosis.deciding.explanations import Collected, Explanation
+from saferun.diagnosis.deciding.root_line import is_of_failure
+from saferun.diagnosis.diagnosis import Near
+from saferun.diagnosis.signatures import Knowledge, Needle, Sign, says
+
+MOST = 2  # kinds that people are shown where nothing fits
+_WORDS_SHOWN = 4
+_WORD = re.compile(r"[a-z][a-z0-9]{2,40}")
+_COMMON = frozenset(
+    ("and", "are", "can", "error", "for", "from", "has", "its", "not", "that", "the", "this",
+     "was", "with", "your")
+)  # fmt: skip
+_SHARED = 0.34  # of a phrase's words, by how rare they are, that a line shares with it at the least
+_REACH = 1000  # lines from the end of the log, among which such lines are looked for
+_LAST_LINES = 5  # of the log, which are compared without such a word, too
+_LINES = 60  # the last ones with a word of failure, which are compared with all phrases
+
+
+def closest(collected: Collected, knowledge: Knowledge) -> tuple[Near, ...]:
+    """Return the nearest kinds, the nearest one first: at most MOST, each once.
+
+    Explanations that weigh little come first, then signs of which a condition is not met, then
+    phrases of which a line shares most of the words. There may be none.
+    """
+    kinds: dict[str, Near] = {}
+    for near in _in_order(collected, knowledge):
+        kinds.setdefault(near.kind, near)
+        if len(kinds) == MOST:
+            break
+    return tuple(kinds.values())
+
+
+def _in_order(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
+    weighed = sorted(collected.found, key=lambda item: -item.weight)
+    for item in weighed:
+        if item.kind != "unknown":
+            why = "; ".join(item.why) or "it weighs little"
+            yield Near(item.kind, _number(collected, item.at), "", why)
+    yield from sorted(misses(collected, knowledge), key=lambda near: -len(near.phrase))
+    yield from _alike(collected, knowledge)
+
+
+def misses(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
+    """Yield the places where a sign's phrase stands but the sign does not count.
+
+    One for each kind and line, those of the last lines first.
+
+    Args:
+        collected: of the log.
+        knowledge: the signs.
+    """
+    counted: dict[int, Explanation] = {item.at: item for item in collected.found}
+    found = [
+        Near(sign.kind, _number(collected, row), shown, f"`{shown}` is there, but {why}")
+        for sign in knowledge.signs
+        for needle in sign.says
+        for row in collected.text.rows_with(max(needle, key=len))
+        if says(needle, _body(collected.text, row))
+        and (shown := _shown(needle))
+        and (why := _against(sign, collected.text, row, counted.get(row)))
+    ]
+    found += [
+        Near(m.kind, _number(collected, m.at), "", f"{m.why}, in a log this long it does not count")
+        for m in collected.left_out
+    ]
+    once = {(near.kind, near.line): near for near in reversed(found)}
+    yield from sorted(once.values(), key=lambda near: -near.line)
+
+
+def _body(text: matches.Text, row: int) -> str:
+    number = text.by_row.get(row)
+    return text.lower[row] if number is None else text.messages[number]
+
+
+def _against(sign: Sign, text: matches.Text, row: int, counted: Explanation | None) -> str:
+    """Return why a sign does not count where its phrase stands; "" where it does."""
+    elsewhere = next((word for word in sign.not_anywhere if word in text.whole), None)
+    if elsewhere is not None:
+        return f"`{elsewhere}` is in the log, too"
+    if sign.anywhere and not any(word in text.whole for word in sign.anywhere):
+        return f"nowhere {_any(sign.anywhere)}"
+    if row in text.by_row:
+        if sign.only == "line":
+            return "it counts only outside an exception"
+    elif row in text.framed:
+        return "in a frame of a traceback"
+    elif not sign.states and text.is_information(row):
+        return "as information, not as a failure"
+    name = matches.against(sign, text, row)
+    if name:
+        return _CONDITIONS[name].format(_any(getattr(sign, name, ())))
+    if counted is not None and counted.sign is not None and counted.sign.kind != sign.kind:
+        return f"the sign of {counted.sign.kind}, which stands above its own, fits as well"
+    return ""
+
+
+_CONDITIONS = {  # of a sign, as matches.against names them
+    "last": "not in the last lines of the log",
+    "innermost": "its last frame has not {}",
+    "own": "its traceback and message have not {}",
+    "not_own": "its traceback or message has {}",
+    "not_above": "above it stands {}",
+    "doing": "the lines around it do not show what it belongs to",
+    "near": "the lines around it have not {}",
+    "not_near": "the lines around it have {}",
+}
+
+
+def _any(words: object) -> str:
+    if not isinstance(words, tuple) or not words:
+        return ""
+    shown = " or ".join(f"`{word}`" for word in words[:_WORDS_SHOWN])
+    return shown if len(words) <= _WORDS_SHOWN else f"{shown} or another of {len(words)}"
+
+
+def _alike(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
+    """Yield the kinds of which a phrase shares most of its words with a line, nearest first."""
+    phrases = [
+        (sign.kind, needle, frozenset(_words(" ".join(needle))))
+        for sign in knowledge.signs
+        for needle in sign.says
+    ]
+    holding: dict[str, list[int]] = {}  # phrases by word
+    for at, (_, _, words) in enumerate(phrases):
+        for word in words:
+            holding.setdefault(word, []).append(at)
+    rare = {word: math.log(1 + len(phrases) / len(at)) for word, at in holding.items()}
+    best: list[tuple[float, int, str, Needle, frozenset[str]]] = []
+    for row in _telling_rows(collected.text):
+        words = _words(collected.text.lower[row]) & rare.keys()
+        for at in {at for word in words for at in holding[word]}:
+            kind, needle, wanted = phrases[at]
+            shared = words & wanted
+            share = sum(map(rare.__getitem__, shared)) / sum(map(rare.__getitem__, wanted))
+            if share >= _SHARED and len(shared) > 1:
+                best.append((share, row, kind, needle, frozenset(shared)))
+    for _, row, kind, needle, shared in sorted(best, key=lambda one: (-one[0], -one[1])):
+        have, phrase = ", ".join(sorted(shared)), _shown(needle)
+        why = f"the line has {have} of `{phrase}`, but not the phrase"
+        yield Near(kind, _number(collected, row), phrase, why)
+
+
+def _telling_rows(text: matches.Text) -> Sequence[int]:
+    """Return the last lines with a word of failure, and the last lines; none of information."""
+    begin = max(0, len(text.lower) - _REACH)
+    rows = [
+        row for row, line in enumerate(text.lower[begin:], begin) if line and row not in text.framed
+    ]
+    telling = [row for row in rows if is_of_failure(text.lower[row])]
+    last = {*telling[-_LINES:], *rows[-_LAST_LINES:]}
+    return sorted(row for row in last if not text.is_information(row))
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text)) - _COMMON
+
+
+def _shown(needle: Needle) -> str:
+    return " ... ".join(needle)
+
+
+def _number(collected: Collected, at: int) -> int:
+    return collected.lines[at].number if at >= 0 else 0

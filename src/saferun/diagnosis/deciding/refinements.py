@@ -1,0 +1,321 @@
+"""Pure: the kind that a match becomes by what else is known: numbers, progress, ranks, the machine.
+
+Several failures print the same message. What tells them apart is in the numbers of the message, in
+how far the job had come, in how many ranks say it, and in what was measured on the machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+from saferun.diagnosis.deciding.matches import Match
+from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.reading import oom_message, progress
+from saferun.diagnosis.reading.crash_stack import crash_stack
+from saferun.diagnosis.reading.log_lines import Line
+from saferun.diagnosis.reading.tracebacks import Raised
+
+# A number as a host is an address in 0.0.0.0/8, where nobody listens: 05 is 0.0.0.5.
+_NO_HOST = re.compile(
+    r"network address of \(\d{1,10}, |to host \d{1,10}:\d{1,5}(?: |$)"
+    r"|connect to \[?(?:::ffff:)?0\.\d{1,3}\.\d{1,3}\.[1-9]"
+)
+_BARRIER = re.compile(
+    r"(?:on rank: (?P<rank>\d{1,6}), .{0,80})?"
+    r"world_size=(?P<size>\d{1,6}), (?:worker_count|num_workers_joined)=(?P<joined>\d{1,6})"
+)
+_CRASHES = (  # kinds that the signal of a crash alone stands for
+    *("abort-unknown", "dataloader-shm-full", "illegal-instruction"),
+    *("segfault", "segfault-environment"),
+)
+# kind -> what it is in the first steps, and after long progress: a fault of code or build shows at
+# once, and what ran well for long may run again.
+_BY_PROGRESS = {
+    "cuda-illegal-access": ("cuda-illegal-access", "cuda-illegal-access-sporadic"),
+    "cuda-launch-failure": ("cuda-illegal-access", "cuda-launch-failure"),
+    "cuda-launch-timeout": ("cuda-launch-timeout", "cuda-launch-failure"),
+    "cublas-cudnn-failed": ("cublas-cudnn-failed", "cuda-launch-failure"),
+    "dataloader-worker-died": ("dataloader-worker-died", "ended-by-signal"),
+    "cuda-init-unknown-error": ("cuda-init-unknown-error", "cuda-launch-failure"),
+}
+_WORKER_CRASHED = re.compile(
+    r"unexpected (?:segmentation fault|floating-point exception) encountered in worker"
+    r"|killed by signal: Segmentation fault",
+    re.I,
+)
+_LOADS = re.compile(r"<frozen importlib\._bootstrap_external>.{1,20} in (?:create|exec)_module$")
+# The source file of a kernel that is not torch's: checks of its calls print it beside the message.
+_KERNEL_FILE = re.compile(r"(?<!\S)(?!\S{0,300}(?:aten|c10|torch|THC)/)\S{1,200}\.cuh?\b", re.I)
+# Of cuBLAS and cuDNN only these say that a call failed which had been possible.
+_CALL_FAILED = re.compile(r"STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)")
+# The first collective of a group is a barrier in most programs: nobody reaches it while a rank
+# still prepares data. PG 0 is the default group.
+_TIMED_OUT = re.compile(
+    r"(?:\[(?:PG (?:ID )?(?P<group>\d{1,4})[^\]]{0,80} )?Rank (?P<rank>\d{1,5})\].{0,200}?)?"
+    r"WorkNCCL\(SeqNum=(?P<seq>\d{1,9}), OpType=\w{1,40}"
+    r"(?:, NumelIn=(?P<numel>\d{1,12})"
+    r"|, TensorShape=\[(?P<shape>[\d, ]{0,60})\])?"  # up to torch 2.0
+)
+# The limit, and how long the operation ran: the watchdog looks now and then.
+_TIMEOUT_MS = re.compile(r"(?:Timeout\(ms\)=| ran for )(\d{1,10})")
+_FIRST_SEQUENCE = 3  # up to this number it is one of the first collectives
+# An exception over the network: by its class, by the system's number, by its words.
+_NETWORK_CLASS = re.compile(
+    r"Connection|Connect(?:Error|Timeout|or)|Timeout|TimedOut|Unreachable|Unavailable|Disconnect"
+    r"|^(?:URLError|IncompleteRead|BadStatusLine|gaierror|herror|timeout|(?:Remote)?ProtocolError"
+    r"|BrokenPipeError|ReadError|WriteError|NoBrokersAvailable|AutoReconnect|RpcError|SSHException"
+    r"|SSL(?:EOF|ZeroReturn|Syscall)?Error)$"
+)
+# These tell of a mistake, or of a process of the job's own, whatever their words are.
+_NO_NETWORK_CLASS = re.compile(
+    r"^(?:Key|Value|Type|Attribute|Assertion|Index|Name|Import|ModuleNotFound|Lookup|NotImplemented"
+    r"|Syntax|ZeroDivision|Recursion|FileNotFound|Permission)Error$|^TimeoutExpired$|^Stop"
+)
+_NETWORK_WORDS = re.compile(
+    r"\[(?:Errno|WinError) (?:32|10[0-4]|11[0-3]|100(?:5[0134]|6[015]))\]"
+    r"|connection (?:was )?(?:refused|reset|aborted|timed out|closed|lost|broken|failed)"
+    r"|(?:network|host) is (?:unreachable|down)|no route to host|name resolution|timed? ?out\b"
+    r"|name or service not known|could not (?:connect|reach|resolve)|not resolve\b|can't resolve"
+    r"|remote end closed|unreachable"
+    r"|closed the connection|lost connection|broken pipe|violation of protocol"
+    r"|max retries exceeded|temporarily unavailable|service unavailable|bad gateway"
+    r"|statuscode\.unavailable|\bsocket (?:error|closed)",
+    re.I,
+)
+_NO_NETWORK = re.compile(
+    r"certificate.verify.failed|\b40[0-9]\b|unauthori[sz]ed|forbidden|not found"
+    r"|wrong.version.number|access denied|authentication|password",
+    re.I,
+)
+_COMMUNICATOR = re.compile(
+    r"^(?P<host>[\w.-]{1,64}):\d{1,9}:\d{1,9} \[\d{1,3}\] NCCL INFO .{0,200}?"
+    r"\brank (?P<rank>\d{1,6}) nranks \d{1,6} .{0,80}?busId (?P<bus>\w{1,12})"
+    r" commId (?P<id>\w{1,20})"
+)
+# nccl-tests: size, count, type, operation, root, then twice time, two bandwidths, wrong values
+_TESTED = re.compile(
+    r"^\s{1,20}\d{1,16}\s{1,20}\d{1,16}\s{1,10}\w{1,12}\s{1,10}\w{1,12}\s{1,10}-?\d{1,6}"
+    r"(?:\s{1,12}[\d.]{1,12}){3}\s{1,12}(\d{1,16}|N/A)(?:\s{1,12}[\d.]{1,12}){3}"
+    r"\s{1,12}(\d{1,16}|N/A)$"
+)
+_TF_LIMIT = re.compile(r"^\s{0,4}Limit:\s{1,40}(\d{1,14})$")
+_TF_LIMIT_LINES = 400  # above the failure: TensorFlow lists every chunk of memory
+_TF_LITTLE = 1 << 30  # bytes: TensorFlow takes nearly all that is free when it starts
+_OTHERS = re.compile(r"Process (\d{1,9}) has")
+_OWN = re.compile(r"\(pid: (\d{1,9})\)|Sending process (\d{1,9}) closing|\bpid=(\d{1,9})\b")
+
+
+class KindRefinement:
+    """What is known beside the matches of one log; each part is looked for once, when needed."""
+
+    def __init__(self, matches: Sequence[Match], evidence: Evidence, lines: Sequence[Line]) -> None:
+        self._matches = matches
+        self._evidence = evidence
+        self._lines = lines
+        self._decide: dict[str, Callable[[Match], str]] = {
+            "cuda-oom": self._of_memory,
+            "disk-full": self._of_full_disk,
+            "tf-oom": self._of_tensorflow_memory,
+            "rendezvous-connect-failed": self._of_store_barrier,
+            "cuda-devices-busy": self._of_busy_device,
+            "nccl-timeout": self._of_timeout,
+            "nccl-invalid-usage": self._of_nccl,
+            "nccl-internal-error": self._of_nccl,
+            "nccl-system-error": self._of_nccl,
+            "nccl-unhandled-cuda-error": self._of_nccl,
+        }
+
+    def kind_of(self, match: Match) -> str:
+        """Return the kind of a match, where circumstances decide between look-alikes."""
+        # a bar may stand before a message on its line
+        end = match.at + (match.raised is None)
+        if _WORKER_CRASHED.search(match.text):  # a crash of the worker, not of its memory
+            return self._by_progress("segfault", match.text, end)
+        # A DataLoader worker: torch knows only the signal's number, and supposes a reason for one.
+        if "killed by signal" in match.text or "bus error encountered in worker" in match.text:
+            kind = by_machine(match.kind, self._evidence)
+            if kind == "dataloader-worker-died" and self._evidence.oom_kills == 0:
+                return "ended-by-signal"  # memory was not short: it need not come again
+            return kind
+        if match.kind == "dataloader-worker-died" and self._evidence.oom_kills:
+            return "host-oom-killed"
+        decide = self._decide.get(match.kind)
+        if decide is not None:
+            return decide(match)
+        return self._by_progress(match.kind, match.text, end)
+
+    def of_signal(self, usual: str, end: int) -> str:
+        """Return what a signal's usual kind becomes by the machine and by the job's progress.
+
+        Args:
+            usual: the kind.
+            end: index after the last line up to it.
+        """
+        return self._by_progress(by_machine(usual, self._evidence), "", end)
+
+    def is_lost_server(self, item: Raised) -> bool:
+        """Return whether an exception of no known kind tells of a server that a job had reached.
+
+        Before its first steps a job may have a wrong address; after them the connection was lost.
+        """
+        if _NO_NETWORK_CLASS.search(item.name) or _NO_NETWORK.search(item.text):
+            return False
+        if not (_NETWORK_CLASS.search(item.name) or _NETWORK_WORDS.search(item.text)):
+            return False
+        if self._evidence.step:
+            return True
+        end = item.at if self._lines[item.at].number else len(self._lines)
+        steps = progress.steps(self._lines, 0, end)
+        return any(progress.went_on(steps, 0, rank, 2) for rank in {step.rank for step in steps})
+
+    def wrong_values(self) -> int | None:
+        """Return the line in which nccl-tests count wrong values; None where there is none."""
+        header = False
+        for at, line in enumerate(self._lines):
+            header = header or "#wrong" in line.text
+            found = _TESTED.match(line.text) if header else None
+            if found and any(count not in ("0", "N/A") for count in found.groups()):
+                return at
+        return None
+
+    def _by_progress(self, kind: str, text: str, end: int) -> str:
+        """Return the kind that a crash becomes by how far the job had come.
+
+        Args:
+            kind: the crash's usual one.
+            text: its message.
+            end: index after the last line above it.
+        """
+        if kind == "segfault" and self._was_loading:
+            return "segfault-environment"
+        if kind not in _BY_PROGRESS:
+            return kind
+        early, long = _BY_PROGRESS[kind]
+        if kind == "cublas-cudnn-failed" and not _CALL_FAILED.search(text):
+            return kind
+        if kind == "cuda-illegal-access":
+            beside = " ".join(line.text for line in self._lines[max(0, end - 3) : end + 1])
+            if _KERNEL_FILE.search(beside):
+                return kind  # a fault of that kernel's code
+        before = self._lines[:end]
+        if self._ran_long(before, self._lines[end:]):
+            return long
+        return early if progress.is_early(before) else kind
+
+    def _ran_long(self, before: Sequence[Line], behind: Sequence[Line]) -> bool:
+        """Return whether the job had made long, healthy progress."""
+        if progress.diverged(before):
+            return False
+        age_s, step = self._evidence.age_s or 0.0, self._evidence.step or 0
+        if age_s >= progress.LONG_S or step >= progress.LONG_STEPS:
+            return True
+        return progress.is_long(before, behind)
+
+    @cached_property
+    def _was_loading(self) -> bool:
+        """Whether the first crash came while Python loaded a module of compiled code."""
+        innermost = crash_stack(self._lines, None)[:2]
+        return any(_LOADS.search(frame) for frame in innermost)
+
+    def _of_memory(self, match: Match) -> str:
+        """Return which full card the numbers mean; ranks of this job are no other process."""
+        kind = oom_message.kind(oom_message.read(match.text))
+        if kind == "cuda-oom-other-process" and self._pids & set(_OTHERS.findall(match.text)):
+            return "cuda-oom"
+        return kind
+
+    @cached_property
+    def _pids(self) -> set[str]:
+        """The processes of this job that its launcher names."""
+        return set(_own_pids(self._lines))
+
+    def _of_full_disk(self, match: Match) -> str:
+        """Return why a file could not be opened: where there is room, the path is at fault."""
+        refused = "cannot be opened" in match.text and self._evidence.disk_ample
+        return "permission-denied" if refused else match.kind
+
+    def _of_tensorflow_memory(self, match: Match) -> str:
+        """Return whose memory ended: TensorFlow got little of the card where others have it."""
+        begin, end = max(0, match.at - _TF_LIMIT_LINES), match.at + _TF_LIMIT_LINES
+        limits = (_TF_LIMIT.match(line.text) for line in self._lines[begin:end])
+        limit = next((int(found[1]) for found in limits if found), _TF_LITTLE)
+        return "cuda-oom-other-process" if limit < _TF_LITTLE else match.kind
+
+    def _of_store_barrier(self, match: Match) -> str:
+        if _NO_HOST.search(match.text):
+            return "torchrun-misuse"
+        counts = _BARRIER.search(match.text)
+        if counts is None:
+            return match.kind
+        if int(counts["rank"] or 0) >= int(counts["size"]):  # there is no such rank in this world
+            return "distributed-environment"
+        more = int(counts["joined"]) > int(counts["size"])
+        return "stale-rendezvous-store" if more else match.kind
+
+    def _of_busy_device(self, match: Match) -> str:
+        """Return whether other jobs hold the device, or several ranks of this one want it."""
+        ranks = {m.rank for m in self._matches if m.kind == match.kind and m.rank is not None}
+        return "cuda-exclusive-mode-conflict" if len(ranks) > 1 else match.kind
+
+    def _of_timeout(self, match: Match) -> str:
+        return self._timeout or self._of_nccl(match)
+
+    @cached_property
+    def _timeout(self) -> str:
+        """Why collectives timed out, where their numbers or a progress bar tell; else ""."""
+        timeouts = [m for m in self._matches if m.kind == "nccl-timeout"]
+        found = [hit for m in timeouts for hit in _TIMED_OUT.finditer(m.text)]
+        before = self._lines[: min(m.at for m in timeouts)]
+        if progress.is_over(before):  # ranks waited for each other as they ended
+            return "crash-after-the-end"
+        if any(map(_is_first_barrier, found)) and not progress.steps(before, 0, len(before)):
+            ranks = {int(hit["rank"]) for hit in found if hit["rank"]}
+            # where every rank is waiting, none is missing: the way between them does not work
+            return "nccl-p2p-hang" if _is_complete(ranks) else "nccl-timeout-slow-rank"
+        limits = {int(limit) / 1000 for m in timeouts for limit in _TIMEOUT_MS.findall(m.text)}
+        slow = any(progress.bar_of_age(before, limit) for limit in limits)
+        return "nccl-timeout-slow-rank" if slow else ""
+
+    def _of_nccl(self, match: Match) -> str:
+        return "nccl-duplicate-gpu" if self._shared_gpu else match.kind
+
+    @cached_property
+    def _shared_gpu(self) -> bool:
+        """Whether two ranks of one host have told NCCL the same GPU."""
+        ranks: dict[tuple[str, str, str], str] = {}
+        for line in self._lines:
+            if "busId" in line.text and (found := _COMMUNICATOR.match(line.text)):
+                key = (found["host"], found["id"], found["bus"])
+                if ranks.setdefault(key, found["rank"]) != found["rank"]:
+                    return True
+        return False
+
+
+def by_machine(kind: str, evidence: Evidence) -> str:
+    """Return the kind that a signal's usual kind becomes by what was measured on the machine."""
+    if evidence.finished and kind in _CRASHES:
+        return "crash-after-the-end"
+    if kind == "host-oom-killed" and evidence.oom_kills == 0:
+        return "killed-from-outside"
+    if kind == "dataloader-shm-full" and evidence.shm_ample:
+        return "bus-error"
+    return kind
+
+
+def _own_pids(lines: Sequence[Line]) -> Iterator[str]:
+    for line in lines:
+        if "pid" in line.text or "Sending process" in line.text:
+            for found in _OWN.finditer(line.text):
+                yield found[found.lastindex or 0]
+
+
+def _is_first_barrier(found: re.Match[str]) -> bool:
+    default_group = found["group"] in (None, "0")
+    single = found["numel"] == "1" or found["shape"] in ("", "1")
+    return default_group and single and int(found["seq"]) <= _FIRST_SEQUENCE
+
+
+def _is_complete(ranks: set[int]) -> bool:
+    return len(ranks) > 1 and ranks == set(range(len(ranks)))

@@ -1,0 +1,293 @@
+"""Pure: decide from the attempts so far and the policies: retry, retry with a mitigation, or stop.
+
+    decide(history, Policies(retry, mitigate), usable=…, jitter=…) -> Decision
+
+reads no clock and no random numbers; both are passed as values. A failure that occurs twice at the
+same age with the same mitigations counts as deterministic, and is not retried. The exception are
+failures that pass with time (a port in TIME_WAIT, a service that is down, memory that is being
+freed): there the same failure at the same age is expected, and only the number of attempts limits
+the retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from saferun.model import MitigationPolicy, RetryPolicy
+from saferun.named_tuple import NamedTuple
+
+# Two attempts failed at the same age if their durations differ by at most this share of the longer
+# one, or by at most this many seconds.
+SAME_AGE_SHARE = 0.1
+SAME_AGE_S = 5.0
+# The same with the same last step. The start of torchrun, which an attempt's duration includes,
+# takes 1 s with a warm agent and up to a minute from a cold disk or on a busy machine.
+SAME_STEP_S = 60.0
+DEBUG = "debug-settings"  # the mitigation that only collects diagnostics
+GUARDS = "debug-guards"  # one that does so for an index out of range on a GPU
+OURS = "keeper-killed"  # the kind of a failure that is our own
+_ASSERT = "device-side-assert"  # the kind that such an index has
+
+AGAIN, STOP, DONE = "again", "stop", "done"
+
+
+class AttemptOutcome(NamedTuple):
+    """One attempt that has ended: what the decision depends on."""
+
+    number: int  # 1, 2, …
+    exit_code: int  # of the launcher; 128+n for a signal
+    lived_s: float  # seconds from the launcher's start to its end
+    ended_s: float  # seconds from the start of the first attempt to the end of this one
+    kind: str = "no-failure"
+    verdict: str = ""  # retry, mitigate, stop-user, stop-hardware, unknown; "" after success
+    offered: tuple[str, ...] = ()  # mitigations of the kind, cheapest first
+    fingerprint: str = ""
+    root_rank: int | None = None  # on which it failed; None where it is not known
+    mitigations: tuple[str, ...] = ()  # in force
+    waits: bool = False  # the failure passes with time: wait before the retry
+    asked: bool = False  # a signal from outside ended it
+    first_step: int | None = None  # the first training step in its output
+    last_step: int | None = None  # and the last one
+    unkillable: bool = False  # the kernel could not end one of its processes
+    progressed: bool = False  # it did work that counts: trials, or a checkpoint beyond all before
+    replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure
+    launcher_end: str = ""  # how its first process died of a signal, in words
+    falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
+    has_room: bool = False  # its disk was full, and room for a checkpoint was waited for
+
+
+class Policies(NamedTuple):
+    """What the profile allows."""
+
+    retry: RetryPolicy
+    mitigate: MitigationPolicy
+
+
+class Decision(NamedTuple):
+    """What the loop does next."""
+
+    action: str  # "again", "stop", "done"
+    reason: str  # one clause for people
+    delay_s: float = 0.0  # before the next attempt
+    add: str = ""  # the mitigation that the next attempt gets on top of those in force
+    untried: tuple[str, ...] = ()  # mitigations of the same kind that are left after that
+
+
+def decide(
+    history: Sequence[AttemptOutcome],
+    policy: Policies,
+    *,
+    usable: Callable[[str, tuple[str, ...]], bool] = lambda name, beside: True,
+    jitter: float = 0.0,
+) -> Decision:
+    """Return what to do after the last attempt of `history`.
+
+    Args:
+        history: all attempts of this run, oldest first; at least one.
+        policy: what the profile allows.
+        usable: returns whether a mitigation can be used with those in force.
+        jitter: 0 to 1; shortens a wait by up to half, so that nodes do not restart all at once.
+
+    Returns:
+        The action with its reason, the delay in seconds and the mitigation to add.
+    """
+    last = history[-1]
+    if last.exit_code == 0:
+        return Decision(DONE, "")
+    if last.asked:
+        return Decision(STOP, "it was asked to end")
+    if last.unkillable:
+        return Decision(STOP, "one of its processes could not be killed")
+    if last.replaced:
+        return _in_time(last, policy, Decision(AGAIN, last.replaced))
+    if last.falls_back:
+        return _bounded(history, policy, Decision(AGAIN, "from the checkpoint before"))
+    if last.has_room and not _seen_before(history):
+        return _bounded(history, policy, Decision(AGAIN, "a full disk can be freed"))
+    if _is_ours_once(history) and policy.retry.attempts > 1:
+        return _in_total(history, policy, Decision(AGAIN, "the failure is saferun's own"))
+    decision = _by_verdict(history, policy, usable)
+    if decision.action == STOP:
+        return _debug(history, policy, decision)
+    delay = _delay(history, policy, jitter) if not decision.add else 0.0
+    return _bounded(history, policy, decision._replace(delay_s=delay))
+
+
+def _by_verdict(
+    history: Sequence[AttemptOutcome],
+    policy: Policies,
+    usable: Callable[[str, tuple[str, ...]], bool],
+) -> Decision:
+    """Return the decision by the verdict of the last attempt, before any limit is applied."""
+    last = history[-1]
+    if last.verdict == "mitigate":
+        return _mitigation(last, policy, usable)
+    if last.verdict == "retry":
+        if not last.waits and _seen_before(history):
+            return Decision(STOP, "the same failure at the same age: it would come again")
+        return Decision(AGAIN, "it can pass")
+    if last.verdict == "unknown":
+        return _unknown(history, policy)
+    return Decision(STOP, "the same command would fail again")
+
+
+def _mitigation(
+    last: AttemptOutcome, policy: Policies, usable: Callable[[str, tuple[str, ...]], bool]
+) -> Decision:
+    """Choose the cheapest mitigation not yet in force; without one, retry if waiting helps."""
+    if not policy.mitigate.enabled:
+        return Decision(STOP, "mitigations are switched off (mitigate.enabled)")
+    left = [
+        name
+        for name in last.offered
+        if name not in last.mitigations
+        and name not in policy.mitigate.never
+        and usable(name, last.mitigations)
+    ]
+    if left:
+        return Decision(AGAIN, f"with {left[0]}", add=left[0], untried=tuple(left[1:]))
+    if last.waits:
+        return Decision(AGAIN, "it can pass")
+    tried = [name for name in last.offered if name in last.mitigations]
+    return Decision(
+        STOP, "its mitigations did not help" if tried else "no mitigation of it can be used here"
+    )
+
+
+def _unknown(history: Sequence[AttemptOutcome], policy: Policies) -> Decision:
+    """Retry an unrecognised failure once, if the attempt ran long and the failure is new."""
+    last, least_s = history[-1], policy.retry.unknown_after_s
+    if least_s is None:
+        return Decision(STOP, "nothing is known about it (retry.unknown_after_s is not set)")
+    if last.lived_s < least_s:
+        return Decision(STOP, f"it is not known, and occurred within {least_s:g} s")
+    if any(earlier.fingerprint == last.fingerprint for earlier in history[:-1]):
+        return Decision(STOP, "it is not known, and occurred before")
+    return Decision(AGAIN, "it is not known, but occurred late")
+
+
+def _is_ours_once(history: Sequence[AttemptOutcome]) -> bool:
+    """Return whether the last attempt, and no other, has ended with our keeper."""
+    return history[-1].kind == OURS and all(one.kind != OURS for one in history[:-1])
+
+
+def _seen_before(history: Sequence[AttemptOutcome]) -> bool:
+    """Return whether an earlier attempt with the same settings and start failed so at this age.
+
+    Where a later one has made progress, the failure is not one that comes every time. On another
+    rank it is another failure: machines kill processes at any time.
+    """
+    last = history[-1]
+    begun = max((place + 1 for place, one in enumerate(history) if one.progressed), default=0)
+    begun = max(begun, _furthest(history))
+    return any(
+        earlier.fingerprint == last.fingerprint
+        and earlier.mitigations == last.mitigations
+        and earlier.first_step == last.first_step
+        and (earlier.root_rank == last.root_rank or None in (earlier.root_rank, last.root_rank))
+        and _is_same_age(earlier, last)
+        for earlier in history[begun:-1]
+    )
+
+
+def _is_same_age(one: AttemptOutcome, other: AttemptOutcome) -> bool:
+    if one.last_step is not None and one.last_step == other.last_step:
+        return same_age(one.lived_s, other.lived_s, SAME_STEP_S)
+    return same_age(one.lived_s, other.lived_s)
+
+
+def same_age(one_s: float, other_s: float, within_s: float = SAME_AGE_S) -> bool:
+    """Return whether two durations are equal to within 10 % or `within_s`.
+
+    Args:
+        one_s: seconds.
+        other_s: seconds.
+        within_s: seconds by which they may differ in any case.
+
+    >>> same_age(3.0, 7.9), same_age(3600.0, 3900.0), same_age(3600.0, 4100.0)
+    (True, True, False)
+    """
+    apart = abs(one_s - other_s)
+    return apart <= max(within_s, SAME_AGE_SHARE * max(one_s, other_s))
+
+
+def _debug(history: Sequence[AttemptOutcome], policy: Policies, decision: Decision) -> Decision:
+    """Return a last attempt that collects diagnostics, if the policy wants one and none has run."""
+    last = history[-1]
+    unknown = last.verdict == "unknown" or DEBUG in last.offered
+    name = GUARDS if last.kind == _ASSERT else DEBUG if unknown else ""
+    done = any(other in t.mitigations for t in history for other in (GUARDS, DEBUG))
+    if not (policy.retry.debug_last and name) or name in policy.mitigate.never or done:
+        return decision
+    again = Decision(AGAIN, "once more, to learn the reason (retry.debug_last)", add=name)
+    return _bounded(history, policy, again)
+
+
+def _bounded(history: Sequence[AttemptOutcome], policy: Policies, decision: Decision) -> Decision:
+    """Return the decision, or a stop if the attempts or the time are used up."""
+    if used_up(history) >= policy.retry.attempts:
+        limit = f"retry.attempts: {policy.retry.attempts}"
+        decision = Decision(STOP, f"no attempts without progress are left ({limit})")
+    return _in_total(history, policy, decision)
+
+
+def _in_total(history: Sequence[AttemptOutcome], policy: Policies, decision: Decision) -> Decision:
+    """Return the decision, or a stop if all attempts of a run or its time are used up."""
+    if sum(not one.replaced for one in history) >= policy.retry.attempts_total:
+        limit = f"retry.attempts_total: {policy.retry.attempts_total}"
+        return Decision(STOP, f"no attempts are left ({limit})")
+    if decision.action == STOP:
+        return decision
+    return _in_time(history[-1], policy, decision)
+
+
+def _in_time(last: AttemptOutcome, policy: Policies, decision: Decision) -> Decision:
+    """Return the decision, or a stop if the next attempt would start too late."""
+    if (
+        policy.retry.deadline_s is not None
+        and last.ended_s + decision.delay_s > policy.retry.deadline_s
+    ):
+        limit = f"retry.deadline_s: {policy.retry.deadline_s:g}"
+        return Decision(STOP, f"the next attempt would start after the deadline ({limit})")
+    return decision
+
+
+def left(history: Sequence[AttemptOutcome], policy: RetryPolicy) -> int:
+    """Return how many attempts can follow the next one, if that makes no progress."""
+    in_row = policy.attempts - used_up(history)
+    in_total = policy.attempts_total - sum(not one.replaced for one in history)
+    return max(0, min(in_row, in_total) - 1)
+
+
+def used_up(history: Sequence[AttemptOutcome]) -> int:
+    """Return how many attempts of the budget are used; progress starts a new budget.
+
+    An attempt made progress if the *first* step in its output is beyond the first steps of all
+    earlier attempts (it resumed from a later checkpoint), or if it did work that counts. One
+    that could not load its checkpoint is not counted, where the one before it is tried next.
+    """
+    since = _furthest(history)
+    for place, one in enumerate(history):
+        if one.progressed:
+            since = max(since, place + bool(one.replaced))
+    return sum(not one.falls_back for one in history[since:])
+
+
+def _furthest(history: Sequence[AttemptOutcome]) -> int:
+    """Return the place of the last attempt that began further than all before it; 0 if none did."""
+    since, furthest = 0, 0
+    for place, one in enumerate(history):
+        if one.first_step is not None and one.first_step > furthest:
+            since, furthest = place, one.first_step
+    return since
+
+
+def _delay(history: Sequence[AttemptOutcome], policy: Policies, jitter: float) -> float:
+    """Return the seconds to wait, doubled with each retry; the first waits only if `waits`."""
+    last = history[-1]
+    retries = used_up(history) - (0 if last.waits else 1)
+    if retries <= 0:
+        return 0.0
+    first, longest = policy.retry.backoff_s
+    whole = min(longest, first * 2.0 ** min(retries - 1, 30))
+    return float(whole * (1.0 - jitter / 2.0))

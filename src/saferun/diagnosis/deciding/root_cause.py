@@ -1,0 +1,232 @@
+"""Pure: which one of several explanations is the root cause of a failure.
+
+It is the explanation that weighs most, on the rank that failed first, at the earliest place. The
+exceptions to that order are here: a rank that ended silently explains what its peers saw, and an
+exception of the user's own comes before what it led to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from saferun.diagnosis.deciding.exit_codes import AGENT_ASKED
+from saferun.diagnosis.deciding.explanations import Explanation
+from saferun.diagnosis.reading import progress
+from saferun.diagnosis.reading.log_lines import Line
+from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
+from saferun.named_tuple import NamedTuple
+
+_MESSAGE_LINES = 8  # of an exception; what follows may be output already
+_SEPARATE_LINES = 3  # of normal output between a handled exception and the one that ended the job
+# How a rank ends without giving a reason: what its peers then see is not the cause.
+_SILENT = ("child-failed-no-root", "user-args-error")
+# The same for the echo `peer-lost`. An abort may follow any other echo, so it explains no other.
+_SIGNALLED = ("abort-unknown", "ended-by-signal", "interrupted", "sigterm-preempted")
+_SILENT_TO_PEERS = (*_SILENT, *_SIGNALLED)
+# What torchrun's own end by a signal from outside is called.
+_ASKED = ("sigterm-preempted", "sighup-terminal-closed", "interrupted")
+_KILLED = ("killed-from-outside", "host-oom-killed")
+_GONE = ("BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "EOFError")
+_SUMMARY = "ChildFailedError"  # torchrun's: what it lists below was before it
+_COMMUNICATION = ("collective", "rendezvous")  # groups of kinds
+_NO_GPU = "cuda-not-available"
+_OF_GPU = re.compile(r"(?i:\b(?:cuda|gpus?|nvidia)\b)")
+_TO_GPU = re.compile(r"\.cuda\b|\bcuda\.|\.to\(|\bto_device\(|\bdevice\b")
+
+
+class Step(NamedTuple):
+    """An explanation that seemed best, and why."""
+
+    taken: Explanation
+    why: str
+
+
+def choose(
+    found: Sequence[Explanation], root_rank: int | None, knowledge: Knowledge, lines: Sequence[Line]
+) -> tuple[Step, ...]:
+    """Return the way to the root cause, which is the last step; () without an explanation.
+
+    Args:
+        found: all explanations (`explanations.collect`).
+        root_rank: the rank that the launcher names as the first one; None where it names none.
+        knowledge: the kinds of failures.
+        lines: the log's.
+    """
+    if not found:
+        return ()
+
+    def order(item: Explanation) -> tuple[float, bool, bool, int]:
+        elsewhere = root_rank is not None and item.rank is not None and item.rank != root_rank
+        return (-item.weight, elsewhere, item.at < 0, item.at)
+
+    best = min(found, key=order)
+    steps = [Step(best, "it weighs most, on the rank that failed first, at the earliest place")]
+    if best.weight <= WEIGHTS["echo+"] and best.rank not in (None, root_rank):
+        kinds = _SILENT_TO_PEERS if best.kind == "peer-lost" else _SILENT
+        silent = [item for item in found if item.kind in kinds and item.rank == root_rank]
+        best = min(silent, key=order, default=best) if root_rank is not None else best
+        steps.append(Step(best, "the rank that failed first ended without a reason; peers saw it"))
+    if WEIGHTS["process"] < best.weight <= WEIGHTS["echo+"] and not _ended(best, root_rank):
+        best = _reported_before(best, found) or best
+        steps.append(Step(best, "the log reports it before the echo"))
+    if best.weight < WEIGHTS["hard"]:
+        own = _own_faults(best, found, lines, knowledge)
+        best = min(own, key=order, default=best)
+        steps.append(Step(best, "an exception of the script's own ended the job"))
+    if best.generic and root_rank is None:
+        best = _asked_before(best, found) or _killed(best, found) or best
+        steps.append(Step(best, "the launcher was asked to end, or killed, before that exception"))
+    steps.append(Step(_standing(best, found, lines) or best, "the other one is its consequence"))
+    return tuple(
+        step for at, step in enumerate(steps) if not at or step.taken is not steps[at - 1].taken
+    )
+
+
+def _standing(
+    best: Explanation, found: Sequence[Explanation], lines: Sequence[Line]
+) -> Explanation | None:
+    """Return the standing cause that came as a warning, of which `best` is the consequence."""
+    end = best.at if best.at >= 0 else len(lines)
+    without = _is_without_gpu(best)
+    return next(
+        (
+            item
+            for item in found
+            if 0 <= item.at < end
+            and (best.kind in item.explains or (without and _NO_GPU in item.explains))
+        ),
+        None,
+    )
+
+
+def _is_without_gpu(item: Explanation) -> bool:
+    """Return whether it is an exception of the script's own that is about the GPU.
+
+    Of a traceback that is cut before its exception, the last call counts.
+    """
+    if not item.generic or item.raised is None:
+        return False
+    if item.raised.type:
+        return _OF_GPU.search(item.text) is not None
+    last = item.raised.frames.rstrip().rsplit("\n", 1)[-1]
+    return _TO_GPU.search(last) is not None
+
+
+def _asked_before(best: Explanation, found: Sequence[Explanation]) -> Explanation | None:
+    """Return the signal that the launcher reports before an exception: ranks are ended then.
+
+    Where a rank had failed by itself the launcher names it, and reports no such signal.
+    """
+    asked = (i for i in found if i.kind in _ASKED and i.weight >= AGENT_ASKED and not i.raised)
+    return min((i for i in asked if 0 <= i.at < best.at), key=lambda item: item.at, default=None)
+
+
+def _killed(best: Explanation, found: Sequence[Explanation]) -> Explanation | None:
+    """Return the launcher's own end by SIGKILL, where an exception says that a peer is gone."""
+    if best.raised is None or best.raised.type not in _GONE:
+        return None
+    return next((item for item in found if item.at < 0 and item.kind in _KILLED), None)
+
+
+def _ended(item: Explanation, root_rank: int | None) -> bool:
+    """Return whether it is the signal that ended the rank which failed first: that is no echo."""
+    kind = item.usual or item.kind  # whatever its circumstances call it
+    return kind in _SIGNALLED and item.raised is None and item.rank == root_rank
+
+
+def _reported_before(echo: Explanation, found: Sequence[Explanation]) -> Explanation | None:
+    """Return what the log reports before an echo, where it explains the echo.
+
+    That is a rank's end without a reason, as a launcher reports it, or a reason without the
+    exception around it: the peers saw the consequence. An exception in the line directly above the
+    echo passes the echo on and does not count.
+    """
+    earlier = [item for item in found if item.at >= 0 and item.weight > WEIGHTS["hint"]]
+    earlier = [i for i in earlier if i.raised is None or i.raised.name != _SUMMARY]
+    if echo.raised:
+        earlier = [i for i in earlier if i.raised is None or i.raised.rows[-1] + 1 != echo.at]
+    first = min(earlier, key=lambda item: (item.at, -item.weight), default=echo)
+    known = first.weight == WEIGHTS["bare"] and not first.generic
+    return first if known or first.kind in _SILENT else None
+
+
+def _own_faults(
+    best: Explanation, found: Sequence[Explanation], lines: Sequence[Line], knowledge: Knowledge
+) -> list[Explanation]:
+    """Return the exceptions of the user's own that ended the job, not what seems best."""
+    kind = knowledge.kinds[best.kind]
+    communication = kind.group in _COMMUNICATION and not kind.stops
+    own = [
+        item
+        for item in found
+        if _is_own_fault(
+            item, best, lines, after_only=kind.stops, before_communication=communication
+        )
+    ]
+    return _not_survived(own, best, lines)
+
+
+def _is_own_fault(
+    item: Explanation,
+    best: Explanation,
+    lines: Sequence[Line],
+    *,
+    after_only: bool,
+    before_communication: bool,
+) -> bool:
+    """Return whether an exception of the user's own, not what seems best, ended the job.
+
+    One that stands before it on another chain came first. One that stands after it, apart from
+    it, means that the job had survived it.
+
+    Args:
+        item: the explanation that may be such an exception.
+        best: the explanation that seems best.
+        lines: the log's.
+        after_only: only an exception after `best` counts.
+        before_communication: `best` is a failure to communicate that may pass: an exception with
+            its traceback outweighs it at any distance.
+    """
+    if not item.generic or item.weight < USER - 1 or item.raised is None:
+        return False
+    if best.raised is not None and best.raised.chain == item.raised.chain:
+        return False
+    if item.at < best.at:
+        return not after_only
+    if before_communication and item.raised.headed:
+        return True
+    end = min(best.raised.rows[-1], best.at + _MESSAGE_LINES) if best.raised else best.at
+    if item.rank != best.rank:
+        return False
+    normal = (at for at in range(end + 1, item.at) if _is_normal(lines[at]))
+    return next(itertools.islice(normal, _SEPARATE_LINES, None), None) is not None
+
+
+def _not_survived(
+    own: Sequence[Explanation], best: Explanation, lines: Sequence[Line]
+) -> list[Explanation]:
+    """Return the exceptions after which the job made no steps before a later failure, `best`.
+
+    Without a failed rank its peers make no steps: the next collective holds them. (An echo, or a
+    crash at exit, weighs less than an exception and is never `best` here. It would prove nothing,
+    as a rank's stdout may be written when the rank ends.)
+    """
+    early = [item.at for item in own if item.at < best.at and lines[item.at].number]
+    if not early:
+        return list(own)
+    steps = progress.steps(lines, min(early), best.at)
+    return [
+        item
+        for item in own
+        if item.at > best.at
+        or not lines[item.at].number
+        or not progress.went_on(steps, item.at, item.rank)
+    ]
+
+
+def _is_normal(line: Line) -> bool:
+    """Return whether a line is a job's own output and not part of a traceback."""
+    text = line.text
+    return bool(text) and not text.startswith((" ", "Traceback", "frame #", "\t", "│", "╭", "╰"))

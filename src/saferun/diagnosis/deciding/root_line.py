@@ -1,0 +1,89 @@
+"""Pure: the line of a log that people are shown: the one that states the root cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding.explanations import Explanation
+from saferun.diagnosis.reading.log_lines import Line
+from saferun.diagnosis.reading.tracebacks import Raised
+from saferun.diagnosis.signatures import Knowledge
+
+ROOT_CHARS = 600
+_FAILURE_WORDS = (
+    *("error", "exception", "fail", "fatal", "abort", "kill", "denied", "invalid", "cannot"),
+)
+_NEAR_ROWS = 100  # of the traceback that follows the record of a logger, Optuna's for one
+_NAME_ALONE = re.compile(r"(?:^|[\s.])\w{1,80}(?:Error|Exception):$")
+
+
+def root_line(best: Explanation, lines: Sequence[Line], knowledge: Knowledge) -> str:
+    """Return the deciding line as it was printed.
+
+    Args:
+        best: the root cause; of an exception, the row of its message that states it is returned.
+        lines: the log's.
+        knowledge: the signs, which tell the row.
+    """
+    raised = best.raised
+    row = best.at if raised is None else _deciding_row(best, raised, lines, knowledge)
+    if raised is not None and not raised.headed:
+        row = _own_row(raised, lines, row)
+    line = lines[row].raw.strip()
+    if raised is not None and _goes_on_below(line):
+        rest = (lines[at].text.strip() for at in raised.rows if at > row)
+        line = " ".join([line, *[text for text in rest if any(map(str.isalnum, text))][:1]])
+    return line[:ROOT_CHARS]
+
+
+def _goes_on_below(line: str) -> bool:
+    """Return whether the line below has the particulars: the message, its sizes, its names."""
+    return _NAME_ALONE.search(line) is not None or line.endswith((":", "…", "..."))
+
+
+def _own_row(raised: Raised, lines: Sequence[Line], row: int) -> int:
+    """Return the row where an exception that a record mentions is printed by itself, soon after."""
+    record = lines[row].text
+    for at in range(row + 1, min(row + _NEAR_ROWS, len(lines))):
+        name, _, message = lines[at].text.partition(": ")
+        if name == raised.type and message.strip() and message.strip() in record:
+            return at
+    return row
+
+
+def _deciding_row(
+    best: Explanation, raised: Raised, lines: Sequence[Line], knowledge: Knowledge
+) -> int:
+    """Return the line of an exception's message that holds a sign of the kind.
+
+    The earlier sign in knowledge/failures.yaml counts, not the earlier line.
+    """
+    rows = [(row, lines[row].text.lower()) for row in raised.rows]
+    for sign in knowledge.signs:
+        if sign.kind == best.kind:
+            for needle in sign.says:
+                for row, text in rows:
+                    if signatures.says(needle, text):
+                        return row
+    return best.at
+
+
+def telling_line(lines: Sequence[Line]) -> str:
+    """Return the line to show where nothing is recognised.
+
+    It is the last one with a word of failure, else the last one that is not empty.
+    """
+    last = ""
+    for line in reversed(lines):
+        text = line.raw.strip()
+        if text and is_of_failure(text.lower()):
+            return text[:ROOT_CHARS]
+        last = last or text
+    return last[:ROOT_CHARS]
+
+
+def is_of_failure(lower: str) -> bool:
+    """Return whether a line (lower case) has a word of failure."""
+    return any(word in lower for word in _FAILURE_WORDS)

@@ -1,0 +1,1 @@
+"""A diagnosis in words."""

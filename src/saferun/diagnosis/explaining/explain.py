@@ -1,0 +1,130 @@
+"""Pure: which lines of a log weighed how much, and how the root cause was chosen among them.
+
+For `saferun diagnose --explain`: for people who doubt a diagnosis, and for those who add a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from saferun.diagnosis.deciding.classify import Reading
+from saferun.diagnosis.deciding.explanations import Explanation
+from saferun.diagnosis.deciding.nearest import misses
+from saferun.diagnosis.diagnosis import Near
+from saferun.diagnosis.signatures import Knowledge, says
+from saferun.named_tuple import NamedTuple
+
+LINE_CHARS = 160
+_SHOWN = 30  # lines, and as many near misses
+
+
+class Weighed(NamedTuple):
+    """One line of the log that speaks for a kind."""
+
+    kind: str
+    weight: float
+    line: int  # from 1; 0: an exit status or an error file, not a line of the log
+    rank: int | None
+    text: str
+    by: str  # what recognised it
+    why: tuple[str, ...]  # what changed its weight or its kind
+
+
+class Chosen(NamedTuple):
+    """A step on the way to the root cause."""
+
+    kind: str
+    line: int
+    why: str
+
+
+class Account(NamedTuple):
+    """Why a log means what it is taken for."""
+
+    lines: tuple[Weighed, ...]  # heaviest first
+    decision: tuple[Chosen, ...]  # the last one is the root cause
+    near: tuple[Near, ...]  # signs whose phrase is there, and that do not count
+
+
+def account(reading: Reading, knowledge: Knowledge) -> Account:
+    """Return which lines weighed how much.
+
+    Args:
+        reading: of the log (`classify.read`).
+        knowledge: how failures look.
+    """
+    collected = reading.collected
+    outlived = [
+        item._replace(weight=0, why=(*item.why, "the job made steps after it"))
+        for item in collected.outlived
+    ]
+    found = sorted([*collected.found, *outlived], key=lambda item: (-item.weight, item.at))
+    return Account(
+        tuple(_weighed(item, reading) for item in found),
+        tuple(Chosen(s.taken.kind, _number(s.taken, reading), s.why) for s in reading.steps),
+        tuple(misses(collected, knowledge)),
+    )
+
+
+def _weighed(item: Explanation, reading: Reading) -> Weighed:
+    text = reading.collected.lines[item.at].raw.strip() if item.at >= 0 else ""
+    changed = (f"its message is that of {item.usual}",) if item.usual else ()
+    return Weighed(
+        kind=item.kind,
+        weight=item.weight,
+        line=_number(item, reading),
+        rank=item.rank,
+        text=text[:LINE_CHARS],
+        by=_by(item),
+        why=(*item.why, *changed),
+    )
+
+
+def _number(item: Explanation, reading: Reading) -> int:
+    return reading.collected.lines[item.at].number if item.at >= 0 else 0
+
+
+def _by(item: Explanation) -> str:
+    named = f"exception {item.raised.name}".rstrip() if item.raised else item.source
+    if item.sign is None:
+        return named
+    text = item.text.lower()
+    phrases = (" ... ".join(needle) for needle in item.sign.says if says(needle, text))
+    return f"sign: {next(phrases, named)}"
+
+
+def as_document(found: Account) -> Mapping[str, object]:
+    """Return an account for JSON."""
+    return {
+        "lines": [one._asdict() for one in found.lines],
+        "decision": [one._asdict() for one in found.decision],
+        "near": [one._asdict() for one in found.near],
+    }
+
+
+def as_lines(found: Account) -> Iterator[str]:
+    """Yield an account for people."""
+    yield "what weighed, the heaviest first:" if found.lines else "nothing in it weighed anything"
+    for one in found.lines[:_SHOWN]:
+        rank = "" if one.rank is None else f", rank {one.rank}"
+        yield f"  {one.weight:>3g}  {one.kind}  {_place(one.line)}{rank}: {one.text}".rstrip(": ")
+        yield f"       {'; '.join((one.by, *one.why))}"
+    yield from _more(found.lines)
+    if found.decision:
+        yield "how it was chosen:"
+    for step in found.decision:
+        yield f"  {step.kind}, {_place(step.line)}: {step.why}"
+    if found.near:
+        yield "what nearly fits:"
+    for near in found.near[:_SHOWN]:
+        yield f"  {near.kind}, {_place(near.line)}: {near.against}"
+    yield from _more(found.near)
+
+
+def _place(line: int) -> str:
+    return f"line {line}" if line else "beside the log"
+
+
+def _more(rows: Sequence[object]) -> Iterator[str]:
+    if len(rows) > _SHOWN:
+        yield f"  … and {len(rows) - _SHOWN} more (all with --json)"

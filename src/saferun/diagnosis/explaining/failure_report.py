@@ -1,0 +1,155 @@
+"""Pure: the lines that are printed between attempts and at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from saferun.diagnosis import process_end
+from saferun.diagnosis.deciding.known_from import known_from
+from saferun.diagnosis.deciding.retry_policy import AGAIN, AttemptOutcome, Decision
+from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.system.printable import seconds
+
+LINE_CHARS = 200  # of a line of the job's output; the journal has it in full
+
+
+def between(
+    last: AttemptOutcome, diagnosis: Diagnosis, decision: Decision, change: str = ""
+) -> str:
+    """Return the line about why another attempt starts.
+
+    Args:
+        last: the attempt that failed.
+        diagnosis: of it.
+        decision: to start another one, with the delay in seconds.
+        change: what the next attempt changes, as one clause; "" for nothing.
+    """
+    wait = f" in {seconds(decision.delay_s)}" if decision.delay_s >= 1 else ""
+    why = f"with {change}" if change else decision.reason
+    stated = last.launcher_end or process_end.by_signal(diagnosis.root_line)
+    stated = stated or _cut(diagnosis.root_line)
+    return (
+        f"attempt {last.number} failed after {seconds(last.lived_s)}: "
+        f"{_what(diagnosis)}{f' ({stated})' if stated else ''}; "
+        f"{why}: attempt {last.number + 1} starts{wait}"
+    )
+
+
+def replaced(last: AttemptOutcome, decision: Decision) -> str:
+    """Return the line about an attempt whose process asked to be replaced."""
+    if decision.action == AGAIN:
+        return f"process replaced: {last.replaced}"
+    return f"the process is not replaced, as it asked ({last.replaced}): {decision.reason}"
+
+
+def success(history: Sequence[AttemptOutcome], search: str = "") -> list[str]:
+    """Return the last line of a run that succeeded; none where no attempt had failed.
+
+    Args:
+        history: all attempts.
+        search: a search as one line; "" where the run has made no trials.
+    """
+    if search:
+        return [search] if len(history) > 1 else []
+    if all(one.replaced for one in history[:-1]):
+        return []
+    in_force = history[-1].mitigations
+    mitigated = f", with {', '.join(in_force)}" if in_force else ""
+    return [f"attempt {history[-1].number} succeeded{mitigated}"]
+
+
+def failure(
+    history: Sequence[AttemptOutcome],
+    diagnoses: Sequence[Diagnosis],
+    decision: Decision,
+    *,
+    host: str,
+    journal: str | None,
+    search: str = "",
+) -> list[str]:
+    """Return the report of a failed run: what failed, where, what was tried, and advice.
+
+    Args:
+        history: all attempts, oldest first.
+        diagnoses: of those that failed.
+        decision: gives the reason why there is no further attempt.
+        host: the name of this machine.
+        journal: the run's directory; None if there is none.
+        search: a search as one line, in place of the attempts; "" for none.
+
+    Returns:
+        Lines for people; none if a signal from outside ended the run.
+    """
+    last, diagnosis = history[-1], diagnoses[-1]
+    if last.asked:
+        return []
+    lines = [f"the run failed: {_what(diagnosis)}, host {host}"]
+    if shown := last.launcher_end or _root(diagnosis):
+        lines.append(f"  {shown}")
+    lines += where(diagnosis)
+    lines += [text for text in (diagnosis.explanation, _advice(history, diagnosis)) if text]
+    lines += half_answer(diagnosis) + known_from(diagnosis.decided_by)
+    lines += [search] if search else _tried([one for one in history if not one.replaced])
+    lines.append(f"not tried again: {decision.reason}")
+    if journal:
+        lines.append(f"journal: {journal}")
+    return lines
+
+
+def where(diagnosis: Diagnosis) -> list[str]:
+    """Return the lines below the root line: the stack of a crash, where the user's code was."""
+    frames = diagnosis.stack or ((f"at {diagnosis.user_frame}",) if diagnosis.user_frame else ())
+    return [f"    {_cut(frame)}" for frame in frames]
+
+
+def half_answer(diagnosis: Diagnosis) -> list[str]:
+    """Return what an unknown failure nearly is."""
+    lines = []
+    for near in diagnosis.nearest:
+        where = f" (line {near.line})" if near.line else ""
+        lines.append(f"nearest is {near.kind}; against it: {_cut(near.against)}{where}")
+    return lines
+
+
+def _what(diagnosis: Diagnosis) -> str:
+    rank = "" if diagnosis.root_rank is None else f" on rank {diagnosis.root_rank}"
+    return f"{diagnosis.kind}{rank}"
+
+
+def _root(diagnosis: Diagnosis) -> str:
+    """Return the root line; of a rank that a signal ended, the same in words."""
+    ended = process_end.by_signal(diagnosis.root_line)
+    if not ended:
+        return _cut(diagnosis.root_line)
+    rank = "a rank" if diagnosis.root_rank is None else f"rank {diagnosis.root_rank}"
+    return f"{rank} {ended}{'' if diagnosis.stack else ' and printed no reason'}"
+
+
+def _advice(history: Sequence[AttemptOutcome], diagnosis: Diagnosis) -> str:
+    """Return the advice of a kind, or what is left to do where that has been done."""
+    if diagnosis.kind == "segfault" and not diagnosis.stack:
+        times = sum(one.kind == "segfault" for one in history)
+        if times > 1:
+            often = "twice" if times == 2 else f"{times} times"
+            return f"It came {often}. Run with `python -X faulthandler` to see where."
+    return diagnosis.advice
+
+
+def _tried(history: Sequence[AttemptOutcome]) -> list[str]:
+    if len(history) < 2:
+        return []
+    attempts = []
+    for one in history[-4:]:
+        beside = f", with {', '.join(one.mitigations)}" if one.mitigations else ""
+        attempts.append(f"attempt {one.number}: {one.kind} after {seconds(one.lived_s)}{beside}")
+    more = f"({len(history) - 4} earlier) " if len(history) > 4 else ""
+    return [f"tried: {more}{'; '.join(attempts)}"]
+
+
+def _cut(text: str) -> str:
+    """Return a line of the job's output, shortened, without prefixes and control codes."""
+    from saferun.diagnosis.reading import log_reader  # only a failure needs its patterns
+
+    bare = log_reader.strip_prefixes(text)[1].strip() or text.strip()
+    plain = "".join(c if c.isprintable() else " " for c in bare)
+    return plain if len(plain) <= LINE_CHARS else f"{plain[: LINE_CHARS - 1]}…"

@@ -1,0 +1,136 @@
+"""Pure: the last run of a log to which several were written.
+
+A requeued Slurm job, torchrun's restarts, a loop in a shell script and saferun itself append one
+run to the other. The last one is the one that failed: what ended an earlier one is over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from saferun.diagnosis.reading import progress
+from saferun.diagnosis.reading.log_lines import Line
+
+_HEAD_LINES = 6  # of a log, by which the start of another run is recognised
+_HEAD_WORD = re.compile(r"[^\W\d_]{4}")  # a line without a word does not count
+_STEPS = 3  # after the end of a run: another one is under way
+# The one that starts is named, so the next line is its first.
+_HANDED_OVER = re.compile(
+    r"saferun: attempt \d{1,4} failed .{0,2000}attempt \d{1,4} starts|will restart worker group"
+)
+_ENDED = re.compile(
+    r"\*\*\* (?:JOB|STEP) \S{1,40} ON \S{1,200} CANCELLED AT |oom[_-]kill event"
+    r"|Root Cause \(first observed failure\)|^saferun: attempt \d{1,4} failed "
+    r"|^(?:\S{1,80}: line \d{1,6}: )?\s{0,4}\d{0,9}\s{0,4}"
+    r"(?:Killed|Terminated|Aborted|Segmentation fault|Bus error|Illegal instruction"
+    r"|Floating point exception|Trace/breakpoint trap)"  # bash puts no blank behind 24 letters
+    r"|\(core dumped\)|DUE TO (?:PREEMPTION|JOB REQUEUE|NODE FAILURE)"
+    r"|\brequeu(?:ing|ed)\b.{0,40}\bjob\b"
+    r"|\b[Jj]ob\b.{0,40}\b(?:requeu(?:ing|ed)|preempted)\b|Received \S{0,20}SIGTERM death signal"
+)
+_COMMAND = (  # as `set -x` shows it
+    r"^\+{1,3} (?:\S{0,80}/)?(?:srun|torchrun|python3?|accelerate|deepspeed|saferun|mpirun|exec) "
+)
+_SHOWN = re.compile(_COMMAND)
+_STARTED = re.compile(rf"Setting OMP_NUM_THREADS environment variable for each process|{_COMMAND}")
+# Each of these is in a line that _HANDED_OVER or _ENDED fits: a cheap test, for every line.
+_WORDS = (
+    *("saferun: attempt ", "will restart worker group", "CANCELLED AT ", "oom_kill event"),
+    *("oom-kill event", "Root Cause (first", "Killed", "Terminated", "Aborted", "(core dumped)"),
+    *("Segmentation fault", "Bus error", "Illegal inst", "Floating point", "breakpoint trap"),
+    *("DUE TO ", "equeu", "preempted", "SIGTERM death signal"),
+)
+_RAISED = "Traceback (most recent call last)"  # may be the end of a run, where another one begins
+_DIGITS = re.compile(r"\d{1,20}")
+
+
+def last_start(lines: Sequence[Line]) -> int:
+    """Return the index of the line with which the last run begins; 0 where the log has one."""
+    whole = "\n".join([line.text for line in lines])
+    words = [word for word in _WORDS if word in whole]
+    if not words and _RAISED not in whole:
+        return 0
+    head: frozenset[str] = frozenset()  # forms of the first run's first lines
+    steps: list[int] = []  # lines
+    start, ended, reached = 0, False, -1
+    raised = _Raised(lines)
+    for at, line in enumerate(lines):
+        text = line.text
+        telling = any(word in text for word in words)
+        if telling and _HANDED_OVER.search(text):
+            start, ended = at + 1, False
+        elif telling and _ENDED.search(text):
+            ended, reached, steps = True, -1, []
+            head = head or _head(lines[: min(at, _HEAD_LINES)])
+        elif ended and (_STARTED.search(text) or _shape(text) in head):
+            start, ended = at, False
+        elif ended and (step := progress.step_in(text)) is not None and step > reached:
+            reached = step
+            steps.append(at)
+            if len(steps) == _STEPS:
+                start, ended = steps[0], False
+        elif not ended and (found := raised.start(at, text)) is not None:
+            start = found
+    return start if start < len(lines) else 0
+
+
+class _Raised:
+    """A run that an exception has ended, and another one begins: weaker than an end that is told.
+
+    A rank may go on after the exception of another one, or after one that it has caught; another
+    node may start late, or the script run another program. So the same command must be shown again,
+    or the log's first lines come again from the same rank and its steps fall.
+
+    Args:
+        lines: of the log.
+    """
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines, self._head = lines, _head(lines[:_HEAD_LINES])
+        self._raised: int | None = None  # the line of the last exception
+        self._again: int | None = None  # a line after it that is one of the first ones
+        self._step = 0  # the last one before the exception
+
+    def start(self, at: int, text: str) -> int | None:
+        """Read the next line; return where a run begins that is known by it, None for none."""
+        if _RAISED in text:
+            self._raised, self._again = at, None
+        elif self._raised is None:
+            return None
+        elif _SHOWN.search(text):
+            if any(line.text == text for line in self._lines[: self._raised]):
+                return self._begin(at)
+        elif self._lines[at].rank != self._lines[self._raised].rank:
+            return None
+        elif self._again is None:
+            if _shape(text) in self._head:
+                self._again, self._step = at, self._step_before(self._raised)
+        elif (step := progress.step_in(text)) is not None and step < self._step:
+            return self._begin(self._again)
+        return None
+
+    def _step_before(self, at: int) -> int:
+        before = (progress.step_in(line.text) for line in reversed(self._lines[:at]))
+        return next((step for step in before if step is not None), 0)
+
+    def _begin(self, at: int) -> int:
+        self._raised = self._again = None
+        return at
+
+
+def _head(lines: Sequence[Line]) -> frozenset[str]:
+    """Return the forms of a log's first lines, without those that any run repeats, as steps."""
+    texts = (line.text for line in lines)
+    return frozenset(
+        _shape(text)
+        for text in texts
+        if _HEAD_WORD.search(text)
+        and "arning" not in text
+        and progress.step_in(text) is None
+        and not text.startswith((" ", "Traceback"))
+    )
+
+
+def _shape(text: str) -> str:
+    return _DIGITS.sub("0", text)

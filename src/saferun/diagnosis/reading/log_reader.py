@@ -1,0 +1,390 @@
+"""Pure: a bounded list of clean lines from the bytes of a log of any length.
+
+A log's head, its tail and the places that mention a failure are kept; the rest is only counted.
+Colours, carriage returns and the prefixes of launchers, schedulers and containers are removed from
+what is kept. A rank that such a prefix names stays with the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from saferun.diagnosis.reading import own_prefix, records
+from saferun.diagnosis.reading.log_lines import Line, Log
+from saferun.named_tuple import NamedTuple
+
+HEAD_BYTES = 128 * 1024
+TAIL_BYTES = 512 * 1024
+BEFORE_BYTES = 6000  # kept before a mention: a traceback
+AFTER_BYTES = 3000  # kept after it: a message of several lines
+FIRST_BYTES = 256 * 1024  # kept of the mentions between head and tail: from the first one on
+LAST_BYTES = 512 * 1024  # and up to the last one
+BAR_PARTS = 12  # kept of a progress bar that rewrites its line: the first states, as many last ones
+LINE_CHARS = 4000  # a longer line is cut into pieces of this length
+
+# Between head and tail, a place that holds none of these cannot decide anything.
+_MENTIONS = (b"rror", b"xception", b"NCCL WARN", b"FAIL", b"signal ", b"atal", b"Xid", b"illed")
+
+_ANSI = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,500}(?:\x07|\x1b\\)|[()][A-Z0-9])"
+)
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
+_UNPRINTED = bytes(code for code in (*range(32), 127) if code not in b"\t\n")
+
+# A progress bar does not end its line, so the next output of a rank follows on the same line. Lines
+# that were copied from a screen have blanks up to its edge instead of line ends.
+_BEHIND_A_BAR = re.compile(
+    rb"(?<=\])(?=\[rank\d{1,5}\]:|\[[EWIF](?:\d{3,4})? |Traceback \(most recent call last\))"
+    rb"|(?:(?<=\])|(?<= {8}))(?=(?:WARNING|ERROR|CRITICAL):[\w.]{1,80}:)"
+)
+_JOINED_LINES = (b"][", b"]T", b"]WARNING:", b"]ERROR:", b"        WARNING:", b"        ERROR:")
+
+# One prefix; it is matched again on the rest. Counts are bounded, so that none can backtrack far.
+_STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_PREFIX = re.compile(
+    r"""
+      \[rank(?P<rank>\d{1,5})\]:[ ]?                       # torch's own
+    | [0-9a-f]{8}[ ]\[rank=(?P<cluster>\d{1,5})\][ ]\|\|[ ]?   # determined
+    | \[[A-Za-z_]{1,20}(?P<tee>\d{1,5})(?:\|\d{1,5})?\]:[ ]?   # torchrun --tee, torchx
+    | std(?:err|out):[ ]                                # accelerate's own tests, some notebooks
+    | \[(?:INFO|ERROR|CRITICAL)\][ ]{1,2}(?=[\w.]{1,80}(?:Error|Exception)\b)   # loggers
+    | \[(?:ERROR|CRITICAL|FATAL)\][ ]?\[[\w./-]{1,80}(?::\w{1,60}){1,2}\][ ]?   # with their place
+    | \[\d{4,9}\][ ](?=\S)                               # numbered lines of log viewers
+    | \[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:[ ]?   # mpirun --tag-output
+    | [ ]{0,4}(?P<srun>\d{1,5}):[ ](?=[ ]{0,8}\D|\d{4}-)  # srun --label
+    | \((?:\w{1,60}[ ](?:\w{1,20}[ ])?)?pid=\d{1,9}(?:,[ ]ip=[\d.]{1,20})?\)[ ]?  # ray
+    | \[?"""
+    + _STAMP
+    + r"""\]?[ ]{0,3}(?:std(?:err|out)[ ][FP][ ])?        # ISO time: docker, kubectl, loggers
+    | (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[ ]{1,2}\d{1,2}[ ]\d\d:\d\d:\d\d
+      [ ][\w.-]{1,64}[ ][\w.@/-]{1,64}(?:\[\d{1,9}\])?:[ ]   # syslog, journald
+    | \[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?[ ]              # a time alone
+    | \|[ ](?:ERROR|CRITICAL|WARNING|INFO|DEBUG)[ ]{1,5}\|[ ]   # loguru, behind its time
+    | [\w.-]{1,60}-\w{1,12}[ ]{1,20}\|[ ]                 # docker compose, SageMaker
+    | \d{1,3}(?:\.\d{1,3}){3}:[ ]                        # pdsh: DeepSpeed on several nodes
+    | (?=[a-z0-9-]{1,60}\d:[ ])[a-z][a-z0-9]{0,30}(?:-[a-z0-9]{1,30}){1,6}:[ ]
+    | \[[a-z][a-z0-9]{0,30}(?:-[a-z0-9]{1,30}){0,6}-\d{1,5}\][ ]   # the name of a worker
+    | E\d{4}[ ]\d\d:\d\d:\d\d\.\d{1,9}[ ]\d{1,9}[ ][\w./-]{1,160}:\d{1,6}\]
+      (?:[ ]\[\d{1,4}/\d{1,4}\])?(?:[ ]|$)             # torch's own loggers, errors only
+    | (?!(?:global_?)?(?:step|epoch|iter|iteration|batch|train|val)s?/)
+      [a-z][\w.-]{0,60}/\d{1,5}[ ]                       # torchx, NeMo-Run: role and replica
+    | >[ ](?:ERROR|INFO|WARNING)[ ]{1,4}
+    | (?:\w{1,20}=(?:"[^"\\]{0,80}"|[^\s"]{1,80})[ ]){1,6}(?:msg|message|err|error)="   # logfmt
+    | "(?=\[rank\d{1,5}\]:)                              # SageMaker quotes a message
+    | (?:ERROR|CRITICAL)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d{1,6}\](?:[ ]|$)   # vLLM
+    """,
+    re.VERBOSE,
+)
+_MAX_PREFIXES = 4
+_OF_THE_JOB = ("rank", "cluster")  # groups of it that name a rank of the whole job, and
+_OF_A_NODE = ("tee", "mpi", "srun")  # those whose number may be one of a node
+_NOWHERE = (0, 0)
+_DOCKER = b'{"log":'
+_RECORDS = 3  # records within a record: of a logger, of a container, of collectors
+_FORM = bytes.maketrans(b"123456789", b"0" * 9)
+_RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank (\d{1,5})\]")
+_NCCL_DEVICE = re.compile(r"[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
+_BOX = re.compile(r"\s{0,4}[│|]\s?")  # the left side of one
+_DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
+
+
+class _Prefixes(NamedTuple):
+    """Where a line's prefixes end, and where the rank stands that they name."""
+
+    end: int
+    rank_from: int
+    rank_to: int  # 0 where they name none
+
+
+_NOT_PLAIN = _Prefixes(-1, 0, 0)
+
+
+class _Piece(NamedTuple):
+    """A stretch of a log's bytes."""
+
+    offset: int
+    number: int  # of its first line, from 1
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
+    def without(self, count: int) -> _Piece:
+        """Return the piece without its first `count` bytes."""
+        if count <= 0:
+            return self
+        number = self.number + self.data.count(b"\n", 0, count)
+        return _Piece(self.offset + count, number, self.data[count:])
+
+
+def read(chunks: Iterable[bytes]) -> Log:
+    """Read a log of any size in bounded memory.
+
+    Args:
+        chunks: the log's bytes in order; a few MiB each is the best size.
+    """
+    begin, size, rest = [], 0, filter(None, chunks)
+    for chunk in rest:
+        begin.append(chunk)
+        size += len(chunk)
+        if size > HEAD_BYTES + TAIL_BYTES:
+            break
+    else:  # all of it is kept, so nothing needs to be searched
+        data = b"".join(begin)
+        return _log([_Piece(0, 1, data)], size, data.count(b"\n")) if data else Log()
+    reader = _Reader()
+    while begin:  # none is held longer than it is read
+        reader.feed(begin.pop(0))
+    for chunk in rest:
+        reader.feed(chunk)
+    return reader.log()
+
+
+def of_text(text: str) -> Log:
+    """Read a text that is in memory."""
+    return read([text.encode("utf-8", "surrogateescape")])
+
+
+class _Reader:
+    """Keeps head, tail and mentions of a stream."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._tail: deque[_Piece] = deque()
+        self._tail_bytes = 0
+        self._first: list[_Piece] = []
+        self._first_bytes = 0
+        self._last: deque[_Piece] = deque()
+        self._last_bytes = 0
+        self._offset = 0
+        self._newlines = 0
+        self._carry = b""  # the end of what was searched: context of mentions to come
+
+    def feed(self, chunk: bytes) -> None:
+        if len(self._head) < HEAD_BYTES:
+            self._head += chunk[: HEAD_BYTES - len(self._head)]
+        self._search(chunk)
+        self._keep_tail(_Piece(self._offset, self._newlines + 1, chunk))
+        self._offset += len(chunk)
+        self._newlines += chunk.count(b"\n")
+
+    def _search(self, chunk: bytes) -> None:
+        block = self._carry + chunk
+        begin = self._offset - len(self._carry)
+        number = self._newlines - self._carry.count(b"\n")
+        done = 0
+        for start, end in _windows(block, min(len(self._carry), AFTER_BYTES)):
+            number += block.count(b"\n", done, start)
+            done = start
+            self._keep_mention(_Piece(begin + start, number + 1, block[start:end]))
+        self._carry = block[-(BEFORE_BYTES + AFTER_BYTES) :]
+
+    def _keep_mention(self, piece: _Piece) -> None:
+        if piece.end <= HEAD_BYTES:
+            return
+        left = FIRST_BYTES - self._first_bytes
+        if left > 0:
+            self._first.append(piece._replace(data=piece.data[:left]))
+            self._first_bytes += len(self._first[-1].data)
+            piece = piece.without(left)
+        piece = piece.without(len(piece.data) - LAST_BYTES)
+        if not piece.data:
+            return
+        self._last.append(piece)
+        self._last_bytes += len(piece.data)
+        while self._last_bytes > LAST_BYTES and len(self._last) > 1:
+            self._last_bytes -= len(self._last.popleft().data)
+
+    def _keep_tail(self, piece: _Piece) -> None:
+        self._tail.append(piece)
+        self._tail_bytes += len(piece.data)
+        while self._tail_bytes - len(self._tail[0].data) >= TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft().data)
+
+    def log(self) -> Log:
+        pieces = _joined([_Piece(0, 1, bytes(self._head)), *self._first, *self._last, self._end()])
+        return _log(pieces, self._offset, self._newlines)
+
+    def _end(self) -> _Piece:
+        data = b"".join(piece.data for piece in self._tail)
+        first = self._tail[0]
+        return _Piece(first.offset, first.number, data).without(len(data) - TAIL_BYTES)
+
+
+def _log(pieces: Sequence[_Piece], size: int, newlines: int) -> Log:
+    read = records.in_order([line for piece in pieces for line in _lines(piece)])
+    return Log(own_prefix.without(read), size, newlines + 1, len(pieces) == 1)
+
+
+def _windows(block: bytes, searched_from: int) -> list[tuple[int, int]]:
+    """Return the merged stretches of a block around its mentions, in order."""
+    found: list[tuple[int, int]] = []
+    for word in _MENTIONS:
+        at = block.find(word, searched_from)
+        while at >= 0:
+            found.append((_line_start(block, at), min(len(block), at + AFTER_BYTES)))
+            at = block.find(word, at + AFTER_BYTES)
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(found):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _line_start(block: bytes, at: int) -> int:
+    """Return where the context before a mention begins: at the start of a line where possible."""
+    floor = max(0, at - BEFORE_BYTES)
+    newline = block.find(b"\n", floor, at)
+    return newline + 1 if floor and newline >= 0 else floor
+
+
+def _joined(pieces: Iterable[_Piece]) -> list[_Piece]:
+    """Return the pieces in order, without overlaps, adjacent ones joined."""
+    done: list[_Piece] = []
+    for piece in sorted(pieces, key=lambda p: (p.offset, -len(p.data))):
+        if done and piece.offset <= done[-1].end:
+            if fresh := piece.data[done[-1].end - piece.offset :]:
+                done[-1] = done[-1]._replace(data=done[-1].data + fresh)
+        elif piece.data:
+            done.append(piece)
+    return done
+
+
+def _lines(piece: _Piece) -> Iterator[Line]:
+    data = piece.data.replace(b"\r\n", b"\n")
+    if b"\x1b" in data:
+        data = _ANSI.sub(b"", data)
+    known: dict[bytes, _Prefixes] = {}  # of rows that are alike but for their digits, as many are
+    rows = zip(data.split(b"\n"), data.translate(_FORM).split(b"\n"), strict=True)
+    for number, (row, form) in enumerate(rows, piece.number):
+        found = known.get(form)
+        if found is None:
+            raw = row.decode("utf-8", "replace").rstrip()
+            found = known[form] = _prefixes(raw) if _is_plain(row) else _NOT_PLAIN
+        if found is _NOT_PLAIN:
+            yield from _of_row(number, row)
+            continue
+        raw = row.decode("utf-8", "replace").rstrip()
+        end, rank_from, rank_to = found
+        yield Line._make((number, int(raw[rank_from:rank_to]) if rank_to else None, raw[end:], raw))
+
+
+def _is_plain(row: bytes) -> bool:
+    """Return whether a row is one line with nothing but prefixes before it; no digit decides."""
+    return not (
+        b"\\n" in row
+        or row.endswith((b"}", b'"', b'",'))
+        or row.startswith(_DOCKER)
+        or len(row) > LINE_CHARS
+        or "│".encode() in row
+        or len(row.translate(None, _UNPRINTED)) < len(row)
+        or len(_split_behind_bar(row)) > 1
+    )
+
+
+def _of_row(number: int, row: bytes) -> Iterator[Line]:
+    """Yield the lines of a row: of a record, a progress bar, or without control characters."""
+    whole = row.rstrip(b"\r")  # a terminal's line ends with one
+    may_hold = b"\\n" in row or whole.endswith((b"}", b'"', b'",'))
+    if may_hold and (unpacked := _unpacked(number, whole)):
+        yield from unpacked
+        return
+    row = row.lstrip(b"\0")  # the hole in a file that was truncated while it was written
+    for part in _parts(row):
+        yield from _clean(number, part)
+
+
+def _unpacked(number: int, row: bytes) -> list[Line]:
+    """Return the lines that a record holds; none where the row is no record of a failure."""
+    before, text = strip_prefixes(_CONTROL.sub(b" ", row).decode("utf-8", "replace").rstrip())
+    return [
+        Line(number, rank, inner[:LINE_CHARS], raw[:LINE_CHARS])
+        for rank, inner, raw in _of_record(text, before, _RECORDS)
+    ]
+
+
+def _of_record(text: str, before: int | None, depth: int) -> list[tuple[int | None, str, str]]:
+    """Return rank, text and text with prefixes of a record's lines, and of those of its records."""
+    if (found := records.unpack(text)) is None:
+        return []
+    named = before if found[0] is None else found[0]
+    lines: list[tuple[int | None, str, str]] = []
+    for raw in found[1]:
+        rank, inner = strip_prefixes(raw)
+        rank = named if rank is None else rank
+        nested = _of_record(inner, rank, depth - 1) if depth and inner.endswith("}") else []
+        lines += nested or [(rank, inner, raw)]
+    return lines
+
+
+def _parts(row: bytes) -> list[bytes]:
+    """Return the first and the last states of a line that rewrites itself, as a bar does."""
+    if b"\r" not in row:
+        return _split_behind_bar(row)
+    parts = [part for part in row.split(b"\r") if part] or [b""]
+    if len(parts) > 2 * BAR_PARTS:
+        parts = parts[:BAR_PARTS] + parts[-BAR_PARTS:]
+    return parts[:-1] + _split_behind_bar(parts[-1])
+
+
+def _split_behind_bar(part: bytes) -> list[bytes]:
+    """Return a progress bar and the line that follows on its line, apart."""
+    return _BEHIND_A_BAR.split(part) if any(sign in part for sign in _JOINED_LINES) else [part]
+
+
+def _clean(number: int, part: bytes) -> Iterator[Line]:
+    for begin in range(0, max(1, len(part)), LINE_CHARS):
+        raw = _CONTROL.sub(b" ", part[begin : begin + LINE_CHARS]).decode("utf-8", "replace")
+        raw = raw.rstrip()
+        if raw or not begin:
+            rank, text = strip_prefixes(raw)
+            yield Line(number, rank, text, raw)
+
+
+def strip_prefixes(raw: str) -> tuple[int | None, str]:
+    """Remove the prefixes of launchers, schedulers and containers from a line.
+
+    Returns:
+        The rank that a prefix named (None where none did), and the rest of the line.
+    """
+    text = raw
+    if text.startswith('{"log":') and (boxed := _DOCKER_JSON.match(text)):
+        with contextlib.suppress(ValueError):  # as docker escapes <, > and &, others all but ASCII
+            text = json.loads(f'"{boxed[1]}"')
+    end, rank_from, rank_to = _prefixes(text)
+    rank = int(text[rank_from:rank_to]) if rank_to else None
+    rest = text[end:]
+    return rank, _unboxed(rest) if "│" in rest else rest
+
+
+def _prefixes(text: str) -> _Prefixes:
+    """Return where a line's prefixes are; no digit decides that."""
+    end, rank = 0, _NOWHERE
+    for _ in range(_MAX_PREFIXES):
+        found = _PREFIX.match(text, end)
+        if not found:
+            break
+        for name in _OF_THE_JOB if rank is not _NOWHERE else (*_OF_THE_JOB, *_OF_A_NODE):
+            if found[name]:
+                rank = found.span(name)
+                break
+        end = found.end()
+    if rank is _NOWHERE:
+        inside = _RANK_INSIDE.search(text, end) or _NCCL_DEVICE.match(text, end)
+        rank = inside.span(1) if inside else rank
+    return _Prefixes(end, *rank)
+
+
+def _unboxed(text: str) -> str:
+    """Replace the two sides of a box around a line (rich) by blanks."""
+    if left := _BOX.match(text):
+        text = "  " + text[left.end() :]
+    inner = text.rstrip()
+    return f"{inner[:-1].rstrip()}  " if inner.endswith("│") else text

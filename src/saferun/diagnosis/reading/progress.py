@@ -1,0 +1,431 @@
+"""Pure: the training steps in a job's output: where an attempt began and how far it came.
+
+A resumed attempt is recognised by its first step, which lies beyond the first steps of earlier
+attempts. Here a number only counts as a step if a larger one follows in a line of the same form:
+"max_steps=20000" is a setting, not progress. Loading, tokenizing and evaluating count from zero, so
+the largest first number of all such series is that of the training.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from saferun.diagnosis.reading.log_lines import Line
+from saferun.named_tuple import NamedTuple
+
+HEAD_BYTES = 64 * 1024  # of an attempt's output that is searched, at either end
+LONG_S = 1800.0  # an attempt that ran this long, or
+LONG_STEPS = 500  # made this many steps, or
+_LONG_EPOCHS = 10  # this many epochs, was healthy for long
+_LINES = 200  # before the failure that are searched for long progress
+_RECENT_LINES = 20  # before the failure that are searched for a diverged loss
+_START_CHARS = 2000  # of a line of raw output: a bar that rewrites its line is split before
+_END_CHARS = 400  # of a line of a log: where a bar shows its last state
+
+# What a step is: a number behind one of these words, the position in an epoch, or that of tqdm's
+# bar. Megatron aligns it to the right, and counts what it skipped, too; a logger's place may end in
+# a function's name (stage3.py:9:step).
+_COUNTER = (
+    r"(?<!skipped )(?<!nan )(?<!\d:)\b(?:global[_ ]?step|step|iter|iteration|batch)s?"
+    r"[\s=:#/\[\]\"']{1,10}(?P<count>\d{1,9})\b(?!%|[.,]\d)"
+)
+_IN_EPOCH = (  # of fairseq, and of the examples of PyTorch, timm, DETR and OpenMMLab
+    r"\bepoch \d{1,5}: {1,12}(?P<update>\d{1,9}) / \d"
+    r"|\b(?:train|epoch|iter)\b[^\[%|]{0,20}(?:\[\d{1,5}\] {0,4})?"
+    r"\[ {0,8}(?P<place>\d{1,9}) {0,2}/ {0,8}\d{1,9}(?: {0,2}\(| ?\])"
+)
+_BAR = r"(?<![\d.])(?P<position>\d{1,9})/\d{1,9} ?\["
+_POSITION = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) ?\[")
+_FLAGS = re.IGNORECASE | re.ASCII
+# What grows in a log where no step is told: epochs or parts of one, Optuna's trials, a place in a
+# list, Keras's bar.
+_GROWS = re.compile(
+    r"\bepoch['\"]?[\s=:#\[(]{1,4}(?P<epoch>\d{1,5}(?:\.\d{1,9})?)\b"
+    r"|\btrial (?P<trial>\d{1,6}) (?:finished|pruned)"
+    r"|\[ {0,8}(?P<place>\d{1,9}) ?/ ?\d{1,9}\]|^ {0,8}(?P<bar>\d{1,9})/\d{1,9} .?━",
+    _FLAGS,
+)
+_GROWING = ("poch", "POCH", "rial ", "[", "━")  # one of these is in every line that it fits
+_STEP = re.compile(f"{_COUNTER}|{_IN_EPOCH}|{_BAR}", _FLAGS)
+_COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not a step here
+_EPOCHS = re.compile(
+    r"\bepoch[\s=:#\[(]{1,4}(\d{1,5})\b|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s", re.I
+)
+# tqdm's position, total (none of an endless bar) and elapsed time
+_TQDM = re.compile(
+    r"(?<![\d.])(?P<at>\d{1,9})(?:/(?P<of>\d{1,9})|it) ?"
+    r"\[(?:(?P<h>\d{1,3}):)?(?P<m>\d{1,2}):(?P<s>\d\d)[<,]"
+)
+# tqdm's bar before its first step, but not at 0: its numbers are those that a job resumed at.
+_RESUMED = re.compile(r"(?<![\d.])[1-9]\d{0,8}/\d{1,9} ?\[00:00<\?")
+_FIRST_STEPS = 1  # a job that reports no higher step is in its first one
+_STARTED = 20  # an unfinished bar beyond this shows that the job had made steps before
+_SAME_AGE = (0.95, 1.1)  # of a time-out: a bar of that age began when the waiting began
+_ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
+# A bar of tqdm's that another message has cut: the percentage that is done, and behind the message
+# the time that is left and the rate, or the elapsed time without its end or its start.
+_CUT = re.compile(r"\s{0,8}(?P<what>[^|%]{0,60}?)\s{0,4}(?P<done>\d{1,2})%\|")
+_OF_STEPS = re.compile(
+    r"(?!.{0,60}(?:load|map|fetch|token|filter|prepar|process|eval|valid|test|sampl|sav"
+    r"|generat|convert|extract|split|cach|index|build))"
+    r"(?:\Z|.{0,60}\b(?:train|epoch|step|iter|fit|progress))",
+    re.I,
+)
+_LEFT = re.compile(
+    r"(?P<cut>:)?(?:(?P<h>\d{1,3}):)?(?P<m>\d\d):(?P<s>\d\d), {1,2}[\d.?]{1,9}(?:s/it|it/s)"
+)
+_SECONDS_A_STEP = re.compile(r"(?<![\d.])(\d{1,5}\.\d\d)s/it")
+_CUT_AGE = re.compile(
+    r"\| {0,2}\d{1,9}/\d{1,9} ?\[(\d{1,3}):(\d\d):(?!\d\d\])"
+    r"|^\s{0,4}(?::|(\d{1,3}):)(\d\d):\d\d<"
+)
+_NAME_CHARS = 60  # of a line: where a bar has its name
+_CUT_LINES = 3  # of a bar: its start with the message, and what follows
+# A loss that is not a number, or is above ten thousand, leads to indices outside every table.
+_DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
+# A training's loss, and not that of an evaluation.
+_LOSS = re.compile(
+    r"(?<!\w)(?<!val )(?<!eval )(?<!test )(?<!validation )(?:train(?:ing)?[ _/])?loss['\"]?"
+    r"\s{0,3}[:=]?\s{0,3}['\"]?(-?(?:\d{1,9}(?:\.\d{1,12})?(?:e[-+]?\d{1,3})?|nan|inf))(?![\w.])",
+    re.I,
+)
+# A training's end, as the script or its framework states it. What transformers says comes before
+# the model is saved, so it is none.
+_OVER = re.compile(
+    r"`Trainer\.fit` stopped: `max_|\bend time of running main\b"
+    r"|^\W{0,4}(?:the )?(?:fine-?tuning|training) (?:is |has )?(?:completed?|finished|done)"
+    r"(?: (?:in|after|at) .{1,80})?[.! ]{0,4}$",
+    re.I,
+)
+_NUMBERS = re.compile(r"\d+", re.ASCII)
+# Whose line it is, where no launcher's prefix says so: "rank 1", "[GPU0]", "local_rank=1", "[R1]".
+_OF_RANK = re.compile(
+    r"(?:rank|gpu|process|proc|\[r(?=\d{1,5}\]))[\s_:=#]{0,2}(\d{1,5})(?!\d|[.,]\d|\s?[gmt]i?b)",
+    re.IGNORECASE,
+)
+_FORM = dict.fromkeys(map(ord, "123456789"), "0")
+
+
+class Step(NamedTuple):
+    """One line of a job that reports a step."""
+
+    at: int  # index of the line
+    rank: int | None
+    number: float  # a part of an epoch, too
+
+
+def first_step(head: bytes) -> int | None:
+    """Return the first training step in the beginning of an attempt's output; None without one.
+
+    >>> first_step(b"step 11 loss 3.2\\nstep 12 loss 3.1\\n")
+    11
+    >>> first_step(b"max_steps=20000 and nothing else")
+    """
+    return max((first for first, _ in _series(head[:HEAD_BYTES])), default=None)
+
+
+class Apart(NamedTuple):
+    """Ranks of one attempt that begin at different steps."""
+
+    told: str  # "rank 0 at 20, rank 1 at 0"; "" where they begin alike
+    is_far: bool = False  # by more than a line that was lost would explain
+
+
+def apart(lines: Sequence[Line]) -> Apart | None:
+    """Return how the ranks of one attempt begin at different steps; None where too few lines tell.
+
+    Ranks are compared by lines that are alike but for their numbers, and whose numbers grow by the
+    same amount on each. What lies nearer than that amount is no difference: ranks may take turns.
+
+    Args:
+        lines: from the attempt's beginning on; whose one is, its `rank` or its text says.
+    """
+    series: dict[str, dict[int, list[int]]] = {}
+    for rank, text in (piece for line in lines for piece in _by_rank(line)):
+        for found in (*_STEP.finditer(text), *_EPOCHS.finditer(text)):
+            begin, end = found.span(found.lastgroup or found.lastindex or 0)
+            by_rank = series.setdefault(_NUMBERS.sub("#", text[:begin]), {})
+            numbers, number = by_rank.setdefault(rank, []), int(text[begin:end])
+            if number not in numbers[-1:]:
+                numbers.append(number)
+    told = None
+    for by_rank in series.values():
+        begun = {rank: numbers for rank, numbers in sorted(by_rank.items()) if len(numbers) > 1}
+        amounts = {numbers[1] - numbers[0] for numbers in begun.values()}
+        if len(begun) < 2 or len(amounts) > 1 or min(amounts) < 1:
+            continue
+        low, high = (pick(begun.values(), key=lambda n: n[0]) for pick in (min, max))
+        by = min(high[0] - low[0], high[-1] - low[-1]) // min(amounts)
+        if by >= 1:
+            parts = [f"rank {rank} at {numbers[0]}" for rank, numbers in begun.items()]
+            return Apart(", ".join(parts[:8]), by > 1)
+        told = Apart("")
+    return told
+
+
+def _by_rank(line: Line) -> Iterator[tuple[int, str]]:
+    """Yield the parts of a line that are of one rank each, with the rank; none where none is named.
+
+    Lines of two ranks may have become one: torchrun's Python writes the end of a line by itself.
+    """
+    text = line.text[:_START_CHARS]
+    named = [*_OF_RANK.finditer(text)]
+    if not named:
+        if line.rank is not None:
+            yield line.rank, text
+        return
+    if line.rank is not None:
+        text = line.raw[:_START_CHARS]
+        named = [*_OF_RANK.finditer(text)]
+    # Each begins as the first one does.
+    form = _NUMBERS.sub(lambda _: r"\d+", re.escape(text[: named[0].start()]))
+    places = [found.start() for found in re.finditer(form + _OF_RANK.pattern, text, re.IGNORECASE)]
+    for start, end in zip(places, [*places[1:], len(text)], strict=True):
+        part = text[start:end]
+        ranks = {int(number) for number in _OF_RANK.findall(part)}
+        if len(ranks) == 1:
+            yield ranks.pop(), part
+
+
+def last_step(tail: bytes) -> int | None:
+    """Return the last training step in the end of an attempt's output; None without one.
+
+    >>> last_step(b"step 11 loss 3.2\\nstep 12 loss 3.1\\n")
+    12
+    """
+    return max((last for _, last in _series(tail[-HEAD_BYTES:])), default=None)
+
+
+def last_loss(tail: bytes) -> str:
+    """Return the last loss of the training in the end of an attempt's output; "" without one.
+
+    >>> last_loss(b"step 11 loss 3.2\\n{'loss': 3.1, 'lr': 0.1}\\nval loss: 2.9 val_loss=2.8\\n")
+    '3.1'
+    """
+    found = _LOSS.findall(tail[-HEAD_BYTES:].decode("latin-1"))
+    return found[-1] if found else ""
+
+
+def _series(output: bytes) -> Iterator[tuple[int, int]]:
+    """Return the first and the largest number of each series that counts upwards."""
+    ends: dict[str, tuple[int, int]] = {}
+    known: dict[str, tuple[int, int, str] | None] = {}  # of lines alike but for their digits
+    text = output.decode("latin-1").replace("\r", "\n")  # an empty line has no counter
+    alike = zip(text.split("\n"), text.translate(_FORM).split("\n"), strict=True)
+    for line, form in alike:
+        if form not in known:
+            known[form] = _counter(form[:_START_CHARS])
+        if (counter := known[form]) is None:
+            continue
+        begin, end, series = counter
+        number = int(line[begin:end])
+        first, last = ends.get(series, (number, number))
+        ends[series] = (first, max(last, number))
+    return (pair for pair in ends.values() if pair[1] > pair[0])
+
+
+def _counter(line: str) -> tuple[int, int, str] | None:
+    """Return where a line has its step, and what comes before it; no digit decides that."""
+    found = _STEP.search(line)
+    if found is None:
+        return None
+    begin, end = found.span(found.lastgroup or 0)
+    return begin, end, _NUMBERS.sub("#", line[:begin].rstrip()[-200:])
+
+
+def _number(found: re.Match[str]) -> int:
+    return int(found[found.lastgroup or 0])
+
+
+def step_in(text: str) -> int | None:
+    """Return the step that a line reports; None where it reports none."""
+    found = _STEP.search(text[-_END_CHARS:])
+    return _number(found) if found else None
+
+
+def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
+    """Return the steps that the lines from index `start` up to `end` report.
+
+    Args:
+        lines: of one log.
+        start: index of the first line.
+        end: index after the last one.
+    """
+    reported = []
+    for at in range(start, end):
+        if (number := _grown(lines[at].text)) is not None:
+            reported.append(Step(at, lines[at].rank, number))
+    return reported
+
+
+def _grown(text: str) -> float | None:
+    """Return the step that a line reports, or what else grows in it."""
+    number = step_in(text)
+    if number is not None or not any(word in text for word in _GROWING):
+        return number
+    found = _GROWS.search(text[-_END_CHARS:])
+    return float(found[found.lastgroup or 0]) if found else None
+
+
+def went_on(reported: Sequence[Step], at: int, rank: int | None, least: int = 3) -> bool:
+    """Return whether a job made enough growing steps after a line.
+
+    Args:
+        reported: the steps of the log, from `steps`.
+        at: index of the line.
+        rank: whose steps count; None for those without a rank.
+        least: the number of steps that are enough.
+    """
+    count, reached = 0, -1.0  # beyond every number before, and
+    in_row, last = 0, -1.0  # one after the other: another counter may have come further before
+    for step in reported[bisect_left(reported, (at,)) :]:
+        if step.rank != rank:
+            continue
+        if step.number > reached:
+            count, reached = count + 1, step.number
+        in_row, last = (in_row + 1 if step.number > last else 1), step.number
+        if max(count, in_row) >= least:
+            return True
+    return False
+
+
+def is_written(lines: Sequence[Line], reported: Sequence[Step], at: int, limit: int) -> bool:
+    """Return whether steps behind a line were written while the job made them.
+
+    They were where they are more than a buffer holds, and where a bar shows them: bars go to
+    stderr, which has no buffer.
+
+    Args:
+        lines: the log's.
+        reported: its steps, from `steps`.
+        at: index of the line.
+        limit: the bytes of the buffers.
+    """
+    behind = reported[bisect_left(reported, (at,)) :]
+    if any("%|" in lines[step.at].text for step in behind):
+        return True
+    return sum(len(line.raw) + 1 for line in lines[at : behind[-1].at]) > limit
+
+
+def _cut_percent(text: str) -> int:
+    """Return how far a bar of steps has come that another message has cut; 0 for any other line."""
+    found = _CUT.match(text) if "%|" in text else None
+    if found is None or not _OF_STEPS.match(found["what"]) or _POSITION.search(text):
+        return 0
+    return int(found["done"])
+
+
+def _age_of_cut(percent: int, text: str) -> float:
+    """Return for how many seconds at least a bar has run that another message has cut.
+
+    Args:
+        percent: that is done; each is held to be a step.
+        text: of the bar's lines.
+    """
+    if left := _LEFT.search(text):
+        hours = int(left["h"] or bool(left["cut"]))
+        left_s = hours * 3600 + int(left["m"]) * 60 + int(left["s"])
+        return left_s * percent / (100 - percent)
+    found = _SECONDS_A_STEP.search(text)
+    return float(found[1]) * percent if found else 0.0
+
+
+def _is_long_cut(lines: Sequence[Line], at: int) -> bool:
+    """Return whether a line is of a bar of many minutes that another message has cut."""
+    text = lines[at].text
+    if found := _CUT_AGE.search(text[-_END_CHARS:]):
+        hours, minutes = found[1] or found[3] or 1, found[2] or found[4]
+        if int(hours) * 3600 + int(minutes) * 60 >= LONG_S:
+            return True
+    percent = _cut_percent(text)
+    if not percent:
+        return False
+    whole = " ".join(line.text[-_END_CHARS:] for line in lines[at : at + _CUT_LINES])
+    return _age_of_cut(percent, whole) >= LONG_S
+
+
+def _counted(whole: str, end: str) -> Iterator[int]:
+    """Yield the training steps that a line's end reports; a bar must look like one of training."""
+    yield from map(int, _COUNTED.findall(end))
+    name = whole.partition("%|")[0][:_NAME_CHARS].rstrip(" 0123456789")
+    bar = _POSITION.search(end)
+    if bar and _OF_STEPS.match(name) and (name.strip() or "loss" in end[bar.end() :]):
+        yield int(bar[1])
+
+
+def is_long(before: Sequence[Line], behind: Sequence[Line] = ()) -> bool:
+    """Return whether the last of these lines report many steps, epochs or minutes.
+
+    Args:
+        before: the lines up to a failure.
+        behind: those that follow, where a bar may go on that the failure has cut.
+    """
+    last = before[-_LINES:]
+    cut = [*last, *behind[: _CUT_LINES - 1]]
+    if any(_is_long_cut(cut, at) for at in range(len(last))):
+        return True
+    for line in last:
+        text = line.text[-_END_CHARS:]
+        if _RESUMED.search(text):
+            continue
+        if max(_counted(line.text, text), default=0) >= LONG_STEPS:
+            return True
+        if any(int(a or b) >= _LONG_EPOCHS for a, b in _EPOCHS.findall(text)):
+            return True
+        for hours, minutes, seconds in _ELAPSED.findall(text):
+            if int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds) >= LONG_S:
+                return True
+    return False
+
+
+def is_early(before: Sequence[Line]) -> bool:
+    """Return whether the last of these lines show a job in its first step."""
+    last: int | None = None
+    for line in before[-_LINES:]:
+        text = line.text[-_END_CHARS:]
+        if _RESUMED.search(text):
+            last = 0
+            continue
+        if _cut_percent(line.text) > _FIRST_STEPS:
+            return False
+        if any(int(a or b) > _FIRST_STEPS for a, b in _EPOCHS.findall(text)):
+            return False
+        bar = _POSITION.search(text)
+        if bar is not None and bar[1] == bar[2]:  # it came to its end, as one of loading does
+            continue
+        if found := _STEP.search(text):
+            last = _number(found)
+            if last > _STARTED:
+                return False
+    return last is not None and last <= _FIRST_STEPS
+
+
+def bar_of_age(before: Sequence[Line], age_s: float) -> bool:
+    """Return whether a progress bar, which is no training's, runs for about as long as `age_s`."""
+    for line in before[-_LINES:]:
+        text = line.text[-_END_CHARS:]
+        found = _TQDM.search(text)
+        if found is None or found["at"] == found["of"] or "loss" in text:
+            continue
+        elapsed = int(found["h"] or 0) * 3600 + int(found["m"]) * 60 + int(found["s"])
+        if _SAME_AGE[0] * age_s <= elapsed <= _SAME_AGE[1] * age_s:
+            return True
+    return False
+
+
+def is_over(before: Sequence[Line]) -> bool:
+    """Return whether a job has said that its training is over, and only saved something since."""
+    for line in reversed(before[-_LINES:]):
+        text = line.text[-_END_CHARS:]
+        if _OVER.search(text):
+            return True
+        if step_in(text) is not None and "sav" not in text.lower():
+            return False
+    return False
+
+
+def diverged(before: Sequence[Line]) -> bool:
+    """Return whether the last of these lines report a loss that diverged."""
+    return any(_DIVERGED.search(line.text[-_END_CHARS:]) for line in before[-_RECENT_LINES:])

@@ -1,0 +1,414 @@
+"""Pure: the Python exceptions in a log, with their frames, messages and chains.
+
+Each rank is read on its own where prefixes tell ranks apart. Fragments are read too: an exception's
+line is recognised without the word Traceback before it, and frames without an exception after them
+are dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from saferun.diagnosis.reading import digit_masks, foreign
+from saferun.diagnosis.reading.log_lines import Line
+from saferun.named_tuple import NamedTuple
+
+MESSAGE_LINES = 24  # of one exception
+FRAME_LINES = 80
+MOST = 300  # exceptions: the first and the last ones of a log
+_TRACEBACK = "Traceback (most recent call last)"
+_DIRECT = "direct cause of the following exception"
+_DURING = "During handling of the above exception"
+_NAME = r"(?:[A-Za-z_]\w{0,80}\.){0,8}"
+# The line of an exception: a dotted name that ends as names of exceptions do, then `:` or nothing.
+_RAISED = re.compile(
+    rf"(?P<type>{_NAME}(?:_?[A-Z]\w{{2,80}}(?:Failed|Hit|Unsupported|Missing|Resources|ProcessPool)"
+    r"|(?:_?[A-Z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Abort|Pruned|Exhausted|Conflict|Invalid"
+    r"|NotFound|Expired|Cancelled|Denied|Mismatch\w{0,30}))\b)(?P<args>\((?:['\"].{0,3900})?\)?)?"
+    r"(?P<colon>:(?=\s|$))?(?P<message>.*)"
+)
+_ANY_NAME = re.compile(rf"(?P<type>{_NAME}[A-Za-z_]\w{{0,80}})(?P<colon>:(?=\s|$))?(?P<message>.*)")
+_QUOTED_EXCEPTION = re.compile(
+    r"\b(?P<type>RayTaskError(?=\(\w{1,80}\):)"
+    r"|[A-Z]\w{0,80}(?:Error|Exception)(?=\(['\"].)"
+    r"|(?<=Caught )[A-Z]\w{0,80}(?= in (?:DataLoader worker|replica|pin memory)))"
+)
+# Ranks that write at the same time lose newlines: a line of a traceback directly follows the name.
+_GLUED = re.compile(r" {4,64}(?:assert |raise |return |File \"|\w{1,80}[.(]|\w{1,80} = )")
+# They lose the newline between two names, too: the same name, twice or more.
+_DOUBLED = re.compile(r"([A-Z]\w{2,60}?(?:Error|Exception))\1{1,8}$")
+_POINTER = "❱"  # with which a boxed traceback (rich) marks the line that failed
+_THROWN = re.compile(rf"raise (?P<type>{_NAME}[A-Z]\w{{0,80}})\(")
+# What ends a message: lines that begin so are something else.
+_OTHER = re.compile(
+    r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{3,4} |\[[EWIF] |={8}|-{8}"
+    r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
+    r"|Process finished with |Error: Process completed|command terminated with |FATAL: "
+    r"|'\(\w{1,80}Error\(|thread '|panic: |goroutine \d|During handling|The above exception"
+    r"|\S{1,200}:\d{1,6}: "
+    r"|(?:Killed|Terminated|Aborted|Hangup|Quit|Segmentation fault|Bus error)(?: \(core dumped\))?$"
+)
+# Another process's last output. It only continues a message that has the same subject.
+_ELSEWHERE = re.compile(
+    r"\s{0,4}(?:(?P<nccl>nccl[A-Z]\w{2,40}: |Last error:)|(?P<http>\(?HTTPS?ConnectionPool\()"
+    r"|(?P<actor>The actor (?:is dead|died) )"
+    r"|terminate called|what\(\): )"
+)
+# Phrases of a program that goes on: the line (lower case) reports what is over or will be retried.
+# huggingface_hub warns so about requests that it can do without; wandb sends later.
+GOES_ON = re.compile(
+    r"\bretrying\b|\bwill retry\b|\bretry loop\b|\b(?:retry|attempt) \d{1,3} ?(?:/|of) ?\d{1,3}\b"
+    r"|\bskipp(?:ed|ing)\b|\bfalling back\b|\bsuppressed\b|\bignoring\b"
+    r"|\bthrown while requesting\b|^wandb: (?:error|warning) error while calling\b"
+)
+_EXIT_BARRIER = "Error waiting on exit barrier"  # torchrun's agent, when a node has gone before
+_BACKGROUND = (
+    "Exception ignored ",  # in: or, from 3.14 on, while calling deallocator
+    "Exception in thread",
+    "Error in atexit",
+    "Error in sys.excep",
+)
+_BESIDE_LINES = 2  # of other processes between such a line and its traceback
+# A thread of multiprocessing (resource_sharer.py) that prints what failed and continues. Where a
+# job is killed, it sees its peers' end a moment before its own.
+_SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _serve\b")
+_PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
+_WARNED = re.compile(r"Warning\b")
+_BOXED = re.compile(r"/\S{1,400}\.py:\d{1,7} in \S{1,200}$")  # a frame of rich's
+_NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
+
+
+def _after_frames(text: str) -> re.Match[str] | None:
+    """Match an exception of any name, but not the prefix of a program's own output (`wandb: `)."""
+    if _OTHER.match(text):
+        return None
+    if found := _RAISED.match(text):
+        return found
+    found = _ANY_NAME.match(text)
+    program = found is not None and found["type"].islower() and "." not in found["type"]
+    return None if program else found
+
+
+class Raised(NamedTuple):
+    """One exception as printed."""
+
+    at: int  # index of its line among the log's
+    rank: int | None
+    type: str  # "torch.OutOfMemoryError"; as printed
+    rows: tuple[int, ...]  # indices of the lines of its message, the first is `at`
+    text: str  # those lines
+    frames: str  # the traceback's lines before it
+    chain: int  # exceptions of one chain share it
+    link: str  # how it hangs on the one before: "", "cause", "context"
+    background: bool  # of a thread or of the interpreter's exit: the process went on
+    headed: bool  # a whole traceback stood before it
+
+    @property
+    def name(self) -> str:
+        """The type without its module."""
+        return self.type.rsplit(".", 1)[-1]
+
+    @property
+    def is_thrown(self) -> bool:
+        """Whether no more is known than the line of source that raised it."""
+        return _THROWN.match(self.text.lstrip()) is not None
+
+
+class Tracebacks(NamedTuple):
+    """The exceptions of a log, and which lines are only their tracebacks' frames."""
+
+    raised: tuple[Raised, ...]
+    framed: frozenset[int]  # indices of lines
+
+    def without_consequences(self) -> Tracebacks:
+        """Leave out what was raised while another exception ended a `with` block.
+
+        What is closed there is half done: an archive that could not be written has a wrong size.
+        """
+        over = [
+            one for one in self.raised if one.link == "context" and ", in __exit__" in one.frames
+        ]
+        rows = {row for one in over for row in one.rows}
+        kept = tuple(one for one in self.raised if one not in over)
+        return Tracebacks(kept, self.framed | rows)
+
+
+class _Open(NamedTuple):
+    """An exception whose message is being read."""
+
+    type: str
+    frames: str
+    headed: bool
+
+
+class _Stream:
+    """Reads the lines of one rank, in order."""
+
+    def __init__(self, reader: _Reader, rank: int | None) -> None:
+        self._reader = reader
+        self._rank = rank
+        self._inside = False
+        self._indent = 0
+        self._frames: list[str] = []
+        self._chain = 0
+        self._link = ""
+        self._rows: list[int] = []  # of the message that is being read
+        self._open: _Open | None = None
+        self._background = 0  # lines within which a background traceback begins
+        self._framed_at = 0
+        self._headed = False  # the head of a traceback, whose exception was not read so far
+
+    @property
+    def idle(self) -> bool:
+        """Whether no exception is being read, nor a traceback."""
+        return not (self._inside or self._rows or self._frames or self._background)
+
+    def read(self, at: int, text: str) -> None:
+        """Read one line of the rank's.
+
+        Args:
+            at: index of the line.
+            text: without prefixes.
+        """
+        if _TRACEBACK in text:
+            self._begin(text)
+        elif _DIRECT in text or _DURING in text:
+            self.close()
+            self._link = "cause" if _DIRECT in text else "context"
+        elif text.startswith(_BACKGROUND) or _EXIT_BARRIER in text[:160]:
+            self.close()
+            self._background = 1 + _BESIDE_LINES
+        elif self._inside:
+            self._read_inside(at, text)
+        else:
+            self._read_outside(at, text)
+            if self._background and text.strip() and not (self._rows or self._frames):
+                self._background -= 1
+
+    def _begin(self, text: str) -> None:
+        self.close()
+        if self._headed and self._frames:
+            self._opened(self._framed_at, "", headed=True)
+            self.close()
+        self._inside = self._headed = True
+        self._indent = len(text) - len(text.lstrip())
+        self._frames = []
+
+    def _read_inside(self, at: int, text: str) -> None:
+        indent = len(text) - len(text.lstrip())
+        if not text.strip() or indent > self._indent or text[0] in "│╭╰^" or 'File "' in text[:12]:
+            self._framed(at, text)
+            return
+        self._inside = False
+        found = _after_frames(text.lstrip())
+        if found and (found["colon"] or not found["message"].strip() or _looks_raised(found)):
+            self._opened(at, found["type"], headed=True)
+
+    def _read_outside(self, at: int, text: str) -> None:
+        found = _RAISED.match(text.lstrip()) if "r" in text else None
+        inside_message = self._rows and text.startswith(" ")
+        if found and not inside_message and _looks_raised(found):
+            self.close()
+            self._opened(at, found["type"], headed=False)
+            return
+        if (
+            'File "' in text[:16]
+            or _POINTER in text[:6]
+            or (text.startswith("  /") and _BOXED.match(text.strip()))
+            or self._continues_frames(text)
+        ):
+            self.close()
+            self._framed(at, text)
+        elif self._rows:
+            self._continue_message(at, text)
+        elif (quoted := _quoted(text)) and not _NOT_RAISED.search(text):
+            self._opened(at, quoted["type"], headed=False)
+
+    def _continues_frames(self, text: str) -> bool:
+        return bool(self._frames) and text.startswith("    ")
+
+    def _framed(self, at: int, text: str) -> None:
+        """Keep a line of the traceback's: at most half of FRAME_LINES from its start and end."""
+        self._reader.framed.add(at)
+        if not text.strip():
+            return
+        if len(self._frames) >= FRAME_LINES:
+            del self._frames[FRAME_LINES // 2]
+        self._frames.append(text)
+        if "│" not in text or _POINTER in text[:6]:  # of a box, the line that failed
+            self._framed_at = at
+
+    def end(self) -> None:
+        """Hand over what the end of the log cut short.
+
+        That is a `raise` whose exception was not printed, or a traceback of which no more is known
+        (its type is "").
+        """
+        self.close()
+        pointed = [text for text in self._frames if _POINTER in text[:6]]
+        for text in [*pointed[-1:], *reversed(self._frames[-2:])]:
+            found = _THROWN.search(text)
+            if found:
+                self._reader.framed.discard(self._framed_at)
+                self._opened(self._framed_at, found["type"], headed=False)
+                self.close()
+                return
+        if self._frames:
+            self._opened(self._framed_at, "", headed=self._headed or bool(pointed))
+            self.close()
+
+    def _continue_message(self, at: int, text: str) -> None:
+        full = len(self._rows) >= MESSAGE_LINES
+        if full or _OTHER.match(text) or self._is_elsewhere(text) or self._is_over():
+            self.close()
+        elif text.strip():
+            self._rows.append(at)
+
+    def _is_elsewhere(self, text: str) -> bool:
+        """Return whether a line below a message belongs to another process's."""
+        found = _ELSEWHERE.match(text)
+        if found is None:
+            return False
+        subject = found.lastgroup
+        return subject is None or subject not in self._reader.lower(self._rows[0])
+
+    def _is_over(self) -> bool:
+        """Return whether the message ends with its first line.
+
+        It does where a program that goes on only mentions the exception, and behind the `Error: `
+        that any program may print.
+        """
+        if self._open is None or self._open.headed:
+            return False
+        return self._open.type == "Error" or bool(GOES_ON.search(self._reader.lower(self._rows[0])))
+
+    def _opened(self, at: int, name: str, *, headed: bool) -> None:
+        self._rows = [at]
+        self._open = _Open(_DOUBLED.sub(r"\1", name), "\n".join(self._frames), headed)
+        self._frames = []
+        self._headed = False
+
+    def close(self) -> None:
+        """Hand over the exception whose message has ended."""
+        opened, rows = self._open, tuple(self._rows)
+        if opened is None:
+            return
+        if not self._link:
+            self._chain = self._reader.next_chain()
+        serving = opened.type.endswith(_PEER_ENDED) and _SERVING.search(opened.frames)
+        self._reader.raised.append(
+            Raised(
+                at=rows[0],
+                rank=self._rank,
+                type=opened.type,
+                rows=rows,
+                text=self._reader.message(rows),
+                frames=opened.frames,
+                chain=self._chain,
+                link=self._link,
+                background=self._background > 0 or bool(serving),
+                headed=opened.headed,
+            )
+        )
+        self._open, self._rows, self._link, self._background = None, [], "", 0
+
+
+def _quoted(text: str) -> re.Match[str] | None:
+    """Return the exception that a line quotes."""
+    may = "Error(" in text or "Exception(" in text or "Caught " in text  # cheap, for every line
+    return _QUOTED_EXCEPTION.search(text) if may else None
+
+
+def _is_ordinary(text: str) -> bool:
+    """Return whether a line has nothing of an exception: between two of them it says nothing."""
+    return not (
+        _TRACEBACK in text
+        or _DIRECT in text
+        or _DURING in text
+        or text.startswith((*_BACKGROUND, "  /"))
+        or _EXIT_BARRIER in text
+        or ("r" in text and _RAISED.match(text.lstrip()))
+        or 'File "' in text
+        or _POINTER in text
+        or _quoted(text)
+    )
+
+
+def _looks_raised(found: re.Match[str]) -> bool:
+    """Return whether a match is an exception's line and not prose that begins with such a word."""
+    groups = found.groupdict()
+    if _WARNED.search(found["type"]):
+        return False
+    if groups.get("colon") or groups.get("args") or _DOUBLED.search(found["type"]):
+        return True
+    alone = not found["message"].strip() or _GLUED.match(found["message"]) is not None
+    return alone and not found["type"].islower()
+
+
+class _Reader:
+    """Reads a log, each rank's lines in a stream of their own."""
+
+    def __init__(self, lines: Sequence[Line], alike: Sequence[str]) -> None:
+        self._lines = lines
+        self._alike = alike
+        self._streams: dict[int | None, _Stream] = {}
+        self._chains = 0
+        self.raised: list[Raised] = []
+        self.framed: set[int] = set()
+
+    def lower(self, row: int) -> str:
+        """Return a line in lower case."""
+        return self._lines[row].text.lower()
+
+    def message(self, rows: Sequence[int]) -> str:
+        """Return lines as one text."""
+        return "\n".join(self._lines[row].text.strip() for row in rows)
+
+    def next_chain(self) -> int:
+        """Return the number of a new chain of exceptions."""
+        self._chains += 1
+        return self._chains
+
+    def _of_another_language(self, thrown: foreign.Thrown) -> Raised:
+        return Raised(
+            at=thrown.at,
+            rank=thrown.rank,
+            type=thrown.type,
+            rows=(thrown.at, *thrown.rows),
+            text=thrown.text,
+            frames="",
+            chain=self.next_chain(),
+            link="",
+            background=not thrown.ends,
+            headed=False,
+        )
+
+    def run(self) -> Tracebacks:
+        """Read all lines."""
+        ordinary = digit_masks.which(self._alike, _is_ordinary)
+        for at, line in enumerate(self._lines):
+            stream = self._streams.get(line.rank)
+            if stream is None:
+                if ordinary[at]:
+                    continue
+                stream = self._streams[line.rank] = _Stream(self, line.rank)
+            if not (ordinary[at] and stream.idle):
+                stream.read(at, line.text)
+        for stream in self._streams.values():
+            stream.end()
+        self.raised += [self._of_another_language(thrown) for thrown in foreign.find(self._lines)]
+        raised = sorted(self.raised, key=lambda raised: raised.at)
+        if len(raised) > 2 * MOST:
+            raised = raised[:MOST] + raised[-MOST:]
+        return Tracebacks(tuple(raised), frozenset(self.framed))
+
+
+def find(lines: Sequence[Line], alike: Sequence[str] | None = None) -> Tracebacks:
+    """Return the exceptions in a log's lines, in the order of their lines.
+
+    Args:
+        lines: the log's.
+        alike: their forms, where they are known (`digit_masks.of`).
+    """
+    return _Reader(lines, digit_masks.of(lines) if alike is None else alike).run()

@@ -1,0 +1,127 @@
+"""Pure: the innermost frame of the user's own code in a log, above what libraries called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from saferun.diagnosis.reading.log_lines import Line
+
+_FRAME = re.compile(
+    r'File "(?P<path>[^"]{1,400})", line (?P<line>\d{1,9}),? in (?P<name>\S.{0,200}?)\s{0,8}$'
+)
+_BOXED = re.compile(r"(?P<path>/\S{1,400}\.py):(?P<line>\d{1,9}) in (?P<name>\S{1,200})\s{0,8}$")
+# The line of source below a frame; in a box, the one that is pointed at.
+_SOURCE = re.compile(
+    r"(?:\s{0,8}❱\s{0,4}\d{1,9}\s{0,2}│?|(?!\s{0,8}(?:❱|│|\d{1,6}\s))\s{2,12})"
+    r"\s{0,80}(?P<code>[^\s^~│].{0,120}?)\s{0,80}│?$"
+)
+# Code that is installed, the interpreter's own, a launcher's, and our hooks.
+_OTHERS = re.compile(
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|saferun_inject|/saferun/inject/"
+)
+# What may hide below the last whole frame of a traceback that is cut. Calls to a device, to other
+# ranks, to a compiler or to a server can fail for reasons that are not the script's.
+_MAY_PASS = re.compile(
+    r"/(?:torch|triton|requests|urllib3|httpx|httpcore|aiohttp|huggingface_hub|datasets|deepspeed"
+    r"|accelerate|lightning\w{0,20}|pytorch_lightning|transformers|megatron|jax|tensorflow|keras|ray"
+    r"|multiprocessing|concurrent|subprocess\.py|socket\.py|ssl\.py|http|asyncio)\b|<frozen "
+)
+_HIDES_MORE = re.compile(
+    r"\b(?:backward|barrier|all_?(?:gather|reduce)\w{0,20}|broadcast|init_process_group|synchronize"
+    r"|cuda|to|item|from_pretrained|load_dataset|\w{0,20}download\w{0,20}|wait|compile|dist|save)"
+    r"[.(]|requests\.|urlopen"
+)
+_CUT_PATH = re.compile(r'File "[^"]{0,400}$')
+_CUT_NAME = re.compile(r"-packages/(\w{3,80})$")
+_PACKAGES = (  # of those, the names that may be cut
+    *("torch", "triton", "requests", "urllib3", "httpx", "httpcore", "aiohttp", "huggingface_hub"),
+    *("datasets", "deepspeed", "accelerate", "lightning", "pytorch_lightning", "transformers"),
+    *("megatron", "jaxlib", "tensorflow", "keras"),
+)
+# Of those, the code and the calls that reach what is outside of this process.
+_REACHES = re.compile(
+    r"/torch/(?:nn|distributed|cuda|_inductor|_dynamo|_functorch|_tensor|autograd|serialization|storage"
+    r"|multiprocessing/(?:queue|reductions))\b|/(?:triton|requests|urllib3|httpx|httpcore|aiohttp"
+    r"|huggingface_hub|datasets|ray|jaxlib|grpc|socket\.py|ssl\.py|http|asyncio|concurrent)\b"
+    r"|\b(?:backward|barrier|all_?(?:gather|reduce)\w{0,20}|broadcast|init_process_group|new_group"
+    r"|synchronize|load_dataset|from_pretrained|\w{0,20}download\w{0,20}|wait|compiled?|cuda|urlopen)\("
+    r"|\bdist\.|requests\.|ray\.get"
+)
+_FIRST, _LAST = "most recent call first", "most recent call last"
+
+
+def innermost(lines: Iterable[Line]) -> str:
+    """Return the innermost frame of the user's code in the last stack that has one.
+
+    Returns:
+        As `train.py:9  loss.backward()`, without the source where the stack has none; "" where no
+        stack shows code of the user's.
+    """
+    found: list[str] = []
+    upwards: dict[int | None, bool] = {}  # by rank: the innermost frame comes first, as in C
+    taken: set[int | None] = set()
+    waiting: dict[int | None, list[str]] = {}  # a frame whose source may follow
+    for line in lines:
+        text = line.text
+        if _FIRST in text or _LAST in text:
+            upwards[line.rank] = _FIRST in text
+            taken.discard(line.rank)
+        elif _is_frame(text):
+            waiting.pop(line.rank, None)
+            frame = _users(text)
+            if frame and not (upwards.get(line.rank) and line.rank in taken):
+                taken.add(line.rank)
+                found = waiting[line.rank] = [frame]
+        elif (place := waiting.get(line.rank)) and (source := _SOURCE.match(text)):
+            place.append(source["code"])
+            del waiting[line.rank]
+    return "  ".join(found)
+
+
+def _is_frame(text: str) -> bool:
+    return 'File "' in text or (".py:" in text and _BOXED.search(text) is not None)
+
+
+def _users(text: str) -> str:
+    """Return the place of a frame, "" where it is not of the user's code."""
+    found = _FRAME.search(text) or _BOXED.search(text)
+    if found is None or _OTHERS.search(found["path"]):
+        return ""
+    return f"{found['path']}:{found['line']}"
+
+
+def _in_what_may_pass(row: str) -> bool:
+    """Return whether a frame is cut within the path of code that may pass."""
+    if not _CUT_PATH.match(row):
+        return False
+    name = _CUT_NAME.search(row)
+    begun = name is not None and any(package.startswith(name[1]) for package in _PACKAGES)
+    return begun or _MAY_PASS.search(row) is not None
+
+
+def of_cut(traceback: str) -> str:
+    """Return whose fault a traceback shows that is cut before its exception.
+
+    Returns:
+        "own" where its last frame is a function of the script's that calls nothing that may pass;
+        "likely" where it ends in other code, but in none that reaches a device, other ranks, a
+        compiler or a server; "" where it may be anything.
+    """
+    rows = [row.strip() for row in traceback.splitlines()]
+    frames = [
+        (at, _FRAME.match(row) or _BOXED.match(row))
+        for at, row in enumerate(rows)
+        if _FRAME.match(row) or _BOXED.match(row) or row.startswith("File ")
+    ]
+    if not frames:
+        return ""
+    at, last = frames[-1]
+    if last is None and _in_what_may_pass(rows[at]):
+        return ""  # of its place no more is known
+    calls = rows[at + 1 :]
+    whole = last is not None and last["name"] != "<module>" and not _MAY_PASS.search(last["path"])
+    if whole and not any(_HIDES_MORE.search(row) for row in calls):
+        return "own"
+    above = frames[-2][0] if last is None and len(frames) > 1 else at  # of one that is cut, too
+    return "" if any(_REACHES.search(row) for row in rows[above:]) else "likely"

@@ -1,0 +1,182 @@
+"""All facts about this machine: every source is asked at once, under one deadline.
+
+The sources: nvidia, torchfacts, host, network, kernellog, and the preflight's test of each GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from saferun.doctor.collect import host, network, nvidia, together, torchfacts
+from saferun.doctor.vitals import Cuda, Files, Host, Measured, Network, Smi, Torch
+from saferun.gpu import nvidia_smi
+from saferun.gpu.preflight import preflight, preflight_gate
+from saferun.model import NOTE, PROBLEM, Finding, GpuFacts
+from saferun.named_tuple import NamedTuple
+from saferun.system import command as bounded
+from saferun.system import gpus, kernellog
+from saferun.system.redact import Masker
+
+FILES_S = 1.5  # milliseconds, unless the driver hangs
+SMI_S = 12.0  # nvidia.REPORT_S, and then ALONE_S for the GPUs that it lacks
+TRIAL_S = 5.0  # a context takes 0.3 s for each GPU; a driver that hangs takes for ever
+TEST_MIB = 2048  # of GPU memory, for the test's context and buffers
+TORCH_S = 15.0  # `import torch` takes 2 s warm, and 10 s from a cold disk
+DISKS_S = 5.0  # milliseconds, unless a network file system hangs
+DEFAULT_PORT = 29500  # torch/distributed/run.py, --master-port
+SOURCES = {
+    "files": "the driver's files in /proc, /dev and /sys",
+    "gpus": "the GPUs",
+    "torch": "torch",
+    "host": "disks, memory and limits",
+    "network": "the network and the host name",
+    "log": "the kernel log",
+}
+
+
+class Gpus(NamedTuple):
+    """All that is known about the GPUs.
+
+    They are asked one thing after the other, so that our own contexts are not taken for strangers.
+    """
+
+    smi: Smi = Smi()
+    facts: GpuFacts = GpuFacts()
+    test: tuple[Finding, ...] = ()
+    cuda: Cuda = Cuda()
+    full: tuple[str, ...] = ()  # UUIDs of those that were not tried: their memory is taken
+
+
+class Vitals(NamedTuple):
+    """Every fact, as far as it came in time."""
+
+    files: Files = Files()
+    gpus: Gpus = Gpus()
+    torch: Torch = Torch()
+    host: Host = Host()
+    network: Network = Network()
+    log: kernellog.Log = kernellog.Log()
+    measured: Measured | None = None  # by --full
+
+
+class Collected(NamedTuple):
+    """The facts, and the sources that gave none."""
+
+    vitals: Vitals
+    answered: frozenset[str]  # keys of SOURCES
+    late: Mapping[str, float]  # by source: the seconds that it had
+    failed: Mapping[str, str]  # by source: the exception, on one line
+
+
+def collect(environ: Mapping[str, str], cwd: str, deadline_s: float) -> Collected:
+    """Ask every source.
+
+    Args:
+        environ: of the jobs that will run.
+        cwd: where they will run.
+        deadline_s: seconds from now; what has not answered then is left out.
+
+    Returns:
+        The facts; of the GPUs also those that came before the deadline.
+    """
+    end = time.monotonic() + deadline_s
+    first = together.ask({"files": nvidia.driver_files}, FILES_S)
+    files = first.answers.get("files", Files())
+    known: list[Gpus] = []
+    questions: dict[str, Callable[[], Any]] = {
+        "gpus": lambda: ask_gpus(environ, files, end - 1, known.append),
+        "torch": lambda: torchfacts.ask(environ, min(TORCH_S, end - 0.5 - time.monotonic())),
+        "host": lambda: host.examine(environ, cwd, DISKS_S),
+        "network": lambda: network.examine([rendezvous_port(environ)], Masker(environ, ())),
+        "log": lambda: kernellog.read(environ),
+    }
+    with bounded.questions():
+        outcome = together.ask(questions, end - time.monotonic())
+    so_far = {"gpus": known[-1]} if known else {}
+    facts = {**so_far, **first.answers, **outcome.answers}
+    return Collected(
+        Vitals()._replace(**facts),
+        frozenset(facts),
+        {**dict.fromkeys(first.late, FILES_S), **dict.fromkeys(outcome.late, deadline_s)},
+        {**first.failed, **outcome.failed},
+    )
+
+
+def rendezvous_port(environ: Mapping[str, str]) -> int:
+    """Return the TCP port on which torchrun's workers would meet."""
+    for name in ("PET_MASTER_PORT", "MASTER_PORT"):
+        value = environ.get(name, "")
+        if value.isdecimal() and len(value) <= 5 and 0 < int(value) < 1 << 16:
+            return int(value)
+    return DEFAULT_PORT
+
+
+def ask_gpus(
+    environ: Mapping[str, str],
+    files: Files,
+    end: float,
+    keep: Callable[[Gpus], object] = lambda known: None,
+) -> Gpus:
+    """Ask nvidia-smi, then try each GPU, then each pair; skip what would only hang.
+
+    Args:
+        environ: of the job.
+        files: the driver's.
+        end: of the monotonic clock, in seconds.
+        keep: receives what is known so far, whatever comes later.
+    """
+    smi = nvidia.ask_smi(environ, tuple(files.gpus), min(end, time.monotonic() + SMI_S))
+    known = Gpus(smi)
+    keep(known)
+    if not (files.version or smi.program or files.wsl):
+        return known
+    seconds = min(3.0, max(0.5, end - time.monotonic()))
+    known = Gpus(smi, gpus.detect(environ, timeout_s=seconds, run=nvidia.listing))
+    keep(known)
+    hung = smi.status is None and bool(smi.silent or not smi.report.cards)
+    if hung or not known.facts.gpus:
+        return known
+    return _try_gpus(known._replace(full=_without_space(smi)), environ, end, keep)
+
+
+def _without_space(smi: Smi) -> tuple[str, ...]:
+    """Return the UUIDs of GPUs without space for our context: a test would disturb their jobs."""
+    full = []
+    for card in smi.report.cards:
+        unused = nvidia_smi.number(card.get("FB Memory Usage/Free"))
+        if unused is not None and unused < TEST_MIB and card.get("MIG Mode/Current") != "Enabled":
+            full.append(card.get("GPU UUID"))
+    return tuple(full)
+
+
+def _try_gpus(
+    known: Gpus, environ: Mapping[str, str], end: float, keep: Callable[[Gpus], object]
+) -> Gpus:
+    """Try each GPU that has space, and each pair of them where all GPUs are well."""
+    tried = [found for found in known.facts.gpus if found.uuid not in known.full]
+    if known.full:
+        tried = [found for found in tried if found.uuid]
+        environ = {**environ, "CUDA_VISIBLE_DEVICES": ",".join(found.uuid for found in tried)}
+    if tried:
+        facts = known.facts._replace(gpus=tuple(tried))
+        known = known._replace(test=_test(environ, facts, end - time.monotonic()))
+        keep(known)
+    left = end - time.monotonic()
+    if left < 1 or len(tried) < 2 or any(found.level == PROBLEM for found in known.test):
+        return known
+    return known._replace(cuda=nvidia.ask_cuda(environ, min(nvidia.PEERS_S, left)))
+
+
+def _test(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> tuple[Finding, ...]:
+    """Make a context on every GPU, write memory and read it back: the preflight of a launch."""
+    if timeout_s < 1:
+        return ()
+    try:
+        with preflight.PreflightTest(environ) as test:
+            allowed = min(TRIAL_S, timeout_s)
+            return preflight_gate.examine(test, environ, facts, allowed).findings
+    except OSError as error:
+        what = f"the GPUs could not be tried: {error.strerror}"
+        return (Finding(NOTE, "GPUs", what, "", ""),)

@@ -1,0 +1,1 @@
+"""Locks on GPUs, and slots of them."""

@@ -1,0 +1,191 @@
+"""The holder of a lock: the record that it leaves for all users, and whether it can be true.
+
+Its file's owner is proof of the user; the process must live, have begun when the record says and
+belong to that user. Anything else is ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pwd
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from saferun.gpu.lock.lock_dir import OPEN, LockDirectory, Umask
+from saferun.named_tuple import NamedTuple
+from saferun.system import procfs
+from saferun.system.printable import printable
+
+RECORDS = 512  # of other runs that are read; more is a flood
+RECORD_BYTES = 1 << 14
+_TEXT = 200  # characters of what a record says
+
+
+class Holder(NamedTuple):
+    """A run, as its record names it to everybody on the machine."""
+
+    pid: int
+    start: int  # when the process began: /proc/<pid>/stat, field 22, in clock ticks since boot
+    host: str
+    user: str
+    command: str  # readable by all users: the script, not its arguments
+    since: float  # seconds since the epoch
+    run: str
+
+
+class Record(NamedTuple):
+    """What a holder's file says, its owner verified."""
+
+    holder: Holder
+    file: str
+    uid: int
+    slots: int
+    devices: tuple[str, ...]
+    files: tuple[str, ...]  # the lock files that it holds
+    alive: bool
+
+
+def this_process(command: str, run: str, *, since: float | None = None) -> Holder:
+    """Return this process as a holder.
+
+    Args:
+        command: what runs; every user of the machine may read it, so leave out its arguments.
+        run: the run's id.
+        since: seconds since the epoch; now where it is left out.
+    """
+    pid = os.getpid()
+    return Holder(
+        pid=pid,
+        start=procfs.start(pid) or 0,
+        host=os.uname().nodename,
+        user=user_name(os.geteuid()),
+        command=command,
+        since=time.time() if since is None else since,
+        run=run,
+    )
+
+
+def describe_holder(record: Record) -> str:
+    """Return a holder for people; the user is the file's owner, not what the file claims."""
+    holder = record.holder
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
+    text = f"pid {holder.pid} of user {user_name(record.uid)} ({holder.command}, since {since}"
+    text += f", run {holder.run})" if holder.run else ")"
+    return text if record.alive else f"what {text}, now ended, has left running"
+
+
+def write(
+    place: LockDirectory, owner: Holder, slots: int, devices: Sequence[str], files: Iterable[str]
+) -> str:
+    """Write who we are into a new file of our own; return its name.
+
+    Args:
+        place: the directory of locks.
+        owner: this process.
+        slots: how many runs may share a GPU, as this one has it.
+        devices: the GPUs' names.
+        files: the lock files that it holds.
+    """
+    name = f"holder.{os.geteuid()}.{owner.pid}.{os.urandom(4).hex()}.json"
+    content = {
+        "schema": 1,
+        **owner._asdict(),
+        "pids": procfs.this_process()["pids"],
+        "slots": slots,
+        "devices": list(devices),
+        "files": sorted(files),
+    }
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN
+    with Umask():
+        descriptor = os.open(name, flags, 0o644, dir_fd=place.descriptor)
+    try:
+        data = json.dumps(content).encode()
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+    except BaseException:
+        unlink(place, name)
+        raise
+    finally:
+        os.close(descriptor)
+    return name
+
+
+def read_all(place: LockDirectory, names: frozenset[str]) -> Iterator[Record]:
+    """Read the records that can be believed."""
+    for name in sorted(n for n in names if n.startswith("holder."))[:RECORDS]:
+        record = _read(place, name)
+        if record is not None:
+            yield record
+
+
+def _read(place: LockDirectory, name: str) -> Record | None:
+    """Read one record; None for garbage, a planted link, another host's or a forged one."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | OPEN, dir_fd=place.descriptor)
+        try:
+            status = os.fstat(descriptor)
+            data = os.read(descriptor, RECORD_BYTES)
+        finally:
+            os.close(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022 or status.st_nlink != 1:
+            return None
+        content = json.loads(data)
+        record = parse_record(content, name, status.st_uid)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return None
+    if record.holder.host != os.uname().nodename:
+        return None
+    if content.get("pids") not in (None, "", procfs.this_process()["pids"]):
+        return record._replace(alive=True)  # a container's: its pid says nothing here, its locks do
+    pid = record.holder.pid
+    lives = procfs.lives_since(pid, record.holder.start) is True
+    if lives and procfs.start(pid) and status.st_uid not in procfs.uids(pid):
+        return None  # it names somebody else's process
+    return record._replace(alive=lives)
+
+
+def parse_record(content: Any, file: str, uid: int) -> Record:
+    """Make a record of decoded JSON; `alive` is for the caller to find out.
+
+    Args:
+        content: the decoded JSON.
+        file: the record's file name.
+        uid: of the file's owner.
+
+    Raises:
+        ValueError, TypeError, KeyError, OverflowError: it is none of ours.
+    """
+    slots, since = content["slots"], content["since"]
+    if type(slots) is not int or type(content["pid"]) is not int or min(slots, content["pid"]) < 1:
+        raise ValueError(file)
+    time.localtime(since)  # a time that cannot be shown
+    holder = Holder(
+        pid=content["pid"],
+        start=content["start"],
+        host=content["host"],
+        user=printable(content["user"], _TEXT),
+        command=printable(content["command"], _TEXT),
+        since=since,
+        run=printable(content["run"], _TEXT),
+    )
+    devices, files = (tuple(map(str, content[key])) for key in ("devices", "files"))
+    return Record(holder, file, uid, slots, devices, files, alive=False)
+
+
+def unlink(place: LockDirectory, name: str) -> None:
+    """Remove a record; one that is gone is as good."""
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=place.descriptor)
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the number where the machine has no name for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

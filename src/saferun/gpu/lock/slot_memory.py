@@ -1,0 +1,112 @@
+"""Whether a GPU has the memory that one more slot needs; else who holds it.
+
+A slot that was just given has no memory yet, so each one that is held counts with what a slot
+needs, or with what is used, whichever leaves less. What nvidia-smi does not tell bounds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from saferun.gpu import nvidia_smi, recovery
+from saferun.gpu.device_names import device_name
+from saferun.gpu.lock.lock_claim import Claim
+from saferun.gpu.lock.lock_owner import Record, user_name
+from saferun.gpu.nvidia_smi import Process
+from saferun.system import command, paths, procfs
+from saferun.system.printable import printable
+
+SMI_S = 5.0  # for nvidia-smi to answer
+FRESH_S = 2.0  # nvidia-smi is asked again after that
+_MIB = 1024  # in a GiB
+_SHOWN = 3  # processes that a message names
+
+
+class SlotMemory:
+    """The free memory of the GPUs, as slots see it.
+
+    Args:
+        need_gib: what one slot needs (`locks.slot_memory_gib`).
+        environ: PATH finds nvidia-smi.
+        say: takes a line where the memory of a GPU cannot be learned.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        need_gib: float,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._need_gib, self._environ, self._say, self._clock = need_gib, environ, say, clock
+        self._memory: dict[str, tuple[int, int]] = {}  # total and free MiB by device name
+        self._looked_at: float | None = None
+        self._holders: dict[str, str] = {}  # who held the memory when it was first short
+        self._unknown: set[str] = set()  # GPUs that were said not to be known
+
+    def look(self) -> None:
+        """Ask nvidia-smi, unless it was asked just now; it takes 50 ms where all is well."""
+        now = self._clock()
+        if self._looked_at is not None and now - self._looked_at < FRESH_S:
+            return
+        program = next(paths.on_path("nvidia-smi", self._environ), None)
+        found = {}
+        if program is not None:
+            answer = command.run((program, *nvidia_smi.MEMORY_QUERY), self._environ, SMI_S)
+            found = nvidia_smi.parse_memory(answer.out)
+        self._memory = {device_name(uuid): sizes for uuid, sizes in found.items()}
+        self._looked_at = self._clock()
+
+    def shortage(self, claim: Claim) -> str:
+        """Return the clause that memory is short on a GPU of a claim, and whose it is; or ""."""
+        for device in claim.devices:
+            if device.name not in self._memory:
+                self._say_unknown(device.name)
+                continue
+            total, free = self._memory[device.name]
+            others = claim.others.get(device.name, 0)
+            left = (total - others * self._need_gib * _MIB) / _MIB
+            if left < self._need_gib:
+                given = f"{others} slots of {self._need_gib:g} GiB each are held"
+                return f"{device.name} has {total / _MIB:.1f} GiB, of which {given}"
+            if free / _MIB < self._need_gib:
+                need = f"a slot needs {self._need_gib:g} GiB (locks.slot_memory_gib)"
+                whose = self._whose(device.name, claim.records)
+                return f"{device.name} has {free / _MIB:.1f} GiB free, and {need}; {whose}"
+        return ""
+
+    def _whose(self, name: str, records: Sequence[Record]) -> str:
+        """Return who holds the memory of a GPU; looked up once, since that takes up to 2 s."""
+        if name not in self._holders:
+            report, _ = recovery.look(self._environ, recovery.SMI_S)
+            cards = (card for card in report.cards if device_name(card.get("GPU UUID")) == name)
+            processes = next((card.processes for card in cards), ())
+            self._holders[name] = _holders(processes, records)
+        return self._holders[name]
+
+    def _say_unknown(self, name: str) -> None:
+        if name not in self._unknown:
+            self._unknown.add(name)
+            self._say(f"the free memory of {name} is not known; locks.slots alone bounds its slots")
+
+
+def _holders(processes: Sequence[Process], records: Sequence[Record]) -> str:
+    if not processes:
+        return "no process is seen: it may be in another container"
+    most = sorted(processes, key=lambda process: process.used_mib or 0, reverse=True)
+    named = ", ".join(_holder(process, records) for process in most[:_SHOWN])
+    more = f" and {len(most) - _SHOWN} more" if len(most) > _SHOWN else ""
+    return f"the rest is held by {named}{more}"
+
+
+def _holder(process: Process, records: Sequence[Record]) -> str:
+    """Return pid, user, program, memory and run of a process."""
+    uids = procfs.uids(process.pid)
+    user = f" of user {user_name(min(uids))}" if uids else ""
+    used = "" if process.used_mib is None else f", {process.used_mib / _MIB:.1f} GiB"
+    above = {pid for pid, _ in procfs.lineage(process.pid)}
+    runs = (one.holder.run for one in records if one.alive and one.holder.pid in above)
+    run = next((f", run {name}" for name in runs if name), "")
+    name = printable(process.name or procfs.comm(process.pid))
+    return f"pid {process.pid}{user} ({name}{used}{run})"

@@ -1,0 +1,115 @@
+"""One GPU for each of several workers of a run: that on which the fewest runs and workers are.
+
+A worker holds a slot of its GPU as a run does (lock.py), so that slots count the workers of all
+runs. A worker that gets a slot sees no other GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from saferun.errors import BusyError
+from saferun.gpu.lock import lock
+from saferun.gpu.lock.lock import Held, LockRequest
+from saferun.gpu.lock.lock_owner import Holder
+from saferun.gpu.visible_devices import visible_without
+from saferun.model import Gpu, LockPolicy
+from saferun.named_tuple import NamedTuple
+
+
+class Slot(NamedTuple):
+    """A worker's part of a GPU."""
+
+    held: Held
+    gpu: Gpu | None  # None: the machine has none
+
+
+class Slots:
+    """The slots of the GPUs that a run sees.
+
+    Args:
+        gpus: in the order in which the job would see them.
+        policy: the profile's `locks`.
+        owner: whom the records name.
+        environ: for SAFERUN_LOCKS, TMPDIR and PATH.
+        world: takes messages, tells the time and waits.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[Gpu],
+        policy: LockPolicy,
+        owner: Holder,
+        environ: Mapping[str, str],
+        world: lock.World,
+    ) -> None:
+        self._gpus, self._policy, self._owner = tuple(gpus), policy, owner
+        self._environ, self._world = environ, world
+        self._mine = [0] * len(self._gpus)
+        self.message = ""  # who has the slots, after a `take` that found none free
+
+    @property
+    def count(self) -> int | None:
+        """How many workers these GPUs have slots for; None for no limit."""
+        bounded = self._gpus and self._policy.gpus != "off"
+        return len(self._gpus) * self._policy.slots if bounded else None
+
+    def describe(self) -> str:
+        """Return how many slots there are, and where."""
+        count = len(self._gpus)
+        return f"locks.slots: {self._policy.slots} on {count} GPU{'' if count == 1 else 's'}"
+
+    def take(self) -> Slot | None:
+        """Take a free slot on the GPU with the fewest; under `warn` one that is not free.
+
+        Returns:
+            The slot, to be given back; None where none is free, and `message` says why.
+        """
+        order = self._by_load()
+        if not order:
+            return Slot(self._acquire((), self._policy), None)
+        refusing = self._policy._replace(gpus="refuse")
+        policies = [self._policy] if self._policy.gpus == "off" else [refusing]
+        if self._policy.gpus == "warn":
+            policies.append(self._policy)
+        self.message = ""
+        for policy in policies:
+            for place in order:
+                try:
+                    held = self._acquire((self._gpus[place].uuid,), policy)
+                except BusyError as busy:
+                    self.message = self.message or busy.what
+                    continue
+                self._mine[place] += 1
+                return Slot(held, self._gpus[place])
+        return None
+
+    def give_back(self, slot: Slot) -> None:
+        """Give a slot back that was taken here."""
+        slot.held.close()
+        if slot.gpu is not None:
+            self._mine[self._gpus.index(slot.gpu)] -= 1
+
+    def visible(self, slot: Slot, exported: str | None) -> str | None:
+        """Return the CUDA_VISIBLE_DEVICES that shows a slot's GPU alone; None to leave it as it is.
+
+        Args:
+            slot: taken here.
+            exported: the variable's value for the whole run; None where it is not set.
+        """
+        if slot.gpu is None or len(self._gpus) == 1:
+            return None
+        return visible_without(exported, [(gpu.uuid, gpu == slot.gpu) for gpu in self._gpus])
+
+    def _by_load(self) -> list[int]:
+        others = lock.load([gpu.uuid for gpu in self._gpus if gpu.uuid], self._environ)
+        loads = [
+            (max(others.get(gpu.uuid, 0), mine), mine, place)
+            for place, (gpu, mine) in enumerate(zip(self._gpus, self._mine, strict=True))
+        ]
+        return [place for _, _, place in sorted(loads)]
+
+    def _acquire(self, uuids: Sequence[str], policy: LockPolicy) -> Held:
+        numbers = {gpu.uuid: gpu.number for gpu in self._gpus if gpu.number is not None}
+        request = LockRequest(uuids, policy, self._owner, numbers=numbers)
+        return lock.acquire(request, self._environ, self._world)

@@ -1,0 +1,1 @@
+"""The test of the GPUs before a job."""

@@ -1,0 +1,317 @@
+"""Whether the job may have its GPUs: they are tried first, and those that fail are named.
+
+The test (preflight.py) runs while we do other things, above all while a torchrun imports torch.
+It is over before the job touches a GPU, under `warn` as well: beside a test, a job on a GPU in
+exclusive mode would get CUDA_ERROR_DEVICE_UNAVAILABLE, and one that fills its GPU would miss the
+half gigabyte of the test's context.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from saferun.errors import BusyError
+from saferun.gpu import recovery
+from saferun.gpu.cuda_errors import RESET
+from saferun.gpu.lock import lock, lock_owner
+from saferun.gpu.lock.lock import Held
+from saferun.gpu.preflight import preflight, preflight_report
+from saferun.gpu.preflight.preflight_report import Around, Judged, cards, lines
+from saferun.gpu.recovery import EVERYTHING, SMI_S, Recovered, ResetTerms, Scope, look, recover
+from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan, LockPolicy
+from saferun.planning.inputs import RunInputs
+from saferun.system.gpus import addresses
+from saferun.system.procfs import comm
+
+LEAST_S = 1.0  # that a further question is given, however late it is
+HELD = (2, 46)  # CUDA's errors that a holder explains
+MOST_ALONE = 16  # GPUs that are tried one by one
+ALONE = LockPolicy(gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None)  # to recover them
+
+Say = Callable[[str], None]
+
+
+def begin(gathered: RunInputs, plan: LaunchPlan, held: Held, say: Say) -> Clearance:
+    """Begin to try the GPUs of a run whose locks are taken.
+
+    Args:
+        gathered: what was found out about the machine.
+        plan: of the first attempt.
+        held: the locks.
+        say: writes one line for the user.
+    """
+    environ = {**plan.environment(gathered.environ), **held.environ()}
+
+    def recovery(asks: Mapping[str, Sequence[str]]) -> Recovered:
+        return recovered(asks, gathered, plan, held)
+
+    return Clearance(plan, environ, say, recovery)
+
+
+def recovered(
+    asks: Mapping[str, Sequence[str]],
+    gathered: RunInputs,
+    plan: LaunchPlan,
+    held: Held,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Recovered:
+    """Do for a run's GPUs what is asked for, as its profile allows.
+
+    Args:
+        asks: of cuda_errors, and the UUIDs of the GPUs that are known to need it.
+        gathered: of the run.
+        plan: its policy, and its GPUs.
+        held: its locks.
+        sleep: takes seconds.
+    """
+    reset = plan.settings.recover.gpu_reset
+    wanted = [ask for ask in asks if ask != RESET or reset != "never"]
+    if not wanted:
+        return recovery.Recovered((), acted=False)
+    scope = recovery.Scope(plan.gpus.gpus, gathered.environ, gathered.runs)
+    terms = recovery.ResetTerms(reset, held.alone, asks.get(RESET, ()))
+    world = recovery.here()._replace(sleep=sleep)
+    return recovery.recover(scope, wanted, terms, world=world)
+
+
+class Clearance:
+    """The preflight of one run. Made early, asked with `granted` as late as possible.
+
+    Args:
+        plan: its policy says whether and for how long; its GPUs are those of the job.
+        environ: the job's whole environment.
+        say: takes lines for people.
+        recovery: does what can be done about GPUs that failed: what is asked for, and for which.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        environ: Mapping[str, str],
+        say: Say,
+        recovery: Callable[[Mapping[str, Sequence[str]]], Recovered],
+    ) -> None:
+        policy = plan.settings.preflight
+        self.mode = policy.mode
+        self.findings: tuple[Finding, ...] = ()  # of the last test, and of recovery before it
+        self._timeout_s = policy.timeout_s
+        self._facts = plan.gpus
+        self._environ = environ
+        self._say = say
+        self._recovery = recovery
+        self._test = self._begin()
+
+    def __enter__(self) -> Clearance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End a test that is still running."""
+        if self._test is not None:
+            self._test.close()
+            self._test = None
+
+    def granted(self) -> bool:
+        """Return whether the job may start, once that is known; what is wrong has been reported.
+
+        A fault of ours stops only those who asked for certainty (`require`).
+        """
+        try:
+            return self._granted()
+        except Exception as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            self._say(f"the GPUs could not be tried, a fault of saferun's own ({what})")
+            return self.mode != "require"
+
+    def _granted(self) -> bool:
+        judged = self._judged()
+        if judged is not None and not judged.well and judged.asks:
+            judged = self._again(judged)
+        if judged is None:
+            return self._decide([])
+        if judged.well:
+            return True
+
+        return self._decide(lines(judged))
+
+    def _begin(self) -> preflight.PreflightTest | None:
+        try:
+            return preflight.PreflightTest(self._environ)
+        except OSError as error:
+            self._say(f"the GPUs are not tried, no process could be started: {error.strerror}")
+            return None
+
+    def _judged(self) -> Judged | None:
+        """Take what the running test finds; None where there was none."""
+        test = self._test or self._begin()
+        self._test = None
+        if test is None:
+            return None
+        with test:
+            judged = examine(test, self._environ, self._facts, self._timeout_s)
+        self.findings = judged.findings
+        return judged
+
+    def _again(self, judged: Judged) -> Judged | None:
+        """Recover what can be recovered, and try again if that has changed anything."""
+        recovered = self._recovery(judged.asks)
+        for finding in recovered.findings:
+            self._say(in_a_line(finding))
+        again = self._judged() if recovered.acted else judged
+        self.findings = (*recovered.findings, *self.findings)
+        return again
+
+    def _decide(self, trouble: Sequence[str]) -> bool:
+        """Report what is wrong and what follows; return whether the job may start."""
+        for line in trouble:
+            self._say(line)
+        if self.mode == "require":
+            self._say("nothing is started (preflight.mode: require)")
+            return False
+        self._say("starting all the same (preflight.mode: warn)")
+        return True
+
+
+def in_a_line(finding: Finding) -> str:
+    """Return a finding as one line."""
+    text = f"{finding.area}: {finding.what}"
+    return f"{text}; {finding.fix}" if finding.fix else text
+
+
+# --- one test, and what else has to be asked ----------------------------------------------------
+
+
+def examine(
+    test: preflight.PreflightTest, environ: Mapping[str, str], facts: GpuFacts, timeout_s: float
+) -> Judged:
+    """Wait for a test and judge it; ask the machine for what its failure leaves open.
+
+    Args:
+        test: it has been started.
+        environ: of the job.
+        facts: the GPUs that the job should see.
+        timeout_s: from now on, for all of it.
+    """
+    began = time.monotonic()
+    document = test.report(timeout_s)
+
+    def left_s() -> float:
+        return max(LEAST_S, began + timeout_s - time.monotonic())
+
+    if preflight.is_well(document):
+        return preflight_report.judge(document, facts, timeout_s)
+    around = _ask_around(document, environ, facts, left_s)
+    return preflight_report.judge(document, facts, timeout_s, around)
+
+
+def _ask_around(
+    document: Mapping[str, Any],
+    environ: Mapping[str, str],
+    facts: GpuFacts,
+    left_s: Callable[[], float],
+) -> Around:
+    alone: Mapping[str, Any] = {}
+    for_all = document["code"] or document["ended"] == "crash"
+    if for_all and len(facts.gpus) > 1:
+        alone = _one_by_one(environ, facts.gpus, left_s)
+    codes = {card.code for card in cards(document)} | {document["code"]}
+    codes |= {card.code for one in alone.values() for card in cards(one)}
+    places, holders = addresses(), dict[str, str]()
+    if codes & set(HELD) or not places:
+        holders, named = _ask_smi(environ, left_s())
+        places = {**named, **places}
+    return Around(alone, holders, places)
+
+
+def _one_by_one(
+    environ: Mapping[str, str], gpus: Sequence[Gpu], left_s: Callable[[], float]
+) -> dict[str, dict[str, Any]]:
+    """Try each GPU in a process that sees no other: one that is broken can keep all from starting.
+
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html suggests it for 804.
+    """
+    tests: dict[str, preflight.PreflightTest] = {}
+    try:
+        for gpu in gpus[:MOST_ALONE]:
+            if gpu.uuid:
+                only = {**environ, "CUDA_VISIBLE_DEVICES": gpu.uuid}
+                tests[gpu.uuid] = preflight.PreflightTest(only)
+        return {uuid: test.report(left_s()) for uuid, test in tests.items()}
+    except OSError:
+        return {}
+    finally:
+        for test in tests.values():
+            test.close()
+
+
+def _ask_smi(environ: Mapping[str, str], timeout_s: float) -> tuple[dict[str, str], dict[str, str]]:
+    """Return who holds each GPU and where it sits, by UUID, as nvidia-smi says."""
+    report, _ = look(environ, min(timeout_s, SMI_S))
+    holders: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for card in report.cards:
+        uuid = card.get("GPU UUID")
+        places[uuid] = card.bus
+        named = [
+            f"pid {p.pid} ({comm(p.pid)}{'' if p.used_mib is None else f', {p.used_mib} MiB'})"
+            for p in card.processes
+        ]
+        if named:
+            holders[uuid] = ", ".join(named[:4])
+    return holders, places
+
+
+# --- recovery on its own -------------------------------------------------------------------------
+
+
+def recover_cuda_context(
+    environ: Mapping[str, str],
+    facts: GpuFacts,
+    *,
+    reset: str,
+    runs: str,
+    timeout_s: float = preflight.TIMEOUT_S,
+) -> tuple[Finding, ...]:
+    """Bring the visible GPUs back into use as far as we may, then try them: `doctor --recover`.
+
+    Args:
+        environ: of the caller.
+        facts: the visible GPUs.
+        reset: `recover.gpu_reset`.
+        runs: the directory of the runs' journals.
+        timeout_s: of each test.
+    """
+    trouble: list[Finding] = []
+
+    def say(line: str) -> None:
+        trouble.append(Finding(PROBLEM, "locks", line, "", "nothing is reset without the lock"))
+
+    owner = lock_owner.this_process("saferun doctor --recover", "")
+    uuids = [gpu.uuid for gpu in facts.gpus if gpu.uuid]
+    try:
+        held = lock.acquire(lock.LockRequest(uuids, ALONE, owner), environ, lock.World(say))
+    except BusyError as busy:
+        fix = "nothing is recovered while another run has them; wait for it to end"
+        return (Finding(PROBLEM, "locks", busy.what, "", fix),)
+    with held:
+        before = _tried(environ, facts, timeout_s)
+        terms = ResetTerms(reset, held.alone, before.asks.get(RESET, ()))
+        done = recover(Scope(facts.gpus, environ, runs), EVERYTHING, terms)
+        after = before if not done.acted else _tried(environ, facts, timeout_s)
+    if not done.findings and after.well:
+        trouble.append(Finding(OK, "recovery", "nothing to recover", "", ""))
+    return (*trouble, *done.findings, *after.findings)
+
+
+def _tried(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> Judged:
+    try:
+        with preflight.PreflightTest(environ) as test:
+            return examine(test, environ, facts, timeout_s)
+    except OSError as error:
+        what = f"no process could be started for a test: {error.strerror}"
+        fix = "look at ulimit -u and at free memory"
+        return Judged((Finding(PROBLEM, "GPUs", what, "", fix),))

@@ -1,0 +1,1 @@
+"""The hooks `compile` and `cudagraph_markers`."""

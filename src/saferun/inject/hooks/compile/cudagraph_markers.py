@@ -1,0 +1,60 @@
+"""Make `torch.compiler.cudagraph_mark_step_begin` do nothing, where the profile says so.
+
+Target: `torch._inductor.cudagraph_trees.mark_step_begin`, which the public function looks up at
+each call, so that it does not matter how a script imported the marker. torch 2.1 to 2.13.
+Reason: the fix of the incident with DDP and markers, kept for those who want it; current torch runs
+DDP, compilation and markers together without an error. Delete when no shipped profile asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ... import contract, rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from ...context import Context
+
+_HOOK = "cudagraph_markers"
+
+
+def apply(name: str, module: ModuleType, context: Context) -> None:
+    """Replace the module's `mark_step_begin` by a function that asks the policy at each call.
+
+    Args:
+        name: "torch._inductor.cudagraph_trees".
+        module: that module.
+        context: the process's.
+    """
+    setting = context.hooks["cudagraph_markers"]
+    if setting == "keep":
+        context.receipt(_HOOK, contract.OFF)
+        return
+    original = getattr(module, "mark_step_begin", None)
+    if original is None:
+        context.receipt(_HOOK, contract.NOT_NEEDED, why="this torch has no step markers")
+        return
+    silenced = _silenced(original, setting == "off", context)
+    module.mark_step_begin = silenced  # type: ignore[attr-defined]  # torch's own is replaced
+    context.receipt(_HOOK, contract.APPLIED, setting=setting)
+
+
+def _silenced(original: Callable[[], None], always: bool, context: Context) -> Callable[[], None]:
+    seen: set[bool] = set()
+
+    @functools.wraps(original)
+    def mark_step_begin() -> None:
+        marks = not always and not rank.is_distributed()
+        if marks not in seen:
+            seen.add(marks)
+            context.receipt(_HOOK, contract.OBSERVED, effective={"marks": marks})
+        if marks:
+            original()
+
+    # Dynamo skips the original by its file; ours must not be traced either.
+    mark_step_begin._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch's mark
+    return mark_step_begin

@@ -1,0 +1,370 @@
+"""Keep to what the profile says about compilation, even where the script asks for something else.
+
+Targets, and the settings that each one enforces:
+  torch                                    enabled: torch.compile (Module.compile ends there too)
+  torch.nn.attention.flex_attention        enabled: stays compiled on CUDA, where eager is quadratic
+  torch._inductor.compile_fx               autotune, cudagraphs, non-lazy backward for fallback
+  torch._inductor.runtime.triton_heuristics  autotune: one launcher for each generated kernel
+  torch._dynamo.backends.cudagraphs        cudagraphs: the backend of that name
+  torch._dynamo.convert_frame              fallback: suppress_errors
+The mitigations of compilation are in mitigations.py.
+Reason: `mode=`, `options=` and assignments to torch._inductor.config override the environment
+variables that would switch these off. A setting is in force for the time of one graph's compilation
+through inductor's own `config.patch`, also in the lazily compiled backward. torch 2.4 to 2.13.
+Delete a part when torch has a switch that a script's own choice does not override.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+
+from ... import contract, hidden_frames, rank
+from . import mitigations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from types import FrameType, ModuleType
+    from typing import Any
+
+    from ...context import Context
+    from ...settings import CompileSettings
+
+    Hold = Callable[[ModuleType, CompileSettings, Context], None]
+
+_HOOK = "compile"
+_MARK = "_saferun_held"
+_NO_AUTOTUNE = {
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "coordinate_descent_tuning": False,
+    "triton.autotune_pointwise": False,
+    # Opt-in settings that time several candidates for one kernel, at compilation or first run:
+    "triton.multi_kernel": 0,
+    "triton.mix_order_reduction_autotune_split_size": False,
+    "benchmark_combo_kernel": False,
+    "combo_kernels_autotune": 0,
+    "incremental_autotune": False,
+}
+_NO_GRAPHS = {"triton.cudagraphs": False}
+
+
+def apply(name: str, module: ModuleType, context: Context) -> None:
+    """Enforce this module's part of `hooks.compile`.
+
+    Args:
+        name: one of the targets.
+        module: that module.
+        context: the process's.
+    """
+    parts: dict[str, Hold] = {
+        "torch": _hold_entry,
+        "torch.nn.attention.flex_attention": _hold_flex_attention,
+        "torch._inductor.compile_fx": _hold_inductor,
+        "torch._inductor.runtime.triton_heuristics": _hold_launchers,
+        "torch._dynamo.backends.cudagraphs": _hold_cudagraphs_backend,
+        "torch._dynamo.convert_frame": _hold_frames,
+    }
+    if name == "torch":
+        mitigations.give_rank_own_caches(context)
+    if name == "torch._dynamo.convert_frame":
+        mitigations.switch_ddp_optimizer_off(module, context)
+    parts[name](module, context.hooks["compile"], context)
+
+
+def _graphs_are_off(settings: CompileSettings) -> bool:
+    setting = settings["cudagraphs"]
+    return setting == "off" or (setting == "off-when-distributed" and rank.is_distributed())
+
+
+def _is_in_torch(frame: FrameType) -> bool:
+    # torch compiles small things for itself (higher-order operators, flex_attention's eager form).
+    caller: str = frame.f_globals.get("__name__", "")
+    return caller.startswith("torch.") and caller not in ("torch.nn.modules.module",)
+
+
+# enabled
+
+
+def _hold_entry(torch: ModuleType, settings: CompileSettings, context: Context) -> None:
+    if settings["enabled"] != "off":
+        context.receipt(_HOOK, contract.OFF, part="enabled")
+        return
+    original = torch.compile
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def compile(model: Any = None, **kwargs: Any) -> Any:
+        try:
+            return choose(sys._getframe(1), model, kwargs)
+        except BaseException as error:
+            hidden_frames.hide(error)
+            raise
+
+    def choose(frame: FrameType, model: Any, kwargs: dict[str, Any]) -> Any:
+        if _is_in_torch(frame):
+            return original(model, **kwargs)
+        if model is None:
+            return functools.partial(compile, **kwargs)
+        flex = _flex_inside(model)
+        context.activate()
+        if flex is not None:
+            return original(flex, **kwargs)
+        context.receipt(_HOOK, contract.OBSERVED, part="enabled", left_eager=_name(model))
+        return torch._dynamo.disable(model)
+
+    setattr(compile, _MARK, True)
+    torch.compile = compile  # type: ignore[attr-defined]  # torch's own is replaced
+    context.receipt(_HOOK, contract.APPLIED, part="enabled")
+
+
+def _name(model: object) -> str:
+    return getattr(model, "__qualname__", None) or type(model).__name__
+
+
+def _flex_inside(model: Any) -> Any:
+    """Return the function to compile where `model` is flex_attention or its mask builder."""
+    if isinstance(model, functools.partial):
+        inside = _flex_inside(model.func)
+        return inside and functools.partial(inside, *model.args, **model.keywords)
+    if getattr(model, "__module__", "") != "torch.nn.attention.flex_attention":
+        return None
+    return getattr(model, _MARK, model)
+
+
+def _hold_flex_attention(module: ModuleType, settings: CompileSettings, context: Context) -> None:
+    if settings["enabled"] != "off":
+        return
+    import torch
+
+    original = module.flex_attention
+    compiled: list[Callable[..., Any]] = []
+
+    @functools.wraps(original)
+    def flex_attention(query: Any, *args: Any, **kwargs: Any) -> Any:
+        if not query.is_cuda or torch.compiler.is_compiling():
+            return original(query, *args, **kwargs)
+        if not compiled:
+            # torch's own compile, since ours would leave the function eager.
+            compiled.append(getattr(torch.compile, "__wrapped__", torch.compile)(original))
+        return compiled[0](query, *args, **kwargs)
+
+    setattr(flex_attention, _MARK, original)
+    module.flex_attention = flex_attention  # type: ignore[attr-defined]  # torch's own is replaced
+    context.receipt(_HOOK, contract.APPLIED, part="flex_attention")
+
+
+# autotune and cudagraphs
+
+
+def _hold_inductor(module: ModuleType, settings: CompileSettings, context: Context) -> None:
+    import inspect
+
+    original = module.compile_fx
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile_fx(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        inner = bound.arguments["inner_compile"]
+        if hasattr(inner, _MARK):  # compile_fx calling itself with its patches in force
+            return original(*args, **kwargs)
+        policy = _policy(settings, module.config)
+        bound.arguments["inner_compile"] = _watched(inner, module.config, context)
+        patches = dict(bound.arguments["config_patches"] or {}, **policy)
+        bound.arguments["config_patches"] = patches
+        with module.config.patch(patches):  # a cached graph is not lowered: read it back here too
+            _observe(context, "entry", module.config)
+        try:
+            with _non_lazy_backward(settings):
+                return original(*bound.args, **bound.kwargs)
+        except BaseException as error:
+            hidden_frames.hide(error)
+            raise
+
+    module.compile_fx = compile_fx  # type: ignore[attr-defined]  # torch's own is replaced
+    context.receipt(_HOOK, contract.APPLIED, part="inductor")
+
+
+def _policy(settings: CompileSettings, config: ModuleType) -> dict[str, object]:
+    """Return inductor's settings for the graph at hand, less those that this torch lacks."""
+    policy: dict[str, object] = {}
+    if settings["autotune"] == "off":
+        policy.update(_NO_AUTOTUNE)
+    if _graphs_are_off(settings):
+        policy.update(_NO_GRAPHS)
+    return {key: value for key, value in policy.items() if _has(config, key)}
+
+
+def _has(config: ModuleType, key: str) -> bool:
+    try:
+        _read(config, key)
+    except Exception:
+        return False
+    return True
+
+
+def _read(config: Any, key: str) -> object:
+    for part in key.split("."):
+        config = getattr(config, part)
+    value: object = config
+    return value
+
+
+def _watched(inner: Callable[..., Any], config: ModuleType, context: Context) -> Callable[..., Any]:
+    """Return `inner` with our mark; it reports the values in force whenever a graph is lowered.
+
+    compile_fx puts its `config_patches` around it, also for a backward that is compiled later.
+    """
+
+    @functools.wraps(inner)
+    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+        _observe(context, "backward" if kwargs.get("is_backward") else "forward", config)
+        try:
+            made = inner(*args, **kwargs)
+        except BaseException as error:
+            hidden_frames.hide(error)
+            raise
+        context.look()  # the generated code has loaded modules of inductor
+        return made
+
+    setattr(inner_compile, _MARK, True)
+    return inner_compile
+
+
+_observed: list[tuple[int, str, dict[str, object]]] = []  # pid, graph, values in force
+
+
+def _observe(context: Context, graph: str, config: ModuleType) -> None:
+    context.activate()
+    watched = [key for key in (*_NO_AUTOTUNE, *_NO_GRAPHS) if _has(config, key)]
+    effective = {key: _read(config, key) for key in watched}
+    entry = (os.getpid(), graph, effective)
+    if entry not in _observed:
+        _observed.append(entry)
+        context.receipt(_HOOK, contract.OBSERVED, graph=graph, effective=effective)
+
+
+def _hold_launchers(module: ModuleType, settings: CompileSettings, context: Context) -> None:
+    if settings["autotune"] != "off":
+        return
+    tuner = getattr(module, "CachingAutotuner", None)
+    step = next((n for n in ("_make_launchers", "precompile") if hasattr(tuner, n)), None)
+    if step is None:
+        context.receipt(_HOOK, contract.NOT_NEEDED, part="launchers", why="no CachingAutotuner")
+        return
+    original = getattr(tuner, step)
+
+    @functools.wraps(original)
+    def one_launcher(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if getattr(self, "custom_kernel", False):  # a user's own @triton.autotune is theirs
+            _name_kept(self, context)
+        else:
+            _keep_first(self)
+
+    setattr(tuner, step, hidden_frames.hidden(one_launcher))
+    _hold_timing(tuner)
+    context.receipt(_HOOK, contract.APPLIED, part="launchers")
+
+
+_kept: set[str] = set()  # names of the user's own kernels that the receipt has
+
+
+def _name_kept(tuner: Any, context: Context) -> None:
+    name = str(getattr(getattr(tuner, "fn", None), "__name__", "a kernel of the script's own"))
+    if len(getattr(tuner, "launchers", None) or ()) > 1 and name not in _kept:
+        _kept.add(name)
+        context.receipt(_HOOK, contract.OBSERVED, part="launchers", kept=name)
+
+
+def _hold_timing(tuner: Any) -> None:
+    """Time nothing at the first run of a kernel that was made before this hook was in place."""
+    timing = getattr(tuner, "autotune_to_one_config", None)
+    if timing is None:
+        return
+
+    @functools.wraps(timing)
+    def autotune_to_one_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "custom_kernel", False):
+            return timing(self, *args, **kwargs)
+        _keep_first(self)
+        return None
+
+    tuner.autotune_to_one_config = hidden_frames.hidden(autotune_to_one_config)
+
+
+def _keep_first(tuner: Any) -> None:
+    """Leave one launcher to a kernel, so that there is nothing to time at its first run."""
+    launchers = getattr(tuner, "launchers", None)
+    if not launchers or len(launchers) < 2:
+        return
+    first = launchers[0]
+    release = getattr(tuner, "_release_static_launchers_except", None)
+    if release is not None:
+        release(first)
+    tuner.launchers = [first]
+    results = getattr(tuner, "compile_results", None)
+    if results:
+        same = [result for result in results if result.config is getattr(first, "config", None)]
+        tuner.compile_results = same[:1] or results[:1]
+
+
+def _hold_cudagraphs_backend(
+    module: ModuleType, settings: CompileSettings, context: Context
+) -> None:
+    original = getattr(module, "cudagraphs", None)
+    if settings["cudagraphs"] == "keep" or original is None:
+        return
+
+    @functools.wraps(original)
+    def cudagraphs(model: Any, inputs: Any) -> Any:
+        context.activate()
+        off = _graphs_are_off(settings)
+        context.receipt(_HOOK, contract.OBSERVED, part="cudagraphs backend", graphs=not off)
+        if not off:
+            return original(model, inputs)
+        from torch._dynamo.backends.registry import lookup_backend
+
+        return lookup_backend("aot_eager")(model, inputs)
+
+    module.cudagraphs = hidden_frames.hidden(cudagraphs)  # type: ignore[attr-defined]  # torch's own is replaced
+    context.receipt(_HOOK, contract.APPLIED, part="cudagraphs backend")
+
+
+# fallback
+
+
+def _non_lazy_backward(settings: CompileSettings) -> AbstractContextManager[object]:
+    # A backward compiled with its forward fails where dynamo can still fall back to eager.
+    import contextlib
+
+    config = sys.modules.get("torch._functorch.config")
+    if settings["fallback"] != "on" or config is None:
+        return contextlib.nullcontext()
+    if not _has(config, "force_non_lazy_backward_lowering"):
+        return contextlib.nullcontext()
+    patch: AbstractContextManager[object] = config.patch(force_non_lazy_backward_lowering=True)
+    return patch
+
+
+def _hold_frames(module: ModuleType, settings: CompileSettings, context: Context) -> None:
+    if settings["fallback"] != "on":
+        return
+    original = module.ConvertFrame.__call__
+    config = module.config
+
+    @functools.wraps(original)
+    def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
+        context.activate()
+        config.suppress_errors = True
+        return original(self, *args, **kwargs)
+
+    module.ConvertFrame.__call__ = hidden_frames.hidden(convert)
+    context.receipt(_HOOK, contract.APPLIED, part="fallback")

@@ -1,0 +1,74 @@
+"""The two mitigations of compilation that no variable and no setting of a profile can make.
+
+`fresh-compile-cache`: a cache directory for each rank, in os.environ, once torch is imported.
+`ddp-optimizer-off`: torch._dynamo.convert_frame, whatever the script assigns. torch 2.4 to 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from ... import contract, hidden_frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...context import Context
+
+_HOOK = "compile"
+_DDP_OPTIMIZER_OFF = "ddp-optimizer-off"
+_FRESH_CACHE = "fresh-compile-cache"
+_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
+
+def give_rank_own_caches(context: Context) -> None:
+    """Give this rank its own compile caches below the directories that the launcher made.
+
+    The launcher does not know the ranks. A helper of a rank inherits the rank's directory.
+    """
+    rank = os.environ.get("RANK", "")
+    if _FRESH_CACHE not in context.mitigations or not rank.isdigit():
+        return
+    own = {}
+    for variable, part in _CACHES.items():
+        base = os.environ.get(variable, "")
+        tail = os.path.join("rank" + rank, part)
+        if base and not base.endswith(os.sep + tail):
+            own[variable] = os.path.join(base, tail)
+    for path in own.values():
+        for folder in (os.path.dirname(path), path):  # the mode is for the last folder only
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.environ.update(own)
+    if own:
+        context.receipt(_HOOK, contract.APPLIED, part="caches", effective=own)
+
+
+def switch_ddp_optimizer_off(module: ModuleType, context: Context) -> None:
+    """Leave the graph whole where DDP would split it at its buckets, whatever the script assigns.
+
+    Dynamo reads the setting in CatchErrorsWrapper.__call__, for every frame. The mode
+    "python_reducer" is another mechanism, which DDP has set up by then, and stays.
+    """
+    if _DDP_OPTIMIZER_OFF not in context.mitigations:
+        return
+    wrapper = getattr(module, "CatchErrorsWrapper", None)
+    if wrapper is None:
+        context.receipt(_HOOK, contract.NOT_NEEDED, part="ddp optimizer", why="none in this torch")
+        return
+    original = wrapper.__call__
+    config = module.config
+
+    @functools.wraps(original)
+    def catch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if config.optimize_ddp in (True, "ddp_optimizer"):
+            config.optimize_ddp = False
+            context.activate()
+            effective = {"optimize_ddp": config.optimize_ddp}
+            context.receipt(_HOOK, contract.OBSERVED, part="ddp optimizer", effective=effective)
+        return original(self, *args, **kwargs)
+
+    wrapper.__call__ = hidden_frames.hidden(catch)
+    context.receipt(_HOOK, contract.APPLIED, part="ddp optimizer")

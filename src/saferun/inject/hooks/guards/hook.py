@@ -1,0 +1,166 @@
+"""Check labels and indices before the kernel in which a wrong one makes the CUDA context unusable.
+
+Target: cross_entropy, nll_loss, embedding and embedding_bag of torch.nn.functional, which the
+modules (CrossEntropyLoss, NLLLoss, Embedding) call, too; torch >= 2.4.
+Reason: a label or index out of range is a device-side assert, after which every CUDA call of the
+process fails, and which names neither the line nor the value
+(https://github.com/pytorch/pytorch/issues/7081).
+Delete when torch raises an error for the call with its values, as it does on a CPU.
+
+Settings (hooks.guards): labels, embeddings, logits (on | off). A check waits for the GPU once.
+Dynamo and torch.jit take torch's own functions; compiled code has checks where `compiled` is on
+(compiled.py). There are none while a CUDA graph is captured, in functorch's transforms,
+under a dispatch mode, or for a subclass of Tensor (DTensor).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+
+from ... import contract, hidden_frames
+from .. import cuda_failures
+from .index_checks import FindingError, check_range, on_rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+    from typing import Any
+
+    from ...context import Context
+
+    Check = Callable[[str, Mapping[str, Any]], None]
+
+_HOOK = "guards"
+_failed: list[bool] = []  # a check has failed: the GPU is not asked again
+
+
+def apply(name: str, module: ModuleType, context: Context) -> None:
+    """Put the checks that the profile asks for before the functions.
+
+    Args:
+        name: "torch.nn.functional", or "torch._inductor.compile_fx".
+        module: that module.
+        context: the process's.
+    """
+    settings = context.hooks["guards"]
+    if name == "torch._inductor.compile_fx":
+        if settings["compiled"] == "on":
+            from . import compiled
+
+            compiled.hold(module, context)
+        return
+    losses: list[Check] = []
+    if settings["logits"] == "on":
+        losses.append(_check_shapes)
+    if settings["labels"] == "on":
+        losses.append(_check_labels)
+    lookups: list[Check] = [_check_indices] if settings["embeddings"] == "on" else []
+    functions = {
+        **dict.fromkeys(("cross_entropy", "nll_loss"), losses),
+        **dict.fromkeys(("embedding", "embedding_bag"), lookups),
+    }
+    if not losses and not lookups:
+        context.receipt(_HOOK, contract.OFF)
+        return
+    for function, checks in functions.items():
+        original = getattr(module, function, None)
+        if checks and original is not None:
+            setattr(module, function, _guarded(original, checks, context))
+    context.receipt(_HOOK, contract.APPLIED, settings=dict(settings))
+
+
+def _guarded(original: Any, checks: list[Check], context: Context) -> Callable[..., Any]:
+    name = original.__name__
+    names = list(inspect.signature(original).parameters)
+
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        arguments = {**dict(zip(names, args)), **kwargs}
+        for one in checks:
+            one(name, arguments)
+
+    @functools.wraps(original)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if not _failed and not cuda_failures.unusable:
+                try:
+                    check(args, kwargs)
+                except FindingError as finding:
+                    context.receipt(_HOOK, contract.OBSERVED, finding=str(finding))
+                    context.activate()
+                    raise finding.error from None
+                except Exception as error:
+                    _note(context, error)
+            return original(*args, **kwargs)
+        except BaseException as error:
+            hidden_frames.hide(error)
+            raise
+
+    # Dynamo, torch.jit.script and torch.jit.trace take the original for a function marked so.
+    guarded.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]  # torch's mark
+    guarded.__original_fn = original  # type: ignore[attr-defined]  # torch's mark
+    return guarded
+
+
+def _note(context: Context, error: Exception) -> None:
+    """Note that a check failed: an error of the GPU's is the script's, whose own call meets it."""
+    if not cuda_failures.is_of_gpu(error):
+        context.failed(_HOOK, error)
+    if not cuda_failures.is_memory(error):
+        _failed.append(True)
+
+
+# The checks.
+
+
+def _check_labels(name: str, arguments: Mapping[str, Any]) -> None:
+    """Labels lie in 0 … classes-1 or are `ignore_index`; class probabilities have no range."""
+    logits: Any = arguments.get("input")
+    labels: Any = arguments.get("target")
+    if not (_is_plain(logits) and _is_plain(labels)) or logits.dim() == 0:
+        return
+    if labels.is_floating_point() or labels.is_complex() or not labels.numel():
+        return
+    classes = logits.shape[1 if logits.dim() > 1 else 0]
+    check_range(name, labels, classes, arguments.get("ignore_index", -100))
+
+
+def _check_indices(name: str, arguments: Mapping[str, Any]) -> None:
+    """Indices lie in 0 … rows-1 of the table."""
+    indices: Any = arguments.get("input")
+    table: Any = arguments.get("weight")
+    if not _is_plain(indices) or not hasattr(table, "shape") or not indices.numel():
+        return
+    if indices.is_floating_point():  # embedding_bag's older order of arguments: (weight, input)
+        return
+    check_range(name, indices, table.shape[0], None)
+
+
+def _check_shapes(name: str, arguments: Mapping[str, Any]) -> None:
+    """Logits (N, C, d1, …) go with labels (N, d1, …), or with probabilities of their own shape."""
+    logits: Any = arguments.get("input")
+    labels: Any = arguments.get("target")
+    if not (_is_plain(logits) and _is_plain(labels)) or logits.dim() == 0:
+        return
+    shape, found = tuple(logits.shape), tuple(labels.shape)
+    expected = () if len(shape) == 1 else (shape[0], *shape[2:])
+    if found in (expected, shape) or (name == "nll_loss" and len(shape) < 2):
+        return
+    text = f"{name}: logits of shape {shape} go with labels of shape {expected}, not {found}"
+    if len(shape) > 2 and found == shape[:-1]:
+        text += "; the classes come second: logits.transpose(1, -1)"
+    raise FindingError(ValueError(text + on_rank()))
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether a value is a tensor whose content can be looked at here and now."""
+    torch = sys.modules["torch"]
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_meta:
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
+        return False
+    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+        return False
+    return not (value.is_cuda and torch.cuda.is_current_stream_capturing())

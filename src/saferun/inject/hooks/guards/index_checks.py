@@ -1,0 +1,57 @@
+"""The check of a range that the guards of eager and of compiled code share."""
+
+from __future__ import annotations
+
+from ... import rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_SHOWN = 5  # offending values that a message names
+
+
+class FindingError(Exception):
+    """Holds the exception that the script is to see."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def check_range(name: str, values: Any, count: int, ignored: int | None) -> None:
+    """Look at the values on the device they are on, and wait for the answer.
+
+    Args:
+        name: of the function.
+        values: labels or indices, a tensor of integers.
+        count: the range is 0 … count-1.
+        ignored: a label that may be anything; None for indices, which have none.
+
+    Raises:
+        FindingError: a value is out of range.
+    """
+    wrong = (values < 0) | (values >= count)
+    if ignored is not None:
+        wrong &= values != ignored
+    if not wrong.any().item():
+        return
+    found = values[wrong]
+    some = ", ".join(str(value) for value in found.unique()[:_SHOWN].tolist())
+    more = ", …" if found.unique().numel() > _SHOWN else ""
+    place = wrong.nonzero()[0].tolist()
+    what, of = ("labels", "classes") if ignored is not None else ("indices", "rows in the table")
+    beside = "" if ignored is None else f", or {ignored} to be ignored"
+    text = (
+        f"{name}: {what} out of range: {some}{more} ({found.numel()} of {values.numel()} values,"
+        f" the first at {place}); there are {count} {of}: 0 to {count - 1}{beside}"
+    )
+    error = IndexError(text + on_rank())
+    vars(error)["saferun_kind"] = "device-side-assert"  # cuda_failures.judged reads it
+    raise FindingError(error)
+
+
+def on_rank() -> str:
+    """Return the rank in brackets, for the end of a message; "" outside a rank."""
+    number = rank.number()
+    return "" if number is None else f" (rank {number})"

@@ -1,0 +1,384 @@
+"""Have ranks check in, compare facts and start together: around `init_process_group`.
+
+Target: torch.distributed.distributed_c10d.init_process_group, torch >= 2.4, under every name.
+Reason: the original waits without a message when a rank is missing; ranks with different torch,
+NCCL or GPUs, or two ranks on one device, fail much later and far from the cause. The barrier goes
+through the store because a first NCCL barrier can hang or take a minute
+(https://github.com/pytorch/pytorch/issues/124714, https://github.com/NVIDIA/nccl/issues/1646).
+Delete when torch names missing ranks and mismatches itself.
+
+Settings (hooks.init): set_device, barrier (store | collective | off), agree (error | warn | off),
+timeout_s. With barrier and agree both off ranks do not meet at all.
+
+Ranks meet *before* the original where torchrun's agent holds the store. Elsewhere (`file://`, a
+store of the script's own, mp.spawn, a store in rank 0) they meet afterwards in the group's store;
+some of those ranks may have no saferun, so that meeting is short and an absence is only a warning.
+What they train from shows later, in the first steps (first_steps.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from ... import agreement, contract, first_steps, hidden_frames, meeting
+from .. import environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+    from typing import Any, Protocol
+
+    from ...context import Context
+    from ...settings import InitSettings
+
+    class Cuda(Protocol):
+        """What a decision about devices needs of torch.cuda."""
+
+        def is_initialized(self) -> bool: ...
+        def is_available(self) -> bool: ...
+        def device_count(self) -> int: ...
+
+
+AFTERWARDS_S = 60.0  # bound of a meeting in which not every rank need have saferun
+CONNECT_S = 60.0  # the agent's store is up before any rank starts
+BACKENDS = {"nccl", "gloo", "ucc", "xccl", "hccl", "undefined"}  # real ones: no fake, threaded, mpi
+
+
+def apply(name: str, module: ModuleType, context: Context) -> None:
+    """Wrap `init_process_group`.
+
+    Args:
+        name: "torch.distributed.distributed_c10d".
+        module: that module.
+        context: the process's.
+    """
+    settings = context.hooks["init"]
+    if settings is not None and hasattr(module, "init_process_group"):
+        wrapped = _wrap(module, settings, context)
+        module.init_process_group = wrapped  # type: ignore[attr-defined]  # torch's own is replaced
+
+
+def _wrap(c10d: ModuleType, settings: InitSettings, context: Context) -> Callable[..., Any]:
+    import functools
+    import inspect
+
+    original: Callable[..., Any] = c10d.init_process_group
+    signature = inspect.signature(original)
+    done: dict[int, int] = {}  # this process's successful inits, by pid: a forked child starts anew
+
+    def step(act: Callable[[], InitCall]) -> InitCall | None:
+        try:
+            return act()
+        except RefusalError as refusal:
+            raise _error(refusal) from None
+        except Exception as error:
+            context.failed("init", error)
+            return None
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        if c10d.GroupMember.WORLD is not None:
+            return original(*args, **kwargs)  # torch raises its own error
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # torch reports what is wrong with the call
+            return original(*args, **kwargs)
+        earlier = done.get(os.getpid(), 0)
+        call = step(lambda: InitCall(c10d, arguments, settings, context, earlier).before())
+        result = original(*args, **kwargs)
+        done[os.getpid()] = earlier + 1
+        if call is not None:
+            step(call.after)
+        return result
+
+    return hidden_frames.hidden(init_process_group)
+
+
+class RefusalError(Exception):
+    """The job must not go on: ranks are missing (`absent`), or they disagree."""
+
+    def __init__(self, text: str, *, absent: bool) -> None:
+        super().__init__(text)
+        self.absent = absent
+
+
+def _error(refusal: RefusalError) -> Exception:
+    """Return what the script sees: torch's own type where ranks are missing."""
+    kind = getattr(_torch_distributed(), "DistStoreError", RuntimeError)
+    error: Exception = (kind if refusal.absent else RuntimeError)(str(refusal))
+    return error
+
+
+class InitCall:
+    """One call of init_process_group: its arguments, and the meetings around it."""
+
+    def __init__(
+        self,
+        c10d: ModuleType,
+        arguments: Mapping[str, Any],
+        settings: InitSettings,
+        context: Context,
+        earlier: int,
+    ) -> None:
+        """Take a call.
+
+        Args:
+            c10d: torch.distributed.distributed_c10d.
+            arguments: the call's, by name.
+            settings: hooks.init.
+            context: the process's.
+            earlier: successful inits of this process before this one.
+        """
+        self._c10d = c10d
+        self._settings = settings
+        self._context = context
+        self._earlier = earlier
+        self._backend = str(arguments.get("backend") or "undefined").lower()
+        self._device_id = arguments.get("device_id")
+        self._timeout_s = bound_s(settings["timeout_s"], arguments.get("timeout"))
+        self._world = environment.world_of(arguments, os.environ)
+        lazy = environment.inits_lazily(os.environ)
+        self._wanted = wants_meeting(self._backend, settings) and not lazy
+        self._agent: Any = None  # our own connection to the agent's store, during the call only
+        self._compared = False
+        self._check_in_s: float | None = None
+        self._device: int | None = None
+
+    def before(self) -> InitCall:
+        """Set the device; check in and compare where the agent's store is there for all ranks.
+
+        Returns itself, as `after` does.
+        """
+        if self._settings["set_device"] and self._device_id is None:
+            self._device = _set_device(self._backend)
+        if not (self._wanted and self._world and self._earlier == 0):
+            return self
+        rank, size = self._world
+        if size > 1 and environment.shares_agent_store(os.environ):
+            self._agent = self._agent_store()
+            self._meet_in_agent("check-in", "reach", rank, size)
+        return self
+
+    def after(self) -> InitCall:
+        """Compare now if that was not possible before, wait for all ranks, write the receipt."""
+        rank, size = self._c10d.get_rank(), self._c10d.get_world_size()
+        barrier = self._settings["barrier"]
+        if self._wanted and size > 1:
+            if self._agent is not None:
+                if barrier == "store":
+                    self._meet_in_agent("barrier", "get through", rank, size)
+            elif self._settings["agree"] != "off" or barrier == "store":
+                self._meet_afterwards(rank, size)
+            if barrier == "collective":
+                _collective_barrier(self._c10d)
+            if self._settings["agree"] != "off" and not self._earlier:
+                first_steps.watch(self._c10d, rank, self._settings["agree"], self._context)
+        self._agent = None
+        facts = {} if self._device is None else {"device": self._device}
+        self._context.receipt(
+            "init",
+            contract.APPLIED,
+            rank=rank,
+            world_size=size,
+            check_in_s=self._check_in_s,
+            backend=self._backend,
+            **facts,
+        )
+        return self
+
+    def _meet_in_agent(self, what: str, verb: str, rank: int, size: int) -> None:
+        """Meet in the agent's store; absence is an error, which says that ranks did not `verb`."""
+        store = _torch_distributed().PrefixStore(agent_prefix(what, os.environ), self._agent)
+        comparison, missing = self._meet(store, rank, size, self._timeout_s)
+        if missing:
+            text = _absence(missing, size, verb, self._timeout_s)
+            if not environment.is_one_node(os.environ):
+                text += " (every node has to run under saferun)"
+            if agreement.is_reporter(rank, _local_rank(rank), missing):
+                self._context.say(text)
+            self._refuse(RefusalError(text, absent=True), rank=rank, missing=missing)
+        self._act_on_differences(comparison, rank)
+
+    def _meet_afterwards(self, rank: int, size: int) -> None:
+        """Meet in the group's own store; absence is a warning."""
+        prefix = f"saferun/init/{self._earlier}"
+        own = own_connection(self._c10d._get_default_store())
+        store = _torch_distributed().PrefixStore(prefix, own)
+        timeout_s = min(self._timeout_s, AFTERWARDS_S)
+        comparison, missing = self._meet(store, rank, size, timeout_s)
+        if missing:
+            if agreement.is_reporter(rank, _local_rank(rank), missing):
+                text = _absence(missing, size, "meet after", timeout_s)
+                self._context.say(text + " (is saferun there?); the job goes on")
+        else:
+            self._act_on_differences(comparison, rank)
+            meeting.leave(store, rank, size)
+
+    def _meet(
+        self, store: Any, rank: int, size: int, timeout_s: float
+    ) -> tuple[agreement.Comparison, list[int]]:
+        """Meet and return the comparison and the missing ranks.
+
+        The facts are compared at the first meeting only; later ones are plain barriers.
+        """
+        facts: agreement.Facts = {} if self._compared else self._facts(size)
+        self._compared = True
+        start = time.monotonic()
+        result = meeting.meet(store, rank, size, facts, agreement.compare, timeout_s)
+        if self._check_in_s is None:
+            self._check_in_s = round(time.monotonic() - start, 4)
+        return result
+
+    def _act_on_differences(self, comparison: agreement.Comparison, rank: int) -> None:
+        """Do what `agree` says about differences; other arguments are only ever a warning."""
+        agree = self._settings["agree"]
+        differences = comparison["differences"]
+        if agree == "off":
+            return
+        if comparison["arguments"] and rank == 0:
+            self._context.say(comparison["arguments"])
+        if not differences:
+            return
+        text = "ranks differ: " + "; ".join(differences)
+        if agree == "warn":
+            if rank == 0:
+                self._context.say(text)
+            return
+        text += ". Give all ranks the same, or set hooks.init.agree to warn"
+        self._refuse(RefusalError(text, absent=False), rank=rank, differences=differences)
+
+    def _refuse(self, refusal: RefusalError, **facts: object) -> None:
+        self._context.receipt("init", contract.APPLIED, **facts)
+        self._context.activate()
+        raise refusal
+
+    def _agent_store(self) -> Any:
+        import datetime
+
+        store = _torch_distributed().TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            wait_for_workers=False,  # the original's own count of clients stays as it was
+            timeout=datetime.timedelta(seconds=CONNECT_S),  # a loaded machine, not a missing rank
+        )
+        store.set_timeout(datetime.timedelta(seconds=min(self._timeout_s, CONNECT_S)))
+        return store
+
+    def _facts(self, size: int) -> agreement.Facts:
+        facts: agreement.Facts = {
+            "world_size": size,
+            "mitigations": ", ".join(sorted(self._context.mitigations)) or "none",
+            "barrier": self._settings["barrier"],
+            "start": self._context.start or "the script's own way",
+            "host": os.uname().nodename,
+            "argv": agreement.comparable_arguments(sys.argv),
+            "local": os.environ.get("LOCAL_RANK", ""),
+        }
+        _add_versions(facts, sys.modules["torch"], self._backend)
+        return facts
+
+
+# What the call says.
+
+
+def bound_s(timeout_s: float, given: object) -> float:
+    """Return our bound in seconds: the script's own where it gives one, else the profile's."""
+    seconds: Callable[[], float] | None = getattr(given, "total_seconds", None)
+    return float(timeout_s) if seconds is None else seconds()
+
+
+def wants_meeting(backend: str, settings: InitSettings) -> bool:
+    """Tell whether ranks should meet: the backend is a real one, and the settings ask for it."""
+    off = settings["barrier"] == "off" and settings["agree"] == "off"
+    return not off and is_real(backend)
+
+
+def is_real(backend: str) -> bool:
+    """Tell whether a backend, as torch names it ("cpu:gloo,cuda:nccl"), joins real processes."""
+    return all(part.rpartition(":")[2] in BACKENDS for part in backend.split(","))
+
+
+def agent_prefix(what: str, environ: Mapping[str, str]) -> str:
+    """Return the prefix of a meeting's keys, of run and restart: the agent's store outlives them.
+
+    Not of the attempt: each attempt has an agent, hence a store, of its own, and nodes that meet
+    need not be at the same attempt (a node whose rendezvous timed out alone is one further).
+    """
+    run = environ.get("TORCHELASTIC_RUN_ID", "")
+    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    world = environ.get("WORLD_SIZE", "")  # changes where nodes come and go
+    return f"saferun/{run}/{restart}/{world}/{what}"
+
+
+def device_to_set(backend: str, local_rank: str | None, cuda: Cuda) -> int | None:
+    """Return the index of the device to set, or None.
+
+    Args:
+        backend: as `init_process_group` was given it, lower case; "undefined" for none.
+        local_rank: the text of LOCAL_RANK, or None.
+        cuda: torch.cuda; only asked when the backend may be NCCL, and never for a context.
+    """
+    if "nccl" not in backend and backend != "undefined":
+        return None
+    if local_rank is None or not local_rank.isdigit():
+        return None
+    if cuda.is_initialized() or not cuda.is_available():
+        return None
+    index = int(local_rank)
+    return index if cuda.device_count() > index else None
+
+
+def _local_rank(rank: int) -> int:
+    """Return the place of a rank among those of its node; without torchrun all are of one."""
+    local = os.environ.get("LOCAL_RANK", "")
+    return int(local) if local.isdigit() and "GROUP_RANK" in os.environ else rank
+
+
+def _absence(missing: list[int], size: int, verb: str, timeout_s: float) -> str:
+    who = agreement.ranks_text(missing)
+    return f"{who} of {size} did not {verb} init_process_group within {timeout_s:g} s"
+
+
+# torch and its devices.
+
+
+def _torch_distributed() -> ModuleType:
+    # Has the names of all stores; distributed_c10d has not.
+    return sys.modules["torch.distributed"]
+
+
+def _set_device(backend: str) -> int | None:
+    cuda = sys.modules["torch"].cuda
+    index = device_to_set(backend, os.environ.get("LOCAL_RANK"), cuda)
+    if index is not None:
+        cuda.set_device(index)
+    return index
+
+
+def _add_versions(facts: agreement.Facts, torch: ModuleType, backend: str) -> None:
+    """Add the versions and the GPU's name; CUDA is asked only where a context exists already."""
+    facts["torch"] = str(torch.__version__)
+    facts["cuda"] = torch.version.cuda or "none"
+    if ("nccl" in backend or backend == "undefined") and torch.cuda.is_initialized():
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def own_connection(store: Any) -> Any:
+    """Return a connection of our own: a blocking wait on the group's would stop its threads."""
+    try:
+        return store.clone()
+    except Exception:  # torch < 2.8, a FileStore or a store of the script's own
+        return store
+
+
+def _collective_barrier(c10d: ModuleType) -> None:
+    torch = sys.modules["torch"]
+    if "nccl" in str(c10d.get_backend()) and torch.cuda.is_initialized():
+        c10d.barrier(device_ids=[torch.cuda.current_device()])
+    else:
+        c10d.barrier()

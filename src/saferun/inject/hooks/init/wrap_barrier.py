@@ -1,0 +1,81 @@
+"""A bounded barrier after a model has been wrapped by DDP or FSDP.
+
+Reason: ranks that wrap minutes apart run into the time-out of the first collective.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ... import agreement, meeting, rank
+from . import hook
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+    from typing import Any
+
+    from ...context import Context
+
+TIMEOUT_S = 60.0  # ranks make the same model seconds apart; more is a rank that wraps none
+LIMIT = 8  # for each group; a model with hundreds of wrapped blocks needs no more
+
+
+class WrapBarrier:
+    """The barriers of this process; after one that timed out there are no more."""
+
+    def __init__(self, enabled: bool, context: Context) -> None:
+        self._enabled = enabled  # hooks.order.wrap_barrier
+        self._context = context
+        self._counts: dict[str, int] = {}  # group name -> barriers so far
+        self._gave_up = False
+
+    def wait(self, group: Any, *, reports: bool = True) -> None:
+        """Wait for the ranks of exactly this group; with `reports`, name those that do not come."""
+        c10d = sys.modules.get(rank.C10D)
+        if not self._enabled or self._gave_up or group is None or c10d is None:
+            return
+        if group.size() < 2 or not _is_real(c10d, group):
+            return
+        name = c10d._get_process_group_name(group)
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        if count > LIMIT:
+            return
+        own = hook.own_connection(c10d._get_process_group_store(group))
+        store = c10d.PrefixStore(f"saferun/wrap/{count}", own)
+        ours, size = group.rank(), group.size()
+        reporter, missing = meeting.meet(store, ours, size, {}, _lowest, TIMEOUT_S)
+        if not missing:
+            meeting.leave(store, ours, size)
+            return
+        self._gave_up = True
+        if reports and ours == reporter:
+            absent = agreement.ranks_text([c10d.get_global_rank(group, one) for one in missing])
+            self._context.say(
+                f"{absent} did not wrap the model within {TIMEOUT_S:g} s;"
+                " the job goes on, without such barriers"
+            )
+
+
+def group_of_mesh(kwargs: Mapping[str, Any]) -> Any:
+    """Return the group of a one-dimensional mesh, the default group's for none, else None.
+
+    Args:
+        kwargs: the keyword arguments of `fully_shard`.
+    """
+    if kwargs.get("dp_mesh_dims") is not None:
+        return None
+    mesh = kwargs.get("mesh")
+    if mesh is None:
+        return sys.modules[rank.C10D].GroupMember.WORLD
+    return mesh.get_group() if mesh.ndim == 1 else None
+
+
+def _lowest(facts: Mapping[int, object]) -> int:
+    return min(facts)
+
+
+def _is_real(c10d: ModuleType, group: Any) -> bool:
+    known = c10d._world.pg_map.get(group)  # a group of the script's own making is not there
+    return hook.is_real(str(known[0] if known else ""))

@@ -1,0 +1,1 @@
+"""The hooks `order` and `shards`."""

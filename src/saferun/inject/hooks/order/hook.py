@@ -1,0 +1,219 @@
+"""Report what is made in an order that goes wrong under several ranks, once, with the user's line.
+
+Targets, torch >= 2.4: init_process_group (and, under `fix`, is_initialized), DataLoader.__init__
+and the shuffling samplers', DistributedDataParallel.__init__, FullyShardedDataParallel.__init__,
+fully_shard.
+Reasons: a DataLoader made while `dist.is_initialized()` is still false is not sharded, and every
+rank trains on the same data; a model wrapped before the device is set is on cuda:0; DDP around a
+compiled module loses the overlap of buckets (DDPOptimizer works on compile around DDP,
+https://pytorch.org/docs/stable/notes/ddp.html). Ranks that wrap minutes apart run into the first
+collective's time-out: hence a barrier after wrapping.
+Delete a finding when torch reports it itself.
+
+Settings (hooks.order): mode (warn | error | fix | off), wrap_barrier. A false alarm costs more
+than a missed one. Not reported: loaders of an IterableDataset, those that shard themselves, those
+that are gone before the group is made, and groups made by a library (accelerate and Lightning
+shard loaders afterwards).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from ... import hidden_frames, rank
+from ..init.wrap_barrier import WrapBarrier, group_of_mesh
+from .order_watch import Watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, ModuleType
+    from typing import Any
+
+    from ...context import Context
+
+SHUFFLING = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
+
+_state: tuple[Watch, WrapBarrier] | None = None  # the target modules of a process share it
+
+
+def apply(name: str, module: ModuleType, context: Context) -> None:
+    """Patch one of the target modules.
+
+    Args:
+        name: that of the module.
+        module: the module itself.
+        context: the process's.
+    """
+    global _state
+    settings = context.hooks["order"]
+    if settings is None:
+        return
+    if _state is None:
+        _state = Watch(settings, context), WrapBarrier(settings["wrap_barrier"], context)
+    watch, barrier = _state
+    looks = watch.mode != "off"
+    if name == rank.C10D and looks:
+        _patch_group(module, watch)
+    elif name == "torch.utils.data.dataloader" and looks:
+        _patch_loaders(module, watch)
+    elif name == "torch.nn.parallel.distributed":
+        _patch_ddp(module.DistributedDataParallel, watch, barrier)
+    elif name.endswith("fully_sharded_data_parallel"):
+        _patch_fsdp1(module.FullyShardedDataParallel, watch, barrier)
+    elif name.endswith("fully_shard") and hasattr(module, "FSDPState"):  # not what passes it on
+        _patch_fsdp2(module, watch, barrier)
+
+
+# The patches: each calls the original once, and ours can fail without it.
+
+
+def _patch_group(c10d: ModuleType, watch: Watch) -> None:
+    import inspect
+
+    original = c10d.init_process_group
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if c10d.GroupMember.WORLD is not None:
+                if watch.accepts(c10d, signature, args, kwargs):
+                    return None
+                return original(*args, **kwargs)
+            early = watch.guard(watch.early_loader, sys._getframe(1))
+            result = original(*args, **kwargs)
+            finding = watch.guard(watch.group_made, early)
+            if finding:
+                watch.report("early-loader", finding)
+        except BaseException as error:
+            hidden_frames.hide(error)
+            raise
+        return result
+
+    c10d.init_process_group = init_process_group  # type: ignore[attr-defined]  # torch's own is replaced
+    if watch.mode == "fix":
+        _patch_query(c10d, watch)
+
+
+def _patch_query(c10d: ModuleType, watch: Watch) -> None:
+    original = c10d.is_initialized
+
+    @functools.wraps(original)
+    def is_initialized() -> Any:
+        try:
+            if c10d.GroupMember.WORLD is None:
+                watch.begin_early(sys._getframe(1))
+            return original()
+        except BaseException as error:
+            hidden_frames.hide(error)
+            raise
+
+    c10d.is_initialized = is_initialized  # type: ignore[attr-defined]  # torch's own is replaced
+
+
+def _patch_loaders(module: ModuleType, watch: Watch) -> None:
+    original = module.DataLoader.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            if watch.mode == "fix":
+                watch.begin_early(sys._getframe(1))
+            original(self, *args, **kwargs)
+            finding = watch.guard(watch.saw_loader, self, sys._getframe(1))
+            if finding:
+                watch.report("early-sampler", finding)
+        except BaseException as error:
+            hidden_frames.hide(error)
+            raise
+
+    module.DataLoader.__init__ = made
+    samplers = sys.modules.get("torch.utils.data.sampler")
+    for name in SHUFFLING:
+        if hasattr(samplers, name):
+            _patch_sampler(getattr(samplers, name), watch)
+
+
+def _patch_sampler(cls: Any, watch: Watch) -> None:
+    def made(frame: FrameType, self: Any, *args: Any, **kwargs: Any) -> None:
+        watch.guard(watch.saw_sampler, self, frame)
+
+    cls.__init__ = hidden_frames.followed(cls.__init__, made)
+
+
+def _patch_ddp(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        model = args[0] if args else kwargs.get("module")
+        try:
+            watch.before_wrapping("DDP", model, sys._getframe(1))
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            hidden_frames.hide(error)
+            raise
+        watch.guard(barrier.wait, getattr(self, "process_group", None))
+
+    cls.__init__ = made
+
+
+def _patch_fsdp1(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
+    """Wait after the outermost FSDP: an auto-wrap policy makes others inside its `__init__`.
+
+    Not under hybrid sharding: it has two groups, and a barrier of neither is one of all.
+    """
+    original = cls.__init__
+    depth = 0
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal depth
+        depth += 1
+        try:
+            if depth == 1:
+                model = args[0] if args else kwargs.get("module")
+                watch.before_wrapping("FSDP", model, sys._getframe(1))
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            hidden_frames.hide(error)
+            raise
+        finally:
+            depth -= 1
+        if not depth and not hasattr(self, "_inter_node_pg"):
+            watch.guard(barrier.wait, getattr(self, "process_group", None))
+
+    cls.__init__ = made
+
+
+def _patch_fsdp2(module: ModuleType, watch: Watch, barrier: WrapBarrier) -> None:
+    """Wait after the calls on a module with sharded parts: the root's, not every block's."""
+    original = module.fully_shard
+
+    def wait(target: Any, kwargs: dict[str, Any]) -> None:
+        if _has_sharded_parts(target, getattr(module, "FSDPModule", ())):
+            # Without a report: torch runs no collective here, and ranks may be minutes apart.
+            barrier.wait(group_of_mesh(kwargs), reports=False)
+
+    @functools.wraps(original)  # `fully_shard.state`, which torch uses, is copied with __dict__
+    def fully_shard(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            hidden_frames.hide(error)
+            raise
+        watch.guard(wait, args[0] if args else kwargs["module"], kwargs)
+        return result
+
+    module.fully_shard = fully_shard  # type: ignore[attr-defined]  # torch's own is replaced
+
+
+def _has_sharded_parts(target: Any, sharded: Any) -> bool:
+    parts = target if isinstance(target, (list, tuple)) else [target]
+    return any(
+        isinstance(child, sharded)
+        for part in parts
+        for child in part.modules()
+        if child is not part
+    )

@@ -1,0 +1,142 @@
+"""Memory growth on every GPU before it is initialised, and who initialised the devices too early.
+
+Targets, TensorFlow 2.15 to 2.21: Context._initialize_physical_devices (the first look for devices,
+which is when CUDA reads CUDA_VISIBLE_DEVICES) and Context._initialize_logical_devices in
+tensorflow.python.eager.context; set_visible_devices in tensorflow.python.framework.config; from the
+first look on os.putenv, by which os.environ passes a variable on.
+Reason: growth and visible devices can be set only before TensorFlow initialises its devices, and
+a variable that is set later is silently without effect
+(https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth). No device is asked for here:
+everything follows a look that the script itself made.
+Delete when TensorFlow reports a variable that came too late.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+
+from ... import contract, hidden_frames
+from .. import frames
+from . import findings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, ModuleType
+    from typing import Any
+
+    from ...context import Context
+    from .watch import Watch
+
+GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"  # read when a GPU is initialised; overrides the configuration
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Devices:
+    """When this process's TensorFlow looked for its devices and when it initialised them."""
+
+    def __init__(self, watch: Watch, context: Context, *, growth: bool) -> None:
+        """Take what reports findings, the process's context and hooks.tensorflow.memory_growth."""
+        self._watch = watch
+        self._context = context
+        self._growth = growth
+        self._looked = ""  # "file:line" of the first look
+        self._initialised = ""  # and where they were initialised
+        self._visible = ""  # CUDA_VISIBLE_DEVICES at the first look
+        self._pid = os.getpid()
+
+    def patch_context(self, module: ModuleType) -> None:
+        """Watch a process's Context, and let GPUs take memory as they need it."""
+        if self._growth:
+            # Here and not before: an exported value is the user's own.
+            os.environ.setdefault(GROWTH, "true")
+        cls = module.Context
+        names = ("_initialize_physical_devices", "_initialize_logical_devices")
+        missing = [name for name in names if not hasattr(cls, name)]
+        if missing:
+            why = f"no Context.{missing[0]} in this TensorFlow"
+            self._context.receipt("tensorflow", contract.NOT_NEEDED, part="devices", why=why)
+            return
+        _follow(cls, names[0], self._saw_look, self._watch)
+        _follow(cls, names[1], self._saw_initialised, self._watch)
+
+    def patch_config(self, module: ModuleType) -> None:
+        """Report a choice of devices that TensorFlow refuses because it comes too late."""
+        original = module.set_visible_devices
+
+        @functools.wraps(original)
+        def set_visible_devices(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            except RuntimeError:
+                self._watch.guard(self._saw_late_choice, sys._getframe(1))
+                raise
+
+        module.set_visible_devices = set_visible_devices  # type: ignore[attr-defined]  # TensorFlow's own is replaced
+
+    def _saw_look(self, context: Any, frame: FrameType) -> None:
+        if self._looked or context._physical_devices is None:
+            return
+        self._looked = frames.user_place(frame)
+        self._visible = os.environ.get(VISIBLE, "")
+        self._pid = os.getpid()
+        if self._growth:
+            self._set_growth(context)
+        _follow_variables(self._saw_variable, self._watch)
+
+    def _set_growth(self, context: Any) -> None:
+        """Let every GPU grow, unless the user exported the contrary; read back what is in force."""
+        forced = os.environ.get(GROWTH, "")
+        growths: dict[Any, bool | None] = context._memory_growth_map
+        if forced != "false":  # TensorFlow reads this spelling only
+            for device in [device for device, growth in growths.items() if growth is None]:
+                context.set_memory_growth(device, True)
+        self._context.activate()
+        self._context.receipt(
+            "tensorflow",
+            contract.OFF if forced == "false" else contract.APPLIED,
+            part="memory_growth",
+            effective={
+                GROWTH: forced,
+                **{device.name: bool(growth) for device, growth in growths.items()},
+            },
+        )
+
+    def _saw_initialised(self, context: Any, frame: FrameType) -> None:
+        self._initialised = self._initialised or frames.user_place(frame)
+
+    def _saw_variable(self, name: object, value: object, frame: FrameType) -> None:
+        if os.getpid() != self._pid or os.fsdecode(name) != VISIBLE:  # type: ignore[arg-type]  # what os.putenv got
+            return
+        if os.fsdecode(value) != self._visible:  # type: ignore[arg-type]  # what os.putenv got
+            place = frames.user_place(frame)
+            text = findings.late_variable_text(place, self._looked, VISIBLE)
+            self._watch.report("variable-late", text)
+
+    def _saw_late_choice(self, frame: FrameType) -> None:
+        first = self._initialised or self._looked or "unknown place"
+        text = findings.late_choice_text(frames.user_place(frame), first)
+        self._watch.report("choice-late", text)
+
+
+def _follow(cls: Any, name: str, step: Callable[..., None], watch: Watch) -> None:
+    """Call `step` with the object and the caller's frame after each call of a method."""
+
+    def then(frame: FrameType, self: Any, *args: Any, **kwargs: Any) -> None:
+        watch.guard(step, self, frame)
+
+    setattr(cls, name, hidden_frames.followed(getattr(cls, name), then))
+
+
+def _follow_variables(step: Callable[..., None], watch: Watch) -> None:
+    """Call `step` with name, value and the caller's frame before os.environ sets a variable."""
+    original = os.putenv
+
+    @functools.wraps(original)
+    def putenv(name: Any, value: Any, /) -> None:
+        watch.guard(step, name, value, sys._getframe(1))
+        original(name, value)
+
+    os.putenv = putenv  # os.environ looks it up at each assignment

@@ -1,0 +1,149 @@
+"""Keep TensorFlow's MirroredStrategy off NCCL where the profile says so, and its sums right.
+
+Targets, TensorFlow 2.15 to 2.21 (Keras 2 and 3):
+  tensorflow.python.distribute.mirrored_strategy  cross_device_ops, a second strategy, nested scopes
+  tensorflow.python.eager.context, tensorflow.python.framework.config  memory growth, devices that
+      were initialised before they were chosen (tensorflow_devices.py)
+  tensorflow.python.eager.polymorphic_function.polymorphic_function  the mitigation tf-xla-off
+Reason: NCCL of TensorFlow 2.15 fails on RTX 50 cards ("Error invoking NCCL: unhandled cuda error"),
+and HierarchicalCopyAllReduce, which does without, adds up wrongly for an odd number of replicas
+(findings.py). What the script passes is kept, but for an NcclAllReduce after NCCL has
+failed in an earlier attempt (the mitigation tf-hierarchical-copy).
+Delete when no TensorFlow in use has an NCCL that its GPUs do not support.
+
+Settings (hooks.tensorflow): cross_device_ops (keep | hierarchical-copy), memory_growth.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from ... import contract, hidden_frames
+from .devices import Devices
+from .watch import Watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, TypeVar
+
+    from ...context import Context
+
+    Result = TypeVar("Result")
+
+_HOOK = "tensorflow"
+NO_XLA = "tf-xla-off"  # a mitigation, by its name in knowledge/mitigations.yaml
+
+_state: tuple[Watch, Devices] | None = None  # the target modules of a process share it
+
+
+def apply(name: str, module: ModuleType, context: Context) -> None:
+    """Patch one of the target modules.
+
+    Args:
+        name: that of the module.
+        module: the module itself.
+        context: the process's.
+    """
+    global _state
+    settings = context.hooks["tensorflow"]
+    if name.endswith(".polymorphic_function"):
+        if NO_XLA in context.mitigations:
+            _switch_xla_off(module, context)
+        return
+    if settings["cross_device_ops"] == "keep" and not settings["memory_growth"]:
+        context.receipt(_HOOK, contract.OFF, part=name)
+        return
+    if _state is None:
+        watch = Watch(context)
+        _state = watch, Devices(watch, context, growth=settings["memory_growth"])
+    watch, devices = _state
+    if name.endswith(".context"):
+        devices.patch_context(module)
+    elif name.endswith(".config"):
+        devices.patch_config(module)
+    else:
+        _patch_strategies(module, watch)
+
+
+# The patches: each calls the original once, and ours can fail without it.
+
+
+def _patch_strategies(module: ModuleType, watch: Watch) -> None:
+    for name in ("MirroredStrategy", "MirroredStrategyV1"):
+        if hasattr(module, name):
+            _patch_init(getattr(module, name), module, watch)
+            _patch_scope(getattr(module, name), watch)
+    if hasattr(module.MirroredExtended, "_get_cross_device_ops"):
+        _patch_reduction(module.MirroredExtended, watch)
+
+
+def _patch_init(cls: Any, module: ModuleType, watch: Watch) -> None:
+    import inspect
+
+    original = cls.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        frame = sys._getframe(2)  # `hidden` is between
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError:  # TensorFlow reports what is wrong with the call
+            original(self, *args, **kwargs)
+            return
+        given = bound.arguments.get("cross_device_ops")
+        devices = bound.arguments.get("devices")
+        chosen = watch.guard(watch.choose, module, given, devices, frame)
+        if chosen is not None:
+            bound.arguments["cross_device_ops"] = chosen
+        original(*bound.args, **bound.kwargs)
+        watch.guard(watch.made, self, chosen, frame)
+
+    cls.__init__ = hidden_frames.hidden(made)
+
+
+def _patch_scope(cls: Any, watch: Watch) -> None:
+    original = cls.scope
+
+    @functools.wraps(original)
+    def scope(self: Any) -> Any:
+        watch.guard(watch.entered, sys._getframe(2))
+        return original(self)
+
+    cls.scope = hidden_frames.hidden(scope)
+
+
+def _patch_reduction(cls: Any, watch: Watch) -> None:
+    original = cls._get_cross_device_ops
+
+    @functools.wraps(original)
+    def _get_cross_device_ops(self: Any, value: Any) -> Any:
+        used = original(self, value)
+        watch.guard(watch.reduced, self, used)
+        return used
+
+    cls._get_cross_device_ops = _get_cross_device_ops
+
+
+def _switch_xla_off(module: ModuleType, context: Context) -> None:
+    """Compile no function by XLA, whatever `tf.function(jit_compile=…)` asks for."""
+    import inspect
+
+    original = module.function
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:  # TensorFlow reports what is wrong with the call
+            return original(*args, **kwargs)
+        if bound.arguments.get("jit_compile"):
+            bound.arguments["jit_compile"] = False
+            context.activate()
+        return original(*bound.args, **bound.kwargs)
+
+    module.function = function  # type: ignore[attr-defined]  # TensorFlow's own is replaced
+    context.receipt(_HOOK, contract.APPLIED, part="xla", effective={"jit_compile": False})

@@ -1,0 +1,132 @@
+"""The strategies that a process makes: which reduction each gets, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ... import contract
+from .. import frames
+from . import findings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import FrameType, ModuleType
+    from typing import Any, TypeVar
+
+    from ...context import Context
+
+    Result = TypeVar("Result")
+
+_HOOK = "tensorflow"
+NO_NCCL = "tf-hierarchical-copy"  # a mitigation, by its name in knowledge/mitigations.yaml
+_REDUCTIONS = "tensorflow.python.distribute.cross_device_ops"
+_SCOPES = "tensorflow.python.distribute.distribute_lib"
+
+
+class Watch:
+    """The strategies of one process, and which findings were reported."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._replaces = context.hooks["tensorflow"]["cross_device_ops"] == "hierarchical-copy"
+        self._reported: set[tuple[int, str]] = set()
+        self._first: tuple[int, str] | None = None  # pid and place of the first strategy
+        self._ran: set[tuple[int, str]] = set()  # pid and class of each reduction that ran
+
+    def guard(self, step: Callable[..., Result], *args: Any) -> Result | None:
+        """Run a step of ours; see `Context.guard`."""
+        return self._context.guard(_HOOK, step, *args)
+
+    def report(self, key: str, text: str) -> None:
+        """Report a finding once in this process."""
+        if (os.getpid(), key) not in self._reported:
+            self._reported.add((os.getpid(), key))
+            self._context.activate()
+            self._context.receipt(_HOOK, contract.OBSERVED, finding=key, text=text)
+            self._context.say(text)
+
+    def choose(self, module: ModuleType, given: Any, devices: Any, frame: FrameType) -> Any:
+        """Return the reduction that a strategy is to get; None leaves it as the script asked.
+
+        Args:
+            module: tensorflow.python.distribute.mirrored_strategy.
+            given: the script's own reduction; None where it passed none.
+            devices: the script's own devices; None where it passed none.
+            frame: the caller's.
+        """
+        names = _names(module, devices)
+        name = findings.reduction(names)
+        reductions = sys.modules[_REDUCTIONS]
+        place = frames.user_place(frame)
+        if len(names) == 1:
+            self.report("one-device", findings.single_text(place, names))
+        if given is None:
+            return getattr(reductions, name)() if name and self._replaces else None
+        wrong = len(names) > 1 and len(names) % 2
+        if wrong and isinstance(given, reductions.HierarchicalCopyAllReduce):
+            self.report("odd-replicas", findings.odd_text(place, len(names)))
+        failed_before = NO_NCCL in self._context.mitigations
+        if name is None or not (failed_before and isinstance(given, reductions.NcclAllReduce)):
+            return None
+        text = findings.replaced_text(place, type(given).__name__, name)
+        self.report("replaced", text)
+        return getattr(reductions, name)()
+
+    def made(self, strategy: Any, chosen: Any, frame: FrameType) -> None:
+        """Write the receipt of a strategy, with what it really has; report a second one.
+
+        Args:
+            strategy: the MirroredStrategy.
+            chosen: the reduction that it was given by us; None: none.
+            frame: the script's, where it was made.
+        """
+        place = frames.user_place(frame)
+        self._context.activate()
+        self._context.receipt(
+            _HOOK,
+            contract.OBSERVED if chosen is None else contract.APPLIED,
+            part="strategy",
+            place=place,
+            replicas=int(strategy.num_replicas_in_sync),
+            effective={"cross_device_ops": type(strategy.extended._cross_device_ops).__name__},
+        )
+        first = self._first
+        if first is None or first[0] != os.getpid():
+            self._first = (os.getpid(), place)
+        else:
+            self.report("second-strategy", findings.second_text(place, first[1]))
+
+    def entered(self, frame: FrameType) -> None:
+        """Report a scope that the script's own code opens inside another one."""
+        has_strategy = getattr(sys.modules.get(_SCOPES), "has_strategy", None)
+        if has_strategy is not None and has_strategy() and frames.is_users(frame):
+            text = findings.nested_text(frames.user_place(frame))
+            self.report("nested-scope", text)
+
+    def reduced(self, extended: Any, used: Any) -> None:
+        """Note which reduction adds gradients up: under XLA it is not the strategy's own."""
+        own = getattr(extended, "_cross_device_ops", None)
+        is_collective = used is getattr(extended, "_collective_ops", None)
+        ran = (os.getpid(), type(used).__name__)
+        if ran in self._ran or not (used is own or is_collective):
+            return  # integers are always added up on one device
+        self._ran.add(ran)
+        self._context.receipt(
+            _HOOK, contract.OBSERVED, part="reduction", effective={"cross_device_ops": ran[1]}
+        )
+        if is_collective and used is not own and self._replaces and self._first:
+            self.report("xla-collective", findings.xla_text(self._first[1]))
+
+
+def _names(module: ModuleType, devices: Any) -> list[str]:
+    """Return the names of a strategy's devices, found as its constructor finds them next.
+
+    Empty where that fails: the constructor says why.
+    """
+    try:
+        found: Iterable[Any] = devices or module.all_local_devices()
+        return [str(getattr(device, "name", device)) for device in found]
+    except Exception:
+        return []

@@ -1,0 +1,1 @@
+"""torchrun's grammar and installation."""

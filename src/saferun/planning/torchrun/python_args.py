@@ -1,0 +1,49 @@
+"""Pure: a command line as plain python takes it: `launcher: python`.
+
+Up to SCRIPT, or `-m MODULE` or `-c CODE`, it is read as torchrun's, with saferun's own options.
+What follows belongs to the script unchanged: python, unlike torchrun, passes a first `--` on. `-c`
+is python's alone: under torchrun it stays the unknown option that torchrun refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from saferun.model import CommandLine
+from saferun.planning.torchrun.torchrun_args import Parsed, parse
+
+CODE = "command"  # where CommandLine.given has the other options: -c, whose code is `script`
+
+
+def read(argv: Sequence[str], parsed: Parsed, own: Mapping[str, str | None]) -> Parsed:
+    """Return the command line as plain python takes it, and saferun's own options in it.
+
+    Args:
+        argv: the arguments after `saferun`.
+        parsed: the same, as torchrun takes them.
+        own: saferun's own options, as `torchrun_args.parse` has them.
+    """
+    if parsed.line.script is not None:
+        return parsed._replace(line=_unchanged(argv, parsed.line))
+    for at, word in enumerate(argv):
+        if word.startswith("-c") and word != "-c=":
+            before = parse([*argv[:at], "SCRIPT"], own=own)
+            if before.line.script == "SCRIPT" and not before.line.script_args:
+                return before._replace(line=_with_code(before.line, argv[at:]))
+    return parsed
+
+
+def _unchanged(argv: Sequence[str], line: CommandLine) -> CommandLine:
+    """Return the line with the `--` after SCRIPT that torchrun's parser takes away."""
+    after = len(argv) - len(line.script_args)
+    taken = list(argv[after - 2 : after]) == [line.script, "--"]
+    return line._replace(script_args=("--", *line.script_args)) if taken else line
+
+
+def _with_code(before: CommandLine, rest: Sequence[str]) -> CommandLine:
+    code, args = ([rest[0][2:]], rest[1:]) if len(rest[0]) > 2 else (rest[1:2], rest[2:])
+    if not code:
+        return before._replace(script=None, refusal="-c needs code")
+    given = {**before.given, CODE: ""}
+    kept = before.args[:-1]  # without the word that stood for the script
+    return CommandLine((*kept, *rest), given, code[0], tuple(args))

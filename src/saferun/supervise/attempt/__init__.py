@@ -1,0 +1,1 @@
+"""One attempt: its life, its end, and the evidence that it leaves."""

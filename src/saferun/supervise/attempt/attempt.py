@@ -1,0 +1,191 @@
+"""Run one attempt of a job under a keeper (keeper/keeper.py), until nothing of it is left.
+
+This side passes signals on, limits the time that a job may take to end, restores the terminal's
+settings, and takes the keeper's place should that be killed (keeper_loss.py; attempt_life.py has
+the states). The keeper's side owns the processes and carries the output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import time
+
+from saferun.errors import EXIT_UNAVAILABLE, UnavailableError
+from saferun.keeper import process_tree, protocol
+from saferun.supervise.attempt import keeper_loss
+from saferun.supervise.attempt.attempt_life import (
+    ALL_SIGNALS,
+    KEEPER_GONE,
+    KEEPER_STOPPED,
+    OVER,
+    AttemptLife,
+)
+from saferun.supervise.attempt.attempt_values import AttemptSpec, Ended, Observer
+from saferun.supervise.attempt.keeper_watch import KeeperWatch
+from saferun.supervise.attempt.terminal_modes import TerminalModes
+from saferun.supervise.ready import keeper_pool, warm_start
+from saferun.supervise.ready.keeper_pool import Standby
+from saferun.system.descriptors import plug_closed_descriptors
+from saferun.system.signalfd import Signals
+
+# Where the system allows no further process or thread, which is a failure to be diagnosed.
+_REFUSED = (os.strerror(errno.EAGAIN), "can't start new thread")
+
+
+def run_attempt(
+    spec: AttemptSpec,
+    observer: Observer = Observer(),  # noqa: B008 - frozen
+    standby: Standby | None = None,
+) -> Ended:
+    """Start a command under supervision and wait until nothing of it is left.
+
+    Call it in the main thread and before other threads start (see signalfd.Signals). Signals act
+    again as they did before when it returns.
+
+    Args:
+        spec: what is run.
+        observer: is called while it runs.
+        standby: from `start_keeper` or `prepare`, called ahead to save time; replaced if it died.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        UnavailableError: the command could not be started.
+    """
+    plug_closed_descriptors()  # or the one for signals would become the job's output
+    modes = TerminalModes()
+    with Signals(ALL_SIGNALS) as signals:
+        started_at = time.time()
+        standby = _standby(spec, standby)
+        life = AttemptLife(standby, spec, observer, time.monotonic)
+        try:
+            _follow(life, standby, _start(spec, standby, signals), observer, signals)
+            report = _last_report(life, standby, observer, signals)
+        finally:
+            standby.close()
+            modes.restore()
+        for number, sender in signals.read():
+            life.take_signal(number, sender)
+        return _ended(life, report, started_at)
+
+
+def _standby(spec: AttemptSpec, standby: Standby | None) -> Standby:
+    if standby is None:
+        return keeper_pool.start_keeper()
+    return keeper_pool.fit(standby, own_group=spec.own_group)
+
+
+def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.Start:
+    """Return the command that starts the attempt."""
+    changed = [int(signal.Signals[name]) for name in spec.limits.ignore]
+    blocked = [int(number) for number in signals.blocked_before - spec.unblocked]
+    # The process of a warm agent has been started already: it takes no limits any more.
+    as_usual = spec.own_group and not (changed or blocked or spec.limits.nofile)
+    warm = standby.warm
+    return protocol.Start(
+        argv=list(spec.argv),
+        env=dict(spec.env),
+        own_group=spec.own_group,
+        warm=as_usual and warm is not None and warm_start.usable(warm, spec.argv, spec.env),
+        ignored=[*keeper_pool.ignored_signals(), *changed],
+        blocked=blocked,
+        nofile=spec.limits.nofile,
+        tail_bytes=spec.tail_bytes,
+        gpu_prefix=spec.gpu_prefix,
+    )
+
+
+def _follow(
+    life: AttemptLife,
+    standby: Standby,
+    start: protocol.Start,
+    observer: Observer,
+    signals: Signals,
+) -> None:
+    """Handle messages and signals until the keeper reports the end of the attempt or dies."""
+    process_tree.become_subreaper()
+    inbox = protocol.Inbox(standby.reports)
+    protocol.send(standby.commands, start)
+    observer.ordered()
+    poller = select.poll()
+    poller.register(signals.fd, select.POLLIN)
+    poller.register(inbox.fd, select.POLLIN)
+    watch = KeeperWatch(standby.pid, time.monotonic)
+    while life.state not in OVER:
+        ready = [fd for fd, _ in poller.poll(watch.left_ms(life.left_ms()))]
+        if inbox.fd in ready:
+            for report in inbox.read():
+                if isinstance(report, protocol.Released):
+                    standby.release(report.outer)
+                else:
+                    life.step(type(report), report)
+            if inbox.closed and life.state not in OVER:
+                life.step(KEEPER_GONE)
+        if signals.fd in ready:
+            for number, sender in signals.read():
+                life.take_signal(number, sender)
+        if life.state not in OVER:
+            life.take_time()
+            if watch.look():
+                life.step(KEEPER_STOPPED)
+
+
+def _last_report(
+    life: AttemptLife, standby: Standby, observer: Observer, signals: Signals
+) -> protocol.Ended:
+    """Wait for the keeper's own end, and do its work if it was killed.
+
+    Raises:
+        UnavailableError: the command could not be started.
+    """
+    report = life.report
+    lingers = isinstance(report, protocol.Ended) and report.lingers
+    if not lingers:  # else it stays, for what the job left behind on purpose
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
+            os.waitpid(standby.pid, 0)
+    if report is None:
+        return keeper_loss.take_over(life, standby, observer, signals)
+    if isinstance(report, protocol.Failed):
+        if report.reason in _REFUSED:
+            line = f"cannot start `{report.program}`: {report.reason}\n".encode()
+            status = EXIT_UNAVAILABLE << 8
+            return protocol.Ended(status, 0, [], b"", line, b"", b"", merged=False, lingers=False)
+        raise UnavailableError(
+            f"cannot start `{report.program}`: {report.reason}",
+            fix="check the program and its mode",
+        )
+    return report
+
+
+def _ended(life: AttemptLife, report: protocol.Ended, started_at: float) -> Ended:
+    return Ended(
+        wait_status=report.wait_status,
+        started_at=started_at,
+        lived_s=life.lived_s,
+        stdout_tail=report.stdout_tail,
+        stderr_tail=report.stderr_tail,
+        merged=report.merged,
+        forwarded=tuple(life.forwarded),
+        interrupted=life.interrupted,
+        ended_by=life.ended_by,
+        killed=report.killed,
+        unkillable=tuple(report.unkillable),
+        heads=(report.stdout_head, report.stderr_head),
+        asked_s=life.asked_s(),
+        keeper=_keepers_fate(life),
+        by_interrupt=life.interrupted and life.saw_interrupt,
+    )
+
+
+def _keepers_fate(life: AttemptLife) -> str:
+    """Return what became of the keeper, for people; "" where it did not fail."""
+    if life.ended_by != "keeper":
+        return ""
+    what = "was stopped and had to be killed" if life.keeper_was_stopped else "was killed"
+    lost = "" if life.exact else "; the last output may be missing"
+    return f"saferun's keeper {what}{lost}"

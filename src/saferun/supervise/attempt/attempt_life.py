@@ -1,0 +1,359 @@
+"""The life of one attempt on saferun's side: its states, what may happen in each, what follows.
+
+This side passes signals on and limits the time that the job may take to end. Whatever it does to
+the job it does through commands to the keeper; it touches no process itself, except a keeper that
+is stopped or stuck.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from saferun.keeper import protocol
+from saferun.keeper.job import DEATH_SIGNALS
+from saferun.keeper.process_tree import UNKILLABLE_S
+from saferun.keeper.state_machine import StateMachine
+from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
+from saferun.supervise.attempt.end_requests import USER_SIGNALS
+from saferun.supervise.ready.keeper_pool import Standby
+from saferun.system.signalfd import Signals
+
+if TYPE_CHECKING:
+    from saferun.keeper.state_machine import Table
+
+# States.
+STARTING = "starting"  # the keeper has its task; the command is not executed yet
+ASKED_EARLY = "asked early"  # the same, and a signal has asked the job to end
+RUNNING = "running"  # the command runs
+ENDING = "ending"  # the command runs, and has been asked to end by what no job takes and goes on
+DRAINING = "draining"  # the command has exited; what it left is ended and its output is carried
+KILLING = "killing"  # the keeper has been told to kill
+ENDED = "ended"  # the keeper has reported the end
+FAILED = "failed"  # the keeper could not execute the command
+LOST = "lost"  # the keeper died without a report of the end
+LIVING = (STARTING, ASKED_EARLY, RUNNING, ENDING, DRAINING, KILLING)
+OVER = (ENDED, FAILED, LOST)
+
+# Events, beside the reports of protocol.py.
+KEEPER_GONE = "keeper gone"  # its pipe has been closed before the last report
+TERMINAL = "terminal signal"
+USER = "user signal"
+INTERRUPT = "interrupt"  # SIGINT
+INTERRUPT_AGAIN = "second interrupt"  # SIGINT, and not the first one repeated
+TERMINATE = "terminate"  # SIGHUP, SIGTERM
+LATER = "later"  # the observer's moment
+DEADLINE = "deadline"
+HUNG = "hung"  # the watch has it ended
+KEEPER_STOPPED = "keeper stopped"  # and does not go on (keeper_watch.py)
+
+TERMINAL_SIGNALS = (signal.SIGWINCH, signal.SIGCONT)  # after `fg` the window may be another
+ALL_SIGNALS = (*DEATH_SIGNALS, *USER_SIGNALS, *TERMINAL_SIGNALS)
+SAME_KEYPRESS_S = 0.1  # wrappers repeat a Ctrl-C that the terminal has sent already
+READER_GRACE_S = 10.0  # for the rest of the output, where a job has ended because it was asked to
+KEEPER_GRACE_S = 5.0  # what a keeper may need beyond the time for processes that do not die
+
+
+class AttemptLife(StateMachine):
+    """One attempt from its start to its end.
+
+    Args:
+        standby: the keeper that has the task.
+        spec: what is run.
+        observer: is called as the attempt goes on.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        standby: Standby,
+        spec: AttemptSpec,
+        observer: Observer,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(OWN_GROUP if spec.own_group else OUR_GROUP, STARTING)
+        self._standby = standby
+        self._spec = spec
+        self._observer = observer
+        self._clock = clock
+        self._began = clock()
+        self._deadline: float | None = None
+        self._later_at: float | None = None
+        self._look_at: float | None = None
+        self._first_interrupt_at: float | None = None
+        self._asked_at: float | None = None  # the last signal for the job
+        self._ended_at: float | None = None
+        self.keeper_was_stopped = False  # and ended for that
+        self.launcher = 0  # its pid
+        self.exact = True  # no output is lost should the keeper be killed
+        self.status: int | None = None  # of the launcher, once the keeper has reported it
+        self.report: protocol.Ended | protocol.Failed | None = None  # the keeper's last
+        self.lived_s = 0.0
+        self.forwarded: list[str] = []
+        self.interrupted = False  # a signal asked us to end
+        self.ended_by = "job"
+
+    # --- events ----------------------------------------------------------------------------
+
+    def take_signal(self, number: int, sender: str) -> None:
+        """Handle a signal that came to us; see `Signals.read`."""
+        if number in TERMINAL_SIGNALS:
+            self.step(TERMINAL)
+        elif number in USER_SIGNALS:
+            self.step(USER, number, sender)
+        elif number == signal.SIGQUIT:
+            self._take_question(sender)
+        elif number == signal.SIGINT:
+            self.step(self._interrupt(), number, sender)
+        else:
+            self.step(TERMINATE, number, sender)
+
+    def _take_question(self, sender: str) -> None:
+        """Handle a SIGQUIT, which ends no run: it asks where the ranks are.
+
+        A command in our group gets it as it gets what the terminal's keys send.
+        """
+        if self.state not in LIVING:
+            return
+        if not self._spec.own_group:
+            if not sender or self.state in (STARTING, ASKED_EARLY):
+                self._send(protocol.Signal(int(signal.SIGQUIT), None))
+        elif self._observer.asked is not None and self.state == RUNNING:
+            self._observer.asked()
+            self._look_at = self._clock()
+
+    @property
+    def saw_interrupt(self) -> bool:
+        """Whether a SIGINT has come."""
+        return self._first_interrupt_at is not None
+
+    def _interrupt(self) -> str:
+        now = self._clock()
+        if self._first_interrupt_at is None:
+            self._first_interrupt_at = now
+        return INTERRUPT_AGAIN if now - self._first_interrupt_at > SAME_KEYPRESS_S else INTERRUPT
+
+    def take_time(self) -> None:
+        """Handle what is due."""
+        if self._later_at is not None and self._clock() >= self._later_at:
+            self._later_at = None
+            self.step(LATER)
+        if self._look_at is not None and self._clock() >= self._look_at:
+            self._look()
+        if self._deadline is not None and self._clock() >= self._deadline:
+            self._deadline = None
+            self.step(DEADLINE)
+
+    def _look(self) -> None:
+        delay_s = None if self._observer.look is None else self._observer.look()
+        self._look_at = None if delay_s is None else self._clock() + delay_s
+        if delay_s is None and self.state == RUNNING:
+            self.step(HUNG)
+
+    def left_ms(self) -> float | None:
+        """Return the time until something is due; None where nothing is."""
+        times = [t for t in (self._deadline, self._later_at, self._look_at) if t is not None]
+        return max(0, min(times) - self._clock()) * 1000 if times else None
+
+    def asked_s(self) -> float | None:
+        """Return the time from the last signal for the job to its end; None where none came."""
+        if self._asked_at is None:
+            return None
+        end = self._clock() if self._ended_at is None else self._ended_at
+        return max(0.0, end - self._asked_at)
+
+    # --- actions ---------------------------------------------------------------------------
+
+    def _begin(self, report: protocol.Started) -> None:
+        self._began = self._clock()
+        self.launcher, self.exact = report.launcher, report.exact
+        if self._observer.later is not None:
+            self._later_at = self._began + self._observer.later_s
+        self._observer.started(self._standby.pid, report.launcher)
+        self._look_at = None if self._observer.look is None else self._began
+
+    def _exit(self, report: protocol.Exited) -> None:
+        self.lived_s, self._ended_at, self._later_at = report.lived_s, self._clock(), None
+        self.status = report.wait_status
+        self._look_at = None
+
+    def _exit_as_asked(self, report: protocol.Exited) -> None:
+        self._exit(report)
+        limit = self._clock() + READER_GRACE_S
+        self._deadline = limit if self._deadline is None else min(limit, self._deadline)
+
+    def _finish(self, report: protocol.Ended | protocol.Failed) -> None:
+        self.report = report
+
+    def _lose(self) -> None:
+        self.ended_by = "keeper"
+        self._lose_killing()
+
+    def _lose_killing(self) -> None:
+        if self._ended_at is None:
+            self.lived_s = self._clock() - self._began
+
+    def _resize(self) -> None:
+        self._send(protocol.Resize())
+
+    def _call_later(self) -> None:
+        again_s = self._observer.later() if self._observer.later is not None else None
+        if again_s is not None:
+            self._later_at = self._clock() + again_s
+
+    def _pass_user_signal(self, number: int, sender: str) -> None:
+        handled = signal.Signals(number).name in self._spec.handled
+        self._forward(number, None if handled else _rank_pids(self._spec.receipts), sender)
+
+    def _ask(self, number: int, sender: str) -> None:
+        self.interrupted = True
+        self._forward(number, None, sender)
+        self._limit()
+        if number == signal.SIGINT and self._observer.interrupted is not None:
+            self._observer.interrupted(self._spec.grace_s)
+
+    def _pass_on(self, number: int, sender: str) -> None:
+        self.interrupted = True
+        if sender and self.state not in (STARTING, ASKED_EARLY):
+            self._asked_at = self._clock()  # a key at the terminal has reached the job itself
+        else:
+            self._forward(number, None, "")
+
+    def _pass_on_and_limit(self, number: int, sender: str) -> None:
+        self._pass_on(number, sender)
+        self._limit()
+
+    def _note(self, number: int, sender: str) -> None:
+        self.interrupted = True
+
+    def _limit(self) -> None:
+        if self._spec.grace_s is not None:
+            self._deadline = self._clock() + self._spec.grace_s
+
+    def _kill_after_grace(self) -> None:
+        self._kill("grace")
+
+    def _kill_hung(self) -> None:
+        self._kill("hang")
+
+    def _kill_interrupted(self, number: int, sender: str) -> None:
+        self._kill("interrupt")
+
+    def _kill_unread(self, number: int = 0, sender: str = "") -> None:
+        """End the wait for a reader: the job has ended, and only its output is left."""
+        self._kill("job")
+        self.interrupted = True
+
+    def _kill(self, ended_by: str) -> None:
+        self.ended_by = ended_by
+        self._send(protocol.Kill())
+        self._deadline = self._clock() + UNKILLABLE_S + protocol.HURRIED_DRAIN_S + KEEPER_GRACE_S
+
+    def _kill_keeper(self) -> None:
+        # It is stopped or stuck; without it we are the next to inherit the job.
+        os.kill(self._standby.pid, signal.SIGKILL)
+
+    def _kill_stopped_keeper(self) -> None:
+        self.keeper_was_stopped = True
+        self._kill_keeper()
+
+    def _forward(self, number: int, ranks: list[int] | None, sender: str) -> None:
+        # What Slurm sends to all processes of our step the job has got, too, once it runs.
+        if sender != Signals.STEP or self.state in (STARTING, ASKED_EARLY):
+            self._send(protocol.Signal(int(number), ranks))
+        self.forwarded.append(signal.Signals(number).name)
+        self._asked_at = self._clock()
+
+    def _send(self, command: protocol.Command) -> None:
+        protocol.send(self._standby.commands, command)
+
+
+def _rank_pids(receipts: str | None) -> list[int]:
+    """Return the pids of the ranks that have left a receipt."""
+    try:
+        names = os.listdir(receipts) if receipts else []
+    except OSError:
+        return []
+    parts = [name.removesuffix(".jsonl").rpartition("-pid") for name in names]
+    return [int(pid) for head, _, pid in parts if pid.isdigit() and "rank" in head]
+
+
+# (state, event) -> (action, next state). What holds wherever the command's process group is:
+_COMMON: Table = {
+    (STARTING, protocol.Started): (AttemptLife._begin, RUNNING),
+    (STARTING, protocol.Failed): (AttemptLife._finish, FAILED),
+    #
+    (ASKED_EARLY, protocol.Started): (AttemptLife._begin, ENDING),
+    (ASKED_EARLY, protocol.Failed): (AttemptLife._finish, FAILED),
+    (ASKED_EARLY, DEADLINE): (AttemptLife._kill_after_grace, KILLING),
+    #
+    (RUNNING, protocol.Exited): (AttemptLife._exit, DRAINING),
+    (RUNNING, LATER): (AttemptLife._call_later, RUNNING),
+    (RUNNING, HUNG): (AttemptLife._kill_hung, KILLING),
+    #
+    (ENDING, protocol.Exited): (AttemptLife._exit_as_asked, DRAINING),
+    (ENDING, LATER): (AttemptLife._call_later, ENDING),
+    (ENDING, DEADLINE): (AttemptLife._kill_after_grace, KILLING),
+    #
+    (DRAINING, protocol.Ended): (AttemptLife._finish, ENDED),
+    (DRAINING, INTERRUPT): (AttemptLife._kill_unread, KILLING),
+    (DRAINING, INTERRUPT_AGAIN): (AttemptLife._kill_unread, KILLING),
+    (DRAINING, TERMINATE): (AttemptLife._kill_unread, KILLING),
+    (DRAINING, DEADLINE): (AttemptLife._kill_unread, KILLING),
+    #
+    (KILLING, protocol.Started): (AttemptLife._begin, KILLING),
+    (KILLING, protocol.Exited): (AttemptLife._exit, KILLING),
+    (KILLING, protocol.Ended): (AttemptLife._finish, ENDED),
+    (KILLING, protocol.Failed): (AttemptLife._finish, FAILED),
+    (KILLING, INTERRUPT): (None, KILLING),
+    (KILLING, INTERRUPT_AGAIN): (None, KILLING),
+    (KILLING, TERMINATE): (None, KILLING),
+    (KILLING, LATER): (AttemptLife._call_later, KILLING),
+    (KILLING, DEADLINE): (AttemptLife._kill_keeper, KILLING),
+    #
+    **{(state, KEEPER_GONE): (AttemptLife._lose, LOST) for state in LIVING},
+    (KILLING, KEEPER_GONE): (AttemptLife._lose_killing, LOST),
+    **{(state, KEEPER_STOPPED): (AttemptLife._kill_stopped_keeper, state) for state in LIVING},
+    **{(state, TERMINAL): (AttemptLife._resize, state) for state in LIVING},
+    **{(state, USER): (AttemptLife._pass_user_signal, state) for state in LIVING},
+    # Signals of the last moment: the job got none of them, but they ask the run to end.
+    **{(state, TERMINAL): (None, state) for state in OVER},
+    **{(state, USER): (None, state) for state in OVER},
+    **{(state, INTERRUPT): (AttemptLife._note, state) for state in OVER},
+    **{(state, INTERRUPT_AGAIN): (AttemptLife._note, state) for state in OVER},
+    **{(state, TERMINATE): (AttemptLife._note, state) for state in OVER},
+}
+# The command has a process group of its own: what asks us is passed on once, since a second request
+# would break torchrun's shutdown off; a second Ctrl-C kills.
+OWN_GROUP: Table = {
+    **_COMMON,
+    (STARTING, INTERRUPT): (AttemptLife._ask, ASKED_EARLY),
+    (STARTING, TERMINATE): (AttemptLife._ask, ASKED_EARLY),
+    (ASKED_EARLY, INTERRUPT): (None, ASKED_EARLY),
+    (ASKED_EARLY, INTERRUPT_AGAIN): (AttemptLife._kill_interrupted, KILLING),
+    (ASKED_EARLY, TERMINATE): (None, ASKED_EARLY),
+    (RUNNING, INTERRUPT): (AttemptLife._ask, ENDING),
+    (RUNNING, TERMINATE): (AttemptLife._ask, ENDING),
+    (ENDING, INTERRUPT): (None, ENDING),
+    (ENDING, INTERRUPT_AGAIN): (AttemptLife._kill_interrupted, KILLING),
+    (ENDING, TERMINATE): (None, ENDING),
+}
+# The command is in our group: what the terminal's keys send reaches it without us, everything else
+# is passed on each time. SIGINT sets no limit: a debugger takes it and goes on.
+OUR_GROUP: Table = {
+    **_COMMON,
+    (STARTING, INTERRUPT): (AttemptLife._pass_on, STARTING),
+    (STARTING, INTERRUPT_AGAIN): (AttemptLife._pass_on, STARTING),
+    (STARTING, TERMINATE): (AttemptLife._pass_on_and_limit, ASKED_EARLY),
+    (ASKED_EARLY, INTERRUPT): (AttemptLife._pass_on, ASKED_EARLY),
+    (ASKED_EARLY, INTERRUPT_AGAIN): (AttemptLife._pass_on, ASKED_EARLY),
+    (ASKED_EARLY, TERMINATE): (AttemptLife._pass_on, ASKED_EARLY),
+    (RUNNING, INTERRUPT): (AttemptLife._pass_on, RUNNING),
+    (RUNNING, INTERRUPT_AGAIN): (AttemptLife._pass_on, RUNNING),
+    (RUNNING, TERMINATE): (AttemptLife._pass_on_and_limit, ENDING),
+    (ENDING, INTERRUPT): (AttemptLife._pass_on, ENDING),
+    (ENDING, INTERRUPT_AGAIN): (AttemptLife._pass_on, ENDING),
+    (ENDING, TERMINATE): (AttemptLife._pass_on, ENDING),
+}

@@ -1,0 +1,239 @@
+"""What is observed of an attempt: on the machine while it runs, and in what it leaves behind."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding.retry_policy import AttemptOutcome
+from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.process_end import launcher_end
+from saferun.inject import contract
+from saferun.inject.targets import NEEDS
+from saferun.journal import receipts, recycling
+from saferun.journal.receipts import Receipt
+from saferun.model import HookSettings, LaunchPlan
+from saferun.planning.inputs import RunInputs
+from saferun.profile.schema import KEYS
+from saferun.supervise.attempt import evidence, machine_state
+from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise.attempt.end_requests import INTERRUPTED
+from saferun.supervise.attempt.evidence import OutOfMemoryKills, Ranks
+from saferun.supervise.attempt.machine_state import Scene
+
+SHUTDOWN_S = 30  # that torchrun itself gives its workers (--shutdown-timeout)
+MARGIN_S = 10.0  # in addition, for torchrun to end
+
+
+class AttemptWatch:
+    """One attempt, observed from outside.
+
+    Args:
+        gathered: the run; its identity names the attempt.
+        plan: of the attempt.
+    """
+
+    def __init__(self, gathered: RunInputs, plan: LaunchPlan) -> None:
+        self._gathered = gathered
+        self._plan = plan
+        self._injected = contract.VARIABLE in plan.env
+        self._kills: OutOfMemoryKills | None = None
+        self._launcher = 0
+        self._ranks: Ranks | None = None
+        self._progress = recycling.progress(gathered.identity.state)  # before it
+        self.request: recycling.Request | None = None  # its process asked to be replaced
+
+    def started(self, launcher: int) -> None:
+        """Note that the launcher runs, and how often the kernel has killed for memory so far."""
+        self._launcher = launcher
+        self._kills = OutOfMemoryKills()  # the job is starting meanwhile
+
+    def look(self) -> None:
+        """Look at the ranks; call it now and then while they run."""
+        found = evidence.ranks(self._launcher)
+        if found.seen or self._ranks is None:
+            self._ranks = found
+        if self._kills:
+            self._kills.see(found.pids or (self._launcher,))
+
+    def as_try(self, ended: Ended, ended_s: float) -> AttemptOutcome:
+        """Return the attempt as the decision needs it, without a diagnosis.
+
+        Args:
+            ended: how it ended.
+            ended_s: seconds from the start of the first attempt to its end.
+        """
+        identity = self._gathered.identity
+        if ended.exit_code == contract.RECYCLE_STATUS:
+            self.request = recycling.request(identity.receipts, identity.attempt)
+        done = recycling.progress(identity.state) - self._progress
+        progressed = done > 0 or (self.request is not None and self.request.progress > 0)
+        replaced = self.request if progressed else None
+        return AttemptOutcome(
+            number=identity.attempt,
+            exit_code=ended.exit_code,
+            lived_s=ended.lived_s,
+            ended_s=ended_s,
+            mitigations=self._plan.mitigations,
+            asked=end_requested(ended),
+            first_step=_first_step(ended),
+            unkillable=bool(ended.unkillable),
+            progressed=progressed,
+            kind=replaced.kind or "no-failure" if replaced else "no-failure",
+            replaced=replaced.why if replaced else "",
+            launcher_end=_launcher_end(ended, self._plan.launcher),
+        )
+
+    def diagnosed(
+        self, last: AttemptOutcome, ended: Ended, hang: Hang | None = None, lost: str = ""
+    ) -> tuple[AttemptOutcome, Diagnosis]:
+        """Return the attempt with its diagnosis.
+
+        Args:
+            last: the attempt.
+            ended: how it ended.
+            hang: why the watch has ended it, if it has.
+            lost: what the agent lost of other nodes; "" for nothing.
+        """
+        from saferun.diagnosis.deciding import (
+            classify,  # only a failure needs it, and it takes 60 ms
+        )
+
+        identity = self._gathered.identity
+        kills = self._kills.since() if self._kills else None
+        known = signatures.load(self._gathered.environ)
+        seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
+        exited = self._gathered.launcher is None and ended.signal is None
+        seen = seen._replace(hang=hang, exited=exited)
+        diagnosis = classify.classify(seen, known)
+        if self.request is not None:
+            diagnosis = classify.as_kind(diagnosis, self.request.kind, known)
+        observed = machine_state.observed(seen, self._scene(ended))
+        diagnosis = classify.by_machine(diagnosis, observed, known)
+        diagnosis = classify.by_nodes(diagnosis, lost, known)
+        last = last._replace(
+            asked=last.asked and not self._failed_by_itself(ended, diagnosis),
+            kind=diagnosis.kind,
+            verdict=diagnosis.verdict,
+            offered=diagnosis.mitigations,
+            waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
+            fingerprint=classify.fingerprint(diagnosis),
+            root_rank=diagnosis.root_rank,
+            last_step=seen.step,
+        )
+        return last, diagnosis
+
+    def _scene(self, ended: Ended) -> Scene:
+        """Return where it ran, and where it wrote as far as that is known."""
+        environ = self._plan.environment(self._gathered.environ)
+        checkpoints = self._plan.settings.retry.resume.checkpoints
+        folders = (os.path.dirname(checkpoints), ".", environ.get("TMPDIR", "/tmp"), "~")  # noqa: S108 - looked at, not written to
+        return Scene(
+            environ=environ,
+            gpus=self._plan.gpus.gpus,
+            began_s=ended.started_at,
+            folders=tuple(os.path.expanduser(folder) for folder in folders if folder),
+            signal=ended.signal,
+        )
+
+    def _failed_by_itself(self, ended: Ended, diagnosis: Diagnosis) -> bool:
+        """Return whether it failed of what may pass, soon after a signal that only ranks got."""
+        if ended.interrupted or set(ended.forwarded) & set(self._plan.options.handled_signals):
+            return False
+        return diagnosis.verdict in ("retry", "mitigate")
+
+    @property
+    def ranks_ran(self) -> bool:
+        """Whether ranks were seen while it ran."""
+        return bool(self._ranks and self._ranks.seen)
+
+    def receipts(self, *, kept: bool) -> tuple[tuple[Receipt, ...], bool]:
+        """Return the ranks' receipts, and whether a missing one means that hooks did not run.
+
+        Args:
+            kept: receipts could be written at all.
+        """
+        identity = self._gathered.identity
+        found = receipts.read(identity.receipts, identity.attempt)
+        # On a full disk a missing receipt does not mean that hooks did not run.
+        kept = kept and not receipts.unwritten(identity.receipts, identity.attempt)
+        return found, kept and self.ranks_ran
+
+    def hook_problems(self, found: tuple[Receipt, ...], *, ranks_ran: bool) -> tuple[str, ...]:
+        """Return lines about hooks that failed or did not run in the ranks.
+
+        Args:
+            found: the receipts.
+            ranks_ran: ranks were seen while it ran.
+        """
+        request = self._gathered.request
+        foreign = request.options.no_python or "PYTHON_EXEC" in self._gathered.environ
+        if ranks_ran and self._ranks:
+            foreign = foreign and not self._ranks.isolated
+        return receipts.judge(
+            found,
+            expects_hooks=self._injected and self._gathered.identity.receipts is not None,
+            ranks_ran=ranks_ran,
+            no_python=foreign,
+            needed=_needed(self._plan.settings.hooks),
+        )
+
+
+def _launcher_end(ended: Ended, launcher: str) -> str:
+    """Return how the launcher died of a signal; "" where it did not, or where we ended it."""
+    if ended.signal is None or ended.ended_by != "job" or ended.interrupted:
+        return ""
+
+    return launcher_end(ended.signal, torchrun=launcher == "torchrun")
+
+
+def ended_status(ended: Ended, *, torchrun: bool) -> int:
+    """Return the status of a run that ends with an attempt: 130 after a SIGINT to torchrun.
+
+    torchrun itself has status 1 then; a Python that handles it has one of its own.
+
+    Args:
+        ended: how it ended.
+        torchrun: it started the job.
+    """
+    if torchrun and ended.by_interrupt and ended.exit_code:
+        return INTERRUPTED
+    return ended.exit_code
+
+
+def end_requested(ended: Ended) -> bool:
+    """Return whether a signal ended it; after SIGUSR1 or SIGUSR2 most ranks run on."""
+    soon = SHUTDOWN_S + MARGIN_S
+    return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
+
+
+def _needed(hooks: HookSettings) -> set[str]:
+    """Return the modules of torch whose hooks have to hold for the settings of a plan."""
+    found: set[str] = set()
+    for key, targets in NEEDS.items():
+        value: object = functools.reduce(getattr, key.split("."), hooks)
+        found.update(targets if value != KEYS[f"hooks.{key}"].default else ())
+    return found
+
+
+def _first_step(ended: Ended) -> int | None:
+    if not any(ended.heads):
+        return None
+
+    from saferun.diagnosis.reading.progress import first_step  # only the end of an attempt needs it
+
+    steps = [step for head in ended.heads if (step := first_step(head)) is not None]
+    return max(steps, default=None)
+
+
+def grace_s(plan: LaunchPlan) -> float | None:
+    """Return the seconds that a job has to end after a signal until it is killed; None: no limit.
+
+    torchrun ends its workers within its own limit; plain python has no limit without us either.
+    """
+    if plan.launcher != "torchrun":
+        return None
+    given = plan.options.shutdown_timeout_s
+    return (SHUTDOWN_S if given is None or given < 0 else given) + MARGIN_S

@@ -1,0 +1,200 @@
+"""Gathering Evidence about an attempt: the end of its output, error files, the machine.
+
+diagnosis/deciding/classify.py draws the conclusions. Nothing here raises for what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from collections.abc import Iterable, Iterator
+
+from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.reading.log_lines import Log
+from saferun.journal import rank_files
+from saferun.journal import receipts as journal_receipts
+from saferun.named_tuple import NamedTuple
+from saferun.supervise.attempt.attempt_values import Ended
+from saferun.system import cgroup
+
+_NOT_OPENED = re.compile(r"File (\S{1,4000}) cannot be opened")  # torch.save
+_DISK_BYTES = 1 << 30  # free on a disk where a checkpoint's file can be opened
+_SHM_BYTES = 1 << 30  # sixteen times what a container has by default
+
+
+def evidence(
+    ended: Ended, receipts: str | None, attempt: int, oom_kills: int | None = None
+) -> Evidence:
+    """Return what is known about an attempt that has ended.
+
+    Args:
+        ended: how it ended, with the last bytes of its stdout and stderr.
+        receipts: the directory of its ranks' receipts and error files; None where there is none.
+        attempt: its number.
+        oom_kills: processes that the kernel killed meanwhile (`OutOfMemoryKills`); None if
+            unknown.
+    """
+    from saferun.diagnosis.reading import log_reader  # only the end of an attempt needs it
+
+    log = log_reader.read((ended.stdout_tail, b"\n", ended.stderr_tail))
+    return Evidence(
+        log=log,
+        exit_code=ended.exit_code,
+        failures=rank_files.failures(receipts, attempt),
+        age_s=ended.lived_s,
+        step=_last_step(ended),
+        oom_kills=oom_kills,
+        reader_gone=_reader_is_gone(),
+        unkillable=len(ended.unkillable),
+        shm_ample=_shm_is_ample(),
+        disk_ample=_disk_is_ample(log),
+        keeper=ended.keeper,
+        finished=journal_receipts.finished(journal_receipts.read(receipts, attempt)),
+    )
+
+
+def _last_step(ended: Ended) -> int | None:
+    from saferun.diagnosis.reading import progress  # only the end of an attempt needs it
+
+    steps = map(progress.last_step, (ended.stdout_tail, ended.stderr_tail))
+    return max((step for step in steps if step is not None), default=None)
+
+
+class Ranks(NamedTuple):
+    """What a look at a launcher's children found."""
+
+    seen: bool = False  # there are ranks: children with RANK, which the launcher itself lacks
+    isolated: bool = False  # one is a Python that ignores its environment
+    pids: tuple[int, ...] = ()
+
+
+def ranks(launcher: int) -> Ranks:
+    """Look for ranks among a launcher's children; those that cannot be read are left out."""
+    try:
+        with open(f"/proc/{launcher}/task/{launcher}/children", "rb") as file:
+            children = [int(pid) for pid in file.read().split()]
+    except OSError:  # gone, or a kernel without CONFIG_PROC_CHILDREN
+        return Ranks()
+    found = [] if _is_rank(launcher) else [child for child in children if _is_rank(child)]
+    return Ranks(bool(found), any(_is_isolated(_argv(pid)) for pid in found), tuple(found))
+
+
+def _is_rank(pid: int) -> bool:
+    return any(entry.startswith(b"RANK=") for entry in _read(pid, "environ"))
+
+
+def _argv(pid: int) -> list[bytes]:
+    return _read(pid, "cmdline")
+
+
+def _read(pid: int, name: str) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def _is_isolated(argv: list[bytes]) -> bool:
+    """Return whether a command is a Python with -I, -E or -S, which skip our sitecustomize."""
+    if not argv or b"python" not in os.path.basename(argv[0]):
+        return False
+    for argument in argv[1:]:
+        if not argument.startswith(b"-") or argument.startswith(b"--"):
+            return False
+        for letter in argument[1:].decode("latin-1"):
+            if letter in "IES":
+                return True
+            if letter in "mcWX":  # the rest, or the next argument, is this option's value
+                return False
+    return False
+
+
+def _reader_is_gone() -> bool:
+    """Return whether the reader of our stdout or stderr, also the job's, has gone (`| head`)."""
+    poller = select.poll()
+    for fd in (1, 2):
+        poller.register(fd, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poller.poll(0))
+
+
+def _shm_is_ample() -> bool | None:
+    try:
+        shm = os.statvfs("/dev/shm")  # noqa: S108 - looked at, not written to
+    except OSError:
+        return None
+    return shm.f_blocks * shm.f_frsize >= _SHM_BYTES and shm.f_bfree * 2 >= shm.f_blocks
+
+
+def _disk_is_ample(log: Log) -> bool | None:
+    """Return whether there is room where a file could not be opened; None where none was tried."""
+    found = (_NOT_OPENED.search(line.text) for line in log.lines if "cannot be" in line.text)
+    path = next((hit[1] for hit in found if hit), None)
+    if path is None:
+        return None
+    try:
+        disk = os.statvfs(os.path.dirname(path) or ".")
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize >= _DISK_BYTES and (disk.f_favail > 0 or not disk.f_files)
+
+
+class OutOfMemoryKills:
+    """Counts the processes that the kernel killed for lack of memory since this was made.
+
+    A rank that died of SIGKILL was killed by the kernel or by a user. Only the kernel's counters
+    tell which. Each control group has one, and a rank may run in another group than this process.
+    """
+
+    def __init__(self, machine: str = f"{cgroup.PROC}/vmstat") -> None:
+        self._machine = machine
+        self._before: dict[str, int] = {}  # path -> count, of each counter that could be read
+        self._groups: set[tuple[str, ...]] = set()
+        self._saw_ranks = False
+        self._note((machine,))
+        self._groups.add(self._note(cgroup.oom_kill_files()))
+
+    def see(self, pids: Iterable[int]) -> None:
+        """Note the groups of ranks, while they live."""
+        for pid in pids:
+            files = cgroup.oom_kill_files(pid)
+            self._saw_ranks = self._saw_ranks or bool(files)
+            if files and files not in self._groups:
+                self._groups.add(self._note(files))
+
+    def since(self) -> int | None:
+        """Return how many there were; None where the counters that could be read do not tell."""
+        machine = self._growth(self._machine)
+        if machine == 0:
+            return 0
+        counters = {next(filter(self._is_known, files), "") for files in self._groups}
+        folders = {os.path.dirname(path) for path in counters if path}
+        apart = [path for path in counters - {""} if not folders & set(_above(path))]
+        if not apart:
+            return machine
+        found = sum(self._growth(path) or 0 for path in apart)
+        return found if found or (self._saw_ranks and "" not in counters) else None
+
+    def _note(self, files: tuple[str, ...]) -> tuple[str, ...]:
+        for path in files:
+            count = cgroup.oom_kills(path)
+            if count is not None:
+                self._before.setdefault(path, count)
+        return files
+
+    def _is_known(self, path: str) -> bool:
+        return self._growth(path) is not None
+
+    def _growth(self, path: str) -> int | None:
+        now, before = cgroup.oom_kills(path), self._before.get(path)
+        return None if now is None or before is None else max(0, now - before)
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the folders above the one of a counter whose own counters include it."""
+    folder = os.path.dirname(path)
+    if not path.endswith(cgroup.COUNTS_BELOW):
+        return
+    while (parent := os.path.dirname(folder)) != folder:
+        yield (folder := parent)

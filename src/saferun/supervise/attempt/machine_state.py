@@ -1,0 +1,130 @@
+"""What the machine shows after a failed attempt of which the output says nothing.
+
+Each source is asked only when the ones before it told nothing: error files and counters cost
+nothing, the kernel's log milliseconds, nvidia-smi up to seconds. Nothing here raises for what is
+missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+
+from saferun.diagnosis.deciding import known_from
+from saferun.diagnosis.evidence import Evidence, Observation
+from saferun.gpu import recovery
+from saferun.model import Gpu
+from saferun.named_tuple import NamedTuple
+from saferun.system import gpus, kernellog
+
+SMI_S = 3.0  # for nvidia-smi to answer one question
+FULL_BYTES = 1 << 20  # free, below which a disk counts as full
+_BUS = re.compile(r"\(PCI:([0-9A-Fa-f:]{7,13})")
+_KMSG = re.compile(r"\A\d{1,6},\d{1,20},\d{1,20},[^;]{0,80};")
+_LINK = "p2p"  # of a recovery action: the links are to be drained, not the GPU
+
+
+class Scene(NamedTuple):
+    """Where an attempt ran."""
+
+    environ: Mapping[str, str]  # of the job
+    gpus: tuple[Gpu, ...]
+    began_s: float  # seconds since the epoch
+    folders: tuple[str, ...]  # in which it writes
+    signal: int | None = None  # that ended the launcher
+
+
+def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
+    """Yield what the machine shows, the most telling first; each is looked at when it is taken.
+
+    Args:
+        seen: of the attempt.
+        scene: where it ran.
+    """
+    for failure in seen.failures:
+        if message := failure.message.strip():
+            source = "error file" if failure.rank is None else f"error file of rank {failure.rank}"
+            yield Observation(source, message.splitlines()[0], "user-exception")
+    yield from _kernels_log(scene)
+    if seen.oom_kills:
+        text = known_from.kills(seen.oom_kills)
+        yield Observation("kernel's count of kills", text, "host-oom-killed")
+    yield from full_disks(scene.folders)
+    yield from _gpus(scene)
+    yield from _signal(seen, scene)
+    silent = not any(line.text.strip() for line in seen.log.lines)
+    # torchrun, which returns 1 for all, is never silent
+    if silent and (seen.exit_code == 1 or seen.exited):
+        yield Observation(f"exit status {seen.exit_code}", "", "child-failed-no-root")
+
+
+def _kernels_log(scene: Scene) -> Iterator[Observation]:
+    """Yield the driver's lines of the kernel's log about the job's GPUs while it ran."""
+    if not scene.gpus:
+        return
+
+    known = gpus.addresses()
+    buses = {known[gpu.uuid].lower() for gpu in scene.gpus if gpu.uuid in known}
+    for line in kernellog.read(scene.environ, since_s=scene.began_s).lines:
+        named = _BUS.search(line)
+        elsewhere = named and not any(bus.startswith(named[1].lower()) for bus in buses)
+        if not (buses and elsewhere):
+            yield Observation("kernel's log", _KMSG.sub("", line))
+
+
+def full_disks(folders: Iterable[str]) -> Iterator[Observation]:
+    """Yield the disks of folders on which nothing more can be written, each once."""
+    seen: set[int] = set()
+    for folder in folders:
+        try:
+            device, disk = os.stat(folder).st_dev, os.statvfs(folder)
+        except OSError:
+            continue
+        if device in seen or disk.f_flag & os.ST_RDONLY or not disk.f_blocks:
+            continue
+        seen.add(device)
+        blocks = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
+        if blocks * disk.f_frsize < FULL_BYTES:
+            what = f"{blocks * disk.f_frsize >> 10} KiB"
+        elif disk.f_files and not disk.f_favail:
+            what = "no inodes"
+        else:
+            continue
+        yield Observation("disk", f"the disk of {folder} is full: {what} free", "disk-full")
+
+
+def _gpus(scene: Scene) -> Iterator[Observation]:
+    """Yield what nvidia-smi says of the job's GPUs where it is an error."""
+    if not scene.gpus:
+        return
+
+    report, trouble = recovery.look(scene.environ, SMI_S)
+    for text in filter(None, (report.strange, trouble)):
+        yield Observation("nvidia-smi", text)
+    cards = {card.get("GPU UUID"): card for card in report.cards}
+    for gpu in scene.gpus:
+        name = f"GPU {gpu.uuid if gpu.number is None else gpu.number}"
+        card = cards.get(gpu.uuid)
+        if card is None:
+            if cards and gpu.uuid.startswith("GPU-"):
+                yield Observation("nvidia-smi", f"{name} is not listed any more", "gpu-lost")
+            continue
+        for field in card.sick():
+            yield Observation("nvidia-smi", f"{name}: {field}: {card.fields[field]}")
+        if action := card.get("GPU Recovery Action"):
+            kind = "gpu-link-failed" if _LINK in action.lower() else "gpu-lost"
+            yield Observation("nvidia-smi", f"{name}: GPU Recovery Action: {action}", kind)
+
+
+def _signal(seen: Evidence, scene: Scene) -> Iterator[Observation]:
+    """Yield the signal that ended the launcher, or the script below it as a shell says so."""
+    number = scene.signal or (0 if seen.exited else (seen.exit_code or 0) - 128)
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return
+    gone = number == signal.SIGPIPE and seen.reader_gone
+    kind = "output-reader-gone" if gone else "ended-by-signal"
+    yield Observation(f"exit status {seen.exit_code}", f"ended by {name}", kind)

@@ -1,0 +1,1 @@
+"""What the next attempt does differently: mitigations, and where it goes on."""

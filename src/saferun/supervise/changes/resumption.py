@@ -1,0 +1,323 @@
+"""The checkpoint that the next attempt of a run goes on from, and the work that a failure costs.
+
+Only checkpoints that the run itself has written count: one that lay there before may be another
+training's. Where Slurm has queued the job again, an earlier run of the same job wrote them. On a
+node that joins a run of several, those count that the other nodes name, where it finds the same
+files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from saferun.diagnosis import work_lost
+from saferun.diagnosis.deciding.retry_policy import AttemptOutcome
+from saferun.diagnosis.work_lost import WorkLost
+from saferun.inject import nodes
+from saferun.model import Checkpoint, LaunchPlan, ResumePolicy
+from saferun.planning import resume
+from saferun.planning.inputs import RunInputs
+from saferun.planning.torchrun.torchrun_args import whole
+from saferun.supervise.attempt.attempt_values import Ended
+from saferun.system import checkpoints, disk_room
+from saferun.system.checkpoints import Found, Stamp
+from saferun.system.printable import seconds
+
+T = TypeVar("T")
+
+# What a checkpoint that cannot be loaded leads to.
+_KINDS = ("checkpoint-corrupt", "checkpoint-mismatch", "state-dict-mismatch")
+_MEASURED = 3  # checkpoints whose time of writing is looked up
+_FULL = "disk-full"
+_OFFERED = 3  # checkpoints that a node names to the others
+
+
+def requeued(gathered: RunInputs) -> bool:
+    """Return whether Slurm runs this job once more (https://slurm.schedmd.com/sbatch.html)."""
+    return gathered.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+
+
+class Resumption:
+    """What one run goes on from.
+
+    Args:
+        gathered: what the plans of the run are computed from.
+        first: the plan of attempt 1.
+        say: takes lines for people.
+    """
+
+    def __init__(self, gathered: RunInputs, first: LaunchPlan, say: Callable[[str], None]) -> None:
+        self._gathered, self._first, self._say = gathered, first, say
+        self._policy = first.settings.retry.resume
+        self._requeued = requeued(gathered)
+        self._pattern: str | None = None
+        self._before: dict[str, Stamp] = {}  # path -> of what is not to be used
+        self._reported: set[str] = set()
+        self._lost: list[WorkLost] = []
+        self._furthest = -1  # step of the newest complete checkpoint so far
+        self.offers: list[nodes.Offer] = []  # of the attempt that `checkpoint` was called for
+        if self._policy.checkpoints:
+            self._harmlessly(self._begin)
+
+    def _begin(self) -> None:
+        args, environ = self._gathered.request.line.script_args, self._gathered.environ
+        try:
+            self._pattern = resume.pattern(self._policy, args, environ)
+        except resume.UnknownError as error:
+            self._say(f"retry.resume.checkpoints: {{{error}}} has no value here: nothing resumes")
+        if self._pattern and not self._requeued:
+            self._before = {one.checkpoint.path: one.stamp for one in self._find()}
+
+    def checkpoint(self, number: int, agreed: nodes.Start | None = None) -> Checkpoint | None:
+        """Return the checkpoint that attempt `number` goes on from, and say which it is.
+
+        Args:
+            number: of the attempt.
+            agreed: what the nodes of the run have decided about it; None where they have not.
+        """
+        self.offers = []
+        if self._pattern and (number > 1 or self._requeued):
+            return self._harmlessly(lambda: self._announced(number, agreed))
+        return None
+
+    def _announced(self, number: int, agreed: nodes.Start | None) -> Checkpoint | None:
+        if agreed is not None:
+            self._adopt(agreed["offers"] or [])
+        found = self._complete(1 if self._first.options.nodes == 1 else _OFFERED)
+        self.offers = [_offer(one) for one in found]
+        if agreed is not None:
+            wanted = agreed["checkpoint"]
+            ours = [one for one in found if nodes.is_one(_offer(one), wanted)]
+            found = ours if ours or wanted is None else found
+        if found:
+            chosen = found[0].checkpoint
+            self._furthest = max(self._furthest, chosen.step)
+            step = f" (step {chosen.step})" if chosen.step >= 0 else ""
+            self._say_once(f"attempt {number} goes on from {chosen.path}{step}{self._cost()}")
+            return chosen
+        if number > 1 and (agreed is None or agreed["checkpoint"] is None):
+            self._say_once(
+                f"attempt {number} starts as you wrote it: no complete checkpoint of this run is "
+                f"at {self._pattern}"
+            )
+        return None
+
+    def _say_once(self, line: str) -> None:
+        """Say what has not been said: nodes may meet several times before an attempt begins."""
+        if line not in self._reported:
+            self._reported.add(line)
+            self._say(line)
+
+    def _adopt(self, offers: Sequence[nodes.Offer]) -> None:
+        """Take the checkpoints of the other nodes for those of this run, where they are here."""
+        for one in self._find() if self._before else ():
+            if any(nodes.is_one(_offer(one), offer, by_stamp=True) for offer in offers):
+                self._before.pop(one.checkpoint.path, None)
+
+    def _cost(self) -> str:
+        if not self._lost:
+            return ""
+
+        last = self._lost[-1]
+        steps = "" if last.steps is None else f"{last.steps} steps, "
+        return f"; {steps}{seconds(last.s)} of work are done again"
+
+    def judged(
+        self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended
+    ) -> tuple[AttemptOutcome, WorkLost | None]:
+        """Return a failed attempt with what its checkpoints say and allow, and its costs.
+
+        Whether it came further than all before it, whether an older one is to be tried, and whether
+        a full disk has room again, which is waited for.
+
+        Args:
+            last: the attempt.
+            plan: of it.
+            ended: how it ended.
+        """
+        if not self._pattern or not ended.exit_code:
+            return last, None
+        judged = self._harmlessly(lambda: self._judged(last, plan, ended))
+        return judged or (last, None)
+
+    def _judged(
+        self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended
+    ) -> tuple[AttemptOutcome, WorkLost | None]:
+        bad = plan.checkpoint if last.kind in _KINDS and last.first_step is None else None
+        if bad is not None:
+            now = {one.checkpoint.path: one.stamp for one in self._find()}
+            self._before[bad.path] = now.get(bad.path, (0, 0))
+        newest = self._newest()
+        if bad is not None:
+            older = "the one before is tried" if newest else "there is none before it"
+            self._say(f"{bad.path} could not be loaded and is left as it is; {older}")
+            return last._replace(falls_back=newest is not None), None
+        checkpoint = newest.checkpoint if newest else None
+        gpus = len(plan.gpus.gpus)
+        lost = work_lost.lost(last.last_step, ended.started_at, ended.lived_s, checkpoint, gpus)
+        self._lost.append(lost)
+        if checkpoint is not None and self._is_further(checkpoint, plan.checkpoint):
+            last = last._replace(progressed=True)
+        if last.kind == _FULL and plan.options.nodes == 1:
+            last = last._replace(has_room=self._gets_room(plan.settings.retry.backoff_s[1]))
+        return last, lost
+
+    def _is_further(self, newest: Checkpoint, began: Checkpoint | None) -> bool:
+        """Return whether an attempt has saved what none before it had; it may print no steps.
+
+        Where names have no number, a newer file of an attempt that began from one is further.
+        """
+        if newest.step < 0:
+            return began is not None and newest.at_s > began.at_s
+        before, self._furthest = self._furthest, max(self._furthest, newest.step)
+        return newest.step > before
+
+    def _gets_room(self, limit_s: float) -> bool:
+        """Wait until the checkpoints' file system has room for another one; False if it gets none.
+
+        Args:
+            limit_s: the longest wait. A signal that asks for the end ends it, and then the run.
+        """
+        folder = disk_room.folder_of(self._pattern or "")
+        sizes = [found.stamp[1] for found in self._find()]
+        if disk_room.has(folder, max(sizes, default=0)):
+            return True
+        self._say(f"no room for a checkpoint in {folder}: waiting for it, up to {limit_s:g} s")
+        return disk_room.wait(folder, max(sizes, default=0), limit_s)
+
+    def advice(self, lived_s: list[float]) -> str:
+        """Return how often the job should save, as a line for people; "" if that is not known.
+
+        Args:
+            lived_s: how long each failed attempt lived.
+        """
+        advice = self._harmlessly(lambda: self._advice(lived_s)) if self._pattern else None
+        return advice or ""
+
+    def _advice(self, lived_s: list[float]) -> str:
+        if len(lived_s) < work_lost.ENOUGH:
+            return ""
+        written = self._find()
+        environ = self._gathered.environ
+        took = [
+            checkpoints.write_time_s(one.checkpoint.path, environ) for one in written[:_MEASURED]
+        ]
+        times = [one.checkpoint.at_s for one in written]
+        best = work_lost.better_interval_s(lived_s, [t for t in took if t], times)
+        if best is None:
+            return ""
+        lost = seconds(sum(one.s for one in self._lost))
+        return (
+            f"{len(lived_s)} failures had {lost} of work done again; with a checkpoint every "
+            f"{seconds(best)} it is least (Young/Daly, from the time that writing one takes)"
+        )
+
+    # --- what is on the disk ---------------------------------------------------------------------
+
+    def _find(self) -> list[Found]:
+        return checkpoints.find(self._pattern or "")
+
+    def _newest(self) -> Found | None:
+        """Return the newest complete checkpoint of this run; say which newer ones are not."""
+        return next(iter(self._complete(1)), None)
+
+    def _complete(self, most: int) -> list[Found]:
+        """Return the newest complete checkpoints of this run; say which newer ones are not."""
+        before = self._before
+        written = [one for one in self._find() if before.get(one.checkpoint.path) != one.stamp]
+        paths = [one.checkpoint.path for one in written]
+        whole: list[Found] = []
+        for found in written:
+            if reason := self._problem(found.checkpoint, paths):
+                self._say_once(f"{found.checkpoint.path} is passed over: {reason}")
+            elif len(whole := [*whole, found]) == most:
+                break
+        return whole
+
+    def _problem(self, checkpoint: Checkpoint, written: Sequence[str]) -> str:
+        args, environ = self._gathered.request.line.script_args, self._gathered.environ
+        try:
+            resume.arguments(args, self._policy, checkpoint, environ)
+        except resume.UnknownError as error:
+            return f"{{{error}}} in retry.resume.args has no value"
+        return checkpoints.problem(checkpoint.path, ranks(self._first), written)
+
+    def _harmlessly(self, work: Callable[[], T]) -> T | None:
+        try:
+            return work()
+        except Exception as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            self._say(f"the checkpoints could not be looked at, a fault of ours ({what})")
+            return None
+
+
+def _offer(found: Found) -> nodes.Offer:
+    path, step, at_s = found.checkpoint
+    return {"path": path, "step": step, "at_s": at_s, "stamp": list(found.stamp)}
+
+
+def resumed_now(gathered: RunInputs, say: Callable[[str], None]) -> LaunchPlan | None:
+    """Return the plan of a second attempt that would start now; None without `retry.resume`.
+
+    Args:
+        gathered: what plans are computed from.
+        say: takes lines about checkpoints that are passed over.
+    """
+    plan = gathered.plan()
+    if not plan.settings.retry.resume.checkpoints or plan.disabled:
+        return None
+    again = gathered._replace(environ={**gathered.environ, "SLURM_RESTART_COUNT": "1"})
+    checkpoint = Resumption(again, plan, say).checkpoint(2)
+    identity = gathered.identity._replace(attempt=2, checkpoint=checkpoint)
+    return gathered._replace(identity=identity).plan()
+
+
+def saved_since(
+    policy: ResumePolicy,
+    script_args: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: str,
+    began_s: float,
+) -> Checkpoint | None:
+    """Return the newest complete checkpoint that a run of another process has written.
+
+    Args:
+        policy: `retry.resume`.
+        script_args: as the user wrote them.
+        environ: of the run.
+        cwd: of the run.
+        began_s: seconds since the epoch; older ones are not the run's.
+    """
+    try:
+        pattern = resume.pattern(policy, script_args, environ)
+    except resume.UnknownError:
+        return None
+    found = checkpoints.find(os.path.join(cwd, os.path.expanduser(pattern or "")))
+    written = [one.checkpoint for one in found if one.checkpoint.at_s >= began_s]
+    paths = [one.path for one in written]
+    return next((one for one in written if not checkpoints.problem(one.path, 1, paths)), None)
+
+
+def first_plan(gathered: RunInputs, say: Callable[[str], None]) -> LaunchPlan:
+    """Return the plan of a run with a single attempt, which resumes where Slurm runs it once more.
+
+    Args:
+        gathered: what plans are computed from.
+        say: takes lines for people.
+    """
+    plan = gathered.plan()
+    if not plan.settings.retry.resume.checkpoints or not requeued(gathered):
+        return plan
+    checkpoint = Resumption(gathered, plan, say).checkpoint(1)
+    return gathered._replace(identity=gathered.identity._replace(checkpoint=checkpoint)).plan()
+
+
+def ranks(plan: LaunchPlan) -> int:
+    """Return how many ranks a plan starts on this machine; 1 where that is not known."""
+    if plan.launcher != "torchrun":
+        return 1
+    count = plan.options.processes or ""
+    named = {"gpu": len(plan.gpus.gpus), "cpu": os.cpu_count() or 1}
+    return whole(count) or named.get(count) or 1

@@ -1,0 +1,86 @@
+"""What a node of a run brings to the meetings, and the profile keys that are those of all."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from typing import Any
+
+from saferun import __version__
+from saferun.inject import nodes
+from saferun.model import Profile, Setting
+from saferun.planning.inputs import RunInputs
+from saferun.planning.torchrun.torchrun_args import value_of
+from saferun.profile import settings
+from saferun.profile.schema import KEYS
+
+CONTENT_BYTES = 1 << 20  # of the script, for its checksum: --no-python may start a large program
+# Variables of a machine's network and devices; all others of a profile count for all ranks.
+_OF_MACHINE = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "CUDA_", "OMP_", "TMPDIR", "PATH")
+
+
+def of(gathered: RunInputs) -> nodes.Facts:
+    """Return what does not change from attempt to attempt."""
+    line, profile = gathered.request.line, gathered.profile
+    assert profile is not None, "a supervised run has one"
+    least, _, most = (value_of(line, gathered.environ, "nnodes") or "").partition(":")
+    strict, resume = profile.settings.hooks.init.agree == "error", profile.settings.retry.resume
+    return {
+        "host": os.uname().nodename,
+        "saferun": __version__,
+        "torch": gathered.facts.torch or "" if strict else "",
+        "nnodes": least if least == most or not most else f"{least}:{most}",
+        "script": os.path.basename(line.script or ""),
+        "content": _checksum(line.script),
+        "run_dir": gathered.request.run_dir or "",
+        "resume": json.dumps(profile.settings.retry.resume) if resume.checkpoints else "none",
+        "resume_args": " ".join(profile.settings.retry.resume_args) or "none",
+    }
+
+
+def keys(profile: Profile) -> dict[str, Any]:
+    """Return the keys of a profile that change what ranks do: value by dotted name."""
+    names = [name for name in KEYS if name.startswith("hooks.")]
+    found = {name: _value(profile.settings, name.split(".")) for name in names}
+    for name, setting in profile.env.items():
+        if not name.startswith(_OF_MACHINE):
+            found[f"env.{name}"] = setting.value
+    return found
+
+
+def _value(section: Any, path: list[str]) -> Any:
+    return _value(getattr(section, path[0]), path[1:]) if path else section
+
+
+def with_keys(profile: Profile, agreed: dict[str, Any], free: list[str]) -> Profile:
+    """Return a profile with the keys that all nodes of a run have.
+
+    Args:
+        profile: of this node.
+        agreed: the keys.
+        free: those that are this node's own.
+    """
+    hooks = settings.build({k: v for k, v in agreed.items() if k.startswith("hooks.")}).hooks
+    env = {
+        name: setting
+        for name, setting in profile.env.items()
+        if name.startswith(_OF_MACHINE) or f"env.{name}" in free or f"env.{name}" in agreed
+    }
+    for key, value in agreed.items():
+        name = key.removeprefix("env.")
+        if name != key and (name not in env or env[name].value != value):
+            env[name] = Setting(value, "the other nodes", "all ranks of a run get the same")
+    return profile._replace(settings=profile.settings._replace(hooks=hooks), env=env)
+
+
+def _checksum(script: str | None) -> str:
+    """Return a checksum of a script; "" for a module, a pipe, or for what cannot be read."""
+    try:
+        if not stat.S_ISREG(os.stat(script or "").st_mode):
+            return ""
+        with open(script or "", "rb") as file:
+            return f"{zlib.crc32(file.read(CONTENT_BYTES)):08x}"
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,396 @@
+"""The other nodes of a run: each has a saferun of its own, and all do the same.
+
+After a failure the nodes exchange their reports through a directory that all of them see, where
+there is one (shared_reports.py). Before an attempt the agents meet in their store
+(inject/node_agent.py): each brings the attempt's number, the mitigations in force and, where it has
+not been exchanged, its report of the attempt before. All get one agreement. A node whose own
+decision is to stop attends that meeting, too, so that all learn why; its agent leaves before a rank
+is started. A node that never met the others (a wrong endpoint) decides alone.
+
+Runs of one node never come here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding import retry_policy
+from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, AttemptOutcome, Decision
+from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.errors import EXIT_CONFIG
+from saferun.inject import node_agent, nodes
+from saferun.model import LaunchPlan, as_tree
+from saferun.planning.inputs import RunInputs
+from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise.attempt.attempt_watch import end_requested
+from saferun.supervise.changes.mitigations import RunMitigations
+from saferun.supervise.changes.resumption import Resumption
+from saferun.supervise.nodes import node_facts, shared_reports
+from saferun.supervise.records.record import Record
+from saferun.system import paths
+
+TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
+AGENTS = 3  # in a row, that may end before their nodes meet
+REGROUPS = 20  # in a row: nodes that come and go, and never begin together
+# Of an AttemptOutcome. The verdict stays this node's own: whether its hardware is trusted depends
+# on it.
+_SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
+
+
+class Nodes:
+    """What this node knows of the others, over all attempts.
+
+    Args:
+        gathered: the run.
+        history: its attempts; the root of a failure may be put in from another node.
+        diagnoses: of those that failed; the same.
+        mitigations: gets what was agreed.
+        resumption: what this node alone would go on from.
+        record: the journal.
+        say: takes lines for people.
+    """
+
+    def __init__(
+        self,
+        gathered: RunInputs,
+        history: list[AttemptOutcome],
+        diagnoses: list[Diagnosis],
+        mitigations: RunMitigations,
+        resumption: Resumption,
+        record: Record,
+        say: Callable[[str], None],
+    ) -> None:
+        self._gathered, self._record, self._resumption = gathered, record, resumption
+        self._say = say
+        self._temporary: str | None = None  # in place of a run directory that cannot be written
+        self._history, self._diagnoses, self._mitigations = history, diagnoses, mitigations
+        self._facts: nodes.Facts = {
+            **node_facts.of(gathered),
+            "shared": shared_reports.offer(record.path),
+        }
+        self._report: nodes.Report | None = None  # of the last attempt here, for the meeting
+        self._comes_back = False  # the nodes have met, and an attempt has failed since
+        self._shared = ""  # what node 0 offered
+        self._lost: list[str] = []  # the nodes that went silent in the last attempt
+        self._own = Decision(AGAIN, "")  # what this node alone would do after it
+        self._holder = ""  # the host of the rendezvous' store
+        self._agents_lost = 0  # in a row, before a meeting
+        self._since: float | None = None  # when the others are waited for, by the monotonic clock
+        self._hosts: dict[str, str] = {}  # of the last meeting, by node rank
+        self._regroups = 0
+        self._outcome: nodes.Outcome | None = None  # of the last meeting
+        self._node = 0  # the rank of this one in the last meeting
+        self._keys: tuple[dict[str, Any], list[str]] | None = None  # of the run, agreed
+        self._evidence = 0  # in how many attempts ranks ran, of those who decided on the last start
+        self.start: nodes.Start | None = None  # of the next attempt, agreed; None: not yet
+        self.number = 1  # of the next attempt
+        self.host = os.uname().nodename  # where the last failure began
+        self.status: int | None = None  # of the run, where the meeting decided it
+        if record.notifier:
+            record.notifier.is_speaker = self._speaks
+
+    def _speaks(self) -> bool:
+        """Return whether this node notifies for all: it is the first of those that answer."""
+        others = (int(node) for node in self._hosts.keys() - self._lost)
+        return self._node <= min(others, default=self._node)
+
+    def is_telling(self, decision: Decision) -> bool:
+        """Return whether this node would stop, and first tells the others."""
+        return self._own.action == STOP and decision.action == AGAIN
+
+    def environ(self, plan: LaunchPlan) -> dict[str, str]:
+        """Return what the next agent brings to the meeting.
+
+        Args:
+            plan: of its attempt.
+        """
+        profile = self._gathered.profile
+        assert profile is not None, "a supervised run has one"
+        offers = self._resumption.offers
+        path = plan.checkpoint.path if plan.checkpoint else ""
+        keys, free = self._keys or (node_facts.keys(profile), [])
+        start: nodes.Start = {
+            "evidence": self._evidence,
+            "checkpoint": next((offer for offer in offers if offer["path"] == path), None),
+            "offers": offers,
+            "keys": keys,
+            "free": free,
+        }
+        facts = {
+            **self._facts,
+            "attempt": self.number,
+            "mitigations": list(self._mitigations.in_force),
+            "report": self._report,
+            "start": start,
+        }
+        rejoin_s = plan.settings.retry.rejoin_s
+        value = {
+            **{"facts": facts, "directory": self._directory(), "rejoin_s": rejoin_s},
+            "since": self._since,
+            "expects": self._regroups > 0 and len(self._hosts) > 1,
+        }
+        return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
+
+    def met(self, plan: LaunchPlan, ended: Ended, *, ranks_ran: bool) -> Decision | None:
+        """Take over what the nodes agreed before an attempt that has ended.
+
+        Args:
+            plan: of the attempt.
+            ended: how it ended.
+            ranks_ran: ranks were seen meanwhile.
+
+        Returns:
+            What follows where no rank was started; None where ranks ran, or may have.
+        """
+        outcome: nodes.Outcome | None = self._read(node_agent.outcome_name(self.number))
+        self._outcome = outcome if outcome and "agreement" in outcome else None
+        self._since = None
+        ends = ended.exit_code == 0 or end_requested(ended)
+        if ends and self._outcome is None:
+            return None
+        if outcome is None:
+            return self._agent_lost(ended) if self._comes_back and not ranks_ran else None
+        if "alone" in outcome:
+            return self._not_met(plan, outcome["alone"])
+        if "again" in outcome:
+            return self._anew(outcome["again"], outcome["start"])
+        agreement = outcome["agreement"]
+        self._node = outcome["node"]
+        self._hosts, self._shared = agreement["hosts"], agreement["shared"]
+        self._holder = agreement["holder"]
+        self._record.nodes(self.number, agreement)
+        self._take_root(agreement["root"])
+        self._report, start = None, agreement["start"]
+        if start and (agreement["action"] == nodes.BEGIN or outcome.get("began")):
+            self._evidence = start["evidence"] + (agreement["action"] == nodes.BEGIN)
+            self._keys, self.start = (start["keys"], start["free"]), None
+            self._agents_lost = 0
+        if agreement["action"] == nodes.BEGIN or ends:
+            self._regroups, self._comes_back, self._own = 0, False, Decision(AGAIN, "")
+            return None
+        return self._without_ranks(agreement)
+
+    def _agent_lost(self, ended: Ended) -> Decision:
+        """Return what follows where an agent ended before it met the others."""
+        self._agents_lost += 1
+        why = f"torchrun ended with status {ended.exit_code} before the nodes met"
+        if self._agents_lost < AGENTS:
+            return Decision(AGAIN, f"{why}: they meet again")
+        self.status = ended.exit_code
+        return Decision(STOP, f"{why}, {AGENTS} times in a row")
+
+    def _anew(self, why: str, start: nodes.Start | None) -> Decision:
+        """Return that the nodes meet again after ranks have run, since nodes came or went."""
+        if start is not None:
+            self._evidence, self._keys = start["evidence"], (start["keys"], start["free"])
+        self.start = None
+        self.number += 1
+        self._regroups += 1
+        if self._regroups > REGROUPS:
+            self.status = 1
+            return Decision(STOP, f"{why}, {REGROUPS} times in a row")
+        return Decision(AGAIN, f"{why}: attempt {self.number} starts")
+
+    def _not_met(self, plan: LaunchPlan, alone: nodes.Alone) -> Decision:
+        """Return the end of a run whose nodes did not come back together."""
+        self.status = 1
+        root = alone["root"]
+        if root is None and self._history:
+            last = self._history[-1].number
+            root = shared_reports.read(self._shared, last, self._hosts)  # too late to wait for
+        if root and self._history:
+            decision = self._decided_by(root)
+            if decision.action == STOP:
+                return decision
+        if self._own.action == STOP:
+            return self._own
+        where, limit = alone["unreached"], plan.settings.retry.rejoin_s
+        names = self._holder if where else self._missing(alone["came"])
+        lost = f"{names} did not come back" if names else "not all of the other nodes came back"
+        if where:
+            lost = f"{names or 'the host of the rendezvous'} did not answer again at {where}"
+        if where and names == self._facts["host"]:
+            lost, names = f"the rendezvous at {where} could not be opened again", ""
+        if self._history and self._diagnoses:
+            from saferun.diagnosis.deciding import classify  # only a failure needs it
+
+            known = signatures.load(self._gathered.environ)
+            self._diagnoses[-1] = classify.by_nodes(self._diagnoses[-1], lost, known, ends=True)
+            self.host = names
+        return Decision(STOP, f"{lost} in time (retry.rejoin_s: {limit:g} s)")
+
+    def _missing(self, came: list[str]) -> str:
+        """Return the hosts that did not come, in words; "" where that is not known."""
+        left = list(self._hosts.values())
+        for host in came:
+            if host in left:
+                left.remove(host)
+        return ", ".join(sorted(left))
+
+    def _without_ranks(self, agreement: nodes.Agreement) -> Decision:
+        """Return what follows a meeting after which no node started a rank."""
+        self._regroups += 1
+        unfit = agreement["unfit"]
+        if agreement["action"] == nodes.REFUSE or self._node in unfit:
+            self.status = EXIT_CONFIG
+            return Decision(STOP, agreement["why"])
+        if agreement["action"] == nodes.STOP:
+            self.status = self._history[-1].exit_code if self._history else 1
+            root = agreement["root"]
+            assert root is not None, "a root's decision is to stop"
+            return Decision(STOP, root["decision"]["reason"])
+        if self._regroups > REGROUPS:
+            self.status = 1
+            return Decision(STOP, f"the nodes met {REGROUPS} times and never began together")
+        self.number = agreement["attempt"]
+        self._mitigations.in_force = tuple(agreement["mitigations"])
+        self._take(agreement["start"])
+        if unfit:
+            without = ", ".join(agreement["hosts"][str(node)] for node in unfit)
+            return Decision(AGAIN, f"the others go on without {without}: {agreement['why']}")
+        return Decision(AGAIN, "the nodes meet again")
+
+    def _take(self, start: nodes.Start | None) -> None:
+        """Begin the next attempt as the nodes that were there have decided."""
+        if start is None or start["offers"] is None:
+            self.start = None  # they have not looked yet: their ranks ran until now
+            return
+        self.start, self._evidence = start, start["evidence"]
+        profile = self._gathered.profile
+        assert profile is not None, "a supervised run has one"
+        own = node_facts.keys(profile)
+        self._keys = start["keys"], start["free"]
+        for name in nodes.differing(own, start):
+            there, here = start["keys"].get(name, "not set"), own.get(name, "not set")
+            self._say(f"{name} is {there} as on the other nodes of the run, not {here}")
+
+    def as_agreed(self, gathered: RunInputs) -> RunInputs:
+        """Return what the plan of the next attempt is computed from."""
+        if self._keys is None or gathered.profile is None:
+            return gathered
+        return gathered._replace(profile=node_facts.with_keys(gathered.profile, *self._keys))
+
+    def _take_root(self, root: nodes.Report | None) -> None:
+        """Put the report of the node where the failure began in the place of our own."""
+        if root is None or not self._history or root["attempt"] != self._history[-1].number:
+            return
+        self.host = root["host"]
+        known = {key: _tuples(value) for key, value in root["diagnosis"].items()}
+        self._diagnoses[-1] = Diagnosis(**known)
+        facts = {key: _tuples(root["facts"][key]) for key in _SHARED}
+        self._history[-1] = self._history[-1]._replace(**facts)
+
+    def lost(self) -> str:
+        """Return what the agent lost of the other nodes in its last attempt; "" for nothing."""
+        loss: nodes.Loss | None = self._read(node_agent.loss_name(self.number))
+        self._lost = [] if loss is None else [str(node) for node in loss["nodes"]]
+        return "" if loss is None else loss["why"]
+
+    def share(self, ended: Ended, decision: Decision) -> Decision:
+        """Return what is done after an attempt with ranks that has failed or succeeded.
+
+        The nodes decide together: this node's own decision goes into its report.
+
+        Args:
+            ended: how the attempt ended.
+            decision: this node's own.
+        """
+        last, outcome = self._history[-1], self._outcome
+        self.number = last.number + 1
+        self.host = self._facts["host"]
+        if decision.action == retry_policy.DONE or last.asked or last.replaced or outcome is None:
+            return decision
+        from saferun.diagnosis.deciding import classify  # only a failure needs it
+
+        diagnosis = self._diagnoses[-1]
+        if diagnosis.kind == "node-lost":
+            lost = ", ".join(self._hosts[node] for node in self._lost if node in self._hosts)
+            self.host = lost or self.host
+        failed_at = ended.started_at + ended.lived_s
+        leaves = decision.action == STOP and _is_of_hardware(diagnosis)
+        self._own = decision
+        self._report = {
+            "attempt": last.number,
+            "host": self.host,
+            "node": outcome["node"],
+            "weight": classify.weight(diagnosis, signatures.load(self._gathered.environ)),
+            "after_s": round(max(0.0, failed_at - outcome["at"]), 3),
+            "diagnosis": self._masked({**as_tree(diagnosis), "nearest": []}),
+            "facts": {key: getattr(last, key) for key in _SHARED},
+            "decision": decision._asdict(),
+            "leaves": leaves,
+        }
+        self._comes_back = True
+        self._since = time.monotonic() + decision.delay_s
+        others = self._hosts.keys() - self._lost
+        if root := shared_reports.exchange(self._shared, self._report, others):
+            return self._decided_by(root)
+        if leaves:  # and joins no meeting: a spare node can take its place
+            return decision
+        delay_s = decision.delay_s if decision.action == AGAIN else 0.0
+        return Decision(AGAIN, decision.reason, delay_s, decision.add)
+
+    def _decided_by(self, root: nodes.Report) -> Decision:
+        """Return the decision of the node where the failure began, which all have read."""
+        is_here = self._report is not None and root["node"] == self._report["node"]
+        self._take_root(root)
+        self._report, self._own = None, Decision(AGAIN, "")
+        if root.get("leaves") and not is_here:
+            return Decision(AGAIN, f"the others go on without {root['host']}")
+        decision = Decision(**root["decision"])
+        if decision.add in self._mitigations.in_force:
+            decision = decision._replace(add="")
+        return decision
+
+    def _directory(self) -> str | None:
+        """Return where the agent leaves what the nodes have decided; None where nothing can be."""
+        if (receipts := self._gathered.identity.receipts) is not None:
+            return receipts
+        if self._temporary is None:
+            with contextlib.suppress(OSError):
+                self._temporary = tempfile.mkdtemp(prefix="saferun-nodes-")
+        return self._temporary
+
+    def close(self) -> None:
+        """Remove what was made for this run alone."""
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _masked(self, value: Any) -> Any:
+        """Return a value without secrets, and no text too long to travel: other nodes print it."""
+        if isinstance(value, str):
+            return self._record.masked(value)[:TEXT_CHARS]
+        if isinstance(value, dict):
+            return {key: self._masked(item) for key, item in value.items()}
+        return [self._masked(item) for item in value] if isinstance(value, list) else value
+
+    def _read(self, name: str) -> Any:  # an Outcome or a Loss, as JSON gives it
+
+        directory = self._directory()
+        if directory is None:
+            return None
+        path = os.path.join(directory, name)
+        content = paths.read_private(path)
+        try:
+            if content is not None:
+                os.unlink(path)  # another start of the same attempt writes its own
+            return None if content is None else json.loads(content)
+        except (OSError, ValueError):
+            return None
+
+
+def _is_of_hardware(diagnosis: Diagnosis) -> bool:
+    """Return whether a node's own hardware has failed, which another node can replace."""
+    return (diagnosis.group, diagnosis.verdict) == ("hardware-driver", "stop-hardware")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

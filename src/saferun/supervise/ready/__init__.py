@@ -1,0 +1,1 @@
+"""What is kept ready for the next attempt: keepers, agents, our own files."""

@@ -1,0 +1,119 @@
+"""Pure: whether an attempt's torchrun may be one that imported torch before the attempt began.
+
+The keeper starts such a warm agent (keeper/warm_agent.py) while the attempt before is running, with
+the command line and the environment that are likely to come. It may become the attempt's launcher
+only if one started now would not differ from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from saferun.inject import contract
+from saferun.keeper import protocol
+from saferun.named_tuple import NamedTuple
+from saferun.planning.torchrun.torchrun_install import Launcher
+
+_HARMLESS_FLAGS = frozenset("bBEIOPRsSu")  # flags of a Python that take no value
+
+# Only ranks and what they start read these, or torchrun when it is called; everything else means
+# another start. Read from torch 2.13: `import torch.distributed.run` with a traced getenv(3) and
+# os.environ, torch/distributed/run.py, launcher/api.py and elastic/. Some of the TORCHINDUCTOR_
+# and TORCHDYNAMO_ are read by the agent's import, too, into settings that an agent never uses.
+_MAY_CHANGE = (
+    *("SAFERUN_", "PET_", "NCCL_", "TORCH_NCCL_", "CUDA_", "TORCHINDUCTOR_", "TORCHDYNAMO_"),
+    *("TRITON_", "GLOO_", "TF_", "XLA_"),
+)
+_MAY_CHANGE_EXACTLY = (
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
+    *("TORCH_COMPILE_DISABLE", "TORCH_USE_CUDA_DSA", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
+    *("TORCHELASTIC_ERROR_FILE", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+)
+
+
+class WarmStart(NamedTuple):
+    """What a warm agent is made ready for."""
+
+    argv: tuple[str, ...]  # the command line as it is likely to be, the launcher's part first
+    env: Mapping[str, str]  # the whole environment
+    interpreter: str  # the Python of the launcher's first line
+    flags: str = ""  # that Python's flags, as letters
+
+
+def offer(launcher: Launcher, argv: Sequence[str], env: Mapping[str, str]) -> WarmStart | None:
+    """Return what to prepare for a command; None where a warm agent could not stand in for it.
+
+    Args:
+        launcher: as `torchrun_install.find_launcher` found it.
+        argv: the attempt's command line, which begins with the launcher's.
+        env: the attempt's environment.
+    """
+    if launcher.interpreter is None or tuple(argv[: len(launcher.argv)]) != launcher.argv:
+        return None
+    if len(launcher.argv) == 2:  # a Python and the path of torch's own module
+        return None
+    if not set(launcher.flags) <= _HARMLESS_FLAGS or _forks_ranks(argv, env):
+        return None
+    return WarmStart(tuple(argv), dict(env), launcher.interpreter, launcher.flags)
+
+
+def usable(prepared: WarmStart, argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Return whether the prepared agent equals one that would be started for a command now.
+
+    The launcher must be the same; its arguments are read when it is called. Variables that only
+    ranks read may differ; any that a Python, the dynamic loader or the agent's `import torch` may
+    read, and any that we do not know, may not.
+
+    Args:
+        prepared: what the agent was started for.
+        argv: the attempt's command line.
+        env: the attempt's whole environment.
+    """
+    if _program(prepared.argv) != _program(argv) or _forks_ranks(argv, env):
+        return False
+    names = {*prepared.env, *env}
+    changed = [name for name in names if prepared.env.get(name) != env.get(name)]
+    return all(name.startswith(_MAY_CHANGE) or name in _MAY_CHANGE_EXACTLY for name in changed)
+
+
+def command(prepared: WarmStart, ignored: list[int]) -> protocol.Prepare:
+    """Return the command to a keeper that starts the agent; `ignored` are the job's signals."""
+    # By its command line it is no agent, and our sitecustomize would arm it: that waits until the
+    # hand-over.
+    env = {name: value for name, value in prepared.env.items() if name != contract.VARIABLE}
+    python = [prepared.interpreter, *(["-" + prepared.flags] if prepared.flags else [])]
+    module = "-m" in _program(prepared.argv)
+    return protocol.Prepare(
+        python=python,
+        env=env,
+        program="-m" if module else prepared.argv[0],
+        argv=list(prepared.argv) if module else [*python, *prepared.argv],
+        ignored=ignored,
+    )
+
+
+def _program(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the launcher's part of a command line: its program, or a Python with torch's module.
+
+    >>> _program(["/v/bin/python", "-P", "-m", "torch.distributed.run", "train.py"])
+    ('/v/bin/python', '-P', '-m', 'torch.distributed.run')
+    >>> _program(["/v/bin/torchrun", "-m", "train"])
+    ('/v/bin/torchrun',)
+    """
+    for at in (1, 2):
+        if list(argv[at : at + 2]) == ["-m", "torch.distributed.run"]:
+            return tuple(argv[: at + 2])
+    return tuple(argv[:1])
+
+
+def _forks_ranks(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    # --run-path with --start-method fork: ranks are copies of the agent and read what it has read.
+    if env.get("PET_START_METHOD", "").startswith("fork"):
+        return True
+    following = [*argv[1:], ""]
+    pairs = zip(argv, following, strict=False)
+    return any(
+        "fork" in word or after.startswith("fork")
+        for word, after in pairs
+        if word.startswith("--star")
+    )

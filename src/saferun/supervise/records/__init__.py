@@ -1,0 +1,1 @@
+"""What a run writes down and tells people."""

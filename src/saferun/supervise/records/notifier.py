@@ -1,0 +1,226 @@
+"""The command of the user's that is told what happens to a run (`notify`).
+
+It runs beside the job, in a session of its own under a small process (keeper/bounded_main.py),
+which ends it, with all that it has started, after LIMIT_S, or when saferun dies. Only the end of
+the run waits for it. Its output goes nowhere; of a failure one line says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from saferun.diagnosis.deciding.retry_policy import AttemptOutcome, Decision
+from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.diagnosis.silence import Place
+from saferun.model import LaunchPlan
+from saferun.named_tuple import NamedTuple
+from saferun.supervise.ready import keeper_pool
+from saferun.system import paths
+from saferun.system.printable import printable, seconds
+
+LIMIT_S = 10.0  # for the command
+_END_S = 5.0  # for its process to end it, beyond that
+_MOST_CHARS = 2000  # of a text in an event
+
+_BOOT = (
+    "import sys; sys.path.append(sys.argv[1]); from saferun.keeper import bounded_main; "
+    "bounded_main.bounded(float(sys.argv[2]), *sys.argv[3:])"
+)
+
+
+class _Told(NamedTuple):
+    """A command that has been started."""
+
+    event: str
+    pid: int  # of the process that bounds it
+    lifeline: int  # descriptor: when it closes the command is killed
+    report: int  # descriptor: why it failed, then the end
+    until_s: float  # on the monotonic clock
+
+
+class Notifier:
+    """Tells a command of the events of a run.
+
+    Args:
+        plan: has the command, and the events that it gets.
+        environ: the command's whole environment.
+        about: what all events say: the run, the host, …
+        masked: returns a text without secrets.
+        say: takes lines for people.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        environ: Mapping[str, str],
+        about: Mapping[str, object],
+        masked: Callable[[str], str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._command, self._on = plan.settings.notify.command, plan.settings.notify.on
+        self._environ, self._masked, self._say = dict(environ), masked, say
+        self._about = {**about, "script": plan.script}
+        self._name = os.path.basename(plan.script or "") or "the run"
+        self._last: dict[str, object] = {}  # of the last failure
+        self._attempt = 0
+        self._hurried = False  # nobody waits for a command any more
+        self._running: list[_Told] = []
+        self.is_speaker: Callable[[], bool] = lambda: True  # for all nodes of the run
+
+    # --- events ------------------------------------------------------------------------------
+
+    def attempt_ended(
+        self, last: AttemptOutcome, diagnosis: Diagnosis | None, decision: Decision
+    ) -> None:
+        """Note the end of an attempt, and tell of it where a mitigation starts the next one.
+
+        Args:
+            last: the attempt.
+            diagnosis: of its failure; None after a success.
+            decision: what happens next.
+        """
+        self._attempt = last.number
+        added = (decision.add,) if decision.add else ()
+        self._last = {
+            "attempt": last.number,
+            "status": last.exit_code,
+            "kind": last.kind,
+            "verdict": last.verdict,
+            "root_rank": diagnosis.root_rank if diagnosis else None,
+            "root_line": (diagnosis.root_line or None) if diagnosis else None,
+            "user_frame": diagnosis.user_frame if diagnosis else "",
+            "mitigations": [*last.mitigations, *added],
+        }
+        if added and decision.action == "again":
+            what = f"attempt {last.number} failed ({last.kind}); the next one is {decision.reason}"
+            self._tell("mitigated", what, self._last)
+
+    def hang(self, attempt: int, silent_s: float, places: Sequence[Place]) -> None:
+        """Tell of a job that is silent for too long.
+
+        Args:
+            attempt: that runs.
+            silent_s: the length of the silence.
+            places: of each rank.
+        """
+        odd = next((place for place in places if place.odd), None)
+        where = f"; rank {odd.rank} {odd.what} {odd.frame}".rstrip() if odd else ""
+        what = f"no sign of work for {seconds(silent_s)}, it may hang{where}"
+        self._tell("hang", what, {"attempt": attempt, "silent_s": silent_s})
+
+    def run_ended(self, status: int | None, reason: str) -> None:
+        """Tell of the end of the run; who asked it to end knows."""
+        if status == 0:
+            attempts = f"{self._attempt} attempts" if self._attempt > 1 else "one attempt"
+            self._tell("finished", f"finished, after {attempts}", {**self._last, "status": 0})
+        elif "asked to end" in reason:
+            self._hurried = True
+        else:
+            line = f": {self._last.get('root_line')}" if self._last.get("root_line") else ""
+            line += f", at {self._last.get('user_frame')}" if self._last.get("user_frame") else ""
+            what = f"failed, {self._last.get('kind') or f'status {status}'}{line}"
+            facts = {**self._last, "status": status, "reason": reason}
+            self._tell("failed", what, facts)
+
+    def _tell(self, event: str, what: str, facts: Mapping[str, object]) -> None:
+        """Start the command with an event; never raises, never waits."""
+        if (self._on and event not in self._on) or not self.is_speaker():
+            return
+        text = f"saferun: {self._name} on {self._about['host']}: {what}"
+        head = {"schema": 1, "event": event, "at": round(time.time(), 3), "text": text}
+        try:
+            self._sweep()
+            line = json.dumps(self._clean({**head, **self._about, **facts})).encode() + b"\n"
+            self._running.append(self._start(event, line))
+        except (OSError, ValueError) as error:
+            self._complain(event, f"cannot be run: {getattr(error, 'strerror', None) or error}")
+
+    def _clean(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._masked(value)[:_MOST_CHARS]
+        if isinstance(value, dict):
+            return {key: self._clean(item) for key, item in value.items()}
+        return [self._clean(item) for item in value] if isinstance(value, list) else value
+
+    # --- the command's processes -------------------------------------------------------------
+
+    def pids(self) -> list[int]:
+        """Return the processes that run, which are no part of an attempt."""
+        return [told.pid for told in self._running]
+
+    def close(self, wake: int) -> None:
+        """Wait for the commands that run, each within its bound.
+
+        Args:
+            wake: a descriptor that is readable when a signal asks for the end, which ends them; -1
+                for none.
+        """
+        poller = select.poll()
+        if wake >= 0:
+            poller.register(wake, select.POLLIN)
+        for told in self._running:
+            poller.register(told.report, select.POLLIN)
+            left_s = 0.0 if self._hurried else told.until_s - time.monotonic()
+            poller.poll(max(0.0, left_s) * 1e3)
+            poller.unregister(told.report)
+            self._finish(told)
+        self._running.clear()
+
+    def _sweep(self) -> None:
+        """Finish with the commands that have ended."""
+        for told in list(self._running):
+            if select.select([told.report], [], [], 0)[0]:
+                self._running.remove(told)
+                self._finish(told)
+
+    def _start(self, event: str, line: bytes) -> _Told:
+        argv = [sys.executable, "-I", "-S", "-c", keeper_pool.prologue() + _BOOT]
+        argv += [os.path.dirname(paths.PACKAGE), str(LIMIT_S), *self._command]
+        stdin, lifeline = os.pipe()
+        report, stdout = os.pipe()
+        files = [
+            (os.POSIX_SPAWN_DUP2, stdin, 0),
+            (os.POSIX_SPAWN_DUP2, stdout, 1),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ]
+        try:
+            pid = os.posix_spawn(
+                sys.executable, argv, self._environ, file_actions=files, setsigmask=range(1, 32)
+            )
+        except BaseException:
+            os.close(lifeline)
+            os.close(report)
+            raise
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        with contextlib.suppress(BrokenPipeError):  # it has died: its report says nothing, too
+            os.write(lifeline, line)
+        return _Told(event, pid, lifeline, report, time.monotonic() + LIMIT_S + _END_S)
+
+    def _finish(self, told: _Told) -> None:
+        """End a command that has not ended, and say why it failed."""
+        os.close(told.lifeline)
+        limit = time.monotonic() + _END_S
+        poller = select.poll()
+        poller.register(told.report, select.POLLIN)
+        if not poller.poll(max(0.0, limit - time.monotonic()) * 1e3):
+            os.kill(told.pid, signal.SIGKILL)
+        text = os.read(told.report, 1 << 14).decode("utf-8", "replace")
+        os.close(told.report)
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
+            os.waitpid(told.pid, 0)
+        if text:
+            self._complain(told.event, text)
+
+    def _complain(self, event: str, why: str) -> None:
+        text = f"notify: `{self._command[0]}` {why} (event {event})"
+        self._say(printable(self._masked(text)))

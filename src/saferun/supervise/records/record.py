@@ -1,0 +1,341 @@
+"""The events that a run writes to its journal.
+
+The journal is a convenience: a failure to write stops or slows no job (see journal/writer.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from saferun import __version__
+from saferun.diagnosis.deciding import retry_policy
+from saferun.diagnosis.deciding.retry_policy import AttemptOutcome, Decision
+from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.diagnosis.silence import Place
+from saferun.diagnosis.work_lost import WorkLost
+from saferun.inject.nodes import Agreement
+from saferun.journal import rank_files, torchelastic_dirs
+from saferun.journal.event_types import (
+    AttemptBegun,
+    AttemptEnded,
+    Fault,
+    Hang,
+    NodesMet,
+    Preflight,
+    Recovery,
+    Recycled,
+    RunEnded,
+    Started,
+)
+from saferun.journal.receipts import Receipt
+from saferun.journal.recycling import Request
+from saferun.journal.writer import Journal
+from saferun.model import Finding, Identity, LaunchPlan
+from saferun.planning.inputs import RunInputs
+from saferun.planning.view import as_json
+from saferun.supervise.attempt.attempt_values import TAIL_BYTES, Ended
+from saferun.supervise.records.notifier import Notifier
+from saferun.system import paths
+from saferun.system.procfs import this_process
+from saferun.system.redact import Masker
+
+VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's
+
+
+class Record:
+    """The journal of a run, and what has still to be written to it."""
+
+    def __init__(self, journal: Journal, notifier: Notifier | None = None) -> None:
+        self._journal, self.notifier = journal, notifier
+        self._attempt = 0
+        self._tails: tuple[int, Ended] | None = None  # not written yet
+        self._trials = 0  # bytes of the finished trials that have been masked
+
+    @property
+    def path(self) -> str | None:
+        """The run's directory; None where nothing can be written."""
+        return self._journal.run_path
+
+    @property
+    def takes_receipts(self) -> bool:
+        """Whether ranks can leave receipts."""
+        return self._journal.took_receipts()
+
+    def attempt(
+        self, number: int, plan: LaunchPlan, history: Sequence[AttemptOutcome], torch: str | None
+    ) -> None:
+        """Record the start of an attempt.
+
+        Args:
+            number: of the attempt.
+            plan: of it.
+            history: the attempts before it.
+            torch: its version; None where it is not known.
+        """
+        self._attempt, left = number, retry_policy.left(history, plan.settings.retry)
+        self._journal.plan(as_json(plan))
+        gpus, price = len(plan.gpus.gpus), plan.settings.price_per_gpu_hour
+        begun = AttemptBegun(number, plan.mitigations, this_process(), left, gpus, price)
+        versions = (f"saferun {__version__}", *([f"torch {torch}"] if torch else []))
+        names = tuple(dict.fromkeys(gpu.name for gpu in plan.gpus.gpus if gpu.name))
+        self._journal.event(begun._replace(versions=versions, gpu_names=names))
+
+    def started(self, keeper: int, launcher: int) -> None:
+        """Record an attempt's processes; now there is time to write the output of the last one."""
+        self._journal.event(Started(keeper, launcher))
+        self.keep_tails()
+
+    def alive(self) -> None:
+        """Record that the run lives: what begins later is not known to belong to it."""
+        self._journal.alive()
+
+    def preflight(self, granted: bool, findings: tuple[Finding, ...]) -> None:
+        """Record a test of the GPUs."""
+        self._journal.event(Preflight(granted, findings))
+
+    def recovery(self, findings: tuple[Finding, ...]) -> None:
+        """Record what was done for the GPUs after a failure, if anything."""
+        if findings:
+            self._journal.event(Recovery(findings))
+
+    def ended(
+        self,
+        ended: Ended,
+        last: AttemptOutcome,
+        diagnosis: Diagnosis | None,
+        decision: Decision,
+        lost: WorkLost | None = None,
+    ) -> None:
+        """Record the end of an attempt.
+
+        Args:
+            ended: how it ended.
+            last: the same, as the decision uses it.
+            diagnosis: of its failure; None after a success.
+            decision: what happens next.
+            lost: the work since the last checkpoint; None where that is not known.
+        """
+        self._journal.event(_of_end(ended, last, diagnosis, decision)._replace(lost_work=lost))
+        if self.notifier:
+            self.notifier.attempt_ended(last, diagnosis, decision)
+        self._tails = None if last.replaced else (last.number, ended)  # else nobody reads them
+
+    def recycled(self, number: int, request: Request) -> None:
+        """Record that the process of an attempt is replaced, as it asked."""
+        self._journal.event(Recycled(number, request.why, request.kind, request.progress))
+
+    def nodes(self, number: int, agreement: Agreement) -> None:
+        """Record what the nodes of the run agreed on before an attempt."""
+        self._journal.event(
+            NodesMet(
+                action=agreement["action"],
+                attempt=number,
+                mitigations=agreement["mitigations"],
+                root=agreement["root"],
+                why=agreement["why"],
+                hosts=agreement["hosts"],
+                shared=agreement["shared"],
+                beats=agreement["beats"],
+            )
+        )
+
+    def clean(self, ended: Ended) -> Ended:
+        """Return how an attempt ended, its output without secrets: before anything is cut from it.
+
+        A first line that was cut in two is left out: half a secret has no form.
+        """
+        out, err = (
+            self._journal.masked_data(_whole_lines(tail) if len(tail) >= TAIL_BYTES else tail)
+            for tail in (ended.stdout_tail, ended.stderr_tail)
+        )
+        return ended._replace(stdout_tail=out, stderr_tail=err)
+
+    def masked(self, text: str) -> str:
+        """Return a text without secrets."""
+        return self._journal.masked(text)
+
+    def hang(
+        self,
+        places: Sequence[Place],
+        silent_s: float,
+        stacks: Mapping[int, str],
+        *,
+        asked: bool = False,
+    ) -> str | None:
+        """Record where the ranks are in a silence that is too long.
+
+        Args:
+            places: of each rank.
+            silent_s: the length of the silence.
+            stacks: pid -> its stacks, for those that py-spy could read.
+            asked: a person has asked where they are; it may be no silence.
+
+        Returns:
+            The file that has the stacks; None where there is none.
+        """
+        text = "\n".join(stacks.values())
+        file = self._journal.stacks(text) if text else None
+        self._journal.event(Hang(silent_s, tuple(places), file))
+        self._journal.sync()
+        if self.notifier and not asked:
+            self.notifier.hang(self._attempt, silent_s, places)
+        return file and os.path.join(self._journal.path or "", file)
+
+    def keep_tails(self) -> None:
+        """Write the end of the last attempt's output; called while the next one starts."""
+        if self._tails is not None:
+            number, ended = self._tails
+            self._journal.tails(number, ended.stdout_tail, ended.stderr_tail)
+            self._journal.sync()
+            self._tails = None
+
+    def fault(self, error: Exception, *, traceback: str = "") -> None:
+        """Record a fault of saferun's own; the job goes on."""
+        self._journal.event(Fault(f"{type(error).__name__}: {error}", traceback))
+
+    def mask_ranks(self, identity: Identity) -> None:
+        """Take the secrets out of what an attempt's ranks wrote, before anything reads it."""
+        masked = self._journal.masked
+        rank_files.mask(identity.receipts, identity.attempt, masked)
+        self._trials = rank_files.mask_trials(identity.state, masked, self._trials)
+
+    def clear_torchelastic(self, found: tuple[Receipt, ...]) -> None:
+        """Remove what an attempt left in torchrun's temporary directory; its receipts name it."""
+        self.harmlessly(lambda: torchelastic_dirs.remove(found))
+
+    def harmlessly(self, work: Callable[[], None]) -> None:
+        """Do work that the running job does not need; a fault there goes only to the journal."""
+        try:
+            work()
+        except Exception as error:
+            self.fault(error)
+
+    def end(self, status: int | None, reason: str) -> None:
+        """Record the end of the run; `status` is None after a fault of saferun's own."""
+        self._journal.event(RunEnded(status, reason))
+        self.keep_tails()
+        if self.notifier and self._journal.is_whole:
+            self.notifier.run_ended(status, reason)
+
+    def close(self, wake: int = -1) -> None:
+        """Close the journal, and wait for the command that is told of events.
+
+        Args:
+            wake: see `Notifier.close`.
+        """
+        self._journal.close()
+        if self.notifier:
+            self.notifier.close(wake)
+
+    def helpers(self) -> list[int]:
+        """Return the processes of that command, which are no part of an attempt."""
+        return self.notifier.pids() if self.notifier else []
+
+
+def _whole_lines(tail: bytes) -> bytes:
+    end = re.search(rb"[\r\n]", tail) or re.search(rb"\s", tail)
+    return tail[end.end() :] if end else b""
+
+
+def _of_end(
+    ended: Ended, last: AttemptOutcome, diagnosis: Diagnosis | None, decision: Decision
+) -> AttemptEnded:
+    return AttemptEnded(
+        attempt=last.number,
+        status=ended.exit_code,
+        lived_s=round(ended.lived_s, 3),
+        ended_by=ended.ended_by,
+        signals=ended.forwarded,
+        killed=ended.killed,
+        unkillable=ended.unkillable,
+        kind=last.kind,
+        fingerprint=last.fingerprint,
+        root_rank=diagnosis.root_rank if diagnosis else None,
+        root_line=(diagnosis.root_line or None) if diagnosis else None,
+        decided_by=diagnosis.decided_by if diagnosis else (),
+        stack=diagnosis.stack if diagnosis else (),
+        user_frame=diagnosis.user_frame if diagnosis else "",
+        action=decision.action,
+        reason=decision.reason,
+        delay_s=round(decision.delay_s, 3),
+        add=decision.add,
+        lost_work=None,
+        first_step=last.first_step,
+        untried=decision.untried,
+    )
+
+
+def of(
+    journal: Journal, gathered: RunInputs, plan: LaunchPlan, say: Callable[[str], None]
+) -> Record:
+    """Return the record of a run, or of one worker; `notify.command` is told of its events.
+
+    Args:
+        journal: of the run.
+        gathered: what the run's plans are computed from.
+        plan: the first one.
+        say: takes lines for people.
+    """
+    if not plan.settings.notify.command:
+        return Record(journal)
+
+    about = {
+        "run": gathered.identity.run,
+        "host": os.uname().nodename,
+        "worker": gathered.identity.worker,
+        "journal": journal.run_path,
+    }
+    return Record(journal, Notifier(plan, gathered.environ, about, journal.masked, say))
+
+
+def begin(gathered: RunInputs, say: Callable[[str], None]) -> tuple[RunInputs, Journal]:
+    """Make the run's directory, whose name becomes the identity of the run.
+
+    Args:
+        gathered: what the run's plans are computed from.
+        say: takes lines for people.
+
+    Returns:
+        `gathered` with the final identity, and the journal.
+    """
+    request = gathered.request
+    given = [f"{key}={text}" for key, text, _ in request.sets]
+    if gathered.profile:  # its file may hold secrets, too
+        given += [f"{name}={setting.value}" for name, setting in gathered.profile.env.items()]
+    masker = Masker(gathered.environ, (*request.line.args, *given))
+    journal = Journal.begin(gathered.runs, gathered.identity.run, masker, say=say)
+    if journal.path:  # another run may have had the name
+        identity = gathered.identity._replace(run=os.path.basename(journal.path))
+        gathered = gathered._replace(identity=identity)
+    return with_places(gathered, journal), journal
+
+
+def with_places(gathered: RunInputs, journal: Journal) -> RunInputs:
+    """Return `gathered` with the directories that a journal has for the job's processes."""
+    receipts = journal.receipts()
+    counts = gathered.starts_python or _has_trials(gathered)
+    state = journal.state() if counts else None
+    flight = journal.flight() if _asks_for_flight_records(gathered) else None
+    identity = gathered.identity._replace(receipts=receipts, state=state, flight=flight)
+    return gathered._replace(identity=identity)
+
+
+def _asks_for_flight_records(gathered: RunInputs) -> bool:
+    """Return whether the watch may ask ranks of NCCL for their last collectives."""
+    profile = gathered.profile
+    watches = profile is not None and profile.settings.watch.mode != "off"
+    return watches and bool(gathered.facts.gpu.gpus)
+
+
+def _has_trials(gathered: RunInputs) -> bool:
+    """Return whether ranks may note the trials of a study."""
+    profile = gathered.profile
+    return profile is not None and profile.settings.hooks.optuna.mode == "on"
+
+
+def leave_verdict(environ: Mapping[str, str], verdict: str) -> None:
+    """Write the verdict of a failed run to the file that `SAFERUN_VERDICT_FILE` names."""
+    if path := environ.get(VERDICT_FILE):
+        paths.write_private(os.path.abspath(path), verdict.encode() + b"\n")

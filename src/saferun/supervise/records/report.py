@@ -1,0 +1,97 @@
+"""The messages of a run on stderr, between its attempts and at its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+from saferun.diagnosis.deciding import retry_policy
+from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.diagnosis.explaining import failure_report
+from saferun.journal import trials
+from saferun.supervise.attempt.attempt_values import Ended
+
+
+def show(
+    say: Callable[[str], None],
+    ended: Ended,
+    lines: Sequence[str],
+) -> None:
+    """Print messages after an attempt's output, each on a line of its own.
+
+    Args:
+        say: takes lines for people.
+        ended: the attempt; its output may have stopped in the middle of a line (a progress bar).
+        lines: the messages; may be empty.
+    """
+    if lines:
+        tail = ended.stdout_tail if ended.merged else ended.stderr_tail
+        broken = bool(tail) and not tail.endswith((b"\n", b"\r"))
+        say("\n" * broken + "\n".join(lines))
+
+
+def attempt_lines(
+    history: Sequence[retry_policy.AttemptOutcome],
+    diagnoses: Sequence[Diagnosis],
+    decision: retry_policy.Decision,
+    change: str,
+    journal: str | None,
+    host: str = "",
+) -> list[str]:
+    """Return the messages after an attempt.
+
+    Args:
+        history: all attempts, the last one included.
+        diagnoses: of those that failed.
+        decision: what happens next.
+        change: a description of the mitigation that the next attempt gets; "" for none.
+        journal: the run's directory; None where there is none.
+        host: where the failure began; "" for this one.
+    """
+    if not history:  # a node that joined a run that was about to end
+        return [f"the run ends: {decision.reason}"]
+    last = history[-1]
+    if decision.action == retry_policy.DONE:
+        return failure_report.success(history, _search(history, journal))
+    if last.replaced and not last.asked:
+        return [failure_report.replaced(last, decision)]
+    if decision.action == retry_policy.AGAIN:
+        return [failure_report.between(last, diagnoses[-1], decision, change)]
+    if last.asked:
+        return []
+    host = host or os.uname().nodename
+    search = _search(history, journal)
+    return failure_report.failure(
+        history, diagnoses, decision, host=host, journal=journal, search=search
+    )
+
+
+def _search(history: Sequence[retry_policy.AttemptOutcome], journal: str | None) -> str:
+    """Return the trials that the run has made as one line; "" where it has made none."""
+    made = trials.read(journal) if journal else ()
+    replaced = sum(bool(one.replaced) for one in history)
+    crashed = sum(bool(one.exit_code) and not one.replaced for one in history)
+    return trials.headline(made, crashed, replaced) if made else ""
+
+
+def asked_lines(
+    history: Sequence[retry_policy.AttemptOutcome],
+    diagnoses: Sequence[Diagnosis],
+    number: int,
+    journal: str | None,
+) -> list[str]:
+    """Return the messages of a run that a signal ended while no attempt ran.
+
+    Args:
+        history: all attempts; may be empty.
+        diagnoses: of those that failed.
+        number: of the signal.
+        journal: the run's directory; None where there is none.
+    """
+    reason = f"{signal.Signals(number).name} asked for the end"
+    if history and diagnoses and not history[-1].replaced:
+        decision = retry_policy.Decision(retry_policy.STOP, reason)
+        host = os.uname().nodename
+        return failure_report.failure(history, diagnoses, decision, host=host, journal=journal)
+    return [f"no attempt ran: {reason}", *([f"journal: {journal}"] if journal else [])]

@@ -1,0 +1,1 @@
+"""What is watched while a job runs: hangs, stacks, output, first steps."""

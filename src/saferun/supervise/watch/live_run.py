@@ -1,0 +1,249 @@
+"""What a run does now, seen by another process, which does nothing to it.
+
+The journal has its attempts, the keeper's memory files (keeper/output_tail.py) or the job's own
+files the end of its output, /proc its ranks, nvidia-smi its GPUs. What cannot be read is not known.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from saferun.diagnosis.reading import progress
+from saferun.diagnosis.silence import Look
+from saferun.errors import UnavailableError
+from saferun.gpu import nvidia_smi
+from saferun.gpu.nvidia_smi import Load
+from saferun.journal import events, reader
+from saferun.journal.attempts import Attempt, attempts
+from saferun.journal.event_types import Started
+from saferun.journal.reader import RecordedPlan, Run
+from saferun.model import Checkpoint, ResumePolicy
+from saferun.named_tuple import NamedTuple
+from saferun.supervise.changes import resumption
+from saferun.supervise.watch import live_output, work_signs
+from saferun.system import command, paths, procfs
+from saferun.system.redact import Masker
+
+_LINE_CHARS = 500
+_RATE_S = 60.0  # over which a rate is measured
+_SMI_S, _SMI_AGAIN_S = 5.0, 60.0  # for an answer of nvidia-smi; after none in time
+_SAVED_S = 10.0  # between two looks for checkpoints
+
+
+class Job(NamedTuple):
+    """The attempt that runs, or ran last: of the run, or of one of its workers."""
+
+    attempt: Attempt
+    step: int | None = None
+    rate: float | None = None  # steps a second
+    line: str = ""  # the last one of its output
+    output_s: float | None = None  # since its last output
+    ranks: int = 0
+    cores: float | None = None  # that it uses
+    quiet_s: float | None = None  # since its last sign of work, as far as it was watched
+    hang_at: float | None = None  # when the run itself said that it may hang
+    before: Attempt | None = None  # the last one before it that failed
+    kind: str = ""  # of the last failure
+    untried: tuple[str, ...] = ()  # mitigations of that kind that are left
+
+
+class Snapshot(NamedTuple):
+    """A run at one moment."""
+
+    run: Run
+    at: float  # seconds since the epoch
+    jobs: tuple[Job, ...]
+    gpus: tuple[Load, ...]
+    saved: Checkpoint | None  # from which a retry would go on
+
+
+class LiveRun:
+    """A run that is looked at again and again.
+
+    Args:
+        run: as it was found.
+        environ: of the user, for PATH.
+    """
+
+    def __init__(self, run: Run, environ: Mapping[str, str]) -> None:
+        self._base, self._id = os.path.split(run.path)
+        self._plan = reader.read_plan(run.path)
+        self._masker = Masker(*_secrets_of(run, environ, self._plan.command))
+        self._gpus = _Gpus(self._plan, environ)
+        self._jobs: dict[int | None, Watched] = {}
+        self._saved: Checkpoint | None = None
+        self._saved_at_s = float("-inf")
+
+    def look(self) -> Snapshot:
+        """Return what can be seen now.
+
+        Raises:
+            UnavailableError: the journal is gone, or may not be read any more.
+        """
+        now = time.time()
+        try:
+            run = reader.read(self._base, self._id, now)
+        except PermissionError:
+            run = None
+        if run is None:
+            where = os.path.join(self._base, self._id)
+            raise UnavailableError("this run's journal cannot be read any more", where=where)
+        lives = run.outcome == reader.RUNNING
+        log = events.read(run.path)
+        last: dict[int | None, list[Attempt]] = {}
+        for attempt in attempts(run):
+            last.setdefault(attempt.worker, []).append(attempt)
+        jobs = [self._job(worker, tried, log, lives) for worker, tried in last.items()]
+        gpus = self._gpus.look() if lives else ()
+        return Snapshot(run, now, tuple(jobs), gpus, self._checkpoint(run) if lives else None)
+
+    def _job(
+        self, worker: int | None, tried: Sequence[Attempt], log: Sequence[events.Event], lives: bool
+    ) -> Job:
+        mine = [event for event in log if event.worker == worker]
+        begun = max((at for at, e in enumerate(mine) if e.name == "attempt"), default=0)
+        hangs = [event.at for event in mine[begun:] if event.name == "hang"]
+        failed = next((one for one in reversed(tried) if one.kind), None)
+        before = next((one for one in reversed(tried[:-1]) if one.kind), None)
+        job = Job(tried[-1], hang_at=hangs[-1] if hangs else None, before=before)
+        if failed:
+            job = job._replace(kind=failed.kind, untried=failed.untried)
+        started = [e.facts for e in mine[begun:] if isinstance(e.facts, Started)]
+        if not started or not lives or tried[-1].lived_s is not None:
+            return job
+        watched = self._jobs.get(worker)
+        if watched is None or watched.started != started[-1]:
+            watched = self._jobs[worker] = Watched(started[-1])
+        return watched.look(job, self._masker)
+
+    def _checkpoint(self, run: Run) -> Checkpoint | None:
+        """Return the checkpoint from which a retry would go on, looked for now and then."""
+        policy = events.mapping(events.mapping(self._plan.raw.get("retry")).get("resume"))
+        pid = run.process.get("pid", 0)
+        if policy.get("checkpoints") and time.monotonic() >= self._saved_at_s + _SAVED_S:
+            self._saved_at_s = time.monotonic()
+            wanted = ResumePolicy(
+                events.text(policy.get("checkpoints")), events.strings(policy.get("args"))
+            )
+            given = procfs.text(f"/proc/{pid}/environ").split("\0")
+            environ = {name: value for name, _, value in (pair.partition("=") for pair in given)}
+            self._saved = resumption.saved_since(
+                wanted,
+                self._plan.script_args,
+                environ,
+                live_output.target(f"/proc/{pid}/cwd"),
+                run.started_at or 0.0,
+            )
+        return self._saved
+
+
+class Watched:
+    """The processes of one attempt.
+
+    Args:
+        started: their pids.
+    """
+
+    def __init__(self, started: Started) -> None:
+        self.started = started
+        self._points: deque[tuple[float, int]] = deque()  # when a new step was seen, and which
+        self._step: int | None = None  # that was seen last
+        self._ranks: list[int] = []  # their pids
+        self._last: Look | None = None
+        self._worked_at_s = time.monotonic()
+
+    def look(self, job: Job, masker: Masker) -> Job:
+        """Return a job with what can be seen of it now, its output without secrets."""
+        now = time.monotonic()
+        found = list(live_output.outputs(self.started.keeper, self.started.launcher))
+        steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
+        ages = [age for _, age in found]
+        newest = min(found, key=lambda one: one[1])[0] if found else b""
+        seen = work_signs.look(self.started.launcher, now, work_signs.tree())
+        last, self._last = self._last, seen
+        cores = None
+        if seen and last:
+            cores = max(0.0, (seen.cpu_s - last.cpu_s) / max(now - last.at_s, 0.001))
+        if seen is None or last is None or seen.work != last.work:
+            self._worked_at_s = now
+        step = max(steps, default=None)
+        return job._replace(
+            step=step,
+            rate=self.rate(now, step, [one.pid for one in seen.ranks] if seen else []),
+            line=_last_line(masker.data(newest)),
+            output_s=min(ages, default=None),
+            ranks=len(seen.ranks) if seen else 0,
+            cores=cores,
+            quiet_s=now - self._worked_at_s if seen else None,
+        )
+
+    def rate(self, now: float, step: int | None, ranks: list[int]) -> float | None:
+        """Return the steps a second of the last minute; None where they are not known yet.
+
+        Only steps count that came while these ranks ran: the first one that is seen may have come
+        long ago, or be one of the ranks before them.
+
+        Args:
+            now: seconds that never jump.
+            step: the last one in the output.
+            ranks: their pids.
+        """
+        if ranks != self._ranks or (step or 0) < (self._step or 0):
+            self._points.clear()
+            self._ranks = ranks
+        if step is not None and self._step not in (None, step):
+            self._points.append((now, step))
+        self._step = step
+        while len(self._points) > 2 and self._points[1][0] < now - _RATE_S:
+            self._points.popleft()
+        if len(self._points) < 2:
+            return None
+        times = [at for at, _ in self._points]
+        longest_s = max(later - at for at, later in itertools.pairwise(times))
+        until = times[-1] if now - times[-1] <= longest_s else now
+        return (self._points[-1][1] - self._points[0][1]) / (until - times[0])
+
+
+def _secrets_of(
+    run: Run, environ: Mapping[str, str], command: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables and the words in which a run's secrets are looked for."""
+    process = f"/proc/{run.process.get('pid', 0)}"
+    pairs = (pair.partition("=") for pair in procfs.text(f"{process}/environ").split("\0"))
+    words = procfs.text(f"{process}/cmdline").split("\0")
+    return {**environ, **{name: value for name, _, value in pairs}}, [*command, *words]
+
+
+def _last_line(output: bytes) -> str:
+    lines = output[-4 * _LINE_CHARS :].decode("utf-8", "replace").replace("\r", "\n").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[-_LINE_CHARS:]
+
+
+class _Gpus:
+    """What nvidia-smi says of the GPUs of a run.
+
+    Args:
+        plan: of the run.
+        environ: of the user, for PATH.
+    """
+
+    def __init__(self, plan: RecordedPlan, environ: Mapping[str, str]) -> None:
+        locks = events.mapping(plan.raw.get("locks"))
+        self._devices = events.strings(locks.get("devices"))
+        self._program = next(paths.on_path("nvidia-smi", environ), "") if self._devices else ""
+        self._environ = environ
+        self._next_s = float("-inf")
+
+    def look(self) -> tuple[Load, ...]:
+        """Return how busy they are; nothing where that is not known."""
+        if not self._program or time.monotonic() < self._next_s:
+            return ()
+        answer = command.run((self._program, *nvidia_smi.LOAD), self._environ, _SMI_S)
+        if answer.status is None:
+            self._next_s = time.monotonic() + _SMI_AGAIN_S
+        found = nvidia_smi.parse_load(answer.out)
+        return tuple(found[uuid] for uuid in self._devices if uuid in found)

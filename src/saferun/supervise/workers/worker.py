@@ -1,0 +1,122 @@
+"""The supervisor of one of several workers: the loop of one run, in a process of its own.
+
+It is a fork of saferun from before that has a second thread. The kernel ends it when saferun ends;
+then its keeper ends the job.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from saferun.diagnosis.deciding.retry_policy import AttemptOutcome
+from saferun.errors import EXIT_SOFTWARE, SaferunError
+from saferun.gpu.lock.slots import Slot
+from saferun.journal.writer import Journal
+from saferun.keeper import process_tree
+from saferun.named_tuple import NamedTuple
+from saferun.planning.inputs import RunInputs
+from saferun.supervise.loop import run
+from saferun.supervise.records import record
+from saferun.supervise.run_context import RunContext, Say
+
+_SET_PDEATHSIG = 1  # linux/prctl.h
+_REPORT_BYTES = 4096  # PIPE_BUF: written at once
+
+
+class Part(NamedTuple):
+    """What makes a worker differ from the others."""
+
+    number: int
+    slot: Slot
+    visible: str | None  # its CUDA_VISIBLE_DEVICES; None: as the run has it
+    report: int  # descriptor of a pipe to saferun, for the last words
+    saferun: int  # pid
+
+
+def be_supervisor(
+    part: Part,
+    gathered: RunInputs,
+    journal: Journal,
+    say: Say,
+    leave: Callable[[], None],
+) -> NoReturn:
+    """Run the attempts of a worker and end this process, which was just forked.
+
+    Args:
+        part: the worker.
+        gathered: what the plans of the run are computed from.
+        journal: of the run.
+        say: takes lines for people.
+        leave: gives up what is saferun's alone.
+    """
+    status = EXIT_SOFTWARE
+    say = prefixed(say, part.number)
+    try:
+        process_tree.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() == part.saferun:
+            leave()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            status = _attempts(part, gathered, journal.for_worker(part.number, say), say)
+    except KeyboardInterrupt:
+        status = 130
+    except SaferunError as error:
+        say(str(error))
+        status = error.code
+    except BaseException as error:
+        import traceback  # only a fault of ours needs it
+
+        traceback.print_exception(error)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(status)
+
+
+def _attempts(part: Part, gathered: RunInputs, journal: Journal, say: Say) -> int:
+    """Run the attempts of a worker; return its exit status."""
+    identity = gathered.identity._replace(worker=part.number, visible=part.visible)
+    gathered = gathered._replace(identity=identity)
+    if part.visible is not None and part.slot.gpu is not None:
+        gpu = gathered.facts.gpu._replace(gpus=(part.slot.gpu,))
+        gathered = gathered._replace(facts=gathered.facts._replace(gpu=gpu))
+
+    def over(reason: str, last: AttemptOutcome | None) -> None:
+        verdict = last.verdict if last and last.exit_code and not last.asked else ""
+        os.write(part.report, json.dumps([reason[:500], verdict]).encode()[:_REPORT_BYTES])
+
+    with part.slot.held as held:
+        ground = RunContext(held, journal, say, over, worker=True)
+        return run(record.with_places(gathered, journal), ground)
+
+
+def last_words(report: int) -> tuple[str, str]:
+    """Return the reason and the verdict that a supervisor left; closes the pipe.
+
+    Args:
+        report: the reading end.
+    """
+    with open(report, "rb") as pipe:
+        os.set_blocking(report, False)
+        content = pipe.read() or b""
+    try:
+        reason, verdict = json.loads(content)
+    except ValueError:
+        return "", ""
+    return str(reason), str(verdict)
+
+
+def prefixed(say: Say, number: int) -> Say:
+    """Return a `say` that begins each line with the worker's number."""
+
+    def say_it(text: str) -> None:
+        lines = text.splitlines()
+        say("\n".join(f"worker {number}: {line}" if line else "" for line in lines))
+
+    return say_it

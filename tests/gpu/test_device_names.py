@@ -1,0 +1,116 @@
+"""How GPUs are named in files, and what a run's ancestors hold for it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from lock_runs import (
+    CUT,
+    PROGRAM,
+    SLICE_1,
+    A,
+    B,
+    take,
+)
+
+from saferun.gpu import device_names
+from saferun.gpu.lock import lock
+
+# These tests fork on purpose; where pytest has threads, Python 3.12 and later say so.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+
+# Runs within runs
+
+
+NESTED = """
+done = subprocess.run([sys.executable, job["nested"], json.dumps(job["job"])],
+    env={**os.environ, **held.environ()}, stdin=subprocess.DEVNULL,
+    capture_output=True, text=True)
+print(done.stdout.splitlines()[-1] if done.stdout else json.dumps(done.stderr), flush=True)
+"""
+
+
+def nested(holds, shared, uuids):
+    """Let a run on A start another; return what came of that one."""
+    job = {"uid": 0, "first": "", "then": "", "parents": CUT, "aloud": False, "uuids": uuids}
+    job |= {"command": "inner.py", "directory": str(shared / "lock")}
+    job["policy"] = {"gpus": "refuse", "wait_s": 0, "slots": 1}
+    first = holds(A, then=NESTED, nested=str(PROGRAM), job=job)
+    return first, first.answer()
+
+
+def test_a_nested_run_is_not_blocked_by_its_ancestor(holds, shared):
+    first, answer = nested(holds, shared, [A])
+    assert answer["held"] == "an ancestor holds the GPUs"
+    assert answer["environ"] == first.first_words["environ"], "and its own children learn of it"
+
+
+def test_a_nested_run_locks_what_its_ancestor_does_not_hold(holds, shared):
+    first, answer = nested(holds, shared, [A, B])
+    assert f"{B}.lock" in answer["held"]
+    assert A not in answer["held"]
+    ours, theirs = answer["environ"]["SAFERUN_LOCKS"].split(";")
+    assert ours == first.first_words["environ"]["SAFERUN_LOCKS"]
+    assert theirs.endswith(B)
+
+
+def test_a_nested_run_on_a_slice_is_not_blocked_by_its_ancestor_on_the_gpu(holds, shared):
+    assert nested(holds, shared, [SLICE_1])[1]["held"] == "an ancestor holds the GPUs"
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        f"1:1:{A}",
+        f"{os.getpid()}:12:{A}",
+        f"999999999999999999999:1:{A}",
+        f"-1:1:{A}",
+        "::;;:",
+        "garbage",
+        "\udcff:\u0663:" + A,
+    ],
+    ids=["start", "start-of-another", "huge", "negative", "empty", "garbage", "digits"],
+)
+def test_what_is_not_true_of_an_ancestor_is_not_believed(holds, shared, claim):
+    holds(A)
+    with pytest.raises(lock.BusyError):
+        take(shared / "lock", A, environ={"SAFERUN_LOCKS": claim})
+
+
+def test_a_holder_that_is_no_ancestor_is_not_believed(holds, outcome):
+    first = holds(A)
+    claim = first.first_words["environ"]
+    assert claim["SAFERUN_LOCKS"].startswith(f"{first.pid}:")
+    assert "busy" in outcome(A, env=claim)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("uuid", "name"),
+    [
+        (A, A),
+        (A.upper(), A),
+        (f"MIG-{A}/13/0", f"MIG-{A}_13_0"),
+        ("GPU-../../etc/passwd", "GPU-______etc_passwd"),
+        ("GPU-\0\n;é", "GPU-____"),
+        ("GPU-" + "0" * 300, "GPU-" + "0" * 120),
+    ],
+    ids=["plain", "upper-case", "old-mig", "path", "strange", "long"],
+)
+def test_a_uuid_makes_one_file_name_and_never_a_path(uuid, name):
+    assert device_names.device_name(uuid) == name
+
+
+def test_a_slice_is_not_locked_twice_beside_its_own_gpu(tmp_path):
+    with take(tmp_path, A, SLICE_1, parents=CUT) as held:
+        assert SLICE_1 not in held.describe()
+
+
+def test_descriptors_are_closed_on_exec_unless_asked_for(tmp_path):
+    with take(tmp_path, A) as held:
+        assert [os.get_inheritable(fd) for fd in held.descriptors()] == [False, False]
+        held.inheritable()
+        assert [os.get_inheritable(fd) for fd in held.descriptors()] == [True, True]

@@ -1,0 +1,67 @@
+"""No frame of ours stands in a traceback that a user sees."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from interpreters import SITE, Interpreters
+from ranks import RunRanks
+from repo import source
+
+FAULTS = {
+    "DDP": "DDP(torch.nn.Identity())",
+    "a sampler": "torch.utils.data.RandomSampler([])",
+    "a loader": "torch.utils.data.DataLoader([1], batch_size=-1)",
+    "the second group": "dist.init_process_group('gloo')",
+    "fully_shard": "fully_shard(torch.nn.Linear(2, 2), mesh=3)",
+    "FSDP": "FSDP(3)",
+}
+
+
+OLDER = pytest.mark.skipif(sys.version_info < (3, 11), reason="older: Python puts the entry back")
+
+
+@OLDER
+def test_what_torch_raises_has_no_frame_of_ours(run_ranks: RunRanks) -> None:
+    job = run_ranks(
+        source("inject/raise_in_torch"), environ={"FAULTS": json.dumps([*FAULTS.values()])}
+    )
+    lines = job.out.splitlines()
+    assert len(lines) == len(FAULTS), job.err
+    assert not [line for line in lines if not line.endswith(" False")]
+
+
+IMPORT = "raise OSError('broken torch')"
+
+
+@OLDER
+def test_an_import_that_fails_has_the_traceback_that_it_has_without_us(
+    interpreters: Interpreters,
+) -> None:
+    fake = interpreters.folder / "fake"
+    fake.mkdir()
+    (fake / "torch.py").write_text(IMPORT)
+    script = "import torch"
+    bare = interpreters.run(script, PYTHONPATH=str(fake))
+    ours = interpreters.run(script, hooks={"excepthook": "on"}, PYTHONPATH=f"{SITE}:{fake}")
+    assert ours.err == bare.err
+
+
+@pytest.mark.parametrize("cause", ["", " from ValueError('first')"], ids=["alone", "caused"])
+def test_what_ends_a_rank_is_printed_without_our_frames_in_every_python(
+    interpreters: Interpreters, cause: str
+) -> None:
+    """A wrapper stands for all: 3.9 and 3.10 have its frame until it is printed."""
+    script = f"""
+import _saferun_inject.hidden_frames as trace
+def users(): raise KeyError("the error"){cause}
+trace.hidden(users)()
+"""
+    error_file = str(interpreters.folder / "error.json")
+    ran = interpreters.run(
+        script, hooks={"excepthook": "on"}, RANK="0", TORCHELASTIC_ERROR_FILE=error_file
+    )
+    assert "in users" in ran.err
+    assert "inject" not in ran.err
