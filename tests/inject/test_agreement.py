@@ -14,6 +14,7 @@ from saferun.inject import agreement
         ([1, 3], "ranks 1, 3"),
         ([0, 1, 2, 5], "ranks 0-2, 5"),
         ([7, 6], "ranks 6-7"),
+        (range(0, 20, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, …"),
     ],
 )
 def test_ranks_are_named_in_runs(members: list[int], text: str) -> None:

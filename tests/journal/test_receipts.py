@@ -13,7 +13,7 @@ import pytest
 
 from saferun.inject import contract
 from saferun.journal import receipts
-from saferun.journal.receipts import Receipt, judge, rank_pids, read
+from saferun.journal.receipts import Receipt, judge, read
 
 SITE = Path(contract.__file__).with_name("site")
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
@@ -186,21 +186,6 @@ def test_a_job_has_finished_when_each_of_its_ranks_has(
     assert receipts.finished(reported) is finished
 
 
-def test_the_pids_are_those_of_the_latest_restart_by_rank() -> None:
-    given = [started(1, pid=21), started(0, pid=20), started(0, restart=1, pid=30)]
-    assert rank_pids(given) == (30,)
-    assert rank_pids(given[:2]) == (20, 21)
-
-
-def test_a_helper_that_compiled_is_not_taken_for_its_rank() -> None:
-    helper = Receipt(77, 0, 0, 2.0, "compile", "applied", {})
-    assert rank_pids([helper, started(0, pid=20), left(None, "compile")]) == (20,)
-
-
-def test_ranks_that_no_torchrun_started_are_known_by_their_other_lines() -> None:
-    assert rank_pids([left(1, "init"), left(0, "init"), left(0, "order")]) == (100, 101)
-
-
 # the judgement
 
 
@@ -286,7 +271,6 @@ def test_both_ranks_of_a_real_job_leave_their_word(tmp_path: Path) -> None:
     assert [(r.rank, r.hook, r.outcome) for r in found] == [
         (rank, "bootstrap", outcome) for rank in (0, 1) for outcome in ("applied", "finished")
     ]
-    assert len(rank_pids(found)) == 2
     assert receipts.finished(found)
     assert judge(found, **KNOWN) == ()
 

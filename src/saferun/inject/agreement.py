@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from . import cut
 
+_MOST_RUNS = 8  # of consecutive ranks that are named
 _ARGUMENT = 400  # characters of one
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,15 +163,16 @@ def _without_ranks(facts: Mapping[int, Facts]) -> dict[int, list[str]]:
 
 
 def ranks_text(ranks: Collection[int]) -> str:
-    """Return "rank 3", "ranks 1, 3" or "ranks 0-2, 5"."""
+    """Return "rank 3", "ranks 1, 3" or "ranks 0-2, 5"; of very many the first ones."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return ("rank " if len(ranks) == 1 else "ranks ") + text
+    parts = [str(a) if a == b else f"{a}-{b}" for a, b in runs[:_MOST_RUNS]]
+    parts += ["…"] if len(runs) > _MOST_RUNS else []
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
 def _grouped(values: Mapping[int, Value | None]) -> list[tuple[Value, list[int]]]:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Container, Iterable, Mapping
 from typing import TypeGuard
 
-from saferun.inject import contract
+from saferun.inject import agreement, contract
 from saferun.inject.targets import TARGETS
 from saferun.named_tuple import NamedTuple
 from saferun.system.printable import printable
@@ -26,7 +26,6 @@ MAX_BYTES = 1 << 26  # of all files together: a thousand full ones
 MAX_LINES = 20_000
 MAX_REPORTED = 3
 _MAX_LOCAL = 4096  # ranks of one machine; beyond that the line cannot be true
-_MAX_RUNS = 8  # of consecutive ranks that are named
 _MAX_ERROR = 200  # characters of one error that are repeated
 _NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(?:\d{1,9}|none)-pid(\d{1,9})\.jsonl", re.ASCII)
 _HEAD = frozenset({"v", "at", "pid", "rank", "hook", "outcome"})
@@ -148,24 +147,6 @@ def _order(rank: int | None) -> int:
 
 
 # --- judging -----------------------------------------------------------------------------------
-
-
-def rank_pids(receipts: Iterable[Receipt]) -> tuple[int, ...]:
-    """Return the pids of the ranks of the latest restart, in the order of the ranks.
-
-    A helper that compiles carries its rank's number, too; the process that the launcher started is
-    the rank where there is one. A pid may have ended since: look before you signal.
-    """
-    ranked = [receipt for receipt in receipts if receipt.rank is not None]
-    latest = max((receipt.restart for receipt in ranked), default=0)
-    started: dict[int, dict[int, None]] = {}
-    others: dict[int, dict[int, None]] = {}
-    for receipt in ranked:
-        if receipt.restart == latest and receipt.rank is not None:
-            group = started if receipt.hook == contract.BOOTSTRAP else others
-            group.setdefault(receipt.rank, {})[receipt.pid] = None
-    ranks = {**others, **started}
-    return tuple(pid for rank in sorted(ranks) for pid in ranks[rank])
 
 
 def finished(receipts: Iterable[Receipt]) -> bool:
@@ -319,14 +300,4 @@ def _one_line(text: str) -> str:
 
 def ranks_text(ranks: set[int]) -> str:
     """Return "rank 3", "ranks 0-2, 5", or "a process without a rank" for none."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    parts = ["-".join(map(str, run)) for run in runs[:_MAX_RUNS]]
-    parts += ["…"] if len(runs) > _MAX_RUNS else []
-    if not parts:
-        return "a process without a rank"
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
+    return agreement.ranks_text(ranks) if ranks else "a process without a rank"

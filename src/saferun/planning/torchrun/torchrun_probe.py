@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 import subprocess
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +48,7 @@ def option_table(
         text = _dump_options(launcher, os.environ if environ is None else environ)
         table = _table(text)
         if table is not None and path is not None:
-            _write_cache(path, text)
+            paths.write_private(path, text.encode())
     return table
 
 
@@ -143,18 +142,10 @@ def _row(row: Any) -> Option | None:
 def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) -> str | None:
     """Return the cache file of this interpreter and version; None if the cache cannot be used.
 
-    The folder must belong to the user and be writable by nobody else: the table decides how a
-    command line is read.
+    The folder must be the user's own and nobody else's to write: the table decides how a command
+    line is read.
     """
-    if version is None or cache_dir is None:
-        return None
-
-    try:
-        paths.make(cache_dir)
-        state = os.stat(cache_dir)
-    except OSError:
-        return None
-    if state.st_uid != os.geteuid() or state.st_mode & 0o022:
+    if version is None or cache_dir is None or not paths.private_dir(cache_dir):
         return None
     import hashlib  # OpenSSL takes 4 ms, and a torchrun that is known needs no cache
 
@@ -163,34 +154,8 @@ def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) ->
 
 
 def _read_cache(path: str) -> str:
-    """Return the text of a cache file of the user's own, "" for anything else or a symlink."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    """Return the text of a cache file that only the user can write, "" for anything else."""
+    content = paths.read_private(path, _CACHE_BYTES)
+    if content is None or os.lstat(path).st_mode & 0o022:
         return ""
-    with open(descriptor, "rb") as file:
-        state = os.fstat(descriptor)
-        own = state.st_uid == os.geteuid() and not state.st_mode & 0o022
-        if not own or not stat.S_ISREG(state.st_mode):
-            return ""
-        return file.read(_CACHE_BYTES).decode("utf-8", "replace")
-
-
-def _write_cache(path: str, text: str) -> None:
-    """Write the file atomically. A full disk or a read-only folder is ignored."""
-    draft = f"{path}.{os.getpid()}"
-    try:
-        descriptor = os.open(
-            draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-    except OSError:
-        return
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(draft, path)
-    except OSError:
-        try:
-            os.unlink(draft)
-        except OSError:
-            return
+    return content.decode("utf-8", "replace")
