@@ -91,6 +91,9 @@ class _Raised:
         self._raised: int | None = None  # the line of the last exception
         self._again: int | None = None  # a line after it that is one of the first ones
         self._step = 0  # the last one before the exception
+        self._read = 0  # lines of which the next two are known
+        self._last_step = 0
+        self._commands: set[str] = set()  # that the shell has shown
 
     def start(self, at: int, text: str) -> int | None:
         """Read the next line; return where a run begins that is known by it, None for none."""
@@ -99,20 +102,27 @@ class _Raised:
         elif self._raised is None:
             return None
         elif _SHOWN.search(text):
-            if any(line.text == text for line in self._lines[: self._raised]):
+            self._read_up_to(self._raised)
+            if text in self._commands:
                 return self._begin(at)
         elif self._lines[at].rank != self._lines[self._raised].rank:
             return None
         elif self._again is None:
             if _shape(text) in self._head:
-                self._again, self._step = at, self._step_before(self._raised)
+                self._read_up_to(self._raised)
+                self._again, self._step = at, self._last_step
         elif (step := progress.step_in(text)) is not None and step < self._step:
             return self._begin(self._again)
         return None
 
-    def _step_before(self, at: int) -> int:
-        before = (progress.step_in(line.text) for line in reversed(self._lines[:at]))
-        return next((step for step in before if step is not None), 0)
+    def _read_up_to(self, end: int) -> None:
+        """Note the last step and the commands before a line; each line is read once."""
+        for line in self._lines[self._read : end]:
+            step = progress.step_in(line.text)
+            self._last_step = self._last_step if step is None else step
+            if _SHOWN.search(line.text):
+                self._commands.add(line.text)
+        self._read = end
 
     def _begin(self, at: int) -> int:
         self._raised = self._again = None
