@@ -26,6 +26,7 @@ LOGS = {
         "load 1\nKilled" + STEPS.format(1, 2, 3) + "\nload 2\nb",
         2,
     ),
+    "an exception that comes again": (f"{FRAMES}KeyError: 1\nb\nKilled\nc\n{FRAMES}KeyError: 2", 0),
     "frames that are the first lines again": (f"{FRAMES}Killed\nb\n{FRAMES}c", 0),
     "three steps": ("a\nKilled" + STEPS.format(1, 2, 3) + "\nlast words", 2),
     "two steps": ("a\nKilled" + STEPS.format(1, 1, 2), 0),

@@ -130,15 +130,19 @@ class _Raised:
 
 
 def _head(lines: Sequence[Line]) -> frozenset[str]:
-    """Return the forms of a log's first lines, without those that any run repeats, as steps."""
-    texts = (line.text for line in lines)
+    """Return the forms of a log's first lines, without those that any run repeats.
+
+    Such are steps, warnings, and tracebacks with the exception that ends them.
+    """
+    texts = [line.text for line in lines]
     return frozenset(
         _shape(text)
-        for text in texts
+        for before, text in zip(["", *texts], texts, strict=False)
         if _HEAD_WORD.search(text)
         and "arning" not in text
         and progress.step_in(text) is None
         and not text.startswith((" ", "Traceback"))
+        and not before.startswith(" ")
     )
 
 
