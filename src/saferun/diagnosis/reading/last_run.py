@@ -14,6 +14,7 @@ from saferun.diagnosis.reading.log_lines import Line
 
 _HEAD_LINES = 6  # of a log, by which the start of another run is recognised
 _HEAD_WORD = re.compile(r"[^\W\d_]{4}")  # a line without a word does not count
+_OF_TRACEBACK = (" ", "Traceback", 'File "')  # the last where a collector takes blanks away
 _STEPS = 3  # after the end of a run: another one is under way
 # The one that starts is named, so the next line is its first.
 _HANDED_OVER = re.compile(
@@ -141,8 +142,8 @@ def _head(lines: Sequence[Line]) -> frozenset[str]:
         if _HEAD_WORD.search(text)
         and "arning" not in text
         and progress.step_in(text) is None
-        and not text.startswith((" ", "Traceback"))
-        and not before.startswith(" ")
+        and not text.startswith(_OF_TRACEBACK)
+        and not before.startswith(_OF_TRACEBACK)
     )
 
 
