@@ -401,7 +401,9 @@ class Trial:
 
     def _judged(self) -> list[tuple[str, str]]:
         path, ends = self.folder / "out" / "audit", self._ends()
-        audit = [json.loads(line) for line in path.open()] if path.exists() else []
+        audit = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
         found = [*self._hanging(), *self._left(), *wrong(self.folder, audit, ends)]
         return [*found, *mixed(audit), *split(audit), *self._reasons(audit, ends)]
 
