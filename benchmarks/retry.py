@@ -30,7 +30,8 @@ READY_S = 6.0  # an attempt of this age finds the diagnosis loaded
 TIMED = """
 import json, os, sys, time
 from saferun import __main__
-from saferun.supervise import attempt_watch, loop
+from saferun.supervise import loop
+from saferun.supervise.attempt import attempt_watch
 
 def timed(owner, name):
     original = getattr(owner, name)

@@ -31,11 +31,11 @@ SCALED = """
 import sys
 factor = float(sys.argv.pop(1))
 from saferun.diagnosis import silence
-from saferun.supervise import hang_watch, late_signs
+from saferun.supervise.watch import hang_watch, weak_activity
 silence.LEAST_S /= factor
 hang_watch._EVERY_S /= factor
 hang_watch._TREE_S /= factor
-late_signs.EVERY_S /= factor
+weak_activity.EVERY_S /= factor
 from saferun.__main__ import main
 sys.exit(main())
 """

@@ -63,11 +63,13 @@ if [[ ${SAFERUN_DISABLE:-0} != 0 ]]; then
 fi
 [[ -f ${BASH_SOURCE[0]:-} ]] || give_up 69 "this script reads its own file: save it, and run that"
 
-interpreter() { # torchrun's own, else the one on PATH
-  local torchrun line=
+interpreter() { # torchrun's own, else the one on PATH: torch may have an older one than 3.10
+  local torchrun line='' recent='import sys; sys.exit(sys.version_info < (3, 10))'
   torchrun=$(type -P torchrun) && IFS= read -r line 2>/dev/null <"$torchrun" || true
   line=${line#\#!} line=${line%% *}
-  if [[ $line == */python* && -x $line ]]; then echo "$line"; else
+  if [[ $line == */python* ]] && "$line" -I -S -c "$recent" 2>/dev/null; then
+    echo "$line"
+  else
     type -P python3 || give_up 69 "there is no python3 on PATH; put one there"
   fi
 }

@@ -43,6 +43,20 @@ def test_a_user_signal_reaches_the_job_which_goes_on(machine):
     assert end(job)[0] == 9
 
 
+def test_near_the_time_limit_the_job_is_told_and_no_other_attempt_begins(machine):
+    """As a script for Slurm tells each node; a killed launcher would be tried again."""
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    job = machine.start(["bash", script], ends=[*STAYS, {}])
+    up(machine)
+    job.send_signal(signal.SIGURG)
+    until(lambda: signals(machine) == "SIGUSR2", "USR2 has come")
+    os.kill(machine_record(machine)["pid"], signal.SIGKILL)
+    status, err = end(job)
+    assert status == 128 + signal.SIGTERM, err
+    assert list(machine.received("x")) == [1]
+    assert machine.living() == {}
+
+
 def test_a_signal_between_attempts_ends_the_run(machine):
     script = machine.script("--profile", "cpu", "--", "train.py")
     busy = {

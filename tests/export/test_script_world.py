@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from cases import slow
-from scripts import SAFERUN, STAYS, end, up
+from scripts import SAFERUN, STAYS, TORCHRUN, end, up
 from users import OTHER, root
 
 PYENV = "/root/.pyenv/versions"
@@ -217,6 +217,20 @@ def test_an_old_python_is_refused_by_name(machine, version):
     assert ran.status == 69
     assert ran.err.startswith("saferun: this script needs Python 3.10 or later; ")
     assert version in ran.err
+
+
+def test_where_torchruns_python_is_too_old_the_one_on_path_unpacks(machine):
+    """torch 2.8 has Python 3.9, and saferun's hooks run there."""
+    old = machine.tmp / "old" / "python3"
+    old.parent.mkdir()
+    asked = "case $* in *version_info*) exit 1 ;; esac"
+    old.write_text(f'#!/bin/sh\n{asked}\nexec {sys.executable} "$@"\n')
+    old.chmod(0o755)
+    (machine.bin / "torchrun").write_text(f"#!{old} -IB\n{TORCHRUN.partition(chr(10))[2]}")
+    (machine.bin / "python3").symlink_to(sys.executable)
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    ran = machine.run(["bash", script])
+    assert (ran.status, list(ran.received)) == (0, [1]), ran.err
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", *slow("<&-", ">&-")])

@@ -85,12 +85,12 @@ def supervise(gathered: RunInputs, say: Say) -> int:
         return run(gathered, RunContext(held, journal, say, over))
 
 
-def run(gathered: RunInputs, ground: RunContext) -> int:
+def run(gathered: RunInputs, context: RunContext) -> int:
     """Run attempts under locks that are held, with a journal that has begun.
 
     Args:
         gathered: what the plan of every attempt is computed from.
-        ground: what the run stands on.
+        context: what the run stands on.
 
     Returns:
         The exit status.
@@ -99,24 +99,24 @@ def run(gathered: RunInputs, ground: RunContext) -> int:
         SaferunError: the launcher cannot be started, or not with this command line.
     """
     try:
-        held, plan = ground.held, gathered.plan()
+        held, plan = context.held, gathered.plan()
         check_size(plan, gathered.environ)
     except SaferunError:
-        ground.journal.discard()
+        context.journal.discard()
         raise
-    care = GpuCare(gathered, plan, held, ground.say)
+    care = GpuCare(gathered, plan, held, context.say)
     # With --no-python a warm agent could not become the launcher.
     launcher = None if gathered.request.options.no_python else gathered.launcher
-    keepers = KeeperPool(launcher, held.descriptors(), shared=ground.worker)
+    keepers = KeeperPool(launcher, held.descriptors(), shared=context.worker)
     try:
         keepers.start_keeper()
     except OSError as error:
-        ground.journal.discard()
+        context.journal.discard()
         return unsupervised(gathered, plan, held, care, error)
-    if not ground.worker:
-        ground.say(announcement(plan))
-    journal = record.of(ground.journal, gathered, plan, ground.say)
-    return _Run(gathered, plan, RunResources(ground, keepers, care, journal)).go()
+    if not context.worker:
+        context.say(announcement(plan))
+    journal = record.of(context.journal, gathered, plan, context.say)
+    return _Run(gathered, plan, RunResources(context, keepers, care, journal)).go()
 
 
 class _Run:
@@ -125,18 +125,18 @@ class _Run:
     Args:
         gathered: what the plan of every attempt is computed from.
         first: the plan of attempt 1 without mitigations.
-        means: what it works with.
+        resources: what it works with.
     """
 
-    def __init__(self, gathered: RunInputs, first: LaunchPlan, means: RunResources) -> None:
+    def __init__(self, gathered: RunInputs, first: LaunchPlan, resources: RunResources) -> None:
         self._gathered = gathered
-        self._means = means
-        self._record = means.record
+        self._resources = resources
+        self._record = resources.record
         self._began = time.monotonic()
         self._history: list[retry_policy.AttemptOutcome] = []
         self._diagnoses: list[Diagnosis] = []
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
-        self._resumption = Resumption(gathered, first, means.ground.say)
+        self._resumption = Resumption(gathered, first, resources.context.say)
         self._nodes = self._other_nodes(first)
         self._watch: AttemptWatch  # of the attempt that runs
         self._looks: FirstSteps  # of the attempt that runs
@@ -156,8 +156,8 @@ class _Run:
                 self._record.end(None, f"{type(error).__name__}: {error}")
                 raise
             finally:
-                self._means.care.close()
-                self._means.keepers.close()
+                self._resources.care.close()
+                self._resources.keepers.close()
                 self._mitigations.close()
                 if self._nodes:
                     self._nodes.close()
@@ -172,12 +172,12 @@ class _Run:
         Raises:
             EndRequestedError: a signal came between two attempts, or before the first one.
         """
-        self._mitigations.put_in_force(self._gathered, self._means.ground.say)
+        self._mitigations.put_in_force(self._gathered, self._resources.context.say)
         delay_s = 0.0
         while True:
             with self._requests.raised():
                 self._requests.check_last()
-                time.sleep(delay_s)
+                time.sleep(delay_s)  # a signal that ends the run interrupts it
                 cleared = self._cleared()
             if not cleared:
                 return self._over(EXIT_UNAVAILABLE, "the GPUs failed the preflight test")
@@ -200,17 +200,17 @@ class _Run:
         status, path = 128 + number, self._record.path
         self._interrupted = status == INTERRUPTED
         lines = report.asked_lines(self._history, self._diagnoses, number, path)
-        self._means.ground.say("\n".join(lines))
+        self._resources.context.say("\n".join(lines))
         return self._over(status, "asked to end")
 
     def _over(self, status: int, reason: str) -> int:
         failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
         if advice := self._resumption.advice(failed):
-            self._means.ground.say(advice)
+            self._resources.context.say(advice)
         self._record.harmlessly(lambda: self._fail_left_trials(status))
         self._record.end(status, reason)
         last = self._history[-1] if self._history else None
-        self._record.harmlessly(lambda: self._means.ground.over(reason, last))
+        self._record.harmlessly(lambda: self._resources.context.over(reason, last))
         return status
 
     def _fail_left_trials(self, status: int) -> None:
@@ -218,17 +218,17 @@ class _Run:
         identity = self._gathered.identity
         if identity.state is not None and self._history:
             plan = self._mitigations.plan(self._gathered)
-            launcher, say = self._gathered.launcher, self._means.ground.say
+            launcher, say = self._gathered.launcher, self._resources.context.say
             python = launcher.interpreter if launcher else plan.command[0]
             fail_left_over(identity.state, python, self._environment(plan), status, say)
 
     def _cleared(self) -> bool:
         """Have the GPUs tried; meanwhile the torchrun of attempt 1 imports torch."""
-        if not self._history and self._means.care.waits:
+        if not self._history and self._resources.care.waits:
             plan = self._mitigations.plan(self._gathered)
-            self._means.keepers.prepare_warm_agent(plan.command, self._environment(plan))
+            self._resources.keepers.prepare_warm_agent(plan.command, self._environment(plan))
         kind = self._history[-1].kind if self._history else ""
-        return self._means.care.cleared(kind, self._record.preflight)
+        return self._resources.care.cleared(kind, self._record.preflight)
 
     def _begin_attempt(self) -> LaunchPlan:
         last = self._history[-1] if self._history else None
@@ -246,7 +246,7 @@ class _Run:
             self._gathered = self._nodes.as_agreed(self._gathered)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
-        self._looks = FirstSteps(plan, number, self._means.ground.say, self._hang_watch(plan))
+        self._looks = FirstSteps(plan, number, self._resources.context.say, self._hang_watch(plan))
         self._record.attempt(identity.attempt, plan, self._history, self._gathered.facts.torch)
         return plan
 
@@ -254,7 +254,7 @@ class _Run:
         if plan.settings.watch.mode == "off":
             return None
 
-        gathered, say = self._gathered, self._means.ground.say
+        gathered, say = self._gathered, self._resources.context.say
         receipts = gathered.identity.receipts
         return HangWatch(plan, receipts, self._record, say, gathered.environ)
 
@@ -265,7 +265,7 @@ class _Run:
         from saferun.supervise.nodes.nodes import Nodes  # see the top
 
         shared = self._history, self._diagnoses, self._mitigations, self._resumption
-        return Nodes(self._gathered, *shared, self._record, self._means.ground.say)
+        return Nodes(self._gathered, *shared, self._record, self._resources.context.say)
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
         """Run one attempt until none of its processes lives."""
@@ -285,17 +285,17 @@ class _Run:
             started=self._started,
             later=self._later,
             later_s=LOAD_S,
-            spared=lambda: (*self._means.keepers.pids(), *self._record.helpers()),
+            spared=lambda: (*self._resources.keepers.pids(), *self._record.helpers()),
             look=self._looks.look,
             asked=self._looks.ask if self._looks.takes_questions else None,
-            interrupted=lambda left_s: self._means.ground.say(answer(left_s)),
+            interrupted=lambda left_s: self._resources.context.say(answer(left_s)),
         )
-        return run_attempt(spec, observer, self._means.keepers.take())
+        return run_attempt(spec, observer, self._resources.keepers.take())
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
         nodes = self._nodes.environ(plan) if self._nodes else {}
         base = plan.environment(self._gathered.environ)
-        return {**base, **self._means.ground.held.environ(), **nodes}
+        return {**base, **self._resources.context.held.environ(), **nodes}
 
     def _following(self) -> RunInputs:
         """What the plan of the attempt after the running one is computed from."""
@@ -325,7 +325,7 @@ class _Run:
     def _prepare_next(self) -> None:
         """Have the next attempt's torchrun import torch."""
         plan = self._mitigations.plan(self._following())
-        self._means.keepers.prepare_warm_agent(plan.command, self._environment(plan))
+        self._resources.keepers.prepare_warm_agent(plan.command, self._environment(plan))
 
     def _decided(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Decide; a fault of ours there is reported in one line, and the job's status stands."""
@@ -335,7 +335,7 @@ class _Run:
             import traceback  # only a fault of ours needs it
 
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._means.ground.say(
+            self._resources.context.say(
                 f"what the attempt's end means could not be decided, a fault of ours ({what})"
             )
             self._record.fault(error, traceback=traceback.format_exc())
@@ -400,7 +400,7 @@ class _Run:
         lines = report.attempt_lines(history, self._diagnoses, decision, change, path, host)
         if self._nodes and self._nodes.is_telling(decision):
             lines = []
-        report.show(self._means.ground.say, ended, [*problems, *lines])
+        report.show(self._resources.context.say, ended, [*problems, *lines])
 
     def _recover(self, plan: LaunchPlan, decision: retry_policy.Decision) -> None:
         """Do for the GPUs what the failure calls for.
@@ -413,7 +413,7 @@ class _Run:
             return
         if last.number != self._gathered.identity.attempt:
             return  # the nodes met, and began no attempt
-        care, again = self._means.care, decision.action == retry_policy.AGAIN
+        care, again = self._resources.care, decision.action == retry_policy.AGAIN
         with self._requests.raised():
             self._record.harmlessly(lambda: care.recover(plan, last.kind, again=again))
         self._record.recovery(care.recovered)

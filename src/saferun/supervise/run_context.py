@@ -30,7 +30,7 @@ class RunContext(NamedTuple):
 class RunResources(NamedTuple):
     """What a run works with."""
 
-    ground: RunContext
+    context: RunContext
     keepers: KeeperPool  # for the next attempt
     care: GpuCare
     record: Record

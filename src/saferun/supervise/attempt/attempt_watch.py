@@ -97,9 +97,8 @@ class AttemptWatch:
             hang: why the watch has ended it, if it has.
             lost: what the agent lost of other nodes; "" for nothing.
         """
-        from saferun.diagnosis.deciding import (
-            classify,  # only a failure needs it, and it takes 60 ms
-        )
+        # Only a failure needs it, and it takes 60 ms.
+        from saferun.diagnosis.deciding import classify
 
         identity = self._gathered.identity
         kills = self._kills.since() if self._kills else None

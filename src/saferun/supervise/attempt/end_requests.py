@@ -45,11 +45,11 @@ class EndRequests:
 
     def __enter__(self) -> EndRequests:
         self._signals.__enter__()
-        signal.signal(signal.SIGURG, self._end_soon)
+        self._before = signal.signal(signal.SIGURG, self._end_soon)
         return self
 
     def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGURG, signal.SIG_DFL)
+        signal.signal(signal.SIGURG, self._before)
         self._signals.read()
         self._signals.__exit__(*error)
 

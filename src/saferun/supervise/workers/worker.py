@@ -92,8 +92,8 @@ def _attempts(part: Part, gathered: RunInputs, journal: Journal, say: Say) -> in
         os.write(part.report, json.dumps([reason[:500], verdict]).encode()[:_REPORT_BYTES])
 
     with part.slot.held as held:
-        ground = RunContext(held, journal, say, over, worker=True)
-        return run(record.with_places(gathered, journal), ground)
+        context = RunContext(held, journal, say, over, worker=True)
+        return run(record.with_places(gathered, journal), context)
 
 
 def last_words(report: int) -> tuple[str, str]:

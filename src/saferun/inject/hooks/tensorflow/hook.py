@@ -3,7 +3,7 @@
 Targets, TensorFlow 2.15 to 2.21 (Keras 2 and 3):
   tensorflow.python.distribute.mirrored_strategy  cross_device_ops, a second strategy, nested scopes
   tensorflow.python.eager.context, tensorflow.python.framework.config  memory growth, devices that
-      were initialised before they were chosen (tensorflow_devices.py)
+      were initialised before they were chosen (devices.py)
   tensorflow.python.eager.polymorphic_function.polymorphic_function  the mitigation tf-xla-off
 Reason: NCCL of TensorFlow 2.15 fails on RTX 50 cards ("Error invoking NCCL: unhandled cuda error"),
 and HierarchicalCopyAllReduce, which does without, adds up wrongly for an odd number of replicas
