@@ -7,7 +7,6 @@ import random
 
 from saferun.keeper.output_tail import MEMORY, Tail, shown
 
-
 NAME = f"{MEMORY}of-this-test"  # another test's relay may still hold a file of the usual names
 
 
