@@ -110,6 +110,14 @@ def test_a_process_that_the_kernel_killed_is_seen_where_the_job_does_not_say_so(
     assert decided(job) == ("host-oom-killed", text, ["kernel's count of kills"])
 
 
+def test_what_the_kernel_killed_in_another_group_did_not_kill_the_job(tmp_path, small_memory):
+    eats = f"open('{small_memory}/cgroup.procs', 'w').write('0'); bytearray(9**9)"
+    code = f"import os, subprocess, sys; subprocess.call([sys.executable, '-c', {eats!r}])"
+    with run(tmp_path, *PYTHON, f"{code}; os.kill(os.getpid(), 9)") as job:
+        assert job.end() == 137
+    assert decided(job)[0] == "killed-from-outside"
+
+
 @pytest.mark.parametrize(
     ("action", "expected"),
     [("None", "unknown"), ("Reset", "gpu-lost"), ("Drain P2P", "gpu-link-failed")],

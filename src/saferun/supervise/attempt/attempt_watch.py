@@ -49,6 +49,7 @@ class AttemptWatch:
         """Note that the launcher runs, and how often the kernel has killed for memory so far."""
         self._launcher = launcher
         self._kills = OutOfMemoryKills()  # the job is starting meanwhile
+        self._kills.see((launcher,))  # a job may die before its ranks are looked at
 
     def look(self) -> None:
         """Look at the ranks; call it now and then while they run."""
