@@ -86,6 +86,7 @@ class Gpu(NamedTuple):
     number: int | None  # the index in nvidia-smi; None if only the UUID is known
     uuid: str  # "GPU-…" or "MIG-…"; "" if unknown
     name: str  # "NVIDIA H200"; "" if unknown
+    parent: str = ""  # of a MIG instance: the UUID of its GPU
 
 
 class GpuFacts(NamedTuple):

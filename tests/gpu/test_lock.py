@@ -11,7 +11,7 @@ import time
 
 import pytest
 from helpers import until
-from lock_runs import CUT, DEADLINE_S, SLICE_1, A, B, Clock, flock, no_wait, take
+from lock_runs import CUT, DEADLINE_S, SLICE_1, A, B, Clock, files, flock, no_wait, take
 
 from saferun.errors import EXIT_BUSY, BusyError
 from saferun.gpu.lock import lock
@@ -22,11 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 # One run
 
 
-def test_a_run_alone_says_nothing_and_names_what_it_holds(tmp_path):
+def test_a_run_alone_says_nothing_and_holds_lock_and_slot_of_each_gpu(tmp_path):
     with take(tmp_path / "lock", A, B) as held:
-        assert f"{A}.lock" in held.describe()
-        assert f"{B}.slot0" in held.describe()
-        assert held.beside == ()
+        assert set(files(held)) == {f"{gpu}.{kind}" for gpu in (A, B) for kind in ("lock", "slot0")}
 
 
 @pytest.mark.parametrize("policy", ["refuse", "wait"])
@@ -41,7 +39,7 @@ def test_where_a_lock_must_hold_a_gpu_without_a_uuid_is_busy(tmp_path, policy):
 def test_otherwise_a_gpu_without_a_uuid_costs_a_line(tmp_path):
     messages = []
     with take(tmp_path / "lock", A, "", mode="warn", say=messages.append) as held:
-        assert f"{A}.lock" in held.describe()
+        assert f"{A}.lock" in files(held)
     assert messages == [
         "a GPU without a UUID is not locked; other runs will not see this one on it"
     ]
@@ -131,7 +129,6 @@ def test_a_run_that_was_warned_is_not_alone(holds, shared):
     holds(A)
     with take(shared / "lock", A, mode="warn", say=lambda line: None) as held:
         assert not held.alone()
-        assert len(held.beside) == 1
 
 
 def test_refuse_ends_as_busy_and_names_pid_user_command_run_and_time(holds, outcome):
@@ -297,7 +294,7 @@ def test_a_stopped_process_that_was_let_in_does_not_keep_others_out_for_good(tmp
     clock = Clock()
     with flock(tmp_path / "admission"):
         held = take(tmp_path, A, clock=clock, sleep=clock.sleep)
-    assert f"{A}.lock" in held.describe()
+    assert f"{A}.lock" in files(held)
     assert clock.now == pytest.approx(100 + lock.GATE_S, abs=0.1)
     held.close()
 

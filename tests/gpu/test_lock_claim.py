@@ -91,9 +91,3 @@ def test_a_slice_is_held_alone_and_the_whole_gpu_excludes_slices(
     first = holds(there, parents=CUT, slots=slots if there == A else 1)
     busy = outcome(newcomer, parents=CUT, slots=slots if newcomer == A else 1)["busy"]
     assert f"pid {first.pid} of user " in busy
-
-
-def test_a_slice_named_in_the_old_form_tells_its_gpu(holds, outcome):
-    holds(f"MIG-{A}/13/0")
-    assert "held" in outcome(f"MIG-{A}/7/0")
-    assert "busy" in outcome(A)

@@ -8,7 +8,7 @@ import pathlib
 import pwd
 
 import pytest
-from lock_runs import A, B, flock, take
+from lock_runs import A, B, files, flock, take
 from users import STRANGER, root
 
 from saferun.gpu.lock import lock, lock_owner
@@ -125,7 +125,7 @@ def test_a_record_that_names_another_users_process_is_ignored(
 def test_garbage_in_place_of_a_record_changes_nothing(tmp_path, content):
     (tmp_path / f"holder.{os.geteuid()}.{os.getpid()}.00000000.json").write_bytes(content)
     with take(tmp_path, A) as held:
-        assert f"{A}.slot0" in held.describe()
+        assert f"{A}.slot0" in files(held)
 
 
 @pytest.mark.parametrize(
@@ -206,4 +206,4 @@ def test_a_holder_in_another_pid_namespace_is_not_called_ended(tmp_path):
 def test_a_record_whose_run_holds_no_slot_counts_against_nobody(tmp_path):
     put_record(tmp_path, devices=[A], files=[], slots=1)
     with take(tmp_path, A, slots=3), take(tmp_path, A, slots=3) as second:
-        assert f"{A}.slot1" in second.describe()
+        assert f"{A}.slot1" in files(second)

@@ -13,7 +13,7 @@ import pytest
 from repo import ROOT
 
 from saferun.gpu.lock import lock, lock_owner
-from saferun.model import LockPolicy
+from saferun.model import Gpu, LockPolicy
 
 A = "GPU-14e799be-cee2-7364-1ed2-56588c2c62e3"
 B = "GPU-e533a614-68dd-10bf-5cbb-1d78bacbb601"
@@ -56,10 +56,6 @@ class Run:
         self.process.wait(DEADLINE_S)
 
 
-def owner():
-    return lock_owner.this_process("train.py", "run-7")
-
-
 def no_wait(seconds):
     raise AssertionError(f"slept {seconds} s")
 
@@ -77,9 +73,15 @@ def take(
     """Acquire in this process."""
     policy = LockPolicy(mode, wait_s, slots, None)
     directory = None if directory is None else str(directory)
-    request = lock.LockRequest(uuids, policy, owner(), parents or {}, directory)
-    world = {"say": lambda line: pytest.fail(f"it said: {line}"), **world}
-    return lock.acquire(request, environ or {}, lock.World(**world))
+    gpus = [Gpu(None, uuid, "", (parents or {}).get(uuid, "")) for uuid in uuids]
+    world = lock.World(**{"say": lambda line: pytest.fail(f"it said: {line}"), **world})
+    owner = lock_owner.this_process("train.py", "run-7")
+    return lock.acquire(gpus, policy, owner, environ or {}, world, directory)
+
+
+def files(held):
+    """The lock files that are held, by name."""
+    return [os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in held.descriptors()]
 
 
 class Clock:

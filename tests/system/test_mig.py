@@ -38,7 +38,9 @@ GPU 0: A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
 )
 def test_of_mig_instances_one_is_shown_under_its_gpus_name(machine, value, instance):
     machine.nvidia_smi_prints(MIG_A100)
-    assert machine.detect(visible=value).gpus == (Gpu(None, instance, "NVIDIA A100-SXM4-40GB"),)
+    gpu = "GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0"
+    (found,) = machine.detect(visible=value).gpus
+    assert found == Gpu(None, instance, "NVIDIA A100-SXM4-40GB", gpu)
 
 
 def test_a_whole_gpu_beside_mig_is_shown_when_it_is_named(machine):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from saferun.model import Gpu
 from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 
@@ -15,7 +16,7 @@ class Device(NamedTuple):
     """A GPU or a MIG slice by the name that its files have."""
 
     name: str
-    parent: str = ""  # of a slice, where it is known
+    parent: str = ""  # the GPU of a slice
 
 
 def device_name(uuid: str) -> str:
@@ -32,20 +33,14 @@ def device_name(uuid: str) -> str:
     )
 
 
-def to_lock(uuids: Sequence[str], parents: Mapping[str, str], held: set[str]) -> tuple[Device, ...]:
+def to_lock(gpus: Sequence[Gpu], held: set[str]) -> tuple[Device, ...]:
     """Return the devices to lock, sorted, without those that an ancestor holds.
 
     Args:
-        uuids: of the visible GPUs and MIG instances.
-        parents: {UUID of a MIG instance: UUID of its GPU}.
+        gpus: the visible GPUs and MIG instances; those without a UUID are left out.
         held: names of devices that an ancestor process has locked.
     """
-    devices: set[Device] = set()
-    for uuid in filter(None, uuids):
-        name, parent = device_name(uuid), parents.get(uuid, "")
-        if not parent and name.startswith("MIG-GPU-"):
-            parent = uuid.strip()[len("MIG-") :].partition("/")[0]
-        devices.add(Device(name, device_name(parent)))
+    devices = {Device(device_name(gpu.uuid), device_name(gpu.parent)) for gpu in gpus if gpu.uuid}
     covered = held | {device.name for device in devices}  # a slice comes with its whole GPU
     needed = (one for one in devices if one.name not in held and one.parent not in covered)
     return tuple(sorted(needed, key=lambda one: (one.name, one.parent)))

@@ -29,14 +29,9 @@ def take_locks(gathered: RunInputs, say: Callable[[str], None]) -> Held:
     """
     plug_closed_descriptors()  # or a lock file would become the job's output
     assert gathered.profile is not None, "a supervised run has a profile"
-    seen = gathered.facts.gpu.gpus
-    wanted = lock.LockRequest(
-        [gpu.uuid for gpu in seen],
-        gathered.profile.settings.locks,
-        lock_owner.this_process(command(gathered.request), gathered.identity.run),
-        numbers={gpu.uuid: gpu.number for gpu in seen if gpu.number is not None},
-    )
-    return lock.acquire(wanted, gathered.environ, lock.World(say))
+    owner = lock_owner.this_process(command(gathered.request), gathered.identity.run)
+    policy = gathered.profile.settings.locks
+    return lock.acquire(gathered.facts.gpu.gpus, policy, owner, gathered.environ, lock.World(say))
 
 
 def command(request: Request) -> str:

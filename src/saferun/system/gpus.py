@@ -191,7 +191,7 @@ def _through_mig(machine: Machine, gpus: tuple[Gpu, ...]) -> tuple[tuple[Gpu, ..
         cut = machine.instances.get(gpu.uuid, ())
         if cut:
             remark = "" if len(gpus) == len(cut) == 1 else "MIG: CUDA shows one instance only"
-            return (Gpu(None, cut[0], gpu.name),), remark
+            return (Gpu(None, cut[0], gpu.name, gpu.uuid),), remark
     return gpus, ""
 
 
@@ -204,7 +204,7 @@ def _instance(machine: Machine, wanted: str) -> tuple[tuple[Gpu, ...], str]:
             old_form = entry.lower().startswith(f"mig-{gpu.uuid}/".lower())
             if uuid.lower() == entry.rstrip().lower() or old_form:
                 remark = "MIG: CUDA shows the first instance only" if others else ""
-                return (Gpu(None, entry.rstrip(), gpu.name),), remark
+                return (Gpu(None, entry.rstrip(), gpu.name, gpu.uuid),), remark
     return (), f"CUDA_VISIBLE_DEVICES={wanted}: {entry!r} names no MIG instance; CUDA shows none"
 
 

@@ -11,7 +11,7 @@ import time
 
 from saferun.errors import BusyError
 from saferun.gpu.lock import lock, lock_dir, lock_owner
-from saferun.model import LockPolicy
+from saferun.model import Gpu, LockPolicy
 
 job = json.loads(sys.argv[1])
 if job["uid"]:
@@ -32,15 +32,13 @@ exec(job["first"])
 try:
     owner = lock_owner.this_process(job["command"], "run-7")
     policy = LockPolicy(**job["policy"], slot_memory_gib=None)
-    request = lock.LockRequest(job["uuids"], policy, owner, job["parents"], job["directory"])
-    held = lock.acquire(request, os.environ, lock.World(say))
+    gpus = [Gpu(None, uuid, "", job["parents"].get(uuid, "")) for uuid in job["uuids"]]
+    held = lock.acquire(gpus, policy, owner, os.environ, lock.World(say), job["directory"])
 except BusyError as error:
     print(json.dumps({"busy": str(error), "messages": messages, "code": error.code}), flush=True)
     sys.exit(error.code)
-print(
-    json.dumps({"held": held.describe(), "messages": messages, "environ": held.environ()}),
-    flush=True,
-)
+files = " ".join(os.readlink(f"/proc/self/fd/{fd}") for fd in held.descriptors())
+print(json.dumps({"held": files, "messages": messages, "environ": held.environ()}), flush=True)
 exec(job["then"])
 sys.stdin.read()
 held.close()

@@ -29,18 +29,18 @@ can make locks useless, and so can whoever takes a lock; neither can do more.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from saferun.errors import BusyError
-from saferun.gpu.device_names import VARIABLE, Ancestor, Device, device_name, to_lock
-from saferun.gpu.device_names import ancestors as ancestors_in
+from saferun.gpu.device_names import VARIABLE, Ancestor, Device, ancestors, device_name, to_lock
 from saferun.gpu.lock.lock_claim import Claim, slots_of
 from saferun.gpu.lock.lock_dir import BlockedError, LockDirectory, UnusableError
 from saferun.gpu.lock.lock_owner import Holder, unlink, write
 from saferun.gpu.lock.slot_memory import SlotMemory
-from saferun.model import LockPolicy
+from saferun.model import Gpu, LockPolicy
 from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 
@@ -48,17 +48,6 @@ GATE_LOOK_S = 0.002  # between two tries: who holds it needs a millisecond
 GATE_S = 5.0  # the most seconds that `admission` is waited for: a loaded machine is slow
 _MUST_HOLD = ("refuse", "wait")  # policies under which no run starts without its locks
 POLL_S = (0.05, 1.0)  # first and longest pause between two looks of a run that waits
-
-
-class LockRequest(NamedTuple):
-    """What a run wants to lock, and how."""
-
-    uuids: Sequence[str]  # of GPUs and MIG slices; "" is a GPU without one, which cannot be locked
-    policy: LockPolicy  # the profile's `locks`
-    owner: Holder  # whom the record names; see lock_owner.this_process
-    parents: Mapping[str, str] = {}  # the GPU of each slice; the old form of a slice's name has it
-    directory: str | None = None  # where locks lie; None: the machine's directory
-    numbers: Mapping[str, int] = {}  # the index of each GPU, for messages
 
 
 class World(NamedTuple):
@@ -70,54 +59,50 @@ class World(NamedTuple):
     memory: SlotMemory | None = None  # None: made for this request, where slots need memory
 
 
-class _Attempt(NamedTuple):
-    """What one attempt to lock needs."""
-
-    place: LockDirectory
-    wanted: tuple[Device, ...]
-    policy: LockPolicy
-    owner: Holder
-    world: World
-    memory: SlotMemory | None
-    shown: Mapping[str, str]  # the name of each device in messages
-
-
-def acquire(request: LockRequest, environ: Mapping[str, str], world: World) -> Held:
+def acquire(
+    gpus: Sequence[Gpu],
+    policy: LockPolicy,
+    owner: Holder,
+    environ: Mapping[str, str],
+    world: World,
+    directory: str | None = None,
+) -> Held:
     """Take the GPUs as the policy says, and return what is held until it is closed.
 
     Args:
-        request: the GPUs and the policy.
+        gpus: the GPUs and MIG slices; one without a UUID cannot be locked.
+        policy: the profile's `locks`.
+        owner: whom the record names; see lock_owner.this_process.
         environ: for SAFERUN_LOCKS, what an ancestor holds, and TMPDIR.
         world: takes messages, tells the time and waits.
+        directory: where locks lie; None: the machine's directory.
 
     Raises:
         BusyError: `refuse` or `wait`, and another run has a GPU, or somebody has put something in
             a lock file's place that cannot be locked, or a GPU has no UUID. Any other trouble with
             the files is no error: it costs one line, and the run goes on without locks.
     """
-    ancestors, policy = tuple(ancestors_in(environ.get(VARIABLE, ""))), request.policy
+    above = tuple(ancestors(environ.get(VARIABLE, "")))
     if policy.gpus == "off":
-        return Held(ancestors, "locks.gpus: off")
-    if "" in request.uuids:
+        return Held(above)
+    if not all(gpu.uuid for gpu in gpus):
         if policy.gpus in _MUST_HOLD:
             raise _blocked("a GPU has no UUID", policy, "look at it with `nvidia-smi -L`")
         world.say("a GPU without a UUID is not locked; other runs will not see this one on it")
-    held_above = {name for ancestor in ancestors for name in ancestor.devices}
-    wanted = to_lock(request.uuids, request.parents, held_above)
+    wanted = to_lock(gpus, {name for ancestor in above for name in ancestor.devices})
     if not wanted:
-        return Held(ancestors, "an ancestor holds the GPUs" if ancestors else "no GPU to lock")
+        return Held(above)
     try:
-        place = LockDirectory.find(request.directory, environ)
+        place = LockDirectory.find(directory, environ)
         memory = world.memory or slot_memory(policy, environ, world)
-        shown = {device_name(uuid): _shown(uuid, n) for uuid, n in request.numbers.items()}
-        held = _enter(_Attempt(place, wanted, policy, request.owner, world, memory, shown))
+        attempt = _Attempt(place, wanted, policy, owner, world, memory, _message_names(gpus))
+        claim, record = _enter(attempt)
     except (UnusableError, OSError) as trouble:
         if isinstance(trouble, BlockedError) and policy.gpus in _MUST_HOLD:
             raise _blocked(trouble, policy, "have its owner or root remove that file") from None
         world.say(f"GPU locks are off for this run, others will not see it: {trouble}")
-        return Held(ancestors, f"locks are off: {trouble}")
-    held.ancestors = ancestors
-    return held
+        return Held(above)
+    return Held(above, place, claim, record)
 
 
 def slot_memory(policy: LockPolicy, environ: Mapping[str, str], world: World) -> SlotMemory | None:
@@ -130,7 +115,6 @@ def slot_memory(policy: LockPolicy, environ: Mapping[str, str], world: World) ->
     """
     if policy.slot_memory_gib is None:
         return None
-
     return SlotMemory(policy.slot_memory_gib, environ, world.say, world.clock)
 
 
@@ -156,24 +140,24 @@ def load(uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, int]:
 class Held:
     """What a run holds. `close` gives it back; so does the kernel when its last process ends."""
 
-    def __init__(self, ancestors: Sequence[Ancestor], text: str) -> None:
-        self.ancestors = tuple(ancestors)
-        self._text = text
-        self._pid = os.getpid()
-        self._claim: Claim | None = None
-        self._place: LockDirectory | None = None
-        self._record = ""
-        self.beside: tuple[str, ...] = ()  # who else is on these GPUs, for the journal
-
-    def hold(self, place: LockDirectory, claim: Claim, record: str) -> None:
-        """Take over an open directory, the descriptors of a claim and its record.
+    def __init__(
+        self,
+        ancestors: Sequence[Ancestor],
+        place: LockDirectory | None = None,
+        claim: Claim | None = None,
+        record: str = "",
+    ) -> None:
+        """Hold what was taken; without a claim nothing is held.
 
         Args:
-            place: the directory of locks.
-            claim: the locks that were taken.
+            ancestors: those that hold GPUs, of which nested runs must know, too.
+            place: the directory of locks, open.
+            claim: the locks that were taken in it.
             record: the file name of our record in it.
         """
+        self._ancestors = ancestors
         self._place, self._claim, self._record = place, claim, record
+        self._pid = os.getpid()
 
     def __enter__(self) -> Held:
         return self
@@ -181,15 +165,11 @@ class Held:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def describe(self) -> str:
-        """Return one clause on what is held and where, or why nothing is."""
-        return self._text
-
     def environ(self) -> dict[str, str]:
         """Return what a nested run must find in its environment; empty where nothing is held."""
-        mine = tuple(device.name for device in self._claim.devices) if self._claim else ()
-        entries = list(self.ancestors)
-        if mine:
+        entries = list(self._ancestors)
+        if self._claim:
+            mine = tuple(device.name for device in self._claim.devices)
             entries.append(Ancestor(self._pid, procfs.start(self._pid), mine))
         return {VARIABLE: ";".join(entry.text() for entry in entries)} if entries else {}
 
@@ -201,7 +181,7 @@ class Held:
         what an ancestor holds is the ancestor's to judge.
         """
         claim, place = self._claim, self._place
-        if claim is None or place is None or self.ancestors:
+        if claim is None or place is None or self._ancestors:
             return False
         if claim.slots > 1 or claim.clashes or any(device.parent for device in claim.devices):
             return False
@@ -235,7 +215,6 @@ class Held:
             unlink(place, self._record)
         if claim:
             claim.close()
-            self._text = "given back"
         if place:
             place.close()
 
@@ -243,13 +222,17 @@ class Held:
 # Messages (pure)
 
 
-def _shown(uuid: str, number: int) -> str:
-    """Return a GPU as people know it.
+def _message_names(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """Return how messages name the GPUs that have a number, by device name.
 
-    >>> _shown("GPU-c4a0ffff-1234-5678", 0)
-    'GPU 0 (GPU-c4a0ffff…)'
+    >>> _message_names([Gpu(0, "GPU-c4a0ffff-1234-5678", "NVIDIA H200")])
+    {'GPU-c4a0ffff-1234-5678': 'GPU 0 (GPU-c4a0ffff…)'}
     """
-    return f"GPU {number} ({uuid[:12]}…)"
+    return {
+        device_name(gpu.uuid): f"GPU {gpu.number} ({gpu.uuid[:12]}…)"
+        for gpu in gpus
+        if gpu.number is not None
+    }
 
 
 def in_use(names: Sequence[str], holders: Sequence[str]) -> str:
@@ -262,17 +245,29 @@ def in_use(names: Sequence[str], holders: Sequence[str]) -> str:
 # Taking the locks
 
 
-def _enter(attempt: _Attempt) -> Held:
-    """Try, and try again while the policy waits; then hold, and say who else is there."""
+class _Attempt(NamedTuple):
+    """What one attempt to lock needs."""
+
+    place: LockDirectory
+    wanted: tuple[Device, ...]
+    policy: LockPolicy
+    owner: Holder
+    world: World
+    memory: SlotMemory | None
+    names: Mapping[str, str]  # of devices in messages, where it is not the device's name
+
+
+def _enter(attempt: _Attempt) -> tuple[Claim, str]:
+    """Try, and try again while the policy waits; return the claim and its record's name."""
     policy, world = attempt.policy, attempt.world
     began, reported, pause = world.clock(), False, POLL_S[0]
     try:
         while True:
-            held, message = _try(attempt)
-            if held is not None:
+            claim, record, message = _try(attempt)
+            if claim is not None:
                 if message:
                     world.say(message)
-                return held
+                return claim, record
             left = began + policy.wait_s - world.clock() if policy.gpus == "wait" else 0.0
             if left <= 0:
                 raise _busy(message, policy)
@@ -286,39 +281,56 @@ def _enter(attempt: _Attempt) -> Held:
         raise
 
 
-def _try(attempt: _Attempt) -> tuple[Held | None, str]:
-    """Take all, or nothing where another run is there (but for `warn`); return it and a message."""
-    place, policy = attempt.place, attempt.policy
+def _try(attempt: _Attempt) -> tuple[Claim | None, str, str]:
+    """Take all, or nothing where another run is there (but for `warn`).
+
+    Returns:
+        The claim, the file name of its record, and a message; no claim where nothing was taken.
+    """
+    policy = attempt.policy
     if attempt.memory:
         attempt.memory.look()  # before others are kept out
-    with _Gate(place, attempt.world):
-        claim = Claim.make(place, attempt.wanted, policy.slots)
-        beside = tuple(claim.holders(place)) if claim.clashes else ()
-        names = [attempt.shown.get(name, name) for name in claim.clashes]
-        message = in_use(names, beside) if names else ""
-        if attempt.memory and not message:
-            message = attempt.memory.shortage(claim)
-        if not message:
-            return _sign(place, claim, policy.slots, attempt.owner)
-        if policy.gpus != "warn":
+    with _admission(attempt.place, attempt.world):
+        claim = Claim.make(attempt.place, attempt.wanted, policy.slots)
+        message = _obstacle(attempt, claim)
+        if message and policy.gpus != "warn":
             claim.close()
-            return None, message
-        held, trouble = _sign(place, claim, policy.slots, attempt.owner)
-        held.beside = beside
-        message += "; starting beside it (locks.gpus: warn)"
-        return held, "; ".join(text for text in (message, trouble) if text)
+            return None, "", message
+        if message:
+            message += "; starting beside it (locks.gpus: warn)"
+        record, trouble = _sign(attempt, claim)
+        return claim, record, "; ".join(filter(None, (message, trouble)))
 
 
-def _sign(place: LockDirectory, claim: Claim, slots: int, owner: Holder) -> tuple[Held, str]:
-    """Leave the record of a claim that stands; return it with what went wrong."""
-    held = Held((), f"holds {', '.join(sorted(claim.files)) or 'nothing'} in {place.path}")
-    trouble = ""
+@contextlib.contextmanager
+def _admission(place: LockDirectory, world: World) -> Iterator[None]:
+    """Hold `admission`, which is waited for no longer than GATE_S."""
+    end = world.clock() + GATE_S
+    while (descriptor := place.take("admission", alone=True)) is None and world.clock() < end:
+        world.sleep(GATE_LOOK_S)
     try:
-        record = write(place, owner, slots, [device.name for device in claim.devices], claim.files)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _obstacle(attempt: _Attempt, claim: Claim) -> str:
+    """Return who else is on the GPUs of a claim, or that they lack memory; "" where all is well."""
+    if claim.clashes:
+        names = [attempt.names.get(name, name) for name in claim.clashes]
+        return in_use(names, claim.holders(attempt.place))
+    return attempt.memory.shortage(claim) if attempt.memory else ""
+
+
+def _sign(attempt: _Attempt, claim: Claim) -> tuple[str, str]:
+    """Leave the record of a claim that stands; return its file name and what went wrong."""
+    devices = [device.name for device in claim.devices]
+    try:
+        slots = attempt.policy.slots
+        return write(attempt.place, attempt.owner, slots, devices, claim.files), ""
     except OSError as error:
-        record, trouble = "", f"others cannot learn who holds the lock: {error.strerror}"
-    held.hold(place, claim, record)
-    return held, trouble
+        return "", f"others cannot learn who holds the lock: {error.strerror}"
 
 
 def _blocked(trouble: object, policy: LockPolicy, fix: str) -> BusyError:
@@ -337,25 +349,3 @@ def _busy(message: str, policy: LockPolicy) -> BusyError:
         fix="wait for it to end, choose other GPUs (CUDA_VISIBLE_DEVICES), "
         "or start beside it: --set locks.gpus=warn",
     )
-
-
-class _Gate:
-    """`admission`, held while one run takes its locks, and waited for no longer than GATE_S."""
-
-    def __init__(self, place: LockDirectory, world: World) -> None:
-        self._place, self._world = place, world
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> None:
-        end = self._world.clock() + GATE_S
-        while self._descriptor is None:
-            self._descriptor = self._place.take("admission", alone=True)
-            if self._descriptor is None:
-                if self._world.clock() >= end:
-                    return
-                self._world.sleep(GATE_LOOK_S)
-
-    def __exit__(self, *_: object) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None

@@ -50,13 +50,12 @@ class Record(NamedTuple):
     alive: bool
 
 
-def this_process(command: str, run: str, *, since: float | None = None) -> Holder:
+def this_process(command: str, run: str) -> Holder:
     """Return this process as a holder.
 
     Args:
         command: what runs; every user of the machine may read it, so leave out its arguments.
         run: the run's id.
-        since: seconds since the epoch; now where it is left out.
     """
     pid = os.getpid()
     return Holder(
@@ -65,7 +64,7 @@ def this_process(command: str, run: str, *, since: float | None = None) -> Holde
         host=os.uname().nodename,
         user=user_name(os.geteuid()),
         command=command,
-        since=time.time() if since is None else since,
+        since=time.time(),
         run=run,
     )
 

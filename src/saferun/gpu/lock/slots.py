@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from saferun.errors import BusyError
 from saferun.gpu.lock import lock
-from saferun.gpu.lock.lock import Held, LockRequest
+from saferun.gpu.lock.lock import Held
 from saferun.gpu.lock.lock_owner import Holder
 from saferun.gpu.visible_devices import visible_without
 from saferun.model import Gpu, LockPolicy
@@ -76,7 +76,7 @@ class Slots:
         for policy in policies:
             for place in order:
                 try:
-                    held = self._acquire((self._gpus[place].uuid,), policy)
+                    held = self._acquire((self._gpus[place],), policy)
                 except BusyError as busy:
                     self.message = self.message or busy.what
                     continue
@@ -109,7 +109,5 @@ class Slots:
         ]
         return [place for _, _, place in sorted(loads)]
 
-    def _acquire(self, uuids: Sequence[str], policy: LockPolicy) -> Held:
-        numbers = {gpu.uuid: gpu.number for gpu in self._gpus if gpu.number is not None}
-        request = LockRequest(uuids, policy, self._owner, numbers=numbers)
-        return lock.acquire(request, self._environ, self._world)
+    def _acquire(self, gpus: Sequence[Gpu], policy: LockPolicy) -> Held:
+        return lock.acquire(gpus, policy, self._owner, self._environ, self._world)

@@ -291,9 +291,9 @@ def recover_cuda_context(
         trouble.append(Finding(PROBLEM, "locks", line, "", "nothing is reset without the lock"))
 
     owner = lock_owner.this_process("saferun doctor --recover", "")
-    uuids = [gpu.uuid for gpu in facts.gpus if gpu.uuid]
+    named = [gpu for gpu in facts.gpus if gpu.uuid]
     try:
-        held = lock.acquire(lock.LockRequest(uuids, ALONE, owner), environ, lock.World(say))
+        held = lock.acquire(named, ALONE, owner, environ, lock.World(say))
     except BusyError as busy:
         fix = "nothing is recovered while another run has them; wait for it to end"
         return (Finding(PROBLEM, "locks", busy.what, "", fix),)
