@@ -107,6 +107,14 @@ def test_output_is_kept_when_time_is_up() -> None:
     assert late.out == "early\n"
 
 
+def test_a_python_that_cannot_make_memory_files_takes_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    answer = bounded.run(("/bin/sh", "-c", "echo out; echo err >&2"), os.environ, 60)
+    assert answer[:3] == ("out\n", "err\n", 0)
+
+
 @pytest.mark.parametrize("command", [("/no/such/program",), ("/tmp",), ("a\0b",)])
 def test_a_program_that_cannot_be_started_is_an_answer(command: tuple[str, ...]) -> None:
     answer = bounded.run(command, os.environ, 1)

@@ -71,7 +71,6 @@ HANGS = {
     "sleeps": "exec sleep 60",
     "ignores SIGTERM": "trap '' TERM INT HUP; while :; do sleep 1; done",
     "waits for its child": "sleep 60 & echo $! >>${0%/*}/pid; wait",
-    "prints without end": "exec yes",
     "closes its output": "exec >&- 2>&-; exec sleep 60",
 }
 
@@ -85,6 +84,11 @@ def test_a_hanging_nvidia_smi_is_cut_off_and_killed_with_its_children(machine, s
     assert "did not end within" in facts.warning
     for pid in (machine.bin / "pid").read_text().split():
         until(lambda pid=pid: not is_alive(pid), f"process {pid} of the fake nvidia-smi is gone")
+
+
+def test_an_nvidia_smi_that_prints_without_end_is_cut_off(machine):
+    machine.nvidia_smi("exec yes")
+    assert "it wrote more than 8 MiB" in machine.detect().warning
 
 
 def test_a_daemon_that_keeps_the_pipe_open_is_not_waited_for(machine):

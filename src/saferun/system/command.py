@@ -125,6 +125,12 @@ def questions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _memory_file(name: str) -> Iterator[int]:
+    if not hasattr(os, "memfd_create"):  # in a Python that was built with a glibc before 2.27
+        import tempfile  # no launch with another Python waits for it
+
+        with tempfile.TemporaryFile() as file:
+            yield file.fileno()
+        return
     descriptor = os.memfd_create(f"saferun-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, OUTPUT_LIMIT)

@@ -10,28 +10,17 @@ NVIDIA_VISIBLE_DEVICES belongs to the container runtime: CUDA does not read it, 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import select
-import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from saferun.model import Gpu, GpuFacts
 from saferun.named_tuple import NamedTuple
-from saferun.system import paths
+from saferun.system import command, paths
 from saferun.system.printable import printable
 
-# Runs a command with an environment for some seconds: its output, and what went wrong.
-Run = Callable[[tuple[str, ...], Mapping[str, str], float], tuple[str, str]]
 HIDE_ALL = ("", "-1", "NoDevFiles")  # deliberate; Slurm writes NoDevFiles for "no GPU here"
 UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
-OUTPUT_LIMIT = 1 << 20  # bytes; 16 GPUs with 7 MIG instances each print 10 kB
-LOOK_MS = 20  # for more output, and whether the program has ended
-ENDING_LOOK_S = 0.001  # a program that has closed its output ends within a millisecond
-REAP_S = 0.2  # the part of timeout_s in which a killed nvidia-smi may end
 
 
 def driver_version(proc: str = "/proc/driver/nvidia") -> str:
@@ -78,7 +67,6 @@ def detect(
     proc: str = "/proc/driver/nvidia",
     dev: str = "/dev",
     timeout_s: float = 3.0,
-    run: Run | None = None,
 ) -> GpuFacts:
     """Return the GPUs that a CUDA program started with `environ` will see.
 
@@ -87,7 +75,6 @@ def detect(
         proc: where the driver shows its files.
         dev: where the device nodes are.
         timeout_s: the most seconds that `nvidia-smi` may take.
-        run: runs it; the default is for the main thread only.
 
     Returns:
         The facts; no GPU and no warning on a machine without NVIDIA's driver. Never raises for
@@ -96,8 +83,7 @@ def detect(
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and wanted.strip() in HIDE_ALL:
         return GpuFacts()
-    ask = run or _run
-    machine = _survey(environ, wanted or "", proc=proc, dev=dev, timeout_s=timeout_s, run=ask)
+    machine = _survey(environ, wanted or "", proc=proc, dev=dev, timeout_s=timeout_s)
     if not machine.gpus:
         return GpuFacts(warning=machine.doubt)
     by_bus = environ.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID"
@@ -212,7 +198,7 @@ def _instance(machine: Machine, wanted: str) -> tuple[tuple[Gpu, ...], str]:
 
 
 def _survey(
-    environ: Mapping[str, str], wanted: str, *, proc: str, dev: str, timeout_s: float, run: Run
+    environ: Mapping[str, str], wanted: str, *, proc: str, dev: str, timeout_s: float
 ) -> Machine:
     """Return the machine's GPUs: from /proc where that is certain, else from nvidia-smi."""
     files = read_proc(proc, dev)
@@ -222,10 +208,11 @@ def _survey(
     program = next(paths.on_path("nvidia-smi", environ), None)
     if program is None:
         return files
-    answer = parse_list(*run((program, "-L"), environ, timeout_s))
-    if answer.gpus or not files.gpus:
-        return answer
-    return files._replace(doubt=answer.doubt or files.doubt)
+    answer = command.run((program, "-L"), environ, timeout_s)
+    listed = parse_list(f"{answer.out}{answer.err}", answer.trouble)
+    if listed.gpus or not files.gpus:
+        return listed
+    return files._replace(doubt=listed.doubt or files.doubt)
 
 
 def read_proc(proc: str, dev: str) -> Machine:
@@ -326,66 +313,3 @@ def _bus_order(bus: str) -> tuple[list[int], str]:
         return [int(part, 16) for part in bus.replace(".", ":").split(":")], bus
     except ValueError:
         return [], bus
-
-
-def _run(command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
-    """Run a command for at most `timeout_s` seconds; return its output and what went wrong.
-
-    SIGTERM may be ignored, and a grandchild may hold the output open: neither is relied on. A
-    process that the kernel cannot kill is left behind, not waited for.
-
-    This is not command.run, because a launch waits for it: here the end of the output wakes us at
-    once, where command.run looks in growing steps of up to 50 ms; and no memory file is needed,
-    which some builds of Python lack (os.memfd_create needs glibc 2.27 when Python is built).
-    """
-    end = time.monotonic() + max(timeout_s - REAP_S, timeout_s / 2)
-    try:
-        child = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(environ),
-            start_new_session=True,
-        )
-    except OSError as error:
-        return "", f"cannot be run ({error.strerror})"
-    assert child.stdout is not None
-    try:
-        with child.stdout as pipe:
-            text, ended = _read_until(pipe.fileno(), child.poll, end)
-    except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
-        _kill_group(child.pid)
-        raise
-    if ended:
-        return text, f"exit status {child.returncode}" if child.returncode else ""
-    _kill_group(child.pid)
-    try:
-        child.wait(REAP_S)
-    except subprocess.TimeoutExpired:
-        child.returncode = -9  # else its destructor warns, and after an exec nobody reaps it
-    return text, f"it did not end within {timeout_s:g} s"
-
-
-def _read_until(fd: int, poll: Callable[[], int | None], end: float) -> tuple[str, bool]:
-    """Read until the process has ended or time is up; return the text and whether it ended."""
-    poller, data, status = select.poll(), b"", None
-    poller.register(fd, select.POLLIN)
-    open_ended = True
-    while time.monotonic() < end and len(data) < OUTPUT_LIMIT:
-        if open_ended and poller.poll(0 if status is not None else LOOK_MS):
-            piece = os.read(fd, 1 << 16)
-            open_ended = bool(piece)
-            data += piece
-            continue
-        if status is not None:
-            return data.decode("utf-8", "replace"), True
-        status = poll()
-        if status is None and not open_ended:
-            time.sleep(ENDING_LOOK_S)  # its output has ended and so will it
-    return data.decode("utf-8", "replace"), False
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)

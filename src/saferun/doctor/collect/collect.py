@@ -133,7 +133,7 @@ def ask_gpus(
     if not (files.version or smi.program or files.wsl):
         return known
     seconds = min(3.0, max(0.5, end - time.monotonic()))
-    known = Gpus(smi, gpus.detect(environ, timeout_s=seconds, run=nvidia.listing))
+    known = Gpus(smi, gpus.detect(environ, timeout_s=seconds))
     keep(known)
     hung = smi.status is None and bool(smi.silent or not smi.report.cards)
     if hung or not known.facts.gpus:

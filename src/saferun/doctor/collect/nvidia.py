@@ -116,23 +116,6 @@ def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi
     return _details(smi, environ, end) if report.cards else smi
 
 
-def listing(
-    command: tuple[str, ...], environ: Mapping[str, str], timeout_s: float
-) -> tuple[str, str]:
-    """Run nvidia-smi for `gpus.detect`, as one of doctor's questions: it is killed with them.
-
-    Args:
-        command: the program and its arguments.
-        environ: its environment.
-        timeout_s: seconds after which it is killed.
-
-    Returns:
-        (what it printed, why it did not answer or "").
-    """
-    answer = bounded.run(command, environ, timeout_s)
-    return f"{answer.out}{answer.err}", answer.trouble
-
-
 def _message(text: str, report: bool) -> str:
     """Return what the program printed; where that includes a report, without it."""
     lines = [line for line in text.splitlines() if line.strip()]
