@@ -20,11 +20,7 @@ from saferun.supervise.changes.probes import Probes
 
 def test_a_gpu_that_only_nvidia_smi_knows_is_not_reset(stand):
     stand.smi.reports(card(uuid="GPU-" + "9" * 8, action="Reset"))
-    gpu = Gpu(0, "GPU-" + "9" * 8, "NVIDIA Fake")
-    terms = recovery.ResetTerms("when-idle", lambda: True, [gpu.uuid])
-    done = recovery.recover(
-        recovery.Scope((gpu,), stand.environ), [RESET], terms, world=stand.world
-    )
+    done = stand.reset(gpus=[Gpu(0, "GPU-" + "9" * 8, "NVIDIA Fake")])
     assert "the kernel's driver does not name it" in done.findings[0].what
     assert not stand.was_reset
 
@@ -231,9 +227,7 @@ def test_where_processes_may_hide_nobody_claims_to_see_them(wrapper):
 
 def test_a_mig_instance_is_never_reset(stand):
     stand.smi.reports(card(uuid="MIG-1", action="Reset"))
-    gpu = Gpu(None, "MIG-1", "")
-    terms = recovery.ResetTerms("when-idle", lambda: True, ["MIG-1"])
-    recovery.recover(recovery.Scope((gpu,), stand.environ), [RESET], terms, world=stand.world)
+    stand.reset(gpus=[Gpu(None, "MIG-1", "")])
     assert not stand.was_reset
 
 

@@ -31,14 +31,13 @@ class Stand:
         self.environ = {"PATH": f"{smi.folder}:/usr/bin:/bin", "TMPDIR": str(dev.parent)}
 
     def recover(self, *asks, **options):
-        scope = recovery.Scope((GPU,), self.environ, str(self.runs))
-        options = {"world": self.world, "drain_s": 0.3, **options}
-        return recovery.recover(scope, asks, **options)
+        options = {"gpus": (GPU,), "world": self.world, "drain_s": 0.3, **options}
+        return recovery.recover(asks=asks, environ=self.environ, runs=str(self.runs), **options)
 
-    def reset(self, *, world=None, **terms):
-        idle = {"policy": "when-idle", "alone": lambda: True, "suspects": [A]}
+    def reset(self, *, gpus=(GPU,), world=None, **terms):
+        idle = {"policy": "when-idle", "alone": lambda: True, "suspects": [gpus[0].uuid]}
         terms = recovery.ResetTerms(**{**idle, **terms})
-        return self.recover(RESET, terms=terms, world=world or self.world)
+        return self.recover(RESET, gpus=gpus, terms=terms, world=world or self.world)
 
     @property
     def was_reset(self) -> bool:

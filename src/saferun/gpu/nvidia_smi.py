@@ -1,9 +1,9 @@
-"""Pure: what nvidia-smi printed, as values.
+"""nvidia-smi: what it is asked, and what it printed as values.
 
-Read from reports of driver series 535, 550, 570, 580 and 595. A field's name is all that is relied
-on: sections move and are renamed between series ("Clocks Throttle Reasons" became "Clocks Event
-Reasons", "GPU Reset Status" became "GPU Recovery Action"), and what a driver does not know is not
-there. https://docs.nvidia.com/deploy/nvidia-smi/index.html says the output may change.
+The forms are those of reports of driver series 535, 550, 570, 580 and 595. Only the name of a field
+is relied on: sections move and are renamed between series ("Clocks Throttle Reasons" became "Clocks
+Event Reasons", "GPU Reset Status" became "GPU Recovery Action"), and a driver leaves out what it
+does not know. https://docs.nvidia.com/deploy/nvidia-smi/index.html says that the output may change.
 
 `nvidia-smi -q` prints the name of each process as it is, argv[0] of any user with newlines and
 escape sequences in it (seen with 580.159). So nothing is read from where a name may stand, and a
@@ -17,6 +17,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from saferun.named_tuple import NamedTuple
+from saferun.system import command as bounded
+from saferun.system import paths
 from saferun.system.printable import printable
 
 _BUS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
@@ -26,8 +28,8 @@ _LOST = rf"device handle for GPU\s*(?:\d{{1,3}}:)?\s*({_BUS})?:?\s*(.*)"
 # What a field says in place of a value when the GPU did not answer.
 SICK = ("unknown error", "gpu is lost", "err!", "gpu requires reset", "gpu access blocked")
 LONGEST = 200  # characters of a value
+ABSENT = "nvidia-smi is not on PATH"
 _NOTHING = ("n/a", "not supported", "none", "", "unknown", "not found", "insufficient permissions")
-
 
 # The fields of QUERY, by the names that -q gives them; the last one is unknown to older drivers.
 _ASKED = {
@@ -42,8 +44,8 @@ _ASKED = {
 QUERY = (f"--query-gpu={','.join(_ASKED.values())}", "--format=csv,noheader")
 OLD_QUERY = (QUERY[0].rpartition(",")[0], QUERY[1])
 APPS = ("--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
-
-
+MEMORY_QUERY = ("--query-gpu=uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
+CAPABILITIES = ("--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader")
 _LOAD = ("utilization.gpu", "memory.used", "memory.total", "temperature.gpu")
 LOAD = (f"--query-gpu=uuid,index,{','.join(_LOAD)}", "--format=csv,noheader,nounits")
 
@@ -184,50 +186,6 @@ def _contradiction(general: Mapping[str, str], cards: Sequence[Card], lost: Sequ
     return ""
 
 
-def parse_query(text: str) -> Report:
-    """Read the answer to QUERY or OLD_QUERY."""
-    cards, strange = [], ""
-    for line in text.splitlines():
-        values = [value.strip()[:LONGEST] for value in line.split(",")]
-        whole = len(_ASKED) - 1 <= len(values) <= len(_ASKED)
-        if whole and re.fullmatch(r"GPU-[0-9a-f-]{8,64}", values[0], re.I) and _is_bus(values[1]):
-            fields = dict(zip(_ASKED, values, strict=False))
-            cards.append(Card(bus_id(values[1]), fields))
-        elif line.strip() and not strange:
-            strange = _strange(line)
-    forged = _contradiction({}, cards, ())
-    return Report(cards=() if forged else tuple(cards), strange=strange, forged=forged)
-
-
-def parse_load(text: str) -> dict[str, Load]:
-    """Read the answer to LOAD: by the UUID of each GPU."""
-    rows = (line.split(",") for line in text.splitlines())
-    width = len(_LOAD) + 2
-    return {row[0].strip(): Load(*map(number, row[1:])) for row in rows if len(row) == width}
-
-
-def _is_bus(text: str) -> bool:
-    return re.fullmatch(_BUS, text) is not None
-
-
-def parse_apps(text: str) -> dict[str, tuple[Process, ...]]:
-    """Read the answer to APPS: the processes by UUID of their GPU."""
-    found: dict[str, tuple[Process, ...]] = {}
-    for line in text.splitlines():
-        uuid, _, rest = line.partition(",")
-        pid, _, used = rest.partition(",")
-        if re.fullmatch(r"\s*\d{1,10}\s*", pid):
-            process = Process(int(pid), number(used))
-            found[uuid.strip()] = (*found.get(uuid.strip(), ()), process)
-    return found
-
-
-def with_processes(report: Report, apps: Mapping[str, tuple[Process, ...]]) -> Report:
-    """Return a report with the processes of each GPU."""
-    cards = (card._replace(processes=apps.get(card.get("GPU UUID"), ())) for card in report.cards)
-    return report._replace(cards=tuple(cards))
-
-
 def _version(text: str) -> str:
     found = re.match(r"\d+(?:\.\d+)+", text)
     return found[0] if found else ""
@@ -259,28 +217,110 @@ def _strange(text: str) -> str:
     return printable(first, 160)
 
 
-def parse_capabilities(text: str) -> dict[str, str]:
-    """Read `--query-gpu=pci.bus_id,compute_cap --format=csv,noheader`: 9.0 by PCI address."""
-    rows = (line.partition(",") for line in text.splitlines())
-    return {
-        bus_id(bus): cap.strip()
-        for bus, _, cap in rows
-        if _is_bus(bus.strip()) and re.fullmatch(r"\d+\.\d+", cap.strip())
-    }
+# The answers to queries, a line for each GPU or process
 
 
-MEMORY_QUERY = ("--query-gpu=uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
+def ask(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> bounded.Answer:
+    """Run the nvidia-smi of PATH; its answer says so where there is none.
+
+    Args:
+        arguments: of nvidia-smi.
+        environ: its environment.
+        timeout_s: seconds after which it is killed.
+    """
+    program = next(paths.on_path("nvidia-smi", environ), None)
+    if program is None:
+        return bounded.Answer("", "", None, ABSENT)
+    return bounded.run((program, *arguments), environ, timeout_s)
+
+
+def query(environ: Mapping[str, str], timeout_s: float) -> tuple[Report, str]:
+    """Ask for each GPU's state and processes; return them and what went wrong.
+
+    Args:
+        environ: PATH finds nvidia-smi.
+        timeout_s: of each of two or three questions.
+    """
+    answer = ask(QUERY, environ, timeout_s)
+    if "not a valid field" in answer.out + answer.err:
+        answer = ask(OLD_QUERY, environ, timeout_s)
+    report = parse_query(answer.out)
+    if answer.trouble == ABSENT:
+        return report, ABSENT
+    if not report.cards:
+        reason = report.forged or report.strange or parse_query(answer.err).strange
+        trouble = answer.trouble or "no GPU in its answer"
+        return report, ": ".join(filter(None, ("nvidia-smi --query-gpu", trouble, reason)))
+    apps = ask(APPS, environ, timeout_s)
+    trouble = f"nvidia-smi --query-compute-apps: {apps.trouble}" if apps.trouble else ""
+    return with_processes(report, parse_apps(apps.out)), trouble
+
+
+def parse_query(text: str) -> Report:
+    """Read the answer to QUERY or OLD_QUERY."""
+    cards, strange = [], ""
+    for line in text.splitlines():
+        values = [value.strip()[:LONGEST] for value in line.split(",")]
+        whole = len(_ASKED) - 1 <= len(values) <= len(_ASKED)
+        if whole and re.fullmatch(r"GPU-[0-9a-f-]{8,64}", values[0], re.I) and _is_bus(values[1]):
+            fields = dict(zip(_ASKED, values, strict=False))
+            cards.append(Card(bus_id(values[1]), fields))
+        elif line.strip() and not strange:
+            strange = _strange(line)
+    forged = _contradiction({}, cards, ())
+    return Report(cards=() if forged else tuple(cards), strange=strange, forged=forged)
+
+
+def parse_apps(text: str) -> dict[str, tuple[Process, ...]]:
+    """Read the answer to APPS: the processes by UUID of their GPU."""
+    found: dict[str, tuple[Process, ...]] = {}
+    for uuid, pid, used in _rows(text, 3):
+        if re.fullmatch(r"\d{1,10}", pid):
+            found[uuid] = (*found.get(uuid, ()), Process(int(pid), number(used)))
+    return found
+
+
+def with_processes(report: Report, apps: Mapping[str, tuple[Process, ...]]) -> Report:
+    """Return a report with the processes of each GPU."""
+    cards = (card._replace(processes=apps.get(card.get("GPU UUID"), ())) for card in report.cards)
+    return report._replace(cards=tuple(cards))
+
+
+def parse_load(text: str) -> dict[str, Load]:
+    """Read the answer to LOAD: by the UUID of each GPU."""
+    return {uuid: Load(*map(number, rest)) for uuid, *rest in _rows(text, len(_LOAD) + 2)}
 
 
 def parse_memory(text: str) -> dict[str, tuple[int, int]]:
-    """Read what MEMORY_QUERY asks for: (total, free) in MiB by UUID; what is not told is left out.
+    """Read the answer to MEMORY_QUERY: (total, free) in MiB by UUID, of the GPUs that tell.
 
     >>> parse_memory("GPU-1, 143771, 143150\\nGPU-2, [N/A], [N/A]\\n")
     {'GPU-1': (143771, 143150)}
     """
-    rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
-    sizes = {row[0]: (number(row[1]), number(row[2])) for row in rows if len(row) == 3}
+    sizes = {uuid: (number(total), number(free)) for uuid, total, free in _rows(text, 3)}
     return {uuid: (a, b) for uuid, (a, b) in sizes.items() if a is not None and b is not None}
+
+
+def parse_capabilities(text: str) -> dict[str, str]:
+    """Read the answer to CAPABILITIES: 9.0 by PCI address."""
+    return {
+        bus_id(bus): capability
+        for bus, capability in _rows(text, 2)
+        if _is_bus(bus) and re.fullmatch(r"\d+\.\d+", capability)
+    }
+
+
+def _rows(text: str, width: int) -> Iterator[list[str]]:
+    """Yield the lines that have so many values; others are messages."""
+    rows = ([value.strip() for value in line.split(",")] for line in text.splitlines())
+    return (row for row in rows if len(row) == width)
+
+
+def _is_bus(text: str) -> bool:
+    return re.fullmatch(_BUS, text) is not None
+
+
+# Its tables
 
 
 def parse_peers(text: str) -> dict[tuple[int, int], str]:

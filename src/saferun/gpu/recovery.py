@@ -25,8 +25,8 @@ from saferun.gpu import nvidia_smi, orphans
 from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu
 from saferun.named_tuple import NamedTuple
-from saferun.system import command as bounded
-from saferun.system import gpus, paths, procfs
+from saferun.system import procfs
+from saferun.system.gpus import minors
 
 CACHES, PERSISTENCE = "caches", "persistence"
 EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
@@ -72,14 +72,6 @@ def here() -> World:
     return World(os.geteuid() == 0, sees_all)
 
 
-class Scope(NamedTuple):
-    """The GPUs of a recovery, and where what concerns them is found."""
-
-    gpus: Sequence[Gpu]  # those that the job uses
-    environ: Mapping[str, str]  # PATH finds nvidia-smi
-    runs: str = ""  # the directory of the runs' journals
-
-
 class ResetTerms(NamedTuple):
     """Whether a GPU may be reset, and which ones have a reason."""
 
@@ -89,24 +81,28 @@ class ResetTerms(NamedTuple):
 
 
 def recover(
-    scope: Scope,
+    gpus: Sequence[Gpu],
     asks: Iterable[str],
-    terms: ResetTerms = ResetTerms(),  # noqa: B008 - immutable
+    environ: Mapping[str, str],
     *,
+    runs: str = "",
+    terms: ResetTerms = ResetTerms(),  # noqa: B008 - immutable
     drain_s: float = DRAIN_S,
     world: World | None = None,
 ) -> Recovered:
     """Do what is asked for, least invasive first; never raises for what the machine answers.
 
     Args:
-        scope: the GPUs.
+        gpus: those that the job uses.
         asks: LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET.
+        environ: PATH finds nvidia-smi, TMPDIR the caches.
+        runs: the directory of the runs' journals.
         terms: of a reset.
         drain_s: the most seconds that memory may take to come back.
         world: where this process stands; None: looked up.
     """
     asks = frozenset(asks)
-    work = _Recovery(scope, world or here())
+    work = _Recovery(gpus, environ, runs, world or here())
     found: list[Finding] = []
     if LEFTOVERS in asks:
         found += work.end_leftovers()
@@ -124,10 +120,11 @@ def recover(
 class _Recovery:
     """One recovery: the GPUs' state as nvidia-smi last told it, and what was done."""
 
-    def __init__(self, scope: Scope, world: World) -> None:
+    def __init__(
+        self, gpus: Sequence[Gpu], environ: Mapping[str, str], runs: str, world: World
+    ) -> None:
         self.acted = False
-        self._gpus, self._environ, self._runs = scope.gpus, scope.environ, scope.runs
-        self._world = world
+        self._gpus, self._environ, self._runs, self._world = gpus, environ, runs, world
         self._report: nvidia_smi.Report | None = None
         self._trouble = ""
 
@@ -142,7 +139,7 @@ class _Recovery:
 
     def _look(self, *, fresh: bool = False) -> nvidia_smi.Report:
         if self._report is None or fresh:
-            self._report, self._trouble = look(self._environ, self._world.smi_s)
+            self._report, self._trouble = nvidia_smi.query(self._environ, self._world.smi_s)
         return self._report
 
     def _card(self, gpu: Gpu) -> nvidia_smi.Card | None:
@@ -151,7 +148,7 @@ class _Recovery:
 
     def _holders(self, card: nvidia_smi.Card) -> dict[int, str]:
         """Who is on a GPU: by nvidia-smi, and by the open device node."""
-        minor = gpus.minors(self._world.driver).get(card.get("GPU UUID"))
+        minor = minors(self._world.driver).get(card.get("GPU UUID"))
         opened = orphans.openers(None if minor is None else [minor], self._world.dev)
         pids = sorted({*opened, *(process.pid for process in card.processes)})
         return {pid: f"pid {pid} ({procfs.comm(pid)})" for pid in pids}
@@ -258,9 +255,7 @@ class _Recovery:
                 "restart the machine if that fails"
             )
             return Finding(PROBLEM, _area(gpu), what, gpu.uuid, fix)
-        program = next(paths.on_path("nvidia-smi", self._environ), "nvidia-smi")
-        argv = (program, "--gpu-reset", "-i", gpu.uuid)
-        answer = bounded.run(argv, self._environ, RESET_S)
+        answer = nvidia_smi.ask(("--gpu-reset", "-i", gpu.uuid), self._environ, RESET_S)
         self._report = None
         output = " ".join((answer.out + " " + answer.err).split())[:300]
         if answer.trouble:
@@ -282,7 +277,7 @@ class _Recovery:
             return "it is a MIG instance, or its UUID is not known"
         if card is None:
             return "nvidia-smi does not show it"
-        if gpu.uuid not in gpus.minors(self._world.driver):
+        if gpu.uuid not in minors(self._world.driver):
             return "the kernel's driver does not name it"
         if card.get("MIG Mode/Current") == "Enabled":
             return "it is in MIG mode"
@@ -291,29 +286,6 @@ class _Recovery:
         if holders := self._holders(card):
             return f"in use by {', '.join(holders.values())}"
         return "" if terms.alone() else "its lock is not ours alone"
-
-
-def look(environ: Mapping[str, str], timeout_s: float) -> tuple[nvidia_smi.Report, str]:
-    """Ask nvidia-smi for each GPU's state and processes; return them and what went wrong.
-
-    Args:
-        environ: PATH finds nvidia-smi.
-        timeout_s: of each of two or three questions.
-    """
-    program = next(paths.on_path("nvidia-smi", environ), None)
-    if program is None:
-        return nvidia_smi.Report(), "nvidia-smi is not on PATH"
-    answer = bounded.run((program, *nvidia_smi.QUERY), environ, timeout_s)
-    if "not a valid field" in answer.out + answer.err:
-        answer = bounded.run((program, *nvidia_smi.OLD_QUERY), environ, timeout_s)
-    report = nvidia_smi.parse_query(answer.out)
-    if not report.cards:
-        reason = report.forged or report.strange or nvidia_smi.parse_query(answer.err).strange
-        trouble = answer.trouble or "no GPU in its answer"
-        return report, ": ".join(filter(None, ("nvidia-smi --query-gpu", trouble, reason)))
-    apps = bounded.run((program, *nvidia_smi.APPS), environ, timeout_s)
-    trouble = f"nvidia-smi --query-compute-apps: {apps.trouble}" if apps.trouble else ""
-    return nvidia_smi.with_processes(report, nvidia_smi.parse_apps(apps.out)), trouble
 
 
 def _idle(card: nvidia_smi.Card) -> bool:

@@ -26,7 +26,6 @@ ALONE_S = 4.0  # for each GPU, all at once: twice what the report of all takes w
 DETAIL_S = 3.0  # a query of a few fields: less than a second
 PEERS_S = 9.0  # 8 GPUs: contexts 1.5 s, 56 pairs 1 s
 _FIRST_GPU = "\nGPU 0"  # below it the report may hold other users' text
-_CAPS = ("--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader")
 
 
 def driver_files(
@@ -153,7 +152,7 @@ def _details(smi: Smi, environ: Mapping[str, str], end: float) -> Smi:
         answer = bounded.run((smi.program, *arguments), environ, _left(end, DETAIL_S))
         return answer.out if answer.status is not None else None
 
-    caps = ask(*_CAPS)
+    caps = ask(*nvidia_smi.CAPABILITIES)
     several = len(smi.report.cards) > 1
     peers = ask("topo", "-p2p", "r") if several and caps is not None else None
     links = ask("nvlink", "-s") if several and peers is not None else None

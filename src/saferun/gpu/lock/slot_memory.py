@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from saferun.gpu import nvidia_smi, recovery
+from saferun.gpu import nvidia_smi
 from saferun.gpu.device_names import device_name
 from saferun.gpu.lock.lock_claim import Claim
 from saferun.gpu.lock.lock_owner import Record, user_name
 from saferun.gpu.nvidia_smi import Process
-from saferun.system import command, paths, procfs
+from saferun.system import procfs
 from saferun.system.printable import printable
 
 SMI_S = 5.0  # for nvidia-smi to answer
@@ -50,11 +50,8 @@ class SlotMemory:
         now = self._clock()
         if self._looked_at is not None and now - self._looked_at < FRESH_S:
             return
-        program = next(paths.on_path("nvidia-smi", self._environ), None)
-        found = {}
-        if program is not None:
-            answer = command.run((program, *nvidia_smi.MEMORY_QUERY), self._environ, SMI_S)
-            found = nvidia_smi.parse_memory(answer.out)
+        answer = nvidia_smi.ask(nvidia_smi.MEMORY_QUERY, self._environ, SMI_S)
+        found = nvidia_smi.parse_memory(answer.out)
         self._memory = {device_name(uuid): sizes for uuid, sizes in found.items()}
         self._looked_at = self._clock()
 
@@ -79,7 +76,7 @@ class SlotMemory:
     def _whose(self, name: str, records: Sequence[Record]) -> str:
         """Return who holds the memory of a GPU; looked up once, since that takes up to 2 s."""
         if name not in self._holders:
-            report, _ = recovery.look(self._environ, recovery.SMI_S)
+            report, _ = nvidia_smi.query(self._environ, SMI_S)
             cards = (card for card in report.cards if device_name(card.get("GPU UUID")) == name)
             processes = next((card.processes for card in cards), ())
             self._holders[name] = _holders(processes, records)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from saferun.errors import BusyError
-from saferun.gpu import recovery
+from saferun.gpu import nvidia_smi, recovery
 from saferun.gpu.cuda_errors import RESET
 from saferun.gpu.lock import lock, lock_owner
 from saferun.gpu.lock.lock import Held
 from saferun.gpu.preflight import preflight, preflight_report
 from saferun.gpu.preflight.preflight_report import Around, Judged, cards, lines
-from saferun.gpu.recovery import EVERYTHING, SMI_S, Recovered, ResetTerms, Scope, look, recover
+from saferun.gpu.recovery import EVERYTHING, SMI_S, Recovered, ResetTerms, recover
 from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan, LockPolicy
 from saferun.planning.inputs import RunInputs
 from saferun.system.gpus import addresses
@@ -69,11 +69,15 @@ def recovered(
     reset = plan.settings.recover.gpu_reset
     wanted = [ask for ask in asks if ask != RESET or reset != "never"]
     if not wanted:
-        return recovery.Recovered((), acted=False)
-    scope = recovery.Scope(plan.gpus.gpus, gathered.environ, gathered.runs)
-    terms = recovery.ResetTerms(reset, held.alone, asks.get(RESET, ()))
-    world = recovery.here()._replace(sleep=sleep)
-    return recovery.recover(scope, wanted, terms, world=world)
+        return Recovered((), acted=False)
+    return recover(
+        plan.gpus.gpus,
+        wanted,
+        gathered.environ,
+        runs=gathered.runs,
+        terms=ResetTerms(reset, held.alone, asks.get(RESET, ())),
+        world=recovery.here()._replace(sleep=sleep),
+    )
 
 
 class Clearance:
@@ -250,7 +254,7 @@ def _one_by_one(
 
 def _ask_smi(environ: Mapping[str, str], timeout_s: float) -> tuple[dict[str, str], dict[str, str]]:
     """Return who holds each GPU and where it sits, by UUID, as nvidia-smi says."""
-    report, _ = look(environ, min(timeout_s, SMI_S))
+    report, _ = nvidia_smi.query(environ, min(timeout_s, SMI_S))
     holders: dict[str, str] = {}
     places: dict[str, str] = {}
     for card in report.cards:
@@ -300,7 +304,7 @@ def recover_cuda_context(
     with held:
         before = _tried(environ, facts, timeout_s)
         terms = ResetTerms(reset, held.alone, before.asks.get(RESET, ()))
-        done = recover(Scope(facts.gpus, environ, runs), EVERYTHING, terms)
+        done = recover(facts.gpus, EVERYTHING, environ, runs=runs, terms=terms)
         after = before if not done.acted else _tried(environ, facts, timeout_s)
     if not done.findings and after.well:
         trouble.append(Finding(OK, "recovery", "nothing to recover", "", ""))

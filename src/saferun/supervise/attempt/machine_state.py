@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from saferun.diagnosis.deciding import known_from
 from saferun.diagnosis.evidence import Evidence, Observation
-from saferun.gpu import recovery
+from saferun.gpu import nvidia_smi
 from saferun.model import Gpu
 from saferun.named_tuple import NamedTuple
 from saferun.system import gpus, kernellog
@@ -100,7 +100,7 @@ def _gpus(scene: Scene) -> Iterator[Observation]:
     if not scene.gpus:
         return
 
-    report, trouble = recovery.look(scene.environ, SMI_S)
+    report, trouble = nvidia_smi.query(scene.environ, SMI_S)
     for text in filter(None, (report.strange, trouble)):
         yield Observation("nvidia-smi", text)
     cards = {card.get("GPU UUID"): card for card in report.cards}
