@@ -225,6 +225,7 @@ def test_each_file_of_knowledge_has_one_reader():
         for name in loads.findall(path.read_text()):
             readers.setdefault(name, set()).add(str(path.relative_to(SOURCE)))
     assert readers == {
+        "load_cuda_errors": {"gpu/cuda_errors.py"},
         "load_failures": {"diagnosis/signatures.py"},
         "load_mitigations": {"planning/mitigation_catalog.py"},
         "load_settings": {"audit/effects.py"},

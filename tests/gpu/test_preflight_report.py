@@ -6,8 +6,10 @@ import pytest
 from cases import check_cases
 from fakecuda import THREE, A, B, C, problems, uuid
 
-from saferun.gpu import cuda_errors, visible_devices
+from saferun.gpu import cuda_errors
+from saferun.gpu.device_names import visible_without
 from saferun.gpu.preflight import preflight_report
+from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
 
 
@@ -133,7 +135,7 @@ GOOD_BAD_GOOD = [(A, True), (B, False), (C, True)]
     ids=str,
 )
 def test_the_value_that_leaves_the_bad_gpus_out(visible, devices, value):
-    assert visible_devices.visible_without(visible, devices) == value
+    assert visible_without(visible, devices) == value
 
 
 def test_eight_bad_gpus_are_a_few_lines():
@@ -155,5 +157,8 @@ def test_every_known_error_has_a_fix_and_a_source():
         assert known.fix
         assert known.means
         assert known.source.startswith("https://")
+        assert set(known.asks) <= {cuda_errors.DRAIN, cuda_errors.LEFTOVERS, cuda_errors.RESET}
 
-    check_cases([(code,) for code in cuda_errors.ERRORS], check)
+    codes = [row["code"] for row in loader.load_cuda_errors()["errors"]]
+    assert len(codes) == len(set(codes))
+    check_cases([(code,) for code in codes], check)

@@ -1,7 +1,8 @@
 """The data files of this folder; parsed once for each content, then read from a cache.
 
 What is returned here is raw, and each file has one reader, which makes typed values of it:
-diagnosis/signatures.py, planning/mitigation_catalog.py, doctor/xid.py and audit/effects.py.
+diagnosis/signatures.py, planning/mitigation_catalog.py, gpu/cuda_errors.py, doctor/xid.py and
+audit/effects.py.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ def load_xids(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     return _document("xid.yaml", os.environ if environ is None else environ)
 
 
+def load_cuda_errors(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the document of cuda_errors.yaml: what the CUDA driver's errors mean."""
+    return _document("cuda_errors.yaml", os.environ if environ is None else environ)
+
+
 def load_settings(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the document of settings.yaml: what environment settings do."""
     return _document("settings.yaml", os.environ if environ is None else environ)
@@ -76,7 +82,10 @@ def variables_text() -> str:
 
 def load_for_bundle(environ: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the documents that a run needs, by name, for a machine without a YAML parser."""
-    return {name: _document(f"{name}.yaml", environ) for name in ("failures", "mitigations")}
+    return {
+        name: _document(f"{name}.yaml", environ)
+        for name in ("failures", "mitigations", "cuda_errors")
+    }
 
 
 def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:

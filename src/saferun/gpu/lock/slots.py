@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from saferun.errors import BusyError
+from saferun.gpu.device_names import visible_without
 from saferun.gpu.lock import lock
 from saferun.gpu.lock.lock import Held
 from saferun.gpu.lock.lock_owner import Holder
-from saferun.gpu.visible_devices import visible_without
 from saferun.model import Gpu, LockPolicy
 from saferun.named_tuple import NamedTuple
 

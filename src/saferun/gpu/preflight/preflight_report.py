@@ -1,18 +1,17 @@
-"""Pure: the findings of a preflight: what its document means, GPU by GPU, with the fix.
+"""The findings of a preflight: what its document means, GPU by GPU, with the fix.
 
     judge(document, facts, …) -> Judged
 
-`document` is what preflight.py reported. A driver's answers are in it, so no value is trusted to
-have the right type.
+`document` is what preflight.py reported. Texts of the driver in it are made printable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from saferun.gpu import cuda_errors
-from saferun.gpu.visible_devices import visible_without
+from saferun.gpu.device_names import visible_without
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu, GpuFacts
 from saferun.named_tuple import NamedTuple
 from saferun.system.printable import printable
@@ -40,10 +39,10 @@ class Card(NamedTuple):
     uuid: str
     pci: str
     name: str
-    good: bool | None  # None: no answer came
+    error: str
     step: str  # the last one that was begun
+    good: bool | None = None  # None: no answer came
     code: int = 0
-    error: str = ""
     differs_at: int | None = None  # byte that came back wrong
 
 
@@ -73,35 +72,21 @@ NOTHING = Around()
 
 def cards(document: Mapping[str, Any]) -> tuple[Card, ...]:
     """Return the GPUs of a document, as CUDA counts them."""
-    devices = document.get("devices")
-    reports = devices if isinstance(devices, Mapping) else {}
-    numbers = sorted(int(word) for word in reports if str(word).isdigit())
-    return tuple(_card(number, reports[str(number)]) for number in numbers)
+    reports = document["devices"]
+    return tuple(_card(number, reports[str(number)]) for number in sorted(map(int, reports)))
 
 
 def _card(number: int, report: Mapping[str, Any]) -> Card:
-    good, differs = report.get("good"), report.get("differs_at")
-    return Card(
-        number,
-        uuid=_text(report.get("uuid")),
-        pci=_text(report.get("pci")),
-        name=_text(report.get("name")),
-        good=good if isinstance(good, bool) else None,
-        step=_text(report.get("step")),
-        code=_code(report),
-        error=_text(report.get("error")),
-        differs_at=differs if isinstance(differs, int) else None,
+    uuid, pci, name, error, step = (
+        _text(report, field) for field in ("uuid", "pci", "name", "error", "step")
     )
+    found = {field: report[field] for field in ("good", "code", "differs_at") if field in report}
+    return Card(number, uuid, pci, name, error, step, **found)
 
 
-def _text(value: object) -> str:
+def _text(report: Mapping[str, Any], name: str) -> str:
     """Return a driver's text such that nothing in it moves a terminal's cursor."""
-    return printable(value or "", 200)
-
-
-def _code(report: Mapping[str, Any]) -> int:
-    code = report.get("code")
-    return code if isinstance(code, int) else 0
+    return printable(report.get(name, ""), 200)
 
 
 def judge(
@@ -118,30 +103,7 @@ def judge(
         timeout_s: what the test was given.
         around: see there.
     """
-    found = cards(document)
-    at_large = _at_large(document, found, facts, timeout_s, around)
-    if at_large is not None:
-        return at_large
-    bad = [card for card in found if not card.good]
-    gone = _gone(found, facts)
-    if not bad and not gone:
-        return Judged((_all_well(document, found), *_unlisted(found, facts)))
-    findings = [_of_card(card, document, facts, timeout_s, around) for card in bad]
-    findings += [_of_gone(gpu, len(found), around) for gpu in gone]
-    # Where CUDA shows fewer GPUs than there are, its numbers are no longer those of the variable.
-    visible = None if gone else document.get("visible")
-    value = visible_without(visible, [(c.uuid, bool(c.good)) for c in found])
-    findings += _leaving_out(value, len(bad) + len(gone))
-    return Judged(tuple(findings), _asks((card.code, card.uuid) for card in bad))
-
-
-def _asks(failed: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]:
-    """What recovery is asked for, by the errors of GPUs."""
-    asks: dict[str, tuple[str, ...]] = {}
-    for code, uuid in failed:
-        for ask in cuda_errors.known(code).asks:
-            asks[ask] = (*asks.get(ask, ()), *([uuid] if uuid else []))
-    return asks
+    return _Judge(document, facts, timeout_s, around).judged()
 
 
 def lines(judged: Judged, limit: int = 4) -> list[str]:
@@ -153,70 +115,200 @@ def lines(judged: Judged, limit: int = 4) -> list[str]:
     return texts + [f.what for f in judged.findings if f.level == NOTE]
 
 
-def _all_well(document: Mapping[str, Any], found: Sequence[Card]) -> Finding:
-    many = "1 GPU" if len(found) == 1 else f"{len(found)} GPUs"
-    what = f"{many} made a context and gave back what was written"
-    return Finding(OK, ALL, what, f"{document.get('seconds')} s", "")
+class _Judge:
+    """One test, and what is known beside it; the arguments are those of `judge`."""
 
+    def __init__(
+        self, document: Mapping[str, Any], facts: GpuFacts, timeout_s: float, around: Around
+    ) -> None:
+        self._document, self._facts = document, facts
+        self._timeout_s, self._around = timeout_s, around
+        self._cards = cards(document)
+        self._ended: str = document["ended"]
+        self._visible = document.get("visible")
 
-# --- what concerns all of them -------------------------------------------------------------------
+    def judged(self) -> Judged:
+        """Return what the test showed."""
+        at_large = self._at_large()
+        if at_large is not None:
+            return at_large
+        bad = [card for card in self._cards if not card.good]
+        gone = self._gone()
+        if not bad and not gone:
+            return Judged((self._all_well(), *self._unlisted()))
+        findings = [self._of_card(card) for card in bad]
+        findings += [self._of_gone(gpu) for gpu in gone]
+        # Where CUDA shows fewer GPUs than there are, it counts otherwise than the variable.
+        visible = None if gone else self._visible
+        value = visible_without(visible, [(c.uuid, bool(c.good)) for c in self._cards])
+        findings += _leaving_out(value, len(bad) + len(gone))
+        return Judged(tuple(findings), _asks((card.code, card.uuid) for card in bad))
 
+    def _all_well(self) -> Finding:
+        count = len(self._cards)
+        many = "1 GPU" if count == 1 else f"{count} GPUs"
+        what = f"{many} made a context and gave back what was written"
+        return Finding(OK, ALL, what, f"{self._document.get('seconds')} s", "")
 
-def _at_large(
-    document: Mapping[str, Any],
-    found: Sequence[Card],
-    facts: GpuFacts,
-    timeout_s: float,
-    around: Around,
-) -> Judged | None:
-    """Judge a test that reported nothing about single GPUs; None where it did."""
-    if document.get("missing"):
-        return Judged((_no_library(document),))
-    if document.get("ended") == "crash" and around.alone:
-        title = f"the test was killed by signal {document.get('signal')}"
-        if (judged := _some_alone(document, facts, title, around)) is not None:
+    # --- what concerns all of them ---------------------------------------------------------------
+
+    def _at_large(self) -> Judged | None:
+        """Judge a test that reported nothing about single GPUs; None where it did."""
+        document = self._document
+        if document.get("missing"):
+            return Judged((self._no_library(),))
+        if self._ended == "crash":
+            title = f"the test was killed by signal {document.get('signal')}"
+            if (judged := self._some_alone(title)) is not None:
+                return judged
+        if document["code"]:
+            return self._no_start()
+        if self._cards:
+            return None
+        if self._ended == "timeout":
+            step = _text(document, "step")
+            what = f"the driver does not answer: {step} took {self._timeout_s:g} s{self._left()}"
+            fix = "look at dmesg and at processes in state D (`ps -eo pid,stat,wchan,args`); reboot"
+            return Judged((Finding(PROBLEM, CUDA, what, self._listed(), fix),))
+        return Judged((self._none_shown() if self._ended == "done" else self._broken(),))
+
+    def _no_library(self) -> Finding:
+        what = "there is no NVIDIA driver library (libcuda.so.1)"
+        if self._document.get("proc"):
+            fix = _CAPABILITIES
+        elif self._document.get("kfd"):
+            fix = "this machine has an AMD GPU (/dev/kfd), which saferun cannot try"
+        else:
+            fix = "install NVIDIA's driver, or choose the profile for machines without a GPU (cpu)"
+        return Finding(PROBLEM, CUDA, what, _text(self._document, "missing"), fix)
+
+    def _no_start(self) -> Judged:
+        """Judge a cuInit that failed: because of some GPUs, where the others alone can start."""
+        code = self._document["code"]
+        known = cuda_errors.known(code)
+        title = cuda_errors.title(code, _text(self._document, "error"))
+        if (judged := self._some_alone(title)) is not None:
             return judged
-    if code := _code(document):
-        return _no_start(document, code, facts, around)
-    if found:
-        return None
-    if document.get("ended") == "timeout":
-        what = f"the driver does not answer: {_text(document.get('step'))} took {timeout_s:g} s"
-        fix = "look at dmesg and at processes in state D (`ps -eo pid,stat,wchan,args`); reboot"
-        return Judged((Finding(PROBLEM, CUDA, what + _left(document), _seen(facts, around), fix),))
-    if document.get("ended") == "done":
-        return _none_shown(document, facts, around)
-    return Judged((_broken(document),))
+        fix = known.fix
+        if code in (3, 100, 304, 999):
+            fix = cuda_errors.node_fix(self._document.get("nodes", {})) or fix
+        if code in (100, 101) and self._visible is not None:
+            fix = f"CUDA_VISIBLE_DEVICES={self._visible!r} is set: compare it with nvidia-smi -L"
+        what = f"it cannot start: {title}"
+        detail = "; ".join(filter(None, (known.means, self._listed(), known.source)))
+        return Judged((Finding(PROBLEM, CUDA, what, detail, fix),), _asks([(code, "")]))
+
+    def _some_alone(self, title: str) -> Judged | None:
+        """Judge by the tests that saw one GPU each; None where those do not differ."""
+        gpus, alone = self._facts.gpus, self._around.alone
+        able = [(gpu, _well(alone.get(gpu.uuid))) for gpu in gpus]
+        if len({good for _, good in able}) < 2:
+            return None
+        findings, failed = [], []
+        for gpu in (gpu for gpu, good in able if not good):
+            document = alone.get(gpu.uuid)
+            code = _first_code(document) if document else 0
+            known = cuda_errors.known(code)
+            failed.append((code, gpu.uuid))
+            own = cuda_errors.title(code, _text(document or {}, "error")) if code else title
+            what = f"{self._identity(gpu.uuid)}: CUDA does not work with it: {own}"
+            fix = _for(gpu.uuid, known.fix)
+            findings.append(Finding(PROBLEM, _area(gpu), what, known.means, fix))
+        value = visible_without(self._visible, [(gpu.uuid, good) for gpu, good in able])
+        findings += _leaving_out(value, len(failed))
+        return Judged(tuple(findings), _asks(failed))
+
+    def _none_shown(self) -> Finding:
+        known, count = cuda_errors.known(100), self._document.get("count")
+        fix = known.fix
+        if self._visible is not None:
+            fix = (
+                f"CUDA_VISIBLE_DEVICES={self._visible!r} leaves none: compare it with nvidia-smi -L"
+            )
+        what = f"CUDA says that there are {count} GPUs" if count else known.means
+        return Finding(PROBLEM, CUDA, what, self._listed(), fix)
+
+    def _broken(self) -> Finding:
+        """Report a test that ended in no known way: a crash in the driver, output without end."""
+        number = self._document.get("signal")
+        how = f"was killed by signal {number}" if number else "ended before it had an answer"
+        if self._ended == "flood":
+            how = "wrote without end"
+        what = f"the test {how} (at: {_text(self._document, 'step')})"
+        fix = (
+            "the driver's library is broken or is not NVIDIA's: look at LD_LIBRARY_PATH, reinstall"
+        )
+        return Finding(PROBLEM, CUDA, what, _text(self._document, "output"), fix)
+
+    def _left(self) -> str:
+        left = self._document.get("left")
+        return f", and its process {left} cannot be killed" if left else ""
+
+    def _listed(self) -> str:
+        named = [f"{_area(gpu)} ({self._identity(gpu.uuid)})" for gpu in self._facts.gpus[:16]]
+        return f"the driver lists {', '.join(named)}" if named else ""
+
+    # --- one GPU ---------------------------------------------------------------------------------
+
+    def _of_card(self, card: Card) -> Finding:
+        known = cuda_errors.known(card.code)
+        gpu = next((g for g in self._facts.gpus if card.uuid and g.uuid == card.uuid), None)
+        detail = [card.name, known.means, known.source]
+        fix = known.fix
+        if card.differs_at is not None:
+            fault = f"memory gives back other bytes than were written (byte {card.differs_at})"
+            fix = "do not compute on it: end what runs there, reset it, and have it replaced"
+        elif card.code:
+            fault = _during(cuda_errors.title(card.code, card.error), card)
+            if holders := self._around.holders.get(card.uuid):
+                fix = f"held by {holders}; {fix}"
+        elif self._ended == "timeout":
+            fault = _during(f"no answer within {self._timeout_s:g} s", card) + self._left()
+        else:
+            fault = _during("the test ended before it was done", card)
+            detail.append(_text(self._document, "output"))
+        what = f"{self._identity(card.uuid, card.pci)}: {fault}"
+        area = _area(gpu, card.number)
+        return Finding(PROBLEM, area, what, "; ".join(filter(None, detail)), _for(card.uuid, fix))
+
+    def _comparable(self) -> bool:
+        """Whether what CUDA shows and what the driver lists can be compared beyond doubt."""
+        uuids = [*(card.uuid for card in self._cards), *(gpu.uuid for gpu in self._facts.gpus)]
+        return not self._facts.warning and all(uuid.startswith("GPU-") for uuid in uuids)
+
+    def _gone(self) -> list[Gpu]:
+        """Return the GPUs that the driver lists for the job and CUDA does not show."""
+        shown = {card.uuid for card in self._cards}
+        return [g for g in self._facts.gpus if g.uuid not in shown and self._comparable()]
+
+    def _unlisted(self) -> list[Finding]:
+        """Note the GPUs that CUDA shows and the driver does not list: one of them lies or lags."""
+        listed = {gpu.uuid for gpu in self._facts.gpus}
+        more = [card.uuid for card in self._cards if card.uuid not in listed]
+        if not listed or not more or not self._comparable():
+            return []
+        what = f"CUDA shows {len(self._cards)}, nvidia-smi lists {len(listed)} of them"
+        fix = "compare `nvidia-smi -L`: only the GPUs that it lists are locked and counted"
+        return [Finding(NOTE, ALL, what, f"not listed: {', '.join(more[:8])}", fix)]
+
+    def _of_gone(self, gpu: Gpu) -> Finding:
+        missing = f"the driver lists it, and CUDA does not show it (it shows {len(self._cards)})"
+        what = f"{self._identity(gpu.uuid)}: {missing}"
+        fix = "look for Xid lines in dmesg and at nvidia-smi"
+        return Finding(PROBLEM, _area(gpu), what, gpu.name, fix)
+
+    def _identity(self, uuid: str, address: str = "") -> str:
+        address = address or self._around.addresses.get(uuid, "")
+        return " at ".join(filter(None, (uuid, address))) or "UUID unknown"
 
 
-def _no_library(document: Mapping[str, Any]) -> Finding:
-    what = "there is no NVIDIA driver library (libcuda.so.1)"
-    detail = _text(document.get("missing"))
-    if document.get("proc"):
-        fix = _CAPABILITIES
-    elif document.get("kfd"):
-        fix = "this machine has an AMD GPU (/dev/kfd), which saferun cannot try"
-    else:
-        fix = "install NVIDIA's driver, or choose the profile for machines without a GPU (cpu)"
-    return Finding(PROBLEM, CUDA, what, detail, fix)
-
-
-def _no_start(document: Mapping[str, Any], code: int, facts: GpuFacts, around: Around) -> Judged:
-    """Judge a cuInit that failed: because of some GPUs, where the others alone can start."""
-    known = cuda_errors.known(code)
-    title = cuda_errors.title(code, _text(document.get("error")))
-    if (judged := _some_alone(document, facts, title, around)) is not None:
-        return judged
-    fix = known.fix
-    nodes = document.get("nodes")
-    if code in (3, 100, 304, 999) and isinstance(nodes, Mapping):
-        fix = cuda_errors.node_fix({str(k): str(v) for k, v in nodes.items()}) or fix
-    visible = document.get("visible")
-    if code in (100, 101) and visible is not None:
-        fix = f"CUDA_VISIBLE_DEVICES={visible!r} is set: compare it with nvidia-smi -L"
-    what = f"it cannot start: {title}"
-    detail = "; ".join(filter(None, (known.means, _seen(facts, around), known.source)))
-    return Judged((Finding(PROBLEM, CUDA, what, detail, fix),), _asks([(code, "")]))
+def _asks(failed: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]:
+    """Return what recovery is asked for, by the errors of GPUs."""
+    asks: dict[str, tuple[str, ...]] = {}
+    for code, uuid in failed:
+        for ask in cuda_errors.known(code).asks:
+            asks[ask] = (*asks.get(ask, ()), *([uuid] if uuid else []))
+    return asks
 
 
 def _well(document: Mapping[str, Any] | None) -> bool:
@@ -224,108 +316,14 @@ def _well(document: Mapping[str, Any] | None) -> bool:
     return bool(found) and all(card.good for card in found)
 
 
-def _some_alone(
-    document: Mapping[str, Any], facts: GpuFacts, title: str, around: Around
-) -> Judged | None:
-    """Judge by the tests that saw one GPU each; None where those do not differ."""
-    able = [_well(around.alone.get(gpu.uuid)) for gpu in facts.gpus]
-    if all(able) or not any(able):
-        return None
-    return _one_of_them(document, facts, able, title, around)
+def _first_code(document: Mapping[str, Any]) -> int:
+    """Return the error of a test of one GPU; 0 where it has none."""
+    code: int = document["code"]
+    return code or next((card.code for card in cards(document)), 0)
 
 
-def _one_of_them(
-    document: Mapping[str, Any],
-    facts: GpuFacts,
-    able: Sequence[bool],
-    title: str,
-    around: Around,
-) -> Judged:
-    findings, failed = [], []
-    bad = [gpu for gpu, good in zip(facts.gpus, able) if not good]  # noqa: B905 (one for each) - Python 3.9
-    for gpu in bad:
-        alone = around.alone.get(gpu.uuid, {})
-        code = _code(alone) or next((card.code for card in cards(alone)), 0)
-        known = cuda_errors.known(code)
-        failed.append((code, gpu.uuid))
-        own = cuda_errors.title(code, _text(alone.get("error"))) if code else title
-        what = f"{_identity(gpu.uuid, _address(gpu.uuid, '', around))}: CUDA does not work with it"
-        findings.append(
-            Finding(PROBLEM, _area(gpu), f"{what}: {own}", known.means, _for(gpu.uuid, known.fix))
-        )
-    devices = [(gpu.uuid, good) for gpu, good in zip(facts.gpus, able)]  # noqa: B905 (one for each)
-    value = visible_without(document.get("visible"), devices)
-    findings += _leaving_out(value, len(bad))
-    return Judged(tuple(findings), _asks(failed))
-
-
-def _none_shown(document: Mapping[str, Any], facts: GpuFacts, around: Around) -> Judged:
-    known, visible = cuda_errors.known(100), document.get("visible")
-    fix = known.fix
-    if visible is not None:
-        fix = f"CUDA_VISIBLE_DEVICES={visible!r} leaves none: compare it with nvidia-smi -L"
-    count = document.get("count")
-    what = known.means if count in (0, None) else f"CUDA says that there are {count} GPUs"
-    return Judged((Finding(PROBLEM, CUDA, what, _seen(facts, around), fix),))
-
-
-def _broken(document: Mapping[str, Any]) -> Finding:
-    """The test ended in a way of its own: a crash inside the driver, or output without end."""
-    number = document.get("signal")
-    how = f"was killed by signal {number}" if number else "ended before it had an answer"
-    if document.get("ended") == "flood":
-        how = "wrote without end"
-    step = _text(document.get("step"))
-    fix = "the driver's library is broken or is not NVIDIA's: look at LD_LIBRARY_PATH, reinstall"
-    output = _text(document.get("output"))
-    return Finding(PROBLEM, CUDA, f"the test {how} (at: {step})", output, fix)
-
-
-def _left(document: Mapping[str, Any]) -> str:
-    left = document.get("left")
-    return f", and its process {left} cannot be killed" if left else ""
-
-
-def _seen(facts: GpuFacts, around: Around) -> str:
-    if not facts.gpus:
-        return ""
-    named = [
-        f"{_area(gpu)} ({_identity(gpu.uuid, _address(gpu.uuid, '', around))})"
-        for gpu in facts.gpus[:16]
-    ]
-    return f"the driver lists {', '.join(named)}"
-
-
-# --- one GPU -------------------------------------------------------------------------------------
-
-
-def _of_card(
-    card: Card,
-    document: Mapping[str, Any],
-    facts: GpuFacts,
-    timeout_s: float,
-    around: Around,
-) -> Finding:
-    known = cuda_errors.known(card.code)
-    identity = _identity(card.uuid, _address(card.uuid, card.pci, around))
-    gpu = next((g for g in facts.gpus if card.uuid and g.uuid == card.uuid), None)
-    area = _area(gpu, card.number)
-    detail = "; ".join(filter(None, (card.name, known.means if card.code else "", known.source)))
-    fix = known.fix
-    if card.differs_at is not None:
-        fault = f"memory gives back other bytes than were written (byte {card.differs_at})"
-        fix = "do not compute on it: end what runs there, reset it, and have it replaced"
-    elif card.code:
-        fault = f"{cuda_errors.title(card.code, card.error)} {_DURING.get(card.step, '')}".rstrip()
-        holders = around.holders.get(card.uuid)
-        fix = f"{'held by ' + holders + '; ' if holders else ''}{fix}"
-    elif document.get("ended") == "timeout":
-        fault = f"no answer within {timeout_s:g} s {_DURING.get(card.step, '')}".rstrip()
-        fault += _left(document)
-    else:
-        fault = f"the test ended before it was done {_DURING.get(card.step, '')}".rstrip()
-        detail = "; ".join(filter(None, (detail, _text(document.get("output")))))
-    return Finding(PROBLEM, area, f"{identity}: {fault}", detail, _for(card.uuid, fix))
+def _during(fault: str, card: Card) -> str:
+    return f"{fault} {_DURING.get(card.step, '')}".rstrip()
 
 
 def _for(uuid: str, fix: str) -> str:
@@ -333,56 +331,16 @@ def _for(uuid: str, fix: str) -> str:
     return fix.replace("-i UUID", f"-i {uuid}") if uuid else fix
 
 
-def _comparable(found: Sequence[Card], facts: GpuFacts) -> bool:
-    """Whether what CUDA shows and what the driver lists can be compared beyond doubt."""
-    uuids = [*(card.uuid for card in found), *(gpu.uuid for gpu in facts.gpus)]
-    return not facts.warning and all(uuid.startswith("GPU-") for uuid in uuids)
-
-
-def _gone(found: Sequence[Card], facts: GpuFacts) -> list[Gpu]:
-    """GPUs that the driver lists for the job and CUDA does not show."""
-    shown = {card.uuid for card in found}
-    return [gpu for gpu in facts.gpus if gpu.uuid not in shown and _comparable(found, facts)]
-
-
-def _unlisted(found: Sequence[Card], facts: GpuFacts) -> list[Finding]:
-    """GPUs that CUDA shows and the driver does not list: a program that lies, or lags behind."""
-    listed = {gpu.uuid for gpu in facts.gpus}
-    more = [card.uuid for card in found if card.uuid not in listed]
-    if not listed or not more or not _comparable(found, facts):
-        return []
-    what = f"CUDA shows {len(found)}, nvidia-smi lists {len(listed)} of them"
-    fix = "compare `nvidia-smi -L`: only the GPUs that it lists are locked and counted"
-    return [Finding(NOTE, ALL, what, f"not listed: {', '.join(more[:8])}", fix)]
-
-
-def _of_gone(gpu: Gpu, count: int, around: Around) -> Finding:
-    identity = _identity(gpu.uuid, _address(gpu.uuid, "", around))
-    what = f"{identity}: the driver lists it, and CUDA does not show it (it shows {count})"
-    fix = "look for Xid lines in dmesg and at nvidia-smi"
-    return Finding(PROBLEM, _area(gpu), what, gpu.name, fix)
-
-
 def _area(gpu: Gpu | None, index: int | None = None) -> str:
-    """GPU and its number as nvidia-smi has it; CUDA's own where the job counts otherwise."""
+    """Return GPU and its number as nvidia-smi has it; CUDA's own where the job counts otherwise."""
     number = gpu.number if gpu else None
     if number is None:
         return "GPU" if index is None else f"GPU {index}"
     return f"GPU {number}" + ("" if index in (None, number) else f" (CUDA's {index})")
 
 
-def _identity(uuid: str, address: str) -> str:
-    return " at ".join(filter(None, (uuid, address))) or "UUID unknown"
-
-
-def _address(uuid: str, known: str, around: Around) -> str:
-    return known or around.addresses.get(uuid, "")
-
-
-# --- CUDA_VISIBLE_DEVICES ------------------------------------------------------------------------
-
-
 def _leaving_out(value: str | None, bad: int) -> list[Finding]:
+    """Return the note on the value of CUDA_VISIBLE_DEVICES that leaves the bad GPUs out."""
     if value is None:
         return []
     them = "the bad one" if bad == 1 else f"the {bad} bad ones"
