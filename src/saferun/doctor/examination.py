@@ -155,7 +155,7 @@ def _checks(
     rdma_off = environ.get("NCCL_IB_DISABLE", "0") not in ("", "0")
     yield {"files", "gpus"}, lambda: checks_driver.presence(v.files, smi, cuda)
     yield {"files"}, lambda: checks_driver.nodes(v.files)
-    yield {"files", "gpus", "torch"}, lambda: _versions(v)
+    yield {"files", "gpus", "torch"}, lambda: checks_driver.versions(v.files, smi, cuda, v.torch)
     yield {"gpus", "torch"}, lambda: checks_driver.architectures(smi, cuda, v.torch)
     yield {"files", "gpus"}, lambda: checks_gpu.judge(smi, v.files, mine)
     yield {"gpus"}, lambda: v.gpus.test
@@ -185,10 +185,6 @@ def _checks(
     facts = Facts(gpu=v.gpus.facts, torch=v.torch.torch or None)
     adapters = {port.device for port in v.network.infiniband}
     yield set(), lambda: audit.findings(environ, facts, adapters=adapters)
-
-
-def _versions(v: Vitals) -> Iterator[Finding]:
-    return checks_driver.versions(v.files, v.gpus.smi, v.gpus.cuda, v.torch)
 
 
 def _untried(gpus: Gpus) -> Iterator[Finding]:

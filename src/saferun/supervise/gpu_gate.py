@@ -57,7 +57,7 @@ def begin_preflight(
     if plan.settings.preflight.mode == "off":
         return None
 
-    return preflight_gate.begin(gathered, plan, held, say)
+    return Clearance(gathered, plan, held, say)
 
 
 class GpuCare:

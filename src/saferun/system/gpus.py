@@ -45,11 +45,16 @@ def minors(proc: str = "/proc/driver/nvidia") -> dict[str, int]:
 
 def _in_use(proc: str) -> Iterator[tuple[str, str, str]]:
     """Yield address, UUID and minor number of each GPU that has a UUID: it has been used once."""
-    for bus in _listdir(f"{proc}/gpus"):
-        fields = _fields(f"{proc}/gpus/{bus}/information")
+    for bus, fields in information(proc):
         uuid = fields.get("GPU UUID", "")
         if uuid and "?" not in uuid:
             yield bus, uuid, fields.get("Device Minor", "")
+
+
+def information(proc: str = "/proc/driver/nvidia") -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the PCI address of each GPU of the host and what its file says, along the bus."""
+    for bus in sorted(_listdir(f"{proc}/gpus"), key=_bus_order):
+        yield bus, _fields(f"{proc}/gpus/{bus}/information")
 
 
 class Machine(NamedTuple):
@@ -224,14 +229,12 @@ def read_proc(proc: str, dev: str) -> Machine:
     """
     gpus: list[Gpu] = []
     unread = missing = ""
-    for bus in sorted(_listdir(f"{proc}/gpus"), key=_bus_order):
-        path = f"{proc}/gpus/{bus}/information"
-        fields = _fields(path)
+    for bus, fields in information(proc):
         name, minor = fields.get("Model", ""), fields.get("Device Minor", "")
         if "Yes" in (fields.get("GPU Excluded"), fields.get("Blacklisted")):
             continue
         if not name or not minor:
-            unread = f"{path} cannot be read or is incomplete"
+            unread = f"{proc}/gpus/{bus}/information cannot be read or is incomplete"
             continue
         node = f"{dev}/nvidia{minor}"
         if os.access(node, os.R_OK | os.W_OK):

@@ -145,12 +145,6 @@ int cuCtxSetCurrent(void *context) { current = (int)(intptr_t)context - 1; retur
 
 int cuCtxSynchronize(void) { return 0; }
 
-int cuMemGetInfo_v2(size_t *unused, size_t *total) {
-    *unused = (size_t)140 << 30;
-    *total = (size_t)141 << 30;
-    return 0;
-}
-
 int cuMemAlloc_v2(uint64_t *memory, size_t size) {
     *memory = (uint64_t)(uintptr_t)malloc(size);
     return behave(told(current, "memory"));

@@ -7,14 +7,15 @@ come, each GPU is asked alone, so that the one that does not answer can be named
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from saferun.doctor.collect import together
 from saferun.doctor.vitals import Cuda, Files, Smi
 from saferun.gpu import nvidia_smi, orphans
 from saferun.system import command as bounded
@@ -42,14 +43,14 @@ def driver_files(
         tasks: the directory of processes.
         pci: the directory of PCI devices.
     """
-    machine = _listed(f"{proc}/gpus")
+    machine = {nvidia_smi.bus_id(bus): fields for bus, fields in gpus.information(proc)}
     version = gpus.driver_version(proc)
-    minors = [minor for _, minor in machine.values() if minor]
+    minors = filter(None, (fields.get("Device Minor") for fields in machine.values()))
     wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)]
     present = version or os.path.exists(f"{dev}/nvidiactl")
     return Files(
         version=version,
-        gpus={bus: name for bus, (name, _) in machine.items()},
+        gpus={bus: fields.get("Model", "") for bus, fields in machine.items()},
         nodes={name: _node(f"{dev}/{name}") for name in wanted} if present else {},
         amd=os.path.exists(f"{dev}/kfd"),
         wsl=os.path.exists(f"{dev}/dxg"),
@@ -64,17 +65,6 @@ def _is_gpu(device: str) -> bool:
     taken = os.path.islink(driver) and os.path.basename(os.readlink(driver)) == "vfio-pci"
     vendor, kind = (procfs.text(os.path.join(device, n)).strip() for n in ("vendor", "class"))
     return vendor == "0x10de" and kind.startswith("0x03") and not taken
-
-
-def _listed(folder: str) -> dict[str, tuple[str, str]]:
-    """Return name and minor number of each GPU in the driver's files."""
-    found: dict[str, tuple[str, str]] = {}
-    for bus in procfs.names(folder):
-        text = procfs.text(f"{folder}/{bus}/information")
-        pairs = (line.partition(":") for line in text.splitlines())
-        fields = {name.strip(): value.strip() for name, _, value in pairs}
-        found[nvidia_smi.bus_id(bus)] = (fields.get("Model", ""), fields.get("Device Minor", ""))
-    return found
 
 
 def _node(path: str) -> str:
@@ -109,10 +99,11 @@ def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi
     report = nvidia_smi.parse(answer.out, answer.err, known)
     message = _message(f"{answer.out.partition(_FIRST_GPU)[0]}\n{answer.err}", bool(report.cards))
     smi = Smi(program, report, answer.status, answer.trouble, report.forged or message)
-    if report.forged or (answer.status is None and answer.trouble):
+    hung = answer.status is None
+    if report.forged or hung:
         smi = _one_by_one(smi, environ, known, end)
-        return _details(smi, environ, end) if report.forged and smi.report.cards else smi
-    return _details(smi, environ, end) if report.cards else smi
+    ask_more = smi.report.cards and (report.forged or not hung)
+    return _details(smi, environ, end) if ask_more else smi
 
 
 def _message(text: str, report: bool) -> str:
@@ -127,20 +118,16 @@ def _message(text: str, report: bool) -> str:
 
 def _one_by_one(smi: Smi, environ: Mapping[str, str], buses: Sequence[str], end: float) -> Smi:
     """Ask each GPU alone, all at once, and put a report together from the answers that come."""
-    answers: dict[str, bounded.Answer] = {}
     allowed = _left(end, ALONE_S)
 
-    def ask(bus: str) -> None:
-        answers[bus] = bounded.run((smi.program, "-q", "-i", bus), environ, allowed)
+    def ask(bus: str) -> bounded.Answer:
+        return bounded.run((smi.program, "-q", "-i", bus), environ, allowed)
 
-    threads = [threading.Thread(target=ask, args=(bus,), daemon=True) for bus in buses]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(allowed + 1)
-    reports = {b: nvidia_smi.parse(answers[b].out, known=(b,)) for b in buses if b in answers}
-    cards = tuple(card for report in reports.values() for card in report.cards)
-    first = next((report for report in reports.values() if report.driver), smi.report)
+    questions = {bus: functools.partial(ask, bus) for bus in buses}
+    answers = together.ask(questions, allowed + 1).answers
+    reports = [nvidia_smi.parse(answers[b].out, known=(b,)) for b in buses if b in answers]
+    cards = tuple(card for report in reports for card in report.cards)
+    first = next((report for report in reports if report.driver), smi.report)
     silent = tuple(b for b in buses if b not in answers or answers[b].status is None)
     return smi._replace(report=first._replace(cards=cards), silent=silent)
 

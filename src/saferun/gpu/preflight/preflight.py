@@ -217,13 +217,11 @@ class _Driver:
         return text.value.decode("ascii", "replace")
 
 
-class _Reporter:
-    """Tells our parent, a line in one write: lines of several threads do not mix."""
+def _report(**facts: Any) -> None:
+    """Tell our parent, a line in one write: lines of several threads do not mix."""
+    import json
 
-    def __call__(self, **facts: Any) -> None:
-        import json
-
-        os.write(1, json.dumps(facts).encode() + b"\n")
+    os.write(1, json.dumps(facts).encode() + b"\n")
 
 
 def touch() -> None:
@@ -232,16 +230,15 @@ def touch() -> None:
 
     os.setsid()  # a Ctrl-C at the terminal is not for us, and the parent can end all of us
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    report = _Reporter()
-    report(step="library")
+    _report(step="library")
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
         kfd, proc = os.path.exists("/dev/kfd"), os.path.exists("/proc/driver/nvidia")
-        report(missing=str(error), kfd=kfd, proc=proc, step="end")
+        _report(missing=str(error), kfd=kfd, proc=proc, step="end")
     else:
-        _try_all(_Driver(library), report)
-        report(step="end")
+        _try_all(_Driver(library))
+        _report(step="end")
     os._exit(0)
 
 
@@ -251,45 +248,45 @@ def _node(path: str) -> str:
     return "" if os.access(path, os.R_OK | os.W_OK) else "closed"
 
 
-def _try_all(driver: _Driver, report: _Reporter) -> None:
+def _try_all(driver: _Driver) -> None:
     import ctypes
     import threading
 
     version, count = ctypes.c_int(0), ctypes.c_int(0)
     driver.ask("cuDriverGetVersion", ctypes.byref(version))
     began = time.monotonic()
-    report(step="init", cuda=version.value)
+    _report(step="init", cuda=version.value)
     try:
         driver("cuInit", 0)
-        report(step="count", init_s=round(time.monotonic() - began, 3))
+        _report(step="count", init_s=round(time.monotonic() - began, 3))
         driver("cuDeviceGetCount", ctypes.byref(count))
     except _RefusedError as refusal:  # only now: cuInit makes missing device nodes where it may
         nodes = {node: trouble for node in _NODES if (trouble := _node(node))}
-        report(code=refusal.code, error=driver.name(refusal.code), nodes=nodes)
+        _report(code=refusal.code, error=driver.name(refusal.code), nodes=nodes)
         return
-    report(step="devices", count=count.value)
+    _report(step="devices", count=count.value)
     numbers = range(count.value if 0 < count.value <= MOST_GPUS else 0)
     for number in numbers:  # each is named before the first one can hang
-        report(device=number, step="device")
-    threads = [threading.Thread(target=_try, args=(driver, n, report)) for n in numbers]
+        _report(device=number, step="device")
+    threads = [threading.Thread(target=_try, args=(driver, n)) for n in numbers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def _try(driver: _Driver, number: int, report: _Reporter) -> None:
+def _try(driver: _Driver, number: int) -> None:
     began = time.monotonic()
     try:
-        handle = _identify(driver, number, report)
-        result = _use(driver, handle, number, report)
-        report(device=number, seconds=round(time.monotonic() - began, 3), **result)
+        handle = _identify(driver, number)
+        result = _use(driver, handle, number)
+        _report(device=number, seconds=round(time.monotonic() - began, 3), **result)
     except _RefusedError as refusal:
         error = driver.name(refusal.code)
-        report(device=number, good=False, code=refusal.code, error=error, call=refusal.call)
+        _report(device=number, good=False, code=refusal.code, error=error, call=refusal.call)
 
 
-def _identify(driver: _Driver, number: int, report: _Reporter) -> Any:
+def _identify(driver: _Driver, number: int) -> Any:
     """Return the handle of a GPU; report its name, UUID and PCI address as far as known.
 
     cuDeviceGetUuid_v2 gives a MIG instance's own UUID, cuDeviceGetUuid that of its GPU.
@@ -309,7 +306,7 @@ def _identify(driver: _Driver, number: int, report: _Reporter) -> Any:
     mig = " MIG " in text or (not first and not second and own.raw != whole.raw)
     uuid = f"{'MIG' if mig else 'GPU'}-{_dashed(raw.hex())}" if raw else ""
     address = bus.value.decode("ascii", "replace").lower() if placed else ""
-    report(device=number, name=text, uuid=uuid, pci=address, step="context")
+    _report(device=number, name=text, uuid=uuid, pci=address, step="context")
     return handle
 
 
@@ -317,21 +314,18 @@ def _dashed(digits: str) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
-def _use(driver: _Driver, handle: Any, number: int, report: _Reporter) -> dict[str, Any]:
+def _use(driver: _Driver, handle: Any, number: int) -> dict[str, Any]:
     """Make the context that torch would make too, use memory in it, and let go of both."""
     import ctypes
 
     context, memory = ctypes.c_void_p(), ctypes.c_uint64()
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
     driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
     try:
         driver("cuCtxSetCurrent", context)
-        report(device=number, step="memory")
-        if not driver.ask("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)):
-            report(device=number, free_mib=free.value >> 20, total_mib=total.value >> 20)
+        _report(device=number, step="memory")
         driver("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(MEMORY_BYTES))
-        result = _write_and_read(driver, memory.value, number, report)
-        report(device=number, step="release")
+        result = _write_and_read(driver, memory.value, number)
+        _report(device=number, step="release")
         driver("cuMemFree_v2", memory)
     except _RefusedError:
         driver.ask("cuDevicePrimaryCtxRelease_v2", handle)
@@ -340,22 +334,22 @@ def _use(driver: _Driver, handle: Any, number: int, report: _Reporter) -> dict[s
     return result
 
 
-def _write_and_read(driver: _Driver, memory: int, number: int, report: _Reporter) -> dict[str, Any]:
+def _write_and_read(driver: _Driver, memory: int, number: int) -> dict[str, Any]:
     """Fill one half with a pattern, the other with its complement; copy over that; read all."""
     import ctypes
 
     half = MEMORY_BYTES // 2
     pattern = 0xA5C30F00 | number
-    report(device=number, step="write")
+    _report(device=number, step="write")
     first, second = ctypes.c_uint64(memory), ctypes.c_uint64(memory + half)
     count = ctypes.c_size_t(half // 4)
     driver("cuMemsetD32_v2", first, ctypes.c_uint32(pattern), count)
     driver("cuMemsetD32_v2", second, ctypes.c_uint32(pattern ^ 0xFFFFFFFF), count)
     driver("cuCtxSynchronize")
-    report(device=number, step="copy")
+    _report(device=number, step="copy")
     driver("cuMemcpyDtoD_v2", second, first, ctypes.c_size_t(half))
     driver("cuCtxSynchronize")
-    report(device=number, step="read")
+    _report(device=number, step="read")
     expected = pattern.to_bytes(4, "little") * (_CHUNK_BYTES // 4)
     room = ctypes.create_string_buffer(_CHUNK_BYTES)
     for at in range(0, MEMORY_BYTES, _CHUNK_BYTES):

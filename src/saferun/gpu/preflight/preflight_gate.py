@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from saferun.errors import BusyError
-from saferun.gpu import nvidia_smi, recovery
+from saferun.gpu import nvidia_smi
 from saferun.gpu.cuda_errors import RESET
 from saferun.gpu.lock import lock, lock_owner
 from saferun.gpu.lock.lock import Held
@@ -33,29 +33,11 @@ ALONE = LockPolicy(gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None)  # 
 Say = Callable[[str], None]
 
 
-def begin(gathered: RunInputs, plan: LaunchPlan, held: Held, say: Say) -> Clearance:
-    """Begin to try the GPUs of a run whose locks are taken.
-
-    Args:
-        gathered: what was found out about the machine.
-        plan: of the first attempt.
-        held: the locks.
-        say: writes one line for the user.
-    """
-    environ = {**plan.environment(gathered.environ), **held.environ()}
-
-    def recovery(asks: Mapping[str, Sequence[str]]) -> Recovered:
-        return recovered(asks, gathered, plan, held)
-
-    return Clearance(plan, environ, say, recovery)
-
-
 def recovered(
     asks: Mapping[str, Sequence[str]],
     gathered: RunInputs,
     plan: LaunchPlan,
     held: Held,
-    sleep: Callable[[float], object] = time.sleep,
 ) -> Recovered:
     """Do for a run's GPUs what is asked for, as its profile allows.
 
@@ -64,7 +46,6 @@ def recovered(
         gathered: of the run.
         plan: its policy, and its GPUs.
         held: its locks.
-        sleep: takes seconds.
     """
     reset = plan.settings.recover.gpu_reset
     wanted = [ask for ask in asks if ask != RESET or reset != "never"]
@@ -76,35 +57,26 @@ def recovered(
         gathered.environ,
         runs=gathered.runs,
         terms=ResetTerms(reset, held.alone, asks.get(RESET, ())),
-        world=recovery.here()._replace(sleep=sleep),
     )
 
 
 class Clearance:
-    """The preflight of one run. Made early, asked with `granted` as late as possible.
+    """The preflight of one run, whose locks are taken. Its test begins at once.
+
+    `granted` is asked as late as possible.
 
     Args:
-        plan: its policy says whether and for how long; its GPUs are those of the job.
-        environ: the job's whole environment.
+        gathered: what was found out about the machine.
+        plan: of the first attempt: its policy, and the GPUs of the job.
+        held: the locks.
         say: takes lines for people.
-        recovery: does what can be done about GPUs that failed: what is asked for, and for which.
     """
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        environ: Mapping[str, str],
-        say: Say,
-        recovery: Callable[[Mapping[str, Sequence[str]]], Recovered],
-    ) -> None:
-        policy = plan.settings.preflight
-        self.mode = policy.mode
+    def __init__(self, gathered: RunInputs, plan: LaunchPlan, held: Held, say: Say) -> None:
         self.findings: tuple[Finding, ...] = ()  # of the last test, and of recovery before it
-        self._timeout_s = policy.timeout_s
-        self._facts = plan.gpus
-        self._environ = environ
-        self._say = say
-        self._recovery = recovery
+        self._gathered, self._plan, self._held, self._say = gathered, plan, held, say
+        self._policy = plan.settings.preflight
+        self._environ = {**plan.environment(gathered.environ), **held.environ()}
         self._test = self._begin()
 
     def __enter__(self) -> Clearance:
@@ -129,18 +101,15 @@ class Clearance:
         except Exception as error:
             what = " ".join(f"{type(error).__name__}: {error}".split())
             self._say(f"the GPUs could not be tried, a fault of saferun's own ({what})")
-            return self.mode != "require"
+            return self._policy.mode != "require"
 
     def _granted(self) -> bool:
         judged = self._judged()
         if judged is not None and not judged.well and judged.asks:
             judged = self._again(judged)
-        if judged is None:
-            return self._decide([])
-        if judged.well:
+        if judged is not None and judged.well:
             return True
-
-        return self._decide(lines(judged))
+        return self._decide(lines(judged) if judged is not None else [])
 
     def _begin(self) -> preflight.PreflightTest | None:
         try:
@@ -156,24 +125,24 @@ class Clearance:
         if test is None:
             return None
         with test:
-            judged = examine(test, self._environ, self._facts, self._timeout_s)
+            judged = examine(test, self._environ, self._plan.gpus, self._policy.timeout_s)
         self.findings = judged.findings
         return judged
 
     def _again(self, judged: Judged) -> Judged | None:
         """Recover what can be recovered, and try again if that has changed anything."""
-        recovered = self._recovery(judged.asks)
-        for finding in recovered.findings:
+        done = recovered(judged.asks, self._gathered, self._plan, self._held)
+        for finding in done.findings:
             self._say(in_a_line(finding))
-        again = self._judged() if recovered.acted else judged
-        self.findings = (*recovered.findings, *self.findings)
+        again = self._judged() if done.acted else judged
+        self.findings = (*done.findings, *self.findings)
         return again
 
     def _decide(self, trouble: Sequence[str]) -> bool:
         """Report what is wrong and what follows; return whether the job may start."""
         for line in trouble:
             self._say(line)
-        if self.mode == "require":
+        if self._policy.mode == "require":
             self._say("nothing is started (preflight.mode: require)")
             return False
         self._say("starting all the same (preflight.mode: warn)")
