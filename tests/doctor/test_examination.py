@@ -13,12 +13,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from cases import slow, with_limits
 from fake_smi import bus, fields, machine, program, report, uuid
+from helpers import is_alive, until
 
 from saferun.doctor import examination
 from saferun.doctor.collect import collect, nvidia, together
@@ -84,20 +84,6 @@ def hang() -> Iterator[Callable[..., None]]:
     over = threading.Event()
     yield lambda *_, **__: over.wait() and None
     over.set()
-
-
-def ends(pid: int) -> bool:
-    """Wait until a process is gone or only waits to be reaped; return False after 30 s."""
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        try:
-            stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return True
-        if stat.rpartition(")")[2].split()[0] == "Z":
-            return True
-        time.sleep(0.01)
-    return False
 
 
 FLOOD = "head -c 64M /dev/zero; exec sleep 30"  # more than is kept, less than the memory
@@ -180,8 +166,6 @@ def test_only_a_problem_makes_the_status_1(level, status):
 
 BAD = {
     "fails": ('echo "No devices were found"; exit 6', "finds no GPU"),
-    "not loaded": ('echo "couldn\'t communicate with the NVIDIA driver"; exit 9', "not loaded"),
-    "bus": ("exit 15", "fallen off the bus"),
     "garbage": ("head -c 5000 /dev/urandom; exit 1", "exit status 1"),
     "dies": ("kill -SEGV $$", "SIGSEGV"),
 }
@@ -280,7 +264,8 @@ def test_the_report_of_nvidia_smi_is_judged_although_the_driver_hangs_then(desk,
 def test_a_command_that_did_not_answer_in_time_is_killed(desk, tmp_path):
     program(desk.bin, {}, f"echo $$ > {tmp_path}/pid; exec sleep 60")
     desk.examine(deadline_s=1.0)
-    assert ends(int((tmp_path / "pid").read_text()))
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not is_alive(pid), "the command is gone")
 
 
 @pytest.mark.parametrize("asked", ["-q", "-L"])
@@ -292,20 +277,12 @@ def test_ctrl_c_leaves_nothing_behind(desk, tmp_path, asked):
     with subprocess.Popen(
         command, env=desk.environ(), stderr=subprocess.PIPE, text=True
     ) as started:
-        end = time.monotonic() + 20
-        while not pid.exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        until(pid.exists, f"nvidia-smi {asked} runs")
         started.send_signal(signal.SIGINT)
         _, error = started.communicate(timeout=200)
     assert (started.returncode, "Traceback" in error) == (130, False)
-    assert ends(int(pid.read_text()))
-
-
-def test_mig_is_a_note(desk):
-    card = fields(0, **{"MIG Mode/Current": "Enabled"})
-    machine(desk.bin, report([card]), 1)
-    found = desk.examine(FAKE_CUDA_GPUS="1")
-    assert [f.level for f in about(found, "GPU 0") if "MIG" in f.what] == [NOTE]
+    asked_pid = int(pid.read_text())
+    until(lambda: not is_alive(asked_pid), f"nvidia-smi {asked} is gone")
 
 
 def test_a_machine_without_anything_is_a_note(desk):
@@ -383,16 +360,9 @@ def test_a_source_that_did_not_answer_is_reported_and_not_judged(desk, hang, mon
     assert about(found, "network") == []
 
 
-def test_a_secret_in_what_was_found_is_masked(desk):
-    secret = "hunter2-0123456789abcdef"
-    program(desk.bin, {}, f"echo 'failed for {secret}'; exit 1")
-    found = desk.examine(WANDB_API_KEY=secret)
-    assert not any(secret in part for f in found for part in f)
-
-
-def test_a_secret_in_the_facts_is_masked(desk):
+def test_a_secret_in_findings_and_facts_is_masked(desk):
     secret = "hunter2-0123456789abcdef"
     program(desk.bin, {}, f"echo 'failed for {secret}'; exit 1")
     done = desk.command("--json", WANDB_API_KEY=secret)
     assert secret not in done.stdout
-    assert json.loads(done.stdout)["schema"] == 1
+    assert done.stdout.count("failed for ") >= 2

@@ -5,21 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from lock_runs import (
-    CUT,
-    PROGRAM,
-    SLICE_1,
-    A,
-    B,
-    files,
-    take,
-)
+from lock_runs import CUT, PROGRAM, SLICE_1, A, B, files, take
 
 from saferun.gpu import device_names
 from saferun.gpu.lock import lock
-
-# These tests fork on purpose; where pytest has threads, Python 3.12 and later say so.
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 
 # Runs within runs
 

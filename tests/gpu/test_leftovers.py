@@ -22,7 +22,7 @@ from saferun.system import procfs, redact
 
 def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
     stand.smi.reports(card())
-    with holder(stand.dev, **left_by(stand, ended_owner())) as process:
+    with holder(stand.dev, **left_by(stand)) as process:
         done = stand.recover(LEFTOVERS)
         assert process.wait(300) == -9
     assert done.acted
@@ -33,7 +33,7 @@ def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
 
 def test_what_only_nvidia_smi_says_is_on_a_gpu_is_not_ended(stand):
     """Another user's argv[0] can forge its answer; the open device node cannot be forged."""
-    with holder(stand.dev, **left_by(stand, ended_owner())) as process:
+    with holder(stand.dev, **left_by(stand)) as process:
         elsewhere = stand.world._replace(dev="/nowhere")
         stand.smi.reports(card(holders=[process.pid]))
         assert not stand.recover(LEFTOVERS, world=elsewhere).acted
@@ -42,7 +42,7 @@ def test_what_only_nvidia_smi_says_is_on_a_gpu_is_not_ended(stand):
 
 def test_the_journal_of_another_directory_is_found_by_its_receipts(stand):
     stand.smi.reports(card())
-    environ = left_by(stand, ended_owner())
+    environ = left_by(stand)
     environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))
     stand.runs = Path("/nowhere")
     with holder(stand.dev, **environ) as process:
@@ -55,23 +55,27 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
 
 
 def nested(stand) -> dict[str, str]:
-    environ = left_by(stand, ended_owner())
+    environ = left_by(stand)
     outer = f"{os.getpid()}:{procfs.start(os.getpid())}:{A}"
     return {**environ, "SAFERUN_LOCKS": f"{outer};{environ['SAFERUN_LOCKS']}"}
 
 
-def of(by=None, **changed):
-    return lambda stand: left_by(stand, {**(by or ended_owner)(), **changed})
+def of(by=ended_owner, **changed):
+    return lambda stand: left_by(stand, {**by(), **changed})
+
+
+def beside(**more):
+    return lambda stand: {**left_by(stand), **more}
 
 
 def kept_by_another_user(stand) -> dict[str, str]:
-    environ = left_by(stand, ended_owner())
+    environ = left_by(stand)
     (stand.runs / "r1").chmod(0o777)
     return environ
 
 
 def swapped_for_a_link(stand) -> dict[str, str]:
-    environ = left_by(stand, ended_owner())
+    environ = left_by(stand)
     (stand.runs / "r1").rename(stand.runs / "r0")
     (stand.runs / "r1").symlink_to("r0")
     return environ
@@ -83,29 +87,18 @@ FOREIGN = {
     "not saferun's": lambda stand: {},
     "its saferun lives": of(procfs.this_process),
     "the outer saferun lives": nested,
-    "an owner that its journal does not know": lambda stand: {
-        **left_by(stand, ended_owner()),
-        "SAFERUN_LOCKS": f"999999:1:{A}",
-    },
-    "unreadable owner": lambda stand: {**left_by(stand, ended_owner()), "SAFERUN_LOCKS": "what:x"},
+    "an owner that its journal does not know": beside(SAFERUN_LOCKS=f"999999:1:{A}"),
+    "unreadable owner": beside(SAFERUN_LOCKS="what:x"),
     "its run was on another machine": of(boot="another", host="elsewhere"),
     "its run was before a restart": of(boot="another"),
     "its run was in another pid namespace": of(pids="pid:[1]"),
-    "it began after the run had ended": lambda stand: left_by(stand, ended_owner(), alive=1),
-    "nobody knows when its run ended": lambda stand: left_by(stand, ended_owner(), alive=0),
+    "it began after the run had ended": lambda stand: left_by(stand, alive=1),
+    "nobody knows when its run ended": lambda stand: left_by(stand, alive=0),
     "its run left no journal": lambda stand: {"SAFERUN_INJECT": contract("r2")},
-    "only locks name its saferun": lambda stand: without(
-        left_by(stand, ended_owner()), "SAFERUN_INJECT"
-    ),
-    "a run's name that leads elsewhere": lambda stand: {
-        **left_by(stand, ended_owner()),
-        "SAFERUN_INJECT": contract("../runs/r1"),
-    },
+    "only locks name its saferun": lambda stand: without(left_by(stand), "SAFERUN_INJECT"),
+    "a run's name that leads elsewhere": beside(SAFERUN_INJECT=contract("../runs/r1")),
     "garbage": lambda stand: {"SAFERUN_INJECT": "{"},
-    "an environment that is cut": lambda stand: {
-        **left_by(stand, ended_owner()),
-        **{f"X{n}": "x" * 100_000 for n in range(11)},
-    },
+    "an environment that is cut": beside(**{f"X{n}": "x" * 100_000 for n in range(11)}),
 }
 
 
@@ -121,7 +114,7 @@ def test_what_is_not_certain_to_be_a_leftover_lives(stand, environ):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_another_user_s_process_is_never_ours(stand):
     script = "import os, sys; os.setuid(65534); print(flush=True); input()"
-    environ = left_by(stand, ended_owner())
+    environ = left_by(stand)
     with subprocess.Popen(
         [sys.executable, "-S", "-c", script],
         env=environ,

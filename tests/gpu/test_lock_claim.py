@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lock_runs import (
-    CUT,
-    SLICE_1,
-    SLICE_2,
-    A,
-)
-
-# These tests fork on purpose; where pytest has threads, Python 3.12 and later say so.
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+from lock_runs import CUT, SLICE_1, SLICE_2, A
 
 # Slots
 
@@ -19,24 +11,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 @pytest.mark.parametrize(
     ("there", "newcomer", "gets_in"),
     [
-        ([3, 3], 3, True),
-        ([3, 3, 3], 3, False),
-        ([4], 2, True),
-        ([4, 4], 2, False),
-        ([2, 4], 4, False),
-        ([4, 2], 4, False),
-        ([1], 3, False),
-        ([3], 1, False),
-    ],
-    ids=[
-        "third-of-three",
-        "fourth-of-three",
-        "wants-at-most-two-and-is-second",
-        "wants-at-most-two-and-is-third",
-        "one-there-wants-at-most-two",
-        "one-there-came-later-and-wants-at-most-two",
-        "one-there-wants-to-be-alone",
-        "wants-to-be-alone",
+        pytest.param([3, 3], 3, True, id="third-of-three"),
+        pytest.param([3, 3, 3], 3, False, id="fourth-of-three"),
+        pytest.param([4], 2, True, id="wants-at-most-two-and-is-second"),
+        pytest.param([4, 4], 2, False, id="wants-at-most-two-and-is-third"),
+        pytest.param([2, 4], 4, False, id="one-there-wants-at-most-two"),
+        pytest.param([4, 2], 4, False, id="one-there-came-later-and-wants-at-most-two"),
+        pytest.param([1], 3, False, id="one-there-wants-to-be-alone"),
+        pytest.param([3], 1, False, id="wants-to-be-alone"),
     ],
 )
 def test_a_gpu_is_shared_by_no_more_runs_than_each_of_them_allows(

@@ -10,14 +10,10 @@ import subprocess
 
 import filelock
 import pytest
-from cases import slow
 from lock_runs import A, flock, take
 from users import STRANGER, root
 
 from saferun.gpu.lock import lock_dir
-
-# These tests fork on purpose; where pytest has threads, Python 3.12 and later say so.
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 
 # util-linux flock
 
@@ -98,8 +94,16 @@ def assert_runs_without_locks(held, messages, reason):
     assert reason in line
 
 
-@pytest.mark.parametrize("file", [f"{A}.lock", f"{A}.slot0", "admission"])
-@pytest.mark.parametrize("kind", ["symlink", "dangling", "directory", "pipe", "second-name"])
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [
+        ("symlink", f"{A}.lock"),
+        ("dangling", "admission"),
+        ("directory", f"{A}.slot0"),
+        ("pipe", f"{A}.lock"),
+        ("second-name", "admission"),
+    ],
+)
 def test_a_planted_lock_file_is_not_followed(tmp_path, file, kind):
     place, victim = tmp_path / "lock", tmp_path / "victim"
     place.mkdir(mode=0o1777)
@@ -127,9 +131,16 @@ def plant(path, kind, victim):
 
 
 @root
-@pytest.mark.parametrize("file", [f"{A}.lock", *slow(f"{A}.slot0", "admission")])
-@pytest.mark.parametrize("kind", ["closed", "symlink", "directory", "pipe", "second-name"])
-@pytest.mark.parametrize("policy", ["refuse", *slow("wait")])
+@pytest.mark.parametrize(
+    ("kind", "file", "policy"),
+    [
+        ("closed", f"{A}.lock", "refuse"),
+        ("symlink", f"{A}.slot0", "wait"),
+        ("directory", "admission", "refuse"),
+        ("pipe", f"{A}.slot0", "wait"),
+        ("second-name", f"{A}.lock", "refuse"),
+    ],
+)
 def test_where_a_lock_must_hold_a_strangers_file_in_its_place_is_busy(
     shared, outcome, file, kind, policy
 ):

@@ -13,9 +13,6 @@ from users import STRANGER, root
 
 from saferun.gpu.lock import lock, lock_owner
 
-# These tests fork on purpose; where pytest has threads, Python 3.12 and later say so.
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-
 # Users
 
 

@@ -44,17 +44,11 @@ def test_a_report_of_two_gpus_is_read_field_by_field():
     read = nvidia_smi.parse(report([fields(0), fields(1)]))
     assert (read.driver, read.cuda) == ("580.95.05", "13.0")
     assert [card.bus for card in read.cards] == [bus(0), bus(1)]
-    assert read.cards[1].get("Product Name") == "NVIDIA H200"
-    assert read.cards[1].get("FB Memory Usage/Total") == "143771 MiB"
-    assert read.cards[0].get("Clocks Event Reasons/HW Slowdown/HW Thermal Slowdown")
     assert read.strange == ""
-
-
-def test_every_field_that_was_laid_out_is_read_back():
-    given = fields(0)
-    del given["Processes"]  # nothing is read from there on
-    read = dict(nvidia_smi.parse(report([fields(0)])).cards[0].fields)
-    assert {name: read.get(name) for name in given} == given
+    for number, card in enumerate(read.cards):
+        given = fields(number)
+        del given["Processes"]  # nothing is read from there on
+        assert {name: card.fields.get(name) for name in given} == given
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from fakecuda import Machine, card
-from recovery_stand import GPU, A, ended_owner, holder, left_by
+from recovery_stand import GPU, A, holder, left_by
 
 from saferun.diagnosis.signatures import load as load_failures
 from saferun.gpu import orphans
@@ -43,7 +43,7 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
     os.mknod(tmp_path / "dev" / "nvidia0", 0o20600, number)
     # A run of another HOME does not find its journal: recoveries of other tests look at all GPUs.
     stand = SimpleNamespace(runs=machine.runs)
-    with holder(tmp_path / "dev", **left_by(stand, ended_owner())) as process:
+    with holder(tmp_path / "dev", **left_by(stand)) as process:
         machine.smi.reports(card(0, holders=[process.pid], used="77000"), look=0)
         machine.smi.reports(card(0), card(1))
         options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]

@@ -7,15 +7,13 @@ reads. tests/gpu/real/test_doctor_gpu.py compares them with those of a real nvid
 from __future__ import annotations
 
 import pathlib
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
+from fakecuda import SOURCE, compiled, uuid
 
 from saferun.doctor.vitals import Files, Smi
 from saferun.gpu import nvidia_smi
-
-HERE = pathlib.Path(__file__).resolve().parent
 
 # Each field as `section/name`; a test changes some. The names are those of series 580.
 WELL = {
@@ -76,12 +74,6 @@ WELL = {
 def bus(number: int) -> str:
     """Return the PCI address of a GPU, as /sys writes it."""
     return f"0000:{0x1A + number:02x}:00.0"
-
-
-def uuid(number: int) -> str:
-    """Return the UUID of a GPU, as in tests/support/fakes."""
-    digit = f"{number + 1:x}"
-    return f"GPU-{digit * 8}-{digit * 4}-{digit * 4}-{digit * 4}-{digit * 12}"
 
 
 def fields(number: int = 0, **changed: str) -> dict[str, str]:
@@ -190,13 +182,7 @@ def machine(folder: pathlib.Path, text: str, count: int, **answers: str) -> None
 @pytest.fixture(scope="session")
 def libcuda(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A directory with a CUDA driver library whose GPUs are host memory (tests/support/fakes)."""
-    folder = tmp_path_factory.mktemp("libcuda")
-    command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(folder / "libcuda.so.1")]
-    try:
-        subprocess.run([*command, str(HERE / "fakes" / "peers.c")], check=True)
-    except FileNotFoundError:
-        pytest.skip("no C compiler")
-    return folder
+    return compiled(tmp_path_factory.mktemp("libcuda"), SOURCE.with_name("peers.c"))
 
 
 FILES = Files(

@@ -30,13 +30,13 @@ A, B, C = map(uuid, range(3))
 THREE = GpuFacts(tuple(Gpu(n, uuid(n), "NVIDIA Fake") for n in range(3)), "proc")
 
 
-def compiled(folder: Path) -> Path:
-    """Return a directory with the fake libcuda.so.1; skip where there is no compiler."""
+def compiled(folder: Path, source: Path = SOURCE) -> Path:
+    """Return a directory with a fake libcuda.so.1; skip where there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler for the fake driver")
     library = folder / "libcuda.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
     return folder
 
 

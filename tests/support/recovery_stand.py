@@ -67,11 +67,15 @@ def ended_owner() -> dict:
     return {**procfs.this_process(), "pid": owner.pid, "start": start}
 
 
-def left_by(stand, by: dict, *, alive: int | None = None, run: str = "r1") -> dict[str, str]:
+def left_by(
+    stand, by: dict | None = None, *, alive: int | None = None, run: str = "r1"
+) -> dict[str, str]:
     """The environment of what a run started, and the run's journal, which says who ran it.
 
-    `alive` is when the run last lived; None: after all that these tests start.
+    `by` is its saferun; None: one that has ended. `alive` is when the run last lived; None: after
+    all that these tests start.
     """
+    by = by or ended_owner()
     folder = stand.runs / run
     folder.mkdir(parents=True)
     event = {"at": 1, "event": "attempt", "attempt": 1, "by": by}

@@ -47,7 +47,7 @@ def examine(
     """Collect the facts and judge them.
 
     Args:
-        environ: of the jobs that will run.
+        environ: that of the jobs that will run.
         cwd: where they will run.
         recover: bring the GPUs back into use first, as far as the profile allows; the deadline
             does not bound this.
@@ -119,7 +119,7 @@ def judge(
 
     Args:
         vitals: the facts.
-        environ: of the jobs.
+        environ: that of the jobs.
         answered: the sources (keys of SOURCES) that answered.
 
     Returns:

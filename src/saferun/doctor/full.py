@@ -21,7 +21,7 @@ def measure(environ: Mapping[str, str], gpus: int) -> Measured:
     """Measure the GPUs, within the two times above.
 
     Args:
-        environ: of the job; its CUDA_VISIBLE_DEVICES counts.
+        environ: the job's; its CUDA_VISIBLE_DEVICES counts.
         gpus: how many it sees; the all-reduce needs two.
 
     Returns:

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-SIDE = 8192  # of the matrices: 1.1 TFLOP, a millisecond or two on an H100
+SIDE = 8192  # rows and columns of a matrix: 1.1 TFLOP, a millisecond or two on an H100
 ELEMENTS = 1 << 28  # 512 MiB of float16
-SECONDS = 1.0  # of each measurement
+SECONDS = 1.0  # each measurement takes that long
 ROUNDS = 20
-TIMEOUT_S = 25  # for the all-reduce; below full.py's TOGETHER_S
+TIMEOUT_S = 25  # the all-reduce has that; below full.py's TOGETHER_S
 
 
 def emit(**fields: Any) -> None:

@@ -23,7 +23,7 @@ def as_json(
     """Return the fixed JSON form (schema 1).
 
     Args:
-        findings: in their order.
+        findings: all of them, in their order.
         facts: named tuples, mappings and sequences.
         mask: removes secrets from a text of the facts; the findings are masked already.
     """
@@ -52,9 +52,9 @@ def render(findings: Sequence[Finding], *, colour: bool = False, columns: int = 
     """Return the report: problems first, then notes, then what is fine.
 
     Args:
-        findings: in their order.
-        colour: with ANSI escape sequences.
-        columns: of the terminal.
+        findings: all of them, in their order.
+        colour: whether to use ANSI escape sequences.
+        columns: the terminal's.
     """
     width = max(NARROW, min(WIDTH, columns))
     shown = merged(findings)

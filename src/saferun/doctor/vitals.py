@@ -29,7 +29,7 @@ class CudaDevice(TypedDict, total=False):
 class CudaPair(TypedDict, total=False):
     """What it prints of a pair of GPUs, as far as it came."""
 
-    pair: list[int]  # from the first one to the second
+    pair: list[int]  # the first one sends to the second
     can: bool  # the one reaches the other's memory
     copy: str  # "ok", or what was wrong with the bytes; the same of the other two ways
     read: str
@@ -40,7 +40,7 @@ class CudaPair(TypedDict, total=False):
 class Files(NamedTuple):
     """What the NVIDIA driver's files show."""
 
-    version: str = ""  # of the kernel module; "" where it is not loaded (or not shown here)
+    version: str = ""  # the kernel module's; "" where it is not loaded (or not shown here)
     gpus: Mapping[str, str] = {}  # product name by PCI address, of every GPU of the host
     nodes: Mapping[str, str] = {}  # device nodes: "ok", "missing" or "closed"
     amd: bool = False  # /dev/kfd, the compute node of AMD's driver
@@ -88,7 +88,7 @@ class Torch(NamedTuple):
     python_h: bool = True  # the interpreter's own headers, which Triton's launchers include
     include: str = ""
     torch: str = ""
-    cuda: str | None = None  # that it was built with; None: a CPU or ROCm build
+    cuda: str | None = None  # it was built with that; None: a CPU or ROCm build
     hip: str | None = None
     archs: tuple[str, ...] = ()  # sm_90, compute_90
     nccl: str | None = None
@@ -115,11 +115,11 @@ class Memory(NamedTuple):
 
     total: int = -1
     available: int = -1
-    limit: int = -1  # of the control group
-    used: int = -1  # by it
+    limit: int = -1  # the control group's
+    used: int = -1  # memory that the control group uses
     shm_total: int = -1
     shm_free: int = -1
-    cpus: int = 0  # that this process may run on
+    cpus: int = 0  # this process may run on so many
     quota: float = 0.0  # CPUs' worth of time; 0: no limit
 
 
@@ -174,10 +174,10 @@ class Network(NamedTuple):
     """How other machines are reached."""
 
     hostname: str = ""
-    addresses: tuple[str, ...] = ()  # that the host name resolves to, in order
+    addresses: tuple[str, ...] = ()  # the host name resolves to them, in this order
     trouble: str = ""  # why it does not
-    seconds: float = 0.0  # that this took
-    interfaces: tuple[Interface, ...] = ()  # by index, as getifaddrs has them
+    seconds: float = 0.0  # resolving it took so long
+    interfaces: tuple[Interface, ...] = ()  # in getifaddrs' order: by index
     ports: tuple[Port, ...] = ()
     infiniband: tuple[InfiniBand, ...] = ()
 
@@ -203,12 +203,12 @@ class Host(NamedTuple):
 class Speed(NamedTuple):
     """What a GPU was measured to do; 0: not measured."""
 
-    device: int  # as CUDA counts
+    device: int  # CUDA's number
     bus: str  # 0000:18:00.0; "" where torch does not say
     name: str
     matmul_tflops: float = 0.0
     memory_gbs: float = 0.0
-    peer_gbs: float = 0.0  # to the next GPU
+    peer_gbs: float = 0.0  # speed to the next GPU
     error: str = ""
 
 

@@ -33,7 +33,7 @@ class Known(NamedTuple):
     source: str
     name: str = ""
     means: str = ""
-    asks: tuple[str, ...] = ()  # for recovery
+    asks: tuple[str, ...] = ()  # what recovery may do about it
 
 
 def known(code: int) -> Known:

@@ -53,7 +53,7 @@ LOAD = (f"--query-gpu=uuid,index,{','.join(_LOAD)}", "--format=csv,noheader,noun
 class Load(NamedTuple):
     """How busy a GPU is; None for what the driver does not say."""
 
-    place: int | None  # in nvidia-smi
+    place: int | None  # its index in nvidia-smi
     percent: int | None
     used_mib: int | None
     total_mib: int | None
@@ -65,7 +65,7 @@ class Process(NamedTuple):
 
     pid: int
     used_mib: int | None  # None where the driver does not say, as under MIG
-    name: str = ""  # as /proc has it; "" where /proc does not confirm that it has a GPU open
+    name: str = ""  # /proc's; "" where /proc does not confirm that it has a GPU open
 
 
 class Card(NamedTuple):
@@ -104,7 +104,7 @@ class Report(NamedTuple):
 
 
 def is_sick(value: str) -> bool:
-    """Say whether a value is an error message in a value's place."""
+    """Return whether a value is an error message in a value's place."""
     return value.strip().strip("[]").strip().lower().rstrip(".") in SICK
 
 
@@ -224,8 +224,8 @@ def ask(arguments: Sequence[str], environ: Mapping[str, str], timeout_s: float) 
     """Run the nvidia-smi of PATH; its answer says so where there is none.
 
     Args:
-        arguments: of nvidia-smi.
-        environ: its environment.
+        arguments: what it is asked.
+        environ: its environment; PATH counts.
         timeout_s: seconds after which it is killed.
     """
     program = next(paths.on_path("nvidia-smi", environ), None)
@@ -239,7 +239,7 @@ def query(environ: Mapping[str, str], timeout_s: float) -> tuple[Report, str]:
 
     Args:
         environ: PATH finds nvidia-smi.
-        timeout_s: of each of two or three questions.
+        timeout_s: the most seconds of each of two or three questions.
     """
     answer = ask(QUERY, environ, timeout_s)
     if "not a valid field" in answer.out + answer.err:

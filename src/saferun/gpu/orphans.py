@@ -27,7 +27,7 @@ from saferun.keeper.process_tree import end_processes
 from saferun.system import paths, procfs
 
 CACHE = "saferun-cache-"  # supervise/changes/probes.py makes these
-CACHE_AGE_S = 600.0  # of a cache that no run holds: one may just be starting
+CACHE_AGE_S = 600.0  # a younger one may belong to a run that is just starting
 _ENVIRON_BYTES = 1 << 20
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of Linux
 NO_GPU = 254  # minors from here on are the driver's own: nvidia-modeset, nvidiactl
@@ -171,7 +171,7 @@ def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
 
     Args:
         wanted: pid and start time, from before they were found to be leftovers.
-        limit_s: for all of them together.
+        limit_s: the most seconds, for all of them together.
     """
 
     def living() -> dict[int, int]:

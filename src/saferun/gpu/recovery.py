@@ -31,26 +31,26 @@ from saferun.system.gpus import minors
 CACHES, PERSISTENCE = "caches", "persistence"
 EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
 SMI_S = 5.0  # nvidia-smi -q takes 2 s at the most where all is well
-DRAIN_S = 10.0  # for the driver to see that a killed process has gone: a second or two
+DRAIN_S = 10.0  # the driver needs a second or two to see that a killed process has gone
 RESET_S = 60.0  # a reset must not be interrupted without need
-END_S = 3.0  # for left-over processes to die, all together; the kernel needs milliseconds each
-POLL_S = 0.5  # between two looks, each an nvidia-smi
+END_S = 3.0  # left-over processes may take this to die, all together; it is milliseconds each
+POLL_S = 0.5  # pause between two looks, each an nvidia-smi
 IDLE_MIB = 1024  # what a GPU without work may show as used: the driver's own, a display's
 _ASKS_RESET = ("reset", "gpu reset", "drain and reset", "drain p2p and reset")
 # PROC_PID_INIT_INO and PROC_USER_INIT_INO, include/linux/proc_ns.h
 _INITIAL = {"pid": "pid:[4026531836]", "user": "user:[4026531837]"}
-_CAP_SYS_PTRACE = 19  # to see what other users' processes have open; capabilities(7)
+_CAP_SYS_PTRACE = 19  # shows what other users' processes have open; capabilities(7)
 _PERSISTENCE = "https://docs.nvidia.com/deploy/driver-persistence/index.html"
 
 
 class World(NamedTuple):
-    """Where this process stands; tests stand elsewhere."""
+    """The rights of this process, and where it looks; tests have others."""
 
     root: bool
     sees_all: bool  # no process on this machine is hidden from us, nor what it has open
     dev: str = "/dev"
     driver: str = "/proc/driver/nvidia"
-    smi_s: float = SMI_S  # for nvidia-smi to answer
+    smi_s: float = SMI_S  # the most seconds that nvidia-smi may take
     sleep: Callable[[float], object] = time.sleep
 
 
@@ -62,7 +62,7 @@ class Recovered(NamedTuple):
 
 
 def here() -> World:
-    """Return where this process stands."""
+    """Return the rights of this process, and where it looks."""
     try:
         sees_all = all(os.readlink(f"/proc/self/ns/{kind}") == _INITIAL[kind] for kind in _INITIAL)
         granted = re.search(r"^CapEff:\s*([0-9a-f]+)$", procfs.read("/proc/self/status"), re.M)
@@ -97,9 +97,9 @@ def recover(
         asks: LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET.
         environ: PATH finds nvidia-smi, TMPDIR the caches.
         runs: the directory of the runs' journals.
-        terms: of a reset.
+        terms: what a reset needs.
         drain_s: the most seconds that memory may take to come back.
-        world: where this process stands; None: looked up.
+        world: None: looked up.
     """
     asks = frozenset(asks)
     work = _Recovery(gpus, environ, runs, world or here())
@@ -131,7 +131,7 @@ class _Recovery:
     # what nvidia-smi says
 
     def trouble(self) -> list[Finding]:
-        """Say that nvidia-smi was asked and gave no answer."""
+        """Report that nvidia-smi was asked and gave no answer."""
         if not self._trouble:
             return []
         fix = "without its answer nothing is waited for or reset; look at dmesg"
@@ -147,7 +147,7 @@ class _Recovery:
         return next((c for c in cards if gpu.uuid and c.get("GPU UUID") == gpu.uuid), None)
 
     def _holders(self, card: nvidia_smi.Card) -> dict[int, str]:
-        """Who is on a GPU: by nvidia-smi, and by the open device node."""
+        """Return who is on a GPU, by nvidia-smi and by the open device node."""
         minor = minors(self._world.driver).get(card.get("GPU UUID"))
         opened = orphans.openers(None if minor is None else [minor], self._world.dev)
         pids = sorted({*opened, *(process.pid for process in card.processes)})
@@ -214,7 +214,7 @@ class _Recovery:
         return [Finding(OK, "caches", what, ", ".join(gone), "")]
 
     def persistence(self) -> list[Finding]:
-        """Say where the driver forgets a GPU as soon as nobody uses it."""
+        """Report where the driver forgets a GPU as soon as nobody uses it."""
         off = [
             gpu
             for gpu in self._gpus

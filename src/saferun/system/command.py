@@ -125,7 +125,7 @@ def questions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _memory_file(name: str) -> Iterator[int]:
-    if not hasattr(os, "memfd_create"):  # in a Python that was built with a glibc before 2.27
+    if not hasattr(os, "memfd_create"):  # Python was built with a glibc before 2.27
         import tempfile  # no launch with another Python waits for it
 
         with tempfile.TemporaryFile() as file:

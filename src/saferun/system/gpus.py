@@ -207,7 +207,7 @@ def _survey(
 ) -> Machine:
     """Return the machine's GPUs: from /proc where that is certain, else from nvidia-smi."""
     files = read_proc(proc, dev)
-    unnamed = not all(gpu.uuid for gpu in files.gpus)  # of GPUs that nobody has used since boot
+    unnamed = not all(gpu.uuid for gpu in files.gpus)  # nobody has used them since boot
     if files.gpus and not files.doubt and not unnamed and not _has_mig(proc, wanted):
         return files
     program = next(paths.on_path("nvidia-smi", environ), None)

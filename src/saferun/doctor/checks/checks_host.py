@@ -162,7 +162,7 @@ def compilers(
     Args:
         tools: the compilers that were found.
         torch: the user's.
-        environ: of the job; CC, CXX and TRITON_PTXAS_PATH count.
+        environ: the job's; CC, CXX and TRITON_PTXAS_PATH count.
         gpus: whether there is one.
     """
     missing = []
@@ -206,7 +206,7 @@ def scheduler(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Iter
     """Report what the scheduler allocated, and check which of the GPUs CUDA shows.
 
     Args:
-        environ: of the job.
+        environ: the job's.
         facts: the GPUs that the job would see.
         present: how many GPUs are here.
     """

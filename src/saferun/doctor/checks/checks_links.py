@@ -123,8 +123,8 @@ def infiniband(ports: Iterable[InfiniBand], limits: Limits, disabled: bool) -> I
     """Check the RDMA ports: NCCL uses every active one.
 
     Args:
-        ports: of all devices.
-        limits: of this process; memory must be locked to be registered.
+        ports: those of all devices.
+        limits: this process's; memory must be locked to be registered.
         disabled: NCCL_IB_DISABLE=1 is set.
     """
     found = list(ports)

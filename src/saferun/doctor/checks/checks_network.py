@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from saferun.doctor.vitals import Interface, Network, Port
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
-SLOW_S = 2.0  # for resolving our own host name; each rank does it
-_OTHERS = ("^docker,lo,virbr", "docker", "lo", "virbr")  # in this order, after "ib"
+SLOW_S = 2.0  # resolving our own host name is slow then; each rank does it
+_OTHERS = ("^docker,lo,virbr", "docker", "lo", "virbr")  # tried in this order, after "ib"
 
 
 def many_nodes(environ: Mapping[str, str]) -> bool:

@@ -12,7 +12,7 @@ from statistics import median
 from saferun.doctor.vitals import Measured, Speed
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
-SLOWER = 0.10  # below the median of its siblings
+SLOWER = 0.10  # a GPU this far below the median of its siblings is slow
 _METRICS = {  # field: what it is, its unit
     "matmul_tflops": ("matmul", "TFLOP/s (float16)"),
     "memory_gbs": ("memory", "GB/s"),
@@ -25,7 +25,7 @@ def judge(measured: Measured, numbers: Mapping[str, int], linked: bool) -> Itera
 
     Args:
         measured: by `--full`.
-        numbers: of the GPUs as nvidia-smi counts them, by PCI address.
+        numbers: what nvidia-smi calls the GPUs, by PCI address.
         linked: NVLink is up, so that all links between GPUs are alike; over PCI Express they
             depend on the slots.
     """

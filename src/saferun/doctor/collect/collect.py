@@ -22,7 +22,7 @@ from saferun.system.redact import Masker
 FILES_S = 1.5  # milliseconds, unless the driver hangs
 SMI_S = 12.0  # nvidia.REPORT_S, and then ALONE_S for the GPUs that it lacks
 TRIAL_S = 5.0  # a context takes 0.3 s for each GPU; a driver that hangs takes for ever
-TEST_MIB = 2048  # of GPU memory, for the test's context and buffers
+TEST_MIB = 2048  # GPU memory that the test's context and buffers need
 TORCH_S = 15.0  # `import torch` takes 2 s warm, and 10 s from a cold disk
 DISKS_S = 5.0  # milliseconds, unless a network file system hangs
 DEFAULT_PORT = 29500  # torch/distributed/run.py, --master-port
@@ -58,7 +58,7 @@ class Vitals(NamedTuple):
     host: Host = Host()
     network: Network = Network()
     log: kernellog.Log = kernellog.Log()
-    measured: Measured | None = None  # by --full
+    measured: Measured | None = None  # where --full is given
 
 
 class Collected(NamedTuple):
@@ -66,15 +66,15 @@ class Collected(NamedTuple):
 
     vitals: Vitals
     answered: frozenset[str]  # keys of SOURCES
-    late: Mapping[str, float]  # by source: the seconds that it had
-    failed: Mapping[str, str]  # by source: the exception, on one line
+    late: Mapping[str, float]  # the seconds that a source had
+    failed: Mapping[str, str]  # the exception of a source, on one line
 
 
 def collect(environ: Mapping[str, str], cwd: str, deadline_s: float) -> Collected:
     """Ask every source.
 
     Args:
-        environ: of the jobs that will run.
+        environ: that of the jobs that will run.
         cwd: where they will run.
         deadline_s: seconds from now; what has not answered then is left out.
 
@@ -122,9 +122,9 @@ def ask_gpus(
     """Ask nvidia-smi, then try each GPU, then each pair; skip what would only hang.
 
     Args:
-        environ: of the job.
+        environ: the job's.
         files: the driver's.
-        end: of the monotonic clock, in seconds.
+        end: the monotonic clock's, in seconds.
         keep: receives what is known so far, whatever comes later.
     """
     smi = nvidia.ask_smi(environ, tuple(files.gpus), min(end, time.monotonic() + SMI_S))

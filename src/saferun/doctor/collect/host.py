@@ -185,7 +185,7 @@ def examine(environ: Mapping[str, str], cwd: str, timeout_s: float) -> Host:
     """Collect all facts of this module.
 
     Args:
-        environ: of the jobs that will run.
+        environ: that of the jobs that will run.
         cwd: where they will run.
         timeout_s: the most seconds that the disks may take.
     """

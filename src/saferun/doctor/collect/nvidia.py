@@ -23,7 +23,7 @@ from saferun.system import gpus, paths, procfs
 from saferun.system.printable import printable
 
 REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persistence mode
-ALONE_S = 4.0  # for each GPU, all at once: twice what the report of all takes where all is well
+ALONE_S = 4.0  # each GPU, all at once: twice what the report of all takes where all is well
 DETAIL_S = 3.0  # a query of a few fields: less than a second
 PEERS_S = 9.0  # 8 GPUs: contexts 1.5 s, 56 pairs 1 s
 _FIRST_GPU = "\nGPU 0"  # below it the report may hold other users' text
@@ -87,7 +87,7 @@ def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi
     Args:
         environ: PATH decides which nvidia-smi.
         known: PCI addresses from the driver's files, for asking each GPU alone.
-        end: of the monotonic clock, in seconds; nothing is asked after it.
+        end: the monotonic clock's, in seconds; nothing is asked after it.
 
     Returns:
         The answers; empty where there is no nvidia-smi.
@@ -177,7 +177,7 @@ def ask_cuda(environ: Mapping[str, str], timeout_s: float) -> Cuda:
 def read_peercheck(answer: bounded.Answer) -> Cuda:
     """Parse the lines of peercheck.py, all or as far as it came."""
     top: dict[str, Any] = {}
-    devices: dict[int, Any] = {}  # as CudaDevice has it
+    devices: dict[int, Any] = {}  # their values are CudaDevices
     pairs: list[Any] = []
     begun: tuple[int, int] | None = None
     for line in answer.out.splitlines():

@@ -26,7 +26,7 @@ from typing import Any
 
 SIZE = 4 << 20  # bytes for each try
 THREADS = 256
-# For sm_70 and newer; the driver compiles it for the GPU.
+# The driver compiles it for the GPU, which must be sm_70 or newer.
 PTX = b"""
 .version 6.0
 .target sm_70

@@ -44,14 +44,14 @@ from saferun.model import Gpu, LockPolicy
 from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 
-GATE_LOOK_S = 0.002  # between two tries: who holds it needs a millisecond
+GATE_LOOK_S = 0.002  # pause between two tries: who holds it needs a millisecond
 GATE_S = 5.0  # the most seconds that `admission` is waited for: a loaded machine is slow
 _MUST_HOLD = ("refuse", "wait")  # policies under which no run starts without its locks
 POLL_S = (0.05, 1.0)  # first and longest pause between two looks of a run that waits
 
 
 class World(NamedTuple):
-    """The outside of a run that locks; tests have another."""
+    """What a lock uses of its surroundings; tests have others."""
 
     say: Callable[[str], None]  # takes one line for people
     clock: Callable[[], float] = time.monotonic  # s
@@ -73,7 +73,7 @@ def acquire(
         gpus: the GPUs and MIG slices; one without a UUID cannot be locked.
         policy: the profile's `locks`.
         owner: whom the record names; see lock_owner.this_process.
-        environ: for SAFERUN_LOCKS, what an ancestor holds, and TMPDIR.
+        environ: SAFERUN_LOCKS says what an ancestor holds; TMPDIR and PATH count, too.
         world: takes messages, tells the time and waits.
         directory: where locks lie; None: the machine's directory.
 
@@ -122,8 +122,8 @@ def load(uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, int]:
     """Return how many runs and workers are on each GPU; none where locks cannot be read.
 
     Args:
-        uuids: of the GPUs.
-        environ: for TMPDIR.
+        uuids: those of the GPUs.
+        environ: TMPDIR may hold the directory of locks.
     """
     try:
         place = LockDirectory.find(None, environ)
@@ -138,7 +138,7 @@ def load(uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, int]:
 
 
 class Held:
-    """What a run holds. `close` gives it back; so does the kernel when its last process ends."""
+    """The locks of a run. `close` gives them back; so does the kernel at its last process's end."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Held:
         return {VARIABLE: ";".join(entry.text() for entry in entries)} if entries else {}
 
     def alone(self) -> bool:
-        """Say whether these GPUs are locked for us alone and no other run is on them now.
+        """Return whether these GPUs are locked for us alone and no other run is on them now.
 
         What may disturb another run, a GPU's reset above all, needs a yes. It holds for the
         moment: under `warn` the next run starts beside us. Slices and slots share their GPU, and
@@ -246,7 +246,7 @@ def in_use(names: Sequence[str], holders: Sequence[str]) -> str:
 
 
 class _Attempt(NamedTuple):
-    """What one attempt to lock needs."""
+    """The values of one attempt to lock."""
 
     place: LockDirectory
     wanted: tuple[Device, ...]
@@ -254,7 +254,7 @@ class _Attempt(NamedTuple):
     owner: Holder
     world: World
     memory: SlotMemory | None
-    names: Mapping[str, str]  # of devices in messages, where it is not the device's name
+    names: Mapping[str, str]  # what messages call a device, where it is not its name
 
 
 def _enter(attempt: _Attempt) -> tuple[Claim, str]:

@@ -70,7 +70,7 @@ class Claim:
         return [*met, slices] if slices in names and place.is_held(slices, shared=False) else met
 
     def _parent(self, place: LockDirectory, parent: str, names: frozenset[str]) -> list[str]:
-        """A slice shares its GPU with other slices, not with a run on the whole of it."""
+        """Share the GPU of a slice with other slices, not with a run on the whole of it."""
         met = [slot for slot in slots_of(parent, names) if place.is_held(slot, shared=True)]
         self._take(place, f"{parent}.slices", alone=False)
         if not self._take(place, f"{parent}.lock", alone=False):

@@ -16,7 +16,7 @@ from saferun.system import procfs
 
 OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _TAKEN = (errno.EAGAIN, errno.EACCES)
-# Of a file that is there: closed to us, a directory, a link, a device without a driver.
+# The file is there, and is closed to us, a directory, a link or a device without a driver.
 _BLOCKED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -83,7 +83,7 @@ class LockDirectory(NamedTuple):
         raise UnusableError(f"{self.path}/{name} is removed again and again")
 
     def is_held(self, name: str, *, shared: bool) -> bool:
-        """Say whether a lock of this kind would be refused; leaves nothing locked."""
+        """Return whether a lock of this kind would be refused; leave nothing locked."""
         try:
             descriptor = os.open(name, os.O_RDONLY | OPEN, dir_fd=self.descriptor)
         except OSError:
@@ -121,7 +121,7 @@ class LockDirectory(NamedTuple):
 
 
 def _directories(environ: Mapping[str, str]) -> list[str]:
-    """Where locks may be, best first: a TMPDIR of one's own keeps other users out."""
+    """Return where locks may be, best first: a TMPDIR of one's own keeps other users out."""
     own = environ.get("TMPDIR", "")
     places = ["/run/lock/saferun", "/tmp/saferun-lock"]  # noqa: S108 - checked when it is opened
     return [*places, os.path.join(own, "saferun-lock")] if os.path.isabs(own) else places

@@ -21,7 +21,7 @@ from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 from saferun.system.printable import printable
 
-RECORDS = 512  # of other runs that are read; more is a flood
+RECORDS = 512  # records of other runs that are read; more is a flood
 RECORD_BYTES = 1 << 14
 _TEXT = 200  # characters of what a record says
 
@@ -154,7 +154,7 @@ def parse_record(content: Any, file: str, uid: int) -> Record:
     Args:
         content: the decoded JSON.
         file: the record's file name.
-        uid: of the file's owner.
+        uid: the file's owner.
 
     Raises:
         ValueError, TypeError, KeyError, OverflowError: it is none of ours.

@@ -16,9 +16,9 @@ from saferun.gpu.nvidia_smi import Process
 from saferun.system import procfs
 from saferun.system.printable import printable
 
-SMI_S = 5.0  # for nvidia-smi to answer
+SMI_S = 5.0  # the most seconds that nvidia-smi may take
 FRESH_S = 2.0  # nvidia-smi is asked again after that
-_MIB = 1024  # in a GiB
+_MIB = 1024  # MiB in a GiB
 _SHOWN = 3  # processes that a message names
 
 

@@ -28,10 +28,10 @@ class Slots:
     """The slots of the GPUs that a run sees.
 
     Args:
-        gpus: in the order in which the job would see them.
+        gpus: those of the run, in the order in which the job would see them.
         policy: the profile's `locks`.
         owner: whom the records name.
-        environ: for SAFERUN_LOCKS, TMPDIR and PATH.
+        environ: SAFERUN_LOCKS, TMPDIR and PATH count.
         world: takes messages, tells the time and waits.
     """
 
@@ -50,7 +50,7 @@ class Slots:
 
     @property
     def count(self) -> int | None:
-        """How many workers these GPUs have slots for; None for no limit."""
+        """The number of workers that these GPUs have slots for; None for no limit."""
         bounded = self._gpus and self._policy.gpus != "off"
         return len(self._gpus) * self._policy.slots if bounded else None
 

@@ -30,14 +30,14 @@ SCHEMA = 1
 LIBRARY = "libcuda.so.1"
 TIMEOUT_S = 20.0  # seconds for 8 GPUs without persistence mode, where all is well
 MEMORY_BYTES = 64 << 20
-MOST_GPUS = 64  # of one machine; more is a library that lies
+MOST_GPUS = 64  # one machine has no more; a library that says so lies
 STATUS_BAD = 69  # sysexits.h: EX_UNAVAILABLE
 _CHUNK_BYTES = 4 << 20
-_LOOK_S = 0.002  # between two looks whether it has gone: the job waits
-_REAP_S = 0.5  # for a killed test to go; the kernel may be unable to end it
-_LET_GO_S = 2.0  # for a test that has reported all to close the GPUs
+_LOOK_S = 0.002  # pause between two looks whether it has gone: the job waits
+_REAP_S = 0.5  # a killed test is waited for; the kernel may be unable to end it
+_LET_GO_S = 2.0  # a test that has reported all may take this long to close the GPUs
 _OUTPUT_BYTES = 1 << 20  # read of a test at most
-_KEPT_BYTES = 2000  # of them, in the document: the end of what were no reports
+_KEPT_BYTES = 2000  # what were no reports: the end of it is in the document
 _SET_PDEATHSIG = 1  # linux/prctl.h
 _NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 _UNKNOWN_FUNCTION = 500  # CUDA_ERROR_NOT_FOUND, for a function that this driver does not have
@@ -136,7 +136,7 @@ def _blank(environ: Mapping[str, str]) -> dict[str, Any]:
         "visible": environ.get("CUDA_VISIBLE_DEVICES"),
         "step": "start",  # start, library, init, count, devices, end: how far it came
         "ended": "",  # done, timeout, crash, flood
-        "code": 0,  # of the call that failed for all GPUs
+        "code": 0,  # the error of the call that failed for all GPUs
         "devices": {},
         "output": "",
     }
@@ -218,7 +218,7 @@ class _Driver:
 
 
 def _report(**facts: Any) -> None:
-    """Tell our parent, a line in one write: lines of several threads do not mix."""
+    """Tell our parent a line, in one write, so that lines of several threads do not mix."""
     import json
 
     os.write(1, json.dumps(facts).encode() + b"\n")

@@ -25,10 +25,12 @@ from saferun.planning.inputs import RunInputs
 from saferun.system.gpus import addresses
 from saferun.system.procfs import comm
 
-LEAST_S = 1.0  # that a further question is given, however late it is
+LEAST_S = 1.0  # a further question is given this long, however late it is
 HELD = (2, 46)  # CUDA's errors that a holder explains
 MOST_ALONE = 16  # GPUs that are tried one by one
-ALONE = LockPolicy(gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None)  # to recover them
+ALONE = LockPolicy(
+    gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None
+)  # recovery needs the GPUs alone
 
 Say = Callable[[str], None]
 
@@ -42,8 +44,8 @@ def recovered(
     """Do for a run's GPUs what is asked for, as its profile allows.
 
     Args:
-        asks: of cuda_errors, and the UUIDs of the GPUs that are known to need it.
-        gathered: of the run.
+        asks: what cuda_errors names, and the UUIDs of the GPUs that are known to need it.
+        gathered: the run's inputs.
         plan: its policy, and its GPUs.
         held: its locks.
     """
@@ -67,13 +69,13 @@ class Clearance:
 
     Args:
         gathered: what was found out about the machine.
-        plan: of the first attempt: its policy, and the GPUs of the job.
+        plan: the first attempt's: its policy, and the GPUs of the job.
         held: the locks.
         say: takes lines for people.
     """
 
     def __init__(self, gathered: RunInputs, plan: LaunchPlan, held: Held, say: Say) -> None:
-        self.findings: tuple[Finding, ...] = ()  # of the last test, and of recovery before it
+        self.findings: tuple[Finding, ...] = ()  # the last test's, after those of a recovery
         self._gathered, self._plan, self._held, self._say = gathered, plan, held, say
         self._policy = plan.settings.preflight
         self._environ = {**plan.environment(gathered.environ), **held.environ()}
@@ -165,9 +167,9 @@ def examine(
 
     Args:
         test: it has been started.
-        environ: of the job.
+        environ: the job's.
         facts: the GPUs that the job should see.
-        timeout_s: from now on, for all of it.
+        timeout_s: seconds from now, for all questions together.
     """
     began = time.monotonic()
     document = test.report(timeout_s)
@@ -252,11 +254,11 @@ def recover_cuda_context(
     """Bring the visible GPUs back into use as far as we may, then try them: `doctor --recover`.
 
     Args:
-        environ: of the caller.
+        environ: the caller's.
         facts: the visible GPUs.
         reset: `recover.gpu_reset`.
         runs: the directory of the runs' journals.
-        timeout_s: of each test.
+        timeout_s: the most seconds of each test.
     """
     trouble: list[Finding] = []
 

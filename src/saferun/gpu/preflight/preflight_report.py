@@ -12,6 +12,7 @@ from typing import Any
 
 from saferun.gpu import cuda_errors
 from saferun.gpu.device_names import visible_without
+from saferun.gpu.preflight import preflight
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu, GpuFacts
 from saferun.named_tuple import NamedTuple
 from saferun.system.printable import printable
@@ -35,7 +36,7 @@ _CAPABILITIES = (
 class Card(NamedTuple):
     """One GPU as the test left it."""
 
-    number: int  # as CUDA counts in the job
+    number: int  # CUDA's, in the job
     uuid: str
     pci: str
     name: str
@@ -98,10 +99,10 @@ def judge(
     """Return what a test showed.
 
     Args:
-        document: of preflight.py.
+        document: what preflight.py reported.
         facts: the GPUs that the job should see.
         timeout_s: what the test was given.
-        around: see there.
+        around: what was asked of the machine beside the test.
     """
     return _Judge(document, facts, timeout_s, around).judged()
 
@@ -201,7 +202,7 @@ class _Judge:
     def _some_alone(self, title: str) -> Judged | None:
         """Judge by the tests that saw one GPU each; None where those do not differ."""
         gpus, alone = self._facts.gpus, self._around.alone
-        able = [(gpu, _well(alone.get(gpu.uuid))) for gpu in gpus]
+        able = [(g, g.uuid in alone and preflight.is_well(alone[g.uuid])) for g in gpus]
         if len({good for _, good in able}) < 2:
             return None
         findings, failed = [], []
@@ -272,7 +273,7 @@ class _Judge:
         return Finding(PROBLEM, area, what, "; ".join(filter(None, detail)), _for(card.uuid, fix))
 
     def _comparable(self) -> bool:
-        """Whether what CUDA shows and what the driver lists can be compared beyond doubt."""
+        """Return whether what CUDA shows and what the driver lists can be compared beyond doubt."""
         uuids = [*(card.uuid for card in self._cards), *(gpu.uuid for gpu in self._facts.gpus)]
         return not self._facts.warning and all(uuid.startswith("GPU-") for uuid in uuids)
 
@@ -309,11 +310,6 @@ def _asks(failed: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]:
         for ask in cuda_errors.known(code).asks:
             asks[ask] = (*asks.get(ask, ()), *([uuid] if uuid else []))
     return asks
-
-
-def _well(document: Mapping[str, Any] | None) -> bool:
-    found = cards(document) if document else ()
-    return bool(found) and all(card.good for card in found)
 
 
 def _first_code(document: Mapping[str, Any]) -> int:
