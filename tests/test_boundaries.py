@@ -226,6 +226,8 @@ def test_each_file_of_knowledge_has_one_reader():
             readers.setdefault(name, set()).add(str(path.relative_to(SOURCE)))
     assert readers == {
         "load_cuda_errors": {"gpu/cuda_errors.py"},
+        "load_driver_messages": {"doctor/checks/checks_driver.py"},
+        "load_gpu_fields": {"doctor/checks/checks_gpu.py"},
         "load_failures": {"diagnosis/signatures.py"},
         "load_mitigations": {"planning/mitigation_catalog.py"},
         "load_settings": {"audit/effects.py"},

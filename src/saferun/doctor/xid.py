@@ -19,18 +19,6 @@ SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _XID = r"NVRM:.*?\bXid \(([^)]*)\): (\d{1,6})(?:, (.*))?"
 _SXID = r"nvidia-nvswitch\d*:.*?\bSXid \(([^)]*)\): (\d{1,6}), (.*)"
 _REQUEST = re.compile(r"GPU recovery action changed from .*? to 0x[0-9a-fA-F]+ \(([^)]*)\)")
-
-_FIXES = {
-    "reset": "no job on it: as root `nvidia-smi --gpu-reset -i {gpu}`, else reboot; "
-    "a rented machine: ask for another one",
-    "reboot": "reboot; if it comes back, the GPU, its slot or its power is broken: have it changed",
-    "link": "reset all GPUs of the NVLink together, or reboot; if it comes back, a link, a bridge "
-    "or the NVSwitch is broken: have it changed",
-    "mechanics": "have power cables and seating checked",
-    "update": "update the driver and the firmware",
-    "restart-app": "the GPU is usable; start the job again",
-    "none": "",
-}
 _APPLICATION = "`compute-sanitizer` or CUDA_LAUNCH_BLOCKING=1 on the job names the kernel"
 
 
@@ -39,7 +27,9 @@ class Meaning(NamedTuple):
 
     means: str
     fault: str
+    blame: str  # the fault, for people
     action: str
+    fix: str  # with {gpu} for the GPU's number
 
 
 class Event(NamedTuple):
@@ -57,9 +47,13 @@ def catalogue(environ: Mapping[str, str] | None = None) -> dict[int, Meaning]:
     Args:
         environ: gives the user's cache directory; by default that of this process.
     """
+    document = loader.load_xids(environ)
+    faults, fixes = document["faults"], document["fixes"]
     return {
-        code: Meaning(row["means"], row["fault"], row["action"])
-        for row in loader.load_xids(environ)["xids"]
+        code: Meaning(
+            row["means"], row["fault"], faults[row["fault"]], row["action"], fixes[row["action"]]
+        )
+        for row in document["xids"]
         for code in row["codes"]
     }
 
@@ -88,9 +82,9 @@ def judge(
     """Judge the events of this boot, each GPU's codes once.
 
     Args:
-        events: of the kernel log.
+        events: those of the kernel log.
         known: the catalogue.
-        numbers: of the GPUs, by PCI address.
+        numbers: the GPUs' numbers by PCI address.
         well: addresses of GPUs for which the driver needs no recovery now: their events in the
             log are over.
 
@@ -122,27 +116,17 @@ def _finding(
     if meaning is None:
         what = f"Xid {last.code}{times}: not in the catalogue"
         return Finding(NOTE, area, what, last.text, f"look it up: {SOURCE}")
-    what = f"Xid {last.code}{times}: {meaning.means} ({_blame(meaning.fault)})"
+    what = f"Xid {last.code}{times}: {meaning.means} ({meaning.blame})"
     request = _REQUEST.search(last.text)
     if request:
         what = f"Xid {last.code}{times}: the driver asked for: {request[1]}"
     serious = meaning.action in ("reset", "reboot", "link", "mechanics")
     if serious and last.bus in over:
         return Finding(NOTE, area, what, f"{last.text}. The driver asks for nothing now.", "")
-    fix = _FIXES[meaning.action].format(gpu=number if number is not None else last.bus)
+    fix = meaning.fix.format(gpu=number if number is not None else last.bus)
     if meaning.fault == "application":
         fix = f"a fault of the job, not of the GPU: {_APPLICATION}"
     return Finding(PROBLEM if serious else NOTE, area, what, f"{last.text} <{SOURCE}>", fix)
-
-
-def _blame(fault: str) -> str:
-    return {
-        "application": "the application's fault",
-        "hardware": "hardware",
-        "driver": "driver or firmware",
-        "either": "application, driver or hardware",
-        "information": "for information",
-    }[fault]
 
 
 def _switch(event: Event, times: str) -> Finding:

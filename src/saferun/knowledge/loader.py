@@ -1,8 +1,8 @@
 """The data files of this folder; parsed once for each content, then read from a cache.
 
 What is returned here is raw, and each file has one reader, which makes typed values of it:
-diagnosis/signatures.py, planning/mitigation_catalog.py, gpu/cuda_errors.py, doctor/xid.py and
-audit/effects.py.
+diagnosis/signatures.py, planning/mitigation_catalog.py, gpu/cuda_errors.py,
+doctor/checks/checks_driver.py, doctor/checks/checks_gpu.py, doctor/xid.py and audit/effects.py.
 """
 
 from __future__ import annotations
@@ -59,6 +59,16 @@ def load_xids(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 def load_cuda_errors(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the document of cuda_errors.yaml: what the CUDA driver's errors mean."""
     return _document("cuda_errors.yaml", os.environ if environ is None else environ)
+
+
+def load_driver_messages(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the document of driver_messages.yaml: what a failing nvidia-smi says."""
+    return _document("driver_messages.yaml", os.environ if environ is None else environ)
+
+
+def load_gpu_fields(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the document of gpu_fields.yaml: what fields of nvidia-smi's report mean."""
+    return _document("gpu_fields.yaml", os.environ if environ is None else environ)
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> dict[str, Any]:

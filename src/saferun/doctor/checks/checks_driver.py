@@ -1,10 +1,9 @@
-"""Pure: whether a driver answers, and whether this torch fits it and the GPUs.
+"""Whether a driver answers, and whether this torch fits it and the GPUs.
 
-Exit codes of nvidia-smi: its manual page, "RETURN VALUE",
-https://docs.nvidia.com/deploy/nvidia-smi/index.html. Which CUDA needs which driver:
+Which CUDA needs which driver:
 https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html. Which code runs
 on which GPU: torch/cuda/__init__.py (`_check_cubins`) and the CUDA programming guide, "Binary
-Compatibility" and "PTX Compatibility".
+Compatibility" and "PTX Compatibility". What a failing nvidia-smi says: driver_messages.yaml.
 """
 
 from __future__ import annotations
@@ -14,52 +13,12 @@ from collections.abc import Iterator, Mapping
 
 from saferun.doctor.vitals import Cuda, Files, Smi, Torch
 from saferun.gpu.nvidia_smi import ordered
+from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 _DRIVERS = {13: 580, 12: 525, 11: 450}  # CUDA's major version -> the oldest driver series
 _RENT = "a rented machine: ask for another one"
 _BY_HAND = "run `nvidia-smi -q` by hand; is this the driver's own program?"
-# Messages of a failing nvidia-smi, the most specific first: pattern, what it means, the fix.
-_MESSAGES = (
-    (
-        "driver/library version mismatch",
-        "the driver in the kernel is not the one whose libraries are here",
-        "reboot (or unload and load the nvidia modules); in a container: restart it",
-    ),
-    (
-        "couldn't communicate with the nvidia driver",
-        "the driver is not loaded",
-        "`modprobe nvidia` as root and read `dmesg`; after a kernel update build it again",
-    ),
-    (
-        "couldn't find libnvidia-ml",
-        "the driver's library libnvidia-ml.so.1 is not here",
-        "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility; else reinstall the driver",
-    ),
-    (
-        "no devices were found",
-        "the driver is here, and it finds no GPU",
-        "read `dmesg` for NVRM lines; in a container: start it with --gpus all",
-    ),
-    (
-        "insufficient permissions",
-        "this user may not ask the driver",
-        "see to /dev/nvidia* and the user's groups",
-    ),
-)
-_STATUS = {
-    4: ("no permission for what was asked", "see to /dev/nvidia* and the user's groups"),
-    6: ("no such GPU was found", "read `dmesg` for NVRM lines"),
-    8: ("a GPU's external power cables are not attached", "have them attached"),
-    9: ("the driver is not loaded", "`modprobe nvidia` as root and read `dmesg`"),
-    10: ("the kernel found an interrupt problem with a GPU", "see to the BIOS; reboot"),
-    12: (
-        "libnvidia-ml.so.1 could not be loaded",
-        "reinstall the driver; in a container: its NVIDIA_DRIVER_CAPABILITIES lacks `utility`",
-    ),
-    14: ("a GPU's information memory is corrupted", "have the GPU replaced"),
-    15: ("a GPU has fallen off the bus", f"reboot; {_RENT}"),
-}
 
 
 def presence(files: Files, smi: Smi, cuda: Cuda) -> Iterator[Finding]:
@@ -122,16 +81,18 @@ def _hung(smi: Smi) -> Finding:
 
 
 def _failed(files: Files, smi: Smi) -> Finding:
-    message = smi.message.lower()
-    for pattern, what, fix in _MESSAGES:
-        if pattern in message:
-            absent = not files.version and not files.pci and "loaded" in what
-            return Finding(NOTE if absent else PROBLEM, "driver", what, smi.message, fix)
+    known = loader.load_driver_messages()
+    for row in known["messages"]:
+        if row["says"] in smi.message.lower():
+            absent = not files.version and not files.pci and "loaded" in row["means"]
+            level = NOTE if absent else PROBLEM
+            return Finding(level, "driver", row["means"], smi.message, row["fix"])
     if smi.report.lost:
         return Finding(PROBLEM, "driver", "nvidia-smi cannot open every GPU", smi.message, "")
-    if smi.status in _STATUS:
-        what, fix = _STATUS[smi.status]
-        return Finding(PROBLEM, "driver", f"nvidia-smi: {what}", smi.message, fix)
+    for row in known["statuses"]:
+        if row["status"] == smi.status:
+            what = f"nvidia-smi: {row['means']}"
+            return Finding(PROBLEM, "driver", what, smi.message, row["fix"])
     what = f"nvidia-smi: {smi.trouble or 'it ended well and wrote no report'}"
     detail = f"{smi.program}: {smi.report.strange or smi.message or 'it wrote nothing'}"
     return Finding(PROBLEM if smi.trouble else NOTE, "driver", what, detail, _BY_HAND)

@@ -1,4 +1,4 @@
-"""Pure: the health of each GPU by the driver's report (`nvidia-smi -q`); a function for each check.
+"""The health of each GPU by the driver's report (`nvidia-smi -q`); a function for each check.
 
 What a field means: https://docs.nvidia.com/deploy/nvidia-smi/index.html; memory errors and rows:
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html; the recovery action and the
@@ -11,20 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from saferun.doctor.vitals import Files, Smi
 from saferun.gpu.nvidia_smi import Card, number, ordered
+from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 MEMORY_DOC = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 FABRIC_DOC = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
-HELD_SHARE = 0.1  # of a GPU's memory; a job sized for the whole card does not fit beside more
+HELD_SHARE = 0.1  # a job that is sized for the whole card does not fit beside more
 HELD_MIB = 1024  # a context takes some 500 MiB, a desktop about as much
 THROTTLED_S = 60  # since the driver was loaded
-# What the driver asks for, as nvidia-smi writes it (NVML_GPU_RECOVERY_ACTION_*).
-_RECOVERY = {
-    "reset": "end what runs on it, then as root `nvidia-smi --gpu-reset -i {n}`, or reboot",
-    "reboot": "reboot the machine; a rented one: ask for another",
-    "drain p2p": "end every job that uses this GPU together with others, then run again",
-    "drain and reset": "end what runs on it, then as root `nvidia-smi --gpu-reset -i {n}`",
-}
 _SLOWED = {  # reason, as nvidia-smi names it -> its meaning
     "HW Thermal Slowdown": "too hot: the hardware has lowered its clocks",
     "HW Power Brake Slowdown": "the power supply or the chassis has asked it to slow down",
@@ -100,7 +94,8 @@ def recovery(card: Card, area: str) -> Iterator[Finding]:
     elif card.get("GPU Reset Status/Drain and Reset Recommended") == "Yes":
         action = "Drain and Reset"
     if action:
-        fix = _RECOVERY.get(action.lower(), "see to it before a job starts").format(n=area[4:])
+        known = loader.load_gpu_fields()["recovery"]
+        fix = known.get(action.lower(), "see to it before a job starts").format(n=area[4:])
         yield Finding(PROBLEM, area, f"the driver asks for: {action}", "", fix)
 
 
@@ -125,14 +120,11 @@ def ecc(card: Card, area: str) -> Iterator[Finding]:
         if healthy_by_driver(card):
             yield Finding(NOTE, area, what, f"{detail}; the driver asks for no recovery", "")
         else:
-            fix = _RECOVERY["reset"].format(n=area[4:])
+            fix = loader.load_gpu_fields()["recovery"]["reset"].format(n=area[4:])
             yield Finding(PROBLEM, area, what, detail, f"{fix}; if it comes back: replace it")
     elif ever := _uncorrectable(card, "ECC Errors/Aggregate/"):
         what = f"{sum(ever.values())} uncorrectable memory errors in its life, none now"
         yield Finding(NOTE, area, what, _listing(ever), "")
-    if card.get("ECC Errors/Aggregate/SRAM Threshold Exceeded") == "Yes":
-        what = "more SRAM errors than NVIDIA allows for"
-        yield Finding(PROBLEM, area, what, f"<{MEMORY_DOC}>", "have the GPU replaced")
 
 
 def _has_ecc(card: Card) -> bool:
@@ -157,18 +149,7 @@ def _listing(counts: Mapping[str, int]) -> str:
 
 
 def rows(card: Card, area: str) -> Iterator[Finding]:
-    """Check for memory that was taken out of use, or waits to be."""
-    fix = _RECOVERY["reset"].format(n=area[4:])
-    if card.get("Remapped Rows/Remapping Failure Occurred") == "Yes":
-        what = "a bad row of memory could not be replaced"
-        replace = "have the GPU replaced; a rented machine: ask for another"
-        yield Finding(PROBLEM, area, what, f"<{MEMORY_DOC}>", replace)
-    for name, what in _WAITING.items():
-        if card.get(name) == "Yes":
-            yield Finding(PROBLEM, area, what, f"{name.replace('/', ', ')}: Yes", fix)
-    if card.get("ECC Errors/Unrepairable Memory") == "Yes":
-        what = "memory that cannot be repaired"
-        yield Finding(PROBLEM, area, what, "", "have the GPU replaced")
+    """Check for memory that was taken out of use."""
     used = number(card.get("Remapped Rows/Uncorrectable Error")) or 0
     pages = number(card.get("Retired Pages/Double Bit ECC")) or 0
     if used or pages:
@@ -176,13 +157,20 @@ def rows(card: Card, area: str) -> Iterator[Finding]:
         yield Finding(NOTE, area, what, f"it works; more of them is a bad sign <{MEMORY_DOC}>", "")
 
 
-_WAITING = {
-    "Remapped Rows/Pending": "a bad row of memory waits to be replaced",
-    "Retired Pages/Pending Page Blacklist": "a bad page of memory waits to be taken out of use",
-    "Retired Pages/Pending": "a bad page of memory waits to be taken out of use",
-    "ECC Errors/Channel Repair Pending": "a memory channel waits to be repaired",
-    "ECC Errors/TPC Repair Pending": "a part of the processor waits to be repaired",
-}
+def fields(card: Card, area: str) -> Iterator[Finding]:
+    """Check the fields that mean something by themselves (gpu_fields.yaml)."""
+    known = loader.load_gpu_fields()
+    reset = known["recovery"]["reset"].format(n=area[4:])
+    for row in known["fields"]:
+        for name in row["fields"]:
+            value = card.get(name)
+            if value.lower() in row["values"]:
+                field = name.replace("/", ", ")
+                detail = row.get("detail", "").format(
+                    field=field, value=value, memory=known["memory"]
+                )
+                fix = row.get("fix", "").format(n=area[4:], reset=reset)
+                yield Finding(row["level"], area, row["what"], detail, fix)
 
 
 def throttling(card: Card, area: str) -> Iterator[Finding]:
@@ -216,21 +204,6 @@ def _heat(card: Card) -> str:
     limit = card.get("GPU Power Readings/Current Power Limit")
     parts = [card.get("Temperature/GPU Current Temp"), power and f"{power} of {limit}"]
     return ", ".join(filter(None, parts))
-
-
-def modes(card: Card, area: str) -> Iterator[Finding]:
-    """Check the modes that limit how the GPU may be used: MIG and the compute mode."""
-    if card.get("MIG Mode/Current") == "Enabled":
-        what = "cut by MIG: a process sees one instance, and instances do not talk by NCCL"
-        fix = "one process an instance; for a job over whole GPUs: `nvidia-smi -mig 0` as root"
-        yield Finding(NOTE, area, what, "", fix)
-    mode = card.get("Compute Mode").lower()
-    if mode == "prohibited":
-        fix = f"as root `nvidia-smi -i {area[4:]} -c DEFAULT`"
-        yield Finding(PROBLEM, area, "compute mode Prohibited: CUDA may not use it", "", fix)
-    elif mode.startswith("exclusive"):
-        what = "compute mode exclusive: one process a GPU, a second one fails"
-        yield Finding(NOTE, area, what, "", "")
 
 
 def holders(card: Card, area: str) -> Iterator[Finding]:
@@ -295,8 +268,8 @@ CHECKS: tuple[Callable[[Card, str], Iterator[Finding]], ...] = (
     recovery,
     ecc,
     rows,
+    fields,
     throttling,
-    modes,
     holders,
     pcie,
     persistence,
