@@ -19,6 +19,7 @@ import pytest
 from cases import slow, with_limits
 from fake_smi import bus, fields, machine, program, report, uuid
 from helpers import is_alive, until
+from runs import executable
 
 from saferun.doctor import examination
 from saferun.doctor.collect import collect, nvidia, together
@@ -44,9 +45,7 @@ class Desk:
         self.library = library
         self.home = home
         self.port = free_port()
-        torchrun = self.bin / "torchrun"  # a shim: other tests ask torch
-        torchrun.write_text("#!/bin/sh\nexit 1\n")
-        torchrun.chmod(0o755)
+        executable(self.bin / "torchrun", "#!/bin/sh\nexit 1\n")  # a shim: other tests ask torch
 
     def environ(self, **changed: str) -> dict[str, str]:
         return {

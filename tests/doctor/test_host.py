@@ -10,6 +10,7 @@ import time
 
 import pytest
 from cases import with_limits
+from runs import executable
 
 from saferun.doctor.checks import checks_host
 from saferun.doctor.collect import host
@@ -251,8 +252,7 @@ def test_the_compilers_of_torch_compile_must_be_there(tools, torch, environ, gpu
 
 def test_compilers_are_searched_for_as_triton_and_inductor_do(tmp_path):
     for name in ("clang", "g++", "mycc"):
-        (tmp_path / name).write_text("")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, "")
     path = {"PATH": str(tmp_path)}
     assert host.tools(path) == Tools(str(tmp_path / "clang"), str(tmp_path / "g++"), "")
     assert host.tools({**path, "CC": "mycc -O2"}).cc == str(tmp_path / "mycc")
@@ -354,10 +354,9 @@ def test_journald_is_asked_where_the_log_may_not_be_read(tmp_path):
 def journald_says(tmp_path, *entries: object, ascii: bool = True) -> kernellog.Log:
     lines = "".join(json.dumps(entry, ensure_ascii=ascii) + "\n" for entry in entries)
     (tmp_path / "log").write_text(lines)
-    program = tmp_path / "journalctl"
     asked = 'case "$*" in *--output=json*) ;; *) exit 1 ;; esac'
-    program.write_text(f"#!/bin/sh\n{asked}\nexec /bin/cat '{tmp_path}/log'\n")
-    program.chmod(0o755)
+    text = f"#!/bin/sh\n{asked}\nexec /bin/cat '{tmp_path}/log'\n"
+    executable(tmp_path / "journalctl", text)
     return kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"))
 
 
@@ -385,8 +384,7 @@ def test_a_programs_name_writes_no_line_of_the_driver(tmp_path, message, ascii):
 @pytest.mark.parametrize("text", [None, "exit 1", "true"], ids=["none", "fails", "says nothing"])
 def test_a_log_that_nobody_may_read_has_a_reason(tmp_path, text):
     if text:
-        (tmp_path / "journalctl").write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / "journalctl").chmod(0o755)
+        executable(tmp_path / "journalctl", f"#!/bin/sh\n{text}\n")
     read = kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"))
     assert (read.source, read.trouble != "") == ("", True)
 
@@ -406,8 +404,7 @@ def test_only_the_kernels_records_since_a_moment_are_read(tmp_path):
 
 
 def test_journald_is_asked_since_a_moment(tmp_path):
-    program = tmp_path / "journalctl"
-    program.write_text('#!/bin/sh\necho "{\\"MESSAGE\\":\\"NVRM: $*\\"}"\n')
-    program.chmod(0o755)
+    text = '#!/bin/sh\necho "{\\"MESSAGE\\":\\"NVRM: $*\\"}"\n'
+    executable(tmp_path / "journalctl", text)
     read = kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"), since_s=1700000000.5)
     assert read.lines[0].endswith("--since=@1700000000")

@@ -14,8 +14,8 @@ import uuid as unique
 
 import pytest
 from cases import with_limits
-from fakecuda import PROGRAM, A, B, processes_with, try_gpus
-from helpers import until
+from fakecuda import PROGRAM, A, B, try_gpus
+from helpers import MARK, living, until
 
 
 def test_good_gpus_are_named_with_uuid_and_pci_address(library):
@@ -53,11 +53,11 @@ def test_a_driver_that_hangs_is_killed_in_time(library):
     mark = unique.uuid4().hex
 
     def tried(limit_s):
-        return try_gpus(library, timeout_s=limit_s, FAKE_CUDA_INIT="hang", MARK=mark)
+        return try_gpus(library, timeout_s=limit_s, FAKE_CUDA_INIT="hang", **{MARK: mark})
 
     reported = with_limits(tried, lambda reported: reported["step"] == "init")
     assert (reported["ended"], reported["step"], reported["status"]) == ("timeout", "init", 69)
-    assert not processes_with(mark)
+    assert not living(mark)
 
 
 def test_one_gpu_that_hangs_does_not_hide_the_others(library):
@@ -97,13 +97,13 @@ def test_a_library_that_is_none_is_said(tmp_path):
 def test_the_test_ends_with_the_process_that_started_it(library, tmp_path):
     mark, log = unique.uuid4().hex, tmp_path / "log"
     argv = [sys.executable, "-I", "-S", str(PROGRAM), "--timeout", "60"]
-    env = {"LD_LIBRARY_PATH": str(library), "FAKE_CUDA_INIT": "hang", "MARK": mark}
+    env = {"LD_LIBRARY_PATH": str(library), "FAKE_CUDA_INIT": "hang", MARK: mark}
     env["FAKE_CUDA_LOG"] = str(log)
     parent = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
     until(log.exists)  # in cuInit: it will not write to a pipe that nobody reads
     parent.kill()
     parent.wait()
-    until(lambda: not processes_with(mark))
+    until(lambda: not living(mark))
 
 
 def test_the_program_needs_nothing_newer_than_python_3_9():

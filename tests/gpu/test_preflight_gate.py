@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import signal
-import uuid as unique
-from pathlib import Path
 
 import pytest
 from cases import slow, with_limits
-from fakecuda import THREE, B, Machine, card, problems, processes_with
+from fakecuda import THREE, B, Machine, card, problems
 from helpers import until
 
 from saferun.gpu.preflight import preflight, preflight_gate
@@ -151,20 +149,11 @@ def test_a_hang_is_bounded_by_the_profile_and_named(machine, job):
 
 
 def test_ctrl_c_ends_a_test_that_hangs(machine, job):
-    mark = unique.uuid4().hex
-    process = machine.start(*argv("require", *PYTHON), job, FAKE_CUDA_INIT="hang", MARK=mark)
-    until(lambda: any("--touch" in line(pid) for pid in processes_with(mark)))
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=200)
-    assert process.returncode == -signal.SIGINT
-    until(lambda: not processes_with(mark))
-
-
-def line(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
+    with machine.start(*argv("require", *PYTHON), job, FAKE_CUDA_INIT="hang") as ran:
+        until(lambda: ran.processes("--touch"), "a test")
+        ran.process.send_signal(signal.SIGINT)
+        assert ran.end() == -signal.SIGINT
+        ran.nothing_lives()
 
 
 def test_the_journal_keeps_what_was_found(machine, job):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 from fakecuda import SOURCE, compiled, uuid
+from runs import executable
 
 from saferun.doctor.vitals import Files, Smi
 from saferun.gpu import nvidia_smi
@@ -144,9 +145,7 @@ def program(folder: pathlib.Path, answers: dict[str, str], otherwise: str = "exi
     """Write an nvidia-smi: for each line of arguments a shell command."""
     cases = "".join(f"  {line!r}) {command} ;;\n" for line, command in answers.items())
     text = f'#!/bin/sh\ncase "$*" in\n{cases}  *) {otherwise} ;;\nesac\n'
-    path = folder / "nvidia-smi"
-    path.write_text(text)
-    path.chmod(0o755)
+    executable(folder / "nvidia-smi", text)
 
 
 def machine(folder: pathlib.Path, text: str, count: int, **answers: str) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from repo import ROOT
+from runs import Run, executable, run
 
 from saferun.model import PROBLEM, Gpu, GpuFacts
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "src" / "saferun" / "gpu" / "preflight" / "preflight.py"
 SOURCE = Path(__file__).with_name("fakes") / "libcuda.c"
 
@@ -76,8 +77,7 @@ class Smi:
     def behaves(self, script: str) -> None:
         """Do this when called; what was asked is written down first."""
         text = f'#!/bin/sh\nhere={self.folder}\necho "$@" >> $here/asked\n{script}\nexit 0\n'
-        self.program.write_text(text)
-        self.program.chmod(0o755)
+        executable(self.program, text)
 
     def lists(self, count: int, name: str = "NVIDIA H100 80GB HBM3") -> None:
         lines = [f"GPU {n}: {name} (UUID: {uuid(n)})" for n in range(count)]
@@ -145,55 +145,33 @@ class Machine:
             "HOME": str(self.home),
             "LD_LIBRARY_PATH": str(library),
             "TMPDIR": str(folder),
-            "OMP_NUM_THREADS": "1",
             "SAFERUN_SET": "locks.gpus=off",  # tests run beside each other with the same UUIDs
-            **{n: os.environ[n] for n in ("PYTHONPATH", "LANG") if n in os.environ},
         }
 
-    def start(self, *argv: str, **behaviour: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "saferun", *argv],
-            env={**self.environ, **behaviour},
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, *argv: str, **behaviour: str) -> contextlib.AbstractContextManager[Run]:
+        return run(self.folder, *argv, env={**self.environ, **behaviour})
 
     def run(self, *argv: str, **behaviour: str) -> Ran:
-        with self.start(*argv, **behaviour) as process:
-            out, err = process.communicate(timeout=300)
-        return Ran(process.returncode, out, err, self)
+        with self.start(*argv, **behaviour) as job:
+            status = job.end()
+        messages = [line.removeprefix("saferun: ") for line in job.messages()]
+        return Ran(status, job.out, job.err, messages, self._events)
 
-
-class Ran:
-    """A saferun that has ended."""
-
-    def __init__(self, status: int, out: str, err: str, machine: Machine) -> None:
-        self.status, self.out, self.err = status, out, err
-        self._machine = machine
-
-    @property
-    def messages(self) -> list[str]:
-        lines = self.err.splitlines()
-        return [line.removeprefix("saferun: ") for line in lines if line.startswith("saferun: ")]
-
-    def events(self, name: str) -> list[dict]:
-        (path,) = self._machine.runs.glob("*-*-*/events.jsonl")
+    def _events(self, name: str) -> list[dict]:
+        """Return the events of the only run; tests put other journals beside it."""
+        (path,) = self.runs.glob("*-*-*/events.jsonl")
         events = [json.loads(line) for line in path.read_text().splitlines()]
         return [event for event in events if event["event"] == name]
 
 
-def processes_with(mark: str) -> list[int]:
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if mark.encode() in Path(f"/proc/{name}/environ").read_bytes():
-                found.append(int(name))
-        except OSError:
-            continue
-    return found
+class Ran(NamedTuple):
+    """A saferun that has ended."""
+
+    status: int
+    out: str
+    err: str
+    messages: list[str]
+    events: Callable[[str], list[dict]]
 
 
 def problems(judged):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+from runs import executable
+
 from saferun.system import gpus as gpu
 
 A = "GPU-14e799be-cee2-7364-1ed2-56588c2c62e3"
@@ -48,9 +50,7 @@ class FakeMachine:
         self.add("NVIDIA H200", A, bus="0000:00:06.0", minor=0)
 
     def nvidia_smi(self, script):
-        program = self.bin / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
+        executable(self.bin / "nvidia-smi", f"#!/bin/sh\n{script}\n")
 
     def nvidia_smi_prints(self, text, status=0):
         (self.bin / "answer").write_text(text)

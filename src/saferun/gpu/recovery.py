@@ -137,13 +137,13 @@ class _Recovery:
         fix = "without its answer nothing is waited for or reset; look at dmesg"
         return [Finding(PROBLEM, "nvidia-smi", self._trouble, "", fix)]
 
-    def _look(self, *, fresh: bool = False) -> nvidia_smi.Report:
+    def _state(self, *, fresh: bool = False) -> nvidia_smi.Report:
         if self._report is None or fresh:
             self._report, self._trouble = nvidia_smi.query(self._environ, self._world.smi_s)
         return self._report
 
     def _card(self, gpu: Gpu) -> nvidia_smi.Card | None:
-        cards = self._look().cards
+        cards = self._state().cards
         return next((c for c in cards if gpu.uuid and c.get("GPU UUID") == gpu.uuid), None)
 
     def _holders(self, card: nvidia_smi.Card) -> dict[int, str]:
@@ -182,7 +182,7 @@ class _Recovery:
                 break
             waited = True
             self._world.sleep(min(POLL_S, max(0.0, end - time.monotonic())))
-            self._look(fresh=True)
+            self._state(fresh=True)
         self.acted |= waited and not busy
         return [self._full(gpu, limit_s) for gpu in busy]
 

@@ -13,6 +13,7 @@ from saferun.gpu.lock import lock, lock_owner
 from saferun.gpu.lock.lock import Held
 from saferun.gpu.preflight import preflight_gate
 from saferun.gpu.preflight.preflight_gate import Clearance
+from saferun.gpu.preflight.preflight_report import in_a_line
 from saferun.model import Finding, LaunchPlan, Request
 from saferun.planning.inputs import RunInputs
 from saferun.system.descriptors import plug_closed_descriptors
@@ -121,7 +122,7 @@ class GpuCare:
         done = preflight_gate.recovered(wanted, self._gathered, plan, self._held)
         self.recovered = done.findings
         for finding in done.findings:
-            self._say(preflight_gate.in_a_line(finding))
+            self._say(in_a_line(finding))
 
     def close(self) -> None:
         """End a test that is still running."""

@@ -56,7 +56,7 @@ class World(NamedTuple):
     say: Callable[[str], None]  # takes one line for people
     clock: Callable[[], float] = time.monotonic  # s
     sleep: Callable[[float], None] = time.sleep  # takes seconds
-    memory: SlotMemory | None = None  # None: made for this request, where slots need memory
+    memory: SlotMemory | None = None  # None: made where slots need memory
 
 
 def acquire(
@@ -138,7 +138,14 @@ def load(uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, int]:
 
 
 class Held:
-    """The locks of a run. `close` gives them back; so does the kernel at its last process's end."""
+    """The locks of a run. `close` gives them back; so does the kernel at its last process's end.
+
+    Args:
+        ancestors: those that hold GPUs, of which nested runs must know, too.
+        place: the directory of locks, open.
+        claim: the locks that were taken in it; None where nothing is held.
+        record: the file name of our record in it.
+    """
 
     def __init__(
         self,
@@ -147,14 +154,6 @@ class Held:
         claim: Claim | None = None,
         record: str = "",
     ) -> None:
-        """Hold what was taken; without a claim nothing is held.
-
-        Args:
-            ancestors: those that hold GPUs, of which nested runs must know, too.
-            place: the directory of locks, open.
-            claim: the locks that were taken in it.
-            record: the file name of our record in it.
-        """
         self._ancestors = ancestors
         self._place, self._claim, self._record = place, claim, record
         self._pid = os.getpid()
@@ -289,7 +288,7 @@ def _try(attempt: _Attempt) -> tuple[Claim | None, str, str]:
     """
     policy = attempt.policy
     if attempt.memory:
-        attempt.memory.look()  # before others are kept out
+        attempt.memory.refresh()  # before others are kept out
     with _admission(attempt.place, attempt.world):
         claim = Claim.make(attempt.place, attempt.wanted, policy.slots)
         message = _obstacle(attempt, claim)

@@ -45,7 +45,7 @@ class SlotMemory:
         self._holders: dict[str, str] = {}  # who held the memory when it was first short
         self._unknown: set[str] = set()  # GPUs that were said not to be known
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Ask nvidia-smi, unless it was asked just now; it takes 50 ms where all is well."""
         now = self._clock()
         if self._looked_at is not None and now - self._looked_at < FRESH_S:

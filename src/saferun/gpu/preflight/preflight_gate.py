@@ -18,7 +18,7 @@ from saferun.gpu.cuda_errors import RESET
 from saferun.gpu.lock import lock, lock_owner
 from saferun.gpu.lock.lock import Held
 from saferun.gpu.preflight import preflight, preflight_report
-from saferun.gpu.preflight.preflight_report import Around, Judged, cards, lines
+from saferun.gpu.preflight.preflight_report import Around, Judged, cards, in_a_line, lines
 from saferun.gpu.recovery import EVERYTHING, SMI_S, Recovered, ResetTerms, recover
 from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan, LockPolicy
 from saferun.planning.inputs import RunInputs
@@ -151,12 +151,6 @@ class Clearance:
         return True
 
 
-def in_a_line(finding: Finding) -> str:
-    """Return a finding as one line."""
-    text = f"{finding.area}: {finding.what}"
-    return f"{text}; {finding.fix}" if finding.fix else text
-
-
 # --- one test, and what else has to be asked ----------------------------------------------------
 
 
@@ -244,12 +238,7 @@ def _ask_smi(environ: Mapping[str, str], timeout_s: float) -> tuple[dict[str, st
 
 
 def recover_cuda_context(
-    environ: Mapping[str, str],
-    facts: GpuFacts,
-    *,
-    reset: str,
-    runs: str,
-    timeout_s: float = preflight.TIMEOUT_S,
+    environ: Mapping[str, str], facts: GpuFacts, *, reset: str, runs: str
 ) -> tuple[Finding, ...]:
     """Bring the visible GPUs back into use as far as we may, then try them: `doctor --recover`.
 
@@ -258,7 +247,6 @@ def recover_cuda_context(
         facts: the visible GPUs.
         reset: `recover.gpu_reset`.
         runs: the directory of the runs' journals.
-        timeout_s: the most seconds of each test.
     """
     trouble: list[Finding] = []
 
@@ -273,19 +261,19 @@ def recover_cuda_context(
         fix = "nothing is recovered while another run has them; wait for it to end"
         return (Finding(PROBLEM, "locks", busy.what, "", fix),)
     with held:
-        before = _tried(environ, facts, timeout_s)
+        before = _tried(environ, facts)
         terms = ResetTerms(reset, held.alone, before.asks.get(RESET, ()))
         done = recover(facts.gpus, EVERYTHING, environ, runs=runs, terms=terms)
-        after = before if not done.acted else _tried(environ, facts, timeout_s)
+        after = before if not done.acted else _tried(environ, facts)
     if not done.findings and after.well:
         trouble.append(Finding(OK, "recovery", "nothing to recover", "", ""))
     return (*trouble, *done.findings, *after.findings)
 
 
-def _tried(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> Judged:
+def _tried(environ: Mapping[str, str], facts: GpuFacts) -> Judged:
     try:
         with preflight.PreflightTest(environ) as test:
-            return examine(test, environ, facts, timeout_s)
+            return examine(test, environ, facts, preflight.TIMEOUT_S)
     except OSError as error:
         what = f"no process could be started for a test: {error.strerror}"
         fix = "look at ulimit -u and at free memory"

@@ -107,10 +107,16 @@ def judge(
     return _Judge(document, facts, timeout_s, around).judged()
 
 
+def in_a_line(finding: Finding) -> str:
+    """Return a finding as one line."""
+    text = f"{finding.area}: {finding.what}"
+    return f"{text}; {finding.fix}" if finding.fix else text
+
+
 def lines(judged: Judged, limit: int = 4) -> list[str]:
     """Return the problems as lines for people, a few at the most."""
     problems = [f for f in judged.findings if f.level == PROBLEM]
-    texts = [f"{f.area}: {f.what}; {f.fix}" for f in problems[:limit]]
+    texts = [in_a_line(finding) for finding in problems[:limit]]
     if len(problems) > limit:
         texts.append(f"and {len(problems) - limit} more (saferun doctor)")
     return texts + [f.what for f in judged.findings if f.level == NOTE]
