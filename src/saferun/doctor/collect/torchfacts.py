@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from saferun.doctor.vitals import Torch
 from saferun.errors import UnavailableError
 from saferun.planning.torchrun import torchrun_install
 from saferun.system import command as bounded
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _MARK = "saferun-torch:"
 # Runs under any Python that torch supports. torchrun does not have the folder that -c puts first on

@@ -25,7 +25,7 @@ from saferun.model import Checkpoint, ResumePolicy
 from saferun.named_tuple import NamedTuple
 from saferun.supervise.changes import resumption
 from saferun.supervise.watch import live_output, work_signs
-from saferun.system import command, paths, procfs
+from saferun.system import procfs
 from saferun.system.redact import Masker
 
 _LINE_CHARS = 500
@@ -234,15 +234,14 @@ class _Gpus:
     def __init__(self, plan: RecordedPlan, environ: Mapping[str, str]) -> None:
         locks = events.mapping(plan.raw.get("locks"))
         self._devices = events.strings(locks.get("devices"))
-        self._program = next(paths.on_path("nvidia-smi", environ), "") if self._devices else ""
         self._environ = environ
         self._next_s = float("-inf")
 
     def look(self) -> tuple[Load, ...]:
         """Return how busy they are; nothing where that is not known."""
-        if not self._program or time.monotonic() < self._next_s:
+        if not self._devices or time.monotonic() < self._next_s:
             return ()
-        answer = command.run((self._program, *nvidia_smi.LOAD), self._environ, _SMI_S)
+        answer = nvidia_smi.ask(nvidia_smi.LOAD, self._environ, _SMI_S)
         if answer.status is None:
             self._next_s = time.monotonic() + _SMI_AGAIN_S
         found = nvidia_smi.parse_load(answer.out)
