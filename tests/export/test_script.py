@@ -324,25 +324,3 @@ def test_every_log_of_the_corpus_gets_the_same_verdict(corpus, tmp_path):
     theirs = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(theirs) == len(ours) > 50
     assert theirs == json.loads(json.dumps(ours))
-
-
-def test_what_travels_in_a_script_holds_all_that_its_modules_import():
-    import ast
-
-    from saferun.export import bundle
-
-    files = bundle.files(os.environ)
-    have = {name.removesuffix(".py").replace("/", ".") for name in files}
-    have |= {name.removesuffix(".__init__") for name in have}
-    for name, text in files.items():
-        if not name.startswith("saferun/") or not name.endswith(".py"):
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("saferun"):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-                assert {node.module, *filter(is_module, names)} <= have, name
-
-
-def is_module(name: str) -> bool:
-    place = ROOT / "src" / name.replace(".", "/")
-    return place.is_dir() or place.with_suffix(".py").is_file()

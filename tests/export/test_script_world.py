@@ -138,7 +138,7 @@ def test_the_kit_finds_a_place(machine, usable):
         (OTHER, 0o755, (0, 0o755), False),
         (OTHER, 0o1777, (0, 0o755), False),
         (0, 0o755, (OTHER, 0o755), False),
-        (0, 0o755, (0, 0o775), False),
+        (0, 0o755, (0, 0o757), False),
         (0, 0o755, (0, 0o1777), True),
     ],
 )

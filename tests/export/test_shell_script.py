@@ -14,6 +14,7 @@ from repo import ROOT
 from scripts import NASTY
 from shell_text import DUMP, bash, made, settings_in_bash
 
+import saferun
 from saferun.export import settings_codec, shell_script
 from saferun.export.settings_codec import ScriptSettings
 from saferun.profile.merge import Given
@@ -106,7 +107,7 @@ def test_settings_come_back_from_bash_as_they_went_in(values, path):
 def test_the_header_names_the_command_and_it_reads_back():
     command = ["saferun", "gen-shell", "--set", f"env.A={NASTY}", "--", "train.py", "a\nb"]
     text = made(ScriptSettings("p", "--profile", (), ()), ["train.py", "a\nb"], command)
-    assert shell_script.made_by(text) == ("9.8.7", command)
+    assert shell_script.made_by(text) == (saferun.__version__, command)
     assert shell_script.packed(text) == "cHJva2l0"
 
 

@@ -164,8 +164,8 @@ if sys.version_info < (3, 10):
     sys.exit(69)
 import base64, bz2
 with open(sys.argv[1], "rb") as script:
-    packed = next(line[3:] for line in script if line.startswith(b"#: "))
-exec(bz2.decompress(base64.b64decode(packed)))'
+    packed = next(line[3:].rstrip() for line in script if line.startswith(b"#: "))
+exec(bz2.decompress(base64.b85decode(packed)))'
 
 saferun_python=$(interpreter) || exit
 trap : QUIT USR1 USR2 # Slurm sends them to every process; they end nothing

@@ -28,8 +28,9 @@ def made(
     sheet: ScriptSettings, args=(), command=("saferun", "gen-shell"), kit=("cHJv", "a2l0")
 ) -> str:
     template = (ROOT / "shell" / "run.sh").read_text()
-    maker = shell_script.Maker("9.8.7", command, template)
-    return shell_script.render(sheet, args, maker, kit, whole=bool(args))
+    return shell_script.render(
+        sheet, args, command=command, template=template, kit=kit, whole=bool(args)
+    )
 
 
 def settings_in_bash(text: str) -> list[str]:

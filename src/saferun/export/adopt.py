@@ -65,7 +65,8 @@ _NAMES = re.compile(r"--[\w-]*(?:name|title|session|tag)|-[sJt]")
 _ARGUMENT = re.compile(r"""["'\\]{0,8}(?:[-$]|\S*\.py\b)""")
 _TAKES = {name for one in OPTIONS if not one.flag for name in one.strings}
 _USE_ENV = re.compile(r"--use[_-]env\b")
-_PATTERN = re.compile(r"""(?m)^[ \t]*\(?["']?torchrun["']?[ \t]*(?:\|[^)\n]*)?\)""")  # of a `case`
+# A pattern of a `case`.
+_PATTERN = re.compile(r"""(?m)^[ \t]*\(?["']?torchrun["']?[ \t]*(?:\|[^)\n]*)?\)""")
 _IS_SHELL = re.compile(r"#(?:!.*sh\b|SBATCH|PBS)")
 _SCRIPT_FILE = re.compile(r"""["']?\S*\.(?:sh|bash|slurm|sbatch|job|pbs)["']?""")
 # Beside shell scripts: what may stand before a command in a Makefile, a Dockerfile, YAML, Markdown.

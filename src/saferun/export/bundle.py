@@ -1,8 +1,8 @@
 """The bundle inside a generated bash script: saferun's own code and knowledge, as text.
 
 It is a JSON object from path to text, compressed by bzip2 (smaller and quicker than LZMA for text),
-in base64. export/unpack.py reads it where the script runs. The commands, and the rooms that only
-they use, are left out. Knowledge is packed as JSON, since the target may have no YAML parser.
+in base85. export/unpack.py reads it where the script runs. The commands, and what only they use,
+are left out. Knowledge is packed as JSON, since the target may have no YAML parser.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import bz2
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 
 from saferun import __version__
@@ -20,7 +21,7 @@ from saferun.system import paths
 # The rooms that a running script needs; of this room, only the files that it imports.
 ROOMS = (
     *("supervise", "gpu", "keeper", "journal", "planning", "profile"),
-    *("diagnosis", "audit", "knowledge", "system", "inject"),
+    *("diagnosis", "knowledge", "system", "inject"),
 )
 FILES = (
     *("model.py", "errors.py", "named_tuple.py"),
@@ -39,13 +40,17 @@ UNUSED = (
         "journal/tail_excerpt.py",
         "journal/time_spent.py",
     ),
+    # Imported by functions that a script never calls: its settings come from no profile file.
+    *("profile/yaml_nodes.py", "profile/yaml_reader.py"),
 )
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
 _PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface stays behind
+# Code with its strings, up to a comment; lines inside of a long string do not match as a whole.
+_BEFORE_COMMENT = re.compile(r"""((?:[^"'#]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*?)\s*#.*""")
 
 
 def pack(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return what travels in a script: the program that unpacks, and the files; in base64.
+    """Return what travels in a script: the program that unpacks, and the files; in base85.
 
     Args:
         environ: names the user's cache directory.
@@ -56,7 +61,7 @@ def pack(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _packed(data: bytes) -> str:
-    return base64.b64encode(bz2.compress(data)).decode()
+    return base64.b85encode(bz2.compress(data)).decode()
 
 
 def template(name: str = "run.sh") -> str:
@@ -90,12 +95,13 @@ def bare(text: str) -> str:
         if within:
             within = not odd
             lines.append("" if is_doc else line)
-        elif word.startswith("#"):
-            lines.append("")
+        elif is_doc := word.startswith('"""') and before.endswith(":"):
+            lines.append(line[: len(line) - len(line.lstrip())] + '""')
+            within, before = odd, word
         else:
-            is_doc = word.startswith('"""') and before.endswith(":")
-            lines.append(line[: len(line) - len(line.lstrip())] + '""' if is_doc else line)
-            within, before = odd, word or before
+            code = None if odd else _BEFORE_COMMENT.fullmatch(line)
+            lines.append(code[1] if code else line)
+            within, before = odd, lines[-1].strip() or before
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from saferun.planning.request import read_torchrun
 from saferun.planning.torchrun import torchrun_args
 from saferun.profile.files import Chosen
 from saferun.profile.merge import Given
+from saferun.system import paths
 from saferun.system.redact import MASK, Masker
 from saferun.system.secret_names import is_secret
 
@@ -30,7 +31,7 @@ OWN = {
     "--plain": None,
 }  # before torchrun's arguments
 START = ("torchrun", "saferun")  # how a pasted command line may begin
-_MOST_CHARACTERS = 32 << 20  # of a script that is checked; one of ours has 1 million
+_MOST_CHARACTERS = 32 << 20  # are read of a script that is checked; one of ours has 300,000
 
 
 class ScriptRequest(NamedTuple):
@@ -159,12 +160,15 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
 def _text(wanted: ScriptRequest, sheet: ScriptSettings, gathered: inputs.RunInputs) -> str:
     if wanted.plain:
         template = bundle.template(plain.TEMPLATE)
-        made_by = shell_script.Maker(__version__, wanted.command, template)
-        return plain.render(sheet, gathered, wanted.args, made_by)
-    whole = bool(wanted.args) and gathered.request.line.refusal is None
-    made_by = shell_script.Maker(__version__, wanted.command, bundle.template())
-    kit = bundle.pack(gathered.environ)
-    return shell_script.render(sheet, wanted.args, made_by, kit, whole=whole)
+        return plain.render(sheet, gathered, wanted.args, command=wanted.command, template=template)
+    return shell_script.render(
+        sheet,
+        wanted.args,
+        command=wanted.command,
+        template=bundle.template(),
+        kit=bundle.pack(gathered.environ),
+        whole=bool(wanted.args) and gathered.request.line.refusal is None,
+    )
 
 
 def _sheet(chosen: Chosen, sets: Sequence[Given]) -> ScriptSettings:
@@ -210,17 +214,9 @@ def write(path: str, text: str, *, private: bool = False) -> None:
     if old is not None and shell_script.made_by(old) is None:
         fix = "choose another name, or remove it"
         raise UsageError("there is another file, and no script of gen-shell's", where=path, fix=fix)
-    draft = f"{path}.{os.getpid()}.tmp"
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(
-            os.open(draft, flags, 0o700 if private else 0o777), "w", encoding="utf-8"
-        ) as file:
-            file.write(text)
-        os.replace(draft, path)
+        paths.replace_file(path, text.encode(), 0o700 if private else 0o777)
     except OSError as error:
-        if os.path.exists(draft):
-            os.unlink(draft)
         raise _cannot("written", path, error) from None
 
 

@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import reduce
 
+from saferun import __version__
 from saferun.export import shell_script
 from saferun.export.settings_codec import ScriptSettings
-from saferun.export.shell_script import Maker, comment, quote
+from saferun.export.shell_script import comment, quote
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import Profile, RetryPolicy
 from saferun.planning.inputs import RunInputs
@@ -32,18 +33,26 @@ _FACTS = {"torch": "torch.__version__", "gpus": "torch.cuda.device_count()"}
 _COMPARISON = re.compile(r"([<>=!]{0,2}) {0,8}([\d.]+)")
 
 
-def render(sheet: ScriptSettings, gathered: RunInputs, args: Sequence[str], maker: Maker) -> str:
+def render(
+    sheet: ScriptSettings,
+    gathered: RunInputs,
+    args: Sequence[str],
+    *,
+    command: Sequence[str],
+    template: str,
+) -> str:
     """Return the whole script.
 
     Args:
         sheet: the settings, with their conditions.
         gathered: what the first plan is computed from here.
         args: torchrun's arguments; empty if the script takes them when it is run.
-        maker: what makes the script, with shell/plain.sh.
+        command: `saferun gen-shell --plain …`, which makes this script.
+        template: the hand-written part, shell/plain.sh.
     """
     profile = _profile(gathered)
     retry = profile.settings.retry
-    head, job, loop = maker.template.partition(_JOB)
+    head, job, loop = template.partition(_JOB)
     assert job, "the template starts the job"
     words = ["python3", "-c", "$torchrun", *args]
     if profile.launcher == "python":
@@ -52,7 +61,7 @@ def render(sheet: ScriptSettings, gathered: RunInputs, args: Sequence[str], make
     quoted = " ".join('"$torchrun"' if word == "$torchrun" else quote(word) for word in words)
     resume = f"  ((attempt > 1)) || job+=({' '.join(map(quote, retry.resume_args))})\n"
     parts = {
-        "#@ header\n": _header(sheet, profile, maker),
+        "#@ header\n": _header(sheet, profile, command),
         "#@ settings\n": "".join(_settings(sheet, gathered)),
         "  #@ resume\n": resume if retry.resume_args else "",
         _POLICY: _policy(retry),
@@ -64,7 +73,7 @@ def render(sheet: ScriptSettings, gathered: RunInputs, args: Sequence[str], make
 # --- the parts -----------------------------------------------------------------------------------
 
 
-def _header(sheet: ScriptSettings, profile: Profile, maker: Maker) -> str:
+def _header(sheet: ScriptSettings, profile: Profile, command: Sequence[str]) -> str:
     out = [
         key
         for key, note in profile.notes.items()
@@ -80,8 +89,8 @@ def _header(sheet: ScriptSettings, profile: Profile, maker: Maker) -> str:
             "--plain makes a script that does."
         )
         + _one_line(f"Of the profile it leaves out {', '.join(out)}." if out else "")
-        + f"# Made by saferun {maker.version} with\n"
-        + f"{shell_script.INDENT}{' '.join(map(quote, maker.command))}\n"
+        + f"# Made by saferun {__version__} with\n"
+        + f"{shell_script.INDENT}{' '.join(map(quote, command))}\n"
     )
 
 

@@ -34,7 +34,7 @@ OPTIONS: dict[str, str | None] = {
 # Seconds before the time limit at which the ranks get SIGUSR2; it may be 60 s earlier still
 # (sbatch(1), --signal).
 NOTICE_S = 120
-_RESERVE_S = 60  # of the notice, for the requeueing of a job that has not ended
+_RESERVE_S = 60  # seconds of the notice that are kept for requeueing a job that has not ended
 # Seconds after a node has ended with 0: so long torchrun's agents wait for each other
 # (torch/distributed/elastic/agent/server/api.py, exit_barrier_timeout).
 WAIT_S = 300
@@ -57,14 +57,14 @@ class Job(NamedTuple):
     """What a script requests from Slurm."""
 
     nodes: int
-    gpus: str | None = None  # of each node: "8", "a100:8"
+    gpus: str | None = None  # on each node: "8", "a100:8"
     time: str | None = None  # as sbatch takes it
     partition: str | None = None
     extra: tuple[str, ...] = ()  # directives, without #SBATCH
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options of `gen-shell` that request the same."""
+        """The options of `gen-shell` with which a user requests the same."""
         named = {"--gpus-per-node": self.gpus, "--time": self.time, "--partition": self.partition}
         argv = ["--slurm", "--nodes", str(self.nodes)]
         argv += [word for name, text in named.items() if text for word in (name, text)]
@@ -148,7 +148,7 @@ def quote(text: str) -> str:
 
 
 def _directives(job: Job, line: CommandLine) -> list[str]:
-    """Our directives, sorted, except those that the user's replace; then the user's as given."""
+    """Return our directives, sorted, less those that the user replaces; then the user's own."""
     ours = {
         "--gpus-per-node": job.gpus,
         "--job-name": _name(line),
@@ -171,7 +171,7 @@ def _option(directive: str) -> str:
 
 
 def _name(line: CommandLine) -> str:
-    """The job's name, which becomes part of a file name."""
+    """Return the job's name, which becomes part of a file name."""
     base = (line.script or "").rstrip("/").rpartition("/")[2].removesuffix(".py")
     return base if base and base.isprintable() else "saferun"
 
@@ -194,7 +194,7 @@ def _notice(directive: str) -> str:
 
 
 def _logs(extra: Sequence[str]) -> str:
-    """The pattern of the nodes' logs: beside the job's own log if the user names that."""
+    """Return the pattern of the nodes' logs: beside the job's own log if the user names that."""
     for directive in reversed(extra):
         match = re.match(r"(?:--output[=\s]|-o\s*)([^\s\"'\\]+)\Z", directive)
         if match:
@@ -209,7 +209,7 @@ def _shell_quote(text: str) -> str:
 
 
 def _meeting(job: Job, line: CommandLine) -> tuple[tuple[str, str], ...]:
-    """The options of torchrun's rendezvous, without those that the user gives."""
+    """Return the options of torchrun's rendezvous, without those that the user gives."""
     given: Collection[str] = line.given
     if "standalone" in given:
         return ()
@@ -223,7 +223,7 @@ def _meeting(job: Job, line: CommandLine) -> tuple[tuple[str, str], ...]:
 
 
 def _start(meeting: Sequence[tuple[str, str]]) -> str:
-    """The first node's part, which ends there; then every node's, up to torchrun's arguments."""
+    """Return the first node's part, which ends there, then every node's, up to the arguments."""
     lines = ['if [[ ${1-} != --on-node ]]; then start_nodes "$@"; fi # and ends there']
     lines += ["meet" + "".join(f" {name} {text}" for name, text in meeting)] if meeting else []
     lines += ["shift 5", "job torchrun"]

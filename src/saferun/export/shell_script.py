@@ -11,19 +11,19 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
+from saferun import __version__
 from saferun.export import settings_codec
 from saferun.export.settings_codec import ScriptSettings
 from saferun.knowledge.variable_names import LISTS
 from saferun.model import LaunchPlan
-from saferun.named_tuple import NamedTuple
 from saferun.planning.own_variables import OF_ATTEMPT
 from saferun.profile.merge import Given
 from saferun.profile.schema import Doc, Leaf
 from saferun.profile.values import write_value
 
 WIDTH = 100
-KIT_WIDTH = 96
-INDENT = "#     "  # of the command in the header
+KIT_WIDTH = 1000  # characters of a line that nobody reads
+INDENT = "#     "  # stands before the command in the header
 _PACKED = "#: "
 _PLACE = re.compile(r"^#@ (\w+)\n", re.MULTILINE)
 # What `quote` writes: $'…', '…', "'" or characters that mean nothing to a shell.
@@ -119,33 +119,32 @@ def _lines(kit: tuple[str, str]) -> Iterator[str]:
 # --- the script ----------------------------------------------------------------------------------
 
 
-class Maker(NamedTuple):
-    """What makes a script."""
-
-    version: str  # of saferun
-    command: Sequence[str]  # `saferun gen-shell …`, which makes this script
-    template: str  # the hand-written part, shell/run.sh
-
-
 def render(
-    sheet: ScriptSettings, args: Sequence[str], maker: Maker, kit: tuple[str, str], *, whole: bool
+    sheet: ScriptSettings,
+    args: Sequence[str],
+    *,
+    command: Sequence[str],
+    template: str,
+    kit: tuple[str, str],
+    whole: bool,
 ) -> str:
     """Return the whole script.
 
     Args:
         sheet: the settings.
         args: torchrun's arguments; empty if the script takes them when it is run.
-        maker: what makes the script.
-        kit: the program that unpacks, and the files, each in base64 (bundle.pack).
+        command: `saferun gen-shell …`, which makes this script.
+        template: the hand-written part, shell/run.sh.
+        kit: the program that unpacks, and the files, each in base85 (bundle.pack).
         whole: `args` name the job's script; else this is given when the script is run.
     """
     parts = {
-        "header": _header(sheet, maker, whole),
+        "header": _header(sheet, command, whole),
         "settings": "".join(_settings(sheet)).lstrip("\n"),
         "job": _job_comment(sheet, whole),
         "kit": "".join(f"{_PACKED}{line}\n" for line in _lines(kit)),
     }
-    head, job, tail = maker.template.partition(_JOB)
+    head, job, tail = template.partition(_JOB)
     assert job, "the template starts the job"
     quoted = "".join(f" {quote(argument)}" for argument in args)
     text = f'{head}job torchrun{quoted} "$@"\n{tail}'
@@ -162,7 +161,7 @@ def made_by(text: str) -> tuple[str, list[str]] | None:
 
 
 def packed(text: str) -> str:
-    """Return what travels in a script, in base64."""
+    """Return what travels in a script, in base85."""
     return "".join(line[len(_PACKED) :] for line in text.splitlines() if line.startswith(_PACKED))
 
 
@@ -171,7 +170,7 @@ def without_bundle(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_PACKED))
 
 
-def _header(sheet: ScriptSettings, maker: Maker, whole: bool) -> str:
+def _header(sheet: ScriptSettings, command: Sequence[str], whole: bool) -> str:
     usage = "[SCRIPT'S ARGUMENTS]..." if whole else "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."
     return (
         comment(
@@ -179,8 +178,8 @@ def _header(sheet: ScriptSettings, maker: Maker, whole: bool) -> str:
             "the GPU, what can pass is tried again, what a setting avoids is tried again with it, "
             "and the rest is explained."
         )
-        + f"#\n{INDENT}bash THIS-FILE {usage}\n#\n# Made by saferun {maker.version} with\n#\n"
-        + f"{INDENT}{' '.join(map(quote, maker.command))}\n#\n"
+        + f"#\n{INDENT}bash THIS-FILE {usage}\n#\n# Made by saferun {__version__} with\n#\n"
+        + f"{INDENT}{' '.join(map(quote, command))}\n#\n"
         + comment(
             "which makes the same file again; `saferun gen-shell --check THIS-FILE` tells whether "
             "it still would. Change the settings as you like. It needs bash, python3 (3.10 or "

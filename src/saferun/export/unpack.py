@@ -4,8 +4,9 @@
 
 SCRIPT is the script's file and PID its process, whose environment is kept as it was given: bash
 changes SHLVL and others. The directory is private, and lies where nobody but its user and root can
-put something else in its place. Directories that earlier runs have left there (they died of
-SIGKILL, or torchrun replaced them) are removed. Standard library only: it is packed by itself.
+put something else in its place: system/trust.py, which is in the bundle, checks that. Directories
+that earlier runs have left there (they died of SIGKILL, or torchrun replaced them) are removed.
+Standard library only: it is packed by itself.
 """
 
 from __future__ import annotations
@@ -17,20 +18,19 @@ import fcntl
 import json
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
 MARK = b"#: "  # begins the packed lines; the first one is this program
 PREFIX = "saferun-kit."
 _TMP = "/tmp"  # noqa: S108 - mkdtemp makes a private directory in it
 OLD_S = 600.0  # a run that is just beginning has no lock yet
-_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def main() -> None:
@@ -38,14 +38,16 @@ def main() -> None:
     script, pid = sys.argv[1:]
     os.umask(0o077)
     with open(script, "rb") as file:
-        lines = [line[len(MARK) :] for line in file if line.startswith(MARK)]
-    files = json.loads(bz2.decompress(base64.b64decode(b"".join(lines[1:]))))
+        lines = [line[len(MARK) :].rstrip() for line in file if line.startswith(MARK)]
+    files = json.loads(bz2.decompress(base64.b85decode(b"".join(lines[1:]))))
+    trust: dict[str, Any] = {"__name__": "trust"}
+    exec(files["saferun/system/trust.py"], trust)  # noqa: S102 - as this program itself is run
     environ = _environ(pid)
     trouble = (
         "no place for temporary files that is safe from others: "
         "$TMPDIR, $XDG_RUNTIME_DIR, ~/.cache, /tmp"
     )
-    for place in _places():
+    for place in _places(trust["gives_way"]):
         try:
             remove_old(place)
             directory = tempfile.mkdtemp(prefix=PREFIX, dir=place)
@@ -74,7 +76,7 @@ def _environ(pid: str) -> bytes:
         raise BrokenPipeError from None  # the script has ended
 
 
-def _places() -> Iterator[str]:
+def _places(gives_way: Callable[[str], bool]) -> Iterator[str]:
     home = os.environ.get("HOME", "")
     cache = os.path.join(home, ".cache")
     # A colon would split PYTHONPATH; what root makes in a user's HOME locks the user out.
@@ -86,28 +88,12 @@ def _places() -> Iterator[str]:
                 os.mkdir(cache)
             except OSError:
                 continue
-        if place.startswith("/") and ":" not in place and is_safe(place):
+        if place.startswith("/") and ":" not in place and not gives_way(os.path.realpath(place)):
             yield place
 
 
-def is_safe(place: str) -> bool:
-    """Tell whether nobody but this user and root can put something else in a directory's place."""
-    folder = os.path.realpath(place)
-    try:
-        while True:
-            found = os.stat(folder)
-            sticky = found.st_mode & stat.S_ISVTX
-            if found.st_uid not in (0, os.geteuid()) or (found.st_mode & _WRITABLE and not sticky):
-                return False
-            if folder == "/":
-                return os.path.isdir(place)
-            folder = os.path.dirname(folder)
-    except OSError:
-        return False
-
-
 def remove_old(place: str) -> None:
-    """Remove this user's old bundles that no run holds.
+    """Remove this user's old bundles that no run has locked.
 
     Raises:
         OSError: the directory cannot be read.

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from saferun.audit import collect
 from saferun.errors import UnavailableError, UsageError
 from saferun.model import (
     NO_CHANGES,
@@ -155,7 +154,13 @@ def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting:
     if disabled(environ):
         facts = Facts(launcher=_launcher(environ, starting).argv)
         return RunInputs(request, None, facts, environ, Identity(""))
-    return assemble(request, choose(request, environ, cwd), environ, cwd, starting=starting)
+    gathered = assemble(request, choose(request, environ, cwd), environ, cwd, starting=starting)
+    if not starting or gathered.profile is None:
+        return gathered
+    from saferun.audit import collect  # a generated script, which calls `assemble`, has no audit
+
+    idle = collect.remark(gathered.request, gathered.profile.env, gathered.facts, environ, cwd)
+    return gathered._replace(remarks=(*gathered.remarks, *([idle] if idle else [])))
 
 
 def choose(request: Request, environ: Mapping[str, str], cwd: str) -> Selection:
@@ -202,7 +207,6 @@ def assemble(
     here = conditions(request, facts, starts_all=starts_all)
     profile = resolve(chosen.chain, sets, here, named=chosen.named, origin=chosen.origin)
     runs = paths.runs_dir(request.run_dir, environ, cwd)
-    idle = collect.remark(request, profile.env, facts, environ, cwd) if starting else ""
     return RunInputs(
         request,
         profile,
@@ -211,7 +215,7 @@ def assemble(
         _identity(runs, starting),
         runs=runs,
         launcher=launcher,
-        remarks=tuple(filter(None, (paths.foreign_home(environ), *chosen.remarks, idle))),
+        remarks=tuple(filter(None, (paths.foreign_home(environ), *chosen.remarks))),
     )
 
 

@@ -12,7 +12,7 @@ from saferun.errors import ProfileError
 from saferun.knowledge.variable_names import loads_code
 from saferun.model import GpuFacts
 from saferun.named_tuple import NamedTuple
-from saferun.profile import cache, yaml_reader
+from saferun.profile import cache
 from saferun.profile.merge import Conditions, resolve
 from saferun.profile.schema import KEYS, MAX_BYTES, Doc, nearest
 from saferun.system import paths, trust
@@ -308,6 +308,8 @@ def load(found: Found, environ: Mapping[str, str]) -> Doc:
     entry = cache.entry(found.path, found.shown, environ)
     doc = cache.read(entry, text, found.shown)
     if doc is None:
+        from saferun.profile import yaml_reader  # not in a generated script: it reads no profile
+
         doc = yaml_reader.parse(text, found.shown)
         cache.write(entry, text, doc)
     return doc

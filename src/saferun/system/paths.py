@@ -227,21 +227,26 @@ def write_private(path: str, content: bytes) -> bool:
     if not private_dir(os.path.dirname(path)):
         return False
     try:
-        put_private(path, content)
+        replace_file(path, content, 0o600)
     except OSError:
         return False
     return True
 
 
-def put_private(path: str, content: bytes) -> None:
-    """Write a file 0600 atomically, in anybody's directory; a link there is replaced.
+def replace_file(path: str, content: bytes, mode: int) -> None:
+    """Write a file atomically, in anybody's directory; a link there is replaced.
+
+    Args:
+        path: of the file.
+        content: all of it.
+        mode: its permissions, which the umask may narrow.
 
     Raises:
         OSError: it cannot be written; what was there is as it was.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600)
+    descriptor = os.open(temporary, flags, mode)
     try:
         try:
             while content:  # where the disk is nearly full a part may be written without an error

@@ -148,7 +148,7 @@ def _write(path: str, page: str) -> None:
     if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
         raise UsageError("this is no plain file", where=path, fix="choose another name")
     try:
-        paths.put_private(path, page.encode("utf-8", "replace"))
+        paths.replace_file(path, page.encode("utf-8", "replace"), 0o600)
     except OSError as error:
         what = f"the report cannot be written: {error.strerror}"
         raise UnavailableError(what, where=path, fix="choose another place") from None
