@@ -11,10 +11,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from saferun import __version__
+from saferun.errors import EXIT_USAGE
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run saferun and return its exit status; an unsupervised job replaces it and never returns."""
-    ours = argv is None  # and no program's that has imported this
+    ours = argv is None  # else a program has imported this, and the process is its own
     try:
         return _dispatch(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
@@ -32,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("--help", "-h", "--version"):
-        from saferun.cli.front import front
-
-        return front(argv)
+        return _front(argv)
     from saferun.planning.torchrun.torchrun_args import COMMANDS
 
     if argv[0] in COMMANDS and argv[0] != "run":
@@ -42,6 +43,24 @@ def _dispatch(argv: Sequence[str]) -> int:
 
         return commands(argv)
     return launch(argv[1:] if argv[0] == "run" else argv, os.environ)
+
+
+def _front(argv: Sequence[str]) -> int:
+    """Print the version, the help, or what a shell asks for to complete a line.
+
+    Without arguments the help goes to stderr, as for an error.
+    """
+    if not argv and (asked := os.environ.get("_SAFERUN_COMPLETE")):
+        from saferun.cli.completion import answer
+
+        return answer(asked)
+    if argv and argv[0] == "--version":
+        sys.stdout.write(f"saferun {__version__}\n")
+        return 0
+    from saferun.cli.front import HELP
+
+    (sys.stdout if argv else sys.stderr).write(HELP)
+    return 0 if argv else EXIT_USAGE
 
 
 def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from saferun.audit import judge, report, source_scan
+from saferun.audit import judge, report, script_ast, source_scan
 from saferun.knowledge import loader
 from saferun.knowledge.variable_names import OTHER_NAME
 from saferun.model import Facts, Finding, Request, Setting
@@ -65,8 +65,6 @@ def findings(
     Returns:
         The findings, problems first.
     """
-    from saferun.audit import script_ast  # a launch reads no script: `ast` costs 4 ms
-
     found = source_scan.search(judge.audited(environ), request, cwd)
     calls = script_ast.read_script(source_scan.script_text(request, cwd))
     return report.findings(environ, facts, calls, found.names, adapters())

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from saferun.audit import alloc_conf, variable_index
 from saferun.audit.effects import Effect
 from saferun.audit.judge import one_slip_away
-from saferun.audit.script_calls import Calls
+from saferun.audit.script_ast import Calls
 from saferun.model import NOTE, PROBLEM, Facts, Finding
 
 AREA = "settings"
@@ -68,7 +68,7 @@ def findings(
 
 
 def _renamed(environ: Mapping[str, str], effects: Mapping[str, Effect]) -> Iterator[Finding]:
-    """An old name and its new one, which torch reads last (c10d/Utils.hpp, getCvar…)."""
+    """Yield old names that differ from their new one, which wins (c10d/Utils.hpp, getCvar…)."""
     for old, entry in effects.items():
         new = entry.newer
         if new and old in environ and environ.get(new, environ[old]) != environ[old]:
@@ -123,7 +123,7 @@ def _items(environ: Mapping[str, str], name: str) -> list[tuple[str, str]]:
 
 
 def _nvlink(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
-    """Copies between GPUs that are turned off; GeForce cards have none (NVIDIA's driver)."""
+    """Yield that copies between GPUs are off; GeForce cards have none (NVIDIA's driver)."""
     able = [gpu.name for gpu in facts.gpu.gpus if not re.search("GeForce|RTX [2345]0", gpu.name)]
     if _number(environ.get("NCCL_P2P_DISABLE", "")) and len(able) > 1:
         link = "using NVLink" if re.search(NVLINKED, able[0]) else "copying to each other directly"
@@ -158,7 +158,7 @@ def _number(text: str) -> int:
 
 
 def _numbers(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
-    """Words where NCCL reads a number: it takes what stands in front, else 0, and says nothing."""
+    """Yield words where NCCL reads a number: it silently takes the digits in front, else 0."""
     for name in sorted(filter(_NUMBER.fullmatch, environ)):
         value = environ[name].strip()
         if value and not re.fullmatch(r"[+-]?(?:0[xX][0-9a-fA-F]+|\d+)", value):
@@ -169,7 +169,7 @@ def _numbers(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
 
 
 def _refused(environ: Mapping[str, str], effects: Mapping[str, Effect]) -> Iterator[Finding]:
-    """Values for which torch ends the job while it is imported."""
+    """Yield values for which torch ends the job while it is imported."""
     value = environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
     if value.upper() not in ("OFF", "INFO", "DETAIL"):
         what = (
@@ -188,7 +188,7 @@ def _refused(environ: Mapping[str, str], effects: Mapping[str, Effect]) -> Itera
 
 
 def _levels(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
-    """Levels that NCCL does not know: it takes its default for them (NCCL's paths.cc)."""
+    """Yield levels that NCCL does not know and replaces by its default (NCCL's paths.cc)."""
     for name, (known, fix) in LEVELS.items():
         value = environ.get(name, "")
         rccl = "rocm" in (facts.torch or "")  # AMD's library has levels of its own
@@ -198,7 +198,7 @@ def _levels(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
 
 
 def _threads(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A value that is not a list of positive numbers (OpenMP 5.2, 21.1.2): libgomp ignores it."""
+    """Yield a value that libgomp ignores: no list of positive numbers (OpenMP 5.2, 21.1.2)."""
     value = environ.get("OMP_NUM_THREADS")
     if value is not None and not re.fullmatch(r"\s*0*[1-9]\d*(\s*,\s*0*[1-9]\d*)*\s*", value):
         what = f"OMP_NUM_THREADS={value!r} is not a number of threads"

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from saferun.audit import conflicts, effects, variable_index
 from saferun.audit.effects import Effect, Remark
 from saferun.audit.judge import NO_EFFECT, Reading, audited, judge
-from saferun.audit.script_calls import Calls
+from saferun.audit.script_ast import Calls
 from saferun.audit.variable_index import Reader
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
@@ -31,7 +31,7 @@ LONGEST = 80  # characters of a value that are shown
 class _Known(NamedTuple):
     """What a setting is judged by."""
 
-    text: str  # of variables.yaml
+    text: str  # all of variables.yaml
     effects: Mapping[str, Effect]
     torch: str | None
     calls: Calls | None
@@ -58,7 +58,10 @@ def findings(
         The findings, problems first.
     """
     known = _Known(loader.variables_text(), effects.load(environ), facts.torch, calls, in_code)
-    found = [_printable(one) for one in conflicts.findings(environ, facts, known.effects, adapters)]
+    found = [
+        one._replace(what=printable(one.what))
+        for one in conflicts.findings(environ, facts, known.effects, adapters)
+    ]
     conflicting = " ".join(finding.what for finding in found)
     for name in audited(environ):
         one = _about(name, environ[name], known)
@@ -96,12 +99,6 @@ def _shown(name: str, value: str) -> str:
     masked = redact.Masker({name: value}, ()).setting(name, value)
     plain = masked[:LONGEST].encode("unicode_escape").decode()
     return f"{name}={shlex.quote(plain)}" + ("…" if len(masked) > LONGEST else "")
-
-
-def _printable(finding: Finding) -> Finding:
-    """Return a finding whose text has no character that breaks a line."""
-    what = printable(finding.what)
-    return finding._replace(what=what)
 
 
 def _source(entry: Effect) -> str:
@@ -189,13 +186,12 @@ def _misread(value: str, by: Sequence[Reader]) -> tuple[str, str] | None:
 
 def _who(by: Sequence[Reader]) -> str:
     """Return who reads a variable, such as "torch 2.4.0 to 2.15.0 (_inductor/config.py)"."""
-    return ", ".join(_one_reader(reader) for reader in by)
-
-
-def _one_reader(reader: Reader) -> str:
-    first, last = reader.releases[0], reader.releases[-1]
-    span = first if first == last else f"{first} to {last}"
-    return f"{reader.library} {span} ({_where(reader)})"
+    shown = []
+    for reader in by:
+        first, last = reader.releases[0], reader.releases[-1]
+        span = first if first == last else f"{first} to {last}"
+        shown.append(f"{reader.library} {span} ({_where(reader)})")
+    return ", ".join(shown)
 
 
 def _where(reader: Reader) -> str:

@@ -6,11 +6,20 @@ Only constants in the source are seen, not computed values. Nothing is run.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from saferun.audit.script_calls import Calls
+from saferun.named_tuple import NamedTuple
 
 _CONFIG = "torch._inductor.config"
+
+
+class Calls(NamedTuple):
+    """What a script sets, with line numbers."""
+
+    assigned: Mapping[str, tuple[str | None, int]]  # variable -> (value if constant, line)
+    config: Mapping[str, int]  # inductor's config name, or key of torch.compile(options=) -> line
+    modes: Mapping[str, int]  # mode of torch.compile -> line
+    called: Mapping[str, int]  # "torch.set_num_threads" -> line
 
 
 def read_script(source: str) -> Calls:

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator
 from saferun.model import Request
 from saferun.named_tuple import NamedTuple
 
-SECONDS = 0.15  # that a search may take
-MOST_BYTES = 1 << 20  # of one file
+SECONDS = 0.15  # a search ends after these
+MOST_BYTES = 1 << 20  # are read of one file
 INSTALLED = ("site-packages", "dist-packages", "node_modules", "__pycache__")
 
 

@@ -19,8 +19,8 @@ class Reader(NamedTuple):
     """One library's reading of one variable."""
 
     library: str  # "torch", "nccl"
-    releases: tuple[str, ...]  # of those looked at, the ones that read it; oldest first
-    files: tuple[str, ...]  # of the newest of them; "=1" and "=any" say how the value is taken
+    releases: tuple[str, ...]  # those that read it, of all that were looked at; oldest first
+    files: tuple[str, ...]  # the newest of them has it there; "=1", "=any": how it takes a value
 
     @property
     def certain(self) -> bool:

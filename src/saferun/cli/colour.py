@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 OUTCOMES = {"ok": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
-# Of a page of `runs show`: a line's beginning, and its style.
+# The lines of a page of `runs show`: how one begins, and its style.
 PAGE = {
     r"^run .+?: (?=ok)": "bold green",
     r"^run .+?: (?=failed)": "bold red",

@@ -92,7 +92,7 @@ def answer(instruction: str) -> int:
     asked = known(click.Command("saferun"), {}, "saferun", VARIABLE)
     if what == "source":
         if shell == "bash":
-            asked.source_template = _BASH  # type: ignore[misc]  # of this one alone
+            asked.source_template = _BASH  # type: ignore[misc]  # this object's alone
         click.echo(asked.source())
         return 0
     for item in candidates(*asked.get_completion_args(), environ=os.environ):

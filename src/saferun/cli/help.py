@@ -10,7 +10,7 @@ import click
 
 from saferun.cli import reference
 from saferun.cli.completers import help_words
-from saferun.cli.front_page import HELP as FRONT
+from saferun.cli.front import HELP as FRONT
 from saferun.cli.options import HELP, echo
 from saferun.errors import UsageError
 from saferun.system.spelling import nearest

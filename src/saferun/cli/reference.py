@@ -6,17 +6,17 @@ The text is made of the data alone, so it is the same in a terminal and in the d
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 
 import click
 
 from saferun.audit import effects, variable_index
 from saferun.cli.commands import command_named
-from saferun.cli.front_page import HELP
+from saferun.cli.front import HELP
 from saferun.cli.gen_shell import GEN_SHELL
 from saferun.diagnosis import signatures
 from saferun.knowledge import loader
@@ -24,7 +24,7 @@ from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.named_tuple import NamedTuple
 from saferun.planning import mitigation_catalog
 from saferun.profile import files as profiles
-from saferun.profile.schema import HOOKS, KEYS, Key, Leaf
+from saferun.profile.schema import HOOKS, KEYS, Doc, Key
 
 VERDICTS = {
     "retry": "tries again: it can pass",
@@ -64,14 +64,31 @@ class Entry(NamedTuple):
 
 
 class Reference:
-    """All words; each file that tells of them is read once.
+    """All words; the files that tell of them are read once.
 
     Args:
         environ: names the user's cache and profiles.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
+        self._kinds = signatures.load(environ).kinds
+        self._mitigations = mitigation_catalog.load(environ)
+        self._effects = effects.load(environ)
+        self._profiles: dict[str, Doc] = {}
+        for one in profiles.known(environ):  # the user's own first: it hides a shipped one
+            if one.name not in self._profiles:
+                self._profiles[one.name] = profiles.load(one, environ)
+        data = loader.load_words(environ)
+        self._statuses = data["statuses"]
+        self._own = {**data["variables"], **VARIABLES}
+        # A line of the glossary may explain several words.
+        lines = data["words"].items()
+        self._words = {name: text for names, text in lines for name in names.split(", ")}
+        self._commands = _all_commands()
+        self._options = _all_options(self._commands)
+        self._named: dict[str, list[str]] = {}  # the names by what `_plain` makes of them
+        for name in itertools.chain.from_iterable(self.words().values()):
+            self._named.setdefault(_plain(name), []).append(name)
 
     def entries(self, word: str) -> list[Entry]:
         """Return all that goes by this name; empty where nothing does.
@@ -130,79 +147,9 @@ class Reference:
             "verdicts": list(VERDICTS),
             "commands": list(self._commands),
             "options": list(self._options),
-            "exit statuses": list(self._data["statuses"]),
+            "exit statuses": list(self._statuses),
             "words": list(self._words),
         }
-
-    # --- the data ----------------------------------------------------------------------------
-
-    @cached_property
-    def _kinds(self) -> Mapping[str, signatures.Kind]:
-        return signatures.load(self._environ).kinds
-
-    @cached_property
-    def _mitigations(self) -> Mapping[str, mitigation_catalog.Mitigation]:
-        return mitigation_catalog.load(self._environ)
-
-    @cached_property
-    def _effects(self) -> Mapping[str, effects.Effect]:
-        return effects.load(self._environ)
-
-    @cached_property
-    def _profiles(self) -> dict[str, Mapping[str, Leaf]]:
-        known = profiles.known(self._environ)
-        return {one.name: profiles.load(one, self._environ).leaves for one in known}
-
-    @cached_property
-    def _data(self) -> Mapping[str, Mapping[str, str]]:
-        return loader.load_words(self._environ)
-
-    @cached_property
-    def _words(self) -> dict[str, str]:
-        """The glossary; a line of it may explain several words."""
-        lines = self._data["words"].items()
-        return {name: text for names, text in lines for name in names.split(", ")}
-
-    @cached_property
-    def _own(self) -> dict[str, str]:
-        return {**self._data["variables"], **VARIABLES}
-
-    @cached_property
-    def _commands(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """Each command, "runs watch" too: what it does, and its options as lines."""
-        found: dict[str, tuple[str, tuple[str, ...]]] = {}
-        for name, does in COMMANDS.items():
-            command = None if name == "run" else command_named(name)
-            found[name] = (does, _options(command))
-            below = command.commands if isinstance(command, click.Group) else {}
-            for path, one in _below(name, below):
-                found[path] = (one.get_short_help_str(200), _options(one))
-        return found
-
-    @cached_property
-    def _options(self) -> dict[str, list[str]]:
-        """Each option: what it does, and where."""
-        found = {option: [_sentence(text)] for option, text in OWN_OPTIONS.items()}
-        for command, (_, lines) in self._commands.items():
-            for line in lines:
-                names, text = line.split("  ", 1)
-                for name in re.findall(r"(?<![\w-])-{1,2}[a-z][\w-]*", names):
-                    found.setdefault(name, []).append(f"Of `saferun {command}`: {_sentence(text)}")
-        for option in OPTIONS:
-            variable = f"; {option.env} is its variable" if option.env else ""
-            text = f"Of torchrun, and the same here: `torchrun --help` explains it{variable}."
-            for string in option.strings:
-                found.setdefault(string, []).append(text)
-        return found
-
-    @cached_property
-    def _named(self) -> dict[str, list[str]]:
-        """The names by what `_plain` makes of them."""
-        found: dict[str, list[str]] = {}
-        for names in self.words().values():
-            for name in names:
-                found.setdefault(_plain(name), []).append(name)
-        return found
 
     # --- one word ----------------------------------------------------------------------------
 
@@ -234,8 +181,7 @@ class Reference:
     def _profile(self, name: str) -> Entry | None:
         if name not in self._profiles:
             return None
-        found = next(one for one in profiles.known(self._environ) if one.name == name)
-        about = _sentence(profiles.load(found, self._environ).description or "a profile")
+        about = _sentence(self._profiles[name].description or "a profile")
         return Entry(name, "profile", (about, f"`saferun profiles show {name}` has all of it."))
 
     def _variable(self, name: str) -> Entry | None:
@@ -269,7 +215,7 @@ class Reference:
         return Entry(name, "option", tuple(found)) if found else None
 
     def _status(self, name: str) -> Entry | None:
-        text = self._data["statuses"].get(name)
+        text = self._statuses.get(name)
         number = int(name) - 128 if name.isdigit() and len(name) < 4 else 0
         if number in {one.value for one in signal.Signals}:
             ended = f"128 + {number}: {signal.Signals(number).name} ended the process"
@@ -277,7 +223,7 @@ class Reference:
         return Entry(name, "exit status", (_sentence(text),)) if text else None
 
     def _set_by(self, key: str) -> list[str]:
-        found = [(name, leaves[key]) for name, leaves in self._profiles.items() if key in leaves]
+        found = [(n, doc.leaves[key]) for n, doc in self._profiles.items() if key in doc.leaves]
         return [
             f"Set by profile {name} to {leaf.value}" + (f": {leaf.why}" if leaf.why else "")
             for name, leaf in found
@@ -289,7 +235,7 @@ class Reference:
         return [f"Set by mitigations: {', '.join(setting)}."] if setting else []
 
     def _set_somewhere(self) -> set[str]:
-        keys = (key for leaves in self._profiles.values() for key in leaves)
+        keys = (key for doc in self._profiles.values() for key in doc.leaves)
         by_profiles = {key[4:] for key in keys if key.startswith("env.")}
         return by_profiles | {name for one in self._mitigations.values() for name in one.env}
 
@@ -325,18 +271,27 @@ def _signal(name: str) -> Entry | None:
     return Entry(one.name, f"signal {one.value}", (text,))
 
 
-def _below(path: str, commands: Mapping[str, click.Command]) -> Iterator[tuple[str, click.Command]]:
-    for name, command in commands.items():
-        yield f"{path} {name}", command
-        if isinstance(command, click.Group):
-            yield from _below(f"{path} {name}", command.commands)
+def _all_commands() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return each command, "runs watch" too: what it does, and its options as lines."""
+    found: dict[str, tuple[str, tuple[str, ...]]] = {"run": (COMMANDS["run"], ())}
+    for name, does in COMMANDS.items():
+        if name != "run":
+            command = command_named(name)
+            found[name] = (does, _own_options(name, command))
+            for path, one in _below(name, command):
+                found[path] = (one.get_short_help_str(200), _own_options(path, one))
+    return found
 
 
-def _options(command: click.Command | None) -> tuple[str, ...]:
+def _below(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    for name, one in command.commands.items() if isinstance(command, click.Group) else ():
+        yield f"{path} {name}", one
+        yield from _below(f"{path} {name}", one)
+
+
+def _own_options(path: str, command: click.Command) -> tuple[str, ...]:
     """Return a command's own options, a line for each: names, two blanks, what it does."""
-    if command is None:
-        return ()
-    if command.name == "gen-shell" or command is command_named("gen-shell"):
+    if path == "gen-shell":
         text = re.sub(r"\n {10,}", " ", GEN_SHELL)
         return tuple(re.findall(r"(?m)^  (-.+?  +.+)$", text))
     return tuple(
@@ -344,6 +299,22 @@ def _options(command: click.Command | None) -> tuple[str, ...]:
         for one in command.params
         if isinstance(one, click.Option) and "--help" not in one.opts
     )
+
+
+def _all_options(commands: Mapping[str, tuple[str, tuple[str, ...]]]) -> dict[str, list[str]]:
+    """Return each option: what it does, and where."""
+    found = {option: [_sentence(text)] for option, text in OWN_OPTIONS.items()}
+    for command, (_, lines) in commands.items():
+        for line in lines:
+            names, text = line.split("  ", 1)
+            for name in re.findall(r"(?<![\w-])-{1,2}[a-z][\w-]*", names):
+                found.setdefault(name, []).append(f"Of `saferun {command}`: {_sentence(text)}")
+    for option in OPTIONS:
+        variable = f"; {option.env} is its variable" if option.env else ""
+        text = f"Of torchrun, and the same here: `torchrun --help` explains it{variable}."
+        for string in option.strings:
+            found.setdefault(string, []).append(text)
+    return found
 
 
 def _plain(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _ZIP = b"PK\x03\x04"
 _ZIP_END = b"PK\x05\x06"
-_ZIP_END_BYTES = 22  # of the end record, without the comment
+_ZIP_END_BYTES = 22  # the end record's size, without its comment
 _HEADER_BYTES = 100_000_000  # the most that safetensors itself reads of a header
 _LEAST = 8  # bytes; less is no file of weights in any format
 

@@ -32,7 +32,7 @@ _OF_TRAINER = re.compile(
     r"(\w*config\.json|training_args\.bin|(adapter_)?model\S*\.safetensors"
     r"|(pytorch|adapter)_model\S*\.bin)\Z"
 )
-_RANDOM = "random_states_"  # of accelerate
+_RANDOM = "random_states_"  # begins the names of accelerate's files
 _NANOCHAT = re.compile(r"meta_(\d+)\.json\Z")
 
 

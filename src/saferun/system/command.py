@@ -25,7 +25,7 @@ OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU
 _PAGE = 1 << 16  # bytes, the largest page; a write that does not fit as a whole is refused
 LOOK_S = 0.05  # between two looks at how much has been written: far from OUTPUT_LIMIT in between
 REAP_S = 0.2  # a killed process that the kernel cannot end is left behind after this
-START_S = 1.0  # for commands that other threads are starting; milliseconds, unless exec hangs
+START_S = 1.0  # other threads' commands may take this to start: milliseconds, unless exec hangs
 
 
 class _Commands:

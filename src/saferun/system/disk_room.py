@@ -9,7 +9,7 @@ import time
 
 _LEAST = 1 << 20  # bytes; with less a script cannot even write its log
 _EVERY_S = 0.1  # one statvfs each
-_SPECIAL = re.compile(r"[*?[]")  # of glob(7)
+_SPECIAL = re.compile(r"[*?[]")  # what glob(7) does not take literally
 
 
 def folder_of(pattern: str) -> str:

@@ -18,13 +18,14 @@ class ProcessRecord(TypedDict, total=False):
     """What identifies a process among all processes of all machines."""
 
     pid: int
-    start: int | None  # in clock ticks since boot (proc_pid_stat(5), field 22)
+    start: int | None  # clock ticks since boot (proc_pid_stat(5), field 22)
     host: str
     boot: str  # "" where it cannot be read
     pids: str  # the namespaces of its pid and its start; the same
 
 
-# Of one file; a busy machine's table of sockets has as many. /proc/sys refuses 4 MiB (ENOMEM).
+# No more is read of a file; a busy machine's table of sockets has as many. /proc/sys refuses a
+# buffer of 4 MiB (ENOMEM).
 _MOST_CHARACTERS = 3 << 20
 
 

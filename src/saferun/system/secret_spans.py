@@ -16,7 +16,7 @@ from saferun.system.secret_shapes import BEGINNINGS, SURROUNDINGS
 
 Span = tuple[int, int]
 STAR = b"***"  # the mask; what is masked already is not found again
-_KEY_LINES = 200  # of a private key whose first line is lost; RSA with 16384 bits has 195
+_KEY_LINES = 200  # are masked where a private key's first line is lost; RSA-16384 has 195
 
 
 @lru_cache(maxsize=64)

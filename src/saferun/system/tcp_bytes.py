@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 _NETLINK, _SOCK_DIAG, _BY_FAMILY = 16, 4, 20  # linux/netlink.h, linux/sock_diag.h
 _DUMP, _DONE, _ERROR = 0x301, 3, 2  # NLM_F_REQUEST | NLM_F_DUMP; NLMSG_DONE, NLMSG_ERROR
 _INFO = 2  # INET_DIAG_INFO, and the bit of it is 1 << (2 - 1)
-_BYTES = 120  # of tcp_info: tcpi_bytes_acked and tcpi_bytes_received stand there (Linux 4.1)
+_BYTES = 120  # where tcp_info has tcpi_bytes_acked and tcpi_bytes_received (Linux 4.1)
 _ESTABLISHED = 1 << 1
 _LIMIT_S = 1.0
 
@@ -50,7 +50,7 @@ def _connections(family: int) -> Iterator[tuple[int, int]]:
     with socket.socket(_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as link:
         link.settimeout(_LIMIT_S)
         asked = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _ESTABLISHED)
-        body = asked + bytes(48)  # of any address
+        body = asked + bytes(48)  # any address
         link.send(struct.pack("=IHHII", 16 + len(body), _BY_FAMILY, _DUMP, 1, 0) + body)
         while True:
             for kind, message in _messages(link.recv(1 << 18)):
