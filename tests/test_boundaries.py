@@ -6,10 +6,8 @@ import ast
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -114,13 +112,6 @@ def circle(arrows: dict[str, set[str]]) -> dict[str, set[str]]:
     return arrows
 
 
-def test_every_room_says_its_purpose_and_nothing_else():
-    for folder in {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE, SOURCE / SITE}:
-        body = ast.parse((folder / "__init__.py").read_text()).body
-        assert len(body) == 1, folder
-        assert isinstance(body[0], ast.Expr), folder
-
-
 def test_a_file_that_calls_itself_pure_touches_no_world():
     pure = [p for p in SOURCE.rglob("*.py") if p.read_text().startswith('"""Pure')]
     assert len(pure) > 25
@@ -137,103 +128,6 @@ def test_what_runs_elsewhere_needs_only_its_room_and_the_standard_library():
             foreign -= {"sitecustomize"} if path.name == "sitecustomize.py" else set()
             assert not foreign, (path, foreign)
             assert not HOOKED & tops or "hooks" in path.parts, path
-
-
-def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
-    given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-    return [argument for argument in given if argument.arg not in ("self", "cls")]
-
-
-def test_functions_with_three_parameters_say_what_they_are():
-    """Nested functions and click's commands excepted, whose docstrings are their help."""
-    bare = [
-        f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
-        for path in SOURCE.rglob("*.py")
-        for body in bodies(ast.parse(path.read_text()))
-        for node in body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-        if len(arguments(node)) >= 3 and "command(" not in ast.unparse(node).partition("def ")[0]
-        if (text := ast.get_docstring(node)) is not None and "Args:\n" not in text
-    ]
-    assert bare == []
-
-
-def bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:
-    """Yield the module's own statements and those of its classes."""
-    yield tree.body
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            yield node.body
-
-
-def test_fixtures_are_typed_and_a_program_of_twelve_lines_is_a_file():
-    tests = ROOT / "tests"
-    broken = []
-    for path in tests.rglob("*.py"):
-        name = str(path.relative_to(tests))
-        tree = ast.parse(path.read_text())
-        broken += [f"{name}: fixture {fixture}" for fixture in untyped_fixtures(tree)]
-        if not name.startswith("programs/"):
-            broken += [f"{name}:{line} is a program" for line, text in strings(tree) if long(text)]
-    assert broken == []
-
-
-def untyped_fixtures(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            marks = [ast.unparse(mark).partition("(")[0] for mark in node.decorator_list]
-            types = [argument.annotation for argument in arguments(node)]
-            if "pytest.fixture" in marks and not all([*types, node.returns]):
-                yield node.name
-
-
-def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of each string that is no docstring; x for what an f-string fills in."""
-    held = [node for node in ast.walk(tree) if isinstance(node, (ast.Expr, ast.JoinedStr))]
-    parts = {id(part) for node in held for part in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            texts = [p.value if isinstance(p, ast.Constant) else "x" for p in node.values]
-            yield node.lineno, "".join(map(str, texts))
-        elif isinstance(node, ast.Constant) and id(node) not in parts:
-            yield node.lineno, node.value if isinstance(node.value, str) else ""
-
-
-def long(text: str) -> bool:
-    """Whether it is a Python program of twelve lines, and not a log or a bash script."""
-    if len(text.strip().splitlines()) < 12:
-        return False
-    try:
-        body = ast.parse(textwrap.dedent(text)).body
-    except (SyntaxError, ValueError):
-        return False
-    return any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)) for node in body)
-
-
-def test_slow_is_refused_as_a_decorator():
-    with pytest.raises(TypeError, match=r"mark test_it with @pytest\.mark\.slow"):
-
-        @slow
-        def test_it() -> None: ...
-
-
-def test_each_file_of_knowledge_has_one_reader():
-    """It makes typed values of what YAML gives; nothing else sees a key that may be misspelt."""
-    loads = re.compile(r"\bloader\.(load_(?!for_bundle)\w+)\(")
-    readers: dict[str, set[str]] = {}
-    for path in SOURCE.rglob("*.py"):
-        for name in loads.findall(path.read_text()):
-            readers.setdefault(name, set()).add(str(path.relative_to(SOURCE)))
-    assert readers == {
-        "load_cuda_errors": {"gpu/cuda_errors.py"},
-        "load_driver_messages": {"doctor/checks/checks_driver.py"},
-        "load_gpu_fields": {"doctor/checks/checks_gpu.py"},
-        "load_failures": {"diagnosis/signatures.py"},
-        "load_mitigations": {"planning/mitigation_catalog.py"},
-        "load_settings": {"audit/effects.py"},
-        "load_words": {"cli/reference.py"},
-        "load_xids": {"doctor/xid.py"},
-    }
 
 
 def test_only_sitecustomize_lies_on_the_childs_path():

@@ -300,25 +300,6 @@ def test_version_is_printed(desk):
     assert desk.run("--version").stdout == f"saferun {__version__}\n"
 
 
-def test_a_log_is_explained_from_a_file_or_a_pipe(desk):
-    log = "step 1\n[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'label'\n"
-    (desk.cwd / "train.log").write_text(log)
-    reported = json.loads(desk.run("diagnose", "--json", "--exit-code", "1", "train.log").stdout)
-    keys = "schema kind group verdict mitigations root_line root_rank explanation advice references"
-    assert " ".join(reported) == f"{keys} decided_by user_frame nearest"
-    assert (reported["verdict"], reported["root_rank"]) == ("stop-user", 1)
-    piped = subprocess.run(
-        [sys.executable, "-m", "saferun", "diagnose", "-"],
-        input=log,
-        capture_output=True,
-        text=True,
-        env=desk.environ,
-        check=True,
-    )
-    assert "(rank 1)" in piped.stdout
-    assert "cannot be read" in desk.refused("diagnose", "nowhere.log", status=69)
-
-
 def test_a_fault_of_ours_has_its_own_status_and_says_what_to_do(monkeypatch, capsys):
     monkeypatch.setattr(door, "_dispatch", lambda argv: 1 / 0)
     assert door.main(["train.py"]) == 70

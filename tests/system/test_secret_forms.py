@@ -104,8 +104,18 @@ NAMES = [
     "HF_TOKEN",
     "WANDB_API_KEY",
     "DB_PWD",
+    "hf_token",
+    "AWS_SECRET_ACCESS_KEY",
+    "Password",
+    "MY_PASSWD",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "SSH_PASSPHRASE",
+    "DB_PASS",
+    "TOKENIZERS_PARALLELISM",  # the patterns are the contract, harmless ones included
+    "KEYBOARD_LAYOUT",
 ]
 NAMES_OF_NONE = ["VAULT_ADDR", "XAUTHORITY", "SSH_AUTH_SOCK", "GIT_ASKPASS", "PATH", "AUTHOR"]
+NAMES_OF_NONE += ["PYTHONHASHSEED", "PWD", "NCCL_DEBUG", ""]
 
 
 def test_a_secret_of_each_form_is_masked():
