@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import textwrap
 from collections.abc import Mapping
@@ -16,8 +17,6 @@ from saferun.errors import UsageError
 from saferun.system.spelling import nearest
 
 _WIDTH = 96
-
-
 _MOST = {"variables": 12, "options": 12}  # names that are shown of those that contain a word
 
 
@@ -33,7 +32,8 @@ def command(words: tuple[str, ...], listed: bool) -> int:
     """Explain a word that saferun prints or takes; several words are one name, if there is one."""
     known = reference.Reference(os.environ)
     if listed:
-        _list(known.words())
+        for what, names in known.words().items():
+            echo(f"{what}:\n{_wrapped(', '.join(names))}")
         return 0
     if not words:
         echo(FRONT.rstrip("\n"))
@@ -64,14 +64,11 @@ def explained(known: reference.Reference, word: str) -> str:
     else:
         parts = []
     if not found and not parts:
-        close = nearest(word, _all(known), 0.75) if len(word) < 200 else ""
+        known_words = itertools.chain.from_iterable(known.words().values())
+        close = nearest(word, known_words, 0.75) if len(word) < 200 else ""
         fix = f"did you mean `{close}`?" if close else "saferun help --list shows all words"
         raise UsageError(f"nothing is known of {word!r}", fix=fix)
     return "\n\n".join([*map(as_text, found), *(["\n".join(parts)] if parts else [])])
-
-
-def _all(known: reference.Reference) -> list[str]:
-    return [name for names in known.words().values() for name in names]
 
 
 def _named(others: Mapping[str, list[str]]) -> list[str]:
@@ -82,11 +79,6 @@ def _named(others: Mapping[str, list[str]]) -> list[str]:
         more = f" and {len(names) - most} more" if len(names) > most else ""
         lines.append(_wrapped(f"{what}: {', '.join(names[:most])}{more}"))
     return lines
-
-
-def _list(words: Mapping[str, list[str]]) -> None:
-    for what, names in words.items():
-        echo(f"{what}:\n{_wrapped(', '.join(names))}")
 
 
 def as_text(entry: reference.Entry) -> str:

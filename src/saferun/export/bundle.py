@@ -28,20 +28,20 @@ FILES = (
     *("export/__init__.py", "export/bundle_main.py", "export/settings_codec.py"),
 )
 UNUSED = (
-    *(
-        "diagnosis/explaining/explain.py",
-        "diagnosis/reading/log_file.py",
-        "supervise/watch/live_run.py",
-    ),
-    *("journal/attempts.py", "journal/cleanup.py", "journal/rank_report.py", "journal/reader.py"),
-    *(
-        "journal/report.py",
-        "journal/run_notes.py",
-        "journal/tail_excerpt.py",
-        "journal/time_spent.py",
-    ),
-    # Imported by functions that a script never calls: its settings come from no profile file.
-    *("profile/yaml_nodes.py", "profile/yaml_reader.py"),
+    "diagnosis/explaining/explain.py",
+    "diagnosis/reading/log_file.py",
+    "journal/attempts.py",
+    "journal/cleanup.py",
+    "journal/rank_report.py",
+    "journal/reader.py",
+    "journal/report.py",
+    "journal/run_notes.py",
+    "journal/tail_excerpt.py",
+    "journal/time_spent.py",
+    "supervise/watch/live_run.py",
+    # Imported by a function that a script never calls: its settings come from no profile file.
+    "profile/yaml_nodes.py",
+    "profile/yaml_reader.py",
 )
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
 _PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface stays behind

@@ -12,7 +12,9 @@ what is not UTF-8 passes unchanged. Each rule yields spans; overlapping spans be
 from __future__ import annotations
 
 import base64
+import html
 import json
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.system import secret_spans
@@ -36,7 +38,7 @@ class Masker:
 
     def __init__(self, environ: Mapping[str, str], argv: Sequence[str]) -> None:
         found = [(name, value) for name, value in environ.items() if tells(name, False)]
-        found += _pairs(argv)
+        found += [(name, secret) for name, _, secret in _parts(argv) if secret]
         for text in (*environ.values(), *argv):
             found += [("password", value) for value in _url_passwords(text)]
         values = {value for name, given in found for value in _values(name, given)}
@@ -63,16 +65,9 @@ class Masker:
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         """Return a command line without secrets, with as many arguments as before."""
-        masked: list[str] = []
-        for before, word in zip(["", *argv], argv, strict=False):
-            name, equals, value = word.partition("=")
-            if word and not _is_option(word) and _awaits_secret(before):
-                masked.append(MASK)
-            elif equals and value and _names_secret(name):
-                masked.append(f"{name}={MASK}")
-            else:
-                masked.append(self.text(word))
-        return masked
+        return [
+            f"{plain}{MASK}" if secret else self.text(plain) for _, plain, secret in _parts(argv)
+        ]
 
     def _settle(self, data: bytes, forms: Sequence[bytes]) -> bytes:
         """Mask until nothing changes, so that masking twice is masking once.
@@ -90,8 +85,6 @@ class Masker:
 
 
 # The secrets of a run
-
-_URL_SAFE = {ord("+"): "-", ord("/"): "_"}  # base64 in addresses
 
 
 def _is_option(word: str) -> bool:
@@ -111,16 +104,16 @@ def _awaits_secret(option: str) -> bool:
     return option.startswith("-") and "=" not in option and _names_secret(option)
 
 
-def _pairs(argv: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (name, value) of the secret options and assignments of a command line."""
-    found = []
+def _parts(argv: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield each word of a command line as (name, the part that is shown, the secret behind it)."""
     for before, word in zip(["", *argv], argv, strict=False):
         name, equals, value = word.partition("=")
         if not _is_option(word) and _awaits_secret(before):
-            found.append((before, word))
+            yield before, "", word
         elif equals and _names_secret(name):
-            found.append((name, value))
-    return found
+            yield name, f"{name}=", value
+        else:
+            yield "", word, ""
 
 
 def _url_passwords(text: str) -> list[str]:
@@ -146,8 +139,8 @@ def _forms(value: str) -> set[str]:
     forms = {value, *_in_base64(raw)}
     if compiled(r"[\w.~-]*").fullmatch(value) and value.isascii():
         return forms
-    for kept in (b"", b"/", b"/:@!$&'()*,;=+"):
-        quoted = "".join(_percent(byte, kept) for byte in raw)
+    for kept in ("", "/", "/:@!$&'()*,;=+"):
+        quoted = urllib.parse.quote(raw, safe=kept)
         forms |= {quoted, compiled("%..").sub(lambda m: m[0].lower(), quoted)}
         forms.add(quoted.replace("%20", "+"))
 
@@ -156,28 +149,21 @@ def _forms(value: str) -> set[str]:
         forms |= {once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]}  # a record in a record
     forms |= {repr(value)[1:-1], repr(raw)[2:-1], value.replace("/", "\\/")}
     forms |= {value.replace("'", "'\"'\"'"), value.replace("'", "'\\''")}
-    named = value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    named = html.escape(value, quote=False)
     quoted = named.replace('"', "&quot;")
-    forms |= {named, quoted, quoted.replace("'", "&#x27;"), quoted.replace("'", "&#39;")}
-    return forms
+    return forms | {named, quoted, html.escape(value), quoted.replace("'", "&#39;")}
 
 
 def _in_base64(raw: bytes) -> set[str]:
     """Return what base64 makes of a value alone, and of one that something follows."""
     followed = raw[: len(raw) // 3 * 3]
-    whole = {base64.b64encode(part).decode().rstrip("=") for part in (raw, followed)}
-    return whole | {form.translate(_URL_SAFE) for form in whole}
+    encoders = (base64.b64encode, base64.urlsafe_b64encode)
+    return {encode(part).decode().rstrip("=") for encode in encoders for part in (raw, followed)}
 
 
 def _is_escaped(value: str) -> bool:
     """Return whether all lone surrogates stand for bytes, as in `os.environ`."""
     return not compiled("[\ud800-\udc7f\udd00-\udfff]").search(value)
-
-
-def _percent(byte: int, kept: bytes) -> str:
-    char = chr(byte)
-    plain = char.isascii() and (char.isalnum() or char in "-._~" or byte in kept)
-    return char if plain else f"%{byte:02X}"
 
 
 def _encoded(forms: set[str], errors: str) -> tuple[bytes, ...]:
