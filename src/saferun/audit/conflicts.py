@@ -103,7 +103,11 @@ def _allocator_values(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _graphs(environ: Mapping[str, str]) -> Iterator[Finding]:
-    given = {pair for name in (OLD_ALLOCATOR, ALLOCATOR) for pair in _items(environ, name)}
+    given = {
+        pair
+        for name in (OLD_ALLOCATOR, ALLOCATOR)
+        for pair in alloc_conf.items(environ.get(name, ""))
+    }
     if ("expandable_segments", "True") in given and environ.get("TORCHINDUCTOR_CUDAGRAPHS") == "1":
         detail = (
             "a captured graph's own memory was long kept out of expandable segments; graphs on it "
@@ -116,10 +120,6 @@ def _graphs(environ: Mapping[str, str]) -> Iterator[Finding]:
         what = "expandable_segments:True together with CUDA graphs (TORCHINDUCTOR_CUDAGRAPHS=1)"
         fix = "if steps hang or fail, NCCL_GRAPH_REGISTER=0 first, then one of the two left out"
         yield Finding(NOTE, AREA, what, detail, fix)
-
-
-def _items(environ: Mapping[str, str], name: str) -> list[tuple[str, str]]:
-    return alloc_conf.items(environ.get(name, ""))
 
 
 def _nvlink(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:

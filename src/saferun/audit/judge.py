@@ -12,6 +12,7 @@ real one.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 
@@ -123,7 +124,8 @@ def judge(name: str, torch: str | None, text: str) -> Reading:
     driver = variable_index.listed(text, "driver")
     if name in driver:
         return Reading("foreign", "the CUDA driver")
-    if _matches(name, variable_index.listed(text, "others")) or _rccl(name, torch):
+    others = variable_index.listed(text, "others")
+    if any(fnmatch.fnmatchcase(name, other) for other in others) or _rccl(name, torch):
         return Reading("foreign")
     if by is not None:
         return Reading("dead" if torch is None or _covers(torch, text) else "unknown")
@@ -174,13 +176,6 @@ def _covers(torch: str | None, text: str) -> bool:
         variable_index.version(order[0])
         <= variable_index.version(torch)
         <= variable_index.version(order[-1])
-    )
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(
-        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
-        for pattern in patterns
     )
 
 

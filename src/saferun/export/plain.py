@@ -14,7 +14,7 @@ from functools import reduce
 from saferun import __version__
 from saferun.export import shell_script
 from saferun.export.settings_codec import ScriptSettings
-from saferun.export.shell_script import comment, quote
+from saferun.export.shell_script import comment, one_line, quote
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import Profile, RetryPolicy
 from saferun.planning.inputs import RunInputs
@@ -101,7 +101,7 @@ def _profile(gathered: RunInputs) -> Profile:
 
 def _one_line(text: str) -> str:
     """Return text as one comment line, "" for none."""
-    plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    plain = one_line(text)
     return f"# {plain}\n" if plain else ""
 
 

@@ -97,11 +97,19 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 def comment(text: str) -> str:
     """Return text as comment lines; nothing in it can end the comment."""
-    plain = "".join(c if c.isprintable() else " " for c in text)
     lines = textwrap.wrap(
-        plain, WIDTH - 2, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        _printable(text), WIDTH - 2, break_long_words=False, break_on_hyphens=False
     )
     return "".join(_comment_line(line) for line in lines)
+
+
+def one_line(text: str) -> str:
+    """Return text as one line, with single blanks between its words."""
+    return " ".join(_printable(text).split())
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _comment_line(text: str) -> str:
@@ -226,8 +234,7 @@ def _counting(doc: Doc, later: Sequence[Doc], sets: Sequence[Given]) -> Mapping[
 
 
 def _source(text: str) -> str:
-    plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return "".join(_comment_line(one) for one in plain.split("; ") if one)
+    return "".join(_comment_line(one) for one in one_line(text).split("; ") if one)
 
 
 def _line(key: str, leaf: Leaf, manner: str) -> str:

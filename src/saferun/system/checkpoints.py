@@ -8,6 +8,7 @@ if it is not empty.
 
 from __future__ import annotations
 
+import collections
 import glob
 import os
 import re
@@ -263,17 +264,10 @@ def _missing_ranks(names: Sequence[str], ranks: int, others: Sequence[Sequence[s
     return ""
 
 
-def _of_ranks(names: Sequence[str]) -> dict[str, int]:
+def _of_ranks(names: Sequence[str]) -> Mapping[str, int]:
     """Return how many files there are of each kind that every rank may write one of."""
-    counts: dict[str, int] = {}
-    for name in names:
-        if family := _OF_RANKS.match(name):
-            counts[family[1]] = counts.get(family[1], 0) + 1
-    return counts
+    return collections.Counter(kind[1] for kind in map(_OF_RANKS.match, names) if kind)
 
 
-def _first_problem(paths: Iterator[str] | Sequence[str]) -> str:
-    for path in paths:
-        if reason := checkpoint_files.problem(path):
-            return reason
-    return ""
+def _first_problem(paths: Iterable[str]) -> str:
+    return next(filter(None, map(checkpoint_files.problem, paths)), "")
