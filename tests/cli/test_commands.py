@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from desk import Desk as Machine
 
 from saferun import __main__ as door
 
@@ -25,24 +26,14 @@ sys.exit(int(os.environ.get("STATUS", "0")))
 """
 
 
-class Desk:
-    """A user's machine: a home, a working directory and a PATH with a recording torchrun."""
+class Desk(Machine):
+    """A user's machine whose torchrun records what it got."""
 
     def __init__(self, home: pathlib.Path, tmp: pathlib.Path) -> None:
-        self.cwd = tmp / "work"
-        self.cwd.mkdir()
-        self.bin = tmp / "bin"
-        self.bin.mkdir()
-        self.record = tmp / "record.json"
-        self.runs = home / ".local/state/saferun/runs"
-        self.environ = {
-            "HOME": str(home),
-            "PATH": f"{self.bin}:/usr/bin:/bin",
-            "RECORD": str(self.record),
-            "LANG": "C.UTF-8",
-        }
+        super().__init__(home, tmp)
+        self.bin, self.record = tmp / "bin", tmp / "record.json"
+        self.environ["RECORD"] = str(self.record)
         self.program("torchrun", TORCHRUN.format(python=sys.executable))
-        (self.cwd / "train.py").write_text("")
 
     def program(self, name: str, text: str) -> None:
         path = self.bin / name
@@ -70,7 +61,7 @@ class Desk:
         done = self.run(*argv, status=status, **environ)
         assert not self.record.exists(), "the job was started"
         assert done.stdout in ("", "false\n")
-        assert list(self.runs.glob("*")) == [], "a run is listed"
+        assert list(self.base.glob("*")) == [], "a run is listed"
         return done.stderr
 
 
