@@ -152,14 +152,11 @@ def make(path: str) -> None:
 
 
 def _make(path: str, mode: int) -> None:
-    try:
-        _make_one(path, mode)
-    except FileNotFoundError:
-        parent = os.path.dirname(path)
-        if parent in ("", path):
-            raise
+    parent = os.path.dirname(path)
+    if parent not in ("", path) and not os.path.isdir(parent):
         _make(parent, 0o700 if os.path.basename(parent) == "saferun" else 0o755)
-        _make_one(path, mode)
+    with contextlib.suppress(FileExistsError):  # another process may have been faster
+        os.mkdir(path, mode)
 
 
 def _check_temporary(path: str) -> None:
@@ -168,17 +165,11 @@ def _check_temporary(path: str) -> None:
     if not ours:
         return
     place = above + ours.rstrip("/")
-    _make_one(place, 0o700)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(place, 0o700)
     status = os.lstat(place)
     if (status.st_mode & 0o170077) != 0o040000 or status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "it is not a private directory of ours", place)
-
-
-def _make_one(path: str, mode: int) -> None:
-    try:
-        os.mkdir(path, mode)
-    except FileExistsError:  # another process may have been faster
-        return
 
 
 def remove_dir(path: str, empty: Callable[[int], None]) -> None:
