@@ -85,16 +85,15 @@ def one(path: str) -> tuple[float, int]:
 def verdicts(corpus: Path) -> list[str]:
     """Return how often verdict and kind are right, for both parts of the corpus."""
     from saferun.diagnosis import evidence
-    from saferun.diagnosis.deciding import classify
-    from saferun.diagnosis.reading import log_reader
+    from saferun.diagnosis.foreign import front, long_log
 
     known = signatures.load()
     counts: dict[bool, list[int]] = {False: [0, 0, 0], True: [0, 0, 0]}
     for line in (corpus / "failure_logs.jsonl").read_text().splitlines():
         record = json.loads(line)
         code = record["exit"] if record["exit_shown"] else None
-        log = log_reader.of_text(record["log"])
-        found = classify.classify(evidence.Evidence(log=log, exit_code=code), known)
+        log = long_log.read([record["log"].encode()])
+        found = front.classify(evidence.Evidence(log=log, exit_code=code), known)
         held = int(hashlib.sha256(record["id"].encode()).hexdigest(), 16) % 3 == 0
         right = (1, found.verdict == record["verdict"], found.kind == record["kind"])
         counts[held] = [a + b for a, b in zip(counts[held], right, strict=True)]

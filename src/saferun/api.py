@@ -21,7 +21,7 @@ from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.reading import log_file, log_reader
+from saferun.diagnosis.foreign import front, log_file, long_log
 from saferun.errors import SaferunError, UsageError
 from saferun.journal import reader
 from saferun.journal.attempts import Attempt as RecordedAttempt
@@ -238,8 +238,8 @@ def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Di
     elif len(log) < 4096 and log.isprintable() and os.path.isfile(log):
         raise UsageError("a str is the text of a log", fix=f"for the file, Path({log!r})")
     else:
-        lines = log_reader.of_text(log)
-    return classify.classify(Evidence(log=lines, exit_code=exit_code), signatures.load(None))
+        lines = long_log.read([log.encode("utf-8", "surrogateescape")])
+    return front.classify(Evidence(log=lines, exit_code=exit_code), signatures.load(None))
 
 
 def _gather(argv: Words, launch: _Launch, *, starting: bool) -> tuple[list[str], RunInputs, str]:

@@ -9,6 +9,7 @@ import json
 import pytest
 from job_logs import FULL_CARD, SUMMARY, TRACEBACK, diagnose, output
 
+from saferun.diagnosis.foreign import long_log
 from saferun.diagnosis.reading import log_reader
 
 PLAIN = TRACEBACK + "ModuleNotFoundError: No module named 'apex'"
@@ -94,7 +95,7 @@ def test_the_failure_is_found_in_the_middle_of_a_long_log():
     noise = output(60_000).encode()
     tail = b"".join(b"frame #%d: <unknown function>\n" % n for n in range(60_000))
     cause = ("[rank3]: " + (TRACEBACK + FULL_CARD).replace("\n", "\n[rank3]: ") + "\n").encode()
-    log = log_reader.read([noise, cause, tail[: len(tail) // 2], tail[len(tail) // 2 :]])
+    log = long_log.read([noise, cause, tail[: len(tail) // 2], tail[len(tail) // 2 :]])
     rows = [line.text for line in log.lines if line.rank == 3]
     assert rows[-1] == FULL_CARD
     assert log.lines[-2].text == "frame #59999: <unknown function>"
@@ -104,8 +105,8 @@ def test_the_failure_is_found_in_the_middle_of_a_long_log():
 @pytest.mark.parametrize("chunk", [997, 65536, 4 << 20])
 def test_how_a_stream_is_cut_into_chunks_does_not_matter(chunk):
     data = (output(40_000) + TRACEBACK + "KeyError: 'mid'\n" + output(40_000)).encode()
-    whole = log_reader.read([data])
-    cut = log_reader.read(data[at : at + chunk] for at in range(0, len(data), chunk))
+    whole = long_log.read([data])
+    cut = long_log.read(data[at : at + chunk] for at in range(0, len(data), chunk))
     middle = [line for line in cut.lines if "KeyError" in line.text]
     assert middle == [line for line in whole.lines if "KeyError" in line.text]
     assert middle[0].number == 40_004
@@ -118,8 +119,8 @@ def test_how_a_stream_is_cut_into_chunks_does_not_matter(chunk):
     ids=["a progress bar", "one endless line", "nothing but tracebacks"],
 )  # fmt: skip
 def test_what_is_kept_of_a_log_is_bounded(chunk):
-    log = log_reader.read(chunk for _ in range(20))
-    ends = log_reader.HEAD_BYTES + log_reader.TAIL_BYTES
-    bound = ends + log_reader.FIRST_BYTES + log_reader.LAST_BYTES
+    log = long_log.read(chunk for _ in range(20))
+    ends = long_log.HEAD_BYTES + long_log.TAIL_BYTES
+    bound = ends + long_log.FIRST_BYTES + long_log.LAST_BYTES
     assert sum(len(line.text) for line in log.lines) <= bound
     assert len(log.lines) < 60_000

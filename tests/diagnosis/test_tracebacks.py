@@ -41,7 +41,6 @@ EXCEPTIONS = {
     "a rank's": (RANKED, (3, "KeyError", True, "KeyError: a")),
     "below frames without a head": (CUT + "x\n" + TRACEBACK + "KeyError: a", (6, "KeyError", True, "KeyError: a")),
     "two, the first cut": (TRACEBACK * 2 + "KeyError: a", (2, "", True, "main()"), (6, "KeyError", True, "KeyError: a")),
-    "Rust": ("thread 'm' panicked at a.rs:3:5:\nb\n", (1, "panic", False, "panicked at a.rs:3:5: b")),
 }  # fmt: skip
 
 
@@ -61,11 +60,6 @@ def test_of_many_exceptions_the_first_and_the_last_are_kept():
     log = log_reader.of_text("".join(f"KeyError: {n}\n" for n in range(3 * most)))
     found = [int(raised.text.split()[1]) for raised in tracebacks.find(log.lines).raised]
     assert found == [*range(most), *range(2 * most, 3 * most)]
-
-
-def test_a_panic_is_of_its_rank():
-    log = log_reader.of_text("[rank3]: thread 'main' panicked at a.rs:3:5:\n[rank3]: b\n")
-    assert [raised.rank for raised in tracebacks.find(log.lines).raised] == [3]
 
 
 def test_interleaved_ranks_are_read_apart():

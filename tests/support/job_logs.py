@@ -8,10 +8,9 @@ import yaml
 from repo import RECORDS
 
 from saferun.diagnosis import signatures
-from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.reading import log_reader
+from saferun.diagnosis.foreign import front, long_log
 
 KNOWN = signatures.load({"XDG_CACHE_HOME": "/proc/nowhere"})
 TRACEBACK = (
@@ -43,9 +42,9 @@ Root Cause (first observed failure):
 
 
 def diagnose(log: str | bytes, **known: Any) -> Diagnosis:
-    """Return what a log means, with other evidence by name."""
+    """Return what a log of any origin means, with other evidence by name."""
     data = log if isinstance(log, bytes) else log.encode()
-    return classify.classify(Evidence(log=log_reader.read([data]), **known), KNOWN)
+    return front.classify(Evidence(log=long_log.read([data]), **known), KNOWN)
 
 
 def output(count: int, text: str = "step {} loss 2.5 tok/s 1234") -> str:

@@ -1,6 +1,6 @@
 """`saferun diagnose`: the diagnosis of a log from a file or a pipe, and its text and JSON.
 
-It reads and prints; diagnosis/deciding/classify.py decides.
+It reads and prints; diagnosis/foreign/front.py decides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.explaining import explain as explanation
 from saferun.diagnosis.explaining import failure_report
 from saferun.diagnosis.explaining.explain import Account
-from saferun.diagnosis.reading import log_file
+from saferun.diagnosis.foreign import front, log_file
 from saferun.errors import UsageError
 
 
@@ -58,7 +58,7 @@ def run(
         LogError: the file is missing or not readable.
     """
     known = signatures.load(environ)
-    return classify.classify(Evidence(log=log_file.read(path), exit_code=exit_code), known)
+    return front.classify(Evidence(log=log_file.read(path), exit_code=exit_code), known)
 
 
 def explained(
@@ -76,7 +76,7 @@ def explained(
     """
     known = signatures.load(environ)
     evidence = Evidence(log=log_file.read(path), exit_code=exit_code)
-    reading = classify.read(evidence, known)
+    reading = front.read(evidence, known)
     account = explanation.account(reading, known)
     if first := classify.before_reading(evidence, known):
         return first, account._replace(decision=())

@@ -29,7 +29,13 @@ FILES = (
 )
 UNUSED = (
     "diagnosis/explaining/explain.py",
-    "diagnosis/reading/log_file.py",
+    "diagnosis/foreign/__init__.py",
+    "diagnosis/foreign/broken_lines.py",
+    "diagnosis/foreign/front.py",
+    "diagnosis/foreign/log_file.py",
+    "diagnosis/foreign/long_log.py",
+    "diagnosis/foreign/panics.py",
+    "diagnosis/foreign/windows_status.py",
     "journal/attempts.py",
     "journal/cleanup.py",
     "journal/rank_report.py",

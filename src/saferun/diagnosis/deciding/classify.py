@@ -1,6 +1,6 @@
 """Pure: Evidence -> Diagnosis. The root cause of a failure, not its echo, and what to do about it.
 
-`explanations` collects what every part of the evidence may mean, `root_cause` chooses among these,
+`candidates` collects what every part of the evidence may mean, `root_cause` chooses among these,
 and this file puts the choice into the words of knowledge/failures.yaml. A failure that is known
 only as an exception of the user's own is never retried. What nothing explains is `unknown`, with
 the innermost frame of the user's code and the kinds that are nearest.
@@ -9,12 +9,12 @@ the innermost frame of the user's code and the kinds that are nearest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from saferun.diagnosis.deciding import (
+    candidates,
     cuda_codes,
     exit_codes,
-    explanations,
     known_from,
     last_words,
     nearest,
@@ -22,13 +22,12 @@ from saferun.diagnosis.deciding import (
     second_reading,
 )
 from saferun.diagnosis.deciding.root_line import ROOT_CHARS, root_line, telling_line
-from saferun.diagnosis.deciding.second_reading import is_broken
 from saferun.diagnosis.diagnosis import Diagnosis, Near
-from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
+from saferun.diagnosis.evidence import Evidence, Observation
 from saferun.diagnosis.reading import last_run, log_reader, oom_message, progress, user_frame
 from saferun.diagnosis.reading.crash_stack import crash_stack
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.diagnosis.reading.tracebacks import Raised
+from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import Kind, Knowledge, says
 from saferun.inject import nodes
 from saferun.named_tuple import NamedTuple
@@ -44,9 +43,14 @@ _NUMBERS_CHARS = 8000  # of a message, in which its numbers are looked for
 class Reading(NamedTuple):
     """What the lines of one run, and the evidence beside them, were found to mean."""
 
-    collected: explanations.Collected
+    collected: candidates.Collected
     steps: tuple[root_cause.Step, ...]  # the way to the root cause; () where there is none
     diagnosis: Diagnosis
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has a kind."""
+        return self.diagnosis.kind != "unknown"
 
 
 def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
@@ -81,12 +85,22 @@ def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None
 
 def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
     """Read the log's last run, with the rest of the evidence; see `classify`."""
-    start = last_run.last_start(evidence.log.lines)
-    last = _of_run(evidence, evidence.log.lines[start:], knowledge)
+    return of_last_run(evidence.log.lines, lambda log: _of_run(evidence, log, knowledge))
+
+
+def of_last_run(log: Sequence[Line], of_run: Callable[[Sequence[Line]], Reading]) -> Reading:
+    """Return what the last run of a log means; what all runs do, where the last one says nothing.
+
+    Args:
+        log: all lines.
+        of_run: reads the lines of one run.
+    """
+    start = last_run.last_start(log)
+    last = of_run(log[start:])
     if not start or last.diagnosis.verdict != "unknown":
         return last
-    whole = _of_run(evidence, evidence.log.lines, knowledge)
-    if whole.diagnosis.verdict == "unknown" or not _began_again(evidence.log.lines, start):
+    whole = of_run(log)
+    if whole.diagnosis.verdict == "unknown" or not _began_again(log, start):
         return whole  # the run before it may be what the log is about
     before = Near(whole.diagnosis.kind, 0, "", "it ended the run before the last one here")
     return last._replace(diagnosis=last.diagnosis._replace(nearest=(before,)))
@@ -120,32 +134,22 @@ def recorded(
 
 def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
     """Return what the lines of one run mean, with the rest of the evidence."""
-    found = _of_lines(evidence, cuda_codes.named(log), knowledge)
-    if found.diagnosis.kind != "unknown" and not _is_broken_off(found):
+    found = of_lines(evidence, cuda_codes.named(log), knowledge)
+    if found.is_known:
         return found
 
-    if again := second_reading.lines(found.collected.lines):
-        second = _of_lines(evidence, again[-len(log) :], knowledge)
-        if second.diagnosis.kind != "unknown":
-            return second
-    return found if found.diagnosis.kind != "unknown" else _by_last_words(found, knowledge)
+    lines = found.collected.log.lines
+    again = second_reading.lines(lines)
+    second = of_lines(evidence, again, knowledge) if second_reading.differ(again, lines) else found
+    return second if second.is_known else by_last_words(found, knowledge)
 
 
-def _is_broken_off(found: Reading) -> bool:
-    """Return whether it is an unknown exception, in a line that a terminal has broken."""
-    best = found.steps[-1].taken if found.steps else None
-    if best is None or not best.generic:
-        return False
-
-    return is_broken(found.collected.lines, best.at)
-
-
-def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
+def by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
     """Return an unknown failure as the job's own, where the program itself stated it last.
 
     The half-answer stays with it: what the line states is not known.
     """
-    lines = found.collected.lines
+    lines = found.collected.log.lines
     at = last_words.stated(lines)
     if at is None:
         return found
@@ -157,47 +161,48 @@ def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
     return found._replace(diagnosis=own._replace(decided_by=_LAST_STATEMENT))
 
 
-def _of_lines(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
-    """Return what lines of a log mean, with the rest of the evidence."""
-    lines = (*_error_file_lines(evidence.failures), *exit_codes.with_ranks(log))
-    collected = explanations.collect(evidence, lines, knowledge)
+def of_lines(
+    evidence: Evidence,
+    log: Sequence[Line],
+    knowledge: Knowledge,
+    others: Callable[[Sequence[Line]], Sequence[Raised]] = lambda lines: (),
+) -> Reading:
+    """Return what lines of a log mean, with the rest of the evidence.
+
+    Args:
+        evidence: its log is not read.
+        log: the lines.
+        knowledge: how failures look.
+        others: returns the exceptions in lines that are neither Python's nor C++'s.
+    """
+    lines = exit_codes.with_ranks(log)
+    collected = candidates.collect(evidence, lines, knowledge, others(lines))
     root_rank = collected.exits.root_rank
     steps = root_cause.choose(collected.found, root_rank, knowledge, lines)
-    if not steps:
-        found = _diagnosis("unknown", knowledge, telling_line(lines), root_rank)
-        return Reading(collected, steps, _half_answer(found, collected, knowledge))
-    best = steps[-1].taken
-    ranks = (best.rank, exit_codes.rank_of(best.kind, lines), root_rank)
+    best = steps[-1].taken if steps else None
+    ranks = (best.rank, exit_codes.rank_of(best.kind, lines), root_rank) if best else (root_rank,)
     rank = next((rank for rank in ranks if rank is not None), None)
-    if best.kind == "unknown":
-        found = _diagnosis("unknown", knowledge, telling_line(lines), rank)
-        return Reading(collected, steps, _half_answer(found, collected, knowledge))
-    # Where only an exit code decides, no line of the output does.
-    line = "" if best.at < 0 else root_line(best, lines, knowledge)
-    diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text)
-    stack = crash_stack(evidence.log.lines, rank)
-    decided_by = known_from.named(best, lines, evidence)
-    diagnosis = diagnosis._replace(stack=stack, decided_by=decided_by)
-    if best.raised is not None:
-        diagnosis = diagnosis._replace(user_frame=_frame(best.raised, collected))
+    if best is None or best.kind == "unknown":
+        found = _diagnosis("unknown", knowledge, telling_line(collected.lines), rank)
+        half = found._replace(
+            user_frame=user_frame.innermost(collected.lines),
+            nearest=nearest.closest(collected, knowledge),
+        )
+        return Reading(collected, steps, half)
+    diagnosis = _diagnosis(best.kind, knowledge, root_line(best, knowledge), rank, best.text)
+    diagnosis = diagnosis._replace(
+        stack=crash_stack(evidence.log.lines, rank),
+        decided_by=known_from.named(best, evidence),
+        user_frame=_frame(best.raised, best.source.raised) if best.raised is not None else "",
+    )
     return Reading(collected, steps, diagnosis)
 
 
-def _frame(raised: Raised, collected: explanations.Collected) -> str:
+def _frame(raised: Raised, beside: Sequence[Raised]) -> str:
     """Return where the user's code was when it raised; else where its chain shows it."""
-    others = (one for one in collected.text.raised if one.chain == raised.chain)
+    others = (one for one in beside if one.chain == raised.chain)
     stacks = (log_reader.of_text(one.frames).lines for one in (raised, *others))
     return next(filter(None, map(user_frame.innermost, stacks)), "")
-
-
-def _half_answer(
-    diagnosis: Diagnosis, collected: explanations.Collected, knowledge: Knowledge
-) -> Diagnosis:
-    """Return a diagnosis that explains nothing with what can be said all the same."""
-    return diagnosis._replace(
-        user_frame=user_frame.innermost(collected.lines),
-        nearest=nearest.closest(collected, knowledge),
-    )
 
 
 def by_machine(
@@ -267,18 +272,13 @@ def by_nodes(
 
 def _broken_pipe(evidence: Evidence) -> Line | None:
     """Return the line that reports a broken pipe: the job failed as its output's reader is gone."""
-    lines = (*_error_file_lines(evidence.failures), *evidence.log.lines)
-    return next((line for line in lines if "[Errno 32] Broken pipe" in line.text), None)
-
-
-def _error_file_lines(failures: Sequence[RankFailure]) -> tuple[Line, ...]:
-    """Return the error files' tracebacks as lines that stand before the log, earliest first."""
-    ordered = sorted(failures, key=lambda f: (f.time_s is None, f.time_s or 0.0))
-    return tuple(
-        Line(0, failure.rank, text, text)
-        for failure in ordered
-        for text in (failure.traceback or failure.message).splitlines()
+    raised = (
+        Line(0, failure.rank, row, row)
+        for failure in evidence.failures
+        for row in (failure.traceback or failure.message).splitlines()
     )
+    lines = (*raised, *evidence.log.lines)
+    return next((line for line in lines if "[Errno 32] Broken pipe" in line.text), None)
 
 
 def _diagnosis(

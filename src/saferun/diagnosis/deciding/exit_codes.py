@@ -67,16 +67,6 @@ _CODE = re.compile(
     r"|exit code \(|non-zero (?:exit )?(?:status|code)(?: of)? |with errorcode "
     r"|exit_code[ =:]{1,3}|exitcode[ =]{1,3})(-?\d{1,3})\b"
 )
-# What Windows returns where Linux has a signal (NTSTATUS), a number of 32 bits, signed or in hex.
-# https://learn.microsoft.com/openspecs/windows_protocols/ms-erref/596a1078-e883-4972-9bbc-49e60bebca55
-_NTSTATUS = {
-    0xC0000005: 11, 0xC00000FD: 11, 0xC0000374: 11, 0xC0000006: 7, 0xC0000094: 8, 0xC000001D: 4,
-    0xC0000409: 6, 0xC0000420: 6, 0xC000013A: 2, 0xC0000017: 9,
-}  # fmt: skip
-_OF_WINDOWS = re.compile(
-    r"\b(?:exit|return|status|code|signal|exception)[^\n\d-]{0,40}?"
-    r"(?:(?P<number>-10737\d{5}|322[12]\d{6})\b|(?P<hex>0xc0[0-9a-f]{6})\b)"
-)
 _AGENT_SIGNAL = re.compile(
     r"received (\d{1,2}) death signal|got sig(?:nal|val) ?: ?(\d{1,2})\b"
     r"|got termination signal: (?:signals\.)?(sig\w{3,5})"
@@ -119,7 +109,7 @@ _HEDGE = re.compile(
 _HINTS = (
     *("exit", "sig", "kill", "fault", "error", "core", "free", "malloc", "terminat", "munmap"),
     *("corrupted", "limit exceeded", "status failed", "abort", "illegal inst", "floating point e"),
-    *("breakpoint trap", "return code", "returned", "non-zero status", "exception code"),
+    *("breakpoint trap", "return code", "returned", "non-zero status"),
 )
 _BLOCK = re.compile(r"^\s{0,4}rank\s{1,8}: (\d{1,5}) \(local_rank: ")
 _BLOCK_ENDS = re.compile(r"^\s{0,4}(?:[-=]{20}|\[\d{1,5}\]:\s{0,3}$)")
@@ -302,24 +292,11 @@ def _moment(text: str) -> float | None:
     return ((days * 24 + int(found[2])) * 60 + int(found[3])) * 60.0 + int(found[4])
 
 
-def _of_windows(text: str) -> int | None:
-    """Return the signal, negative, that a status of Windows stands for; None without one."""
-    if "322" not in text and "-107" not in text and "0xc0" not in text:
-        return None
-    found = _OF_WINDOWS.search(text)
-    if found is None:
-        return None
-    number = int(found["hex"], 16) if found["hex"] else int(found["number"]) & 0xFFFFFFFF
-    return -_NTSTATUS[number] if number in _NTSTATUS else None
-
-
 def _code(text: str) -> int | None:
     """Return the exit code that a line (lower case) states; negative for a signal."""
     if any(word in text for word in _NOISE):
         return None
     text = _HEDGE.split(text, maxsplit=1)[0]
-    if (status := _of_windows(text)) is not None:
-        return status
     if found := _EXITCODE.search(text):
         return int(found[1])
     if found := _AGENT_SIGNAL.search(text):

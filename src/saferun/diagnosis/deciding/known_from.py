@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.reading.log_lines import Line
 
 if TYPE_CHECKING:  # a launch loads this file, and need not load the patterns of failures
-    from saferun.diagnosis.deciding.explanations import Explanation
+    from saferun.diagnosis.deciding.candidate import Candidate
 
 _NO_KILL = "kernel: no process was killed for want of memory"
-# What makes these of the kind that a signal or a message usually has (circumstances.py).
+# What makes these of the kind that a signal or a message usually has (refinements.py).
 _FACTS = {
     "crash-after-the-end": "receipts: the scripts of all ranks had reached their end",
     "killed-from-outside": _NO_KILL,
@@ -27,29 +26,12 @@ _BY_PROGRESS = (
 )
 
 
-def named(best: Explanation, lines: Sequence[Line], evidence: Evidence) -> tuple[str, ...]:
-    """Return what the root cause is known from: its source, then what else decided the kind.
-
-    Args:
-        best: the root cause.
-        lines: that it is a line of.
-        evidence: of the attempt.
-    """
-    return (_source(best, lines, evidence), *_facts(best, evidence))
+def named(best: Candidate, evidence: Evidence) -> tuple[str, ...]:
+    """Return what the root cause is known from: its source, then what else decided the kind."""
+    return (best.source.name, *_facts(best, evidence))
 
 
-def _source(best: Explanation, lines: Sequence[Line], evidence: Evidence) -> str:
-    if best.at < 0:
-        if best.rank is None:
-            return f"exit status {evidence.exit_code}"
-        return f"exit code of rank {best.rank}"
-    if lines[best.at].number:
-        return "log"
-    rank = lines[best.at].rank
-    return "error file" if rank is None else f"error file of rank {rank}"
-
-
-def _facts(best: Explanation, evidence: Evidence) -> Iterator[str]:
+def _facts(best: Candidate, evidence: Evidence) -> Iterator[str]:
     if best.kind == "host-oom-killed" and evidence.oom_kills:
         yield kills(evidence.oom_kills)
     if not best.usual:

@@ -10,11 +10,12 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
-from saferun.diagnosis.reading import digit_masks
+from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
+from saferun.diagnosis.reading import digit_masks, tracebacks
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.diagnosis.reading.tracebacks import GOES_ON, Raised, Tracebacks
+from saferun.diagnosis.reading.raised import Raised
+from saferun.diagnosis.reading.tracebacks import GOES_ON
 from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign, says
-from saferun.named_tuple import NamedTuple
 
 GOING_ON = "the program says that it goes on"
 _PLAIN_LOSS = 6  # weight that a line loses which is not part of an exception
@@ -37,20 +38,6 @@ _NOT_CONTEXT = re.compile(
 )
 # Exceptions whose traceback is only that of the launcher that passes the failure on.
 _LAUNCHERS = frozenset(("ChildFailedError", "CalledProcessError"))
-
-
-class Match(NamedTuple):
-    """A place of the log that a sign fits."""
-
-    kind: str
-    weight: int
-    at: int  # index of the deciding line
-    rank: int | None
-    raised: Raised | None
-    text: str  # the exception's message, or the line and the ones that follow it
-    explains: frozenset[str] = frozenset()  # kinds that are its consequence
-    sign: Sign | None = None
-    why: str = ""  # it weighs less than its sign
 
 
 def _is_warning(text: str) -> bool:
@@ -91,34 +78,52 @@ def _own_faults(lines: Sequence[Line]) -> frozenset[int]:
 
 
 class Text:
-    """A log's lines in lower case, searched as one text.
+    """A log or a rank's error file: lines in lower case, searched as one text.
+
+    No sign fits the frames of tracebacks, nor what saferun says of a fault of its own.
 
     Args:
-        lines: the log's.
-        exceptions: that were found in them; no sign fits the frames of their tracebacks, nor what
-            saferun says of a fault of its own.
-        alike: the lines' forms (`digit_masks.of`).
+        name: of the source.
+        lines: the source's.
+        order: of the source among all.
+        more: exceptions in the lines that are not Python's.
+        beside: another source in lower case, in which what may stand anywhere is searched, too.
     """
 
-    def __init__(self, lines: Sequence[Line], exceptions: Tracebacks, alike: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        lines: Sequence[Line],
+        order: int = LOG,
+        more: Sequence[Raised] = (),
+        beside: str = "",
+    ) -> None:
+        self.lines = lines
+        self.alike = digit_masks.of(lines)
+        exceptions = tracebacks.find(lines, self.alike, more).without_consequences()
+        self.raised = exceptions.raised
+        self.source = Source(name, order, lines, self.raised)
         self.whole = "\n".join([line.text for line in lines]).lower()
         self.lower = self.whole.split("\n")
-        self.lines = lines
         self.framed = exceptions.framed | _own_faults(lines)
-        self.raised = exceptions.raised
         self.by_row = {row: number for number, item in enumerate(self.raised) for row in item.rows}
         self.messages = [item.text.lower() for item in self.raised]
         rows: dict[str, list[int]] = {}  # of lines that differ only in digits, as steps do
-        for row, form in enumerate(alike):
+        for row, form in enumerate(self.alike):
             rows.setdefault(form, []).append(row)
-        self._alike = list(rows.values())
+        self._of_shape = list(rows.values())
         shapes = [form.lower() for form in rows]
         self._shapes = "\n".join(shapes)
         self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in shapes)]
         self._launcher_rows = self._frames_of_launchers()
         self._forwarded = _is_forwarded(lines, exceptions.framed)
+        self._beside = beside
         self._around: dict[int, str] = {}
         self._rows: dict[str, tuple[int, ...]] = {}
+
+    def has(self, words: Iterable[str]) -> str:
+        """Return the first of some words that stands anywhere; "" for none."""
+        return next((word for word in words if word in self.whole or word in self._beside), "")
 
     def is_information(self, row: int) -> bool:
         """Return whether the program itself gives a line the level of information."""
@@ -144,7 +149,7 @@ class Text:
         at = self._shapes.find(bare)
         while at >= 0:
             shape = bisect_right(self._starts, at) - 1
-            yield self._alike[shape]
+            yield self._of_shape[shape]
             at = self._shapes.find(bare, self._starts[shape + 1])
 
     def _frames_of_launchers(self) -> set[int]:
@@ -192,20 +197,18 @@ class Text:
         return "\n".join(self.lower[max(0, row - _CONTEXT_LINES) : row])
 
 
-def match(knowledge: Knowledge, text: Text) -> list[Match]:
+def match(knowledge: Knowledge, text: Text) -> list[Candidate]:
     """Return every place that a sign fits; of several signs at one place the first one."""
     taken: set[tuple[bool, int]] = set()
-    found: list[Match] = []
+    found: list[Candidate] = []
     for sign in knowledge.signs:
-        if any(word in text.whole for word in sign.not_anywhere):
-            continue
-        if sign.anywhere and not any(word in text.whole for word in sign.anywhere):
+        if text.has(sign.not_anywhere) or (sign.anywhere and not text.has(sign.anywhere)):
             continue
         for row in _places(sign, text):
             number = text.by_row.get(row)
             key = (number is not None, row if number is None else number)
             if key not in taken and not against(sign, text, row):
-                found.append(_match(sign, text, row, number))
+                found.append(_candidate(sign, text, row, number))
                 if found[-1].weight != WEIGHTS["bare"]:
                     taken.add(key)
     return found
@@ -259,20 +262,22 @@ def against(sign: Sign, text: Text, row: int) -> str:
     return "not_near" if any(word in around for word in sign.not_near) else ""
 
 
-def _match(sign: Sign, text: Text, row: int, number: int | None) -> Match:
-    if number is not None:
-        item = text.raised[number]
-        weight, why = sign.weight, ""
+def _candidate(sign: Sign, text: Text, row: int, number: int | None) -> Candidate:
+    item = None if number is None else text.raised[number]
+    if item is None:
+        rank = text.lines[row].rank
+        body = "".join(line.text for line in text.lines[row : row + 4])
+        weight, why = _of_a_line(sign, text.lower[row])
+    else:
+        rank, body, weight, why = item.rank, item.text, sign.weight, ""
         if item.background:
             weight, why = min(weight, WEIGHTS["hint"] + 1), "the process went on after it"
         if goes_on(item, text.lines):
             weight, why = min(weight, WEIGHTS["hint"] - 1), GOING_ON
-        at, rank, body = row, item.rank, item.text
-        return Match(sign.kind, weight, at, rank, item, body, sign.explains, sign, why)
-    weight, why = _of_a_line(sign, text.lower[row])
-    body = "".join(line.text for line in text.lines[row : row + 4])
-    rank = text.lines[row].rank
-    return Match(sign.kind, weight, row, rank, None, body, sign.explains, sign, why)
+    return Candidate(
+        sign.kind, weight, row, rank, body, text.source,
+        raised=item, explains=sign.explains, why=(why,) if why else (), sign=sign,
+    )  # fmt: skip
 
 
 def _of_a_line(sign: Sign, lower: str) -> tuple[int, str]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun.diagnosis.deciding import matches
-from saferun.diagnosis.deciding.explanations import Collected, Explanation
+from saferun.diagnosis.deciding.candidate import Candidate
+from saferun.diagnosis.deciding.candidates import Collected
 from saferun.diagnosis.deciding.root_line import is_of_failure
 from saferun.diagnosis.diagnosis import Near
 from saferun.diagnosis.signatures import Knowledge, Needle, Sign, says
@@ -31,7 +32,7 @@ _LINES = 60  # the last ones with a word of failure, which are compared with all
 def closest(collected: Collected, knowledge: Knowledge) -> tuple[Near, ...]:
     """Return the nearest kinds, the nearest one first: at most MOST, each once.
 
-    Explanations that weigh little come first, then signs of which a condition is not met, then
+    Candidates that weigh little come first, then signs of which a condition is not met, then
     phrases of which a line shares most of the words. There may be none.
     """
     kinds: dict[str, Near] = {}
@@ -47,7 +48,7 @@ def _in_order(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
     for item in weighed:
         if item.kind != "unknown":
             why = "; ".join(item.why) or "it weighs little"
-            yield Near(item.kind, _number(collected, item.at), "", why)
+            yield Near(item.kind, item.number, "", why)
     yield from sorted(misses(collected, knowledge), key=lambda near: -len(near.phrase))
     yield from _alike(collected, knowledge)
 
@@ -61,18 +62,19 @@ def misses(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
         collected: of the log.
         knowledge: the signs.
     """
-    counted: dict[int, Explanation] = {item.at: item for item in collected.found}
+    counted = {item.position: item for item in collected.found}
     found = [
-        Near(sign.kind, _number(collected, row), shown, f"`{shown}` is there, but {why}")
+        Near(sign.kind, text.lines[row].number, shown, f"`{shown}` is there, but {why}")
         for sign in knowledge.signs
         for needle in sign.says
-        for row in collected.text.rows_with(max(needle, key=len))
-        if says(needle, _body(collected.text, row))
+        for text in collected.texts
+        for row in text.rows_with(max(needle, key=len))
+        if says(needle, _body(text, row))
         and (shown := _shown(needle))
-        and (why := _against(sign, collected.text, row, counted.get(row)))
+        and (why := _against(sign, text, row, counted.get((text.source.order, row))))
     ]
     found += [
-        Near(m.kind, _number(collected, m.at), "", f"{m.why}, in a log this long it does not count")
+        Near(m.kind, m.number, "", f"{''.join(m.why)}, in a log this long it does not count")
         for m in collected.left_out
     ]
     once = {(near.kind, near.line): near for near in reversed(found)}
@@ -84,12 +86,11 @@ def _body(text: matches.Text, row: int) -> str:
     return text.lower[row] if number is None else text.messages[number]
 
 
-def _against(sign: Sign, text: matches.Text, row: int, counted: Explanation | None) -> str:
+def _against(sign: Sign, text: matches.Text, row: int, counted: Candidate | None) -> str:
     """Return why a sign does not count where its phrase stands; "" where it does."""
-    elsewhere = next((word for word in sign.not_anywhere if word in text.whole), None)
-    if elsewhere is not None:
+    if elsewhere := text.has(sign.not_anywhere):
         return f"`{elsewhere}` is in the log, too"
-    if sign.anywhere and not any(word in text.whole for word in sign.anywhere):
+    if sign.anywhere and not text.has(sign.anywhere):
         return f"nowhere {_any(sign.anywhere)}"
     if row in text.by_row:
         if sign.only == "line":
@@ -138,18 +139,22 @@ def _alike(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
             holding.setdefault(word, []).append(at)
     rare = {word: math.log(1 + len(phrases) / len(at)) for word, at in holding.items()}
     best: list[tuple[float, int, str, Needle, frozenset[str]]] = []
-    for row in _telling_rows(collected.text):
-        words = _words(collected.text.lower[row]) & rare.keys()
-        for at in {at for word in words for at in holding[word]}:
+    for row in _telling_rows(collected.log):
+        words = _words(collected.log.lower[row]) & rare.keys()
+        for at in sorted({at for word in words for at in holding[word]}):
             kind, needle, wanted = phrases[at]
             shared = words & wanted
-            share = sum(map(rare.__getitem__, shared)) / sum(map(rare.__getitem__, wanted))
+            share = _sum_of(rare, shared) / _sum_of(rare, wanted)
             if share >= _SHARED and len(shared) > 1:
                 best.append((share, row, kind, needle, frozenset(shared)))
     for _, row, kind, needle, shared in sorted(best, key=lambda one: (-one[0], -one[1])):
         have, phrase = ", ".join(sorted(shared)), _shown(needle)
         why = f"the line has {have} of `{phrase}`, but not the phrase"
-        yield Near(kind, _number(collected, row), phrase, why)
+        yield Near(kind, collected.log.lines[row].number, phrase, why)
+
+
+def _sum_of(rare: Mapping[str, float], words: Iterable[str]) -> float:
+    return math.fsum(map(rare.__getitem__, words))  # the same in any order of the words
 
 
 def _telling_rows(text: matches.Text) -> Sequence[int]:
@@ -169,7 +174,3 @@ def _words(text: str) -> frozenset[str]:
 
 def _shown(needle: Needle) -> str:
     return " ... ".join(needle)
-
-
-def _number(collected: Collected, at: int) -> int:
-    return collected.lines[at].number if at >= 0 else 0

@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
-from saferun.diagnosis.deciding.matches import Match
+from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.reading import oom_message, progress
 from saferun.diagnosis.reading.crash_stack import crash_stack
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.diagnosis.reading.tracebacks import Raised
 
 # A number as a host is an address in 0.0.0.0/8, where nobody listens: 05 is 0.0.0.5.
 _NO_HOST = re.compile(
@@ -110,11 +109,13 @@ _OWN = re.compile(r"\(pid: (\d{1,9})\)|Sending process (\d{1,9}) closing|\bpid=(
 class KindRefinement:
     """What is known beside the matches of one log; each part is looked for once, when needed."""
 
-    def __init__(self, matches: Sequence[Match], evidence: Evidence, lines: Sequence[Line]) -> None:
+    def __init__(
+        self, matches: Sequence[Candidate], evidence: Evidence, lines: Sequence[Line]
+    ) -> None:
         self._matches = matches
         self._evidence = evidence
-        self._lines = lines
-        self._decide: dict[str, Callable[[Match], str]] = {
+        self._lines = lines  # the log's
+        self._decide: dict[str, Callable[[Candidate], str]] = {
             "cuda-oom": self._of_memory,
             "disk-full": self._of_full_disk,
             "tf-oom": self._of_tensorflow_memory,
@@ -127,12 +128,10 @@ class KindRefinement:
             "nccl-unhandled-cuda-error": self._of_nccl,
         }
 
-    def kind_of(self, match: Match) -> str:
+    def kind_of(self, match: Candidate) -> str:
         """Return the kind of a match, where circumstances decide between look-alikes."""
-        # a bar may stand before a message on its line
-        end = match.at + (match.raised is None)
         if _WORKER_CRASHED.search(match.text):  # a crash of the worker, not of its memory
-            return self._by_progress("segfault", match.text, end)
+            return self._by_progress("segfault", match)
         # A DataLoader worker: torch knows only the signal's number, and supposes a reason for one.
         if "killed by signal" in match.text or "bus error encountered in worker" in match.text:
             kind = by_machine(match.kind, self._evidence)
@@ -142,32 +141,25 @@ class KindRefinement:
         if match.kind == "dataloader-worker-died" and self._evidence.oom_kills:
             return "host-oom-killed"
         decide = self._decide.get(match.kind)
-        if decide is not None:
-            return decide(match)
-        return self._by_progress(match.kind, match.text, end)
+        return decide(match) if decide is not None else self._by_progress(match.kind, match)
 
-    def of_signal(self, usual: str, end: int) -> str:
-        """Return what a signal's usual kind becomes by the machine and by the job's progress.
+    def of_signal(self, ended: Candidate) -> str:
+        """Return what a signal's usual kind becomes by the machine and by the job's progress."""
+        return self._by_progress(by_machine(ended.kind, self._evidence), ended)
 
-        Args:
-            usual: the kind.
-            end: index after the last line up to it.
-        """
-        return self._by_progress(by_machine(usual, self._evidence), "", end)
-
-    def is_lost_server(self, item: Raised) -> bool:
+    def is_lost_server(self, one: Candidate) -> bool:
         """Return whether an exception of no known kind tells of a server that a job had reached.
 
         Before its first steps a job may have a wrong address; after them the connection was lost.
         """
-        if _NO_NETWORK_CLASS.search(item.name) or _NO_NETWORK.search(item.text):
+        name = one.raised.name if one.raised is not None else ""
+        if _NO_NETWORK_CLASS.search(name) or _NO_NETWORK.search(one.text):
             return False
-        if not (_NETWORK_CLASS.search(item.name) or _NETWORK_WORDS.search(item.text)):
+        if not (_NETWORK_CLASS.search(name) or _NETWORK_WORDS.search(one.text)):
             return False
         if self._evidence.step:
             return True
-        end = item.at if self._lines[item.at].number else len(self._lines)
-        steps = progress.steps(self._lines, 0, end)
+        steps = progress.steps(self._lines, 0, one.at if one.in_log else len(self._lines))
         return any(progress.went_on(steps, 0, rank, 2) for rank in {step.rank for step in steps})
 
     def wrong_values(self) -> int | None:
@@ -180,25 +172,26 @@ class KindRefinement:
                 return at
         return None
 
-    def _by_progress(self, kind: str, text: str, end: int) -> str:
+    def _by_progress(self, kind: str, crash: Candidate) -> str:
         """Return the kind that a crash becomes by how far the job had come.
 
         Args:
             kind: the crash's usual one.
-            text: its message.
-            end: index after the last line above it.
+            crash: its message or signal.
         """
         if kind == "segfault" and self._was_loading:
             return "segfault-environment"
         if kind not in _BY_PROGRESS:
             return kind
         early, long = _BY_PROGRESS[kind]
-        if kind == "cublas-cudnn-failed" and not _CALL_FAILED.search(text):
+        if kind == "cublas-cudnn-failed" and not _CALL_FAILED.search(crash.text):
             return kind
         if kind == "cuda-illegal-access":
-            beside = " ".join(line.text for line in self._lines[max(0, end - 3) : end + 1])
-            if _KERNEL_FILE.search(beside):
+            beside = crash.source.lines[max(0, crash.at - 3) : crash.at + 2]
+            if any(_KERNEL_FILE.search(line.text) for line in beside):
                 return kind  # a fault of that kernel's code
+        # A bar may stand before a message on its line. What is not in the log came at its end.
+        end = crash.at + (crash.raised is None) if crash.in_log else len(self._lines)
         before = self._lines[:end]
         if self._ran_long(before, self._lines[end:]):
             return long
@@ -219,7 +212,7 @@ class KindRefinement:
         innermost = crash_stack(self._lines, None)[:2]
         return any(_LOADS.search(frame) for frame in innermost)
 
-    def _of_memory(self, match: Match) -> str:
+    def _of_memory(self, match: Candidate) -> str:
         """Return which full card the numbers mean; ranks of this job are no other process."""
         kind = oom_message.kind(oom_message.read(match.text))
         if kind == "cuda-oom-other-process" and self._pids & set(_OTHERS.findall(match.text)):
@@ -231,19 +224,20 @@ class KindRefinement:
         """The processes of this job that its launcher names."""
         return set(_own_pids(self._lines))
 
-    def _of_full_disk(self, match: Match) -> str:
+    def _of_full_disk(self, match: Candidate) -> str:
         """Return why a file could not be opened: where there is room, the path is at fault."""
         refused = "cannot be opened" in match.text and self._evidence.disk_ample
         return "permission-denied" if refused else match.kind
 
-    def _of_tensorflow_memory(self, match: Match) -> str:
+    def _of_tensorflow_memory(self, match: Candidate) -> str:
         """Return whose memory ended: TensorFlow got little of the card where others have it."""
-        begin, end = max(0, match.at - _TF_LIMIT_LINES), match.at + _TF_LIMIT_LINES
-        limits = (_TF_LIMIT.match(line.text) for line in self._lines[begin:end])
+        at = match.at if match.in_log else len(self._lines)
+        near = self._lines[max(0, at - _TF_LIMIT_LINES) : at + _TF_LIMIT_LINES]
+        limits = (_TF_LIMIT.match(line.text) for line in near)
         limit = next((int(found[1]) for found in limits if found), _TF_LITTLE)
         return "cuda-oom-other-process" if limit < _TF_LITTLE else match.kind
 
-    def _of_store_barrier(self, match: Match) -> str:
+    def _of_store_barrier(self, match: Candidate) -> str:
         if _NO_HOST.search(match.text):
             return "torchrun-misuse"
         counts = _BARRIER.search(match.text)
@@ -254,12 +248,12 @@ class KindRefinement:
         more = int(counts["joined"]) > int(counts["size"])
         return "stale-rendezvous-store" if more else match.kind
 
-    def _of_busy_device(self, match: Match) -> str:
+    def _of_busy_device(self, match: Candidate) -> str:
         """Return whether other jobs hold the device, or several ranks of this one want it."""
         ranks = {m.rank for m in self._matches if m.kind == match.kind and m.rank is not None}
         return "cuda-exclusive-mode-conflict" if len(ranks) > 1 else match.kind
 
-    def _of_timeout(self, match: Match) -> str:
+    def _of_timeout(self, match: Candidate) -> str:
         return self._timeout or self._of_nccl(match)
 
     @cached_property
@@ -267,7 +261,8 @@ class KindRefinement:
         """Why collectives timed out, where their numbers or a progress bar tell; else ""."""
         timeouts = [m for m in self._matches if m.kind == "nccl-timeout"]
         found = [hit for m in timeouts for hit in _TIMED_OUT.finditer(m.text)]
-        before = self._lines[: min(m.at for m in timeouts)]
+        begun = min((m.at for m in timeouts if m.in_log), default=len(self._lines))
+        before = self._lines[:begun]
         if progress.is_over(before):  # ranks waited for each other as they ended
             return "crash-after-the-end"
         if any(map(_is_first_barrier, found)) and not progress.steps(before, 0, len(before)):
@@ -278,7 +273,7 @@ class KindRefinement:
         slow = any(progress.bar_of_age(before, limit) for limit in limits)
         return "nccl-timeout-slow-rank" if slow else ""
 
-    def _of_nccl(self, match: Match) -> str:
+    def _of_nccl(self, match: Candidate) -> str:
         return "nccl-duplicate-gpu" if self._shared_gpu else match.kind
 
     @cached_property

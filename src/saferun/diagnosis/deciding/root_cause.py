@@ -11,8 +11,8 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.exit_codes import AGENT_ASKED
-from saferun.diagnosis.deciding.explanations import Explanation
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
@@ -39,12 +39,12 @@ _TO_GPU = re.compile(r"\.cuda\b|\bcuda\.|\.to\(|\bto_device\(|\bdevice\b")
 class Step(NamedTuple):
     """An explanation that seemed best, and why."""
 
-    taken: Explanation
+    taken: Candidate
     why: str
 
 
 def choose(
-    found: Sequence[Explanation], root_rank: int | None, knowledge: Knowledge, lines: Sequence[Line]
+    found: Sequence[Candidate], root_rank: int | None, knowledge: Knowledge, lines: Sequence[Line]
 ) -> tuple[Step, ...]:
     """Return the way to the root cause, which is the last step; () without an explanation.
 
@@ -57,9 +57,9 @@ def choose(
     if not found:
         return ()
 
-    def order(item: Explanation) -> tuple[float, bool, bool, int]:
+    def order(item: Candidate) -> tuple[float, bool, tuple[int, int]]:
         elsewhere = root_rank is not None and item.rank is not None and item.rank != root_rank
-        return (-item.weight, elsewhere, item.at < 0, item.at)
+        return (-item.weight, elsewhere, item.position)
 
     best = min(found, key=order)
     steps = [Step(best, "it weighs most, on the rank that failed first, at the earliest place")]
@@ -78,30 +78,28 @@ def choose(
     if best.generic and root_rank is None:
         best = _asked_before(best, found) or _killed(best, found) or best
         steps.append(Step(best, "the launcher was asked to end, or killed, before that exception"))
-    steps.append(Step(_standing(best, found, lines) or best, "the other one is its consequence"))
+    steps.append(Step(_standing(best, found) or best, "the other one is its consequence"))
     return tuple(
         step for at, step in enumerate(steps) if not at or step.taken is not steps[at - 1].taken
     )
 
 
-def _standing(
-    best: Explanation, found: Sequence[Explanation], lines: Sequence[Line]
-) -> Explanation | None:
+def _standing(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
     """Return the standing cause that came as a warning, of which `best` is the consequence."""
-    end = best.at if best.at >= 0 else len(lines)
     without = _is_without_gpu(best)
     return next(
         (
             item
             for item in found
-            if 0 <= item.at < end
+            if item.at >= 0
+            and (item.position < best.position or not best.in_log)
             and (best.kind in item.explains or (without and _NO_GPU in item.explains))
         ),
         None,
     )
 
 
-def _is_without_gpu(item: Explanation) -> bool:
+def _is_without_gpu(item: Candidate) -> bool:
     """Return whether it is an exception of the script's own that is about the GPU.
 
     Of a traceback that is cut before its exception, the last call counts.
@@ -114,29 +112,30 @@ def _is_without_gpu(item: Explanation) -> bool:
     return _TO_GPU.search(last) is not None
 
 
-def _asked_before(best: Explanation, found: Sequence[Explanation]) -> Explanation | None:
+def _asked_before(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
     """Return the signal that the launcher reports before an exception: ranks are ended then.
 
     Where a rank had failed by itself the launcher names it, and reports no such signal.
     """
     asked = (i for i in found if i.kind in _ASKED and i.weight >= AGENT_ASKED and not i.raised)
-    return min((i for i in asked if 0 <= i.at < best.at), key=lambda item: item.at, default=None)
+    before = (i for i in asked if i.in_log and best.in_log and i.at < best.at)
+    return min(before, key=lambda item: item.at, default=None)
 
 
-def _killed(best: Explanation, found: Sequence[Explanation]) -> Explanation | None:
+def _killed(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
     """Return the launcher's own end by SIGKILL, where an exception says that a peer is gone."""
     if best.raised is None or best.raised.type not in _GONE:
         return None
-    return next((item for item in found if item.at < 0 and item.kind in _KILLED), None)
+    return next((item for item in found if item.line is None and item.kind in _KILLED), None)
 
 
-def _ended(item: Explanation, root_rank: int | None) -> bool:
+def _ended(item: Candidate, root_rank: int | None) -> bool:
     """Return whether it is the signal that ended the rank which failed first: that is no echo."""
     kind = item.usual or item.kind  # whatever its circumstances call it
     return kind in _SIGNALLED and item.raised is None and item.rank == root_rank
 
 
-def _reported_before(echo: Explanation, found: Sequence[Explanation]) -> Explanation | None:
+def _reported_before(echo: Candidate, found: Sequence[Candidate]) -> Candidate | None:
     """Return what the log reports before an echo, where it explains the echo.
 
     That is a rank's end without a reason, as a launcher reports it, or a reason without the
@@ -146,32 +145,32 @@ def _reported_before(echo: Explanation, found: Sequence[Explanation]) -> Explana
     earlier = [item for item in found if item.at >= 0 and item.weight > WEIGHTS["hint"]]
     earlier = [i for i in earlier if i.raised is None or i.raised.name != _SUMMARY]
     if echo.raised:
-        earlier = [i for i in earlier if i.raised is None or i.raised.rows[-1] + 1 != echo.at]
-    first = min(earlier, key=lambda item: (item.at, -item.weight), default=echo)
+        above = (echo.source.order, echo.at - 1)
+        earlier = [
+            i for i in earlier if i.raised is None or (i.source.order, i.raised.rows[-1]) != above
+        ]
+    first = min(earlier, key=lambda item: (item.position, -item.weight), default=echo)
     known = first.weight == WEIGHTS["bare"] and not first.generic
     return first if known or first.kind in _SILENT else None
 
 
 def _own_faults(
-    best: Explanation, found: Sequence[Explanation], lines: Sequence[Line], knowledge: Knowledge
-) -> list[Explanation]:
+    best: Candidate, found: Sequence[Candidate], lines: Sequence[Line], knowledge: Knowledge
+) -> list[Candidate]:
     """Return the exceptions of the user's own that ended the job, not what seems best."""
     kind = knowledge.kinds[best.kind]
     communication = kind.group in _COMMUNICATION and not kind.stops
     own = [
         item
         for item in found
-        if _is_own_fault(
-            item, best, lines, after_only=kind.stops, before_communication=communication
-        )
+        if _is_own_fault(item, best, after_only=kind.stops, before_communication=communication)
     ]
     return _not_survived(own, best, lines)
 
 
 def _is_own_fault(
-    item: Explanation,
-    best: Explanation,
-    lines: Sequence[Line],
+    item: Candidate,
+    best: Candidate,
     *,
     after_only: bool,
     before_communication: bool,
@@ -184,19 +183,22 @@ def _is_own_fault(
     Args:
         item: the explanation that may be such an exception.
         best: the explanation that seems best.
-        lines: the log's.
         after_only: only an exception after `best` counts.
         before_communication: `best` is a failure to communicate that may pass: an exception with
             its traceback outweighs it at any distance.
     """
     if not item.generic or item.weight < USER - 1 or item.raised is None:
         return False
-    if best.raised is not None and best.raised.chain == item.raised.chain:
+    together = item.source.order == best.source.order
+    if together and best.raised is not None and best.raised.chain == item.raised.chain:
         return False
-    if item.at < best.at:
+    if item.position < best.position:
         return not after_only
     if before_communication and item.raised.headed:
         return True
+    if not together:  # an error file is of the exception that ended its rank
+        return False
+    lines = best.source.lines
     end = min(best.raised.rows[-1], best.at + _MESSAGE_LINES) if best.raised else best.at
     if item.rank != best.rank:
         return False
@@ -205,23 +207,23 @@ def _is_own_fault(
 
 
 def _not_survived(
-    own: Sequence[Explanation], best: Explanation, lines: Sequence[Line]
-) -> list[Explanation]:
+    own: Sequence[Candidate], best: Candidate, lines: Sequence[Line]
+) -> list[Candidate]:
     """Return the exceptions after which the job made no steps before a later failure, `best`.
 
     Without a failed rank its peers make no steps: the next collective holds them. (An echo, or a
     crash at exit, weighs less than an exception and is never `best` here. It would prove nothing,
     as a rank's stdout may be written when the rank ends.)
     """
-    early = [item.at for item in own if item.at < best.at and lines[item.at].number]
+    early = [item.at for item in own if item.in_log and item.position < best.position]
     if not early:
         return list(own)
     steps = progress.steps(lines, min(early), best.at)
     return [
         item
         for item in own
-        if item.at > best.at
-        or not lines[item.at].number
+        if not item.in_log
+        or item.position > best.position
         or not progress.went_on(steps, item.at, item.rank)
     ]
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from saferun.diagnosis import signatures
-from saferun.diagnosis.deciding.explanations import Explanation
+from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.diagnosis.reading.tracebacks import Raised
+from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import Knowledge
 
 ROOT_CHARS = 600
@@ -19,15 +19,16 @@ _NEAR_ROWS = 100  # of the traceback that follows the record of a logger, Optuna
 _NAME_ALONE = re.compile(r"(?:^|[\s.])\w{1,80}(?:Error|Exception):$")
 
 
-def root_line(best: Explanation, lines: Sequence[Line], knowledge: Knowledge) -> str:
-    """Return the deciding line as it was printed.
+def root_line(best: Candidate, knowledge: Knowledge) -> str:
+    """Return the deciding line as it was printed; "" where an exit code decides, not a line.
 
     Args:
         best: the root cause; of an exception, the row of its message that states it is returned.
-        lines: the log's.
         knowledge: the signs, which tell the row.
     """
-    raised = best.raised
+    if best.line is None:
+        return ""
+    raised, lines = best.raised, best.source.lines
     row = best.at if raised is None else _deciding_row(best, raised, lines, knowledge)
     if raised is not None and not raised.headed:
         row = _own_row(raised, lines, row)
@@ -54,7 +55,7 @@ def _own_row(raised: Raised, lines: Sequence[Line], row: int) -> int:
 
 
 def _deciding_row(
-    best: Explanation, raised: Raised, lines: Sequence[Line], knowledge: Knowledge
+    best: Candidate, raised: Raised, lines: Sequence[Line], knowledge: Knowledge
 ) -> int:
     """Return the line of an exception's message that holds a sign of the kind.
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.classify import Reading
-from saferun.diagnosis.deciding.explanations import Explanation
 from saferun.diagnosis.deciding.nearest import misses
 from saferun.diagnosis.diagnosis import Near
 from saferun.diagnosis.signatures import Knowledge, says
@@ -58,21 +58,21 @@ def account(reading: Reading, knowledge: Knowledge) -> Account:
         item._replace(weight=0, why=(*item.why, "the job made steps after it"))
         for item in collected.outlived
     ]
-    found = sorted([*collected.found, *outlived], key=lambda item: (-item.weight, item.at))
+    found = sorted([*collected.found, *outlived], key=lambda item: (-item.weight, item.position))
     return Account(
-        tuple(_weighed(item, reading) for item in found),
-        tuple(Chosen(s.taken.kind, _number(s.taken, reading), s.why) for s in reading.steps),
+        tuple(map(_weighed, found)),
+        tuple(Chosen(step.taken.kind, step.taken.number, step.why) for step in reading.steps),
         tuple(misses(collected, knowledge)),
     )
 
 
-def _weighed(item: Explanation, reading: Reading) -> Weighed:
-    text = reading.collected.lines[item.at].raw.strip() if item.at >= 0 else ""
+def _weighed(item: Candidate) -> Weighed:
+    text = item.line.raw.strip() if item.line is not None else ""
     changed = (f"its message is that of {item.usual}",) if item.usual else ()
     return Weighed(
         kind=item.kind,
         weight=item.weight,
-        line=_number(item, reading),
+        line=item.number,
         rank=item.rank,
         text=text[:LINE_CHARS],
         by=_by(item),
@@ -80,12 +80,8 @@ def _weighed(item: Explanation, reading: Reading) -> Weighed:
     )
 
 
-def _number(item: Explanation, reading: Reading) -> int:
-    return reading.collected.lines[item.at].number if item.at >= 0 else 0
-
-
-def _by(item: Explanation) -> str:
-    named = f"exception {item.raised.name}".rstrip() if item.raised else item.source
+def _by(item: Candidate) -> str:
+    named = f"exception {item.raised.name}".rstrip() if item.raised else item.by
     if item.sign is None:
         return named
     text = item.text.lower()

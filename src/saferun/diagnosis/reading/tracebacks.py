@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from saferun.diagnosis.reading import digit_masks, foreign
+from saferun.diagnosis.reading import cpp_exceptions, digit_masks
 from saferun.diagnosis.reading.log_lines import Line
+from saferun.diagnosis.reading.raised import THROWN, Raised
 from saferun.named_tuple import NamedTuple
 
 MESSAGE_LINES = 24  # of one exception
@@ -39,7 +40,6 @@ _GLUED = re.compile(r" {4,64}(?:assert |raise |return |File \"|\w{1,80}[.(]|\w{1
 # They lose the newline between two names, too: the same name, twice or more.
 _DOUBLED = re.compile(r"([A-Z]\w{2,60}?(?:Error|Exception))\1{1,8}$")
 _POINTER = "❱"  # with which a boxed traceback (rich) marks the line that failed
-_THROWN = re.compile(rf"raise (?P<type>{_NAME}[A-Z]\w{{0,80}})\(")
 # What ends a message: lines that begin so are something else.
 _OTHER = re.compile(
     r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{3,4} |\[[EWIF] |={8}|-{8}"
@@ -88,31 +88,6 @@ def _after_frames(text: str) -> re.Match[str] | None:
     found = _ANY_NAME.match(text)
     program = found is not None and found["type"].islower() and "." not in found["type"]
     return None if program else found
-
-
-class Raised(NamedTuple):
-    """One exception as printed."""
-
-    at: int  # index of its line among the log's
-    rank: int | None
-    type: str  # "torch.OutOfMemoryError"; as printed
-    rows: tuple[int, ...]  # indices of the lines of its message, the first is `at`
-    text: str  # those lines
-    frames: str  # the traceback's lines before it
-    chain: int  # exceptions of one chain share it
-    link: str  # how it hangs on the one before: "", "cause", "context"
-    background: bool  # of a thread or of the interpreter's exit: the process went on
-    headed: bool  # a whole traceback stood before it
-
-    @property
-    def name(self) -> str:
-        """The type without its module."""
-        return self.type.rsplit(".", 1)[-1]
-
-    @property
-    def is_thrown(self) -> bool:
-        """Whether no more is known than the line of source that raised it."""
-        return _THROWN.match(self.text.lstrip()) is not None
 
 
 class Tracebacks(NamedTuple):
@@ -248,7 +223,7 @@ class _Stream:
         self.close()
         pointed = [text for text in self._frames if _POINTER in text[:6]]
         for text in [*pointed[-1:], *reversed(self._frames[-2:])]:
-            found = _THROWN.search(text)
+            found = THROWN.search(text)
             if found:
                 self._reader.framed.discard(self._framed_at)
                 self._opened(self._framed_at, found["type"], headed=False)
@@ -370,22 +345,8 @@ class _Reader:
         self._chains += 1
         return self._chains
 
-    def _of_another_language(self, thrown: foreign.Thrown) -> Raised:
-        return Raised(
-            at=thrown.at,
-            rank=thrown.rank,
-            type=thrown.type,
-            rows=(thrown.at, *thrown.rows),
-            text=thrown.text,
-            frames="",
-            chain=self.next_chain(),
-            link="",
-            background=not thrown.ends,
-            headed=False,
-        )
-
-    def run(self) -> Tracebacks:
-        """Read all lines."""
+    def run(self, more: Sequence[Raised]) -> Tracebacks:
+        """Read all lines; `more` as for `find`."""
         ordinary = digit_masks.which(self._alike, _is_ordinary)
         for at, line in enumerate(self._lines):
             stream = self._streams.get(line.rank)
@@ -397,18 +358,21 @@ class _Reader:
                 stream.read(at, line.text)
         for stream in self._streams.values():
             stream.end()
-        self.raised += [self._of_another_language(thrown) for thrown in foreign.find(self._lines)]
-        raised = sorted(self.raised, key=lambda raised: raised.at)
+        found = [*self.raised, *cpp_exceptions.find(self._lines), *more]
+        raised = sorted(found, key=lambda raised: raised.at)
         if len(raised) > 2 * MOST:
             raised = raised[:MOST] + raised[-MOST:]
         return Tracebacks(tuple(raised), frozenset(self.framed))
 
 
-def find(lines: Sequence[Line], alike: Sequence[str] | None = None) -> Tracebacks:
+def find(
+    lines: Sequence[Line], alike: Sequence[str] | None = None, more: Sequence[Raised] = ()
+) -> Tracebacks:
     """Return the exceptions in a log's lines, in the order of their lines.
 
     Args:
         lines: the log's.
         alike: their forms, where they are known (`digit_masks.of`).
+        more: exceptions in the lines that are neither Python's nor C++'s.
     """
-    return _Reader(lines, digit_masks.of(lines) if alike is None else alike).run()
+    return _Reader(lines, digit_masks.of(lines) if alike is None else alike).run(more)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from saferun.diagnosis.reading import log_reader
+from saferun.diagnosis.foreign import long_log
 from saferun.diagnosis.reading.log_lines import Log
 from saferun.errors import EXIT_UNAVAILABLE, SaferunError
 
@@ -38,10 +38,10 @@ def read(path: str | None) -> Log:
         LogError: the file is missing or not readable.
     """
     if path is None or path == "-":
-        return log_reader.read(_chunks(sys.stdin.buffer))
+        return long_log.read(_chunks(sys.stdin.buffer))
     try:
         with open(path, "rb", buffering=0) as file:
-            return log_reader.read(_chunks(file))
+            return long_log.read(_chunks(file))
     except OSError as error:
         what = f"the log cannot be read: {os.strerror(error.errno or 0)}"
         kind = LogNotFoundError if isinstance(error, FileNotFoundError) else LogError

@@ -1,22 +1,24 @@
 """Pure: everything that the evidence of a failure may mean, each with its weight.
 
-An explanation comes from a sign that fits a place of the log, from an exception that no sign knows,
-or from a process's exit code or signal. root_cause.py chooses among them.
+A candidate comes from a sign that fits a place of the log or of a rank's error file, from an
+exception that no sign knows, or from a process's exit code or signal. The log and each error file
+are read apart. root_cause.py chooses among the candidates.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import exit_codes, matches, refinements
-from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_frame
+from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
+from saferun.diagnosis.evidence import Evidence, RankFailure
+from saferun.diagnosis.reading import digit_masks, progress, user_frame
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.diagnosis.reading.tracebacks import Raised
-from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge, Sign
+from saferun.diagnosis.reading.raised import Raised
+from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
 from saferun.named_tuple import NamedTuple
 
 # After so many lines without another explanation the job had survived what stands before them.
@@ -58,214 +60,199 @@ _CONTROL_FLOW = frozenset(
 )  # fmt: skip
 
 
-class Explanation(NamedTuple):
-    """One explanation of a failure."""
-
-    kind: str
-    weight: float
-    at: int  # index of its line; -1 where it comes from an exit code alone
-    rank: int | None
-    text: str
-    raised: Raised | None = None
-    generic: bool = False  # nothing is known but the exception
-    explains: frozenset[str] = frozenset()  # kinds that are its consequence
-    source: str = "sign"  # "sign", "exception", "exit code"
-    usual: str = ""  # the kind that it has where nothing else is known; "" where it is the same
-    why: tuple[str, ...] = ()  # what took weight from it
-    sign: Sign | None = None  # that fits the place
-
-
 class Collected(NamedTuple):
     """What a log and the evidence beside it may mean."""
 
-    lines: Sequence[Line]
-    text: matches.Text
-    found: list[Explanation]
+    texts: tuple[matches.Text, ...]  # of the error files, the earliest first, then of the log
+    found: list[Candidate]
     exits: exit_codes.Exits
-    left_out: tuple[matches.Match, ...]  # phrases that do not count there
-    outlived: tuple[Explanation, ...]  # what the job made steps after
+    left_out: tuple[Candidate, ...]  # phrases that do not count there
+    outlived: tuple[Candidate, ...]  # what the job made steps after
+
+    @property
+    def log(self) -> matches.Text:
+        """The log."""
+        return self.texts[-1]
+
+    @property
+    def lines(self) -> list[Line]:
+        """The lines of the error files and of the log."""
+        return [line for text in self.texts for line in text.lines]
 
 
-def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> Collected:
-    """Return every explanation of a failure, and how processes ended.
+def collect(
+    evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge, more: Sequence[Raised] = ()
+) -> Collected:
+    """Return every candidate for the cause of a failure, and how processes ended.
 
     Args:
         evidence: of the attempt.
-        lines: its error files' tracebacks, then its log.
+        lines: the log's.
         knowledge: how failures look.
+        more: exceptions in the log that are not Python's (`foreign.panics`).
     """
-    alike = digit_masks.of(lines)
-    exceptions = tracebacks.find(lines, alike).without_consequences()
-    exits = exit_codes.find(lines, exceptions.framed, alike)
-    text = matches.Text(lines, exceptions, alike)
-    fitting = matches.match(knowledge, text)
+    log = matches.Text("log", lines, more=more)
+    texts = (*_error_files(evidence.failures, log), log)
+    exits = exit_codes.find(lines, log.framed, log.alike)
+    fitting = [one for text in texts for one in matches.match(knowledge, text)]
     known = refinements.KindRefinement(fitting, evidence, lines)
     brief = evidence.log.line_count <= _BRIEF_LINES
     left_out = tuple(
-        m
-        for m in fitting
-        if (m.why == matches.GOING_ON and m.at < len(lines) - _WENT_ON_LINES)
-        or (not brief and m.weight == WEIGHTS["bare"] and not knowledge.kinds[m.kind].stops)
+        one
+        for one in fitting
+        if (one.why == (matches.GOING_ON,) and one.at < len(one.source.lines) - _WENT_ON_LINES)
+        or (not brief and one.weight == WEIGHTS["bare"] and not knowledge.kinds[one.kind].stops)
     )
-    skipped = {id(m) for m in left_out}
-    matched = (_of_match(m, known.kind_of(m)) for m in fitting if id(m) not in skipped)
-    found = _with_first_of_chains(list(matched))
+    skipped = set(map(id, left_out))
+    found = [_refined(one, known) for one in fitting if id(one) not in skipped]
     if (at := known.wrong_values()) is not None:
-        found.append(Explanation("gpu-p2p-corrupt", WEIGHTS["hard"], at, None, lines[at].text))
-    explained = {m.raised.at for m in fitting if m.raised}
-    found += _of_unknown_exceptions(exceptions.raised, explained, knowledge, known, lines)
+        hard = WEIGHTS["hard"]
+        found.append(Candidate("gpu-p2p-corrupt", hard, at, None, lines[at].text, log.source))
+    found = _with_first_of_chains(found)
+    explained = {(one.source.order, one.raised.at) for one in fitting if one.raised}
+    for text in texts:
+        found += _of_unknown_exceptions(text, explained, knowledge, known)
     found = _with_survived_weights(_without_cut(found), lines)
-    found += _of_exits(evidence, exits, lines, known)
+    for text in texts[:-1]:
+        found += _of_exit_signs(exit_codes.find(text.lines, text.framed), text, known)
+    found += _of_exit_signs(exits, log, known)
+    found += _of_exit_codes(evidence, known)
     found, outlived = _apart_outlived(found, lines)
-    return Collected(lines, text, found, exits, left_out, tuple(outlived))
+    return Collected(texts, found, exits, left_out, tuple(outlived))
 
 
-def _of_match(match: matches.Match, kind: str) -> Explanation:
-    """Return the explanation that a match is, under the kind that circumstances give it."""
-    return Explanation(
-        kind,
-        match.weight,
-        match.at,
-        match.rank,
-        match.text,
-        match.raised,
-        explains=match.explains,
-        usual=match.kind if kind != match.kind else "",
-        why=(match.why,) if match.why else (),
-        sign=match.sign,
-    )
+def _error_files(failures: Sequence[RankFailure], log: matches.Text) -> Iterator[matches.Text]:
+    """Yield what the ranks' error files say, the earliest first: a traceback each."""
+    ordered = sorted(failures, key=lambda one: (one.time_s is None, one.time_s or 0.0))
+    for order, failure in enumerate(ordered, -len(ordered)):
+        name = "error file" if failure.rank is None else f"error file of rank {failure.rank}"
+        rows = (failure.traceback or failure.message).splitlines()
+        lines = [Line(0, failure.rank, row, row) for row in rows]
+        if lines:
+            yield matches.Text(name, lines, order, beside=log.whole)
 
 
-def _with_first_of_chains(found: Sequence[Explanation]) -> list[Explanation]:
+def _refined(one: Candidate, known: refinements.KindRefinement) -> Candidate:
+    """Return a candidate under the kind that circumstances give it."""
+    kind = known.kind_of(one)
+    return one if kind == one.kind else one._replace(kind=kind, usual=one.kind)
+
+
+def _with_first_of_chains(found: Sequence[Candidate]) -> list[Candidate]:
     """Let none weigh more that was raised while a failure of a known kind was handled."""
-    first: dict[int, Explanation] = {}
-    for item in sorted(found, key=lambda one: one.at):
-        if item.raised is not None and item.weight >= WEIGHTS["cause"]:
-            first.setdefault(item.raised.chain, item)
-    return [
-        item._replace(weight=min(item.weight, first[item.raised.chain].weight))
-        if item.raised is not None and item.raised.link == "context" and item.raised.chain in first
-        else item
-        for item in found
-    ]
+    first: dict[tuple[int, int], float] = {}  # source and chain -> weight
+    for one in sorted(found, key=lambda one: one.position):
+        if one.raised is not None and one.weight >= WEIGHTS["cause"]:
+            first.setdefault((one.source.order, one.raised.chain), one.weight)
+    weighed = []
+    for one in found:
+        if one.raised is not None and one.raised.link == "context":
+            limit = first.get((one.source.order, one.raised.chain), one.weight)
+            one = one._replace(weight=min(one.weight, limit))
+        weighed.append(one)
+    return weighed
 
 
 # By convention the status of a program that ends itself after a SIGTERM, as Lightning does.
 _ENDED_BY_REQUEST = 143  # 128 + SIGTERM
 
 
-def _of_exits(
-    evidence: Evidence,
-    exits: exit_codes.Exits,
-    lines: Sequence[Line],
-    known: refinements.KindRefinement,
-) -> Iterator[Explanation]:
-    """Yield what exit codes and signals mean: of the log, of the error files, of the launcher."""
+def _of_exit_signs(
+    exits: exit_codes.Exits, text: matches.Text, known: refinements.KindRefinement
+) -> Iterator[Candidate]:
+    """Yield what the exit codes and signals mean that lines report."""
     for sign in exits.signs:
-        text = " ".join(line.text for line in lines[sign.at : sign.at + 2])
-        place = (sign.weight, sign.at, sign.rank, text)
-        yield _of_exit(sign.kind, known, sign.at + 1, place)  # a bar may be before it
+        words = " ".join(line.text for line in text.lines[sign.at : sign.at + 2])
+        one = Candidate(sign.kind, sign.weight, sign.at, sign.rank, words, text.source, "exit code")
+        yield _of_signal(one, known)
+
+
+def _of_exit_codes(evidence: Evidence, known: refinements.KindRefinement) -> Iterator[Candidate]:
+    """Yield what the exit codes mean that were measured: of the ranks, and of the launcher."""
     for failure in evidence.failures:
         if failure.exit_code is not None and (meant := exit_codes.kind_of(failure.exit_code)):
             kind, weight = meant
-            yield _of_exit(kind, known, len(lines), (weight, -1, failure.rank, ""))
+            name = f"exit code of rank {failure.rank}"
+            if failure.rank is None:
+                name = f"exit status {evidence.exit_code}"
+            place = (-1, failure.rank, "", Source(name, LOG + 1))
+            yield _of_signal(Candidate(kind, weight, *place, "exit code"), known)
     # torchrun returns 1 whatever happened
     code = evidence.exit_code
     if evidence.exited and code and code != _ENDED_BY_REQUEST:
         code = 1  # the script's own number
     if code not in (None, 1) and (meant := exit_codes.kind_of(code)):
         kind, weight = meant
-        yield _of_exit(kind, known, len(lines), (weight - 2, -1, None, ""))
+        source = Source(f"exit status {evidence.exit_code}", LOG + 1)
+        yield _of_signal(Candidate(kind, weight - 2, -1, None, "", source, "exit code"), known)
 
 
-def _of_exit(
-    usual: str,
-    known: refinements.KindRefinement,
-    end: int,
-    place: tuple[int, int, int | None, str],
-) -> Explanation:
-    """Return what a signal of a usual kind explains.
-
-    Args:
-        usual: the kind.
-        known: what may change it.
-        end: index after the last line up to it.
-        place: weight, index of the line, rank and text.
-    """
-    kind = known.of_signal(usual, end)
-    return Explanation(kind, *place, source="exit code", usual=usual if kind != usual else "")
+def _of_signal(one: Candidate, known: refinements.KindRefinement) -> Candidate:
+    """Return a process's end under the kind that circumstances give its signal."""
+    kind = known.of_signal(one)
+    return one if kind == one.kind else one._replace(kind=kind, usual=one.kind)
 
 
 def _of_unknown_exceptions(
-    raised: Iterable[Raised],
-    explained: set[int],
+    text: matches.Text,
+    explained: set[tuple[int, int]],
     knowledge: Knowledge,
     known: refinements.KindRefinement,
-    lines: Sequence[Line],
-) -> Iterator[Explanation]:
-    """Yield one explanation for each chain of exceptions that no sign fits.
+) -> Iterator[Candidate]:
+    """Yield one candidate for each chain of exceptions that no sign fits.
 
     Args:
-        raised: all exceptions of the log.
-        explained: the lines of those that a sign fits.
+        text: the log or an error file.
+        explained: source and line of the exceptions that a sign fits.
         knowledge: what a class or a phrase of an exception means.
         known: what may change that.
-        lines: the log's.
     """
     chains: dict[int, list[Raised]] = {}
-    for item in raised:
+    for item in text.raised:
         chains.setdefault(item.chain, []).append(item)
     for chain in chains.values():
-        if any(item.at in explained for item in chain) or not _is_read(chain[0]):
-            continue
-        root = _root_of_chain(chain)
-        yield _of_unknown(root, knowledge, known, lines)
+        fits = any((text.source.order, item.at) in explained for item in chain)
+        if not fits and _is_read(chain[0]):
+            yield _of_unknown(_root_of_chain(chain), text, knowledge, known)
 
 
 def _of_unknown(
-    root: Raised,
-    knowledge: Knowledge,
-    known: refinements.KindRefinement,
-    lines: Sequence[Line],
-) -> Explanation:
+    root: Raised, text: matches.Text, knowledge: Knowledge, known: refinements.KindRefinement
+) -> Candidate:
     """Return what an exception explains that no sign fits."""
     kind, weight = _by_class(root, knowledge)
     why: tuple[str, ...] = ()
     if not root.type or root.is_thrown:
         why = ("the traceback is cut before its exception",)
-    if root.background or matches.goes_on(root, lines):
+    if root.background or matches.goes_on(root, text.lines):
         weight, why = WEIGHTS["hint"], ("the process went on after it",)
-    lost = kind == "user-exception" and known.is_lost_server(root)
-    return Explanation(
-        "hub-unavailable" if lost else kind,
-        weight,
-        root.at,
-        root.rank,
-        root.text,
-        root,
-        generic=True,
-        source="exception",
-        usual=kind if lost else "",
-        why=why,
-    )
+    one = Candidate(
+        kind, weight, root.at, root.rank, root.text, text.source,
+        by="exception", raised=root, generic=True, why=why,
+    )  # fmt: skip
+    if kind == "user-exception" and known.is_lost_server(one):
+        return one._replace(kind="hub-unavailable", usual=kind)
+    return one
 
 
-def _without_cut(found: Sequence[Explanation]) -> list[Explanation]:
+def _without_cut(found: Sequence[Candidate]) -> list[Candidate]:
     """Return the explanations without cut tracebacks whose message stands in the next line.
 
     Only the exception's name is missing there, and the message is known.
     """
-    stated = {(item.at, item.rank) for item in found if item.weight >= WEIGHTS["bare"]}
+    stated = {(one.position, one.rank) for one in found if one.weight >= WEIGHTS["bare"]}
     return [
-        item
-        for item in found
-        if item.raised is None or item.raised.type or (item.at + 1, item.rank) not in stated
+        one
+        for one in found
+        if one.raised is None
+        or one.raised.type
+        or ((one.source.order, one.at + 1), one.rank) not in stated
     ]
 
 
 def _apart_outlived(
-    everything: Sequence[Explanation], lines: Sequence[Line]
-) -> tuple[list[Explanation], list[Explanation]]:
+    everything: Sequence[Candidate], lines: Sequence[Line]
+) -> tuple[list[Candidate], list[Candidate]]:
     """Return the explanations, and apart those that the job outlived: no cause of its end.
 
     What comes again at the end is found there once more, and counts, unless the job had outlived
@@ -276,24 +263,24 @@ def _apart_outlived(
     if not steps:
         return list(everything), []
     past = [_is_outlived(item, everything, lines, steps) for item in everything]
+    said = [
+        digit_masks.of_word(lines[one.at].text) if one.in_log and _is_said(one) else None
+        for one in everything
+    ]
     often = Counter(
-        digit_masks.of_word(lines[item.at].text)
-        for item, over in zip(everything, past, strict=True)
-        if over and _is_said(item)
+        form for form, over in zip(said, past, strict=True) if over and form is not None
     )
-    kept: list[Explanation] = []
-    outlived: list[Explanation] = []
-    for item, over in zip(everything, past, strict=True):
-        again = (
-            item.at >= 0 and _is_said(item) and often[digit_masks.of_word(lines[item.at].text)] > 1
-        )
-        (outlived if over or again else kept).append(item)
+    kept: list[Candidate] = []
+    outlived: list[Candidate] = []
+    for one, over, form in zip(everything, past, said, strict=True):
+        again = form is not None and often[form] > 1
+        (outlived if over or again else kept).append(one)
     return kept, outlived
 
 
 def _is_outlived(
-    item: Explanation,
-    everything: Sequence[Explanation],
+    item: Candidate,
+    everything: Sequence[Candidate],
     lines: Sequence[Line],
     steps: Sequence[progress.Step],
 ) -> bool:
@@ -303,26 +290,26 @@ def _is_outlived(
     last act to write what its stdout still holds, so that steps from before an exception stand
     behind it.
     """
-    if item.at < 0 or not lines[item.at].number:
+    if not item.in_log:
         return False
     at = 0 if item.kind == _NEVER_MET else item.at
     ranks = {step.rank for step in steps}
-    remark = item.weight <= WEIGHTS["bare"] and item.source == "sign"
+    remark = item.weight <= WEIGHTS["bare"] and item.by == "sign"
     whose = ranks if remark or item.rank is None else {item.rank}
     many = any(progress.went_on(steps, at, rank, _MANY_STEPS) for rank in ranks)
     if not many and not any(progress.went_on(steps, at, rank) for rank in whose):
         return False
-    later = (other for other in everything if not 0 <= other.at <= steps[-1].at)
+    later = (one for one in everything if not one.in_log or one.at > steps[-1].at)
     if _is_said(item) or (many and any(one.kind != "child-failed-no-root" for one in later)):
         return True
     alike = sum(other.kind == item.kind for other in everything)
     return progress.is_written(lines, steps, at, alike * _BUFFER_BYTES)
 
 
-def _is_said(item: Explanation) -> bool:
+def _is_said(item: Candidate) -> bool:
     """Return whether it is what a line says: no process's end, no exception with its traceback."""
     headed = item.raised is not None and item.raised.headed
-    return not headed and item.weight < WEIGHTS["hard"] and item.source != "exit code"
+    return not headed and item.weight < WEIGHTS["hard"] and item.by != "exit code"
 
 
 def _is_read(item: Raised) -> bool:
@@ -377,20 +364,18 @@ def _of_wrapped(item: Raised, knowledge: Knowledge) -> str:
     return next(kinds, knowledge.classes.get(found[1], "child-failed-no-root"))
 
 
-def _with_survived_weights(
-    found: Sequence[Explanation], lines: Sequence[Line]
-) -> list[Explanation]:
+def _with_survived_weights(found: Sequence[Candidate], lines: Sequence[Line]) -> list[Candidate]:
     """Take weight from what the job survived: many lines follow before the next explanation."""
-    weighed: list[Explanation] = []
+    weighed: list[Candidate] = []
     limit, later = _NO_LIMIT, len(lines) and lines[-1].number
-    for item in sorted(found, key=lambda f: f.at, reverse=True):
-        number = lines[item.at].number if item.at >= 0 else 0
+    for one in sorted(found, key=lambda one: one.position, reverse=True):
+        number = one.number
         if later - number > _GAP_LINES and number:
             far = later - number > _LONG_GAP_LINES
             limit = min(limit, _SURVIVED_LONG if far else _SURVIVED)
         later = number or later
-        if item.weight > limit:
-            why = (*item.why, "the job lived on: many lines follow")
-            item = item._replace(weight=limit, why=why)
-        weighed.append(item)
+        if one.weight > limit and one.in_log:
+            why = (*one.why, "the job lived on: many lines follow")
+            one = one._replace(weight=limit, why=why)
+        weighed.append(one)
     return weighed

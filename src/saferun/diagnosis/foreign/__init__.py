@@ -1,0 +1,1 @@
+"""What only logs from elsewhere need: the front of `saferun diagnose`."""

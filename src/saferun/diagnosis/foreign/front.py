@@ -1,0 +1,60 @@
+"""Pure: the diagnosis of a log that another program wrote, on any machine.
+
+It is the diagnosis of a live run's log (`classify`) with what only such logs hold: statuses of
+Windows, exceptions of other languages, and lines that a terminal has broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from saferun.diagnosis.deciding import classify as core
+from saferun.diagnosis.deciding import cuda_codes, second_reading
+from saferun.diagnosis.deciding.classify import Reading
+from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.diagnosis.evidence import Evidence
+from saferun.diagnosis.foreign import broken_lines, panics, windows_status
+from saferun.diagnosis.reading.log_lines import Line
+from saferun.diagnosis.signatures import Knowledge
+
+
+def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
+    """Return what the evidence means.
+
+    Args:
+        evidence: a log, and what is known beside it.
+        knowledge: how failures look (`signatures.load`).
+    """
+    return core.before_reading(evidence, knowledge) or read(evidence, knowledge).diagnosis
+
+
+def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
+    """Read the log's last run, with the rest of the evidence; see `classify`."""
+    return core.of_last_run(evidence.log.lines, lambda log: _of_run(evidence, log, knowledge))
+
+
+def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
+    """Return what the lines of one run mean, with the rest of the evidence."""
+
+    def read_lines(lines: Sequence[Line]) -> Reading:
+        return core.of_lines(evidence, lines, knowledge, others=panics.find)
+
+    found = read_lines(windows_status.named(cuda_codes.named(log)))
+    if found.is_known and not _is_broken_off(found):
+        return found
+    lines = found.collected.log.lines
+    again = second_reading.lines(broken_lines.whole(lines))
+    if second_reading.differ(again, lines) and (second := read_lines(again)).is_known:
+        return second
+    return found if found.is_known else core.by_last_words(found, knowledge)
+
+
+def _is_broken_off(found: Reading) -> bool:
+    """Return whether it is an unknown exception, in a line that a terminal has broken."""
+    best = found.steps[-1].taken if found.steps else None
+    return (
+        best is not None
+        and best.generic
+        and best.in_log
+        and broken_lines.is_broken(best.source.lines, best.at)
+    )
