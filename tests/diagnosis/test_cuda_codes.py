@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from job_logs import KNOWN
 
 from saferun.diagnosis.deciding import cuda_codes
 from saferun.diagnosis.reading import log_reader
 
 
 def named(text: str) -> str:
-    return cuda_codes.named(log_reader.of_text(text).lines)[0].text
+    return cuda_codes.named(log_reader.of_text(text).lines, KNOWN.numbers)[0].text
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,9 @@ def test_a_number_is_named(text, name):
 
 def test_each_line_with_a_number_is_named():
     lines = log_reader.of_text("CUDA error 719\n" * 4).lines
-    assert all("Launch" in line.text for line in cuda_codes.named(lines) if line.text)
+    assert all(
+        "Launch" in line.text for line in cuda_codes.named(lines, KNOWN.numbers) if line.text
+    )
 
 
 @pytest.mark.parametrize(

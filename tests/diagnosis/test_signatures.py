@@ -60,6 +60,7 @@ def test_a_mitigation_sets_only_hooks_that_a_profile_may_set(mitigations):
     assert dotted - set(schema.KEYS) == set()
 
 
+NOTHING: dict[str, Any] = {"classes": {}, "phrases": {}, "numbers": {}}
 KIND = {"group": "g", "verdict": "retry", "explanation": "It is.", "advice": "Do."}
 
 
@@ -75,7 +76,7 @@ KIND = {"group": "g", "verdict": "retry", "explanation": "It is.", "advice": "Do
     ],
 )
 def test_what_the_document_may_not_hold_is_refused(kind, sign, wrong):
-    document = {"kinds": {"a": KIND | kind}, "signs": [sign], "classes": {}, "phrases": {}}
+    document = {"kinds": {"a": KIND | kind}, "signs": [sign], **NOTHING}
     with pytest.raises(SaferunError, match=re.escape(wrong)):
         signatures.parse(document)
 
@@ -83,7 +84,7 @@ def test_what_the_document_may_not_hold_is_refused(kind, sign, wrong):
 def test_phrases_in_groups_by_who_prints_them_all_count():
     says = {"torch 2.4..2.9": ["Rank ... lost"], "elsewhere": ["gone"]}
     sign = {"kind": "a", "says": says}
-    document = {"kinds": {"a": KIND}, "signs": [sign], "classes": {}, "phrases": {}}
+    document = {"kinds": {"a": KIND}, "signs": [sign], **NOTHING}
     assert signatures.parse(document).signs[0].says == (("rank", "lost"), ("gone",))
 
 

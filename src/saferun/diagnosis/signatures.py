@@ -82,6 +82,13 @@ class Sign(NamedTuple):
         return self.weight >= WEIGHTS["cause"] and not around and self.only != "exception"
 
 
+# The keys of a sign that are words of which one is, or is not, in some place.
+_WORDS = (
+    *("near", "not_near", "own", "not_own", "not_above", "innermost"),
+    *("anywhere", "not_anywhere"),
+)
+
+
 class Knowledge(NamedTuple):
     """All that is known about failures."""
 
@@ -89,6 +96,7 @@ class Knowledge(NamedTuple):
     signs: tuple[Sign, ...]
     classes: Mapping[str, str]  # exception's class -> kind
     phrases: tuple[tuple[Needle, str], ...]  # -> kind, for exceptions of a general class
+    numbers: Mapping[str, Mapping[int, str]]  # who defines them -> number of an error -> its name
 
 
 def load(environ: Mapping[str, str] | None = None) -> Knowledge:
@@ -119,7 +127,11 @@ def parse(document: Mapping[str, Any]) -> Knowledge:
     )
     for name in [*classes.values(), *(kind for _, kind in phrases)]:
         _known(name, kinds)
-    return Knowledge(kinds, signs, classes, phrases)
+    numbers = {
+        definer: {number: name for name, all_of_it in names.items() for number in all_of_it}
+        for definer, names in document["numbers"].items()
+    }
+    return Knowledge(kinds, signs, classes, phrases, numbers)
 
 
 def _kind(name: str, body: Mapping[str, Any]) -> Kind:
@@ -148,15 +160,8 @@ def _sign(body: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Sign:
         kind=kind,
         says=tuple(needle(text) for text in _phrases(body)),
         types=frozenset(_texts(body, "types")),
-        near=_lower_texts(body, "near"),
         doing=_doing(_lower_texts(body, "doing")),
-        not_near=_lower_texts(body, "not_near"),
-        own=_lower_texts(body, "own"),
-        not_own=_lower_texts(body, "not_own"),
-        not_above=_lower_texts(body, "not_above"),
-        innermost=_lower_texts(body, "innermost"),
-        anywhere=_lower_texts(body, "anywhere"),
-        not_anywhere=_lower_texts(body, "not_anywhere"),
+        **{key: _lower_texts(body, key) for key in _WORDS},
         weight=WEIGHTS[_one_of(WEIGHTS, str(body.get("weight", "cause")), "weight", where)],
         only=str(body.get("only", "")),
         warned=body.get("warned", False) is True,

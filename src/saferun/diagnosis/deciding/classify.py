@@ -65,21 +65,20 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
 
 def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None:
     """Return what the evidence means where that is known without the log; else None."""
+    hang = evidence.hang
     if evidence.exit_code == 0 and not evidence.failures:
-        return _diagnosis("no-failure", knowledge)._replace(decided_by=("exit status 0",))
+        return _diagnosis("no-failure", knowledge, by=("exit status 0",))
     if evidence.unkillable:
         left = f"processes: {evidence.unkillable} could not be ended"
-        where = (evidence.hang.line, evidence.hang.rank) if evidence.hang else ()
-        return _diagnosis("process-unkillable", knowledge, *where)._replace(decided_by=(left,))
+        line, rank = (hang.line, hang.rank) if hang else ("", None)
+        return _diagnosis("process-unkillable", knowledge, line, rank, by=(left,))
     if evidence.keeper:  # the job's output is cut, and what its ranks report are echoes
-        found = _diagnosis("keeper-killed", knowledge, evidence.keeper)
-        return found._replace(decided_by=("the keeper's end",))
-    if evidence.hang is not None:
-        found = _diagnosis(evidence.hang.kind, knowledge, evidence.hang.line, evidence.hang.rank)
-        return found._replace(decided_by=(evidence.hang.known_from,))
+        return _diagnosis("keeper-killed", knowledge, evidence.keeper, by=("the keeper's end",))
+    if hang is not None:
+        return _diagnosis(hang.kind, knowledge, hang.line, hang.rank, by=(hang.known_from,))
     if evidence.reader_gone and (broken := _broken_pipe(evidence)):
-        found = _diagnosis("output-reader-gone", knowledge, broken.raw, broken.rank)
-        return found._replace(decided_by=("log", "the output's reader: gone"))
+        by = ("log", "the output's reader: gone")
+        return _diagnosis("output-reader-gone", knowledge, broken.raw, broken.rank, by=by)
     return None
 
 
@@ -129,12 +128,12 @@ def recorded(
     """
     if name not in knowledge.kinds:
         return None
-    return _diagnosis(name, knowledge, line, rank, line)._replace(decided_by=decided_by)
+    return _diagnosis(name, knowledge, line, rank, line, by=decided_by)
 
 
 def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
     """Return what the lines of one run mean, with the rest of the evidence."""
-    found = of_lines(evidence, cuda_codes.named(log), knowledge)
+    found = of_lines(evidence, cuda_codes.named(log, knowledge.numbers), knowledge)
     if found.is_known:
         return found
 
@@ -155,10 +154,10 @@ def by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
         return found
     line = lines[at].raw.strip()[:ROOT_CHARS]
     rank = lines[at].rank if lines[at].rank is not None else found.diagnosis.root_rank
-    own = _diagnosis("user-exception", knowledge, line, rank, lines[at].text)
-    half = found.diagnosis
+    text, half = lines[at].text, found.diagnosis
+    own = _diagnosis("user-exception", knowledge, line, rank, text, by=_LAST_STATEMENT)
     own = own._replace(user_frame=half.user_frame, nearest=half.nearest)
-    return found._replace(diagnosis=own._replace(decided_by=_LAST_STATEMENT))
+    return found._replace(diagnosis=own)
 
 
 def of_lines(
@@ -189,10 +188,10 @@ def of_lines(
             nearest=nearest.closest(collected, knowledge),
         )
         return Reading(collected, steps, half)
-    diagnosis = _diagnosis(best.kind, knowledge, root_line(best, knowledge), rank, best.text)
+    line, by = root_line(best, knowledge), known_from.named(best, evidence)
+    diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text, by=by)
     diagnosis = diagnosis._replace(
         stack=crash_stack(evidence.log.lines, rank),
-        decided_by=known_from.named(best, evidence),
         user_frame=_frame(best.raised, best.source.raised) if best.raised is not None else "",
     )
     return Reading(collected, steps, diagnosis)
@@ -221,8 +220,9 @@ def by_machine(
         if one.kind == "user-exception" and diagnosis.kind != "unknown":
             continue  # it has been read, and only passes on what another process reported
         if kind := one.kind or _kind_of(one.text.lower(), knowledge):
-            found = _diagnosis(kind, knowledge, one.text, diagnosis.root_rank, one.text)
-            return found._replace(decided_by=(one.source,), stack=diagnosis.stack)
+            rank, by = diagnosis.root_rank, (one.source,)
+            found = _diagnosis(kind, knowledge, one.text, rank, one.text, by=by)
+            return found._replace(stack=diagnosis.stack)
     return diagnosis
 
 
@@ -242,8 +242,8 @@ def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:
     """
     if name not in knowledge.kinds:
         return diagnosis
-    found = _diagnosis(name, knowledge, diagnosis.root_line, diagnosis.root_rank)
-    return found._replace(decided_by=("the process's own word",))
+    by = ("the process's own word",)
+    return _diagnosis(name, knowledge, diagnosis.root_line, diagnosis.root_rank, by=by)
 
 
 def weight(diagnosis: Diagnosis, knowledge: Knowledge) -> int:
@@ -267,7 +267,7 @@ def by_nodes(
     """
     if not lost or (weight(diagnosis, knowledge) == nodes.ROOT and not ends):
         return diagnosis
-    return _diagnosis("node-lost", knowledge, lost)._replace(decided_by=("the agents' heartbeats",))
+    return _diagnosis("node-lost", knowledge, lost, by=("the agents' heartbeats",))
 
 
 def _broken_pipe(evidence: Evidence) -> Line | None:
@@ -282,7 +282,12 @@ def _broken_pipe(evidence: Evidence) -> Line | None:
 
 
 def _diagnosis(
-    name: str, knowledge: Knowledge, line: str = "", rank: int | None = None, text: str = ""
+    name: str,
+    knowledge: Knowledge,
+    line: str = "",
+    rank: int | None = None,
+    text: str = "",
+    by: tuple[str, ...] = (),
 ) -> Diagnosis:
     """Return the diagnosis of a kind.
 
@@ -292,6 +297,7 @@ def _diagnosis(
         line: the root line; "" without one.
         rank: the root's; None where it is not known.
         text: the message, which may hold numbers for the explanation.
+        by: the evidence that decided.
     """
     kind = knowledge.kinds[name]
     return Diagnosis(
@@ -304,6 +310,7 @@ def _diagnosis(
         explanation=" ".join(part for part in (kind.explanation, _numbers(kind, text)) if part),
         advice=kind.advice,
         references=kind.references,
+        decided_by=by,
     )
 
 

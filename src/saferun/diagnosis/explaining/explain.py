@@ -91,11 +91,7 @@ def _by(item: Candidate) -> str:
 
 def as_document(found: Account) -> Mapping[str, object]:
     """Return an account for JSON."""
-    return {
-        "lines": [one._asdict() for one in found.lines],
-        "decision": [one._asdict() for one in found.decision],
-        "near": [one._asdict() for one in found.near],
-    }
+    return {name: [one._asdict() for one in rows] for name, rows in found._asdict().items()}
 
 
 def as_lines(found: Account) -> Iterator[str]:

@@ -39,7 +39,7 @@ def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Re
     def read_lines(lines: Sequence[Line]) -> Reading:
         return core.of_lines(evidence, lines, knowledge, others=panics.find)
 
-    found = read_lines(windows_status.named(cuda_codes.named(log)))
+    found = read_lines(windows_status.named(cuda_codes.named(log, knowledge.numbers)))
     if found.is_known and not _is_broken_off(found):
         return found
     lines = found.collected.log.lines

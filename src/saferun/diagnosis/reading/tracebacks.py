@@ -109,14 +109,6 @@ class Tracebacks(NamedTuple):
         return Tracebacks(kept, self.framed | rows)
 
 
-class _Open(NamedTuple):
-    """An exception whose message is being read."""
-
-    type: str
-    frames: str
-    headed: bool
-
-
 class _Stream:
     """Reads the lines of one rank, in order."""
 
@@ -129,7 +121,7 @@ class _Stream:
         self._chain = 0
         self._link = ""
         self._rows: list[int] = []  # of the message that is being read
-        self._open: _Open | None = None
+        self._open: Raised | None = None  # whose message is that
         self._background = 0  # lines within which a background traceback begins
         self._framed_at = 0
         self._headed = False  # the head of a traceback, whose exception was not read so far
@@ -260,7 +252,8 @@ class _Stream:
 
     def _opened(self, at: int, name: str, *, headed: bool) -> None:
         self._rows = [at]
-        self._open = _Open(_DOUBLED.sub(r"\1", name), "\n".join(self._frames), headed)
+        name, frames = _DOUBLED.sub(r"\1", name), "\n".join(self._frames)
+        self._open = Raised(at, self._rank, name, (at,), "", frames, headed=headed)
         self._frames = []
         self._headed = False
 
@@ -272,20 +265,14 @@ class _Stream:
         if not self._link:
             self._chain = self._reader.next_chain()
         serving = opened.type.endswith(_PEER_ENDED) and _SERVING.search(opened.frames)
-        self._reader.raised.append(
-            Raised(
-                at=rows[0],
-                rank=self._rank,
-                type=opened.type,
-                rows=rows,
-                text=self._reader.message(rows),
-                frames=opened.frames,
-                chain=self._chain,
-                link=self._link,
-                background=self._background > 0 or bool(serving),
-                headed=opened.headed,
-            )
+        closed = opened._replace(
+            rows=rows,
+            text=self._reader.message(rows),
+            chain=self._chain,
+            link=self._link,
+            background=self._background > 0 or bool(serving),
         )
+        self._reader.raised.append(closed)
         self._open, self._rows, self._link, self._background = None, [], "", 0
 
 
