@@ -67,6 +67,34 @@ def test_the_earliest_error_file_wins_over_later_ones_and_over_echoes():
     )
 
 
+def test_what_an_error_file_states_needs_no_name_of_an_exception():
+    """Whatever it is called, and where its traceback is cut, it is what the rank has raised."""
+    cut = 'Traceback (most recent call last):\n  File "/v/torch/nn/x.py", line 9, in f\n'
+    for traceback in ("", cut):
+        stated = RankFailure(rank=3, message="Boom: bad batch", traceback=traceback)
+        found = diagnose(TIMEOUT, failures=(stated,))
+        assert (found.kind, found.root_rank) == ("user-exception", 3)
+        assert (found.root_line, found.decided_by) == (
+            "Boom: bad batch",
+            ("error file of rank 3",),
+        )
+
+
+def test_an_error_file_is_read_apart_from_the_log_and_from_other_files():
+    sizes = RankFailure(time_s=1.0, traceback=TRACEBACK + "ValueError: the sizes are:")
+    other = RankFailure(time_s=2.0, traceback="  of a later one\n" + TRACEBACK + "KeyError: 'x'")
+    for failures, log in (((sizes,), "step 1 loss 2\n"), ((sizes, other), "")):
+        assert diagnose(log, failures=failures).root_line == "ValueError: the sizes are:"
+
+
+def test_an_exception_of_an_error_file_means_what_it_means_beside_the_log():
+    raised = TRACEBACK + "tensorflow.errors.UnavailableError: Graph execution error:\n"
+    failures = (RankFailure(rank=1, traceback=raised),)
+    lost = "UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats)\n"
+    assert diagnose("", failures=failures).kind != "peer-lost"
+    assert diagnose(lost, failures=failures).kind == "peer-lost"
+
+
 PEER = (
     "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer\n"
 )

@@ -32,12 +32,6 @@ def judged(log: str, *, where: Scene | None = None, **facts: Any) -> classify.Di
     return classify.by_machine(classify.classify(seen, KNOWN), observed, KNOWN)
 
 
-def test_an_error_file_tells_although_no_log_has_the_exception():
-    found = judged("", failures=(RankFailure(rank=3, message="Boom: bad batch"),), exit_code=1)
-    assert (found.kind, found.root_line) == ("user-exception", "Boom: bad batch")
-    assert found.decided_by == ("error file of rank 3",)
-
-
 def test_the_kernels_count_tells_of_a_kill_for_want_of_memory():
     found = judged("odd\n", oom_kills=2, exit_code=1)
     assert (found.kind, found.decided_by) == ("host-oom-killed", ("kernel's count of kills",))

@@ -9,8 +9,8 @@ class Near(NamedTuple):
     """A kind that does not fit."""
 
     kind: str
-    line: int  # in the log; 0 where it stands in an error file
-    phrase: str  # of its sign; "" where no sign is meant
+    line: int  # number in the log; 0 where it stands in an error file
+    phrase: str  # its sign's; "" where no sign is meant
     against: str  # one clause
 
 
@@ -21,12 +21,12 @@ class Diagnosis(NamedTuple):
     group: str
     verdict: str  # retry, mitigate, stop-user, stop-hardware, unknown
     mitigations: tuple[str, ...]
-    root_line: str  # as printed; "" where there is none
+    root_line: str  # the printed line; "" where there is none
     root_rank: int | None
     explanation: str
     advice: str
     references: tuple[str, ...]
-    stack: tuple[str, ...] = ()  # of Python, where it crashed in native code; innermost first
+    stack: tuple[str, ...] = ()  # Python frames where it crashed in native code; innermost first
     decided_by: tuple[str, ...] = ()  # the evidence that decided
     user_frame: str = ""  # the innermost frame of the user's code, as `train.py:28  x = y[3]`
-    nearest: tuple[Near, ...] = ()  # of an unknown failure: kinds that do not fit
+    nearest: tuple[Near, ...] = ()  # kinds that an unknown failure nearly has

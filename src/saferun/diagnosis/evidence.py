@@ -14,43 +14,43 @@ class RankFailure(NamedTuple):
     rank: int | None = None
     time_s: float | None = None  # seconds since the epoch
     exit_code: int | None = None  # negative for a signal
-    message: str = ""  # of the error file: the exception's line
-    traceback: str = ""  # of the error file, complete
+    message: str = ""  # the exception's line, from the error file
+    traceback: str = ""  # the complete one, from the error file
 
 
 class Hang(NamedTuple):
     """Why a watch has ended an attempt: it was silent, or its ranks began at different steps."""
 
     kind: str  # "hang", "collective-mismatch", "ranks-differ"
-    rank: int | None  # that is elsewhere; None where it is not known
-    line: str  # where it is
+    rank: int | None  # the rank that is elsewhere; None where it is not known
+    line: str  # says where it is
     known_from: str = "the watch for silence"
 
 
 class Observation(NamedTuple):
     """What the machine showed after an attempt; it decides where nothing else tells."""
 
-    source: str  # "kernel", "disk", "GPU", "error file of rank 3", "exit status"
+    source: str  # "kernel's log", "disk", "nvidia-smi", "exit status 1"
     text: str  # the line to show
-    kind: str = ""  # of the failure; "" where a sign may fit the text
+    kind: str = ""  # the failure's; "" where a sign may fit the text
 
 
 class Evidence(NamedTuple):
     """Everything that is known about a failed attempt."""
 
     log: Log = Log()
-    exit_code: int | None = None  # of the whole command; negative or 128+n for a signal
+    exit_code: int | None = None  # the whole command's; negative or 128+n for a signal
     failures: tuple[RankFailure, ...] = ()
     age_s: float | None = None  # how long it ran
     step: int | None = None  # the last one that it reached
-    oom_kills: int | None = None  # by the kernel meanwhile; None where it does not tell
+    oom_kills: int | None = None  # the kernel's count meanwhile; None where it does not tell
     reader_gone: bool = False  # the reader of its stdout or stderr has closed the pipe
     unkillable: int = 0  # processes of it that the kernel could not end
     shm_ample: bool | None = None  # /dev/shm is large and mostly free; None where not known
-    disk_ample: bool | None = None  # where a file could not be opened is room; None: not known
+    disk_ample: bool | None = None  # there is room where a file could not be opened
     hang: Hang | None = None  # the watch has ended it
     keeper: str = ""  # what became of our keeper, where that ended the attempt
-    exited: bool = False  # of plain python: `exit_code` is the script's own, and no signal
+    exited: bool = False  # `exit_code` is a script's own, started as plain python; no signal
     finished: bool = False  # the scripts of all its ranks on this node had reached their end
 
 

@@ -18,9 +18,9 @@ from typing import TypeGuard
 from saferun.diagnosis.evidence import Hang
 from saferun.named_tuple import NamedTuple
 
-_SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # with as much on all ranks
-# Of characters, frames, tensors and their sizes. Where what is large stands again and again, a
-# pickle stays small, and as a text it has no end.
+_SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # alike on all ranks
+# The limit for characters, frames, tensors and their sizes. Where something large stands again and
+# again, a pickle stays small, and as a text it has no end.
 _MOST = 1000
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/saferun/inject/", "/hooks/inject/")
 
@@ -29,9 +29,9 @@ class Call(NamedTuple):
     """One collective, as one rank recorded it."""
 
     group: str
-    number: int  # of the collective in its group, from 1 on
+    number: int  # the collective's in its group, from 1 on
     name: str  # "all_reduce"
-    sizes: str  # of its input
+    sizes: str  # those of its input
     state: str  # "scheduled", "started", "completed"
     place: str  # "train.py:33 in step"; "" if unknown
 
@@ -39,9 +39,9 @@ class Call(NamedTuple):
 class Finding(NamedTuple):
     """Who is elsewhere, by the recorder."""
 
-    kind: str  # of the failure: "hang", "collective-mismatch"
-    ranks: tuple[int, ...]  # that are behind; of a mismatch, those of the smaller part
-    line: str  # for people
+    kind: str  # the failure's: "hang", "collective-mismatch"
+    ranks: tuple[int, ...]  # those that are behind; the smaller part of a mismatch
+    line: str  # a clause for people
 
 
 class _Plain(pickle.Unpickler):

@@ -15,10 +15,10 @@ from collections.abc import Collection, Mapping, Sequence
 from saferun.diagnosis.evidence import Hang
 from saferun.named_tuple import NamedTuple
 
-LEAST_S = 600.0  # of the limit, where none is given
+LEAST_S = 600.0  # the least limit, where none is given
 _GAPS = 10  # times the longest ordinary gap, where no limit is given
 _BUSY = 12  # times longer, where no limit is given and there are weaker signs of work
-_NEAR = 0.5  # of the limit; from there on it is worth to look for weaker signs that cost more
+_NEAR = 0.5  # from this part of the limit on, weaker signs that cost more are looked for
 _CORES = 0.1  # above this a rank computes
 RATE = 64 * 1024  # bytes/s; more than what libraries exchange to know of each other
 TERMINAL = "a read from the terminal"
@@ -100,7 +100,7 @@ class Silence:
         self._longest_s = 0.0
         self._reported = False
         self._answers = False  # the ranks were asked where they are since the last look
-        self._seen: dict[int, RankSign] = {}  # by rank; the last of each
+        self._seen: dict[int, RankSign] = {}  # rank -> its last sign
 
     def take(self, look: Look, every_s: float) -> Look | None:
         """Return the look with which a silence began that is too long by now; each once.

@@ -36,7 +36,11 @@ class Candidate(NamedTuple):
     explains: frozenset[str] = frozenset()  # kinds that are its consequence
     usual: str = ""  # the kind that it has where nothing else is known; "" where it is the same
     why: tuple[str, ...] = ()  # what took weight from it
-    sign: Sign | None = None  # that fits the place
+    sign: Sign | None = None  # the one that fits the place
+
+    def as_kind(self, kind: str) -> Candidate:
+        """Return it under the kind that circumstances give it."""
+        return self if kind == self.kind else self._replace(kind=kind, usual=self.kind)
 
     @property
     def in_log(self) -> bool:

@@ -15,7 +15,7 @@ from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import exit_codes, matches, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.evidence import Evidence, RankFailure
-from saferun.diagnosis.reading import digit_masks, progress, user_frame
+from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_frame
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
@@ -25,12 +25,12 @@ from saferun.named_tuple import NamedTuple
 _GAP_LINES = 400
 _LONG_GAP_LINES = 3000
 _SURVIVED, _SURVIVED_LONG = 40, 5  # the most that such an explanation weighs
-_MANY_STEPS = 100  # of any rank: in the next step the others would have waited for the failed one
-_OVER = "Root Cause (first observed"  # of the launcher's last words: no step is made behind them
-_BUFFER_BYTES = 8 * 1024  # of a process's stdout, which it writes as it ends
+_MANY_STEPS = 100  # the others would have waited for a failed rank in the next step
+_OVER = "Root Cause (first observed"  # the launcher's last words: no step is made behind them
+_BUFFER_BYTES = 8 * 1024  # a process writes so much of its stdout as it ends
 _NO_LIMIT = 1000  # above every weight
 _WENT_ON_LINES = 10  # behind a line that says that the program goes on: it did
-_BRIEF_LINES = 80  # in so short a log, a phrase outside an exception can be a reason to retry
+_BRIEF_LINES = 80  # a phrase outside an exception can be a reason to retry in so short a log
 # Exceptions that only pass on what another process or exception reported.
 _WRAPPERS = frozenset(
     ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
@@ -51,7 +51,7 @@ _OF_CUT = {  # a traceback without its last line
 }
 # A traceback's; the dump of a stack (faulthandler) has no comma behind the number.
 _FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in ')
-_NEVER_MET = "nccl-p2p-hang"  # by its last lines a log shows that no collective came to its end
+_NEVER_MET = "nccl-p2p-hang"  # the log's last lines show that no collective came to its end
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
 # Exceptions that programs use for control flow: one raised while handling them explains more.
 _CONTROL_FLOW = frozenset(
@@ -63,7 +63,7 @@ _CONTROL_FLOW = frozenset(
 class Collected(NamedTuple):
     """What a log and the evidence beside it may mean."""
 
-    texts: tuple[matches.Text, ...]  # of the error files, the earliest first, then of the log
+    texts: tuple[matches.Text, ...]  # the error files, the earliest first, then the log
     found: list[Candidate]
     exits: exit_codes.Exits
     left_out: tuple[Candidate, ...]  # phrases that do not count there
@@ -104,7 +104,7 @@ def collect(
         or (not brief and one.weight == WEIGHTS["bare"] and not knowledge.kinds[one.kind].stops)
     )
     skipped = set(map(id, left_out))
-    found = [_refined(one, known) for one in fitting if id(one) not in skipped]
+    found = [one.as_kind(known.kind_of(one)) for one in fitting if id(one) not in skipped]
     if (at := known.wrong_values()) is not None:
         hard = WEIGHTS["hard"]
         found.append(Candidate("gpu-p2p-corrupt", hard, at, None, lines[at].text, log.source))
@@ -126,16 +126,23 @@ def _error_files(failures: Sequence[RankFailure], log: matches.Text) -> Iterator
     ordered = sorted(failures, key=lambda one: (one.time_s is None, one.time_s or 0.0))
     for order, failure in enumerate(ordered, -len(ordered)):
         name = "error file" if failure.rank is None else f"error file of rank {failure.rank}"
-        rows = (failure.traceback or failure.message).splitlines()
-        lines = [Line(0, failure.rank, row, row) for row in rows]
-        if lines:
-            yield matches.Text(name, lines, order, beside=log.whole)
+        traceback, message = (
+            [Line(0, failure.rank, row, row) for row in text.splitlines()]
+            for text in (failure.traceback, failure.message)
+        )
+        if not _states_exception(traceback):
+            traceback += message
+        raised = []
+        if message and not _states_exception(traceback):  # it has no name of an exception
+            rows = tuple(range(len(traceback) - len(message), len(traceback)))
+            kind = failure.message.partition(":")[0].strip()
+            raised = [Raised(rows[0], failure.rank, kind, rows, failure.message, headed=True)]
+        if traceback:
+            yield matches.Text(name, traceback, order, more=raised, beside=log.whole)
 
 
-def _refined(one: Candidate, known: refinements.KindRefinement) -> Candidate:
-    """Return a candidate under the kind that circumstances give it."""
-    kind = known.kind_of(one)
-    return one if kind == one.kind else one._replace(kind=kind, usual=one.kind)
+def _states_exception(lines: Sequence[Line]) -> bool:
+    return any(one.type for one in tracebacks.find(lines).raised)
 
 
 def _with_first_of_chains(found: Sequence[Candidate]) -> list[Candidate]:
@@ -153,7 +160,7 @@ def _with_first_of_chains(found: Sequence[Candidate]) -> list[Candidate]:
     return weighed
 
 
-# By convention the status of a program that ends itself after a SIGTERM, as Lightning does.
+# A program that ends itself after a SIGTERM has this status by convention, as Lightning does.
 _ENDED_BY_REQUEST = 143  # 128 + SIGTERM
 
 
@@ -164,7 +171,7 @@ def _of_exit_signs(
     for sign in exits.signs:
         words = " ".join(line.text for line in text.lines[sign.at : sign.at + 2])
         one = Candidate(sign.kind, sign.weight, sign.at, sign.rank, words, text.source, "exit code")
-        yield _of_signal(one, known)
+        yield one.as_kind(known.of_signal(one))
 
 
 def _of_exit_codes(evidence: Evidence, known: refinements.KindRefinement) -> Iterator[Candidate]:
@@ -175,8 +182,9 @@ def _of_exit_codes(evidence: Evidence, known: refinements.KindRefinement) -> Ite
             name = f"exit code of rank {failure.rank}"
             if failure.rank is None:
                 name = f"exit status {evidence.exit_code}"
-            place = (-1, failure.rank, "", Source(name, LOG + 1))
-            yield _of_signal(Candidate(kind, weight, *place, "exit code"), known)
+            source = Source(name, LOG + 1)
+            one = Candidate(kind, weight, -1, failure.rank, "", source, "exit code")
+            yield one.as_kind(known.of_signal(one))
     # torchrun returns 1 whatever happened
     code = evidence.exit_code
     if evidence.exited and code and code != _ENDED_BY_REQUEST:
@@ -184,13 +192,8 @@ def _of_exit_codes(evidence: Evidence, known: refinements.KindRefinement) -> Ite
     if code not in (None, 1) and (meant := exit_codes.kind_of(code)):
         kind, weight = meant
         source = Source(f"exit status {evidence.exit_code}", LOG + 1)
-        yield _of_signal(Candidate(kind, weight - 2, -1, None, "", source, "exit code"), known)
-
-
-def _of_signal(one: Candidate, known: refinements.KindRefinement) -> Candidate:
-    """Return a process's end under the kind that circumstances give its signal."""
-    kind = known.of_signal(one)
-    return one if kind == one.kind else one._replace(kind=kind, usual=one.kind)
+        one = Candidate(kind, weight - 2, -1, None, "", source, "exit code")
+        yield one.as_kind(known.of_signal(one))
 
 
 def _of_unknown_exceptions(
@@ -230,9 +233,8 @@ def _of_unknown(
         kind, weight, root.at, root.rank, root.text, text.source,
         by="exception", raised=root, generic=True, why=why,
     )  # fmt: skip
-    if kind == "user-exception" and known.is_lost_server(one):
-        return one._replace(kind="hub-unavailable", usual=kind)
-    return one
+    lost = kind == "user-exception" and known.is_lost_server(one)
+    return one.as_kind("hub-unavailable") if lost else one
 
 
 def _without_cut(found: Sequence[Candidate]) -> list[Candidate]:
@@ -343,7 +345,7 @@ def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
         return "user-exception", WEIGHTS["process"]
     if _is_wrapper(item):
         return _of_wrapped(item, knowledge), WEIGHTS["hint"] + 3
-    if item.type == "Error" and not item.headed:  # of any program that writes to the log
+    if item.type == "Error" and not item.headed:  # any program may write it to the log
         return "user-exception", WEIGHTS["bare"]
     weight = USER if not _PASSED_ON.search(item.text) else USER - 1
     kind = knowledge.classes.get(item.name)

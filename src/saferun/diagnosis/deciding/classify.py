@@ -37,7 +37,7 @@ _TELLS_NOTHING = ("unknown", "child-failed-no-root")
 # What says little of a cause: what another node reports comes before it.
 _TELLS_LITTLE = (*_TELLS_NOTHING, "node-lost", "sigterm-preempted", "nccl-timeout")
 _LAST_STATEMENT = ("the log's last statement",)  # decided: a guess, so all else comes before it
-_NUMBERS_CHARS = 8000  # of a message, in which its numbers are looked for
+_NUMBERS_CHARS = 8000  # of a message are searched for its numbers
 
 
 class Reading(NamedTuple):
@@ -217,8 +217,6 @@ def by_machine(
     if diagnosis.kind not in _TELLS_NOTHING and diagnosis.decided_by != _LAST_STATEMENT:
         return diagnosis
     for one in observed:
-        if one.kind == "user-exception" and diagnosis.kind != "unknown":
-            continue  # it has been read, and only passes on what another process reported
         if kind := one.kind or _kind_of(one.text.lower(), knowledge):
             rank, by = diagnosis.root_rank, (one.source,)
             found = _diagnosis(kind, knowledge, one.text, rank, one.text, by=by)

@@ -37,7 +37,7 @@ _BY_SIGNAL = {
 # Any other signal that ends a process, SIGALRM above all. SIGPIPE has a cause that others report.
 _BY_OTHER_SIGNAL = ("ended-by-signal", 21)
 _SIGPIPE, _LAST_SIGNAL = 13, 64
-# Of the rank that failed first: what it died of is the cause, not that torchrun then failed.
+# What the rank that failed first died of is the cause, not that torchrun then failed.
 _OF_ROOT = 21
 _BY_CODE = {
     1: ("child-failed-no-root", 15),
@@ -45,7 +45,7 @@ _BY_CODE = {
     127: ("user-missing-file", 40),
 }
 _ROOT = "root cause (first observed failure)"
-_ROOT_LINES = 8  # of the block below that line
+_ROOT_LINES = 8  # the length of the block below that line
 AGENT_ASKED = 40  # weight of what a launcher reports that was itself asked to end
 _ECHO = 40  # what weighs no more may be an echo, or caused by the launcher
 _LISTED = "failures:"  # the line above the ranks that failed beside the root
@@ -185,8 +185,8 @@ def find(
         alike: the lines' forms, where they are known (`digit_masks.of`).
     """
     reader, skipped = _Reader(summary=len(lines)), frozenset(skip)
-    killing = -_KILLING_LINES  # the line where a launcher began to end the remaining ranks
     telling = digit_masks.which(digit_masks.of(lines) if alike is None else alike, _may_tell)
+    killing = -_KILLING_LINES  # the line where a launcher began to end the remaining ranks
     for at, line in enumerate(lines):
         if not (telling[at] or reader.in_root(at)):
             continue
@@ -214,7 +214,7 @@ class _Reader:
         self.root_rank: int | None = None
         self._root: int | None = None  # the line where the root's block begins
         self._summary = summary  # the line where the summary begins to list the ranks
-        self._crashes: list[tuple[ExitSign, float]] = []  # that the summary lists, and when
+        self._crashes: list[tuple[ExitSign, float]] = []  # those that the summary lists, and when
         self._moment = float("inf")
 
     def read_summary(self, at: int, text: str, lower: str) -> None:

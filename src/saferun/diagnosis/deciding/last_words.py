@@ -16,9 +16,9 @@ from saferun.diagnosis.reading import progress
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.tracebacks import GOES_ON
 
-_LINES = 12  # with text, at the end of a log, that are looked at
-_BRIEF_LINES = 3  # of an excerpt: whoever made it chose the line that states the failure
-_CHARS = 600  # of a line
+_LINES = 12  # lines with text that are looked at, at the end of a log
+_BRIEF_LINES = 3  # an excerpt has no more: whoever made it chose the line that states the failure
+_CHARS = 600  # searched in a line
 _STATES = re.compile(
     r"(?:[\w./+-]{1,80}: )?(?:fatal |syntax |parse |internal )?(?:error|fatal)\b[:\s\]!-]"
     r"|\W{0,3}(?:ERROR|CRITICAL|FATAL|Error|Fatal)\b[:\s\]!-]"
@@ -35,7 +35,7 @@ _COMPLAINS = re.compile(
     re.I,
 )
 # What another attempt may not meet: other machines and processes, devices, time, space.
-_LINK = re.compile(r"https?://\S{1,400}")  # to the manual, mostly
+_LINK = re.compile(r"https?://\S{1,400}")  # mostly leads to the manual
 _MAY_PASS = re.compile(
     r"time(?:d|s)?[ -]?out|deadline|connect|network|socket|refus|\breset\b|unreach|retr(?:y|ies)"
     r"|temporar|unavail|\bbusy\b|\block(?:ed)?\b|\blost\b|\bpeer|\bhosts?\b|\bports?\b|address"

@@ -21,7 +21,7 @@ GOING_ON = "the program says that it goes on"
 _PLAIN_LOSS = 6  # weight that a line loses which is not part of an exception
 _CONTEXT_LINES = 25  # above a line, and below it
 _HITS = 60  # lines with one phrase that are examined: the first ones, and as many of the last
-_LAST_LINES = 3  # of a log, for a sign with `last`
+_LAST_LINES = 3  # a log's last ones, for a sign with `last`
 _WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
 # The level of a line that its program does not take for a failure: a logger's, NCCL's, glog's.
 _INFORMATION = re.compile(
@@ -38,10 +38,6 @@ _NOT_CONTEXT = re.compile(
 )
 # Exceptions whose traceback is only that of the launcher that passes the failure on.
 _LAUNCHERS = frozenset(("ChildFailedError", "CalledProcessError"))
-
-
-def _is_warning(text: str) -> bool:
-    return _WARNING.search(text) is not None
 
 
 def is_information(line: Line) -> bool:
@@ -108,7 +104,7 @@ class Text:
         self.framed = exceptions.framed | _own_faults(lines)
         self.by_row = {row: number for number, item in enumerate(self.raised) for row in item.rows}
         self.messages = [item.text.lower() for item in self.raised]
-        rows: dict[str, list[int]] = {}  # of lines that differ only in digits, as steps do
+        rows: dict[str, list[int]] = {}  # form -> the lines that differ only in digits, as steps do
         for row, form in enumerate(self.alike):
             rows.setdefault(form, []).append(row)
         self._of_shape = list(rows.values())
@@ -179,7 +175,9 @@ class Text:
                 line if at != row else self.lines[row].raw.lower()
                 for at, line in enumerate(self.lower[begin:end], begin)
                 if at == row
-                or not (at in self._launcher_rows or _is_warning(line) or _NOT_CONTEXT.match(line))
+                or not (
+                    at in self._launcher_rows or _WARNING.search(line) or _NOT_CONTEXT.match(line)
+                )
             )
             text = "\n".join(context)
             self._around[row] = f"{self.own(row)}\n{text}" if row in self.by_row else text
@@ -282,7 +280,7 @@ def _candidate(sign: Sign, text: Text, row: int, number: int | None) -> Candidat
 
 def _of_a_line(sign: Sign, lower: str) -> tuple[int, str]:
     """Return what a sign weighs in a line without an exception, and why that is less."""
-    if _is_warning(lower) and not sign.warned:
+    if _WARNING.search(lower) and not sign.warned:
         return min(sign.weight, WEIGHTS["hint"]), "a warning"
     if GOES_ON.search(lower):
         return min(sign.weight, WEIGHTS["hint"]), GOING_ON

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from saferun.diagnosis.deciding import matches
 from saferun.diagnosis.deciding.candidate import Candidate
@@ -23,9 +23,9 @@ _COMMON = frozenset(
     ("and", "are", "can", "error", "for", "from", "has", "its", "not", "that", "the", "this",
      "was", "with", "your")
 )  # fmt: skip
-_SHARED = 0.34  # of a phrase's words, by how rare they are, that a line shares with it at the least
+_SHARED = 0.34  # the least part of a phrase's words, weighed by rarity, that a line shares
 _REACH = 1000  # lines from the end of the log, among which such lines are looked for
-_LAST_LINES = 5  # of the log, which are compared without such a word, too
+_LAST_LINES = 5  # the log's last ones are compared without such a word, too
 _LINES = 60  # the last ones with a word of failure, which are compared with all phrases
 
 
@@ -107,7 +107,7 @@ def _against(sign: Sign, text: matches.Text, row: int, counted: Candidate | None
     return ""
 
 
-_CONDITIONS = {  # of a sign, as matches.against names them
+_CONDITIONS = {  # a sign's, by the names of matches.against
     "last": "not in the last lines of the log",
     "innermost": "its last frame has not {}",
     "own": "its traceback and message have not {}",
@@ -141,20 +141,16 @@ def _alike(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
     best: list[tuple[float, int, str, Needle, frozenset[str]]] = []
     for row in _telling_rows(collected.log):
         words = _words(collected.log.lower[row]) & rare.keys()
-        for at in sorted({at for word in words for at in holding[word]}):
+        for at in {at for word in words for at in holding[word]}:
             kind, needle, wanted = phrases[at]
             shared = words & wanted
-            share = _sum_of(rare, shared) / _sum_of(rare, wanted)
+            share = sum(map(rare.__getitem__, shared)) / sum(map(rare.__getitem__, wanted))
             if share >= _SHARED and len(shared) > 1:
                 best.append((share, row, kind, needle, frozenset(shared)))
     for _, row, kind, needle, shared in sorted(best, key=lambda one: (-one[0], -one[1])):
         have, phrase = ", ".join(sorted(shared)), _shown(needle)
         why = f"the line has {have} of `{phrase}`, but not the phrase"
         yield Near(kind, collected.log.lines[row].number, phrase, why)
-
-
-def _sum_of(rare: Mapping[str, float], words: Iterable[str]) -> float:
-    return math.fsum(map(rare.__getitem__, words))  # the same in any order of the words
 
 
 def _telling_rows(text: matches.Text) -> Sequence[int]:

@@ -47,7 +47,7 @@ _WORKER_CRASHED = re.compile(
 _LOADS = re.compile(r"<frozen importlib\._bootstrap_external>.{1,20} in (?:create|exec)_module$")
 # The source file of a kernel that is not torch's: checks of its calls print it beside the message.
 _KERNEL_FILE = re.compile(r"(?<!\S)(?!\S{0,300}(?:aten|c10|torch|THC)/)\S{1,200}\.cuh?\b", re.I)
-# Of cuBLAS and cuDNN only these say that a call failed which had been possible.
+# Only these statuses of cuBLAS and cuDNN say that a call failed which had been possible.
 _CALL_FAILED = re.compile(r"STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)")
 # The first collective of a group is a barrier in most programs: nobody reaches it while a rank
 # still prepares data. PG 0 is the default group.
@@ -267,7 +267,7 @@ class KindRefinement:
             return "crash-after-the-end"
         if any(map(_is_first_barrier, found)) and not progress.steps(before, 0, len(before)):
             ranks = {int(hit["rank"]) for hit in found if hit["rank"]}
-            # where every rank is waiting, none is missing: the way between them does not work
+            # Every rank waits and none is missing: the way between them does not work.
             return "nccl-p2p-hang" if _is_complete(ranks) else "nccl-timeout-slow-rank"
         limits = {int(limit) / 1000 for m in timeouts for limit in _TIMEOUT_MS.findall(m.text)}
         slow = any(progress.bar_of_age(before, limit) for limit in limits)

@@ -35,19 +35,19 @@ class AttemptOutcome(NamedTuple):
     """One attempt that has ended: what the decision depends on."""
 
     number: int  # 1, 2, …
-    exit_code: int  # of the launcher; 128+n for a signal
+    exit_code: int  # the launcher's; 128+n for a signal
     lived_s: float  # seconds from the launcher's start to its end
     ended_s: float  # seconds from the start of the first attempt to the end of this one
     kind: str = "no-failure"
     verdict: str = ""  # retry, mitigate, stop-user, stop-hardware, unknown; "" after success
     offered: tuple[str, ...] = ()  # mitigations of the kind, cheapest first
     fingerprint: str = ""
-    root_rank: int | None = None  # on which it failed; None where it is not known
-    mitigations: tuple[str, ...] = ()  # in force
+    root_rank: int | None = None  # the rank that failed; None where it is not known
+    mitigations: tuple[str, ...] = ()  # those in force
     waits: bool = False  # the failure passes with time: wait before the retry
     asked: bool = False  # a signal from outside ended it
     first_step: int | None = None  # the first training step in its output
-    last_step: int | None = None  # and the last one
+    last_step: int | None = None  # the last training step in its output
     unkillable: bool = False  # the kernel could not end one of its processes
     progressed: bool = False  # it did work that counts: trials, or a checkpoint beyond all before
     replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure

@@ -18,8 +18,8 @@ from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
 from saferun.named_tuple import NamedTuple
 
-_MESSAGE_LINES = 8  # of an exception; what follows may be output already
-_SEPARATE_LINES = 3  # of normal output between a handled exception and the one that ended the job
+_MESSAGE_LINES = 8  # an exception has; what follows may be output already
+_SEPARATE_LINES = 3  # normal output between a handled exception and the one that ended the job
 # How a rank ends without giving a reason: what its peers then see is not the cause.
 _SILENT = ("child-failed-no-root", "user-args-error")
 # The same for the echo `peer-lost`. An abort may follow any other echo, so it explains no other.

@@ -15,7 +15,7 @@ ROOT_CHARS = 600
 _FAILURE_WORDS = (
     *("error", "exception", "fail", "fatal", "abort", "kill", "denied", "invalid", "cannot"),
 )
-_NEAR_ROWS = 100  # of the traceback that follows the record of a logger, Optuna's for one
+_NEAR_ROWS = 100  # a traceback follows the record of a logger (Optuna) within so many
 _NAME_ALONE = re.compile(r"(?:^|[\s.])\w{1,80}(?:Error|Exception):$")
 
 

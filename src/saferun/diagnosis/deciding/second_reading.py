@@ -13,7 +13,7 @@ from saferun.diagnosis.deciding.matches import is_information
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.tracebacks import GOES_ON
 
-_CHARS = 8000  # of a line that are searched
+_CHARS = 8000  # searched in a line
 _WITHIN = re.compile(
     r"(?<![\w.'\"/])(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?=: \S|:$)"
 )

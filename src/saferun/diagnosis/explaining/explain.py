@@ -23,7 +23,7 @@ class Weighed(NamedTuple):
 
     kind: str
     weight: float
-    line: int  # from 1; 0: an exit status or an error file, not a line of the log
+    line: int  # counted from 1; 0 for an exit status or an error file
     rank: int | None
     text: str
     by: str  # what recognised it

@@ -10,7 +10,7 @@ from saferun.diagnosis.deciding.retry_policy import AGAIN, AttemptOutcome, Decis
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.system.printable import seconds
 
-LINE_CHARS = 200  # of a line of the job's output; the journal has it in full
+LINE_CHARS = 200  # a longer line of the job's output is cut; the journal has it in full
 
 
 def between(

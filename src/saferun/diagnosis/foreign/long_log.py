@@ -17,7 +17,7 @@ TAIL_BYTES = 512 * 1024
 BEFORE_BYTES = 6000  # kept before a mention: a traceback
 AFTER_BYTES = 3000  # kept after it: a message of several lines
 FIRST_BYTES = 256 * 1024  # kept of the mentions between head and tail: from the first one on
-LAST_BYTES = 512 * 1024  # and up to the last one
+LAST_BYTES = 512 * 1024  # kept of them up to the last one
 
 # Between head and tail, a place that holds none of these cannot decide anything.
 _MENTIONS = (b"rror", b"xception", b"NCCL WARN", b"FAIL", b"signal ", b"atal", b"Xid", b"illed")
@@ -27,7 +27,7 @@ class _Piece(NamedTuple):
     """A stretch of a log's bytes."""
 
     offset: int
-    number: int  # of its first line, from 1
+    number: int  # its first line's, from 1
     data: bytes
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.reading.log_lines import Line
 
-_HEAD_LINES = 6  # of a log, by which the start of another run is recognised
+_HEAD_LINES = 6  # a log's first ones: they show the start of another run
 _HEAD_WORD = re.compile(r"[^\W\d_]{4}")  # a line without a word does not count
 _OF_TRACEBACK = (" ", "Traceback", 'File "')  # the last where a collector takes blanks away
 _STEPS = 3  # after the end of a run: another one is under way
@@ -30,7 +30,7 @@ _ENDED = re.compile(
     r"|\brequeu(?:ing|ed)\b.{0,40}\bjob\b"
     r"|\b[Jj]ob\b.{0,40}\b(?:requeu(?:ing|ed)|preempted)\b|Received \S{0,20}SIGTERM death signal"
 )
-_COMMAND = (  # as `set -x` shows it
+_COMMAND = (  # `set -x` shows it so
     r"^\+{1,3} (?:\S{0,80}/)?(?:srun|torchrun|python3?|accelerate|deepspeed|saferun|mpirun|exec) "
 )
 _SHOWN = re.compile(_COMMAND)
@@ -94,7 +94,7 @@ class _Raised:
         self._step = 0  # the last one before the exception
         self._read = 0  # lines of which the next two are known
         self._last_step = 0
-        self._commands: set[str] = set()  # that the shell has shown
+        self._commands: set[str] = set()  # those that the shell has shown
 
     def start(self, at: int, text: str) -> int | None:
         """Read the next line; return where a run begins that is known by it, None for none."""

@@ -9,9 +9,9 @@ class Line(NamedTuple):
     """One line of a log."""
 
     number: int  # counted from 1; approximate between head and tail of a long log
-    rank: int | None  # from a prefix
+    rank: int | None  # named by a prefix
     text: str  # without prefixes, for the rules
-    raw: str  # as printed, without colours, for people
+    raw: str  # the printed line without colours, for people
 
 
 class Log(NamedTuple):

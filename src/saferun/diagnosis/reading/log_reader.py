@@ -41,7 +41,7 @@ _PREFIX = re.compile(
     | \[[A-Za-z_]{1,20}(?P<tee>\d{1,5})(?:\|\d{1,5})?\]:[ ]?   # torchrun --tee, torchx
     | std(?:err|out):[ ]                                # accelerate's own tests, some notebooks
     | \[(?:INFO|ERROR|CRITICAL)\][ ]{1,2}(?=[\w.]{1,80}(?:Error|Exception)\b)   # loggers
-    | \[(?:ERROR|CRITICAL|FATAL)\][ ]?\[[\w./-]{1,80}(?::\w{1,60}){1,2}\][ ]?   # with their place
+    | \[(?:ERROR|CRITICAL|FATAL)\][ ]?\[[\w./-]{1,80}(?::\w{1,60}){1,2}\][ ]?   # with a place
     | \[\d{4,9}\][ ](?=\S)                               # numbered lines of log viewers
     | \[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:[ ]?   # mpirun --tag-output
     | [ ]{0,4}(?P<srun>\d{1,5}):[ ](?=[ ]{0,8}\D|\d{4}-)  # srun --label
@@ -124,7 +124,7 @@ def lines_of(data: bytes, first: int) -> Iterator[Line]:
     data = data.replace(b"\r\n", b"\n")
     if b"\x1b" in data:
         data = _ANSI.sub(b"", data)
-    known: dict[bytes, _Prefixes] = {}  # of rows that are alike but for their digits, as many are
+    known: dict[bytes, _Prefixes] = {}  # form of a row -> its prefixes; many rows share a form
     rows = zip(data.split(b"\n"), data.translate(_FORM).split(b"\n"), strict=True)
     for number, (row, form) in enumerate(rows, first):
         found = known.get(form)

@@ -31,9 +31,9 @@ _PATTERNS = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
 # serve the request (growing segments can use both) and the idle part is at least a tenth of the
 # card. With less, growing segments has not been seen to help.
 _IDLE_SHARE = 0.10
-_LITTLE_SHARE = 0.50  # of the card: a process that holds no more is not the one that fills it
-_FREE_FACTOR = 1.25  # of the request: free memory that should have served it
-_FREE_SHARE = 0.05  # of the card: the driver may keep back less than that of a full card
+_LITTLE_SHARE = 0.50  # a process that holds no larger part of the card does not fill it
+_FREE_FACTOR = 1.25  # free memory of so many times the request should have served it
+_FREE_SHARE = 0.05  # the driver may keep back a smaller part of a full card
 _NO_SIZE = 2.0**40  # MiB; larger ones are negative numbers that were printed as unsigned
 
 
@@ -43,9 +43,9 @@ class Memory(NamedTuple):
     requested: float | None
     total: float | None
     free: float | None
-    held: float | None  # by this process: allocated and idle
-    idle: float | None  # of that, reserved but not allocated
-    allowed: float | None = None  # by a limit that the process set itself
+    held: float | None  # what this process has: allocated and idle
+    idle: float | None  # the part of `held` that is reserved but not allocated
+    allowed: float | None = None  # a limit that the process has set itself
 
 
 def read(text: str) -> Memory:

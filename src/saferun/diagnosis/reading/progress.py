@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.named_tuple import NamedTuple
 
-HEAD_BYTES = 64 * 1024  # of an attempt's output that is searched, at either end
+HEAD_BYTES = 64 * 1024  # searched at either end of an attempt's output
 LONG_S = 1800.0  # an attempt that ran this long, or
 LONG_STEPS = 500  # made this many steps, or
 _LONG_EPOCHS = 10  # this many epochs, was healthy for long
 _LINES = 200  # before the failure that are searched for long progress
 _RECENT_LINES = 20  # before the failure that are searched for a diverged loss
-_START_CHARS = 2000  # of a line of raw output: a bar that rewrites its line is split before
-_END_CHARS = 400  # of a line of a log: where a bar shows its last state
+_START_CHARS = 2000  # searched in a line of raw output; a bar's states are lines of their own
+_END_CHARS = 400  # searched at the end of a log's line: a bar shows its last state there
 
 # What a step is: a number behind one of these words, the position in an epoch, or that of tqdm's
 # bar. Megatron aligns it to the right, and counts what it skipped, too; a logger's place may end in
@@ -31,7 +31,7 @@ _COUNTER = (
     r"(?<!skipped )(?<!nan )(?<!\d:)\b(?:global[_ ]?step|step|iter|iteration|batch)s?"
     r"[\s=:#/\[\]\"']{1,10}(?P<count>\d{1,9})\b(?!%|[.,]\d)"
 )
-_IN_EPOCH = (  # of fairseq, and of the examples of PyTorch, timm, DETR and OpenMMLab
+_IN_EPOCH = (  # fairseq, and the examples of PyTorch, timm, DETR and OpenMMLab
     r"\bepoch \d{1,5}: {1,12}(?P<update>\d{1,9}) / \d"
     r"|\b(?:train|epoch|iter)\b[^\[%|]{0,20}(?:\[\d{1,5}\] {0,4})?"
     r"\[ {0,8}(?P<place>\d{1,9}) {0,2}/ {0,8}\d{1,9}(?: {0,2}\(| ?\])"
@@ -62,7 +62,7 @@ _TQDM = re.compile(
 _RESUMED = re.compile(r"(?<![\d.])[1-9]\d{0,8}/\d{1,9} ?\[00:00<\?")
 _FIRST_STEPS = 1  # a job that reports no higher step is in its first one
 _STARTED = 20  # an unfinished bar beyond this shows that the job had made steps before
-_SAME_AGE = (0.95, 1.1)  # of a time-out: a bar of that age began when the waiting began
+_SAME_AGE = (0.95, 1.1)  # parts of a time-out: a bar of that age began when the waiting began
 _ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
 # A bar of tqdm's that another message has cut: the percentage that is done, and behind the message
 # the time that is left and the rate, or the elapsed time without its end or its start.
@@ -81,8 +81,8 @@ _CUT_AGE = re.compile(
     r"\| {0,2}\d{1,9}/\d{1,9} ?\[(\d{1,3}):(\d\d):(?!\d\d\])"
     r"|^\s{0,4}(?::|(\d{1,3}):)(\d\d):\d\d<"
 )
-_NAME_CHARS = 60  # of a line: where a bar has its name
-_CUT_LINES = 3  # of a bar: its start with the message, and what follows
+_NAME_CHARS = 60  # a bar has its name in the first ones of its line
+_CUT_LINES = 3  # a cut bar's: its start with the message, and what follows
 # A loss that is not a number, or is above ten thousand, leads to indices outside every table.
 _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
 # A training's loss, and not that of an evaluation.
@@ -130,7 +130,7 @@ class Apart(NamedTuple):
     """Ranks of one attempt that begin at different steps."""
 
     told: str  # "rank 0 at 20, rank 1 at 0"; "" where they begin alike
-    is_far: bool = False  # by more than a line that was lost would explain
+    is_far: bool = False  # a line that was lost would not explain the difference
 
 
 def apart(lines: Sequence[Line]) -> Apart | None:
@@ -211,7 +211,7 @@ def last_loss(tail: bytes) -> str:
 def _series(output: bytes) -> Iterator[tuple[int, int]]:
     """Return the first and the largest number of each series that counts upwards."""
     ends: dict[str, tuple[int, int]] = {}
-    known: dict[str, tuple[int, int, str] | None] = {}  # of lines alike but for their digits
+    known: dict[str, tuple[int, int, str] | None] = {}  # form of a line -> its counter
     text = output.decode("latin-1").replace("\r", "\n")  # an empty line has no counter
     alike = zip(text.split("\n"), text.translate(_FORM).split("\n"), strict=True)
     for line, form in alike:

@@ -21,7 +21,7 @@ class Raised(NamedTuple):
     frames: str = ""  # the traceback's lines before it
     chain: int = -1  # exceptions of one chain share it
     link: str = ""  # how it hangs on the one before: "", "cause", "context"
-    background: bool = False  # of a thread or of the interpreter's exit: the process went on
+    background: bool = False  # a thread's, or at the interpreter's exit: the process went on
     headed: bool = False  # a whole traceback stood before it
 
     @property

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from saferun.diagnosis.reading.log_lines import Line
 
 _RECORD_CHARS = 200_000  # a longer line is not unpacked
-_DEPTH = 4  # of nested objects that are looked into
-_LINES = 400  # of one record: its first and its last ones
+_DEPTH = 4  # levels of nested objects that are looked into
+_LINES = 400  # kept of one record: its first and its last ones
 _WRONG = re.compile(
     r'\\n|"(?:error|err|critical|fatal|warning|warn|alert|emergency|panic|e|f)"'
     r"|\w(?:Error|Exception)\b",
@@ -37,9 +37,9 @@ _BESIDE = re.compile(
     r"namespace|source|(?:global_|local_)?rank|attrs|docker|tag|_p)\Z",
     re.I,
 )
-# The level that a program gave to a line of its own. A collector's level of stderr says nothing.
-# What a runner says of a line of output that is a field of the record, too.
+# An event's name, beside which a runner (Determined) has the line of output as `data`.
 _NAME_OF_TEXT = re.compile(r"\w{1,20}\Z")
+# The level that a program gave to a line of its own. A collector's level of stderr says nothing.
 _LEVELS = {"info": "INFO", "debug": "INFO", "warning": "WARNING", "warn": "WARNING"}
 _OWN_LEVEL = re.compile(r"(?:level|levelname|lvl|loglevel)\Z", re.I)
 _EXCEPTION = re.compile(r"\s{0,20}[\w.]{0,120}(?:Error|Exception)\b[:(]")
@@ -50,7 +50,7 @@ _ESCAPED_LINE = re.compile(
     r"(?:\\){1,4}n['\", ]{0,6}"
     r"(?:[\w.]{0,120}(?:Error|Exception)(?::|(?:\\){1,4}n)|File (?:\\){0,4}\")"
 )
-_ESCAPES = 3  # in a line that holds a text; a line of source may have one
+_ESCAPES = 3  # so many make a line a text; a line of source may have one
 _BETWEEN = re.compile(r"^['\"], ['\"]")  # two strings of a list
 _STRING = re.compile(r"\s{0,40}(?P<text>\"(?:[^\"\\]|\\.){1,3900}\"),?\s{0,4}$")  # a list's, alone
 # The exception in a record of torch's that is printed over several lines, and the frames below it.
@@ -60,7 +60,7 @@ _MEMBER = re.compile(
 )
 _FRAMES = '"py_callstack": ['
 _ABOVE_FRAMES = 3  # lines, at most, from the exception down to them
-_END = re.compile(r'"[\s,}\]]{0,12}$')  # of a record, behind its last text
+_END = re.compile(r'"[\s,}\]]{0,12}$')  # what ends a record behind its last text
 _HEAD = "Traceback (most recent call last):"
 
 

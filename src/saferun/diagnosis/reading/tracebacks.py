@@ -15,7 +15,7 @@ from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import THROWN, Raised
 from saferun.named_tuple import NamedTuple
 
-MESSAGE_LINES = 24  # of one exception
+MESSAGE_LINES = 24  # kept of one exception's message
 FRAME_LINES = 80
 MOST = 300  # exceptions: the first and the last ones of a log
 _TRACEBACK = "Traceback (most recent call last)"
@@ -39,7 +39,7 @@ _QUOTED_EXCEPTION = re.compile(
 _GLUED = re.compile(r" {4,64}(?:assert |raise |return |File \"|\w{1,80}[.(]|\w{1,80} = )")
 # They lose the newline between two names, too: the same name, twice or more.
 _DOUBLED = re.compile(r"([A-Z]\w{2,60}?(?:Error|Exception))\1{1,8}$")
-_POINTER = "❱"  # with which a boxed traceback (rich) marks the line that failed
+_POINTER = "❱"  # a boxed traceback (rich) marks the line that failed with it
 # What ends a message: lines that begin so are something else.
 _OTHER = re.compile(
     r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{3,4} |\[[EWIF] |={8}|-{8}"
@@ -69,12 +69,11 @@ _BACKGROUND = (
     "Error in atexit",
     "Error in sys.excep",
 )
-_BESIDE_LINES = 2  # of other processes between such a line and its traceback
+_BESIDE_LINES = 2  # other processes may write so many between such a line and its traceback
 # A thread of multiprocessing (resource_sharer.py) that prints what failed and continues. Where a
 # job is killed, it sees its peers' end a moment before its own.
 _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _serve\b")
 _PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
-_WARNED = re.compile(r"Warning\b")
 _BOXED = re.compile(r"/\S{1,400}\.py:\d{1,7} in \S{1,200}$")  # a frame of rich's
 _NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
 
@@ -120,8 +119,8 @@ class _Stream:
         self._frames: list[str] = []
         self._chain = 0
         self._link = ""
-        self._rows: list[int] = []  # of the message that is being read
-        self._open: Raised | None = None  # whose message is that
+        self._rows: list[int] = []  # the message that is being read
+        self._open: tuple[str, str, bool] | None = None  # its exception: type, frames, headed
         self._background = 0  # lines within which a background traceback begins
         self._framed_at = 0
         self._headed = False  # the head of a traceback, whose exception was not read so far
@@ -203,7 +202,7 @@ class _Stream:
         if len(self._frames) >= FRAME_LINES:
             del self._frames[FRAME_LINES // 2]
         self._frames.append(text)
-        if "│" not in text or _POINTER in text[:6]:  # of a box, the line that failed
+        if "│" not in text or _POINTER in text[:6]:  # the line that failed, where it is a box
             self._framed_at = at
 
     def end(self) -> None:
@@ -246,33 +245,39 @@ class _Stream:
         It does where a program that goes on only mentions the exception, and behind the `Error: `
         that any program may print.
         """
-        if self._open is None or self._open.headed:
+        kind, _, headed = self._open or ("", "", True)
+        if headed:
             return False
-        return self._open.type == "Error" or bool(GOES_ON.search(self._reader.lower(self._rows[0])))
+        return kind == "Error" or bool(GOES_ON.search(self._reader.lower(self._rows[0])))
 
     def _opened(self, at: int, name: str, *, headed: bool) -> None:
         self._rows = [at]
-        name, frames = _DOUBLED.sub(r"\1", name), "\n".join(self._frames)
-        self._open = Raised(at, self._rank, name, (at,), "", frames, headed=headed)
+        self._open = (_DOUBLED.sub(r"\1", name), "\n".join(self._frames), headed)
         self._frames = []
         self._headed = False
 
     def close(self) -> None:
         """Hand over the exception whose message has ended."""
-        opened, rows = self._open, tuple(self._rows)
-        if opened is None:
+        if self._open is None:
             return
+        kind, frames, headed = self._open
         if not self._link:
             self._chain = self._reader.next_chain()
-        serving = opened.type.endswith(_PEER_ENDED) and _SERVING.search(opened.frames)
-        closed = opened._replace(
-            rows=rows,
-            text=self._reader.message(rows),
-            chain=self._chain,
-            link=self._link,
-            background=self._background > 0 or bool(serving),
+        serving = kind.endswith(_PEER_ENDED) and _SERVING.search(frames)
+        self._reader.raised.append(
+            Raised(
+                at=self._rows[0],
+                rank=self._rank,
+                type=kind,
+                rows=tuple(self._rows),
+                text=self._reader.message(self._rows),
+                frames=frames,
+                chain=self._chain,
+                link=self._link,
+                background=self._background > 0 or bool(serving),
+                headed=headed,
+            )
         )
-        self._reader.raised.append(closed)
         self._open, self._rows, self._link, self._background = None, [], "", 0
 
 
@@ -300,8 +305,6 @@ def _is_ordinary(text: str) -> bool:
 def _looks_raised(found: re.Match[str]) -> bool:
     """Return whether a match is an exception's line and not prose that begins with such a word."""
     groups = found.groupdict()
-    if _WARNED.search(found["type"]):
-        return False
     if groups.get("colon") or groups.get("args") or _DOUBLED.search(found["type"]):
         return True
     alone = not found["message"].strip() or _GLUED.match(found["message"]) is not None
@@ -337,12 +340,11 @@ class _Reader:
         ordinary = digit_masks.which(self._alike, _is_ordinary)
         for at, line in enumerate(self._lines):
             stream = self._streams.get(line.rank)
+            if (stream is None or stream.idle) and ordinary[at]:
+                continue
             if stream is None:
-                if ordinary[at]:
-                    continue
                 stream = self._streams[line.rank] = _Stream(self, line.rank)
-            if not (ordinary[at] and stream.idle):
-                stream.read(at, line.text)
+            stream.read(at, line.text)
         for stream in self._streams.values():
             stream.end()
         found = [*self.raised, *cpp_exceptions.find(self._lines), *more]

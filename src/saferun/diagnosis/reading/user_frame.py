@@ -34,12 +34,12 @@ _HIDES_MORE = re.compile(
 )
 _CUT_PATH = re.compile(r'File "[^"]{0,400}$')
 _CUT_NAME = re.compile(r"-packages/(\w{3,80})$")
-_PACKAGES = (  # of those, the names that may be cut
+_PACKAGES = (  # a path may be cut within one of these names
     *("torch", "triton", "requests", "urllib3", "httpx", "httpcore", "aiohttp", "huggingface_hub"),
     *("datasets", "deepspeed", "accelerate", "lightning", "pytorch_lightning", "transformers"),
     *("megatron", "jaxlib", "tensorflow", "keras"),
 )
-# Of those, the code and the calls that reach what is outside of this process.
+# Code and calls that reach a device, other ranks, a compiler or a server.
 _REACHES = re.compile(
     r"/torch/(?:nn|distributed|cuda|_inductor|_dynamo|_functorch|_tensor|autograd|serialization|storage"
     r"|multiprocessing/(?:queue|reductions))\b|/(?:triton|requests|urllib3|httpx|httpcore|aiohttp"
@@ -59,7 +59,7 @@ def innermost(lines: Iterable[Line]) -> str:
         stack shows code of the user's.
     """
     found: list[str] = []
-    upwards: dict[int | None, bool] = {}  # by rank: the innermost frame comes first, as in C
+    upwards: dict[int | None, bool] = {}  # rank -> its innermost frame comes first, as in C
     taken: set[int | None] = set()
     waiting: dict[int | None, list[str]] = {}  # a frame whose source may follow
     for line in lines:
@@ -118,10 +118,11 @@ def of_cut(traceback: str) -> str:
         return ""
     at, last = frames[-1]
     if last is None and _in_what_may_pass(rows[at]):
-        return ""  # of its place no more is known
+        return ""  # nothing is known of what comes below
     calls = rows[at + 1 :]
     whole = last is not None and last["name"] != "<module>" and not _MAY_PASS.search(last["path"])
     if whole and not any(_HIDES_MORE.search(row) for row in calls):
         return "own"
-    above = frames[-2][0] if last is None and len(frames) > 1 else at  # of one that is cut, too
+    # The whole frame above a cut one counts, too.
+    above = frames[-2][0] if last is None and len(frames) > 1 else at
     return "" if any(_REACHES.search(row) for row in rows[above:]) else "likely"

@@ -1,7 +1,7 @@
 """What the machine shows after a failed attempt of which the output says nothing.
 
-Each source is asked only when the ones before it told nothing: error files and counters cost
-nothing, the kernel's log milliseconds, nvidia-smi up to seconds. Nothing here raises for what is
+Each source is asked only when the ones before it told nothing: counters cost nothing, the kernel's
+log milliseconds, nvidia-smi up to seconds. Nothing here raises for what is
 missing.
 """
 
@@ -43,10 +43,6 @@ def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
         seen: of the attempt.
         scene: where it ran.
     """
-    for failure in seen.failures:
-        if message := failure.message.strip():
-            source = "error file" if failure.rank is None else f"error file of rank {failure.rank}"
-            yield Observation(source, message.splitlines()[0], "user-exception")
     yield from _kernels_log(scene)
     if seen.oom_kills:
         text = known_from.kills(seen.oom_kills)
