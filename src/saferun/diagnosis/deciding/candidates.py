@@ -21,10 +21,10 @@ from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
 from saferun.named_tuple import NamedTuple
 
-# After so many lines without another explanation the job had survived what stands before them.
+# After so many lines without another candidate the job had survived what stands before them.
 _GAP_LINES = 400
 _LONG_GAP_LINES = 3000
-_SURVIVED, _SURVIVED_LONG = 40, 5  # the most that such an explanation weighs
+_SURVIVED, _SURVIVED_LONG = 40, 5  # the most that such a candidate weighs
 _MANY_STEPS = 100  # the others would have waited for a failed rank in the next step
 _OVER = "Root Cause (first observed"  # the launcher's last words: no step is made behind them
 _BUFFER_BYTES = 8 * 1024  # a process writes so much of its stdout as it ends
@@ -238,7 +238,7 @@ def _of_unknown(
 
 
 def _without_cut(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return the explanations without cut tracebacks whose message stands in the next line.
+    """Return the candidates without cut tracebacks whose message stands in the next line.
 
     Only the exception's name is missing there, and the message is known.
     """
@@ -255,7 +255,7 @@ def _without_cut(found: Sequence[Candidate]) -> list[Candidate]:
 def _apart_outlived(
     everything: Sequence[Candidate], lines: Sequence[Line]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the explanations, and apart those that the job outlived: no cause of its end.
+    """Return the candidates, and apart those that the job outlived: no cause of its end.
 
     What comes again at the end is found there once more, and counts, unless the job had outlived
     that line more than once.
@@ -265,16 +265,16 @@ def _apart_outlived(
     if not steps:
         return list(everything), []
     past = [_is_outlived(item, everything, lines, steps) for item in everything]
-    said = [
+    forms = [
         digit_masks.of_word(lines[one.at].text) if one.in_log and _is_said(one) else None
         for one in everything
     ]
     often = Counter(
-        form for form, over in zip(said, past, strict=True) if over and form is not None
+        form for form, over in zip(forms, past, strict=True) if over and form is not None
     )
     kept: list[Candidate] = []
     outlived: list[Candidate] = []
-    for one, over, form in zip(everything, past, said, strict=True):
+    for one, over, form in zip(everything, past, forms, strict=True):
         again = form is not None and often[form] > 1
         (outlived if over or again else kept).append(one)
     return kept, outlived
@@ -286,7 +286,7 @@ def _is_outlived(
     lines: Sequence[Line],
     steps: Sequence[progress.Step],
 ) -> bool:
-    """Return whether a job made enough steps after an explanation's line.
+    """Return whether a job made enough steps after a candidate's line.
 
     A few steps show that it outlived what a line says. The end of a process takes more: it is its
     last act to write what its stdout still holds, so that steps from before an exception stand

@@ -34,19 +34,8 @@ _OF_LIBRARY = re.compile(
 )
 _HINTS = ("rror", "ail", "ode", "RROR", "tatus", "TATUS")
 _OF_CUDA = (
-    "uda",
-    "UDA",
-    "hysX",
-    " cu",
-    "urand",
-    "URAND",
-    "ublas",
-    "UBLAS",
-    "uBLAS",
-    "udnn",
-    "uDNN",
-    "hipS",
-    "aborting with ",
+    *("uda", "UDA", "hysX", " cu", "urand", "URAND", "ublas", "UBLAS", "uBLAS", "udnn", "uDNN"),
+    *("hipS", "aborting with "),
 )
 _FAILED = re.compile(r"error|fail|status", re.I)
 _NUMBER = re.compile(

@@ -1,6 +1,6 @@
-"""Pure: which one of several explanations is the root cause of a failure.
+"""Pure: which one of several candidates is the root cause of a failure.
 
-It is the explanation that weighs most, on the rank that failed first, at the earliest place. The
+It is the candidate that weighs most, on the rank that failed first, at the earliest place. The
 exceptions to that order are here: a rank that ended silently explains what its peers saw, and an
 exception of the user's own comes before what it led to.
 """
@@ -37,7 +37,7 @@ _TO_GPU = re.compile(r"\.cuda\b|\bcuda\.|\.to\(|\bto_device\(|\bdevice\b")
 
 
 class Step(NamedTuple):
-    """An explanation that seemed best, and why."""
+    """A candidate that seemed best, and why."""
 
     taken: Candidate
     why: str
@@ -46,10 +46,10 @@ class Step(NamedTuple):
 def choose(
     found: Sequence[Candidate], root_rank: int | None, knowledge: Knowledge, lines: Sequence[Line]
 ) -> tuple[Step, ...]:
-    """Return the way to the root cause, which is the last step; () without an explanation.
+    """Return the way to the root cause, which is the last step; () without a candidate.
 
     Args:
-        found: all explanations (`explanations.collect`).
+        found: all candidates (`candidates.collect`).
         root_rank: the rank that the launcher names as the first one; None where it names none.
         knowledge: the kinds of failures.
         lines: the log's.
@@ -181,8 +181,8 @@ def _is_own_fault(
     it, means that the job had survived it.
 
     Args:
-        item: the explanation that may be such an exception.
-        best: the explanation that seems best.
+        item: the candidate that may be such an exception.
+        best: the candidate that seems best.
         after_only: only an exception after `best` counts.
         before_communication: `best` is a failure to communicate that may pass: an exception with
             its traceback outweighs it at any distance.

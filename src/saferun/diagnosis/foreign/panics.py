@@ -48,8 +48,8 @@ def _raised(lines: Sequence[Line], at: int, line: Line) -> Raised | None:
         kind, text = found["type"] or "std::exception", found[0]
     elif found := _PANICKED.match(line.text):
         at = at if found["quoted"] else next(_below(lines, at), at)
-        told = found["quoted"] or lines[at].text.strip()
-        kind, text = "panic", f"panicked at {found['place']}: {told}"
+        message = found["quoted"] or lines[at].text.strip()
+        kind, text = "panic", f"panicked at {found['place']}: {message}"
     elif _GO.match(line.text) and any(_GOROUTINE.match(lines[r].text) for r in _below(lines, at)):
         kind, text = "panic", line.text.strip()
     elif found := _JAVA.match(line.text):

@@ -55,7 +55,7 @@ def last_start(lines: Sequence[Line]) -> int:
     head: frozenset[str] = frozenset()  # forms of the first run's first lines
     steps: list[int] = []  # lines
     start, ended, reached = 0, False, -1
-    raised = _Raised(lines)
+    raised = _EndedByException(lines)
     for at, line in enumerate(lines):
         text = line.text
         telling = any(word in text for word in words)
@@ -76,7 +76,7 @@ def last_start(lines: Sequence[Line]) -> int:
     return start if start < len(lines) else 0
 
 
-class _Raised:
+class _EndedByException:
     """A run that an exception has ended, and another one begins: weaker than an end that is told.
 
     A rank may go on after the exception of another one, or after one that it has caught; another
