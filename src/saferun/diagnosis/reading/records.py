@@ -37,7 +37,7 @@ _BESIDE = re.compile(
     r"namespace|source|(?:global_|local_)?rank|attrs|docker|tag|_p)\Z",
     re.I,
 )
-# An event's name, beside which a runner (Determined) has the line of output as `data`.
+# The name of an event, where a runner has the line of output beside it, as `data`.
 _NAME_OF_TEXT = re.compile(r"\w{1,20}\Z")
 # The level that a program gave to a line of its own. A collector's level of stderr says nothing.
 _LEVELS = {"info": "INFO", "debug": "INFO", "warning": "WARNING", "warn": "WARNING"}
