@@ -57,7 +57,7 @@ def test_what_ends_a_rank_is_printed_without_our_frames_in_every_python(
     script = f"""
 import _saferun_inject.hidden_frames as trace
 def users(): raise KeyError("the error"){cause}
-trace.hidden(users)()
+trace.wrapped(users, lambda original: original())()
 """
     error_file = str(interpreters.folder / "error.json")
     ran = interpreters.run(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from . import cut
 
-_MOST_RUNS = 8  # of consecutive ranks that are named
-_ARGUMENT = 400  # characters of one
+_MOST_RUNS = 8  # the text names so many runs of consecutive ranks
+_ARGUMENT = 400  # characters of an argument that are shown
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Value = TypeVar("Value")
 
     class Facts(TypedDict, total=False):
-        """What a rank tells the others about itself; what it does not know is absent."""
+        """The facts that a rank tells the others; a fact that it does not know is absent."""
 
         world_size: int
         torch: str
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         local: str  # the text of LOCAL_RANK
 
     class Comparison(TypedDict):
-        """What the facts of all ranks say."""
+        """The result of comparing the facts of all ranks."""
 
         differences: list[str]
         arguments: str

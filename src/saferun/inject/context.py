@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     Entry = tuple[float, str, str, dict[str, object]]  # Unix seconds, hook, outcome, its facts
 
-_ERROR_CHARS = 200  # of an error's first line, where a hook failed
+_ERROR_CHARS = 200  # the report of a failed hook has so much of the error's first line
 _PENDING_LIMIT = 1000  # receipts kept by a process that never becomes active
 
 
 class Context:
-    """What a hook reads, and how it reports. One for each process, made for the first hook.
+    """A process's settings and reports, for all of its hooks; it is made for the first one.
 
     Args:
         text: SAFERUN_INJECT.
@@ -69,10 +69,9 @@ class Context:
 
     def write_file(self, ending: str, content: bytes) -> None:
         """Write a file of this process beside its receipt. Raises OSError where that fails."""
-        if self._directory:
-            receipts.make_directory(self._directory)
-            name = self._file_name()[: -len(".jsonl")] + ending
-            receipts.write_new(os.path.join(self._directory, name), content)
+        path = self._path_beside(ending)
+        if path is not None:
+            receipts.write_new(path, content)
 
     def recycle(self, why: str, *, kind: str = "", progress: int) -> bool:
         """Ask the loop to replace this process once it ends with contract.RECYCLE_STATUS.
@@ -111,12 +110,8 @@ class Context:
         Raises:
             OSError: it cannot be made.
         """
-        if not self._directory:
-            return None
-        receipts.make_directory(self._directory)
-        name = self._file_name()[: -len(".jsonl")] + ending
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(os.path.join(self._directory, name), flags, 0o600)
+        path = self._path_beside(ending)
+        return None if path is None else receipts.open_to_append(path)
 
     def activate(self) -> None:
         """Declare that this process is a rank or compiles: from now on its receipts are written."""
@@ -180,6 +175,13 @@ class Context:
 
     def _file_name(self) -> str:
         return receipts.file_name(self.attempt, self._pid)
+
+    def _path_beside(self, ending: str) -> str | None:
+        """Return the path of a file beside the receipt, in a directory that is there; or None."""
+        if not self._directory:
+            return None
+        receipts.make_directory(self._directory)
+        return os.path.join(self._directory, self._file_name()[: -len(".jsonl")] + ending)
 
     def _lines(self, entries: list[Entry]) -> list[str]:
         import json

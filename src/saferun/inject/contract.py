@@ -72,9 +72,9 @@ NOT_NEEDED = "not needed"  # nothing to do here (already so, no such thing in th
 OFF = "off"  # the profile says keep or off
 FAILED = "failed"  # our hook failed; the job goes on without it
 OBSERVED = "observed"  # a value read back from torch
-NOT_IMPORTED = "not imported"  # of a target: the job has not loaded the module
-MISSED = "missed"  # of a target: it is loaded, and its hooks do not hold or did not from its start
-FINISHED = "finished"  # of "bootstrap": the script came to its end, without an exception
+NOT_IMPORTED = "not imported"  # a target: the job has not loaded the module
+MISSED = "missed"  # a target: it is loaded, and its hooks do not hold or did not from its start
+FINISHED = "finished"  # "bootstrap": the script came to its end, without an exception
 
 RECYCLE = ".recycle.json"  # the ending of a recycle request's name
 RECYCLE_STATUS = 77  # the exit status of a process that asks to be replaced

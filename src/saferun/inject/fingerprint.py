@@ -1,4 +1,4 @@
-"""What two ranks compare instead of their data: a digest of a batch or of a dataset's own fields.
+"""A digest of a batch or of a dataset's own fields, which ranks compare instead of their data.
 
 Nested tensors, arrays, text, bytes and numbers count, from the ends of large ones; of anything else
 only the type. Content that says nothing about where it comes from (one value throughout, as in
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Hash(Protocol):
-        """What hashlib gives."""
+        """A hash of hashlib's."""
 
         def update(self, data: bytes, /) -> None: ...
 
 
 ENDS = 2048  # elements of a tensor, characters of a text, that count at each end
-ITEMS = 64  # of a list or mapping, at each end
+ITEMS = 64  # so many items count at each end of a list or mapping
 DEPTH = 6
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .context import Context
 
-_STEPS = 8  # that are compared, of all optimizers of a process
+_STEPS = 8  # so many steps are compared, of all optimizers of a process
 
 
 def watch(c10d: ModuleType, rank: int, agree: str, context: Context) -> None:
@@ -40,12 +40,12 @@ def watch(c10d: ModuleType, rank: int, agree: str, context: Context) -> None:
     """
     torch = sys.modules["torch"]
     optimizers: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
-    original: Callable[..., Any] | None = getattr(optimizers, "_optimizer_step_code", None)
-    if original is None:
+    if not hasattr(optimizers, "_optimizer_step_code"):
         return
     seen = 0
 
-    def _optimizer_step_code(self: Any) -> None:
+    @hidden_frames.replace(optimizers, "_optimizer_step_code")
+    def ours(original: Callable[..., Any], self: Any) -> None:
         nonlocal seen
         original(self)
         if torch.compiler.is_compiling() or optimizers._optimizer_step_code is not ours:
@@ -65,9 +65,6 @@ def watch(c10d: ModuleType, rank: int, agree: str, context: Context) -> None:
             if agree == "error":
                 raise RuntimeError(text + ", or set hooks.init.agree to warn")
             context.say(text)
-
-    ours = hidden_frames.hidden(_optimizer_step_code)
-    optimizers._optimizer_step_code = ours
 
 
 def _difference(torch: ModuleType, c10d: ModuleType, optimizer: Any, seen: int, rank: int) -> str:

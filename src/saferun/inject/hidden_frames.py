@@ -1,11 +1,12 @@
-"""Keep frames of ours out of the tracebacks that users see."""
+"""Put functions of ours in the place of a library's, and keep their frames out of tracebacks."""
 
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
     from typing import Any
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -23,21 +24,26 @@ def hide(error: BaseException) -> None:
     error.__traceback__ = trace
 
 
-def hidden(
-    function: "Callable[..., Any]", take_off: "Callable[[BaseException], None]" = hide
+def wrapped(
+    original: "Callable[..., Any]",
+    ours: "Callable[..., Any]",
+    take_off: "Callable[[BaseException], None]" = hide,
 ) -> "Callable[..., Any]":
-    """Return a wrapper whose frame and `function`'s own are in no traceback.
+    """Return a function that calls `ours(original, *args, **kwargs)` and looks like `original`.
+
+    The traceback of an exception has no frame of ours.
 
     Args:
-        function: a hook's, which stands in the place of a library's.
+        original: a library's function.
+        ours: what stands in its place.
         take_off: `hide_all` where the library calls other functions of ours in turn.
     """
     import functools
 
-    @functools.wraps(function)
+    @functools.wraps(original)
     def wrapper(*args: "Any", **kwargs: "Any") -> "Any":
         try:
-            return function(*args, **kwargs)
+            return ours(original, *args, **kwargs)
         except BaseException as error:
             take_off(error)
             raise
@@ -45,25 +51,30 @@ def hidden(
     return wrapper
 
 
-def followed(function: "Callable[..., Any]", step: "Callable[..., object]") -> "Callable[..., Any]":
-    """Return a wrapper that calls `step(frame, *args, **kwargs)` after each call that returns.
+def replace(
+    holder: "Any", name: str, take_off: "Callable[[BaseException], None]" = hide
+) -> "Callable[[Callable[..., Any]], Callable[..., Any]]":
+    """Return a decorator that puts a function of ours in the place of a library's.
 
-    `frame` is the caller's. The traceback of an exception has no frame of ours; `step` raises none.
+    The function gets the library's own as its first argument; see `wrapped`.
+
+    Args:
+        holder: the module or the class that has the library's function.
+        name: its name there.
+        take_off: as for `wrapped`.
     """
-    import functools
-    import sys
 
-    @functools.wraps(function)
-    def wrapper(*args: "Any", **kwargs: "Any") -> "Any":
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            hide(error)
-            raise
-        step(sys._getframe(1), *args, **kwargs)
-        return result
+    def put(ours: "Callable[..., Any]") -> "Callable[..., Any]":
+        wrapper = wrapped(getattr(holder, name), ours, take_off)
+        setattr(holder, name, wrapper)
+        return wrapper
 
-    return wrapper
+    return put
+
+
+def caller() -> "FrameType":
+    """Return the frame that called the function in whose place the caller of this one stands."""
+    return sys._getframe(3)
 
 
 def hide_all(error: BaseException) -> None:

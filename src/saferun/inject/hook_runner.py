@@ -1,4 +1,4 @@
-"""What became of each watched module: its hooks are in place, it is not imported, or it was missed.
+"""Run the hooks of watched modules, and keep the state of each: applied, not imported or missed.
 
 A module that importlib loads is hooked right after its execution (finder.py). One that came another
 way (before us, or executed by hand) is hooked late, at the next `look`: then a name that other

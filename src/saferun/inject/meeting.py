@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
     class Store(Protocol):
-        """What a meeting needs of torch.distributed.Store."""
+        """The functions of torch.distributed.Store that a meeting needs."""
 
         def set(self, key: str, value: str, /) -> None: ...
         def get(self, key: str, /) -> bytes: ...
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FIRST_LOOK_S, LAST_LOOK_S, LOOKS = 0.001, 0.25, 20
 EARLY_S = 0.5  # a wait that ends this long before its time has broken: it is timed on two clocks
 SLACK_S = 5.0  # the others wait this much longer, so that one rank compares and not all of them
-LINGER_S = 5.0  # a rank that hosts the store stays this long for the others to read the result
+LINGER_S = 5.0  # the host of the store stays this long for the others to read the result
 
 
 class NoResultError(RuntimeError):
@@ -77,18 +77,26 @@ def meet(
     return result, missing
 
 
-def leave(store: Store, rank: int, size: int) -> None:
-    """Have rank 0, which may host the store, stay until all ranks have read the result.
+def leave(store: Store, size: int, *, stays: bool) -> None:
+    """Say that this rank has read the result; the host of the store stays until all have.
 
     Args:
         store: that of the meeting.
-        rank: of this process.
         size: the number of ranks.
+        stays: this rank is the host, or may be.
     """
     if store.add("left", 1) >= size:
         store.set("all left", "1")
-    if rank == 0:
+    if stays:
         poll(store, "all left", LINGER_S)
+
+
+def own_connection(store: Any) -> Any:
+    """Return a connection of our own: a request that hangs or blocks there stops nobody else's."""
+    try:
+        return store.clone()
+    except Exception:  # torch < 2.8, a FileStore or a store of the script's own
+        return store
 
 
 def poll(store: Store, key: str, timeout_s: float) -> bool:

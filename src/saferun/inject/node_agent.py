@@ -29,8 +29,9 @@ import sys
 import threading
 import time
 
-from . import meeting, node_joining, node_return, node_watch, nodes, receipts
-from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch, say
+from . import hidden_frames, meeting, node_joining, node_return, node_watch, nodes, receipts
+from .context import say
+from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ VARIABLE = "SAFERUN_NODES"
 AGENT_API = "torch.distributed.elastic.agent.server.api"
 REGISTRY = "torch.distributed.elastic.rendezvous.registry"
 MEET_S = 15.0  # all nodes have just left the same rendezvous
-LEAVE_S = 5.0  # the store goes with its host: all read the result first
 # Between two tries to join, more or less: a store that is being opened needs about that.
 AGAIN_S = 1.0
 # Nodes that join write one state in turn, and a node that another one has forestalled tries again.
@@ -51,7 +51,7 @@ SPREAD_S, LONGEST_SPREAD_S = 0.005, 5.0
 DONE_LOOK_S = 0.01  # between two looks whether all nodes are done, of those that end together
 CONNECT_S, LEAST_CONNECT_S = 60.0, 20.0  # torch's own time for a store, and one under load
 LAST_CONNECT_S = 5.0  # where a try has failed: the nodes that wait give up at about one time
-CLOSE_S = 5.0  # for the rendezvous to be closed: its host may have lost its power
+CLOSE_S = 5.0  # the time to close the rendezvous: its host may have lost its power
 LAST_CALL_S = 30  # torchrun's own --rdzv-conf last_call_timeout=
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
@@ -107,7 +107,7 @@ class NodeParticipant:
         self._since: float = given.get("since") or time.monotonic()
         self._expects: bool = given.get("expects", False)
         self._make: Callable[[Any], Any] | None = None  # torch's get_rendezvous_handler
-        self._parameters: Any = None  # that it was called with
+        self._parameters: Any = None  # its arguments
         self._back = node_return.Return(self._facts)
         self._joining = node_joining.Joining(self._facts, self._refuse, self._back)
         self._read_timeout: bool | None = None  # whether the user has given it
@@ -119,18 +119,15 @@ class NodeParticipant:
 
     def hook_registry(self, registry: ModuleType) -> None:
         """Bound the time to join, from the second attempt on, by retry.rejoin_s."""
-        original = registry.get_rendezvous_handler
-        self._make = original
+        self._make = registry.get_rendezvous_handler
 
-        @functools.wraps(original)
-        def get_rendezvous_handler(params: Any) -> Any:
+        @hidden_frames.replace(registry, "get_rendezvous_handler")
+        def get_rendezvous_handler(original: Callable[[Any], Any], params: Any) -> Any:
             self._parameters = params
             harmlessly("the time to join is not bounded", lambda: self._bound(params))
             begin = functools.partial(self._joining.begin, str(params.endpoint), say)
             harmlessly("the wait for other nodes is not explained", begin)
             return self._handler(self._since + self._rejoin_s)
-
-        registry.get_rendezvous_handler = get_rendezvous_handler  # type: ignore[attr-defined]  # torch's own is replaced
 
     def _bound(self, params: Any) -> None:
         if self._attempt > 1:
@@ -156,12 +153,9 @@ class NodeParticipant:
 
     def hook_agent(self, agent: Any) -> None:
         """Wrap what an agent does at its beginning and at its end."""
-        for name, around in (
-            ("_rendezvous", self._rendezvous),
-            ("_exit_barrier", self._exit_barrier),
-            ("run", self._run),
-        ):
-            setattr(agent, name, _around(getattr(agent, name), around))
+        hidden_frames.replace(agent, "_rendezvous")(self._rendezvous)
+        hidden_frames.replace(agent, "_exit_barrier")(self._exit_barrier)
+        hidden_frames.replace(agent, "run")(self._run)
 
     def _handler(self, limit: float) -> Any:
         """Return a new handler of the rendezvous; torch connects to its store in there."""
@@ -223,7 +217,10 @@ class NodeParticipant:
         outcome: nodes.Outcome = {"agreement": agreement, "node": rank, "began": self._began}
         self._write(outcome_name(self._attempt), outcome)
         if agreement["action"] != nodes.BEGIN:
-            _leave(store, size)
+            try:
+                meeting.leave(store, size, stays=True)
+            except RuntimeError:  # the store goes with its host, which has left
+                pass
             handler.shutdown = lambda: True  # the next attempt may have the same store
             raise SystemExit(nodes.REGROUP_STATUS)
         if agreement["warning"]:
@@ -233,7 +230,7 @@ class NodeParticipant:
 
     def _join(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
         """Join the rendezvous; one that is about to end is left for the one after it."""
-        limit: float | None = None  # from the first failure on: a spare node waits for hours
+        limit: float | None = None  # it counts from the first failure on: a spare waits for hours
         if self._attempt > 1 and not self._began:
             nodes_s = SPREAD_S * getattr(self._parameters, "min_nodes", 1)
             time.sleep(_chance() * min(LONGEST_SPREAD_S, nodes_s))
@@ -253,7 +250,7 @@ class NodeParticipant:
             if time.monotonic() > limit or not self._may_come_back(error, waited=True):
                 self._give_up(error)
             time.sleep(AGAIN_S * (0.5 + _chance()))
-            # Or the others would take the old one for a node that is there.
+            # Otherwise the others would take the old one for a node that is there.
             stop = getattr(agent._worker_group.spec.rdzv_handler, "_stop_heartbeats", lambda: None)
             harmlessly("a node that is left seems to live", stop)
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
@@ -355,8 +352,9 @@ class NodeParticipant:
 
         self._began = True
         if start := agreement["start"]:  # where its ranks are started again, nobody has looked
+            restarts = agent._worker_group.spec.max_restarts > 0  # within the attempt
             start = {**start, "evidence": start["evidence"] + 1, "offers": None}
-            self._facts = {**self._facts, "start": start, "rerun": agent_restarts(agent)}
+            self._facts = {**self._facts, "start": start, "rerun": restarts}
         if not agreement["beats"]:
             return
         handler = agent._worker_group.spec.rdzv_handler
@@ -482,31 +480,8 @@ def _names(handler: Any) -> dict[int, str]:
     return {rank: node.addr for node, rank in participants.items()}
 
 
-def _around(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def wrapped(agent: Any, *rest: Any) -> Any:
-        return around(original, agent, *rest)
-
-    return wrapped
-
-
-def agent_restarts(agent: Any) -> bool:
-    """Return whether torchrun itself may start ranks again within the attempt."""
-    return bool(agent._worker_group.spec.max_restarts > 0)
-
-
 def _prefixed(store: Any) -> Any:
     return sys.modules["torch.distributed"].PrefixStore("saferun", store)
-
-
-def _leave(store: Any, size: int) -> None:
-    """Stay until all nodes have read the result, since the store goes with its host."""
-    try:
-        if store.add("left", 1) >= size:
-            store.set("all left", "1")
-        meeting.poll(store, "all left", LEAVE_S)
-    except RuntimeError:
-        return
 
 
 def _pids(agent: Any) -> list[int]:

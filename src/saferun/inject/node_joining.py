@@ -18,6 +18,7 @@ import threading
 import time
 
 from . import cut, meeting, node_return, nodes
+from .context import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 WAITED_S = 30.0  # torchrun itself gives up a connection after 60 s
 LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
 SELDOM_S = 0.9  # between two questions for a refusal: nodes that join at once read states in bursts
-FAULT_CHARS = 300  # of an error's message: torch's may have a C++ stack
-DELAY_S = 5.0  # that a heartbeat may be old when it is first seen
-WORD_FILE = "word"  # in a directory that a node offers (supervise/nodes/shared_reports.py)
+FAULT_CHARS = 300  # a message is cut there: torch's may have a C++ stack
+DELAY_S = 5.0  # the age that a heartbeat may have when it is first seen
+WORD_FILE = "word"  # lies in a directory that a node offers (supervise/nodes/shared_reports.py)
 SIGNALLED = "SignalException"  # raised by torchrun's handler of SIGTERM: a subclass of Exception
 
 _reported: set[str] = set()  # the lines about faults of ours
@@ -194,15 +195,6 @@ def addresses(host: str) -> str:
     loops = all(address.startswith("127.") or address == "::1" for address in found)
     note = ", which is each node itself" if loops else ""
     return ", ".join(sorted(found)) + note
-
-
-def say(text: str) -> None:
-    """Write a line to stderr; a closed one stops no job."""
-    try:
-        sys.stderr.write(f"saferun: {text}\n")
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):
-        return
 
 
 def fault(what: str, error: Exception) -> str:

@@ -45,7 +45,7 @@ class Return:
 
     def __init__(self, facts: nodes.Facts) -> None:
         self._facts = facts
-        self._store: Any = None  # of the rendezvous
+        self._store: Any = None  # the rendezvous' store
         self._run = self._prefix = ""
         self._seen: dict[str, float] = {}  # address or host -> when it was seen last
 

@@ -1,4 +1,4 @@
-"""Whether the other nodes of an attempt live: each agent's heartbeat in the agents' store.
+"""The watch over the other nodes of an attempt: each agent's heartbeat in the agents' store.
 
 torchrun's own agents do not notice a node that goes silent: the static rendezvous has no
 heartbeats, and the c10d rendezvous looks at them only while nodes join. A job over NCCL then waits
@@ -21,14 +21,16 @@ import sys
 import threading
 import time
 
-from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch, say
+from .context import say
+from .meeting import own_connection
+from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any
 
-BEAT_S = 2.0  # and LONGEST_BEAT_S from 1,000 nodes on, to spare the host
+BEAT_S = 2.0  # it is LONGEST_BEAT_S from 1,000 nodes on, to spare the host
 LONGEST_BEAT_S = 10.0
 GONE_LOOK_S = 0.5  # between two looks whether a store has gone, which costs its host a request
 # A cut of the network that heals within 30 s harms no job today and must not end one. The silence,
@@ -38,11 +40,11 @@ LOST_S = 40.0
 # where a host has two of them.
 RETURNED_S, RETURNED_BEATS = 8.0, 4
 RANKS_S = 4.0  # before the agent is ended: its ranks may say themselves what they saw
-STUCK_S = 8.0  # for the agent's main thread to take the signal; it may hang in a dead connection
-TERM_S = 5.0  # for the ranks of a stuck agent
+STUCK_S = 8.0  # the agent's main thread may hang in a dead connection and not take the signal
+TERM_S = 5.0  # the time that the ranks of a stuck agent get to end
 STORE_LOOK_S = 1.0  # looks whether the store answers: it is late by no more, and asks no store
-STALE_S = 0.1  # for the others to be told over a connection that has not answered for two beats
-RETURN_S = 0.5  # for a request of the beating thread to come back, at the process's end
+STALE_S = 0.1  # the time to tell the others where the store has not answered for two beats
+RETURN_S = 0.5  # the time that the beating thread's request gets at the process's end
 ENDING_LOOK_S = 0.1  # between two looks whether the main thread has taken the signal: STUCK_S / 80
 WORD, WANTED, DONE, ALL_DONE = "word", "wanted", "done", "all done"
 
@@ -74,7 +76,7 @@ def prepare(store: Any, size: int) -> bool:
 
 
 class Beats:
-    """What one node knows of the beats of all, by its own clock.
+    """The beats of all nodes as one node sees them, by its own clock.
 
     Args:
         size: the number of nodes.
@@ -129,7 +131,7 @@ class NodeWatch:
         self._stopped = threading.Event()
         self._wake = threading.Event()  # the beating thread need not wait for its next beat
         self._failed = threading.Event()  # the attempt has failed here
-        self._told = threading.Event()  # and the others know
+        self._told = threading.Event()  # the others know that
         self._answered_at = time.monotonic()
         self._word = (0, self._answered_at)  # node 0's count, and when it changed
         self._ended = threading.Lock()
@@ -183,8 +185,8 @@ class NodeWatch:
     def _beat_on(self) -> None:
         beats, count = Beats(len(self._hosts), time.monotonic()), 0
         try:
-            store = _own(self._store)
-            self._coming = None if self._coming is None else _own(self._coming)
+            store = own_connection(self._store)
+            self._coming = None if self._coming is None else own_connection(self._coming)
             self._wake.wait(first_beat_s(self._node, len(self._hosts)))
             while not self._stopped.is_set():
                 count += 1
@@ -288,14 +290,6 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except OSError:
         return
-
-
-def _own(store: Any) -> Any:
-    """Return a connection of our own, so that a request that hangs stops nobody else's."""
-    try:
-        return store.clone()
-    except Exception:  # torch < 2.8
-        return store
 
 
 def _beat(node: int) -> str:

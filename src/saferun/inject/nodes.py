@@ -22,15 +22,15 @@ from typing import Any, TypedDict
 
 
 class Report(TypedDict):
-    """How an attempt failed, as one node sees it."""
+    """The failure of an attempt, as one node sees it."""
 
     attempt: int
     host: str
     weight: int  # ROOT, WEAK or ECHO
-    after_s: float  # from the nodes' meeting to the failure, by this node's own clock
-    diagnosis: dict[str, Any]  # of diagnosis/deciding/classify.py
-    facts: dict[str, Any]  # of retry_policy.py's AttemptOutcome: kind, verdict, fingerprint, ...
-    decision: dict[str, Any]  # of diagnosis/deciding/retry_policy.py, made on that node
+    after_s: float  # seconds between the nodes' meeting and the failure, by this node's own clock
+    diagnosis: dict[str, Any]  # diagnosis/deciding/classify.py made it
+    facts: dict[str, Any]  # retry_policy.py's AttemptOutcome: kind, verdict, fingerprint, ...
+    decision: dict[str, Any]  # diagnosis/deciding/retry_policy.py made it on that node
     leaves: bool  # its hardware has failed: the others go on without it
     node: int  # its node rank in the attempt
 
@@ -39,26 +39,26 @@ class Offer(TypedDict):
     """A complete checkpoint of this run."""
 
     path: str
-    step: int  # in its name; -1 without a number
-    at_s: float  # of the last write, in seconds since the epoch
-    stamp: list[int]  # of system/checkpoints.py: equal for one file, on whatever node
+    step: int  # the number in its name; -1 without one
+    at_s: float  # the time of the last write, in seconds since the epoch
+    stamp: list[int]  # see system/checkpoints.py: equal for one file, on whatever node
 
 
 class Start(TypedDict):
-    """What the ranks of an attempt begin from."""
+    """The state that the ranks of an attempt begin from."""
 
-    evidence: int  # in how many attempts the ranks of the nodes that decided it have run
+    evidence: int  # attempts in which the ranks of the nodes that decided it have run
     checkpoint: Offer | None
     offers: list[Offer] | None  # all that may be used, the newest first; None: not looked for
-    keys: dict[str, Any]  # of the profile, that change what ranks do: value by dotted name
+    keys: dict[str, Any]  # the profile's keys that change what ranks do: value by dotted name
     free: list[str]  # such keys that were different on the first nodes, and stay so
 
 
 class Facts(TypedDict, total=False):
-    """What a node brings to a meeting."""
+    """The facts that a node brings to a meeting."""
 
     host: str
-    attempt: int  # that it is about to begin
+    attempt: int  # the one that it is about to begin
     mitigations: list[str]
     report: Report | None
     start: Start
@@ -71,30 +71,30 @@ class Facts(TypedDict, total=False):
     content: str  # a checksum of the script; "" where it is not known
     rerun: bool  # torchrun starts the ranks of a running attempt again, as they were
     shared: str  # a directory and a word in it, by which others tell whether they share it
-    run_dir: str  # that the user gave for it; "" for none
-    beats: bool  # of node 0: it has prepared the store for heartbeats
+    run_dir: str  # the user gave it for that; "" for none
+    beats: bool  # node 0 has prepared the store for heartbeats
     holds: bool  # this node is the host of the rendezvous' store
 
 
 class Agreement(TypedDict):
-    """What all nodes do."""
+    """The decision that all nodes follow."""
 
     action: str  # BEGIN, REGROUP, STOP, REFUSE
     attempt: int
     mitigations: list[str]
     root: Report | None
-    why: str  # of a refusal: what differs, by host
+    why: str  # what differs, by host, where the nodes do not fit
     warning: str  # what differs and is not refused; "" for nothing
     hosts: dict[str, str]  # node rank -> host
-    shared: str  # of node 0; "" where not all nodes share it
-    beats: bool  # of node 0
+    shared: str  # node 0's; "" where not all nodes share it
+    beats: bool  # node 0's
     start: Start | None
     unfit: list[int]  # nodes that cannot begin where the others do; `why` says it
     holder: str  # the host of the rendezvous' store; "" where it is not known
 
 
 class Outcome(TypedDict, total=False):
-    """How a node's agent leaves word of a meeting: one of the first three."""
+    """The word that a node's agent leaves of a meeting: one of the first three."""
 
     agreement: Agreement
     alone: Alone
@@ -106,15 +106,15 @@ class Outcome(TypedDict, total=False):
 
 
 class Alone(TypedDict):
-    """That the nodes did not all come back; the same on those that could tell each other."""
+    """The nodes did not all come back; equal on those that could tell each other."""
 
     came: list[str]  # hosts
     unreached: str  # the endpoint that did not answer; "" where it did
-    root: Report | None  # of those that came
+    root: Report | None  # the root among the reports of those that came
 
 
 class Loss(TypedDict, total=False):
-    """How it leaves word that it has lost others during an attempt."""
+    """The word that an agent leaves where it has lost other nodes during an attempt."""
 
     why: str
     nodes: list[int]

@@ -69,9 +69,14 @@ def append(directory: str, name: str, lines: "Iterable[str]") -> None:
     append_bytes(os.path.join(directory, name), text.encode("utf-8", "backslashreplace"))
 
 
+def open_to_append(path: str) -> int:
+    """Return the descriptor of a file, made with mode 0600. Raises OSError where that fails."""
+    return os.open(path, _FLAGS | os.O_APPEND, 0o600)
+
+
 def append_bytes(path: str, content: bytes) -> int:
     """Append to a file, made with mode 0600; return its size. Raises OSError where that fails."""
-    file = os.open(path, _FLAGS | os.O_APPEND, 0o600)
+    file = open_to_append(path)
     try:
         os.write(file, content)
         return os.fstat(file).st_size

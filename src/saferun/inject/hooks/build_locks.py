@@ -12,16 +12,14 @@ or of another user (whose processes `hidepid` hides) is left as it is.
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
-from .. import contract
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ..context import Context
+from .. import contract, hidden_frames
+from ..context import Context
 
 _HOOK = "build_locks"
 
@@ -34,9 +32,9 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         module: that module.
         context: the process's.
     """
-    original = module.FileBaton.try_acquire
 
-    def try_acquire(baton: Any) -> Any:
+    @hidden_frames.replace(module.FileBaton, "try_acquire")
+    def try_acquire(original: Callable[[Any], Any], baton: Any) -> Any:
         taken = original(baton)
         try:
             path = baton.lock_file_path
@@ -50,13 +48,9 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
             context.failed(_HOOK, error)
         return taken
 
-    module.FileBaton.try_acquire = try_acquire
-
 
 def _removed(path: str) -> bool:
     """Remove a lock whose owner is dead; one process at a time, so that none removes a new one."""
-    import fcntl
-
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

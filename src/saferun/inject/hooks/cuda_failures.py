@@ -1,4 +1,4 @@
-"""What became of the GPU in this process after an exception: ask its context, not the text.
+"""Judge the GPU of this process after an exception: ask its context, not the text.
 
 After a sticky error (a device-side assert, say) every later CUDA call of the process fails, and not
 with the same words: `CUBLAS_STATUS_EXECUTION_FAILED`, `CUFFT_INTERNAL_ERROR` and others. Only a new
@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from . import cuda_words
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
 
 OUT_OF_MEMORY = "cuda-oom"
 OF_A_LIBRARY = "cublas-cudnn-failed"
@@ -46,8 +43,8 @@ _MAYBE_MEMORY = (
     "no valid execution plan",
 )
 _FULL_BYTES, _FULL_SHARE = 1 << 30, 20  # what is free of a GPU that is full: 1 GiB, a twentieth
-_IN_HANDLING = "another exception occurred:"  # in a traceback, between two exceptions
-_CHAIN = 20  # exceptions of a chain that are looked at
+_IN_HANDLING = "another exception occurred:"  # stands between two exceptions of a traceback
+_CHAIN = 20  # the longest chain of exceptions that is followed
 
 unusable = ""  # the error that made this process's context unusable, once it is known
 
@@ -60,7 +57,7 @@ def judged(error: BaseException) -> tuple[str, str]:
     """
     if kind := unusable_kind():
         return UNUSABLE, kind
-    if kind := getattr(error, "saferun_kind", ""):  # of the guards, before a kernel asserts
+    if kind := getattr(error, "saferun_kind", ""):  # a guard raised it before a kernel asserts
         return PASSING, kind
     has_context = _cuda() is not None
     # A script that catches such an error and raises another one is in the same unusable process.

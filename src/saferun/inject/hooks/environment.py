@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
-    World = tuple[int, int]  # this process's rank, and how many ranks there are
+World = tuple[int, int]  # this process's rank, and how many ranks there are
 
 
 def world_of(arguments: Mapping[str, object], environ: Mapping[str, str]) -> World | None:

@@ -16,7 +16,7 @@ import os
 import sys
 
 from .. import contract, cut, rank
-from ..hidden_frames import hide_all, without_ours
+from ..hidden_frames import hide_all, replace, without_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     ]
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
-_TRACEBACK_CHARS = 4000  # of a thread's traceback, its end, in the receipt
+_TRACEBACK_CHARS = 4000  # the receipt has so much of the end of a thread's traceback
 _WORKERS = "torch.utils.data._utils.signal_handling"
 _watcher: "Watcher | None" = None
 _is_ours = False  # we switched faulthandler on, the script did not
@@ -196,7 +196,7 @@ def _message(value: BaseException) -> str:
     except Exception:
         text = "<exception str() failed>"
     text = f"{type(value).__name__}: {text}"
-    inside = getattr(value, "exceptions", None)  # of a group
+    inside = getattr(value, "exceptions", None)  # an exception group has them
     first = inside[0] if isinstance(inside, tuple) and inside else None
     return f"{text}: {_message(first)}" if isinstance(first, BaseException) else text
 
@@ -219,20 +219,16 @@ def _switch_faulthandler_on() -> str:
 def _keep_stacks_of_workers(module: "ModuleType") -> None:
     """Have faulthandler write the Python stack before torch's handlers end a DataLoader worker."""
     import faulthandler
-    import functools
 
-    original: Callable[..., object] | None = getattr(module, "_set_worker_signal_handlers", None)
-    if original is None:
+    if not hasattr(module, "_set_worker_signal_handlers"):
         return
 
-    @functools.wraps(original)
-    def set_handlers(*args: object) -> None:
+    @replace(module, "_set_worker_signal_handlers")
+    def set_handlers(original: "Callable[..., object]", *args: object) -> None:
         if _is_ours:
             faulthandler.disable()  # else its handlers, which are overwritten now, count as there
         original(*args)
         _switch_faulthandler_on()
-
-    module._set_worker_signal_handlers = set_handlers  # type: ignore[attr-defined]  # torch's own is replaced
 
 
 def _write_stacks_on_signal(context: "Context") -> str:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from types import FrameType
 
 from .. import hidden_frames
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _WRAPPERS = hidden_frames.__file__
@@ -40,10 +37,11 @@ def called_by_library(frame: FrameType | None) -> bool:
 def is_users(frame: FrameType) -> bool:
     """Tell whether this very frame is of the user's own code.
 
-    A wrapper of another hook around the same function counts as the one who calls it.
+    A function of another hook that stands in the same place counts as the one who calls it.
     """
-    while frame.f_code.co_filename == _WRAPPERS and frame.f_back is not None:
-        frame = frame.f_back
+    outer = frame.f_back
+    while outer is not None and outer.f_back is not None and outer.f_code.co_filename == _WRAPPERS:
+        frame, outer = outer.f_back, outer.f_back.f_back
     return is_users_file(frame.f_code.co_filename)
 
 

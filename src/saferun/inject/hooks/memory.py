@@ -11,19 +11,15 @@ Delete when Optuna offers it (`gc_after_trial` collects and empties nothing).
 from __future__ import annotations
 
 import atexit
-import functools
+import gc
 import sys
 import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from .. import contract, hidden_frames
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-    from typing import Any
-
-    from ..context import Context
+from ..context import Context
 
 _HOOK = "memory"
 _CALLBACKS = 5  # the place of `callbacks` among the arguments behind self
@@ -44,11 +40,11 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     if name == "torch.cuda.memory":
         _hold_call(module, context)
         return
-    study: Any = module.Study
-    original = study.optimize
 
-    @functools.wraps(original)
-    def optimize(self: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(module.Study, "optimize", hidden_frames.hide_all)
+    def optimize(
+        original: Callable[..., Any], self: Any, func: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         if len(args) >= _CALLBACKS:
             args = (
                 *args[: _CALLBACKS - 1],
@@ -59,7 +55,6 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
             kwargs["callbacks"] = _with_ours(kwargs.get("callbacks"), context)
         return original(self, func, *args, **kwargs)
 
-    study.optimize = hidden_frames.hidden(optimize, hidden_frames.hide_all)
     context.receipt(_HOOK, contract.APPLIED)
 
 
@@ -89,11 +84,10 @@ def _hold_call(module: ModuleType, context: Context) -> None:
 
     A script that calls it often loses a hundredth of its time to that, and no more.
     """
-    original = module.empty_cache
-    next_s = 0.0  # of time.monotonic
+    next_s = 0.0  # the time.monotonic() from which the next call clears twice
 
-    @functools.wraps(original)
-    def empty_cache() -> None:
+    @hidden_frames.replace(module, "empty_cache")
+    def empty_cache(original: Callable[[], None]) -> None:
         nonlocal next_s
         cuda = sys.modules["torch"].cuda
         start = time.monotonic()
@@ -103,12 +97,8 @@ def _hold_call(module: ModuleType, context: Context) -> None:
             context.guard(_HOOK, _empty_again, original, before, context)
             next_s = start + 100 * (time.monotonic() - start)
 
-    module.empty_cache = hidden_frames.hidden(empty_cache)  # type: ignore[attr-defined]  # torch's own is replaced
-
 
 def _empty_again(empty: Callable[[], None], before: int, context: Context | None) -> None:
-    import gc
-
     gc.collect()
     empty()
     if context is None:

@@ -15,16 +15,13 @@ Only on one node: restart counts are each agent's own, so nodes would not find e
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from .. import contract, hidden_frames
+from ..context import Context
 from . import environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ..context import Context
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -35,12 +32,12 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         module: that module.
         context: the process's.
     """
-    original = getattr(module, "_create_c10d_store", None)
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if original is None or count in ("", "0"):
+    if not hasattr(module, "_create_c10d_store") or count in ("", "0"):
         return
 
-    def create(*args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(module, "_create_c10d_store")
+    def create(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         store = original(*args, **kwargs)
         try:
             if not (
@@ -55,5 +52,3 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
             context.failed("restarts", error)
             return store
         return own
-
-    module._create_c10d_store = hidden_frames.hidden(create)  # type: ignore[attr-defined]  # torch's own is replaced

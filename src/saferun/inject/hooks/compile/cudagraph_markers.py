@@ -8,16 +8,11 @@ DDP, compilation and markers together without an error. Delete when no shipped p
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
+from types import ModuleType
 
-from ... import contract, rank
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
-    from ...context import Context
+from ... import contract, hidden_frames, rank
+from ...context import Context
 
 _HOOK = "cudagraph_markers"
 
@@ -34,21 +29,14 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     if setting == "keep":
         context.receipt(_HOOK, contract.OFF)
         return
-    original = getattr(module, "mark_step_begin", None)
-    if original is None:
+    if not hasattr(module, "mark_step_begin"):
         context.receipt(_HOOK, contract.NOT_NEEDED, why="this torch has no step markers")
         return
-    silenced = _silenced(original, setting == "off", context)
-    module.mark_step_begin = silenced  # type: ignore[attr-defined]  # torch's own is replaced
-    context.receipt(_HOOK, contract.APPLIED, setting=setting)
-
-
-def _silenced(original: Callable[[], None], always: bool, context: Context) -> Callable[[], None]:
     seen: set[bool] = set()
 
-    @functools.wraps(original)
-    def mark_step_begin() -> None:
-        marks = not always and not rank.is_distributed()
+    @hidden_frames.replace(module, "mark_step_begin")
+    def mark_step_begin(original: Callable[[], None]) -> None:
+        marks = setting != "off" and not rank.is_distributed()
         if marks not in seen:
             seen.add(marks)
             context.receipt(_HOOK, contract.OBSERVED, effective={"marks": marks})
@@ -57,4 +45,4 @@ def _silenced(original: Callable[[], None], always: bool, context: Context) -> C
 
     # Dynamo skips the original by its file; ours must not be traced either.
     mark_step_begin._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch's mark
-    return mark_step_begin
+    context.receipt(_HOOK, contract.APPLIED, setting=setting)

@@ -16,7 +16,9 @@ Delete a part when torch has a switch that a script's own choice does not overri
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import os
 import sys
 
@@ -94,20 +96,12 @@ def _hold_entry(torch: ModuleType, settings: CompileSettings, context: Context) 
     if settings["enabled"] != "off":
         context.receipt(_HOOK, contract.OFF, part="enabled")
         return
-    original = torch.compile
-    if hasattr(original, _MARK):
+    if hasattr(torch.compile, _MARK):
         return
 
-    @functools.wraps(original)
-    def compile(model: Any = None, **kwargs: Any) -> Any:
-        try:
-            return choose(sys._getframe(1), model, kwargs)
-        except BaseException as error:
-            hidden_frames.hide(error)
-            raise
-
-    def choose(frame: FrameType, model: Any, kwargs: dict[str, Any]) -> Any:
-        if _is_in_torch(frame):
+    @hidden_frames.replace(torch, "compile")
+    def compile(original: Callable[..., Any], model: Any = None, **kwargs: Any) -> Any:
+        if _is_in_torch(hidden_frames.caller()):
             return original(model, **kwargs)
         if model is None:
             return functools.partial(compile, **kwargs)
@@ -119,7 +113,6 @@ def _hold_entry(torch: ModuleType, settings: CompileSettings, context: Context) 
         return torch._dynamo.disable(model)
 
     setattr(compile, _MARK, True)
-    torch.compile = compile  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="enabled")
 
 
@@ -142,11 +135,11 @@ def _hold_flex_attention(module: ModuleType, settings: CompileSettings, context:
         return
     import torch
 
-    original = module.flex_attention
+    torchs_own = module.flex_attention
     compiled: list[Callable[..., Any]] = []
 
-    @functools.wraps(original)
-    def flex_attention(query: Any, *args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(module, "flex_attention")
+    def flex_attention(original: Callable[..., Any], query: Any, *args: Any, **kwargs: Any) -> Any:
         if not query.is_cuda or torch.compiler.is_compiling():
             return original(query, *args, **kwargs)
         if not compiled:
@@ -154,8 +147,7 @@ def _hold_flex_attention(module: ModuleType, settings: CompileSettings, context:
             compiled.append(getattr(torch.compile, "__wrapped__", torch.compile)(original))
         return compiled[0](query, *args, **kwargs)
 
-    setattr(flex_attention, _MARK, original)
-    module.flex_attention = flex_attention  # type: ignore[attr-defined]  # torch's own is replaced
+    setattr(flex_attention, _MARK, torchs_own)
     context.receipt(_HOOK, contract.APPLIED, part="flex_attention")
 
 
@@ -163,13 +155,10 @@ def _hold_flex_attention(module: ModuleType, settings: CompileSettings, context:
 
 
 def _hold_inductor(module: ModuleType, settings: CompileSettings, context: Context) -> None:
-    import inspect
+    signature = inspect.signature(module.compile_fx)
 
-    original = module.compile_fx
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def compile_fx(*args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(module, "compile_fx")
+    def compile_fx(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         inner = bound.arguments["inner_compile"]
@@ -181,14 +170,9 @@ def _hold_inductor(module: ModuleType, settings: CompileSettings, context: Conte
         bound.arguments["config_patches"] = patches
         with module.config.patch(patches):  # a cached graph is not lowered: read it back here too
             _observe(context, "entry", module.config)
-        try:
-            with _non_lazy_backward(settings):
-                return original(*bound.args, **bound.kwargs)
-        except BaseException as error:
-            hidden_frames.hide(error)
-            raise
+        with _non_lazy_backward(settings):
+            return original(*bound.args, **bound.kwargs)
 
-    module.compile_fx = compile_fx  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="inductor")
 
 
@@ -223,19 +207,15 @@ def _watched(inner: Callable[..., Any], config: ModuleType, context: Context) ->
     compile_fx puts its `config_patches` around it, also for a backward that is compiled later.
     """
 
-    @functools.wraps(inner)
-    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+    def inner_compile(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _observe(context, "backward" if kwargs.get("is_backward") else "forward", config)
-        try:
-            made = inner(*args, **kwargs)
-        except BaseException as error:
-            hidden_frames.hide(error)
-            raise
+        graph = original(*args, **kwargs)
         context.look()  # the generated code has loaded modules of inductor
-        return made
+        return graph
 
-    setattr(inner_compile, _MARK, True)
-    return inner_compile
+    marked = hidden_frames.wrapped(inner, inner_compile)
+    setattr(marked, _MARK, True)
+    return marked
 
 
 _observed: list[tuple[int, str, dict[str, object]]] = []  # pid, graph, values in force
@@ -259,17 +239,15 @@ def _hold_launchers(module: ModuleType, settings: CompileSettings, context: Cont
     if step is None:
         context.receipt(_HOOK, contract.NOT_NEEDED, part="launchers", why="no CachingAutotuner")
         return
-    original = getattr(tuner, step)
 
-    @functools.wraps(original)
-    def one_launcher(self: Any, *args: Any, **kwargs: Any) -> None:
+    @hidden_frames.replace(tuner, step)
+    def one_launcher(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if getattr(self, "custom_kernel", False):  # a user's own @triton.autotune is theirs
             _name_kept(self, context)
         else:
             _keep_first(self)
 
-    setattr(tuner, step, hidden_frames.hidden(one_launcher))
     _hold_timing(tuner)
     context.receipt(_HOOK, contract.APPLIED, part="launchers")
 
@@ -286,18 +264,15 @@ def _name_kept(tuner: Any, context: Context) -> None:
 
 def _hold_timing(tuner: Any) -> None:
     """Time nothing at the first run of a kernel that was made before this hook was in place."""
-    timing = getattr(tuner, "autotune_to_one_config", None)
-    if timing is None:
+    if not hasattr(tuner, "autotune_to_one_config"):
         return
 
-    @functools.wraps(timing)
-    def autotune_to_one_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(tuner, "autotune_to_one_config")
+    def keep_first(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, "custom_kernel", False):
-            return timing(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
         _keep_first(self)
         return None
-
-    tuner.autotune_to_one_config = hidden_frames.hidden(autotune_to_one_config)
 
 
 def _keep_first(tuner: Any) -> None:
@@ -319,12 +294,11 @@ def _keep_first(tuner: Any) -> None:
 def _hold_cudagraphs_backend(
     module: ModuleType, settings: CompileSettings, context: Context
 ) -> None:
-    original = getattr(module, "cudagraphs", None)
-    if settings["cudagraphs"] == "keep" or original is None:
+    if settings["cudagraphs"] == "keep" or not hasattr(module, "cudagraphs"):
         return
 
-    @functools.wraps(original)
-    def cudagraphs(model: Any, inputs: Any) -> Any:
+    @hidden_frames.replace(module, "cudagraphs")
+    def cudagraphs(original: Callable[..., Any], model: Any, inputs: Any) -> Any:
         context.activate()
         off = _graphs_are_off(settings)
         context.receipt(_HOOK, contract.OBSERVED, part="cudagraphs backend", graphs=not off)
@@ -334,7 +308,6 @@ def _hold_cudagraphs_backend(
 
         return lookup_backend("aot_eager")(model, inputs)
 
-    module.cudagraphs = hidden_frames.hidden(cudagraphs)  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="cudagraphs backend")
 
 
@@ -343,8 +316,6 @@ def _hold_cudagraphs_backend(
 
 def _non_lazy_backward(settings: CompileSettings) -> AbstractContextManager[object]:
     # A backward compiled with its forward fails where dynamo can still fall back to eager.
-    import contextlib
-
     config = sys.modules.get("torch._functorch.config")
     if settings["fallback"] != "on" or config is None:
         return contextlib.nullcontext()
@@ -357,14 +328,12 @@ def _non_lazy_backward(settings: CompileSettings) -> AbstractContextManager[obje
 def _hold_frames(module: ModuleType, settings: CompileSettings, context: Context) -> None:
     if settings["fallback"] != "on":
         return
-    original = module.ConvertFrame.__call__
     config = module.config
 
-    @functools.wraps(original)
-    def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(module.ConvertFrame, "__call__")
+    def convert(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         context.activate()
         config.suppress_errors = True
         return original(self, *args, **kwargs)
 
-    module.ConvertFrame.__call__ = hidden_frames.hidden(convert)
     context.receipt(_HOOK, contract.APPLIED, part="fallback")

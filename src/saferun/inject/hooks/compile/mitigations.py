@@ -6,17 +6,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from ... import contract, hidden_frames
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...context import Context
+from ...context import Context
 
 _HOOK = "compile"
 _DDP_OPTIMIZER_OFF = "ddp-optimizer-off"
@@ -58,11 +54,10 @@ def switch_ddp_optimizer_off(module: ModuleType, context: Context) -> None:
     if wrapper is None:
         context.receipt(_HOOK, contract.NOT_NEEDED, part="ddp optimizer", why="none in this torch")
         return
-    original = wrapper.__call__
     config = module.config
 
-    @functools.wraps(original)
-    def catch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(wrapper, "__call__")
+    def catch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         if config.optimize_ddp in (True, "ddp_optimizer"):
             config.optimize_ddp = False
             context.activate()
@@ -70,5 +65,4 @@ def switch_ddp_optimizer_off(module: ModuleType, context: Context) -> None:
             context.receipt(_HOOK, contract.OBSERVED, part="ddp optimizer", effective=effective)
         return original(self, *args, **kwargs)
 
-    wrapper.__call__ = hidden_frames.hidden(catch)
     context.receipt(_HOOK, contract.APPLIED, part="ddp optimizer")

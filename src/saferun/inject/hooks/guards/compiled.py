@@ -1,10 +1,10 @@
 """Check labels and indices in compiled code, too, by an operator that inductor does not look into.
 
 Target: torch._inductor.compile_fx; torch >= 2.4.
-Reason: as in guards.py, for scripts that compile their loss or their embedding. The operator goes
+Reason: as in hook.py, for scripts that compile their loss or their embedding. The operator goes
 into the graph that dynamo made, so that there is no other graph break, and custom backends and
 torch.export, which do not come here, get the graph as it is.
-Delete together with guards.py.
+Delete together with hook.py.
 
 Setting (hooks.guards.compiled): off, on. A graph stays as it is where CUDA graphs are on, since
 their replay calls no Python, and where it has functorch's transforms, for which the operator has no
@@ -15,22 +15,19 @@ result would be removed as dead code.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
 
 from ... import contract, hidden_frames
+from ...context import Context
 from .. import frames
 from . import index_checks
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...context import Context
-
-    # The name to report, where the indices are, where what they index is; place and word of each.
-    Call = tuple[str, tuple[int, str], tuple[int, str]]
+# The name to report, where the indices are, where what they index is; place and word of each.
+Call = tuple[str, tuple[int, str], tuple[int, str]]
 
 _HOOK = "guards"
 _LIBRARY = "saferun"
@@ -38,7 +35,7 @@ _LOSSES = ("cross_entropy", "nll_loss")
 _LOOKUPS = ("embedding", "embedding_bag")
 _LINE = re.compile(r'File "(.*?)", line (\d+)')
 
-_library: Any = None  # of the operator; it lives as long as this
+_library: Any = None  # the operator lives as long as this
 
 
 def hold(module: ModuleType, context: Context) -> None:
@@ -48,16 +45,13 @@ def hold(module: ModuleType, context: Context) -> None:
         module: torch._inductor.compile_fx.
         context: the process's.
     """
-    import inspect
-
     settings = context.hooks["guards"]
     wanted = _LOSSES * (settings["labels"] == "on") + _LOOKUPS * (settings["embeddings"] == "on")
     if settings["compiled"] == "off" or not wanted:
         return
     calls = _calls(wanted)
     operator = _define(context)
-    original = module.compile_fx
-    signature = inspect.signature(original)
+    signature = inspect.signature(module.compile_fx)
 
     def insert(arguments: dict[str, Any]) -> None:
         patches = arguments.get("config_patches") or {}
@@ -69,14 +63,13 @@ def hold(module: ModuleType, context: Context) -> None:
         if checks:
             context.receipt(_HOOK, contract.OBSERVED, compiled="checks", count=checks)
 
-    @functools.wraps(original)
-    def compile_fx(*args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(module, "compile_fx")
+    def compile_fx(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         context.guard(_HOOK, insert, bound.arguments)
         return original(*args, **kwargs)
 
-    module.compile_fx = hidden_frames.hidden(compile_fx)  # type: ignore[attr-defined]  # torch's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="compiled")
 
 

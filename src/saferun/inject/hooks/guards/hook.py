@@ -15,23 +15,19 @@ under a dispatch mode, or for a subclass of Tensor (DTensor).
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
 
 from ... import contract, hidden_frames
+from ...context import Context
 from .. import cuda_failures
+from . import compiled
 from .index_checks import FindingError, check_range, on_rank
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import ModuleType
-    from typing import Any
-
-    from ...context import Context
-
-    Check = Callable[[str, Mapping[str, Any]], None]
+Check = Callable[[str, Mapping[str, Any]], None]
 
 _HOOK = "guards"
 _failed: list[bool] = []  # a check has failed: the GPU is not asked again
@@ -48,8 +44,6 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     settings = context.hooks["guards"]
     if name == "torch._inductor.compile_fx":
         if settings["compiled"] == "on":
-            from . import compiled
-
             compiled.hold(module, context)
         return
     losses: list[Check] = []
@@ -66,42 +60,33 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         context.receipt(_HOOK, contract.OFF)
         return
     for function, checks in functions.items():
-        original = getattr(module, function, None)
-        if checks and original is not None:
-            setattr(module, function, _guarded(original, checks, context))
+        if checks and hasattr(module, function):
+            _guard(module, function, checks, context)
     context.receipt(_HOOK, contract.APPLIED, settings=dict(settings))
 
 
-def _guarded(original: Any, checks: list[Check], context: Context) -> Callable[..., Any]:
-    name = original.__name__
-    names = list(inspect.signature(original).parameters)
+def _guard(module: ModuleType, name: str, checks: list[Check], context: Context) -> None:
+    torchs_own = getattr(module, name)
+    names = list(inspect.signature(torchs_own).parameters)
 
-    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        arguments = {**dict(zip(names, args)), **kwargs}
-        for one in checks:
-            one(name, arguments)
+    @hidden_frames.replace(module, name)
+    def guarded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not _failed and not cuda_failures.unusable:
+            try:
+                arguments = {**dict(zip(names, args)), **kwargs}
+                for check in checks:
+                    check(name, arguments)
+            except FindingError as finding:
+                context.receipt(_HOOK, contract.OBSERVED, finding=str(finding))
+                context.activate()
+                raise finding.error from None
+            except Exception as error:
+                _note(context, error)
+        return original(*args, **kwargs)
 
-    @functools.wraps(original)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        try:
-            if not _failed and not cuda_failures.unusable:
-                try:
-                    check(args, kwargs)
-                except FindingError as finding:
-                    context.receipt(_HOOK, contract.OBSERVED, finding=str(finding))
-                    context.activate()
-                    raise finding.error from None
-                except Exception as error:
-                    _note(context, error)
-            return original(*args, **kwargs)
-        except BaseException as error:
-            hidden_frames.hide(error)
-            raise
-
-    # Dynamo, torch.jit.script and torch.jit.trace take the original for a function marked so.
+    # Dynamo, torch.jit.script and torch.jit.trace take torch's own for a function marked so.
     guarded.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]  # torch's mark
-    guarded.__original_fn = original  # type: ignore[attr-defined]  # torch's mark
-    return guarded
+    guarded.__original_fn = torchs_own  # type: ignore[attr-defined]  # torch's mark
 
 
 def _note(context: Context, error: Exception) -> None:

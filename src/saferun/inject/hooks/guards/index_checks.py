@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ... import rank
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from ... import rank
 
 _SHOWN = 5  # offending values that a message names
 

@@ -18,6 +18,8 @@ What they train from shows later, in the first steps (first_steps.py).
 
 from __future__ import annotations
 
+import datetime
+import inspect
 import os
 import sys
 import time
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from ...settings import InitSettings
 
     class Cuda(Protocol):
-        """What a decision about devices needs of torch.cuda."""
+        """The functions of torch.cuda that a decision about devices needs."""
 
         def is_initialized(self) -> bool: ...
         def is_available(self) -> bool: ...
@@ -56,30 +58,23 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         context: the process's.
     """
     settings = context.hooks["init"]
-    if settings is not None and hasattr(module, "init_process_group"):
-        wrapped = _wrap(module, settings, context)
-        module.init_process_group = wrapped  # type: ignore[attr-defined]  # torch's own is replaced
-
-
-def _wrap(c10d: ModuleType, settings: InitSettings, context: Context) -> Callable[..., Any]:
-    import functools
-    import inspect
-
-    original: Callable[..., Any] = c10d.init_process_group
-    signature = inspect.signature(original)
+    c10d: Any = module
+    if settings is None or not hasattr(c10d, "init_process_group"):
+        return
+    signature = inspect.signature(c10d.init_process_group)
     done: dict[int, int] = {}  # this process's successful inits, by pid: a forked child starts anew
 
     def step(act: Callable[[], InitCall]) -> InitCall | None:
         try:
             return act()
         except RefusalError as refusal:
-            raise _error(refusal) from None
+            raise refusal.error from None
         except Exception as error:
             context.failed("init", error)
             return None
 
-    @functools.wraps(original)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(c10d, "init_process_group")
+    def init_process_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if c10d.GroupMember.WORLD is not None:
             return original(*args, **kwargs)  # torch raises its own error
         try:
@@ -94,22 +89,13 @@ def _wrap(c10d: ModuleType, settings: InitSettings, context: Context) -> Callabl
             step(call.after)
         return result
 
-    return hidden_frames.hidden(init_process_group)
-
 
 class RefusalError(Exception):
-    """The job must not go on: ranks are missing (`absent`), or they disagree."""
+    """The job must not go on; `error` is the exception that the script sees."""
 
-    def __init__(self, text: str, *, absent: bool) -> None:
-        super().__init__(text)
-        self.absent = absent
-
-
-def _error(refusal: RefusalError) -> Exception:
-    """Return what the script sees: torch's own type where ranks are missing."""
-    kind = getattr(_torch_distributed(), "DistStoreError", RuntimeError)
-    error: Exception = (kind if refusal.absent else RuntimeError)(str(refusal))
-    return error
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class InitCall:
@@ -199,13 +185,14 @@ class InitCall:
                 text += " (every node has to run under saferun)"
             if agreement.is_reporter(rank, _local_rank(rank), missing):
                 self._context.say(text)
-            self._refuse(RefusalError(text, absent=True), rank=rank, missing=missing)
+            kind = getattr(_torch_distributed(), "DistStoreError", RuntimeError)
+            self._refuse(kind(text), rank=rank, missing=missing)
         self._act_on_differences(comparison, rank)
 
     def _meet_afterwards(self, rank: int, size: int) -> None:
         """Meet in the group's own store; absence is a warning."""
         prefix = f"saferun/init/{self._earlier}"
-        own = own_connection(self._c10d._get_default_store())
+        own = meeting.own_connection(self._c10d._get_default_store())
         store = _torch_distributed().PrefixStore(prefix, own)
         timeout_s = min(self._timeout_s, AFTERWARDS_S)
         comparison, missing = self._meet(store, rank, size, timeout_s)
@@ -215,7 +202,7 @@ class InitCall:
                 self._context.say(text + " (is saferun there?); the job goes on")
         else:
             self._act_on_differences(comparison, rank)
-            meeting.leave(store, rank, size)
+            meeting.leave(store, size, stays=rank == 0)
 
     def _meet(
         self, store: Any, rank: int, size: int, timeout_s: float
@@ -248,16 +235,14 @@ class InitCall:
                 self._context.say(text)
             return
         text += ". Give all ranks the same, or set hooks.init.agree to warn"
-        self._refuse(RefusalError(text, absent=False), rank=rank, differences=differences)
+        self._refuse(RuntimeError(text), rank=rank, differences=differences)
 
-    def _refuse(self, refusal: RefusalError, **facts: object) -> None:
+    def _refuse(self, error: Exception, **facts: object) -> None:
         self._context.receipt("init", contract.APPLIED, **facts)
         self._context.activate()
-        raise refusal
+        raise RefusalError(error)
 
     def _agent_store(self) -> Any:
-        import datetime
-
         store = _torch_distributed().TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
@@ -366,14 +351,6 @@ def _add_versions(facts: agreement.Facts, torch: ModuleType, backend: str) -> No
     if ("nccl" in backend or backend == "undefined") and torch.cuda.is_initialized():
         facts["gpu"] = torch.cuda.get_device_name()
         facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-
-
-def own_connection(store: Any) -> Any:
-    """Return a connection of our own: a blocking wait on the group's would stop its threads."""
-    try:
-        return store.clone()
-    except Exception:  # torch < 2.8, a FileStore or a store of the script's own
-        return store
 
 
 def _collective_barrier(c10d: ModuleType) -> None:

@@ -6,20 +6,16 @@ Reason: ranks that wrap minutes apart run into the time-out of the first collect
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
 
 from ... import agreement, meeting, rank
+from ...context import Context
 from . import hook
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import ModuleType
-    from typing import Any
-
-    from ...context import Context
-
 TIMEOUT_S = 60.0  # ranks make the same model seconds apart; more is a rank that wraps none
-LIMIT = 8  # for each group; a model with hundreds of wrapped blocks needs no more
+LIMIT = 8  # barriers of one group; a model with hundreds of wrapped blocks needs no more
 
 
 class WrapBarrier:
@@ -42,12 +38,12 @@ class WrapBarrier:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         if count > LIMIT:
             return
-        own = hook.own_connection(c10d._get_process_group_store(group))
+        own = meeting.own_connection(c10d._get_process_group_store(group))
         store = c10d.PrefixStore(f"saferun/wrap/{count}", own)
         ours, size = group.rank(), group.size()
         reporter, missing = meeting.meet(store, ours, size, {}, _lowest, TIMEOUT_S)
         if not missing:
-            meeting.leave(store, ours, size)
+            meeting.leave(store, size, stays=ours == 0)
             return
         self._gave_up = True
         if reports and ours == reporter:

@@ -1,4 +1,4 @@
-"""Which trials of a study are this run's; what became of each, the storage knows.
+"""The trials of a study that are this run's; the storage knows what became of each.
 
 Lines are appended to a file of the run, one file a study:
 
@@ -18,20 +18,19 @@ one is killed in the middle of creating it.
 
 from __future__ import annotations
 
+import copy
 import signal
 import time
+from collections.abc import Callable
+from typing import Any
 
+import optuna
+
+from ...context import Context
 from .. import cuda_failures
 from . import state as files
 from . import storage as storages
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from ...context import Context
-    from .state import State
+from .state import State
 
 CAUSE = "saferun_cause"  # user attribute of a trial whose process ended
 RETRY = "saferun_retry_of"  # system attribute of a trial that runs another one again: its number
@@ -43,7 +42,7 @@ _LOCKED_TRIES, _LOCKED_WAIT_S = 5, 0.2
 
 
 class Notes:
-    """What the lines of one study's file say."""
+    """The content of one study's file."""
 
     def __init__(self, lines: list[dict[str, Any]]) -> None:
         heads = [number for number, line in enumerate(lines) if "study" in line]
@@ -95,8 +94,8 @@ class Account:
         self.began = time.monotonic()
         self.is_closed = False
         self.done = 0  # trials that count as one of n_trials, in all processes
-        self.good = 0  # of this process
-        self._is_any_good = False  # in all processes
+        self.good = 0  # good trials of this process
+        self._is_any_good = False  # a process of this run has had a good trial
         self.row = 0  # trials in a row that made their process unusable, or ended it
         self.causes: dict[int, str] = {}  # id of a trial -> why it is pruned or fails
         self._lost: list[Any] = []  # trials of earlier processes that are run again
@@ -132,7 +131,7 @@ class Account:
 
     @property
     def is_last_in_row(self) -> bool:
-        """Whether one more trial that ends its process is not due to its parameters."""
+        """True where one more trial that ends its process is not due to its parameters."""
         return self.row + 1 >= (_ROW if self._is_any_good else _ROW_AT_FIRST)
 
     def close(self) -> None:
@@ -143,8 +142,6 @@ class Account:
 
     def is_any_again(self) -> bool:
         """Tell whether a trial that is run again still waits in the queue."""
-        import optuna
-
         waiting = (optuna.trial.TrialState.WAITING,)
         left = self.study.get_trials(deepcopy=False, states=waiting) if self.is_kept else []
         return any(RETRY in trial.system_attrs for trial in left)
@@ -159,8 +156,6 @@ class Account:
         """
         template, start = None, ""
         if self.is_kept:
-            import optuna
-
             template = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
             start = template.datetime_start.isoformat()
             self._kept({**self._own(), "start": start})
@@ -274,8 +269,6 @@ class Account:
 
         Optuna itself would call it only once the trial's heartbeat has been missed for long enough.
         """
-        import copy
-
         assert self.state is not None
         how = ending(self.state.previous)
         fail(self.study, trial._trial_id, f"its process ended ({how})")
@@ -293,8 +286,6 @@ class Account:
             self._requeue(self._lost.pop(0))
 
     def _requeue(self, trial: Any) -> None:
-        import optuna
-
         queued = "fixed_params" in trial.system_attrs
         copied = optuna.trial.create_trial(
             state=optuna.trial.TrialState.WAITING,
@@ -324,8 +315,6 @@ def fail(study: Any, trial_id: int, cause: str) -> None:
         trial_id: the storage's number of the trial.
         cause: for people.
     """
-    import optuna
-
     storage = study._storage
     try:
         patiently(lambda: storage.set_trial_user_attr(trial_id, CAUSE, cause))

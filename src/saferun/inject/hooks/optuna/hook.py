@@ -15,26 +15,21 @@ asks for them itself does.
 
 from __future__ import annotations
 
-import functools
+import inspect
 import os
-import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from ... import contract, hidden_frames, rank
+from ...context import Context
 from . import sampler, script, storage
 from .account import Account
 from .optimize import Optimization, can_leave
 from .state import State
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-    from typing import Any
-
-    from ...context import Context
-
 _HOOK = "optuna"
-_AFTER_TRIAL = "after_trial"  # of a sampler that has no more points: it stops the study
+_AFTER_TRIAL = "after_trial"  # a sampler that has no more points stops the study in this method
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -54,7 +49,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
 
 
 class Hook:
-    """What the wrapped functions of one process share.
+    """The state that the replaced functions of one process share.
 
     Args:
         context: the process's.
@@ -67,7 +62,7 @@ class Hook:
         self._calls: dict[str, int] = {}
         self._running: dict[int, Optimization | None] = {}  # by the id of the study object
         self._asking: dict[int, Account] = {}  # by the id of the study object
-        self._samplers: list[Any] = []  # that have a seed of this process's own
+        self._samplers: list[Any] = []  # they have a seed of this process's own
         self._reported: set[str] = set()
         self._last: Optimization | None = None
         self._state = State(context.state, context) if context.state else None
@@ -75,41 +70,35 @@ class Hook:
 
     def wrap(self, module: ModuleType) -> None:
         """Put the wrappers into optuna.study.study."""
-        study: Any = module.Study
-        study.optimize = self._optimize(study.optimize)
-        study.ask = self._ask(study.ask)
-        study.stop = self._stop(study.stop)
+        cls = module.Study
+        self._signature = inspect.signature(cls.optimize)
+        self._original_stop = cls.stop
+        hidden_frames.replace(cls, "optimize", hidden_frames.hide_all)(self._optimize)
+        hidden_frames.replace(cls, "ask", hidden_frames.hide_all)(self._ask)
+        hidden_frames.replace(cls, "stop")(self._stop)
         storage.make_tables_once()
         if self._state is not None and (self._is_script() or self._rank):
             calls = script.Script(self._state, self._context, self._rank)
             script.wrap(module, calls, lambda one: id(one) in self._running)
             can_leave()
 
-    def _optimize(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        import inspect
-
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def optimize(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(self_) in self._running or rank.is_distributed():
-                return original(self_, *args, **kwargs)
-            arguments = signature.bind(self_, *args, **kwargs).arguments
-            self._running[id(self_)] = None
+    def _optimize(self, original: Callable[..., Any], study: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(study) in self._running or rank.is_distributed():
+            return original(study, *args, **kwargs)
+        arguments = self._signature.bind(study, *args, **kwargs).arguments
+        self._running[id(study)] = None
+        try:
+            call = self._context.guard(_HOOK, self._begin, study, arguments)
+            if call is None:
+                return original(study, *args, **kwargs)
+            self._running[id(study)] = self._last = call
+            before = storage.watch(study, call.trials)
             try:
-                call = self._context.guard(_HOOK, self._begin, self_, arguments)
-                if call is None:
-                    return original(self_, *args, **kwargs)
-                self._running[id(self_)] = self._last = call
-                before = storage.watch(self_, call.trials)
-                try:
-                    return call.run(original)
-                finally:
-                    storage.unwatch(self_, before)
+                return call.run(original)
             finally:
-                self._running.pop(id(self_), None)
-
-        return hidden_frames.hidden(optimize, hidden_frames.hide_all)
+                storage.unwatch(study, before)
+        finally:
+            self._running.pop(id(study), None)
 
     def _begin(self, study: Any, arguments: dict[str, Any]) -> Optimization:
         if self._last is not None:
@@ -148,30 +137,19 @@ class Hook:
                 f"optuna: the process is not replaced after CUDA errors or trials: {refusal}"
             )
 
-    def _stop(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        self._original_stop = original
+    def _stop(self, original: Callable[[Any], None], study: Any) -> None:
+        call = self._running.get(id(study))
+        is_sampler = hidden_frames.caller().f_code.co_name == _AFTER_TRIAL
+        if call is not None and is_sampler and call.trials.is_any_again():
+            return  # the sampler takes a failed trial for one that was made
+        original(study)
+        if call is not None:
+            call.is_stopped = True
 
-        @functools.wraps(original)
-        def stop(self_: Any) -> None:
-            call = self._running.get(id(self_))
-            # Frame 1 is the wrapper of hidden_frames.hidden, frame 2 the caller.
-            is_sampler = sys._getframe(2).f_code.co_name == _AFTER_TRIAL
-            if call is not None and is_sampler and call.trials.is_any_again():
-                return  # for the sampler a failed trial was made
-            original(self_)
-            if call is not None:
-                call.is_stopped = True
-
-        return hidden_frames.hidden(stop)
-
-    def _ask(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def ask(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(self_) not in self._running:
-                self._context.guard(_HOOK, self._watch_asked, self_)
-            return original(self_, *args, **kwargs)
-
-        return hidden_frames.hidden(ask, hidden_frames.hide_all)
+    def _ask(self, original: Callable[..., Any], study: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(study) not in self._running:
+            self._context.guard(_HOOK, self._watch_asked, study)
+        return original(study, *args, **kwargs)
 
     def _watch_asked(self, study: Any) -> None:
         """Account for trials that a script asks for itself, or a distributed rank."""

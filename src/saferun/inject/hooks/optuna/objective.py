@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import signal
 import threading
+from typing import Any
+
+import optuna
 
 from ... import cut, hidden_frames
 from .. import cuda_failures, memory
 from . import account
+from .account import Account
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from .account import Account
-
-_MESSAGE_CHARS = 500  # of an error's text, as in the incident
+_MESSAGE_CHARS = 500  # the attribute has so much of an error's text, as in the incident
 _PRUNED_CHARS = 200
 
 
@@ -59,14 +57,10 @@ class Objective:
             return value
         # Out of the `except`: nothing holds the frames of the objective, and so its tensors.
         memory.clear_cache()
-        import optuna
-
         raise optuna.TrialPruned(pruned)
 
     def _judge(self, trial: Any, error: BaseException) -> str:
         """Note why a trial ends; return the text with which it is pruned, "" to let it pass."""
-        import optuna
-
         if not isinstance(error, Exception):
             self._note(trial, type(error).__name__, error)
             if isinstance(error, SystemExit) and not error.code:
@@ -93,8 +87,6 @@ class Objective:
 
     def _unusable(self, trial: Any, error: Exception, kind: str) -> str:
         """Have the process replaced; only the trial that was first is the cause."""
-        import optuna
-
         is_pruned = isinstance(error, optuna.TrialPruned)
         replaces = self._trials.is_kept and not self._trials.is_last_in_row
         if replaces and not self._leave(kind, trial, error) and not is_pruned:
@@ -108,8 +100,6 @@ class Objective:
         return text if replaces else ""
 
     def _note(self, trial: Any, cause: str, error: BaseException) -> None:
-        import optuna
-
         self._trials.causes[trial._trial_id] = cause
         if not isinstance(error, (optuna.TrialPruned, *self._catch)):
             self._trials.again.add(trial._trial_id)

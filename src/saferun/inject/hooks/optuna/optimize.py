@@ -7,19 +7,17 @@ where the script catches that, the process still ends with this status when the 
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 from ... import contract
+from .account import Account
 from .objective import Objective
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from .account import Account
 
 _leaving: list[str] = []  # why this process ends to be replaced
 
@@ -121,16 +119,12 @@ def can_leave() -> None:
     Registered when Optuna is imported, this runs after what the script registers. What is left to
     run behind it may abort after a sticky error, and the status would be lost.
     """
-    import atexit
-
     atexit.register(_end)
 
 
 def _end() -> None:
     if not _leaving:
         return
-    import logging
-
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:

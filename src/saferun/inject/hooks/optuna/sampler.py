@@ -7,12 +7,10 @@ A sampler of Optuna's holds its random numbers in `numpy.random.RandomState`s, i
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
+from collections.abc import Iterator
+from typing import Any
 
-_DEPTH = 5  # of objects in the sampler that are searched
+_DEPTH = 5  # levels of objects in the sampler that are searched
 _SEEDS = 2**31
 
 

@@ -8,19 +8,14 @@ call: calls are told apart by study and order.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from ... import hidden_frames
+from ...context import Context
+from .state import State
 from .storage import is_in_memory
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-    from typing import Any
-
-    from ...context import Context
-    from .state import State
 
 # What create_study takes by position, too, before Optuna 5; the others take a study's name first.
 _BY_POSITION = ("storage", "sampler", "pruner", "study_name", "direction", "load_if_exists")
@@ -108,38 +103,27 @@ def wrap(module: ModuleType, script: Script, is_running: Callable[[Any], bool]) 
             script's that is run again.
     """
     studies: Any = module
-    studies.create_study = _create(studies.create_study, script)
-    studies.delete_study = _named(studies.delete_study, script, "delete", "study_name")
-    studies.copy_study = _named(studies.copy_study, script, "copy", "from_study_name")
-    original = studies.Study.add_trial
 
-    @functools.wraps(original)
-    def add_trial(self: Any, trial: Any) -> None:
+    @hidden_frames.replace(studies.Study, "add_trial")
+    def add_trial(original: Callable[..., None], self: Any, trial: Any) -> None:
         if is_running(self) or is_in_memory(self._storage):
             original(self, trial)
         else:
             script.once("add", self.study_name, lambda: original(self, trial))
 
-    studies.Study.add_trial = hidden_frames.hidden(add_trial)
-
-
-def _create(original: Callable[..., Any], script: Script) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def create_study(*args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(studies, "create_study")
+    def create_study(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         arguments = {**dict(zip(_BY_POSITION, args)), **kwargs}
         if arguments.get("storage") is None:
             return original(*args, **kwargs)
         return script.create(original, arguments)
 
-    return hidden_frames.hidden(create_study)
+    @hidden_frames.replace(studies, "delete_study")
+    def delete_study(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        study = str(args[0] if args else kwargs.get("study_name", ""))
+        return script.once("delete", study, lambda: original(*args, **kwargs))
 
-
-def _named(
-    original: Callable[..., Any], script: Script, call: str, argument: str
-) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def once_only(*args: Any, **kwargs: Any) -> Any:
-        study = str(args[0] if args else kwargs.get(argument, ""))
-        return script.once(call, study, lambda: original(*args, **kwargs))
-
-    return hidden_frames.hidden(once_only)
+    @hidden_frames.replace(studies, "copy_study")
+    def copy_study(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        study = str(args[0] if args else kwargs.get("from_study_name", ""))
+        return script.once("copy", study, lambda: original(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""What the processes of one run tell each other about its trials: files in the run's `state`.
+"""Files in a run's `state` by which its processes tell each other about its trials.
 
     trials.jsonl          one JSON object for each finished trial; `saferun runs show` reads it
     progress              one byte for each finished trial: see contract.py
@@ -10,20 +10,18 @@ Other processes of the job write none of them. A write that fails raises OSError
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ... import contract, cut, receipts
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from ...context import Context
+from ...context import Context
 
 TRIALS = "trials.jsonl"
-_MAX_BYTES = 64 << 20  # of trials.jsonl; 5000 trials take about 2 MB
+_MAX_BYTES = 64 << 20  # trials.jsonl stops growing there; 5000 trials take about 2 MB
 _MAX_TEXT = 200  # characters of a parameter's value
 _MAX_PARAMS = 200
 _BESIDE_TRIES, _BESIDE_WAIT_S = 20, 0.1  # 2 s: beyond that the other worker has not got so far
@@ -46,8 +44,6 @@ class State:
 
     def write(self, name: str, entry: Mapping[str, Any]) -> None:
         """Replace what is under a name: a reader finds the old or the new, whole."""
-        import json
-
         draft = self._path(f".{name}.{os.getpid()}")
         file = os.open(draft, _FLAGS | os.O_TRUNC, 0o600)
         try:
@@ -58,15 +54,11 @@ class State:
 
     def append(self, name: str, line: Mapping[str, Any]) -> int:
         """Append one line in one write; return the size of the file."""
-        import json
-
         text = json.dumps(line, default=str, separators=(",", ":"))
         return receipts.append_bytes(self._path(name), text.encode() + b"\n")
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Return the lines of a file; one that a process was killed in is left out."""
-        import json
-
         found = []
         try:
             with open(self._path(name), "rb") as file:
@@ -118,8 +110,6 @@ class State:
 
 
 def _read(path: str) -> dict[str, Any]:
-    import json
-
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -135,8 +125,6 @@ def shown(params: Mapping[str, Any]) -> dict[str, object]:
 
 def file_name(study: str) -> str:
     """Return the name of the file that tells which trials of a study are this run's."""
-    import hashlib
-
     digest = hashlib.sha256(study.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"optuna-{digest}.jsonl"
 

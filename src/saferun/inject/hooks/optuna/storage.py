@@ -8,44 +8,24 @@ The methods are replaced in the class: a study that is pickled takes its storage
 
 from __future__ import annotations
 
-import functools
 import os
 import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import optuna
 
 from ... import hidden_frames
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, Protocol
 
-    class Watcher(Protocol):
-        """Who is told about the trials of one study."""
+class Watcher(Protocol):
+    """An object that is told about a study's trials; account.Account says what each call means."""
 
-        def create(self, make: Callable[[Any], int]) -> int:
-            """Have the storage create a trial.
-
-            Args:
-                make: the storage's own; takes a template or None, returns the id.
-            """
-            ...
-
-        def taking(self, trial_id: int) -> None:
-            """Note that a trial is about to be taken out of the queue."""
-
-        def taken(self, trial_id: int) -> None:
-            """Note that this process has it."""
-
-        def left(self, trial_id: int) -> None:
-            """Note that it was not taken: somebody else has it, or nobody."""
-
-        def finished(self, trial_id: int, state: Any) -> None:
-            """Note that the storage has a trial's result.
-
-            Args:
-                trial_id: the storage's number of the trial.
-                state: an optuna.trial.TrialState.
-            """
+    def create(self, make: Callable[[Any], int]) -> int: ...
+    def taking(self, trial_id: int) -> None: ...
+    def taken(self, trial_id: int) -> None: ...
+    def left(self, trial_id: int) -> None: ...
+    def finished(self, trial_id: int, state: Any) -> None: ...
 
 
 _watchers: dict[tuple[int, int], Watcher] = {}  # by the id of the storage object, and the study's
@@ -63,11 +43,8 @@ def make_tables_once() -> None:
     """
     from optuna.storages import RDBStorage
 
-    storage: Any = RDBStorage
-    original = storage.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @hidden_frames.replace(RDBStorage, "__init__")
+    def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         for number in range(_TABLES_TRIES):
             try:
                 original(self, *args, **kwargs)
@@ -80,8 +57,6 @@ def make_tables_once() -> None:
                 if number == _TABLES_TRIES - 1 or not is_beside:
                     raise
             time.sleep(_TABLES_WAIT_S)
-
-    storage.__init__ = hidden_frames.hidden(init)
 
 
 def watch(study: Any, watcher: Watcher) -> Watcher | None:
@@ -119,8 +94,6 @@ def place_of(storage: Any) -> list[str] | None:
 
 def is_in_memory(storage: Any) -> bool:
     """Tell whether a storage ends with its process."""
-    import optuna
-
     url = str(getattr(getattr(storage, "_backend", storage), "url", ""))
     is_sqlite = url.startswith("sqlite") and (":memory:" in url or "mode=memory" in url)
     is_unnamed = url in ("sqlite://", "sqlite:///")
@@ -164,28 +137,25 @@ def opened(place: list[str]) -> Any:
     return JournalStorage(JournalFileBackend(place[1]))
 
 
-def _wrap(storage: Any) -> None:
-    if not getattr(storage.create_new_trial, _MARK, False):
-        storage.create_new_trial = _creating(storage.create_new_trial)
-        storage.set_trial_state_values = _setting(storage.set_trial_state_values)
+def _wrap(cls: Any) -> None:
+    if getattr(cls.create_new_trial, _MARK, False):
+        return
 
-
-def _creating(original: Callable[..., int]) -> Callable[..., int]:
-    @functools.wraps(original)
-    def create_new_trial(self: Any, study_id: int, template_trial: Any = None) -> int:
+    @hidden_frames.replace(cls, "create_new_trial")
+    def create_new_trial(
+        original: Callable[..., int], self: Any, study_id: int, template_trial: Any = None
+    ) -> int:
         watcher = _watchers.get((id(self), study_id))
         if watcher is None or template_trial is not None:
             return original(self, study_id, template_trial)
         return watcher.create(lambda template: original(self, study_id, template))
 
-    hidden = hidden_frames.hidden(create_new_trial)
-    setattr(hidden, _MARK, True)
-    return hidden
+    setattr(create_new_trial, _MARK, True)
 
-
-def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
-    @functools.wraps(original)
-    def set_trial_state_values(self: Any, trial_id: int, state: Any, values: Any = None) -> bool:
+    @hidden_frames.replace(cls, "set_trial_state_values")
+    def set_trial_state_values(
+        original: Callable[..., bool], self: Any, trial_id: int, state: Any, values: Any = None
+    ) -> bool:
         watcher = _of_trial(self, trial_id)
         if watcher is None:
             return original(self, trial_id, state, values)
@@ -204,8 +174,6 @@ def _setting(original: Callable[..., bool]) -> Callable[..., bool]:
         elif state.is_finished():
             watcher.finished(trial_id, state)
         return done
-
-    return hidden_frames.hidden(set_trial_state_values)
 
 
 def _lock_sqlite(storage: Any) -> None:

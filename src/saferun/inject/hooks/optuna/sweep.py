@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import sys
 
-from ... import contract
+import optuna  # first: its hook imports the modules below
+
+from ... import contract, hook_runner
 from . import account, storage
 from .state import State
 
 
 def main() -> None:
     """Fail what the files in the state directory name; argument: the last attempt's exit status."""
-    from ... import hook_runner
-
     here = hook_runner.current(os.environ[contract.VARIABLE])
     if here is None or here.state is None:
         return
@@ -28,8 +28,6 @@ def main() -> None:
 
 
 def _sweep(state: State, notes: account.Notes) -> None:
-    import optuna
-
     place = notes.head.get("storage")
     if place is None or storage.is_gone(place):
         return

@@ -18,19 +18,16 @@ shard loaders afterwards).
 
 from __future__ import annotations
 
-import functools
+import inspect
 import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from ... import hidden_frames, rank
+from ...context import Context
 from ..init.wrap_barrier import WrapBarrier, group_of_mesh
 from .order_watch import Watch
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import FrameType, ModuleType
-    from typing import Any
-
-    from ...context import Context
 
 SHUFFLING = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 
@@ -65,70 +62,45 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         _patch_fsdp2(module, watch, barrier)
 
 
-# The patches: each calls the original once, and ours can fail without it.
+# The patches. Each calls torch's own function once, also where ours fails.
 
 
 def _patch_group(c10d: ModuleType, watch: Watch) -> None:
-    import inspect
+    signature = inspect.signature(c10d.init_process_group)
 
-    original = c10d.init_process_group
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        try:
-            if c10d.GroupMember.WORLD is not None:
-                if watch.accepts(c10d, signature, args, kwargs):
-                    return None
-                return original(*args, **kwargs)
-            early = watch.guard(watch.early_loader, sys._getframe(1))
-            result = original(*args, **kwargs)
-            finding = watch.guard(watch.group_made, early)
-            if finding:
-                watch.report("early-loader", finding)
-        except BaseException as error:
-            hidden_frames.hide(error)
-            raise
+    @hidden_frames.replace(c10d, "init_process_group")
+    def init_process_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if c10d.GroupMember.WORLD is not None:
+            if watch.accepts(c10d, signature, args, kwargs):
+                return None
+            return original(*args, **kwargs)
+        early = watch.guard(watch.early_loader, hidden_frames.caller())
+        result = original(*args, **kwargs)
+        finding = watch.guard(watch.group_made, early)
+        if finding:
+            watch.report("early-loader", finding)
         return result
 
-    c10d.init_process_group = init_process_group  # type: ignore[attr-defined]  # torch's own is replaced
     if watch.mode == "fix":
-        _patch_query(c10d, watch)
 
-
-def _patch_query(c10d: ModuleType, watch: Watch) -> None:
-    original = c10d.is_initialized
-
-    @functools.wraps(original)
-    def is_initialized() -> Any:
-        try:
+        @hidden_frames.replace(c10d, "is_initialized")
+        def is_initialized(original: Callable[[], Any]) -> Any:
             if c10d.GroupMember.WORLD is None:
-                watch.begin_early(sys._getframe(1))
+                watch.begin_early(hidden_frames.caller())
             return original()
-        except BaseException as error:
-            hidden_frames.hide(error)
-            raise
-
-    c10d.is_initialized = is_initialized  # type: ignore[attr-defined]  # torch's own is replaced
 
 
 def _patch_loaders(module: ModuleType, watch: Watch) -> None:
-    original = module.DataLoader.__init__
+    @hidden_frames.replace(module.DataLoader, "__init__")
+    def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        frame = hidden_frames.caller()
+        if watch.mode == "fix":
+            watch.begin_early(frame)
+        original(self, *args, **kwargs)
+        finding = watch.guard(watch.saw_loader, self, frame)
+        if finding:
+            watch.report("early-sampler", finding)
 
-    @functools.wraps(original)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            if watch.mode == "fix":
-                watch.begin_early(sys._getframe(1))
-            original(self, *args, **kwargs)
-            finding = watch.guard(watch.saw_loader, self, sys._getframe(1))
-            if finding:
-                watch.report("early-sampler", finding)
-        except BaseException as error:
-            hidden_frames.hide(error)
-            raise
-
-    module.DataLoader.__init__ = made
     samplers = sys.modules.get("torch.utils.data.sampler")
     for name in SHUFFLING:
         if hasattr(samplers, name):
@@ -136,27 +108,19 @@ def _patch_loaders(module: ModuleType, watch: Watch) -> None:
 
 
 def _patch_sampler(cls: Any, watch: Watch) -> None:
-    def made(frame: FrameType, self: Any, *args: Any, **kwargs: Any) -> None:
-        watch.guard(watch.saw_sampler, self, frame)
-
-    cls.__init__ = hidden_frames.followed(cls.__init__, made)
+    @hidden_frames.replace(cls, "__init__")
+    def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        watch.guard(watch.saw_sampler, self, hidden_frames.caller())
 
 
 def _patch_ddp(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
-    original = cls.__init__
-
-    @functools.wraps(original)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    @hidden_frames.replace(cls, "__init__")
+    def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         model = args[0] if args else kwargs.get("module")
-        try:
-            watch.before_wrapping("DDP", model, sys._getframe(1))
-            original(self, *args, **kwargs)
-        except BaseException as error:
-            hidden_frames.hide(error)
-            raise
+        watch.before_wrapping("DDP", model, hidden_frames.caller())
+        original(self, *args, **kwargs)
         watch.guard(barrier.wait, getattr(self, "process_group", None))
-
-    cls.__init__ = made
 
 
 def _patch_fsdp1(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
@@ -164,49 +128,36 @@ def _patch_fsdp1(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
 
     Not under hybrid sharding: it has two groups, and a barrier of neither is one of all.
     """
-    original = cls.__init__
     depth = 0
 
-    @functools.wraps(original)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    @hidden_frames.replace(cls, "__init__")
+    def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal depth
         depth += 1
         try:
             if depth == 1:
                 model = args[0] if args else kwargs.get("module")
-                watch.before_wrapping("FSDP", model, sys._getframe(1))
+                watch.before_wrapping("FSDP", model, hidden_frames.caller())
             original(self, *args, **kwargs)
-        except BaseException as error:
-            hidden_frames.hide(error)
-            raise
         finally:
             depth -= 1
         if not depth and not hasattr(self, "_inter_node_pg"):
             watch.guard(barrier.wait, getattr(self, "process_group", None))
 
-    cls.__init__ = made
-
 
 def _patch_fsdp2(module: ModuleType, watch: Watch, barrier: WrapBarrier) -> None:
     """Wait after the calls on a module with sharded parts: the root's, not every block's."""
-    original = module.fully_shard
 
     def wait(target: Any, kwargs: dict[str, Any]) -> None:
         if _has_sharded_parts(target, getattr(module, "FSDPModule", ())):
             # Without a report: torch runs no collective here, and ranks may be minutes apart.
             barrier.wait(group_of_mesh(kwargs), reports=False)
 
-    @functools.wraps(original)  # `fully_shard.state`, which torch uses, is copied with __dict__
-    def fully_shard(*args: Any, **kwargs: Any) -> Any:
-        try:
-            result = original(*args, **kwargs)
-        except BaseException as error:
-            hidden_frames.hide(error)
-            raise
+    @hidden_frames.replace(module, "fully_shard")  # which copies `fully_shard.state`, torch's own
+    def fully_shard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
         watch.guard(wait, args[0] if args else kwargs["module"], kwargs)
         return result
-
-    module.fully_shard = fully_shard  # type: ignore[attr-defined]  # torch's own is replaced
 
 
 def _has_sharded_parts(target: Any, sharded: Any) -> bool:

@@ -1,52 +1,14 @@
-"""Pure: what counts as made in a harmful order, and the text that reports it.
+"""Pure: what counts as made in a harmful order.
 
 A false alarm costs more than a missed one: in doubt there is no finding.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection
+from collections.abc import Collection
 
 _SHARDING = ("num_replicas", "rank", "num_processes", "process_index", "world_size", "num_shards")
 _CHOSEN = ("indices", "_indices")  # Subset and the like: the script may have dealt them out itself
-
-
-def early_text(place: str, what: str, world_size: str | None) -> str:
-    """Return the finding about a loader or sampler made before the group.
-
-    Args:
-        place: "file:line" of the script.
-        what: the name of the class.
-        world_size: the text of WORLD_SIZE.
-    """
-    return (
-        f"{place}: {what} made before init_process_group under WORLD_SIZE {world_size}: nothing"
-        " shards its data yet; make it afterwards, with a DistributedSampler"
-    )
-
-
-def compiled_text(place: str) -> str:
-    """Return the finding about a compiled model inside DDP, at "file:line" of the script."""
-    return (
-        f"{place}: DDP wraps a compiled model, and its communication will not overlap the backward"
-        " pass; wrap first, then torch.compile the DDP model"
-    )
-
-
-def device_text(place: str, what: str, local_rank: str | None) -> str:
-    """Return the finding about a model on another rank's GPU.
-
-    Args:
-        place: "file:line" of the script.
-        what: what wraps the model.
-        local_rank: the text of LOCAL_RANK.
-    """
-    return (
-        f"{place}: {what} wraps a model on cuda:0 under LOCAL_RANK {local_rank};"
-        " call torch.cuda.set_device first"
-    )
 
 
 def samplers(loader: object) -> tuple[object, ...]:

@@ -1,7 +1,9 @@
-"""What this process made, in which order, and which findings were reported."""
+"""The order in which this process makes things, and the findings that it has reported."""
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import os
 import sys
 import time
@@ -15,14 +17,13 @@ from . import order_findings
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import FrameType, ModuleType
-    from typing import Any, TypeVar
+    from typing import Any
 
     from ...context import Context
     from ...settings import OrderSettings
 
-    Result = TypeVar("Result")
     Made = tuple[weakref.ref[Any], str]  # a loader or sampler, and the script's line
 
 _LOOK_S = 0.02  # between two looks at its key: a request to the store, before the first step only
@@ -35,17 +36,14 @@ class Watch:
     def __init__(self, settings: OrderSettings, context: Context) -> None:
         self.mode = settings["mode"]
         self._context = context
+        self.guard = functools.partial(context.guard, "order")
         self._loaders: list[Made] = []  # made before there was a group
         self._samplers: list[Made] = []  # shuffling ones, likewise
         self._grouped = False  # this process has had a group
-        self._by_library = False  # and a library made it: it may shard the loaders afterwards
+        self._by_library = False  # a library made the group: it may shard the loaders afterwards
         self._reported: set[str] = set()
         self._ours = False  # `fix` made the group, and the script has not asked for it yet
         self._beginning = False
-
-    def guard(self, step: Callable[..., Result], *args: Any) -> Result | None:
-        """Run a step of ours; see `Context.guard`."""
-        return self._context.guard("order", step, *args)
 
     def report(self, key: str, text: str) -> None:
         """Act on a finding: raise under `error`, else report it once in the whole job."""
@@ -69,9 +67,7 @@ class Watch:
             return None
         for made, place in self._samplers:
             if made() is not None and made() is loader.sampler:
-                return order_findings.early_text(
-                    place, type(loader.sampler).__name__, os.environ["WORLD_SIZE"]
-                )
+                return _early_text(place, type(loader.sampler).__name__)
         return None
 
     def saw_sampler(self, sampler: Any, frame: FrameType) -> None:
@@ -91,8 +87,7 @@ class Watch:
         for made, place in self._loaders:
             loader = made()
             if loader is not None and not order_findings.shards_itself(loader):
-                size = os.environ.get("WORLD_SIZE")
-                return order_findings.early_text(place, "DataLoader", size), _data_of(loader)
+                return _early_text(place, "DataLoader"), _data_of(loader)
         return None
 
     def group_made(self, found: tuple[str, str] | None) -> str | None:
@@ -174,11 +169,24 @@ class Watch:
             self.report(key, text)
 
 
+def _early_text(place: str, what: str) -> str:
+    """Return the finding about a loader or sampler, made at "file:line" before the group."""
+    return (
+        f"{place}: {what} made before init_process_group under WORLD_SIZE"
+        f" {os.environ.get('WORLD_SIZE')}: nothing shards its data yet; make it afterwards, with a"
+        " DistributedSampler"
+    )
+
+
 def _wrap_findings(what: str, model: Any, frame: FrameType) -> list[tuple[str, str]]:
     findings = []
     place = frames.user_place(frame)
     if what == "DDP" and order_findings.is_compiled(model):
-        findings.append(("compile-before-ddp", order_findings.compiled_text(place)))
+        text = (
+            f"{place}: DDP wraps a compiled model, and its communication will not overlap the"
+            " backward pass; wrap first, then torch.compile the DDP model"
+        )
+        findings.append(("compile-before-ddp", text))
     c10d, cuda = sys.modules.get(rank.C10D), sys.modules["torch"].cuda
     if c10d is None or c10d.GroupMember.WORLD is None or not cuda.is_initialized():
         return findings
@@ -186,7 +194,10 @@ def _wrap_findings(what: str, model: Any, frame: FrameType) -> list[tuple[str, s
     devices = {str(parameter.device) for parameter in model.parameters()}
     backend = str(c10d.get_backend_config())
     if order_findings.on_wrong_device(backend, local_rank, cuda.device_count(), devices):
-        text = order_findings.device_text(place, what, local_rank)
+        text = (
+            f"{place}: {what} wraps a model on cuda:0 under LOCAL_RANK {local_rank};"
+            " call torch.cuda.set_device first"
+        )
         findings.append(("wrap-before-device", text))
     return findings
 
@@ -233,8 +244,6 @@ def _is_too_early(environ: Mapping[str, str]) -> bool:
 
 def _is_rank(environ: Mapping[str, str]) -> bool:
     """Tell whether this process is a rank itself: its helpers carry RANK too."""
-    import multiprocessing
-
     mark = environ.get(contract.RANK_MARK)
     return (
         _is_too_early(environ)

@@ -6,13 +6,11 @@ context parallel) may share their data, and so may all where the batches tell no
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-    Place = tuple[int, ...]  # a rank's coordinates in a mesh
-    Mesh = dict[int, tuple[Place, tuple[bool, ...]]]  # rank -> place; dimensions that split data
+Place = tuple[int, ...]  # a rank's coordinates in a mesh
+Mesh = dict[int, tuple[Place, tuple[bool, ...]]]  # rank -> place; dimensions that split data
 
 ALL_LOOK = 16  # ranks; in a larger job each one looks at a number that grows with the logarithm
 _PARTS = (("num_replicas", "rank"), ("num_processes", "process_index"))  # how samplers name them
@@ -123,18 +121,3 @@ def _may_share(
             if apart and not any(apart):
                 return True
     return False
-
-
-def text(place: str, ranks: Sequence[int], size: int) -> str:
-    """Return the finding.
-
-    Args:
-        place: "file:line" of the script, where the loader is made.
-        ranks: those with the same data.
-        size: the number of all ranks.
-    """
-    some = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return (
-        f"{place}: ranks {some} of {size} train on the same batches of this DataLoader; give it a"
-        " DistributedSampler, or split an IterableDataset by rank (hooks.shards)"
-    )

@@ -15,25 +15,21 @@ are off where they are taken.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import sys
 import weakref
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import Any
 
 from ... import contract, hidden_frames, rank
+from ...context import Context
 from ...fingerprint import fingerprint
 from .. import frames
 from . import order_findings, shard_findings
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import FrameType, ModuleType
-    from typing import Any
-
-    from ...context import Context
-
 _HOOK = "shards"
-BATCHES = 3  # of each loader, that have a fingerprint
+BATCHES = 3  # so many batches of each loader get a fingerprint
 LOOKS = (6, 12, 24, 48)  # the batch before which ranks look at each other's
 
 _meshes: list[shard_findings.Mesh] = []
@@ -57,13 +53,13 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     if name == "torchdata.stateful_dataloader.stateful_dataloader":
         cls = module.StatefulDataLoader  # its base has been executed before, and so is watched
         if _watches:
-            cls.__init__ = _watches[0].noting_place(cls.__init__)
+            _watches[0].watch_class(cls)
         return
     iterators = module._BaseDataLoaderIter
     watch = Loaders(context, iterators)
     _watches[:] = [watch]
-    module.DataLoader.__init__ = watch.noting_place(module.DataLoader.__init__)
-    iterators.__init__ = watch.noting_loader(iterators.__init__)
+    watch.watch_class(module.DataLoader)
+    watch.watch_iterators()
     context.receipt(_HOOK, contract.APPLIED, setting=context.hooks["shards"])
 
 
@@ -73,10 +69,10 @@ def _note_meshes(cls: Any, context: Context) -> None:
         _meshes.append(shard_findings.mesh(mesh.mesh.tolist(), names))
 
     # A script may give `mesh=` by name, as torch 2.4 does itself.
-    def made(frame: FrameType, mesh: Any, /, *args: Any, **kwargs: Any) -> None:
+    @hidden_frames.replace(cls, "__init__")
+    def make(original: Callable[..., None], mesh: Any, /, *args: Any, **kwargs: Any) -> None:
+        original(mesh, *args, **kwargs)
         context.guard(_HOOK, note, mesh)
-
-    cls.__init__ = hidden_frames.followed(cls.__init__, made)
 
 
 def _outside(loader: Any, frame: FrameType) -> FrameType:
@@ -95,7 +91,7 @@ class Batches:
     def __init__(self, place: str, key: str) -> None:
         self.place = place
         self.key = key  # the same on every rank
-        self.part = ""  # of the data, as the loader's sampler says
+        self.part = ""  # the part of the data that the loader's sampler takes
         self.prints: list[str | None] = []
         self.count = 0
         self.steps_before = 0  # optimizer steps when the batch before this one was taken
@@ -121,27 +117,27 @@ class Loaders:
 
     # wrappers
 
-    def noting_place(self, original: Any) -> Any:
-        """Wrap DataLoader.__init__."""
+    def watch_class(self, cls: Any) -> None:
+        """Note where the loaders of a class are made."""
 
-        def made(frame: FrameType, loader: Any, /, *args: Any, **kwargs: Any) -> None:
-            self._guard(self._note_place, loader, frame)
+        @hidden_frames.replace(cls, "__init__")
+        def make(original: Callable[..., None], loader: Any, /, *args: Any, **kwargs: Any) -> None:
+            original(loader, *args, **kwargs)
+            self._guard(self._note_place, loader, hidden_frames.caller())
 
-        return hidden_frames.followed(original, made)
+    def watch_iterators(self) -> None:
+        """Watch the first iterator of each loader."""
 
-    def noting_loader(self, original: Any) -> Any:
-        """Wrap an iterator's __init__: the first iterator of a loader is watched."""
-
-        def made(frame: FrameType, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        @hidden_frames.replace(self._iterators, "__init__")
+        def make(original: Callable[..., None], iterator: Any, loader: Any, **kwargs: Any) -> None:
+            original(iterator, loader, **kwargs)
             iterator._saferun_batches = self._guard(self._begin, loader)
 
-        return hidden_frames.followed(original, made)
+    def _watch_batches(self) -> None:
+        before = self._iterators.__next__
 
-    def _noting_batches(self, original: Any) -> Any:
-        """Wrap an iterator's __next__."""
-
-        @functools.wraps(original)
-        def following(iterator: Any) -> Any:
+        @hidden_frames.replace(self._iterators, "__next__")
+        def following(original: Callable[[Any], Any], iterator: Any) -> Any:
             try:
                 batch = original(iterator)
                 batches = getattr(iterator, "_saferun_batches", None)
@@ -149,13 +145,12 @@ class Loaders:
                     finding = self._guard(self._note_batch, iterator, batches, batch)
                     if finding:
                         self._report(finding, batches.key)
-            except BaseException as error:  # it is over, most often
+            except BaseException:  # usually the end of the data
                 self._end(iterator)
-                hidden_frames.hide(error)
                 raise
             return batch
 
-        return following
+        self._nexts = (before, following)
 
     def _guard(self, step: Any, *args: Any) -> Any:
         if self._failed:
@@ -185,9 +180,7 @@ class Loaders:
             batches.part = shard_findings.part(order_findings.samplers(loader))
             self._young.add(batches)
             if self._nexts is None:
-                original = self._iterators.__next__
-                self._nexts = (original, self._noting_batches(original))
-                self._iterators.__next__ = self._nexts[1]
+                self._watch_batches()
         return batches
 
     def _end(self, iterator: Any) -> None:
@@ -245,7 +238,12 @@ class Loaders:
         groups = shard_findings.groups(c10d._world, size)
         same = shard_findings.same(texts, _meshes, groups)
         if same:
-            return shard_findings.text(batches.place, same, size)
+            ranks = ", ".join(map(str, same[:8])) + (", …" if len(same) > 8 else "")
+            return (
+                f"{batches.place}: ranks {ranks} of {size} train on the same batches of this"
+                " DataLoader; give it a DistributedSampler, or split an IterableDataset by rank"
+                " (hooks.shards)"
+            )
         return "" if len(there) == len(peers) else None
 
     # optimizer steps

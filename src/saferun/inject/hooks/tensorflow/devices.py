@@ -13,22 +13,15 @@ Delete when TensorFlow reports a variable that came too late.
 
 from __future__ import annotations
 
-import functools
 import os
-import sys
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import Any
 
 from ... import contract, hidden_frames
+from ...context import Context
 from .. import frames
-from . import findings
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType, ModuleType
-    from typing import Any
-
-    from ...context import Context
-    from .watch import Watch
+from .watch import Watch
 
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"  # read when a GPU is initialised; overrides the configuration
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -43,7 +36,7 @@ class Devices:
         self._context = context
         self._growth = growth
         self._looked = ""  # "file:line" of the first look
-        self._initialised = ""  # and where they were initialised
+        self._initialised = ""  # "file:line" where they were initialised
         self._visible = ""  # CUDA_VISIBLE_DEVICES at the first look
         self._pid = os.getpid()
 
@@ -64,17 +57,14 @@ class Devices:
 
     def patch_config(self, module: ModuleType) -> None:
         """Report a choice of devices that TensorFlow refuses because it comes too late."""
-        original = module.set_visible_devices
 
-        @functools.wraps(original)
-        def set_visible_devices(*args: Any, **kwargs: Any) -> Any:
+        @hidden_frames.replace(module, "set_visible_devices")
+        def set_visible_devices(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             try:
                 return original(*args, **kwargs)
             except RuntimeError:
-                self._watch.guard(self._saw_late_choice, sys._getframe(1))
+                self._watch.guard(self._saw_late_choice, hidden_frames.caller())
                 raise
-
-        module.set_visible_devices = set_visible_devices  # type: ignore[attr-defined]  # TensorFlow's own is replaced
 
     def _saw_look(self, context: Any, frame: FrameType) -> None:
         if self._looked or context._physical_devices is None:
@@ -112,31 +102,36 @@ class Devices:
             return
         if os.fsdecode(value) != self._visible:  # type: ignore[arg-type]  # what os.putenv got
             place = frames.user_place(frame)
-            text = findings.late_variable_text(place, self._looked, VISIBLE)
+            text = (
+                f"{place}: {VISIBLE} is set after TensorFlow looked for its devices"
+                f" ({self._looked}): this process keeps those it found; set it before that line, or"
+                " before the job starts"
+            )
             self._watch.report("variable-late", text)
 
     def _saw_late_choice(self, frame: FrameType) -> None:
         first = self._initialised or self._looked or "unknown place"
-        text = findings.late_choice_text(frames.user_place(frame), first)
+        text = (
+            f"{frames.user_place(frame)}: set_visible_devices comes after TensorFlow initialised"
+            f" its devices ({first}) and changes nothing; call it first"
+        )
         self._watch.report("choice-late", text)
 
 
 def _follow(cls: Any, name: str, step: Callable[..., None], watch: Watch) -> None:
     """Call `step` with the object and the caller's frame after each call of a method."""
 
-    def then(frame: FrameType, self: Any, *args: Any, **kwargs: Any) -> None:
-        watch.guard(step, self, frame)
-
-    setattr(cls, name, hidden_frames.followed(getattr(cls, name), then))
+    @hidden_frames.replace(cls, name)
+    def initialise(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        watch.guard(step, self, hidden_frames.caller())
+        return result
 
 
 def _follow_variables(step: Callable[..., None], watch: Watch) -> None:
     """Call `step` with name, value and the caller's frame before os.environ sets a variable."""
-    original = os.putenv
 
-    @functools.wraps(original)
-    def putenv(name: Any, value: Any, /) -> None:
-        watch.guard(step, name, value, sys._getframe(1))
+    @hidden_frames.replace(os, "putenv")  # os.environ looks it up at each assignment
+    def putenv(original: Callable[..., None], name: Any, value: Any, /) -> None:
+        watch.guard(step, name, value, hidden_frames.caller())
         original(name, value)
-
-    os.putenv = putenv  # os.environ looks it up at each assignment

@@ -16,21 +16,15 @@ Settings (hooks.tensorflow): cross_device_ops (keep | hierarchical-copy), memory
 
 from __future__ import annotations
 
-import functools
-import sys
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from ... import contract, hidden_frames
+from ...context import Context
 from .devices import Devices
 from .watch import Watch
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any, TypeVar
-
-    from ...context import Context
-
-    Result = TypeVar("Result")
 
 _HOOK = "tensorflow"
 NO_XLA = "tf-xla-off"  # a mitigation, by its name in knowledge/mitigations.yaml
@@ -67,7 +61,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         _patch_strategies(module, watch)
 
 
-# The patches: each calls the original once, and ours can fail without it.
+# The patches. Each calls TensorFlow's own function once, also where ours fails.
 
 
 def _patch_strategies(module: ModuleType, watch: Watch) -> None:
@@ -80,14 +74,11 @@ def _patch_strategies(module: ModuleType, watch: Watch) -> None:
 
 
 def _patch_init(cls: Any, module: ModuleType, watch: Watch) -> None:
-    import inspect
+    signature = inspect.signature(cls.__init__)
 
-    original = cls.__init__
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        frame = sys._getframe(2)  # `hidden` is between
+    @hidden_frames.replace(cls, "__init__")
+    def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        frame = hidden_frames.caller()
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError:  # TensorFlow reports what is wrong with the call
@@ -101,41 +92,28 @@ def _patch_init(cls: Any, module: ModuleType, watch: Watch) -> None:
         original(*bound.args, **bound.kwargs)
         watch.guard(watch.made, self, chosen, frame)
 
-    cls.__init__ = hidden_frames.hidden(made)
-
 
 def _patch_scope(cls: Any, watch: Watch) -> None:
-    original = cls.scope
-
-    @functools.wraps(original)
-    def scope(self: Any) -> Any:
-        watch.guard(watch.entered, sys._getframe(2))
+    @hidden_frames.replace(cls, "scope")
+    def scope(original: Callable[[Any], Any], self: Any) -> Any:
+        watch.guard(watch.entered, hidden_frames.caller())
         return original(self)
-
-    cls.scope = hidden_frames.hidden(scope)
 
 
 def _patch_reduction(cls: Any, watch: Watch) -> None:
-    original = cls._get_cross_device_ops
-
-    @functools.wraps(original)
-    def _get_cross_device_ops(self: Any, value: Any) -> Any:
+    @hidden_frames.replace(cls, "_get_cross_device_ops")
+    def get_cross_device_ops(original: Callable[[Any, Any], Any], self: Any, value: Any) -> Any:
         used = original(self, value)
         watch.guard(watch.reduced, self, used)
         return used
 
-    cls._get_cross_device_ops = _get_cross_device_ops
-
 
 def _switch_xla_off(module: ModuleType, context: Context) -> None:
     """Compile no function by XLA, whatever `tf.function(jit_compile=…)` asks for."""
-    import inspect
+    signature = inspect.signature(module.function)
 
-    original = module.function
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
+    @hidden_frames.replace(module, "function")
+    def function(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:  # TensorFlow reports what is wrong with the call
@@ -145,5 +123,4 @@ def _switch_xla_off(module: ModuleType, context: Context) -> None:
             context.activate()
         return original(*bound.args, **bound.kwargs)
 
-    module.function = function  # type: ignore[attr-defined]  # TensorFlow's own is replaced
     context.receipt(_HOOK, contract.APPLIED, part="xla", effective={"jit_compile": False})

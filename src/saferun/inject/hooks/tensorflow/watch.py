@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Iterable
+from types import FrameType, ModuleType
+from typing import Any
 
 from ... import contract
+from ...context import Context
 from .. import frames
 from . import findings
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from types import FrameType, ModuleType
-    from typing import Any, TypeVar
-
-    from ...context import Context
-
-    Result = TypeVar("Result")
 
 _HOOK = "tensorflow"
 NO_NCCL = "tf-hierarchical-copy"  # a mitigation, by its name in knowledge/mitigations.yaml
@@ -30,14 +25,11 @@ class Watch:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.guard = functools.partial(context.guard, _HOOK)
         self._replaces = context.hooks["tensorflow"]["cross_device_ops"] == "hierarchical-copy"
         self._reported: set[tuple[int, str]] = set()
         self._first: tuple[int, str] | None = None  # pid and place of the first strategy
         self._ran: set[tuple[int, str]] = set()  # pid and class of each reduction that ran
-
-    def guard(self, step: Callable[..., Result], *args: Any) -> Result | None:
-        """Run a step of ours; see `Context.guard`."""
-        return self._context.guard(_HOOK, step, *args)
 
     def report(self, key: str, text: str) -> None:
         """Report a finding once in this process."""
@@ -66,11 +58,17 @@ class Watch:
             return getattr(reductions, name)() if name and self._replaces else None
         wrong = len(names) > 1 and len(names) % 2
         if wrong and isinstance(given, reductions.HierarchicalCopyAllReduce):
-            self.report("odd-replicas", findings.odd_text(place, len(names)))
+            text = (
+                f"{place}: {findings.HIERARCHICAL} adds up wrongly for {len(names)} replicas (it"
+                f" leaves one out); pass tf.distribute.{findings.ONE_DEVICE}(), or no"
+                " cross_device_ops"
+            )
+            self.report("odd-replicas", text)
         failed_before = NO_NCCL in self._context.mitigations
         if name is None or not (failed_before and isinstance(given, reductions.NcclAllReduce)):
             return None
-        text = findings.replaced_text(place, type(given).__name__, name)
+        asked = type(given).__name__
+        text = f"{place}: {name} instead of the script's {asked}, since NCCL failed before"
         self.report("replaced", text)
         return getattr(reductions, name)()
 
@@ -96,13 +94,21 @@ class Watch:
         if first is None or first[0] != os.getpid():
             self._first = (os.getpid(), place)
         else:
-            self.report("second-strategy", findings.second_text(place, first[1]))
+            text = (
+                f"{place}: a second MirroredStrategy (the first: {first[1]}): variables of one"
+                " cannot be used in the other, and their collectives can collide; make one and"
+                " pass it on"
+            )
+            self.report("second-strategy", text)
 
     def entered(self, frame: FrameType) -> None:
         """Report a scope that the script's own code opens inside another one."""
         has_strategy = getattr(sys.modules.get(_SCOPES), "has_strategy", None)
         if has_strategy is not None and has_strategy() and frames.is_users(frame):
-            text = findings.nested_text(frames.user_place(frame))
+            text = (
+                f"{frames.user_place(frame)}: strategy.scope() inside another scope; enter it"
+                " once, where the model is built and compiled"
+            )
             self.report("nested-scope", text)
 
     def reduced(self, extended: Any, used: Any) -> None:
@@ -117,7 +123,12 @@ class Watch:
             _HOOK, contract.OBSERVED, part="reduction", effective={"cross_device_ops": ran[1]}
         )
         if is_collective and used is not own and self._replaces and self._first:
-            self.report("xla-collective", findings.xla_text(self._first[1]))
+            text = (
+                f"{self._first[1]}: XLA compiles the step (jit_compile=True), and there TensorFlow"
+                " adds up with CollectiveAllReduce, that is NCCL, whatever the strategy was given;"
+                " leave jit_compile out"
+            )
+            self.report("xla-collective", text)
 
 
 def _names(module: ModuleType, devices: Any) -> list[str]:
