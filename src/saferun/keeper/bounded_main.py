@@ -17,7 +17,7 @@ from saferun.keeper import process_tree
 from saferun.keeper.job import KEEPER_IGNORES, Program, start_program
 
 _LOOK_S = 0.05  # between two looks at whether the command has ended
-_KEPT_BYTES = 4096  # of the end of its output
+_KEPT_BYTES = 4096  # so much of the end of its output is kept
 
 
 def bounded(limit_s: float, *argv: str) -> None:

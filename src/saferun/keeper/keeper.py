@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from saferun.keeper.warm_agent import WarmAgent
 
 # States.
-WAITING = "waiting"  # for its `Start`
+WAITING = "waiting"  # no `Start` has come
 STARTING = "starting"  # the command is executed, or a warm agent is becoming it
 SIGNALLED = "signalled"  # the same, and a signal has been sent to the process
 RUNNING = "running"  # the command runs
@@ -53,7 +53,7 @@ EXIT = "exit"  # the command has exited
 LINGER = "linger"  # only output of detached processes is left to carry
 
 _RELAY_S = 0.05  # between two looks for what the agent has written: a person sees it at once
-_HANDOVER_S = 60.0  # for a warm agent to finish its import from a cold disk, before we start afresh
+_HANDOVER_S = 60.0  # a warm agent may still import from a cold disk; then we start afresh
 
 
 class Keeper(StateMachine):
@@ -114,7 +114,7 @@ class Keeper(StateMachine):
 
     def _turn(self, limit_s: float | None = None) -> None:
         """Wait for something to happen and handle it."""
-        waiting = self._inbox.waiting()  # that came together with `Start`
+        waiting = self._inbox.waiting()  # they came together with `Start`
         for message in waiting:
             self._obey(message)
         limit_s = 0 if waiting else limit_s

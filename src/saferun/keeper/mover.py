@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from saferun.keeper.output_ends import OutputPipes
 
-_MOST_BYTES = 1 << 20  # that are looked at together; the pipe for it holds less
+_MOST_BYTES = 1 << 20  # one look shows at most so many; the pipe for it holds less
 _NONBLOCK = 2  # SPLICE_F_NONBLOCK of fcntl.h
 # A read of a terminal returns 4 KiB at most: after one of this size there is probably more.
 _FULL_READ_BYTES, _GATHER_READS = 2048, 8

@@ -50,7 +50,7 @@ class Channel:
         self.outer, self._ours, self.inner = ends.outer, ends.ours, ends.inner
         self._notify = notify
         self._shared = shared
-        self._rest = b""  # of a shared output: the beginning of a line
+        self._rest = b""  # the beginning of a line that a shared output waits for
         self.tail = Tail(tail_bytes, f"{MEMORY}{self.outer}")
         self.is_terminal = kind(self.outer) == TERMINAL
         os.set_blocking(self._ours, False)  # no need to poll while the job is faster than we are
@@ -64,7 +64,7 @@ class Channel:
 
     @property
     def exact(self) -> bool:
-        """Whether a death of this process loses nothing."""
+        """True where a death of this process loses nothing."""
         return self._mover is not None
 
     def start(self) -> None:
@@ -194,7 +194,7 @@ class Channel:
 
 
 class Streams:
-    """What the job gets as descriptors 1 and 2, and the channels behind them.
+    """The job's descriptors 1 and 2, and the channels behind them.
 
     Args:
         ends: of the channels.
@@ -222,7 +222,7 @@ class Streams:
 
     @property
     def exact(self) -> bool:
-        """Whether a death of this process loses nothing of what the channels carry."""
+        """True where a death of this process loses nothing of what the channels carry."""
         return all(channel.exact for channel in self.channels)
 
     def renew(self, tail_bytes: int) -> None:

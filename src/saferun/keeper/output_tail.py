@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MEMORY = "saferun-output-"  # and 1 or 2: the name of a memory file with the end of that output
-_BYTES_AT = 24  # in it
+MEMORY = "saferun-output-"  # with 1 or 2, the name of a memory file: the end of that output
+_BYTES_AT = 24  # the offset of the bytes in it
 HEAD_BYTES = 64 * 1024  # kept of the beginning: it shows from which step a job went on
 
 
@@ -28,7 +28,7 @@ class Tail:
 
     def __init__(self, limit: int, name: str = "") -> None:
         self.limit, self._name = limit, name
-        self._place: memoryview | None = None  # of 2 * limit bytes behind the three numbers
+        self._place: memoryview | None = None  # three numbers, then 2 * limit bytes
         self._moves = self._end = 0
         self._head = bytearray()
 

@@ -15,9 +15,9 @@ TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-UNKILLABLE_S = 30.0  # for the kernel to free what a killed process holds: a GPU's driver, a disk
-# For all to be stopped before the first is killed. What still makes new processes then (beyond our
-# reach: another user's) is killed as it is found.
+UNKILLABLE_S = 30.0  # the kernel may take so long to free what a killed process holds
+# The time to stop all before the first is killed. A process that still makes new ones then (another
+# user's, which we cannot stop) has them killed as they are found.
 _FREEZE_S = 5.0
 _LOOKS = 5  # at what holds a GPU, while processes fork and exit: one may be between two openings
 # Between two looks at whether the killed are gone: the first after what one exit takes, then

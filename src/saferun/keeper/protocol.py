@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-HURRIED_DRAIN_S = 2.0  # for output that waits for a slow reader once somebody wants an end
+HURRIED_DRAIN_S = 2.0  # output waits so long for a slow reader once somebody wants an end
 _LENGTH_BYTES = 8
 
 
@@ -107,7 +107,7 @@ class Ended(NamedTuple):
 class Failed(NamedTuple):
     """The command could not be executed."""
 
-    reason: str  # in the words of strerror(3)
+    reason: str  # the words of strerror(3)
     program: str
 
 

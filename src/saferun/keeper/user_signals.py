@@ -1,4 +1,4 @@
-"""Who gets SIGUSR1 and SIGUSR2: the ranks that have a use for them, and nobody else.
+"""Choose who gets SIGUSR1 and SIGUSR2: the ranks that have a use for them, and nobody else.
 
 torchrun dies of them or ends the job (`--signals-to-handle`), and a rank's helpers, which torchrun
 signals with the rank, die of them. Standard library only.

@@ -55,7 +55,7 @@ class WarmAgent:
     def __init__(self, prepare: protocol.Prepare, files: Sequence[int]) -> None:
         self._prepared = prepare
         self._unsent = memoryview(b"")
-        self.files = [os.dup(fd) for fd in files]  # of our own: a channel closes its
+        self.files = [os.dup(fd) for fd in files]  # our own copies: a channel closes its
         control, self._control = os.pipe()
         os.set_blocking(self._control, False)  # its reader may be importing for a long time yet
         _enlarge(self._control)
@@ -92,13 +92,10 @@ class WarmAgent:
         """
         prepared, argv = self._prepared, start.argv
         module = prepared.program == "-m"
-        takeover = warm_agent_main.Takeover(
-            orig_argv=argv if module else [*prepared.python, *argv],
-            argv=["-m", *argv[argv.index("-m") + 2 :]] if module else argv,
-            env=start.env,
-            born=prepared.env,
-        )
-        data = marshal.dumps(takeover.fields(), warm_agent_main.MARSHAL_VERSION)
+        orig_argv = argv if module else [*prepared.python, *argv]
+        own_argv = ["-m", *argv[argv.index("-m") + 2 :]] if module else argv
+        task: warm_agent_main.Task = (orig_argv, own_argv, start.env, prepared.env)
+        data = marshal.dumps(task, warm_agent_main.MARSHAL_VERSION)
         return self._write(len(data).to_bytes(8, "little") + data)
 
     def go(self) -> bool:

@@ -16,36 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import CodeType, TracebackType
 
+    Task = tuple[list[str], list[str], dict[str, str], dict[str, str]]  # see `_take_over`
+
 MARSHAL_VERSION = 2  # a format that every Python reads and writes
 _THIS_FILE = (lambda: 0).__code__.co_filename  # __file__, also where there is none
-_KEPT = ("__name__", "__builtins__", "__annotations__")  # of __main__, the same for any program
+_KEPT = ("__name__", "__builtins__", "__annotations__")  # __main__ has them for any program
 _MODULE = "torch.distributed.run"
 _INJECT = "SAFERUN_INJECT"
-
-
-class Takeover:
-    """What a warm agent takes over from the task.
-
-    Args:
-        orig_argv: the command line that ps shows, and `sys.orig_argv`.
-        argv: `sys.argv`.
-        env: the whole environment.
-        born: the environment that the agent was started with.
-    """
-
-    __slots__ = ("argv", "born", "env", "orig_argv")
-
-    def __init__(
-        self, orig_argv: list[str], argv: list[str], env: dict[str, str], born: dict[str, str]
-    ) -> None:
-        self.orig_argv = orig_argv
-        self.argv = argv
-        self.env = env
-        self.born = born
-
-    def fields(self) -> tuple[list[str], list[str], dict[str, str], dict[str, str]]:
-        """Return the arguments that make an equal one."""
-        return self.orig_argv, self.argv, self.env, self.born
 
 
 def wait(program: str, control: int, answer: int, *files: int) -> None:
@@ -66,10 +43,10 @@ def wait(program: str, control: int, answer: int, *files: int) -> None:
         sys.path.insert(0, os.getcwd() if module else os.path.dirname(os.path.realpath(program)))
     __import__(_MODULE)
     code = None if module else _compiled(program)
-    takeover = _receive(control)
-    if takeover is None:
+    task = _receive(control)
+    if task is None:
         os._exit(1)
-    _take_over(takeover)
+    _take_over(*task)
     _take_streams(files)
     os.write(answer, b"r")
     if os.read(control, 1) != b"g":
@@ -85,11 +62,12 @@ def _compiled(program: str) -> CodeType:
         return code
 
 
-def _receive(control: int) -> Takeover | None:
-    """Return what arrives on the pipe; None where the keeper closes it without a task."""
+def _receive(control: int) -> Task | None:
+    """Return the task that arrives on the pipe; None where the keeper closes it without one."""
     head = _read(control, 8)
     body = _read(control, int.from_bytes(head, "little")) if head else b""
-    return Takeover(*marshal.loads(body)) if body else None  # noqa: S302 - from our own keeper
+    task: Task | None = marshal.loads(body) if body else None  # noqa: S302 - from our own keeper
+    return task
 
 
 def _read(fd: int, count: int) -> bytes:
@@ -102,9 +80,17 @@ def _read(fd: int, count: int) -> bytes:
     return data
 
 
-def _take_over(takeover: Takeover) -> None:
-    """Set the arguments and the environment that a launcher started now would have."""
-    born, env = takeover.born, takeover.env
+def _take_over(
+    orig_argv: list[str], argv: list[str], env: dict[str, str], born: dict[str, str]
+) -> None:
+    """Set the arguments and the environment that a launcher started now would have.
+
+    Args:
+        orig_argv: the command line that ps shows, and `sys.orig_argv`.
+        argv: `sys.argv`.
+        env: the whole environment.
+        born: the environment that this agent was started with.
+    """
     made = {name: value for name, value in os.environ.items() if born.get(name) != value}
     removed = [name for name in born if name not in os.environ]
     os.environ.clear()
@@ -112,11 +98,11 @@ def _take_over(takeover: Takeover) -> None:
     for name in removed:  # by this process's own start, which would have happened now
         os.environ.pop(name, None)
     os.environ.update(made)
-    sys.argv[:] = takeover.argv
+    sys.argv[:] = argv
     if hasattr(sys, "orig_argv"):
-        sys.orig_argv[:] = takeover.orig_argv
-    _show(takeover.orig_argv)
-    shown = takeover.orig_argv if takeover.argv[0] == "-m" else takeover.argv
+        sys.orig_argv[:] = orig_argv
+    _show(orig_argv)
+    shown = orig_argv if argv[0] == "-m" else argv
     _set_process_name(os.path.basename(os.fsencode(shown[0])))
     if _INJECT in env and not sys.flags.ignore_environment:
         _start_injection()
