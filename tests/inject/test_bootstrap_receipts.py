@@ -14,7 +14,6 @@ import pytest
 from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch, other_pythons
 from repo import source
 
-from saferun.inject import contract
 from saferun.inject.targets import TARGETS
 
 BY_HAND = """
@@ -181,8 +180,10 @@ def test_a_process_that_is_no_rank_leaves_none(
     assert interpreters.run(script, hooks=NEUTRAL, **extra).receipts == []
 
 
-@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
-@pytest.mark.parametrize("odd", ["", "x", "007", '1,"pid":2'])
+@pytest.mark.parametrize(
+    ("variable", "odd"),
+    [("RANK", ""), ("LOCAL_RANK", "x"), ("RANK", "007"), ("LOCAL_RANK", '1,"pid":2')],
+)
 def test_odd_numbers_in_the_environment_make_no_odd_line(
     interpreters: Interpreters, variable: str, odd: str
 ) -> None:
@@ -192,24 +193,28 @@ def test_odd_numbers_in_the_environment_make_no_odd_line(
     assert ran.err == ""
 
 
-@pytest.mark.parametrize("where", [True, False], ids=["a directory", "no directory"])
-@pytest.mark.parametrize("spaces", [False, True], ids=["as encoded", "as json writes"])
+@pytest.mark.parametrize(
+    ("has_directory", "separators"),
+    [(True, (",", ":")), (False, (", ", ": "))],
+    ids=["a directory, as encoded", "no directory, as json writes"],
+)
 def test_a_ranks_start_needs_neither_json_nor_re(
-    interpreters: Interpreters, where: bool, spaces: bool
+    interpreters: Interpreters, has_directory: bool, separators: tuple[str, str]
 ) -> None:
     show = "import sys; print(' '.join(sorted(sys.modules)))"
     bare = set(interpreters.run(show).out.split())
-    reported = json.loads(interpreters.contract(NEUTRAL))
-    reported["receipts"] = reported["receipts"] if where else None
-    text = (
-        json.dumps(reported)
-        if spaces
-        else contract.encode(**{k: reported[k] for k in reported if k != "v"})
+    whole = json.loads(interpreters.contract(NEUTRAL))
+    if not has_directory:
+        whole["receipts"] = None
+    environ = interpreters.environ(
+        None,
+        SAFERUN_INJECT=json.dumps(whole, separators=separators),
+        RANK="0",
+        SAFERUN_AGENT_PID=str(os.getpid()),
+        TORCHELASTIC_ERROR_FILE=str(interpreters.folder / "error.json"),
     )
-    agent = str(os.getpid())
-    environ = interpreters.environ(None, SAFERUN_INJECT=text, RANK="0", SAFERUN_AGENT_PID=agent)
     ran = interpreters.run(show, environ=environ)
-    assert bool(ran.receipts) == where
+    assert bool(ran.receipts) == has_directory
     more = {m for m in set(ran.out.split()) - bare if not m.startswith("_saferun_inject")}
     assert more == {"_ctypes", "atexit", "faulthandler"}  # built in or there already
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from interpreters import Interpreters
+from interpreters import Interpreters, other_pythons
 from ranks import MARK, TORCHRUN, alive, launch
 from repo import source
 
@@ -284,13 +284,7 @@ def test_an_agent_that_dies_just_before_the_kernel_knows_takes_the_rank_along(
 # other Pythons, other kernels
 
 
-def all_pythons() -> list[Path]:
-    found = sorted(Path.home().joinpath(".pyenv/versions").glob("3.*/bin/python"))
-    wanted = [p for p in found if tuple(map(int, p.parts[-3].split(".")[:2])) >= (3, 9)]
-    return wanted or [Path(sys.executable)]
-
-
-@pytest.mark.parametrize("python", all_pythons(), ids=lambda p: p.parts[-3])
+@pytest.mark.parametrize("python", other_pythons(), ids=lambda p: p.parts[-3])
 def test_a_child_of_the_agent_is_tied_under_every_python(
     interpreters: Interpreters, python: Path
 ) -> None:

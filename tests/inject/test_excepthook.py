@@ -172,11 +172,6 @@ def test_outside_a_rank_sys_excepthook_is_untouched(interpreters: Interpreters) 
     assert interpreters.run(script, hooks=ON).out == "True\n"
 
 
-def test_watching_imports_no_json(interpreters: Interpreters) -> None:
-    script = "import sys; print({'json', 'traceback', 're'} & set(sys.modules))"
-    assert rank(interpreters, script).out == "set()\n"
-
-
 @pytest.mark.parametrize(
     ("hooks", "enabled"), [(ON, True), ({"excepthook": "off"}, False)], ids=["on", "off"]
 )

@@ -74,17 +74,16 @@ except Exception as error:
     assert interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, fake)).out == bare.out
 
 
-FINDERS = [
-    "one in front that finds nothing",
-    "one at the end",
-    "one in front that finds everything",
-    "one in front that asks the others",
-    "all replaced",
-]
-
-
-@pytest.mark.parametrize("finder", FINDERS)
-@pytest.mark.parametrize("how", ["import", "import_module"])
+@pytest.mark.parametrize(
+    ("finder", "how"),
+    [
+        ("one in front that finds nothing", "import"),
+        ("one at the end", "import_module"),
+        ("one in front that finds everything", "import"),
+        ("one in front that asks the others", "import_module"),
+        ("all replaced", "import"),
+    ],
+)
 def test_a_module_is_hooked_whichever_finder_finds_it_and_none_is_starved(
     interpreters: Interpreters, finder: str, how: str
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
@@ -57,15 +56,6 @@ def test_message_has_all_its_fields_by_name():
             wrong()
     with pytest.raises(TypeError, match="Signal: "):
         protocol.Signal(3, rank=1)
-
-
-def test_table_names_actions_that_take_their_events_and_states_that_are_known():
-    states = {keeper.WAITING, keeper.GONE, *keeper.WITH_JOB}
-    for (state, event), (action, following) in keeper.TABLE.items():
-        assert {state, following} <= states, (state, event)
-        message = isinstance(event, type) or event == keeper.SIGNAL_RANKS
-        if action is not None:
-            inspect.signature(action).bind(None, *[event] * message)
 
 
 def test_every_command_is_expected_while_there_is_a_job():
