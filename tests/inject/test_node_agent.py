@@ -12,7 +12,7 @@ from helpers import ROOT
 PROGRAM = ROOT / "tests/programs/nodes/faulty_agent.py"
 FUNCTIONS = [
     "node_joining.Joining.begin",
-    "node_joining.Joining._look",
+    "node_joining.Joining._look_at_state",
     "node_agent.NodeParticipant._meet",
     "node_agent.NodeParticipant._say_root",
     "node_agent.NodeParticipant._note_shutdown",

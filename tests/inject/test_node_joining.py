@@ -53,7 +53,9 @@ def test_a_burst_of_states_brings_no_burst_of_questions(
     """Nodes that join at once read the state anew whenever another one has changed it."""
     monkeypatch.setattr(node_joining, "SELDOM_S", seldom_s)
     facts: Any = {"host": "h0", "attempt": 1}
-    back: Any = SimpleNamespace(begin=lambda *_: None, seen=lambda _: None, look=lambda: None)
+    back: Any = SimpleNamespace(
+        begin=lambda *_: None, seen=lambda _: None, raise_if_over=lambda: None
+    )
     joining, handler = node_joining.Joining(facts, lambda agreement: None, back), Handler()
     joining.watch(handler, "job")
     for _ in range(20):

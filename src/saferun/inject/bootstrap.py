@@ -59,7 +59,7 @@ def settle() -> None:
     Ubuntu's sitecustomize replaces without calling the one before it.
     """
     if any(name in sys.modules for name in TARGETS):
-        _look()
+        _hook_late_imports()
     if "RANK" not in os.environ and contract.MAIN_MARK not in os.environ:
         return
     from . import rank
@@ -76,21 +76,21 @@ def settle() -> None:
     receipts.write_bootstrap(_text, contract.APPLIED)
     import atexit
 
-    atexit.register(_tell_targets)
+    atexit.register(_write_last_states)
     if os.environ.get("TORCHELASTIC_ERROR_FILE"):
         excepthook.watch(_text)
 
 
-def _look() -> None:
+def _hook_late_imports() -> None:
     from . import hook_runner
 
     found = hook_runner.current(_text)
     if found is not None:
-        found.look()
+        found.hook_late_imports()
 
 
-def _tell_targets() -> None:
-    """Say which watched modules this rank loaded past us, even if none came by way of us."""
+def _write_last_states() -> None:
+    """Write to the receipt which watched modules this rank has loaded without the finder."""
     if any(name in sys.modules for name in TARGETS):
         try:
             from . import hook_runner

@@ -30,11 +30,13 @@ class Context:
 
     Args:
         text: SAFERUN_INJECT.
-        look: hooks the watched modules that were imported past us meanwhile; never raises.
+        hook_late: hooks the watched modules that were imported past us meanwhile; never raises.
     """
 
-    def __init__(self, text: str, look: Callable[[Context], None] = lambda context: None) -> None:
-        self._look = look
+    def __init__(
+        self, text: str, hook_late: Callable[[Context], None] = lambda context: None
+    ) -> None:
+        self._hook_late = hook_late
         found = contract.decode(text)
         self.hooks = settings.complete(found["hooks"])
         self.mitigations = found["mitigations"]
@@ -93,9 +95,9 @@ class Context:
             return False
         return self._directory is not None
 
-    def look(self) -> None:
+    def hook_late_imports(self) -> None:
         """Hook the watched modules that were imported past us meanwhile. Never raises."""
-        self._look(self)
+        self._hook_late(self)
 
     def set_target(self, name: str, state: str) -> None:
         """Note what became of a watched module: contract.APPLIED, NOT_IMPORTED or MISSED."""
@@ -118,7 +120,7 @@ class Context:
         try:
             self._notice_fork()
             if not self._active:
-                self.look()
+                self.hook_late_imports()
                 facts: dict[str, object] = {"targets": dict(self._targets)}
                 first = (receipts.now(), contract.TARGETS, contract.OBSERVED, facts)
                 self._pending.insert(0, first)

@@ -76,7 +76,7 @@ def watch(names: "Container[str]", act: "Callable[[str, ModuleType], None]") -> 
 
 
 class Loader:
-    """Another finder's loader; the module's `__loader__` and spec keep that one."""
+    """Execute a module by another finder's loader, which its spec and `__loader__` keep."""
 
     def __init__(self, inner: "Any", act: "Callable[[str, ModuleType], None]") -> None:
         self._saferun_inner = inner

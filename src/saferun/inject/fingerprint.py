@@ -57,7 +57,9 @@ class _Walk:
             self._add_tensor(torch, value)
         elif hasattr(value, "__array_interface__") and hasattr(value, "reshape"):
             flat = value.reshape(-1)
-            self._add_raw(repr((value.shape, str(value.dtype))), flat[:ENDS], flat[-ENDS:])
+            head = repr((value.shape, str(value.dtype))).encode()
+            content = head + flat[:ENDS].tobytes() + flat[-ENDS:].tobytes()
+            self._add_bytes(content, len(set(flat[:ENDS].tolist())) > 1)
         elif isinstance(value, (str, bytes, bytearray)):
             text = value.encode("utf-8", "replace") if isinstance(value, str) else bytes(value)
             self._add_bytes(
@@ -97,10 +99,6 @@ class _Walk:
         content = ctypes.string_at(ends.data_ptr(), ends.numel() * ends.element_size())
         tells = ends.numel() > 1 and bool((ends != ends[0]).any())
         self._add_bytes(repr((tuple(value.shape), str(value.dtype))).encode() + content, tells)
-
-    def _add_raw(self, head: str, first: Any, last: Any) -> None:
-        content = first.tobytes() + last.tobytes()
-        self._add_bytes(head.encode() + content, len(set(first.tolist())) > 1)
 
     def _add_bytes(self, content: bytes, tells: bool) -> None:
         self.hash.update(content)

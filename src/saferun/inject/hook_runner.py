@@ -1,10 +1,10 @@
 """Run the hooks of watched modules, and keep the state of each: applied, not imported or missed.
 
 A module that importlib loads is hooked right after its execution (finder.py). One that came another
-way (before us, or executed by hand) is hooked late, at the next `look`: then a name that other
-modules took from it is replaced there, too. It was *missed* if it was in use before, if a hook
-could not be put in place, or if the script has put something in its place since. The receipt has
-the state of each target, so that a mitigation that did not hold is not taken for tried.
+way (before us, or executed by hand) is hooked by the next `hook_late_imports`: then a name that
+other modules took from it is replaced there, too. It was *missed* if it was in use before, if a
+hook could not be put in place, or if the script has put something in its place since. The receipt
+has the state of each target, so that a mitigation that did not hold is not taken for tried.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def current(text: str) -> Context | None:
     global _context, _is_unusable
     if _context is None and not _is_unusable:
         try:
-            _context = Context(text, look)
+            _context = Context(text, hook_late_imports)
             atexit.register(at_exit, _context)
         except Exception as error:
             _is_unusable = True
@@ -87,7 +87,7 @@ def hook(context: Context, name: str, module: ModuleType) -> dict[str, tuple[obj
     return changed
 
 
-def look(context: Context) -> None:
+def hook_late_imports(context: Context) -> None:
     """Hook what was imported past us, and notice what the script has replaced. Never raises."""
     for name in TARGETS:
         try:

@@ -93,7 +93,7 @@ class Joining:
                 original()  # torch's heartbeat, in which nobody would end the agent
                 return
             try:
-                self._look(handler)
+                self._look_at_state(handler)
             except Exception as error:  # another torch, or a connection that the caller notices
                 self._holder.__dict__.pop("_sanitize", None)
                 if type(error).__name__ == SIGNALLED or isinstance(error, node_return.Over):
@@ -115,13 +115,13 @@ class Joining:
         if why := nodes.differences(pair, hosts):
             self._tell(nodes.refusal(hosts, why))
 
-    def _look(self, handler: Any) -> None:
+    def _look_at_state(self, handler: Any) -> None:
         """Look at a state that has just been read, before silent nodes are taken out of it."""
         if time.monotonic() - self._asked_at >= SELDOM_S:
             self._asked_at = time.monotonic()
             if self._store.check([f"{self._prefix}/refused"]):
                 self._refuse(json.loads(self._store.get(f"{self._prefix}/refused")))
-            self._back.look()
+            self._back.raise_if_over()
         before_s, self._looked_at = self._looked_at, time.monotonic()
         is_first, unseen_s = not before_s, self._looked_at - before_s
         clock = sys.modules[type(handler).__module__].datetime  # as torch itself asks it

@@ -76,7 +76,7 @@ class Return:
         """Return the names that `seen` was called with."""
         return list(self._seen)
 
-    def look(self) -> None:
+    def raise_if_over(self) -> None:
         """Raise Over where another node's time is over."""
         if self._store.check([f"{self._prefix}/over"]):
             raise Over(json.loads(self._store.get(f"{self._prefix}/over")))
@@ -149,7 +149,7 @@ def come_statically(handler: Any, back: Return, facts: nodes.Facts, limit: float
                 missing.append(rank)
         if not missing and is_host:
             break
-        back.look()
+        back.raise_if_over()
         if time.monotonic() > limit:
             raise Over(back.over())
         time.sleep(LOOK_S)

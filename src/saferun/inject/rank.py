@@ -1,4 +1,4 @@
-"""Which rank this process is, and whether it is one at all."""
+"""Tell which rank this process is, and whether it is a rank at all."""
 
 import os
 import sys

@@ -70,13 +70,13 @@ def make(*, shared: bool) -> list[OutputPipes]:
     for fd in (1,) if same(1, 2) else (1, 2):
         if kind(fd) in kinds:
             try:
-                found.append(_made(fd))
+                found.append(_ends_of(fd))
             except OSError:  # no pseudo-terminal left: a job without a kept tail beats none
                 continue
     return found
 
 
-def _made(outer: int) -> OutputPipes:
+def _ends_of(outer: int) -> OutputPipes:
     if kind(outer) != TERMINAL:
         return OutputPipes(outer, *_pipe(outer))
     stage = os.pipe()

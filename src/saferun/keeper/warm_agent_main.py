@@ -91,13 +91,13 @@ def _take_over(
         env: the whole environment.
         born: the environment that this agent was started with.
     """
-    made = {name: value for name, value in os.environ.items() if born.get(name) != value}
+    changed = {name: value for name, value in os.environ.items() if born.get(name) != value}
     removed = [name for name in born if name not in os.environ]
     os.environ.clear()
     os.environ.update(env)
     for name in removed:  # by this process's own start, which would have happened now
         os.environ.pop(name, None)
-    os.environ.update(made)
+    os.environ.update(changed)
     sys.argv[:] = argv
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = orig_argv

@@ -210,7 +210,7 @@ def _watched(inner: Callable[..., Any], config: ModuleType, context: Context) ->
     def inner_compile(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _observe(context, "backward" if kwargs.get("is_backward") else "forward", config)
         graph = original(*args, **kwargs)
-        context.look()  # the generated code has loaded modules of inductor
+        context.hook_late_imports()  # the generated code has loaded modules of inductor
         return graph
 
     marked = hidden_frames.wrapped(inner, inner_compile)

@@ -101,7 +101,7 @@ def _note(context: Context, error: Exception) -> None:
 
 
 def _check_labels(name: str, arguments: Mapping[str, Any]) -> None:
-    """Labels lie in 0 … classes-1 or are `ignore_index`; class probabilities have no range."""
+    """Check that labels lie in 0 … classes-1 or are `ignore_index`; probabilities have no range."""
     logits: Any = arguments.get("input")
     labels: Any = arguments.get("target")
     if not (_is_plain(logits) and _is_plain(labels)) or logits.dim() == 0:
@@ -113,7 +113,7 @@ def _check_labels(name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def _check_indices(name: str, arguments: Mapping[str, Any]) -> None:
-    """Indices lie in 0 … rows-1 of the table."""
+    """Check that indices lie in 0 … rows-1 of the table."""
     indices: Any = arguments.get("input")
     table: Any = arguments.get("weight")
     if not _is_plain(indices) or not hasattr(table, "shape") or not indices.numel():
@@ -124,7 +124,7 @@ def _check_indices(name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def _check_shapes(name: str, arguments: Mapping[str, Any]) -> None:
-    """Logits (N, C, d1, …) go with labels (N, d1, …), or with probabilities of their own shape."""
+    """Check the labels' shape: (N, d1, …) for logits (N, C, d1, …), or that of the logits."""
     logits: Any = arguments.get("input")
     labels: Any = arguments.get("target")
     if not (_is_plain(logits) and _is_plain(labels)) or logits.dim() == 0:

@@ -10,7 +10,7 @@ _SHOWN = 5  # offending values that a message names
 
 
 class FindingError(Exception):
-    """Holds the exception that the script is to see."""
+    """A value is wrong; `error` is the exception that the script sees."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -18,7 +18,7 @@ class FindingError(Exception):
 
 
 def check_range(name: str, values: Any, count: int, ignored: int | None) -> None:
-    """Look at the values on the device they are on, and wait for the answer.
+    """Check on their own device that values lie in a range, and wait for the answer.
 
     Args:
         name: of the function.

@@ -216,7 +216,7 @@ class Loaders:
                 self._publish(c10d, batches)
         if batches.count not in LOOKS:
             return None
-        found = self._look(c10d, batches) if batches.trains else None
+        found = self._compare_with_peers(c10d, batches) if batches.trains else None
         if found is not None or batches.count == LOOKS[-1]:
             self._end(iterator)
         return found
@@ -226,7 +226,7 @@ class Loaders:
         text = shard_findings.encode(batches.part, batches.prints)
         store.set(f"saferun/shards/{batches.key}/{own}", text)
 
-    def _look(self, c10d: Any, batches: Batches) -> str | None:
+    def _compare_with_peers(self, c10d: Any, batches: Batches) -> str | None:
         """Return the finding; "" where all ranks are there and differ, None to look again."""
         store, size = c10d._get_default_store(), c10d.get_world_size()
         peers = shard_findings.peers(c10d.get_rank(), size)

@@ -90,13 +90,13 @@ def _patch_init(cls: Any, module: ModuleType, watch: Watch) -> None:
         if chosen is not None:
             bound.arguments["cross_device_ops"] = chosen
         original(*bound.args, **bound.kwargs)
-        watch.guard(watch.made, self, chosen, frame)
+        watch.guard(watch.note_strategy, self, chosen, frame)
 
 
 def _patch_scope(cls: Any, watch: Watch) -> None:
     @hidden_frames.replace(cls, "scope")
     def scope(original: Callable[[Any], Any], self: Any) -> Any:
-        watch.guard(watch.entered, hidden_frames.caller())
+        watch.guard(watch.note_scope, hidden_frames.caller())
         return original(self)
 
 
@@ -104,7 +104,7 @@ def _patch_reduction(cls: Any, watch: Watch) -> None:
     @hidden_frames.replace(cls, "_get_cross_device_ops")
     def get_cross_device_ops(original: Callable[[Any, Any], Any], self: Any, value: Any) -> Any:
         used = original(self, value)
-        watch.guard(watch.reduced, self, used)
+        watch.guard(watch.note_reduction, self, used)
         return used
 
 

@@ -72,7 +72,7 @@ class Watch:
         self.report("replaced", text)
         return getattr(reductions, name)()
 
-    def made(self, strategy: Any, chosen: Any, frame: FrameType) -> None:
+    def note_strategy(self, strategy: Any, chosen: Any, frame: FrameType) -> None:
         """Write the receipt of a strategy, with what it really has; report a second one.
 
         Args:
@@ -101,7 +101,7 @@ class Watch:
             )
             self.report("second-strategy", text)
 
-    def entered(self, frame: FrameType) -> None:
+    def note_scope(self, frame: FrameType) -> None:
         """Report a scope that the script's own code opens inside another one."""
         has_strategy = getattr(sys.modules.get(_SCOPES), "has_strategy", None)
         if has_strategy is not None and has_strategy() and frames.is_users(frame):
@@ -111,7 +111,7 @@ class Watch:
             )
             self.report("nested-scope", text)
 
-    def reduced(self, extended: Any, used: Any) -> None:
+    def note_reduction(self, extended: Any, used: Any) -> None:
         """Note which reduction adds gradients up: under XLA it is not the strategy's own."""
         own = getattr(extended, "_cross_device_ops", None)
         is_collective = used is getattr(extended, "_collective_ops", None)
