@@ -223,33 +223,22 @@ def test_an_agent_that_nobody_has_buried_yet_is_dead_too(interpreters: Interpret
     zombie.wait()
 
 
-def test_an_agent_that_lives_is_no_reason_to_end(interpreters: Interpreters) -> None:
-    assert late(interpreters, f"{os.getppid()} {namespace()}") == 0
+SPARED = {
+    "its agent lives": ("{parent} {namespace}", True, {}),
+    # A container of its own for each rank: the agent's pid means nothing in there.
+    "the pid is of another namespace": ("{dead} pid:[1]", True, {}),
+    "its agent may start other programs": ("{dead}", True, {}),
+    "it is no session of its own, so no rank": ("{dead} {namespace}", False, {}),
+    "a rank has detached it": ("{dead} {namespace}", True, {"SAFERUN_RANK_PID": "1"}),
+}
 
 
-def test_a_pid_of_another_namespace_is_no_reason_to_end(
-    interpreters: Interpreters, dead: int
+@pytest.mark.parametrize(("agent", "session", "extra"), SPARED.values(), ids=SPARED)
+def test_no_other_process_ends_with_an_agent(
+    interpreters: Interpreters, dead: int, agent: str, session: bool, extra: dict[str, str]
 ) -> None:
-    """A container of its own for each rank: the agent's pid means nothing in there."""
-    assert late(interpreters, f"{dead} pid:[1]") == 0
-
-
-def test_an_agent_that_may_start_other_programs_is_no_reason_to_end(
-    interpreters: Interpreters, dead: int
-) -> None:
-    assert late(interpreters, str(dead)) == 0
-
-
-def test_a_process_that_is_no_session_of_its_own_is_no_rank(
-    interpreters: Interpreters, dead: int
-) -> None:
-    assert late(interpreters, f"{dead} {namespace()}", session=False) == 0
-
-
-def test_what_a_rank_has_detached_may_outlive_the_agent(
-    interpreters: Interpreters, dead: int
-) -> None:
-    assert late(interpreters, f"{dead} {namespace()}", SAFERUN_RANK_PID="1") == 0
+    found = agent.format(dead=dead, parent=os.getppid(), namespace=namespace())
+    assert late(interpreters, found, session, **extra) == 0
 
 
 @pytest.mark.parametrize(

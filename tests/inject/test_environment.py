@@ -26,33 +26,21 @@ class Cuda:
         return self.count
 
 
-@pytest.mark.parametrize(
-    ("backend", "local_rank", "cuda", "index"),
-    [
-        ("nccl", "3", Cuda(), 3),
-        ("cpu:gloo,cuda:nccl", "1", Cuda(), 1),
-        ("undefined", "1", Cuda(), 1),
-        ("undefined", "1", Cuda(available=False), None),
-        ("gloo", "1", None, None),
-        ("nccl", "4", Cuda(), None),
-        ("nccl", "1", Cuda(1), None),
-        ("nccl", "1", Cuda(initialized=True), None),
-        ("nccl", None, None, None),
-        ("nccl", "x", None, None),
-    ],
-    ids=[
-        "nccl",
-        "both",
-        "no-backend",
-        "no-backend-no-gpu",
-        "gloo-never-asks-cuda",
-        "more-ranks-than-devices",
-        "one-visible-device-each",
-        "context-exists",
-        "no-local-rank",
-        "odd-local-rank",
-    ],
-)
+DEVICES = {
+    "nccl": ("nccl", "3", Cuda(), 3),
+    "both": ("cpu:gloo,cuda:nccl", "1", Cuda(), 1),
+    "no-backend": ("undefined", "1", Cuda(), 1),
+    "no-backend-no-gpu": ("undefined", "1", Cuda(available=False), None),
+    "gloo-never-asks-cuda": ("gloo", "1", None, None),
+    "more-ranks-than-devices": ("nccl", "4", Cuda(), None),
+    "one-visible-device-each": ("nccl", "1", Cuda(1), None),
+    "context-exists": ("nccl", "1", Cuda(initialized=True), None),
+    "no-local-rank": ("nccl", None, None, None),
+    "odd-local-rank": ("nccl", "x", None, None),
+}
+
+
+@pytest.mark.parametrize(("backend", "local_rank", "cuda", "index"), DEVICES.values(), ids=DEVICES)
 def test_the_device_is_set_only_where_it_is_certain(
     backend: str, local_rank: str | None, cuda: Any, index: int | None
 ) -> None:
@@ -62,33 +50,21 @@ def test_the_device_is_set_only_where_it_is_certain(
 ENV = {"RANK": "1", "WORLD_SIZE": "4"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environ", "world"),
-    [
-        ({}, ENV, (1, 4)),
-        ({"init_method": "env://", "rank": 1, "world_size": 4}, ENV, (1, 4)),
-        ({"rank": -1, "world_size": 4}, ENV, (1, 4)),
-        ({"world_size": 2}, ENV, None),
-        ({"rank": 0}, ENV, (1, 4)),
-        ({"init_method": "tcp://h:1"}, ENV, None),
-        ({"init_method": "env://?rank=1"}, ENV, None),
-        ({"store": object()}, ENV, None),
-        ({}, {"RANK": "1"}, None),
-        ({}, {"RANK": "one", "WORLD_SIZE": "4"}, None),
-    ],
-    ids=[
-        "env",
-        "the-same-said",
-        "half-said",
-        "other-size",
-        "other-rank",
-        "tcp",
-        "query",
-        "store",
-        "no-size",
-        "no-number",
-    ],
-)
+CALLS = {
+    "env": ({}, ENV, (1, 4)),
+    "the-same-said": ({"init_method": "env://", "rank": 1, "world_size": 4}, ENV, (1, 4)),
+    "half-said": ({"rank": -1, "world_size": 4}, ENV, (1, 4)),
+    "other-size": ({"world_size": 2}, ENV, None),
+    "other-rank": ({"rank": 0}, ENV, (1, 4)),
+    "tcp": ({"init_method": "tcp://h:1"}, ENV, None),
+    "query": ({"init_method": "env://?rank=1"}, ENV, None),
+    "store": ({"store": object()}, ENV, None),
+    "no-size": ({}, {"RANK": "1"}, None),
+    "no-number": ({}, {"RANK": "one", "WORLD_SIZE": "4"}, None),
+}
+
+
+@pytest.mark.parametrize(("arguments", "environ", "world"), CALLS.values(), ids=CALLS)
 def test_only_the_environments_world_checks_in_before(
     arguments: dict[str, object], environ: dict[str, str], world: tuple[int, int] | None
 ) -> None:

@@ -96,33 +96,27 @@ def test_a_rank_that_comes_to_its_end_says_so_last(
     assert [line["outcome"] for line in more] == ["finished"] * finished
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        ("raise SystemExit(3)", None),
-        ("import sys; sys.exit('a word')", None),
-        ("raise KeyboardInterrupt", None),
-        ("pass", None),
-        ("try: 1 / 0\nexcept Exception: pass", None),
-        ("import threading as t; x = t.Thread(target=lambda: 1 / 0); x.start(); x.join()", None),
-        ("import asyncio\nraise asyncio.CancelledError('x')", "CancelledError: x"),
-        ("class Odd(Exception):\n    def __str__(self): 1 / 0\nraise Odd", "Odd: "),
-        ("try: 1 / 0\nexcept Exception as e: raise OSError('second') from e", "OSError: second"),
-        ("raise ValueError('\\ud800 \\n \\0')", "ValueError: \ud800 \n \0"),
-    ],
-    ids=[
-        "exit",
-        "exit word",
-        "ctrl-c",
-        "success",
-        "caught",
-        "thread",
-        "base",
-        "str",
-        "chain",
-        "odd",
-    ],
-)
+ENDINGS = {
+    "exit": ("raise SystemExit(3)", None),
+    "exit word": ("import sys; sys.exit('a word')", None),
+    "ctrl-c": ("raise KeyboardInterrupt", None),
+    "success": ("pass", None),
+    "caught": ("try: 1 / 0\nexcept Exception: pass", None),
+    "thread": (
+        "import threading as t; x = t.Thread(target=lambda: 1 / 0); x.start(); x.join()",
+        None,
+    ),
+    "base": ("import asyncio\nraise asyncio.CancelledError('x')", "CancelledError: x"),
+    "str": ("class Odd(Exception):\n    def __str__(self): 1 / 0\nraise Odd", "Odd: "),
+    "chain": (
+        "try: 1 / 0\nexcept Exception as e: raise OSError('second') from e",
+        "OSError: second",
+    ),
+    "odd": ("raise ValueError('\\ud800 \\n \\0')", "ValueError: \ud800 \n \0"),
+}
+
+
+@pytest.mark.parametrize(("script", "expected"), ENDINGS.values(), ids=ENDINGS)
 def test_only_failures_of_the_main_program_are_recorded(
     interpreters: Interpreters, script: str, expected: str | None
 ) -> None:

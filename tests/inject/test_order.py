@@ -183,30 +183,21 @@ def test_a_compiled_model_in_ddp_is_reported_once_with_the_line(run_ranks: RunRa
     assert job.code == 0
 
 
+DEVICES = {
+    "on-the-first": ("nccl", "1", 2, {"cuda:0"}, True),
+    "two-backends": ("cpu:gloo,cuda:nccl", "3", 8, {"cuda:0"}, True),
+    "rank-0": ("nccl", "0", 2, {"cuda:0"}, False),
+    "one-visible-device": ("nccl", "1", 1, {"cuda:0"}, False),
+    "its-own": ("nccl", "1", 2, {"cuda:1"}, False),
+    "spread-over-devices": ("nccl", "1", 2, {"cuda:0", "cuda:1"}, False),
+    "cpu": ("nccl", "1", 2, {"cpu"}, False),
+    "gloo": ("gloo", "1", 2, {"cuda:0"}, False),
+    "no-local-rank": ("nccl", None, 2, {"cuda:0"}, False),
+}
+
+
 @pytest.mark.parametrize(
-    ("backend", "local_rank", "count", "devices", "wrong"),
-    [
-        ("nccl", "1", 2, {"cuda:0"}, True),
-        ("cpu:gloo,cuda:nccl", "3", 8, {"cuda:0"}, True),
-        ("nccl", "0", 2, {"cuda:0"}, False),
-        ("nccl", "1", 1, {"cuda:0"}, False),
-        ("nccl", "1", 2, {"cuda:1"}, False),
-        ("nccl", "1", 2, {"cuda:0", "cuda:1"}, False),
-        ("nccl", "1", 2, {"cpu"}, False),
-        ("gloo", "1", 2, {"cuda:0"}, False),
-        ("nccl", None, 2, {"cuda:0"}, False),
-    ],
-    ids=[
-        "on-the-first",
-        "two-backends",
-        "rank-0",
-        "one-visible-device",
-        "its-own",
-        "spread-over-devices",
-        "cpu",
-        "gloo",
-        "no-local-rank",
-    ],
+    ("backend", "local_rank", "count", "devices", "wrong"), DEVICES.values(), ids=DEVICES
 )
 def test_a_model_on_the_first_gpu_under_another_local_rank_is_wrong(
     backend: str, local_rank: str | None, count: int, devices: set[str], wrong: bool
