@@ -39,7 +39,7 @@ LINGER_S = 5.0  # the host of the store stays this long for the others to read t
 
 
 class NoResultError(RuntimeError):
-    """The rank that compares all has failed at it; the store works."""
+    """The rank that compares all facts has published no result; the store works."""
 
 
 def meet(

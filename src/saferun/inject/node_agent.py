@@ -209,7 +209,7 @@ class NodeParticipant:
             say(fault("the nodes could not compare notes", error))
 
     def _go_on(self, agent: Any) -> None:
-        """Meet; return where the ranks are to be started, and leave otherwise."""
+        """Meet the other nodes; return to have the ranks started, or end the agent."""
         group = agent._worker_group
         handler, store = group.spec.rdzv_handler, _prefixed(agent._store)
         rank, size = group.group_rank, group.group_world_size
@@ -256,7 +256,7 @@ class NodeParticipant:
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
 
     def _give_up(self, error: Exception) -> NoReturn:
-        """End the agent; from the second attempt on the supervisor says it in a sentence."""
+        """End the agent; from the second attempt on the supervisor explains why."""
         is_signal = type(error).__name__ == SIGNALLED
         if is_signal or self._attempt == 1 or self._directory is None:
             raise error
@@ -454,7 +454,7 @@ class NodeParticipant:
         watch.stop()
 
     def _write(self, name: str, content: nodes.Outcome | nodes.Loss) -> None:
-        """Write a file for the supervisor; without one it decides alone."""
+        """Write a file for the supervisor, which decides alone where there is none."""
         if self._directory is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What a node can say while it waits for the others: who is there, and what does not fit.
+"""Explain the wait for other nodes: who is there, and what does not fit.
 
 Target: the c10d rendezvous of torch.distributed.elastic, torch >= 2.4: `_store` and `_state_holder`
 of its handler (rendezvous/dynamic_rendezvous.py).
@@ -198,7 +198,7 @@ def addresses(host: str) -> str:
 
 
 def fault(what: str, error: Exception) -> str:
-    """Return a line about a fault of ours; by its end a diagnosis knows that it ended nothing."""
+    """Return a line about a fault of ours; its end tells a diagnosis that it ended nothing."""
     message = cut.beginning(" ".join(str(error).split()), FAULT_CHARS)
     return f"{what}: {type(error).__name__}: {message}; the job goes on"
 

@@ -1,4 +1,4 @@
-"""Who has come back for the next attempt, and one word for all where somebody has not.
+"""Learn who has come back for the next attempt, and tell all nodes where somebody has not.
 
 Target: the handlers of torch.distributed.elastic's rendezvous, torch >= 2.4: `_store` of both,
 `_state_holder` of c10d's, `next_rendezvous` of the static one.

@@ -328,7 +328,7 @@ def differences(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
 
 
 def _other_contents(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
-    """Return which nodes have another script of the same name; "" for none."""
+    """Return a warning that nodes have other scripts of the same name; "" for none."""
     values = _by_value(facts, hosts, "content")
     values.pop("", None)
     if len(values) < 2:
@@ -338,7 +338,7 @@ def _other_contents(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str
 
 
 def _not_shared(facts: Mapping[int, Facts], unseen: Sequence[int]) -> str:
-    """Return which given run directory not all nodes see; "" for none, and after attempt 1."""
+    """Return a warning that not all nodes see a given run directory; "" after attempt 1."""
     for node in unseen:
         fact = facts[node]
         if fact.get("run_dir") and fact.get("shared") and fact["attempt"] == 1:

@@ -106,7 +106,7 @@ def _raise_open_files(wanted: int) -> None:
 
 
 def release_inherited() -> None:
-    """Leave input and directory to the job: who waits until they are free waits for it alone."""
+    """Let go of stdin and the directory: whoever waits until they are free waits for the job."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

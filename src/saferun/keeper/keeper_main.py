@@ -35,7 +35,7 @@ def _set_up() -> tuple[int, int]:
 
 
 def _no_op(number: int, frame: object) -> None:
-    """Be a handler: the number arrives through the wake-up descriptor."""
+    """Do nothing: the number arrives through the wake-up descriptor."""
 
 
 def under_saferun(ends: str, shared: bool, commands: int, reports: int, *held: int) -> None:

@@ -1,4 +1,4 @@
-"""What the job's output leads to, and the pipes and terminals that the job gets instead.
+"""Our outputs, and the pipes and terminals that the job gets in their place.
 
 saferun makes them and keeps the reading ends, too: what a keeper that was killed has left in them
 is not lost, and no writer gets an EPIPE of our making. The keeper carries what comes.
@@ -27,7 +27,7 @@ TERMINAL, PIPE, FILE, DEVICE = "terminal", "pipe", "file", "device"
 
 
 class OutputPipes(NamedTuple):
-    """The ends of what stands between the job and one of our outputs; -1 for one that is not."""
+    """The descriptors between the job and one of our outputs; -1 for one that is not there."""
 
     outer: int  # our output: 1 or 2
     ours: int  # what the job writes is read here
@@ -132,11 +132,16 @@ def _terminal(fd: int) -> bytes:
 def _pipe(outer: int) -> tuple[int, int]:
     ours, inner = os.pipe()
     for end in (inner, outer):
-        try:
-            fcntl.fcntl(end, _SET_PIPE_BYTES, PIPE_BYTES)
-        except OSError:  # a socket, /dev/null, or this user's share of pipe memory is used up
-            continue
+        enlarge(end)
     return ours, inner
+
+
+def enlarge(pipe: int) -> None:
+    """Have a pipe hold PIPE_BYTES, where the kernel allows it."""
+    try:
+        fcntl.fcntl(pipe, _SET_PIPE_BYTES, PIPE_BYTES)
+    except OSError:  # a socket, /dev/null, or this user's share of pipe memory is used up
+        return
 
 
 def _pty(outer: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def receivers(
     command: int, living: Mapping[int, int], joined: Collection[int], number: int
 ) -> list[int]:
-    """Return the pids that get a signal: of ranks, else of the command where no rank is known.
+    """Return the pids that get a signal: the ranks', or the command's where no rank is known.
 
     A process that would die of it gets none.
 

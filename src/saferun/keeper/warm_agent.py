@@ -12,12 +12,10 @@ Standard library only: it runs in the keeper's process.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import marshal
 import os
 
-from saferun.keeper import warm_agent_main
+from saferun.keeper import output_ends, warm_agent_main
 from saferun.keeper.job import Program, start_program
 
 TYPE_CHECKING = False  # typing costs a keeper 10 ms
@@ -25,9 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from saferun.keeper import protocol
-
-_SET_PIPE_BYTES = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # in fcntl since Python 3.10
-_PIPE_BYTES = 1 << 20  # the largest that an unprivileged user may ask for by default
 
 # Short, so that the real command line fits over it; `posix` is built in. `-c` puts the working
 # directory first on the path, and a module there must shadow nothing.
@@ -58,7 +53,7 @@ class WarmAgent:
         self.files = [os.dup(fd) for fd in files]  # our own copies: a channel closes its
         control, self._control = os.pipe()
         os.set_blocking(self._control, False)  # its reader may be importing for a long time yet
-        _enlarge(self._control)
+        output_ends.enlarge(self._control)  # else a large environment goes through in pieces
         self.answers, answer = os.pipe()
         # What is printed during the import is nobody's before the hand-over: it waits in pipes.
         pipes = [os.pipe() for _ in range(1 if files[0] == files[1] else 2)]
@@ -138,14 +133,9 @@ class WarmAgent:
                 continue
 
     def close(self) -> None:
-        """Close all descriptors; an agent that still waits ends by that."""
+        """Close all descriptors, which ends an agent that still waits."""
         for fd in (self._control, self.answers, *self.files, *(fd for fd, _ in self._printed)):
             os.close(fd)
-
-
-def _enlarge(pipe: int) -> None:
-    with contextlib.suppress(OSError):  # then a large environment goes through in pieces
-        fcntl.fcntl(pipe, _SET_PIPE_BYTES, _PIPE_BYTES)
 
 
 def _size(argv: Sequence[str]) -> int:

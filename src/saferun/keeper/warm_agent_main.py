@@ -1,4 +1,4 @@
-"""What a warm agent runs: import torch, wait for a task, and become the launcher.
+"""The program of a warm agent: import torch, wait for a task, and become the launcher.
 
 Loaded by path in the launcher's own Python, which may have no saferun: this file alone, the
 standard library, Python >= 3.9. warm_agent.py is the keeper's side of it.

@@ -72,7 +72,7 @@ def _removed(path: str) -> bool:
 
 
 def _owner(pid: int) -> str:
-    """Return a process by machine, namespace, pid and time of its start; the last is "" if dead."""
+    """Return a process as text: where it runs, its pid, its start time ("" where it is dead)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()
@@ -83,7 +83,7 @@ def _owner(pid: int) -> str:
 
 
 def _place() -> str:
-    """Return where a pid and a time of start mean the same: a boot, and its namespaces."""
+    """Return the boot and the namespaces in which a pid and a start time mean one process."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     paths = ("/proc/self/ns/pid", "/proc/self/ns/time")  # Linux before 5.6 has no second one

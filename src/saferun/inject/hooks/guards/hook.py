@@ -90,7 +90,7 @@ def _guard(module: ModuleType, name: str, checks: list[Check], context: Context)
 
 
 def _note(context: Context, error: Exception) -> None:
-    """Note that a check failed: an error of the GPU's is the script's, whose own call meets it."""
+    """Note that a check failed. The script's own call meets an error of the GPU's."""
     if not cuda_failures.is_of_gpu(error):
         context.failed(_HOOK, error)
     if not cuda_failures.is_memory(error):

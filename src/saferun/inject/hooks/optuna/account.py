@@ -135,7 +135,7 @@ class Account:
         return self.row + 1 >= (_ROW if self._is_any_good else _ROW_AT_FIRST)
 
     def close(self) -> None:
-        """Note that the script goes on behind this call: no later process takes it up again."""
+        """Note that the script has gone on after this call, so that no later process repeats it."""
         if self.is_kept and not self.is_closed:
             self.is_closed = True
             self._kept({"closed": self.call})
@@ -169,7 +169,7 @@ class Account:
         self._kept({**self._own(), "id": trial_id})
 
     def taken(self, trial_id: int) -> None:
-        """Note that it was: another thread that was late may have noted the opposite."""
+        """Note that it was taken: a thread that came late may have noted the opposite."""
         self._running[trial_id] = time.monotonic()
         self._kept({**self._own(), "id": trial_id})
 
@@ -243,7 +243,7 @@ class Account:
             again = (is_lost and not callback) or "again" in (end or {})
             if is_lost:
                 is_any_lost = True
-                self._bury(trial, note, callback)
+                self._mark_lost(trial, note, callback)
                 line = {"end": trial._trial_id, "row": self.row + 1}
                 self._kept({**line, "again": 1} if again else line)
             elif end is None:  # the storage had its result just before its process ended
@@ -262,10 +262,10 @@ class Account:
             self.state.record(recorded(self.study, trial, "unknown"))
             self.state.progress()
 
-    def _bury(
+    def _mark_lost(
         self, trial: Any, note: dict[str, Any], callback: Callable[[Any, Any], None] | None
     ) -> None:
-        """Mark a trial in which a process before this one ended; tell the script's own callback.
+        """Mark a trial as failed whose process has ended; call the script's own callback for it.
 
         Optuna itself would call it only once the trial's heartbeat has been missed for long enough.
         """

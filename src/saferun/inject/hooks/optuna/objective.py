@@ -86,7 +86,7 @@ class Objective:
         return self._described(trial, error)
 
     def _unusable(self, trial: Any, error: Exception, kind: str) -> str:
-        """Have the process replaced; only the trial that was first is the cause."""
+        """Have the process replaced; only the trial that met the error first is its cause."""
         is_pruned = isinstance(error, optuna.TrialPruned)
         replaces = self._trials.is_kept and not self._trials.is_last_in_row
         if replaces and not self._leave(kind, trial, error) and not is_pruned:
@@ -124,7 +124,7 @@ class Objective:
             return True
 
     def _ended(self, trial: Any, error: SystemExit) -> None:
-        """Leave no trial running in which its process ends with status 0; Optuna would.
+        """Mark a trial as failed whose process ends with status 0; Optuna would leave it running.
 
         Lightning (2.0 to 2.6) does that on SIGTERM. With the signal's status the trial is one that
         was killed, and the search goes on unless it was saferun that got the signal.

@@ -99,7 +99,7 @@ class Optimization:
             self._stop(self.trials.study)
 
     def _leave(self) -> None:
-        """End this process, to be replaced; return where the loop cannot know, after a line."""
+        """End this process, so that it is replaced; return where the request cannot be written."""
         kind, context = self._objective.leaving, self.trials.context
         if context.recycle(self._why, kind=kind, progress=self.trials.done):
             _leaving.append(self._why)

@@ -17,7 +17,7 @@ from .state import State
 
 
 def main() -> None:
-    """Fail what the files in the state directory name; argument: the last attempt's exit status."""
+    """Mark the trials that the run has left as failed; argv has the last attempt's exit status."""
     here = hook_runner.current(os.environ[contract.VARIABLE])
     if here is None or here.state is None:
         return

@@ -15,7 +15,7 @@ ONE_DEVICE = "ReductionToOneDevice"
 
 
 def reduction(devices: Sequence[str]) -> str | None:
-    """Return the class that adds up without NCCL and rightly; None where TensorFlow's choice does.
+    """Return the class that adds up rightly without NCCL; None where TensorFlow's own choice does.
 
     Args:
         devices: names of the strategy's devices, one for each replica. With one there is nothing to
