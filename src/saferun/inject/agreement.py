@@ -5,37 +5,39 @@ Every rank that compares the same facts gets the same result.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypedDict, TypeVar
+
 from . import cut
 
 _MOST_RUNS = 8  # the text names so many runs of consecutive ranks
 _ARGUMENT = 400  # characters of an argument that are shown
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from typing import TypedDict, TypeVar
 
-    Value = TypeVar("Value")
+Value = TypeVar("Value")
 
-    class Facts(TypedDict, total=False):
-        """The facts that a rank tells the others; a fact that it does not know is absent."""
 
-        world_size: int
-        torch: str
-        cuda: str
-        nccl: str
-        gpu: str
-        mitigations: str
-        start: str  # what the attempt goes on from, and how
-        host: str
-        barrier: str
-        argv: list[str]  # as `comparable_arguments` returns them
-        local: str  # the text of LOCAL_RANK
+class Facts(TypedDict, total=False):
+    """The facts that a rank tells the others; a fact that it does not know is absent."""
 
-    class Comparison(TypedDict):
-        """The result of comparing the facts of all ranks."""
+    world_size: int
+    torch: str
+    cuda: str
+    nccl: str
+    gpu: str
+    mitigations: str
+    start: str  # what the attempt goes on from, and how
+    host: str
+    barrier: str
+    argv: list[str]  # as `comparable_arguments` returns them
+    local: str  # the text of LOCAL_RANK
 
-        differences: list[str]
-        arguments: str
+
+class Comparison(TypedDict):
+    """The result of comparing the facts of all ranks."""
+
+    differences: list[str]
+    arguments: str
 
 
 NAMES = {
@@ -142,8 +144,6 @@ def comparable_arguments(argv: Sequence[str]) -> list[str]:
 
 def _without_ranks(facts: Mapping[int, Facts]) -> dict[int, list[str]]:
     """Return each rank's arguments; a word that differs by the rank's own number becomes "#"."""
-    import re
-
     argvs = {rank: fact["argv"] for rank, fact in facts.items() if fact.get("argv") is not None}
     if len({len(argv) for argv in argvs.values()}) != 1:
         return argvs

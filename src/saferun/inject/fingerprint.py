@@ -7,17 +7,10 @@ synthetic data) gives no fingerprint.
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Protocol
-
-    class Hash(Protocol):
-        """A hash of hashlib's."""
-
-        def update(self, data: bytes, /) -> None: ...
-
+from typing import Any
 
 ENDS = 2048  # elements of a tensor, characters of a text, that count at each end
 ITEMS = 64  # so many items count at each end of a list or mapping
@@ -32,8 +25,6 @@ def fingerprint(value: object) -> str | None:
             waited for. Where a part of it raises, being of a type that answers in its own way, it
             tells nothing.
     """
-    import hashlib
-
     walk = _Walk(hashlib.blake2b(digest_size=12))
     try:
         walk.add(value, 0)
@@ -92,8 +83,6 @@ class _Walk:
             return
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             return
-        import ctypes
-
         flat = value.detach().reshape(-1)
         ends = torch.cat([flat[:ENDS], flat[-ENDS:]]).cpu()  # contiguous
         content = ctypes.string_at(ends.data_ptr(), ends.numel() * ends.element_size())

@@ -15,16 +15,12 @@ step alone does not tell: torch.distributed.checkpoint makes one before it loads
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from . import contract, hidden_frames
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-    from typing import Any
-
-    from .context import Context
+from .context import Context
 
 _STEPS = 8  # so many steps are compared, of all optimizers of a process
 

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import atexit
 import sys
+from types import ModuleType
 
 from . import contract
 from .context import Context, say
 from .targets import MODULES, TARGETS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
 
 _context: Context | None = None
 _is_unusable = False  # SAFERUN_INJECT could not be read, and that was reported

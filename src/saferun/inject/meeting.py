@@ -9,25 +9,24 @@ Imports nothing of torch: the stores come from the caller.
 
 from __future__ import annotations
 
+import datetime
+import json
 import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import datetime
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any, Protocol, TypeVar
+Facts = TypeVar("Facts", bound=Mapping[str, Any])
+Result = TypeVar("Result")
 
-    Facts = TypeVar("Facts", bound=Mapping[str, Any])
-    Result = TypeVar("Result")
 
-    class Store(Protocol):
-        """The functions of torch.distributed.Store that a meeting needs."""
+class Store(Protocol):
+    """The functions of torch.distributed.Store that a meeting needs."""
 
-        def set(self, key: str, value: str, /) -> None: ...
-        def get(self, key: str, /) -> bytes: ...
-        def add(self, key: str, amount: int, /) -> int: ...
-        def check(self, keys: list[str], /) -> bool: ...
-        def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None: ...
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None: ...
 
 
 # The wait between two looks grows with the time waited, a twentieth of it: 1 ms for who comes
@@ -67,8 +66,6 @@ def meet(
         NoResultError: no rank published a result in time.
         RuntimeError: the store broke.
     """
-    import json
-
     store.set(_key(rank), json.dumps(facts))
     arrived = store.add("count", 1)
     if arrived >= size or not _await_result(store, arrived == 1, timeout_s):
@@ -120,8 +117,6 @@ def poll(store: Store, key: str, timeout_s: float) -> bool:
 def _await_result(store: Store, is_first: bool, timeout_s: float) -> bool:
     if is_first:
         return poll(store, "result", timeout_s)
-    import datetime
-
     bound_s = timeout_s + SLACK_S
     start = time.monotonic()
     try:
@@ -135,8 +130,6 @@ def _await_result(store: Store, is_first: bool, timeout_s: float) -> bool:
 
 def _publish(store: Store, size: int, compare: Callable[[dict[int, Facts]], Result]) -> None:
     """Compare and publish the result, unless another rank does: then wait for it."""
-    import json
-
     if store.add("comparing", 1) > 1:
         if not poll(store, "result", SLACK_S):
             raise NoResultError("the rank that compares all ranks published no result")

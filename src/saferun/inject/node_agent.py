@@ -28,16 +28,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
 
 from . import hidden_frames, meeting, node_joining, node_return, node_watch, nodes, receipts
 from .context import say
 from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-    from typing import Any, NoReturn
 
 VARIABLE = "SAFERUN_NODES"
 AGENT_API = "torch.distributed.elastic.agent.server.api"

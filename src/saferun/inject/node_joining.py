@@ -13,19 +13,17 @@ from __future__ import annotations
 import functools
 import json
 import os
+import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from . import cut, meeting, node_return, nodes
 from .context import say
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Refuse = Callable[[nodes.Agreement], None]
+Refuse = Callable[[nodes.Agreement], None]
 
 WAITED_S = 30.0  # torchrun itself gives up a connection after 60 s
 LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
@@ -186,8 +184,6 @@ def _sees(shared: str) -> bool:
 
 def addresses(host: str) -> str:
     """Return the addresses that a name has here, in words."""
-    import socket
-
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host.strip("[]"), None)}
     except (OSError, UnicodeError):

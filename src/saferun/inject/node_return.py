@@ -16,13 +16,11 @@ first whose time is over leaves there who came, and all others end with the same
 from __future__ import annotations
 
 import json
+import sys
 import time
+from typing import Any
 
 from . import nodes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 RECENT_S = 10.0  # a node whose own time was over a moment ago has come
 LOOK_S = 0.5  # between two looks of a static rendezvous whether all have come
@@ -120,8 +118,6 @@ def come_statically(handler: Any, back: Return, facts: nodes.Facts, limit: float
     Raises:
         Over: not all have come.
     """
-    import sys
-
     is_host, is_new = handler.rank == 0, facts["attempt"] == 1
     here, go = f"saferun/{handler.run_id}/here", f"saferun/{handler.run_id}/go"
     info: Any = None

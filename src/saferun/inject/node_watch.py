@@ -20,15 +20,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Collection
+from typing import Any
 
 from .context import say
 from .meeting import own_connection
 from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from typing import Any
 
 BEAT_S = 2.0  # it is LONGEST_BEAT_S from 1,000 nodes on, to spare the host
 LONGEST_BEAT_S = 10.0
