@@ -27,10 +27,10 @@ class Report(TypedDict):
     attempt: int
     host: str
     weight: int  # ROOT, WEAK or ECHO
-    after_s: float  # seconds between the nodes' meeting and the failure, by this node's own clock
-    diagnosis: dict[str, Any]  # diagnosis/deciding/classify.py made it
-    facts: dict[str, Any]  # retry_policy.py's AttemptOutcome: kind, verdict, fingerprint, ...
-    decision: dict[str, Any]  # diagnosis/deciding/retry_policy.py made it on that node
+    after_s: float  # from the nodes' meeting to the failure, by this node's own clock
+    diagnosis: dict[str, Any]  # of diagnosis/deciding/classify.py
+    facts: dict[str, Any]  # of retry_policy.py's AttemptOutcome: kind, verdict, fingerprint, ...
+    decision: dict[str, Any]  # of diagnosis/deciding/retry_policy.py, made on that node
     leaves: bool  # its hardware has failed: the others go on without it
     node: int  # its node rank in the attempt
 
