@@ -125,18 +125,19 @@ def foreign_store(after_s: float) -> Around:
 
 @contextlib.contextmanager
 def closed_rendezvous(folder: Path) -> Iterator[Setup]:
-    """The store still holds the end of an earlier run of that id; in 15 s its host starts anew."""
+    """The store still holds the end of an earlier run of that id until the first attempt failed."""
     port = free_port()
     with store(port) as old:
         argv = ("--nproc-per-node=1", *meeting_at(port), str(HERE / "meet.py"))
         run_to_the_end([torchrun(), *argv], {})
 
         def again() -> None:
-            if not over.wait(15):
-                old.kill()
-                old.wait()
-                with store(port):
-                    over.wait()
+            while not over.wait(0.2):
+                if any('"ended"' in path.read_text() for path in folder.rglob("events.jsonl")):
+                    old.kill()
+                    old.wait()
+                    with store(port):
+                        over.wait()
 
         over = threading.Event()
         host = threading.Thread(target=again)
